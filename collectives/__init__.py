@@ -28,20 +28,20 @@ if TYPE_CHECKING:
     from collectives.execution.transport.checked import CheckedTransport
     from collectives.execution.transport.delayed import Link, delayed
     from collectives.execution.transport.mpi import MPITransport
-    from collectives.launch import abort_on_exception
+    from collectives.failure.abort import abort_on_exception
     from collectives.launchers import check_launch
     from collectives.sparse import sparse_allreduce
 
 __version__ = "0.1.0"
 
-#: Where the names are that need MPI; each is imported when it is asked for.
+#: Modules of the names that need MPI; each is imported on its first use.
 _WHERE = {
     "AnyPlan": "collectives.communicator",
     "CheckedTransport": "collectives.execution.transport.checked",
     "Communicator": "collectives.communicator",
     "Link": "collectives.execution.transport.delayed",
     "MPITransport": "collectives.execution.transport.mpi",
-    "abort_on_exception": "collectives.launch",
+    "abort_on_exception": "collectives.failure.abort",
     "check_launch": "collectives.launchers",
     "delayed": "collectives.execution.transport.delayed",
     "provenance": "collectives.about",

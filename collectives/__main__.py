@@ -4,14 +4,8 @@ import argparse
 import sys
 
 from collectives.about import program
-from collectives.commands import bench, explore, models, rounding, schedules, tune, turns
-from collectives.commands.program import (
-    add_commands,
-    add_verbose,
-    add_version,
-    parsed,
-    while_read,
-)
+from collectives.commands import bench, explore, models, schedules, tune, turns
+from collectives.commands.program import add_commands, add_verbose, add_version, parsed, while_read
 from collectives.errors import CollectiveError
 
 
@@ -30,7 +24,6 @@ def main(arguments: list[str] | None = None) -> int:
     explore.add(commands)
     bench.add(commands)
     models.add(commands)
-    rounding.add(commands)
     tune.add(commands)
     turns.add(commands)
     try:

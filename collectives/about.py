@@ -1,4 +1,4 @@
-"""Which software this is: its name, ``--version``, and what every record of a run carries."""
+"""Versions of this software and its libraries, for ``--version`` and the records of runs."""
 
 import platform
 import subprocess
@@ -11,8 +11,8 @@ from collectives.errors import LaunchError
 
 
 def provenance() -> dict[str, str]:
-    """When and with what: ``date`` (UTC, ISO 8601) and the versions ``mpitrain`` (of both
-    packages), ``mpi`` (the library), ``mpi4py``, ``numpy`` and ``python``.
+    """Date and versions: ``date`` (UTC, ISO 8601), ``mpitrain`` (both packages), ``mpi`` (the
+    library), ``mpi4py``, ``numpy`` and ``python``.
 
     Starts MPI if nothing else has.
 
@@ -27,7 +27,7 @@ def load_mpi() -> None:
     """Imports ``mpi4py.MPI``, which starts MPI unless ``mpi4py.rc`` says otherwise.
 
     Raises:
-        LaunchError: there is no MPI library, and how to get one.
+        LaunchError: there is no MPI library; the message says how to get one.
     """
     try:
         from mpi4py import MPI  # noqa: F401
@@ -40,13 +40,13 @@ def load_mpi() -> None:
 
 
 def program(package: str) -> str:
-    """How to start the program again: its command, or ``python -m`` if it was started so."""
+    """Command that starts this program: its name, or ``python -m`` if it was started so."""
     started_by_name = Path(sys.argv[0]).name != "__main__.py"
     return package if started_by_name else f"python -m {package}"
 
 
 def version(program: str) -> str:
-    """What ``program --version`` prints; starts no MPI."""
+    """Text that ``program --version`` prints; starts no MPI."""
     import mpi4py
     import numpy as np
 
@@ -87,7 +87,7 @@ def _commit(root: Path) -> str:
         return ""
     command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--exclude=*"]
     try:
-        told = subprocess.run(command, capture_output=True, text=True, timeout=10)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    return told.stdout.strip()
+    return done.stdout.strip()

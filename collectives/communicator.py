@@ -26,9 +26,9 @@ from collectives.execution.traffic import Traffic
 from collectives.execution.transport import Bytes, Envelope
 from collectives.execution.transport.mpi import MPITransport
 from collectives.execution.underway import Moving
-from collectives.launch import abort_when_uncaught
+from collectives.failure import report_calls
+from collectives.failure.abort import abort_when_uncaught
 from collectives.launchers import check_launch
-from collectives.watchdog import report_calls
 
 
 class Communicator(  # type: ignore[misc]
@@ -51,7 +51,7 @@ class Communicator(  # type: ignore[misc]
     With it, an exception that nobody catches on a rank ends the whole job, its traceback first;
     without that, the other ranks would wait for ever.  ``COLLECTIVES_ABORT=0`` leaves the job
     alone.  ``sys.exit`` is no exception of that kind: guard a program that exits on one rank with
-    :func:`collectives.launch.abort_on_exception`.
+    :func:`collectives.failure.abort.abort_on_exception`.
 
     On device memory, blocking calls and ``Wait`` return when all is queued: what the current stream
     does next comes after it, as it comes after what the stream had queued before.
@@ -67,7 +67,7 @@ class Communicator(  # type: ignore[misc]
         tuning: the table that ``auto`` goes by, as rank 0 finds it; a file of ``python -m
             collectives tune``.  Default: that of ``COLLECTIVES_TUNING``, or the one built in.
         timeout: after this many seconds in one collective, one of the ranks that wait says who is
-            missing and where they are, and the job ends (:mod:`collectives.watchdog`); making the
+            missing and where they are, and the job ends (:mod:`collectives.failure`); making the
             communicator is then collective; 0 is never.  Default: that of ``COLLECTIVES_TIMEOUT``,
             or never.
         transport: how messages are sent: :class:`MPITransport`; :class:`CheckedTransport`, whose
@@ -186,7 +186,7 @@ class Communicator(  # type: ignore[misc]
 
     def watch(self) -> None:
         """Watches the methods for objects and :meth:`waiting` without a limit of time: what can
-        never end ends the job in seconds (:mod:`collectives.watchdog`).  Collective.
+        never end ends the job in seconds (:mod:`collectives.failure`).  Collective.
 
         Does nothing where there is a ``timeout``, or where it is 0.  Cost: a few microseconds for
         each of these, and an idle thread.

@@ -1,4 +1,4 @@
-"""What environment variables say: one way to read each kind, and one sentence where it is none."""
+"""Readers of environment variables, one for each kind of value."""
 
 import math
 import os
@@ -12,7 +12,7 @@ def switch(name: str, environment: Mapping[str, str] = os.environ) -> bool:
     """Whether a variable switches something on; unset or empty, it does not.
 
     Raises:
-        ValueError: for other words than 1, true, yes, on and 0, false, no, off.
+        ValueError: the value is none of 1, true, yes, on, 0, false, no, off.
     """
     given = environment.get(name, "")
     word = given.strip().lower()
@@ -26,10 +26,10 @@ def switch(name: str, environment: Mapping[str, str] = os.environ) -> bool:
 
 
 def seconds(name: str, environment: Mapping[str, str] = os.environ) -> float | None:
-    """How long a variable says; ``None`` if it is unset or empty, 0 for no limit.
+    """Seconds that a variable gives; ``None`` if it is unset or empty, 0 for no limit.
 
     Raises:
-        ValueError: for what is no finite number from 0 on.
+        ValueError: the value is no finite number from 0 on.
     """
     given = environment.get(name, "")
     if not given.strip():

@@ -1,6 +1,6 @@
 """The package's exceptions.  Each message is one sentence that names the fix where there is one."""
 
-#: How to get CuPy, of which there is a package for each CUDA.
+#: How to get CuPy, which has a package for each CUDA.
 INSTALL_CUPY = "pip install cupy-cuda13x (or cupy-cuda12x)"
 
 
@@ -10,7 +10,7 @@ def install(package: str, extra: str) -> str:
 
 
 class CollectiveError(Exception):
-    """Base of everything that this package raises on its own account."""
+    """Base of all exceptions that this package defines."""
 
 
 class UnknownAlgorithm(CollectiveError, ValueError):
@@ -22,7 +22,7 @@ class ScheduleError(CollectiveError):
 
 
 class TooLarge(CollectiveError):
-    """A schedule over more ranks, or of more steps, than can be dealt with in minutes."""
+    """A schedule has more ranks or steps than can be handled in minutes."""
 
 
 class InvalidBuffer(CollectiveError, ValueError):
@@ -30,21 +30,21 @@ class InvalidBuffer(CollectiveError, ValueError):
 
 
 class InvalidBufferType(InvalidBuffer, TypeError):
-    """The same, of a wrong type: what mpi4py calls a ``TypeError``."""
+    """A buffer of a wrong type, for which mpi4py raises a ``TypeError``."""
 
 
 class UnknownType(InvalidBuffer, KeyError):
-    """A buffer names a type that there is not: what mpi4py calls a ``KeyError``."""
+    """A buffer names an unknown type, for which mpi4py raises a ``KeyError``."""
 
     __str__ = Exception.__str__  # without KeyError's quotes
 
 
 class MismatchError(CollectiveError):
-    """Ranks called collectives that do not belong together (found with checking on)."""
+    """Ranks called different collectives (found with ``check=True``)."""
 
 
 class CorruptMessage(CollectiveError):
-    """A message arrived changed (found where messages carry checksums)."""
+    """A message arrived with other bits (found with checksums)."""
 
 
 class LaunchError(CollectiveError, RuntimeError):

@@ -17,12 +17,12 @@ _LINKS = 40
 def replace(path: Path, text: str) -> None:
     """Writes a whole file, or leaves the one that was there; no reader sees a part of it.
 
-    What is no ordinary file, as ``/dev/stdout``, is written to behind what is there; a file that
-    can be written and not be replaced, as one that is mounted alone, in its place.
+    A stream, as ``/dev/stdout``, is appended to.  A file that can be written but not replaced, as
+    one that is mounted alone, is overwritten.
 
     Args:
-        path: of the file, or of a link to it.
-        text: all that is to be in it, line ends as they are.
+        path: the file, or a link to it.
+        text: its new contents, with line ends as they are.
 
     Raises:
         OSError: it cannot be written.
@@ -49,17 +49,17 @@ def replace(path: Path, text: str) -> None:
             with target.open("w", newline="") as file:
                 file.write(text)
             return
-        # Of the name that was asked for.
+        # The caller knows this name alone.
         raise type(error)(error.errno, error.strerror, str(path)) from None
 
 
 def is_stream(path: Path) -> bool:
-    """Whether :func:`replace` writes behind what is there."""
+    """Whether :func:`replace` appends to ``path``."""
     return _is_open_already(path) or (path.exists() and not path.is_file())
 
 
 def _is_open_already(path: Path) -> bool:
-    """Whether it names a stream of a process, which leads to whatever file its shell has opened."""
+    """Whether a path names a stream of a process, which a shell has opened."""
     name = os.fspath(path)
     for _ in range(_LINKS):
         folder = os.path.realpath(os.path.dirname(name))

@@ -1,8 +1,8 @@
-"""Launchers of processes: what each tells those that it starts, and whether MPI sees as many.
+"""Launchers of processes, and a check that MPI sees all processes that a launcher started.
 
-A launcher and an MPI library that do not belong together make every process rank 0 of 1: plain
-``srun`` with an Open MPI that expects PMIx, another MPI's ``mpirun``, ``torchrun``.  Nothing fails
-then, and each process works alone on its own copy of the job.
+A launcher and an MPI library that do not fit make every process rank 0 of 1: plain ``srun`` with an
+Open MPI that expects PMIx, another MPI's ``mpirun``, ``torchrun``.  Nothing fails then, and each
+process works alone on its own copy of the job.
 """
 
 import os
@@ -15,13 +15,13 @@ from typing import NamedTuple
 from collectives.environment import switch
 from collectives.errors import LaunchError
 
-#: Beginnings of the variables of launchers and allocations.  A process that is to begin a job of
-#: its own must not have them.
+#: Prefixes of variables that launchers and allocations set.  A process that starts a job of its own
+#: must not have such variables.
 PREFIXES = (
     "OMPI_", "PMI", "PRTE_", "PRRTE_", "HYDRA_", "HYDI_", "MPIR_", "MPI_LOCAL", "MV2_COMM_",
     "MVP_COMM_", "SLURM_", "FLUX_", "PBS_", "PALS_", "JSM_", "LSB_", "TORCHELASTIC_",
 )  # fmt: skip
-#: Names of launchers' processes, or their beginnings.
+#: Prefixes of the names of launchers' processes.
 PROCESSES = ("mpiexec", "mpirun", "prterun")
 
 _ALONE = "COLLECTIVES_ALONE"
@@ -30,12 +30,12 @@ _MPIRUN = {"": "start with '{mpirun} -n {n}'"}
 
 
 class Started(NamedTuple):
-    """How many processes a launcher has started, as it told one of them.
+    """Number of processes that a launcher has started, as read from one process's environment.
 
     Attributes:
-        variable: the environment variable that says so.
+        variable: the environment variable that gives it.
         value: the variable's value.
-        processes: their number, or the least that it can be.
+        processes: the number of processes, or a lower bound.
     """
 
     variable: str
@@ -47,15 +47,15 @@ class Launcher(NamedTuple):
     """A launcher of processes.
 
     Attributes:
-        name: what people call it.
-        mark: an environment variable that it sets in each process, and that no shell inherits
-            from an allocation alone.
-        sizes: the variables with the number of processes, the most reliable first; those of one
-            node are the least number.
+        name: its name in messages.
+        mark: an environment variable that it sets in each process, and that an allocation alone
+            does not set.
+        sizes: variables with the number of processes, the most reliable first; the number on one
+            node is a lower bound.
         rank: the variable with the number of this process, from 0.
-        cures: what to start instead, by MPI library; "" is any other.
-        serves: the MPI library that it comes with, if it does with one.
-        holds: whether what it starts may be a shell or a daemon, in which another launcher has
+        cures: the right way to start, by MPI library; "" is any other library.
+        serves: the MPI library that it belongs to; empty if it belongs to none.
+        holds: whether it may have started a shell or a daemon, in which another launcher has
             started this process.
     """
 
@@ -68,22 +68,22 @@ class Launcher(NamedTuple):
     holds: bool = False
 
     def started(self, environment: Mapping[str, str]) -> Started:
-        """What it has told this process."""
+        """Number of processes, from this process's environment."""
         found = Started("", 0, 0)
         for name in self.sizes:
-            if told := _number(environment.get(name)):
-                found = Started(name, told, told)
+            if size := _number(environment.get(name)):
+                found = Started(name, size, size)
                 break
         rank = _number(environment.get(self.rank))
         return Started(self.rank, rank, rank + 1) if rank >= max(found.processes, 1) else found
 
     def cure(self, vendor: str, processes: int) -> str:
-        """What to start instead, with MPI of this vendor."""
+        """The right way to start with MPI of this vendor."""
         text = self.cures.get(vendor) or self.cures[""]
         return text.format(mpirun=beside("mpirun") or "this MPI's mpirun", n=processes)
 
 
-#: The one that has most likely started the process itself comes first.
+#: Launchers; the one that has most likely started the process itself comes first.
 LAUNCHERS = (
     Launcher(
         "torchrun", "TORCHELASTIC_RUN_ID", ("WORLD_SIZE",), "RANK",
@@ -138,18 +138,18 @@ LAUNCHERS = (
 def check_launch(size: int | None = None, environment: Mapping[str, str] = os.environ) -> None:
     """Refuses to run where a launcher has started more processes than MPI sees.
 
-    An allocation of several tasks is no reason, as a shell or a notebook in it is one process.
-    Several shells or daemons are none, where the launcher that comes with this MPI has started as
-    many processes as MPI sees.  Where a launcher gives only ranks, all but rank 0 are refused, and
-    their status has the launcher end rank 0.
+    A shell or a notebook in an allocation of several tasks is one process, and accepted.  Several
+    shells or daemons are accepted if this MPI's own launcher started the processes that MPI sees.
+    Where a launcher gives only ranks, all but rank 0 are refused, and their exit status makes the
+    launcher end rank 0.
 
     Args:
-        size: the ranks that MPI sees; those of ``MPI.COMM_WORLD`` by default.  Without one, as in a
-            program of sessions, nothing is refused.
+        size: number of ranks that MPI sees; the size of ``MPI.COMM_WORLD`` by default.  A program
+            of sessions has no such communicator, and nothing is refused.
         environment: the process's variables; with ``COLLECTIVES_ALONE`` on, nothing is refused.
 
     Raises:
-        LaunchError: with the variable that says so and the ways out.
+        LaunchError: the message names the variable and the ways out.
         ValueError: ``COLLECTIVES_ALONE`` is neither on nor off.
 
     Cost: a dozen look-ups, some 10 us.
@@ -177,16 +177,16 @@ def check_launch(size: int | None = None, environment: Mapping[str, str] = os.en
 def excess(
     size: int, vendor: str, environment: Mapping[str, str]
 ) -> tuple[Launcher, Started] | None:
-    """The launcher that has started more processes than MPI sees, if one certainly has.
+    """The launcher that has certainly started more processes than MPI sees, or ``None``.
 
     Args:
-        size: the ranks of ``MPI.COMM_WORLD``.
-        vendor: the MPI library's, as mpi4py names it.
+        size: number of ranks of ``MPI.COMM_WORLD``.
+        vendor: name of the MPI library, as mpi4py spells it.
         environment: the process's variables.
     """
     found = [(each, each.started(environment)) for each in LAUNCHERS if each.mark in environment]
     serves = _OPEN_MPI if vendor == _OPEN_MPI else _MPICH
-    fits = any(each.serves == serves and told.processes == size for each, told in found)
+    fits = any(each.serves == serves and started.processes == size for each, started in found)
     for launcher, started in found:
         if started.processes > size and not (fits and (launcher.holds or size > 1)):
             return launcher, started
@@ -194,7 +194,7 @@ def excess(
 
 
 def beside(command: str) -> str | None:
-    """The path of a command of this MPI: beside the interpreter, where wheels of MPI have it."""
+    """Path of a command of this MPI beside the interpreter, where wheels of MPI install it."""
     return shutil.which(command, path=str(Path(sys.executable).parent))
 
 

@@ -1,4 +1,4 @@
-"""The intermediate representation: what one rank does in a collective, as rounds of four steps.
+"""Intermediate representation of a collective: each rank's rounds of steps, of four kinds.
 
 An algorithm is a generator ``def ring(rank, size) -> Iterator[Round]``.  It names *chunks of
 buffers*, never addresses or byte counts, so that the same object can be verified, costed, drawn
@@ -28,6 +28,11 @@ class Chunk(NamedTuple):
     buffer: str
     start: int
     stop: int
+
+    @property
+    def length(self) -> int:
+        """Number of chunks."""
+        return self.stop - self.start
 
     def __str__(self) -> str:
         last = "" if self.stop == self.start + 1 else f":{self.stop}"
@@ -108,7 +113,7 @@ Round = tuple[Step, ...]
 def mapped(
     step: Step, chunks: Callable[[Chunk], Iterable[Chunk]], peer: Callable[[int], int]
 ) -> Iterator[Step]:
-    """``step`` done elsewhere: one step for each chunk that its chunk becomes, with another peer.
+    """``step`` with its chunk and peer replaced: one step for each chunk that ``chunks`` returns.
 
     A copy of a chunk to itself is left out.
     """
@@ -130,7 +135,7 @@ def mapped(
 
 @dataclass(frozen=True)
 class Schedule:
-    """An algorithm at a number of ranks: what each of them does, lazily.
+    """An algorithm at a number of ranks; the rounds of each rank are generated lazily.
 
     Attributes:
         collective: name of the contract that it fulfils (``"allreduce"``, ``"allgather"``, ...).
@@ -141,9 +146,9 @@ class Schedule:
         in_place: whether ``sendbuf`` may lie in ``recvbuf``; if not, it is copied aside first.
         generate: ``generate(rank)`` iterates over that rank's rounds in O(its own rounds).
         root: root of a broadcast, reduce, gather or scatter.
-        aligned: both ends of every message lie in rounds of the same number, as is so of all of the
-            package's.  Messages may be late, and need it not; waits for a whole round of a peer,
-            and segments that overlap, do.
+        aligned: both ends of every message lie in rounds of the same number, as in all schedules of
+            the package.  Waits for a whole round of a peer and overlapping segments need it;
+            messages do not, as they may be late.
     """
 
     collective: str
@@ -158,7 +163,7 @@ class Schedule:
 
     @property
     def contract(self) -> Contract:
-        """What it must do."""
+        """The contract of its collective."""
         return contract(self.collective)
 
     def member(self, rank: int) -> Member:

@@ -1,7 +1,7 @@
 """Communicators with a topology of MPI's: Cartesian, graph, distributed graph."""
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Sequence
+from functools import wraps
 from typing import Any, Self
 
 from mpi4py import MPI
@@ -11,40 +11,27 @@ from collectives.communicator import Communicator
 
 
 class _Neighbours:
-    """The neighbourhood collectives: mpi4py's, once the plans that are under way have ended."""
+    """mpi4py's neighbourhood collectives, called after all running plans have ended."""
 
     _engine: Engine
 
-    def Neighbor_allgather(self, sendbuf: Any, recvbuf: Any) -> None:
-        with self._after_plans():
-            super().Neighbor_allgather(sendbuf, recvbuf)  # type: ignore[misc]
 
-    def Neighbor_allgatherv(self, sendbuf: Any, recvbuf: Any) -> None:
-        with self._after_plans():
-            super().Neighbor_allgatherv(sendbuf, recvbuf)  # type: ignore[misc]
+def _after_plans(name: str) -> Callable[..., Any]:
+    """The method ``name`` of mpi4py, behind the plans of the communicator."""
 
-    def Neighbor_alltoall(self, sendbuf: Any, recvbuf: Any) -> None:
-        with self._after_plans():
-            super().Neighbor_alltoall(sendbuf, recvbuf)  # type: ignore[misc]
+    @wraps(getattr(MPI.Topocomm, name))
+    def method(self: _Neighbours, *args: Any, **kwargs: Any) -> Any:
+        with self._engine.after_plans("a neighbourhood collective"):
+            return getattr(super(_Neighbours, self), name)(*args, **kwargs)
 
-    def Neighbor_alltoallv(self, sendbuf: Any, recvbuf: Any) -> None:
-        with self._after_plans():
-            super().Neighbor_alltoallv(sendbuf, recvbuf)  # type: ignore[misc]
+    return method
 
-    def Neighbor_alltoallw(self, sendbuf: Any, recvbuf: Any) -> None:
-        with self._after_plans():
-            super().Neighbor_alltoallw(sendbuf, recvbuf)  # type: ignore[misc]
 
-    def neighbor_allgather(self, sendobj: Any) -> list[Any]:
-        with self._after_plans():
-            return super().neighbor_allgather(sendobj)  # type: ignore[misc]
-
-    def neighbor_alltoall(self, sendobj: list[Any]) -> list[Any]:
-        with self._after_plans():
-            return super().neighbor_alltoall(sendobj)  # type: ignore[misc]
-
-    def _after_plans(self) -> AbstractContextManager[None]:
-        return self._engine.after_plans("a neighbourhood collective")
+for _name in (
+    "Neighbor_allgather", "Neighbor_allgatherv", "Neighbor_alltoall", "Neighbor_alltoallv",
+    "Neighbor_alltoallw", "neighbor_allgather", "neighbor_alltoall",
+):  # fmt: skip
+    setattr(_Neighbours, _name, _after_plans(_name))
 
 
 class Cartesian(_Neighbours, MPI.Cartcomm, Communicator):  # type: ignore[misc]
@@ -65,7 +52,7 @@ class Graph(_Neighbours, MPI.Graphcomm, Communicator):  # type: ignore[misc]
 
 
 class DistributedGraph(_Neighbours, MPI.Distgraphcomm, Communicator):  # type: ignore[misc]
-    """Ranks with edges, each of which knows its own."""
+    """Ranks with edges; each rank knows its own edges."""
 
     __new__ = Communicator.__new__  # type: ignore[assignment]
 
@@ -81,7 +68,8 @@ _KINDS = {
 def class_for(cls: type[Communicator], comm: MPI.Intracomm) -> type[Communicator]:
     """The class of a communicator on ``comm``: ``cls``, with the methods of its topology.
 
-    As mpi4py's class says: under Open MPI 5.0.11, what ``Create`` makes of a grid calls itself one.
+    mpi4py's class decides: under Open MPI 5.0.11, the group that ``Create`` makes of a grid claims
+    to be a grid.
     """
     kind = _KINDS[mpi_class(type(comm))] if comm != MPI.COMM_NULL else None
     plain: type[Communicator] = next(
@@ -97,5 +85,5 @@ def class_for(cls: type[Communicator], comm: MPI.Intracomm) -> type[Communicator
 
 
 def mpi_class(cls: type[MPI.Comm]) -> type[MPI.Intracomm]:
-    """mpi4py's class with as many methods."""
+    """The class of mpi4py whose methods ``cls`` has."""
     return next((base for base in _KINDS if issubclass(cls, base)), MPI.Intracomm)

@@ -11,7 +11,16 @@ from unittest.mock import patch
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [
-    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "jobs/README.md")),
+    *(
+        ROOT / name
+        for name in (
+            "README.md",
+            "CONTRIBUTING.md",
+            "CHANGELOG.md",
+            "jobs/README.md",
+            "benchmarks/README.md",
+        )
+    ),
     *sorted((ROOT / "docs").glob("*.md")),
 ]
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)

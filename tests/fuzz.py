@@ -24,7 +24,7 @@ import numpy as np
 from mpitrain.checkpoint.manifest import CheckpointError, Manifest, Progress, SavedPiece, parse
 from mpitrain.config import ConfigError, load
 from mpitrain.data.arrays import load_arrays
-from mpitrain.data.errors import DataError
+from mpitrain.data.dataset import DataError
 from mpitrain.data.idx import parse_idx
 from mpitrain.data.text import characters, load_text
 from mpitrain.data.tokens import load_tokens

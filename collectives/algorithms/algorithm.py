@@ -1,4 +1,4 @@
-"""An algorithm: a generator of rounds, and what is known of it."""
+"""An algorithm: a generator of rounds with its name and properties."""
 
 import difflib
 import inspect
@@ -15,12 +15,12 @@ Option = int | str
 
 @dataclass(frozen=True, eq=False)
 class Algorithm:
-    """A collective algorithm: of the package's table, or a program's own.
+    """A collective algorithm of the package's table, or of a program.
 
     >>> Algorithm("allreduce", "mine", rounds, "what it does", "whose it is")  # doctest: +SKIP
 
     Attributes:
-        collective, name: what it is asked for by.
+        collective, name: the pair that identifies it in the registry.
         rounds: the generator ``rounds(rank, size, **options)``; for a collective with a root,
             ``rounds(rank, size, root, **options)``.
         summary, reference: one line each, printed by ``python -m collectives list``.
@@ -30,11 +30,11 @@ class Algorithm:
         in_place: reads no chunk of ``sendbuf`` after its place in ``recvbuf`` has been written.
         uneven: blocks may differ in length (v-variants).
         uniform: every round moves equal messages over equal distances.
-        compose: instead of ``rounds``: ``compose(size, **options)``, a schedule made of others; for
-            a collective with a root, ``compose(size, root, **options)``.
+        compose: used without ``rounds``: ``compose(size, **options)`` is a schedule made of others;
+            for a collective with a root, ``compose(size, root, **options)``.
 
-    The claims ``keeps_order`` to ``uniform`` are proved: of the package's algorithms by its tests,
-    of others by :func:`collectives.register`.
+    The claims ``keeps_order`` to ``uniform`` are proved: the package's by its tests, a program's by
+    :func:`collectives.register`.
     """
 
     collective: str
@@ -66,7 +66,7 @@ class Algorithm:
         """The algorithm at ``size`` ranks.
 
         Raises:
-            UnknownAlgorithm: for an option that it does not have or a value that cannot be.
+            UnknownAlgorithm: an option does not exist, or its value cannot be.
         """
         self.check(options, size)
         if self.compose:
@@ -93,8 +93,7 @@ class Algorithm:
         )
 
     def check(self, options: dict[str, Option], size: int | None = None) -> None:
-        """Raises :class:`UnknownAlgorithm` for options that it does not have, or not on so many
-        ranks."""
+        """Raises :class:`UnknownAlgorithm` for an option that does not exist at this size."""
         for key, value in options.items():
             if key not in self.options:
                 known = [*self.options, "segments"]

@@ -1,4 +1,4 @@
-"""Binomial tree: a rank's subtree is the ranks behind it, half as many for every bit set.
+"""Binomial tree: a rank's subtree is the ranks behind it, half of them for every bit set.
 
 Latency-optimal for a single root; Rodriguez's T_tree.  Thakur, Rabenseifner, Gropp, IJHPCA 2005.
 """

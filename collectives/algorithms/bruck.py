@@ -10,7 +10,7 @@ from collectives.schedule import Copy, Recv, Round, Send, recvbuf, sendbuf, work
 
 
 def allgather(rank: int, size: int) -> Iterator[Round]:
-    """workspace[j] holds block rank+j; each round appends what the rank at distance d holds.
+    """workspace[j] holds block rank+j; each round appends the blocks of the rank at distance d.
 
     Cost: ceil(log2 p) rounds, p-1 blocks sent by each rank, p blocks of workspace, one rotation.
     """

@@ -5,16 +5,7 @@ Worringen: "Pipelining and overlapping for MPI collective operations", LCN 2003.
 
 from collections.abc import Iterator
 
-from collectives.schedule import (
-    Copy,
-    Recv,
-    RecvReduce,
-    Round,
-    Send,
-    recvbuf,
-    sendbuf,
-    workspace,
-)
+from collectives.schedule import Copy, Recv, RecvReduce, Round, Send, recvbuf, sendbuf, workspace
 
 
 def broadcast(rank: int, size: int) -> Iterator[Round]:
@@ -29,7 +20,7 @@ def broadcast(rank: int, size: int) -> Iterator[Round]:
 
 
 def reduce(rank: int, size: int) -> Iterator[Round]:
-    """The same way back, from rank p-1 to rank 0.  Cost: as :func:`broadcast`."""
+    """The way back, from rank p-1 to rank 0.  Cost: as :func:`broadcast`."""
     total = workspace[0] if rank else recvbuf[0]
     if rank == size - 1:
         yield (Send(rank - 1, sendbuf[0]),)

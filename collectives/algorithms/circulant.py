@@ -73,7 +73,7 @@ def _reduce_scatter(rank: int, size: int, sums: Buffer) -> Iterator[Round]:
         mine = _behind(sums, rank, 0, far - near, size)
         operands = _behind(held, rank, 0, far - near, size)
         steps += [RecvReduce(source, c, operand) for c, operand in zip(mine, operands)]
-        if held is sendbuf:  # of an odd number, the chunk in the middle is not reduced yet
+        if held is sendbuf:  # the middle chunk of an odd number is not reduced yet
             middle = _behind(sums, rank, far - near, near, size)
             steps += [Copy(c, sendbuf[c.start : c.stop]) for c in middle]
         yield tuple(steps)

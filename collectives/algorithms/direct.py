@@ -1,7 +1,7 @@
 """Direct: one hop between every pair of ranks, all in flight together; for fully connected ranks.
 
-What Rodriguez ("Deep Learning Systems", 2020) prints as "AllReduce-Ring", 2(L + T'/P), is the cost
-of this algorithm on p-1 ports; the ring proper has 2(p-1) rounds
+Rodriguez ("Deep Learning Systems", 2020) prints the cost of this algorithm on p-1 ports,
+2(L + T'/P), as "AllReduce-Ring"; the ring proper has 2(p-1) rounds
 (:mod:`collectives.algorithms.ring`).
 """
 

@@ -1,4 +1,4 @@
-"""Dissemination: what a rank has heard of doubles in every round, for any number of ranks.
+"""Dissemination: the ranks that a rank has heard from double in every round, for any size.
 
 Hensgen, Finkel, Manber: "Two algorithms for barrier synchronization", IJPP 1988.
 """

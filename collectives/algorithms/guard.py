@@ -1,4 +1,4 @@
-"""The schedule of a program's own algorithm, whose functions may be wrong in any way."""
+"""Checks around a program's own algorithm, whose functions may return or raise anything."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,21 +12,21 @@ from collectives.contracts import contract
 from collectives.errors import CollectiveError, ScheduleError
 from collectives.schedule import Chunk, Copy, Round, Schedule, Step, recvbuf, sendbuf, workspace
 
-#: Rounds of a rank, and chunks of a block, or 100 for each rank if that is more: a generator that
-#: yields more never ends, nor does the proof of more chunks.
+#: Most rounds of a rank and most chunks of a block, unless 100 for each rank are more: a generator
+#: that yields more does not end, and a proof of more chunks takes too long.
 _MOST = 10_000
 _BUFFERS = (sendbuf.name, recvbuf.name, workspace.name)
-#: What a generator that has ended gives; it may yield anything else, ``None`` too.
+#: Marks the end of a generator, which may yield anything, ``None`` too.
 _END = object()
 
 
 def guarded(algorithm: Algorithm, size: int, root: int = 0, **options: Option) -> Schedule:
-    """The schedule of ``algorithm``, with errors that say where they are.
+    """The schedule of ``algorithm``; errors say which rank and round is wrong.
 
     Raises:
-        ScheduleError: a function raised, now or when the rounds are generated, or gave what cannot
-            be; or there is no end of rounds.
-        UnknownAlgorithm: as the functions raise it, for what they do not do.
+        ScheduleError: a function raised, now or while rounds are generated, or returned what is no
+            schedule or round; or the rounds do not end.
+        UnknownAlgorithm: the functions raise it for a size or option that they do not support.
     """
     where = f"{algorithm.collective} {algorithm.name} on {size} ranks"
     try:
@@ -78,7 +78,7 @@ def _most(size: int) -> int:
 
 
 def words(error: BaseException) -> str:
-    """Its class and what it says, if it can."""
+    """Class and message of an error; the class alone if its ``__str__`` raises."""
     try:
         return f"{type(error).__name__}: {error}"
     except Exception:
@@ -86,7 +86,7 @@ def words(error: BaseException) -> str:
 
 
 def flaw(steps: object) -> str:
-    """What makes ``steps`` no round, by types alone (the verifier looks at values); or nothing."""
+    """Why ``steps`` is no round, by its types alone; empty if it is one."""
     if type(steps) is not tuple or not all(isinstance(step, Step) for step in steps):
         return f"{steps} is not a round: yield a tuple of steps"
     for step in steps:

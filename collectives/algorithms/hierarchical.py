@@ -14,12 +14,12 @@ Where = Callable[[Chunk], Chunk]
 def allreduce(scatter: Schedule, across: Schedule, gather: Schedule) -> Schedule:
     """Reduce-scatter in each node, all-reduce of each shard across the nodes, all-gather in each.
 
-    All ranks of a node use the network at once, each for its shard.  Cost: those of the three, with
-    1/local of the buffer on the wire for each rank.
+    All ranks of a node use the network at once, each for its shard.  Cost: the sum of the three; a
+    rank sends 1/local of the buffer over the network.
 
     Args:
-        scatter, gather: a reduce-scatter and an all-gather of as many ranks as a node has.
-        across: an all-reduce of as many ranks as there are nodes.
+        scatter, gather: a reduce-scatter and an all-gather of the ranks of a node.
+        across: an all-reduce of one rank of each node.
     """
     local, nodes, shard = scatter.size, across.size, across.chunks
 
@@ -60,9 +60,9 @@ def by_leaders(inside: Schedule, across: Schedule, broadcast: Schedule) -> Sched
     One rank of each node uses the network, for the whole buffer.
 
     Args:
-        inside: an all-reduce of as many ranks as a node has.
-        across: an all-reduce of as many ranks as there are nodes.
-        broadcast: of as many ranks as a node has.
+        inside: an all-reduce of the ranks of a node.
+        across: an all-reduce of one rank of each node.
+        broadcast: a broadcast of the ranks of a node.
     """
     local, nodes = inside.size, across.size
     chunks = inside.chunks * across.chunks * broadcast.chunks

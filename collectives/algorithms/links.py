@@ -74,7 +74,7 @@ def named(pattern: str, size: int) -> Lanes:
     """The links of ``pattern`` between ``size`` ranks, in the smallest whole numbers.
 
     Raises:
-        UnknownAlgorithm: if there is no such pattern, or not of so many ranks.
+        UnknownAlgorithm: there is no such pattern at this size.
     """
     if pattern not in PATTERNS:
         raise UnknownAlgorithm(f"no links {pattern!r}; there are {', '.join(PATTERNS)}")

@@ -1,10 +1,10 @@
-"""Packing spanning trees: as many out of a root as the links can carry at once.
+"""Packing spanning trees: the most trees out of a root that the links can carry at once.
 
 Edmonds ("Edge-disjoint branchings", 1973): directed trees out of a root with weights that add up
-to k fit into the links if and only if every other rank can be reached by a flow of k.  So the most
-is the smallest of these flows.  Lovasz ("On two minimax theorems in graph theory", 1976) made the
-proof an algorithm, which this is: grow a tree, and take no link whose loss would leave some rank
-short of what the trees after it need.
+to k fit into the links if and only if every other rank can be reached by a flow of k.  So the
+greatest k is the smallest of these flows.  Lovasz ("On two minimax theorems in graph theory", 1976)
+turned the proof into the algorithm used here: grow a tree, and take no link without which the
+remaining trees could not reach some rank.
 """
 
 from functools import cached_property
@@ -16,7 +16,7 @@ from collectives.algorithms.links import Lanes
 
 
 class Place(NamedTuple):
-    """Where a rank stands in a tree; ``height`` is that above the leaves."""
+    """Position of a rank in a tree; ``height`` counts from the leaves."""
 
     height: int
     parent: int | None
@@ -73,7 +73,7 @@ class Tree:
 def connectivity(lanes: Lanes, root: int = 0) -> int:
     """Edmonds' bound: the smallest flow from ``root`` to another rank; 0 if one is cut off.
 
-    With links that are alike in both directions, all roots have the same.
+    Links are alike in both directions, so all roots have the same bound.
     """
     least = int(lanes[root].sum())
     for rank in range(len(lanes)):
@@ -125,7 +125,7 @@ def _grow(spare: Lanes, root: int, missing: int) -> tuple[int, ...]:
 
 
 def _most(spare: Lanes, root: int, missing: int, tree: Tree) -> int:
-    """The greatest weight of ``tree`` that leaves every rank what is then still missing."""
+    """The greatest weight of ``tree`` that leaves enough flow to every rank for the others."""
 
     def leaves_enough(weight: int) -> bool:
         left = spare.copy()
@@ -133,7 +133,7 @@ def _most(spare: Lanes, root: int, missing: int, tree: Tree) -> int:
         return connectivity(left, root) >= missing - weight
 
     least, most = 1, min(missing, int(spare[tree.links].min()))
-    while least < most:  # what a cut is left with falls by a constant for each weight
+    while least < most:  # the capacity of each cut falls linearly with the weight
         middle = (least + most + 1) // 2
         least, most = (middle, most) if leaves_enough(middle) else (least, middle - 1)
     return least

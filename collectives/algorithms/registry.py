@@ -1,7 +1,7 @@
-"""The registry: the package's algorithms, and those that a program brings, by collective and name.
+"""The registry: algorithms of the package and of the program, by collective and name.
 
-There is one, ``REGISTRY`` in the table of the package's algorithms.  Entries are added and never
-replaced or taken away, so a name means the same for as long as the process lives.
+The only one is ``REGISTRY`` in ``table.py``.  Entries are added and never replaced or removed, so
+a name keeps its meaning while the process lives.
 """
 
 import difflib
@@ -13,12 +13,12 @@ from collectives.contracts import contract
 from collectives.errors import UnknownAlgorithm
 from collectives.schedule import Schedule
 
-#: What ``algorithm=`` takes besides names of algorithms, and the benchmark.
+#: Words that ``algorithm=`` and the benchmark take besides names of algorithms.
 RESERVED = ("auto", "native", "nccl", "all")
 
 
 def expect_name(name: object) -> None:
-    """Raises :class:`UnknownAlgorithm` for what cannot be the name of an algorithm."""
+    """Raises :class:`UnknownAlgorithm` if ``name`` cannot be the name of an algorithm."""
     if not isinstance(name, str) or not name.isidentifier() or name in RESERVED:
         raise UnknownAlgorithm(
             f"an algorithm cannot have the name {name!r}; take letters, digits and _, and none of "
@@ -30,7 +30,7 @@ class Registry:
     """Iterates over all entries: the package's first, then the others as they were added."""
 
     def __init__(self) -> None:
-        #: With the digests of a program's own.
+        #: Each algorithm with its digest.
         self._entries: dict[tuple[str, str], tuple[Algorithm, str]] = {}
 
     def __iter__(self) -> Iterator[Algorithm]:
@@ -40,7 +40,7 @@ class Registry:
         """Adds an entry that is known to be right: :func:`collectives.register` proves others.
 
         Args:
-            digest: of a program's own algorithm, what identifies it; empty for the package's.
+            digest: identifies the code of a program's algorithm; empty for the package's.
 
         Raises:
             UnknownAlgorithm: the name is taken, or cannot be one.
@@ -80,14 +80,13 @@ class Registry:
     def schedule(
         self, collective: str, name: str, size: int, root: int = 0, **options: Option
     ) -> Schedule:
-        """The schedule of an entry; a program's own is
+        """The schedule of an entry; a program's algorithm is
         :func:`~collectives.algorithms.guard.guarded`.
 
         Raises:
-            UnknownAlgorithm: there is no such algorithm, or not with these options or so many
-                ranks.
-            ScheduleError: a function of a program's own algorithm raised, or gave what cannot be;
-                that may show only when the rounds are generated.
+            UnknownAlgorithm: there is no such algorithm, option or size.
+            ScheduleError: a function of a program's algorithm raised, or returned what is no
+                schedule; possibly only while the rounds are generated.
         """
         entry = self.find(collective, name)
         if self.digest(collective, name):
@@ -95,11 +94,11 @@ class Registry:
         return entry.schedule(size, root, **options)
 
     def digest(self, collective: str, name: str) -> str:
-        """What identifies a program's own algorithm; empty for the package's and for no name."""
+        """Digest of a program's algorithm; empty for the package's and for an unknown name."""
         _, digest = self._entries.get((collective, name), (None, ""))
         return digest
 
     def digests(self, name: str) -> list[str]:
-        """The same for all collectives that have an own algorithm of this name."""
+        """Digests of the program's algorithms of this name, for all collectives."""
         entries = [*self._entries.items()]
         return [digest for (_, own), (_, digest) in entries if own == name and digest]

@@ -48,7 +48,7 @@ def _reduce_scatter(rank: int, size: int) -> Iterator[Round]:
 
 
 def _circulate(rank: int, size: int) -> Iterator[Round]:
-    """Rank r starts with recvbuf[r] and passes on what it received in the round before."""
+    """Rank r starts with recvbuf[r] and passes on the chunk that it received last."""
     right, left = (rank + 1) % size, (rank - 1) % size
     for step in range(size - 1):
         leaving, arriving = (rank - step) % size, (rank - 1 - step) % size

@@ -11,8 +11,8 @@ def rotated(rounds: Rounds, *buffers: str) -> Rounds:
     """``rounds(rank, size, root)`` from ``rounds(rank, size)``: every rank ``root`` further.
 
     Args:
-        buffers: those that have a block for each rank; their blocks move along with the ranks, and
-            a range of blocks that then wraps round the end becomes two messages.
+        buffers: names of the buffers with a block for each rank; their blocks move along with the
+            ranks, and a range of blocks that wraps round the end becomes two messages.
     """
 
     def at_root(rank: int, size: int, root: int) -> Iterator[Round]:

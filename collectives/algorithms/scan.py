@@ -6,17 +6,7 @@ A. Rodriguez: "Deep Learning Systems", 2020.
 
 from collections.abc import Iterator
 
-from collectives.schedule import (
-    Chunk,
-    Copy,
-    Recv,
-    RecvReduce,
-    Round,
-    Send,
-    Step,
-    recvbuf,
-    sendbuf,
-)
+from collectives.schedule import Chunk, Copy, Recv, RecvReduce, Round, Send, Step, recvbuf, sendbuf
 
 
 def chain(rank: int, size: int) -> Iterator[Round]:
@@ -28,7 +18,7 @@ def chain(rank: int, size: int) -> Iterator[Round]:
 
 
 def recursive_doubling(rank: int, size: int) -> Iterator[Round]:
-    """In round k, rank r takes in what the rank 2^k before it has reduced so far.
+    """In round k, rank r reduces the partial result of the rank 2^k before it.
 
     Cost: ceil(log2 p) rounds, the whole buffer sent and reduced in each.
     """

@@ -1,7 +1,7 @@
-"""Spanning trees: as many as the links between the ranks can carry, each with its share.
+"""Spanning trees: the most trees that the links between the ranks can carry.
 
 Where links differ, a ring is as slow as the slowest on its way.  Packed trees use all lanes of all
-links at once: a tree has as many chunks of the buffer as it has lanes of its links.
+links at once: a tree has one chunk of the buffer for each lane of its links.
 
 Wang, Venkataraman, Phanishayee, Thelin, Devanur, Stoica: "Blink: fast and generic collectives for
 distributed ML", MLSys 2020.
@@ -38,7 +38,7 @@ MOST_RANKS = 512
 def allreduce(rank: int, size: int, trees: Sequence[Tree]) -> Iterator[Round]:
     """Reduce each share up its tree to the root, then broadcast it down.
 
-    As in a double binary tree, a parent of height h hears from its children in round h-1, and
+    As in a double binary tree, a parent of height h receives from its children in round h-1, and
     speaks to them in the h-th round from the end.  Cost: twice the height of the highest tree in
     rounds; of the buffer, k chunks in all, each lane of a link carries at most one up and one down.
     """

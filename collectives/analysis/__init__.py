@@ -1,1 +1,1 @@
-"""What a schedule means, costs, takes and looks like; nothing here needs MPI."""
+"""Proofs, costs, simulations and pictures of schedules; nothing here needs MPI."""

@@ -41,7 +41,7 @@ def _expect_uniform(schedule: Schedule) -> None:
     for rank in range(schedule.size):
         for number, steps in enumerate(schedule.rounds(rank)):
             ways = [
-                (isinstance(s, Send), (s.peer - rank) % schedule.size, s.chunk.stop - s.chunk.start)
+                (isinstance(s, Send), (s.peer - rank) % schedule.size, s.chunk.length)
                 for s in steps
                 if not isinstance(s, Copy)
             ]

@@ -1,12 +1,12 @@
-"""What a schedule costs, counted from its steps: messages in a row, bytes sent, bytes reduced."""
+"""Cost of a schedule, counted from its steps: messages in a row, bytes sent, bytes reduced."""
 
 from dataclasses import dataclass
 
 from collectives.analysis.replay import Begin, End, Message, replay
 from collectives.errors import TooLarge
-from collectives.schedule import Chunk, Copy, RecvReduce, Schedule, Send
+from collectives.schedule import Copy, RecvReduce, Schedule, Send
 
-#: No job has more.
+#: Most ranks of a job.
 MOST_RANKS = 1 << 20
 #: Steps of all ranks together that are counted one by one; more would take minutes.
 _MOST_STEPS = 5_000_000
@@ -46,11 +46,11 @@ def count(schedule: Schedule) -> Cost:
                 for step in steps:
                     match step:
                         case Send(_, chunk):
-                            sent[rank] += _length(chunk)
+                            sent[rank] += chunk.length
                         case RecvReduce(_, chunk, _):
-                            reduced[rank] += _length(chunk)
+                            reduced[rank] += chunk.length
                         case Copy(chunk, _):
-                            copied[rank] += _length(chunk)
+                            copied[rank] += chunk.length
             case Message(sender, _, receiver, _):
                 messages += 1
                 moved = max(clock[sender], clock[receiver]) + 1
@@ -62,14 +62,10 @@ def count(schedule: Schedule) -> Cost:
 
 
 def expect_countable(schedule: Schedule) -> None:
-    """Raises :class:`TooLarge` for a schedule that is not counted in minutes."""
+    """Raises :class:`TooLarge` for a schedule whose steps would take minutes to count."""
     steps = 0
     for rank in range(schedule.size):
         for made in schedule.rounds(rank):
             steps += len(made)
             if steps > _MOST_STEPS:
                 raise TooLarge(f"{schedule} has more than {_MOST_STEPS} steps, too many to count")
-
-
-def _length(chunk: Chunk) -> int:
-    return chunk.stop - chunk.start

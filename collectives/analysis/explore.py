@@ -1,16 +1,16 @@
-"""A schedule as data that a page can step through: what every cell holds after every round.
+"""Recorder of a schedule for a page that steps through it: each cell's value after each round.
 
-The values are the verifier's own: the schedule is proved, and what the proof writes is recorded.
+The values are the verifier's: the schedule is proved, and the writes of the proof are recorded.
 """
 
 from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Any
 
-from collectives.analysis.replay import Begin, Message, replay
-from collectives.analysis.verify import Expression, Verifier
+from collectives.analysis.expression import Arrival, Expression
+from collectives.analysis.verify import Verifier
 from collectives.errors import CollectiveError
-from collectives.schedule import Chunk, Copy, Recv, RecvReduce, Round, Schedule, Send
+from collectives.schedule import Chunk, Copy, Recv, RecvReduce, Schedule
 
 #: A page of more ranks has cells too small to see, one of more moves is slow to load.
 MOST_RANKS, MOST_MOVES = 64, 60_000
@@ -18,7 +18,8 @@ MOST_RANKS, MOST_MOVES = 64, 60_000
 BUFFERS = ("sendbuf", "recvbuf", "workspace")
 RECEIVE, REDUCE, COPY = range(3)
 
-Written = tuple[Recv | RecvReduce | Copy, list[Expression]]
+#: A step, the values that it writes, and the message that brought them; a copy has none.
+Written = tuple[Recv | RecvReduce | Copy, list[Expression], Arrival | None]
 
 
 class Sum(Expression):
@@ -32,11 +33,12 @@ class _Recorder(Verifier):
     """A proof that keeps what each round of each rank writes.
 
     Attributes:
-        written: for each rank and round, its steps in the order in which they are applied, and what
-            they write.
+        written: writes of each rank and round, in the order in which its steps are applied.
+        messages: number of messages that have arrived.
     """
 
     written: dict[tuple[int, int], list[Written]] = field(default_factory=lambda: defaultdict(list))
+    messages: int = 0
 
     def _reduce(
         self, rank: int, number: int, step: RecvReduce, left: Expression, right: Expression
@@ -49,7 +51,13 @@ class _Recorder(Verifier):
         self, rank: int, number: int, step: Recv | RecvReduce | Copy, values: list[Expression]
     ) -> None:
         super()._write(rank, number, step, values)
-        self.written[rank, number].append((step, values))
+        self.written[rank, number].append((step, values, self.arrival))
+        self.messages += self.arrival is not None
+        if self.messages > MOST_MOVES:
+            raise CollectiveError(
+                f"{self.schedule} sends more than {MOST_MOVES} messages, the most that a page can "
+                "hold; take fewer ranks or segments"
+            )
 
 
 @dataclass
@@ -66,7 +74,7 @@ class _Nodes:
 
     def number(self, value: Expression) -> int:
         """The number of ``value``; no deeper than there are ranks."""
-        if id(value) not in self.known:  # the same object stands for the same value
+        if id(value) not in self.known:  # an object stands for one value
             if isinstance(value, Sum):
                 left, right = map(self.number, value.operands)
             else:
@@ -102,7 +110,6 @@ def record(schedule: Schedule, in_place: bool = False) -> dict[str, Any]:
             f"{schedule} reads its input late, so that with MPI.IN_PLACE it is copied aside first; "
             "look at it out of place"
         )
-    programs, sources = _sources(schedule)
     recorder = _Recorder(schedule, in_place)
     recorder.run()
     nodes = _Nodes()
@@ -110,14 +117,11 @@ def record(schedule: Schedule, in_place: bool = False) -> dict[str, Any]:
     for rank, i, leaf in _leaves(schedule):
         place = _place(recorder, rank, Chunk("sendbuf", i, i + 1))
         start.append([rank, *place, nodes.number(leaf), _is_result(recorder, rank, place, leaf)])
-    rounds = [_Round(recorder, nodes) for _ in range(max(map(len, programs)))]
-    for rank, program in enumerate(programs):
-        for number, steps in enumerate(program):
-            applied = [i for i, step in enumerate(steps) if isinstance(step, Recv | Copy)]
-            applied += [i for i, step in enumerate(steps) if isinstance(step, RecvReduce)]
-            for position, (step, values) in zip(applied, recorder.written[rank, number]):
-                source = sources.get((rank, number, position))
-                rounds[number].add(rank, step, values, source)
+    length = max(sum(1 for _ in schedule.rounds(rank)) for rank in range(schedule.size))
+    rounds = [_Round(recorder, nodes) for _ in range(length)]
+    for (rank, number), written in sorted(recorder.written.items(), key=lambda item: item[0]):
+        for one in written:
+            rounds[number].add(rank, *one)
     return {
         "name": schedule.algorithm,
         "size": schedule.size,
@@ -129,35 +133,8 @@ def record(schedule: Schedule, in_place: bool = False) -> dict[str, Any]:
     }
 
 
-Source = tuple[int, int, Chunk]
-
-
-def _sources(
-    schedule: Schedule,
-) -> tuple[list[list[Round]], dict[tuple[int, int, int], Source]]:
-    """The rounds of each rank; and for each receive, by rank, round and position, the sender, its
-    round and what it sends."""
-    programs: list[list[Round]] = [[] for _ in range(schedule.size)]
-    sources: dict[tuple[int, int, int], Source] = {}
-    for event in replay(schedule):
-        match event:
-            case Begin(rank, _, steps):
-                programs[rank].append(steps)
-            case Message(sender, sent, receiver, received):
-                step = programs[sender][-1][sent]
-                assert isinstance(step, Send)
-                key = receiver, len(programs[receiver]) - 1, received
-                sources[key] = sender, len(programs[sender]) - 1, step.chunk
-                if len(sources) > MOST_MOVES:
-                    raise CollectiveError(
-                        f"{schedule} sends more than {MOST_MOVES} messages, the most that a page "
-                        "can hold; take fewer ranks or segments"
-                    )
-    return programs, sources
-
-
 def _leaves(schedule: Schedule) -> list[tuple[int, int, Expression]]:
-    """What the ranks begin with: rank, chunk of its ``sendbuf``, value."""
+    """Initial values as (rank, chunk of its ``sendbuf``, value)."""
     return [
         (rank, i, Expression(i, 1 << rank, -1, True))
         for rank in range(schedule.size)
@@ -201,22 +178,22 @@ class _Round:
         rank: int,
         step: Recv | RecvReduce | Copy,
         values: list[Expression],
-        source: Source | None,
+        arrival: Arrival | None,
     ) -> None:
-        """One step that writes ``values``; ``source`` is the other end of a message."""
+        """Adds a step that writes ``values``, which ``arrival`` has brought if it is no copy."""
         target = _place(self.recorder, rank, step.chunk)
-        if isinstance(step, Copy):
-            source = rank, -1, step.source
-            if _place(self.recorder, rank, step.source) == target:
-                return  # in place, the block is there already
-        assert source is not None, "a receive that was applied has met its send"
-        sender, number, chunk = source
         kind, operand = RECEIVE, (-1, -1)
         if isinstance(step, Copy):
-            kind = COPY
-        elif isinstance(step, RecvReduce):
-            kind, operand = REDUCE, _place(self.recorder, rank, step.operand or step.chunk)
-        origin = _place(self.recorder, sender, chunk)
+            kind, sender, number = COPY, rank, -1
+            origin = _place(self.recorder, rank, step.source)
+            if origin == target:
+                return  # in place, the block is there already
+        else:
+            assert arrival is not None, "a message has brought it"
+            sender, number = arrival.sender, arrival.number
+            origin = _place(self.recorder, sender, arrival.step.chunk)
+            if isinstance(step, RecvReduce):
+                kind, operand = REDUCE, _place(self.recorder, rank, step.operand or step.chunk)
         self.moves.append([kind, sender, rank, *origin, *target, len(values), *operand, number])
         for i, value in enumerate(values):
             place = target[0], target[1] + i

@@ -1,4 +1,4 @@
-"""What a chunk holds, where it came from, and both in words, for the verifier's complaints."""
+"""Symbolic value of a chunk, its origin, and the text of both for the verifier's errors."""
 
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
@@ -28,7 +28,7 @@ class Expression(NamedTuple):
 
 
 class Arrival(NamedTuple):
-    """A message: what it carries, and the sender's step, in its round ``number``."""
+    """A message: its values, and the sender's step in its round ``number``."""
 
     sender: int
     number: int
@@ -51,7 +51,7 @@ def last_write(schedule: Schedule, rank: int, i: int) -> str:
     def is_there(chunk: Chunk) -> bool:
         return chunk.buffer == "recvbuf" and chunk.start <= i < chunk.stop
 
-    told = "no step has written there"
+    text = "no step has written there"
     current: list[tuple[int, Round]] = [(-1, ())] * schedule.size
     for event in replay(schedule):
         match event:
@@ -59,16 +59,16 @@ def last_write(schedule: Schedule, rank: int, i: int) -> str:
                 current[at] = (number, steps)
                 for step in steps if at == rank else ():
                     if isinstance(step, Copy) and is_there(step.chunk):
-                        told = f"written in round {number} by {step}"
+                        text = f"written in round {number} by {step}"
             case Message(sender, sent, receiver, received) if receiver == rank:
                 number, steps = current[rank]
                 at, others = current[sender]
                 if is_there(steps[received].chunk):
-                    told = (
+                    text = (
                         f"written in round {number} by {steps[received]}, from rank {sender}, "
                         f"whose round {at} sends {others[sent].chunk}"
                     )
-    return told
+    return text
 
 
 def spelled(trees: Mapping[tuple[int, int], int], expression: Expression) -> str:
@@ -89,7 +89,7 @@ def spelled(trees: Mapping[tuple[int, int], int], expression: Expression) -> str
 
 
 def malformed(schedule: Schedule) -> str:
-    """The first round that is none, or nothing."""
+    """Error text for the first malformed round; empty if there is none."""
     for rank in range(schedule.size):
         for number, steps in enumerate(schedule.rounds(rank)):
             if why := flaw(steps):

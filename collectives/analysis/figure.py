@@ -17,7 +17,7 @@ MOST_RANKS = 32
 COLUMNS = 8
 #: With more ranks, or more messages in a round, rank 0's messages stand for all.
 CLEAR_RANKS, CLEAR_MESSAGES = 12, 100
-#: Told apart by the colour-blind, and legible on white (Okabe and Ito's, darker where pale).
+#: Colours that colour-blind readers can tell apart (Okabe and Ito's, darker where pale).
 _HUES = ("#0072b2", "#d55e00", "#009e73", "#b3568f", "#b8860b", "#3a9ad9", "#7a3b10", "#4d4d4d")
 
 
@@ -32,16 +32,16 @@ class Arrow(NamedTuple):
 
 
 class Moves(NamedTuple):
-    """What one round of all ranks moves: messages, and copies within a rank."""
+    """Messages of one round of all ranks, and copies within a rank."""
 
     arrows: list[Arrow]
     copies: list[tuple[int, Chunk]]
 
     @property
     def shape(self) -> object:
-        """Equal for rounds that differ in nothing but the chunks they move."""
-        lengths = [(a.sender, a.receiver, a.reduces, _length(a.target)) for a in self.arrows]
-        copied = [(rank, _length(chunk)) for rank, chunk in self.copies]
+        """A value that is equal for rounds that differ only in the chunks that they move."""
+        lengths = [(a.sender, a.receiver, a.reduces, a.target.length) for a in self.arrows]
+        copied = [(rank, chunk.length) for rank, chunk in self.copies]
         return sorted(lengths), sorted(copied)
 
 
@@ -89,8 +89,8 @@ def figure(schedule: Schedule, path: Path) -> None:
     )
     _legend(canvas, schedule, rounds)
     with plt.rc_context({"svg.hashsalt": "schedule", "svg.fonttype": "none"}):
-        told = {"metadata": {"Date": None}} if path.suffix.lower() == ".svg" else {}
-        canvas.savefig(path, dpi=110, **told)
+        without_date = {"metadata": {"Date": None}} if path.suffix.lower() == ".svg" else {}
+        canvas.savefig(path, dpi=110, **without_date)
     plt.close(canvas)
 
 
@@ -115,7 +115,7 @@ def moves(schedule: Schedule) -> list[Moves]:
 
 
 def columns(rounds: list[Moves]) -> list[int | str]:
-    """What is drawn: numbers of rounds and, for equal ones in a row, a note in their place."""
+    """Columns of the figure: numbers of rounds, and a note in the place of equal ones in a row."""
     numbered = list(enumerate(rounds))
     if len(rounds) <= COLUMNS:
         return [number for number, _ in numbered]
@@ -130,7 +130,7 @@ def columns(rounds: list[Moves]) -> list[int | str]:
 
 
 def shade(schedule: Schedule, chunk: int) -> tuple[float, float, float]:
-    """A chunk's colour: one for each of few; of many, an eighth share a hue, and fade in it."""
+    """Colour of a chunk; with more than eight chunks, an eighth share a hue and fade in it."""
     total = max(schedule.chunks, schedule.size)
     chunk %= total
     family, place = chunk, 0.0
@@ -143,16 +143,12 @@ def shade(schedule: Schedule, chunk: int) -> tuple[float, float, float]:
     return red + (1 - red) * pale, green + (1 - green) * pale, blue + (1 - blue) * pale
 
 
-def _length(chunk: Chunk) -> int:
-    return chunk.stop - chunk.start
-
-
 def _is_crowded(schedule: Schedule, rounds: list[Moves]) -> bool:
     return schedule.size > CLEAR_RANKS or any(len(r.arrows) > CLEAR_MESSAGES for r in rounds)
 
 
 def _omission(schedule: Schedule, rounds: list[Moves]) -> str:
-    """What the title says of messages that are not drawn in full."""
+    """Line of the title about messages that are not drawn in full."""
     if not _is_crowded(schedule, rounds):
         return ""
     others = any(len(r.arrows) > CLEAR_MESSAGES for r in rounds)
@@ -208,7 +204,7 @@ def _draw_round(
         height = arrow.receiver + (placed[arrow.receiver] - (several - 1) / 2) * step
         placed[arrow.receiver] += 1
         start, end = (left + 0.1 + arrow.sent - number, arrow.sender), (left + 0.78, height)
-        thick = 1.3 if _length(arrow.target) == 1 else 2.2
+        thick = 1.3 if arrow.target.length == 1 else 2.2
         style = {"arrowstyle": "-|>", "color": tint, "lw": 0.7 if faint else thick, "shrinkB": 4}
         axes.annotate("", end, start, arrowprops=style, zorder=1 if faint else 2)
         if faint:
@@ -240,7 +236,7 @@ def _legend(canvas: Any, schedule: Schedule, rounds: list[Moves]) -> None:
     many = max(schedule.chunks, schedule.size) > len(_HUES)
     said = "an eighth of the chunks each, paler to its end" if many else "a chunk each"
     marks.append((Line2D([], [], color=_HUES[0], lw=2), f"colours: {said}"))
-    if any(_length(a.target) > 1 for r in rounds for a in r.arrows):
+    if any(a.target.length > 1 for r in rounds for a in r.arrows):
         marks.append((Line2D([], [], color="0.3", lw=2.2), "thick: several chunks"))
     handles, labels = zip(*marks)
     canvas.legend(handles, labels, loc="outside lower left", ncols=5, fontsize=8, frameon=False)

@@ -21,14 +21,14 @@ from collectives.errors import CollectiveError
 
 #: Kinds of memory that the model is for.
 MEMORIES = ("numpy", "shared")
-#: Two size classes are worth their parameters when they divide the median error by this.
+#: Two size classes are taken if they divide the median error by this.
 _CLEARLY = 2.0
-#: ... and only if one class does not explain the times within this.
+#: One size class is enough where it explains the times within this relative error.
 _GOOD = 0.05
 
 
 class Sample(NamedTuple):
-    """One measured time, and what the schedule counts: messages, bytes sent, bytes reduced."""
+    """One measured time, and the schedule's counts: messages, bytes sent, bytes reduced."""
 
     algorithm: str
     nbytes: int
@@ -58,8 +58,8 @@ def read(paths: list[Path], memory: str = "numpy") -> list[Sample]:
     """The times of our algorithms in files of ``bench -J``.
 
     Raises:
-        CollectiveError: for a file that is none, or if there are fewer than three times.
-        TooLarge: they are of too many ranks.
+        CollectiveError: a file is no such file, or there are fewer than three times.
+        TooLarge: a measured schedule has too many ranks to count.
     """
     samples = []
     others: set[str] = set()
@@ -87,7 +87,7 @@ def read(paths: list[Path], memory: str = "numpy") -> list[Sample]:
 
 
 def fit(samples: list[Sample]) -> list[Fit]:
-    """One set of parameters, or two, below and above a size, where that is much better.
+    """Fits one set of parameters, or two, below and above a size, where that is much better.
 
     Caches, and the protocols of MPI libraries, make small messages another machine than large ones.
     """

@@ -9,7 +9,7 @@ SUFFIXES = (".png", ".svg", ".pdf")
 
 
 def expect_picture(path: Path) -> None:
-    """Raises :class:`CollectiveError` for what is no picture's name, or in no folder."""
+    """Raises :class:`CollectiveError` if ``path`` names no picture, or is in no folder."""
     if path.suffix.lower() not in SUFFIXES:
         raise CollectiveError(f"cannot draw into {path}: name a file that ends with .png or .svg")
     if path.is_dir() or not path.parent.is_dir():

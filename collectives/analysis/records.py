@@ -1,4 +1,4 @@
-"""What ``bench -J`` has measured, and Gloo's benchmark, read from their files."""
+"""Reader of the files that ``bench -J`` and Gloo's benchmark write."""
 
 from pathlib import Path
 from typing import Annotated
@@ -13,15 +13,15 @@ class Record(msgspec.Struct, frozen=True):
     """One algorithm at one size: as :class:`collectives.bench.measure.Result` was written.
 
     Attributes:
-        ran: the algorithm that was taken; Gloo's rows, which are all native, do not say.
-        bytes: of the larger buffer.
-        in_place: whether the buffers were one.
-        ranks: how many; 0 in Gloo's rows.
+        ran: the algorithm that ran; empty in Gloo's rows, which are all native.
+        bytes: size of the larger buffer.
+        in_place: whether both buffers were the same.
+        ranks: number of ranks; 0 in Gloo's rows.
         p50_us: microseconds of a call, the median over repeats.
         floor_us: the time of the least memory traffic, where it was measured.
 
     Raises:
-        ValueError: a row of ours does not say what ran, or on how many ranks.
+        ValueError: a row of ours lacks ``ran`` or ``ranks``.
     """
 
     collective: str
@@ -40,7 +40,7 @@ class Record(msgspec.Struct, frozen=True):
 
 
 class Environment(msgspec.Struct, frozen=True):
-    """The MPI library with its version, and its thread level; a file has more."""
+    """The MPI library with its version, and its thread level; a file has more fields."""
 
     mpi: str
     threads: str
@@ -50,7 +50,7 @@ class Environment(msgspec.Struct, frozen=True):
 
 
 class Measured(msgspec.Struct, frozen=True):
-    """A file."""
+    """Contents of a file."""
 
     environment: Environment
     results: list[Record]

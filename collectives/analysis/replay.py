@@ -1,8 +1,8 @@
 """Replays a schedule on all ranks at once, in one process, under rendezvous semantics.
 
 A message moves when both of its ends have been reached, and a rank leaves a round when all of its
-messages have moved: the least that MPI promises.  What deadlocks here may deadlock on a cluster.
-Messages from one rank to another match in the order in which they were posted.
+messages have moved: the least that MPI promises.  A schedule that deadlocks here may deadlock on a
+cluster.  Messages from one rank to another match in the order in which they were posted.
 """
 
 from collections import defaultdict, deque

@@ -1,4 +1,4 @@
-"""Runs a schedule in time on a model of a network, at sizes that nobody has at hand.
+"""Simulator of a schedule's time on a model of a network, for any number of ranks.
 
 A message takes ``alpha`` and then its bytes at the rate of the slowest link on its way, where the
 messages of a round share a link evenly.  It begins when both of its ranks have ended their round
@@ -20,7 +20,7 @@ from collectives.schedule import Copy, Recv, Round, Schedule, Send
 
 #: Steps of all ranks together that are simulated one by one; more would take minutes.
 MOST_STEPS = 12_000_000
-#: Of a schedule whose rounds are all alike, as many stand for the rest.
+#: Rounds that stand for all rounds of a schedule whose rounds are alike.
 SAMPLE = 4
 
 Seconds = npt.NDArray[np.float64]
@@ -28,7 +28,7 @@ Seconds = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Machine:
-    """A network and what a rank does to its own memory.
+    """A network and the speed of a rank's reductions.
 
     Attributes:
         gamma: seconds a byte of a reduction.
@@ -77,7 +77,7 @@ def simulate(schedule: Schedule, nbytes: int, machine: Machine, uniform: bool = 
 
 @contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """Millions of steps are made, and none of them is part of a cycle."""
+    """Pauses the collector: millions of steps are made, and none is part of a cycle."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -89,7 +89,7 @@ def _no_garbage_collection() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Cut:
-    """Blocks of ``count`` bytes cut into ``chunks``, as :class:`Layout` does it, for arrays."""
+    """Blocks of ``count`` bytes cut into ``chunks``: :class:`Layout` for arrays of chunks."""
 
     count: int
     chunks: int
@@ -102,13 +102,15 @@ class Cut:
 
 
 def _together(schedule: Schedule) -> Iterator[tuple[Round, ...]]:
-    """The rounds of the same number of all ranks."""
+    """Tuples of all ranks' rounds of equal number."""
     return zip_longest(*(schedule.rounds(r) for r in range(schedule.size)), fillvalue=())
 
 
 def _advance(clock: Seconds, rounds: tuple[Round, ...], cut: Cut, machine: Machine) -> bool:
-    """One round of everybody, and whether it receives what it sends; the loop is plain, as it sees
-    every step of every rank."""
+    """Advances ``clock`` by one round of all ranks; returns whether all sent messages arrive.
+
+    The loop is plain for speed, as it visits every step of every rank.
+    """
     messages: list[tuple[int, int, int, int]] = []  # source, target, first and last chunk
     arriving: list[tuple[int, int]] = []  # target, source
     local: list[tuple[int, int, int]] = []  # rank, first and last chunk

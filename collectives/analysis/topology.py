@@ -27,7 +27,7 @@ NODE = Link(0.5e-6, 1 / 150e9)
 
 
 class Topology(Protocol):
-    """What the simulator asks of a network."""
+    """Model of a network, as the simulator uses it."""
 
     def alpha(self, source: Ranks, target: Ranks) -> Seconds:
         """Latency of each message."""
@@ -63,11 +63,7 @@ class FatTree(Flat):
     taper: float = 2.0
 
     def shared(self, source: Ranks, target: Ranks) -> Iterator[tuple[Ranks, float]]:
-        up, down = source // self.leaf, target // self.leaf
-        leaves = up != down
-        beta = self.port.beta * self.taper / self.leaf
-        yield np.where(leaves, up, -1)[None], beta
-        yield np.where(leaves, down, -1)[None], beta
+        return _uplinks(source, target, self.leaf, self.port.beta * self.taper / self.leaf)
 
 
 @dataclass(frozen=True)
@@ -79,18 +75,17 @@ class Cluster(Flat):
     inside: Link = NODE
 
     def alpha(self, source: Ranks, target: Ranks) -> Seconds:
-        within = source // self.per_node == target // self.per_node
-        return np.where(within, self.inside.alpha, self.port.alpha)
+        return np.where(self._within(source, target), self.inside.alpha, self.port.alpha)
 
     def beta(self, source: Ranks, target: Ranks) -> Seconds:
-        within = source // self.per_node == target // self.per_node
-        return np.where(within, self.inside.beta, self.port.beta)
+        return np.where(self._within(source, target), self.inside.beta, self.port.beta)
 
     def shared(self, source: Ranks, target: Ranks) -> Iterator[tuple[Ranks, float]]:
-        up, down = source // self.per_node, target // self.per_node
-        leaves = up != down
-        yield np.where(leaves, up, -1)[None], self.port.beta / self.adapters
-        yield np.where(leaves, down, -1)[None], self.port.beta / self.adapters
+        return _uplinks(source, target, self.per_node, self.port.beta / self.adapters)
+
+    def _within(self, source: Ranks, target: Ranks) -> npt.NDArray[np.bool_]:
+        """Whether each message stays in its node."""
+        return source // self.per_node == target // self.per_node
 
 
 #: Seconds a byte of one NVLink 2, and of the PCIe bus that pairs without one share.
@@ -99,45 +94,42 @@ PCIE = 1 / 10e9
 
 
 @dataclass(frozen=True, eq=False)
-class Islands(Flat):
+class Islands(Cluster):
     """Nodes whose ranks are joined by unequal links, with ``adapters`` network ports to leave by.
 
     Attributes:
-        lanes: as the patterns of :mod:`collectives.algorithms.links` give it, for one node; two
-            ranks without a link use the bus of the node.
-        lane, bus: seconds a byte of each.
+        lanes: links of one node, as the patterns of :mod:`collectives.algorithms.links` give them;
+            two ranks without a link use the bus of the node.
+        lane, bus: seconds a byte of a lane and of the bus.
     """
 
+    adapters: int = 4
     lanes: Lanes = field(default_factory=lambda: dgx1(8))
     lane: float = NVLINK
     bus: float = PCIE
-    adapters: int = 4
-    inside: Link = NODE
-
-    @property
-    def per_node(self) -> int:
-        return len(self.lanes)
-
-    def alpha(self, source: Ranks, target: Ranks) -> Seconds:
-        within = source // self.per_node == target // self.per_node
-        return np.where(within, self.inside.alpha, self.port.alpha)
 
     def beta(self, source: Ranks, target: Ranks) -> Seconds:
-        within, joined = self._joined(source, target)
+        joined = self._joined(source, target)
         direct = np.where(joined > 0, self.lane / np.maximum(joined, 1), self.bus)
-        return np.where(within, direct, self.port.beta)
+        return np.where(self._within(source, target), direct, self.port.beta)
 
     def shared(self, source: Ranks, target: Ranks) -> Iterator[tuple[Ranks, float]]:
-        within, joined = self._joined(source, target)
-        up, down = source // self.per_node, target // self.per_node
-        yield np.where(within, -1, up)[None], self.port.beta / self.adapters
-        yield np.where(within, -1, down)[None], self.port.beta / self.adapters
-        yield np.where(within & (joined == 0), up, -1)[None], self.bus
+        yield from super().shared(source, target)
+        by_bus = self._within(source, target) & (self._joined(source, target) == 0)
+        yield np.where(by_bus, source // self.per_node, -1)[None], self.bus
 
-    def _joined(self, source: Ranks, target: Ranks) -> tuple[npt.NDArray[np.bool_], Ranks]:
-        """Whether each message stays in its node, and the links that it has there."""
-        n = self.per_node
-        return source // n == target // n, self.lanes[source % n, target % n]
+    def _joined(self, source: Ranks, target: Ranks) -> Ranks:
+        """Lanes between the places of each message's ranks in their nodes."""
+        return self.lanes[source % self.per_node, target % self.per_node]
+
+
+def _uplinks(
+    source: Ranks, target: Ranks, group: int, beta: float
+) -> Iterator[tuple[Ranks, float]]:
+    """Links by which messages leave and enter groups of ``group`` ranks, and seconds a byte."""
+    up, down = source // group, target // group
+    for link in (up, down):
+        yield np.where(up != down, link, -1)[None], beta
 
 
 @dataclass(frozen=True)
@@ -169,28 +161,6 @@ class Torus(Flat):
             steps = np.where(steps > length // 2, steps - length, steps)
             yield axis, list(at), steps
             at[axis] = to[axis]
-
-
-@dataclass(frozen=True, eq=False)
-class Wired(Flat):
-    """Links between some pairs of ranks, of one lane or more; ``port`` is what a lane can do.
-
-    Attributes:
-        lanes: shape (ranks, ranks), as the patterns of :mod:`collectives.algorithms.links` give it.
-        detour: how many times slower than a lane it goes where there is no link (PCIe and host).
-    """
-
-    lanes: npt.NDArray[np.int64] = field(default_factory=lambda: np.ones((2, 2), np.int64))
-    detour: float = 4.0
-
-    def beta(self, source: Ranks, target: Ranks) -> Seconds:
-        lanes = self.lanes[source, target]
-        return self.port.beta * np.where(lanes > 0, 1 / np.maximum(lanes, 1), self.detour)
-
-    def shared(self, source: Ranks, target: Ranks) -> Iterator[tuple[Ranks, float]]:
-        link, lanes = source * len(self.lanes) + target, self.lanes[source, target]
-        for many in range(1, int(lanes.max(initial=0)) + 1):
-            yield np.where(lanes == many, link, -1)[None], self.port.beta / many
 
 
 #: Topologies by their names on the command line, as functions of the number of ranks.

@@ -1,4 +1,4 @@
-"""Proves a schedule: replays all ranks symbolically and compares what they hold with the contract.
+"""Verifier of schedules: replays all ranks symbolically and compares the results to the contract.
 
 The value of a chunk is the *expression tree* of its reduction, not a set of contributions.  So the
 proof says: every message is matched and nobody waits for ever, no chunk is used while it is being
@@ -28,15 +28,15 @@ _READABLE = 9
 
 
 class Proof(NamedTuple):
-    """What the verifier found out about a correct schedule.
+    """Properties of a schedule that the verifier has proved.
 
     Attributes:
         messages: messages in all.
         keeps_order: every reduction is in rank order, as non-commutative operations need.
         uneven: each value stays in places of its own block's length, so blocks may differ in
             length, as in a v-variant.
-        roundings: most additions on the way of a contribution to the result; so often it is rounded
-            where every partial sum is, as in 16 bits or with codes at every hop.
+        roundings: most additions on the way of a contribution to the result; a contribution is
+            rounded this often where every partial sum is rounded, as in 16 bits.
     """
 
     messages: int
@@ -76,7 +76,7 @@ Cell = tuple[str, int]
 
 @dataclass
 class Verifier:
-    """One proof; who wants to see what it writes inherits from it."""
+    """One proof; a subclass may observe what it writes."""
 
     schedule: Schedule
     in_place: bool
@@ -156,7 +156,7 @@ class Verifier:
         return " in place" if self.in_place else ""
 
     def _check_round(self, rank: int, number: int, steps: Round) -> None:
-        """Types, bounds, and rule 3: what is being written is not used elsewhere in the round."""
+        """Checks types, bounds and rule 3: a written chunk is not used elsewhere in its round."""
         if type(steps) is not tuple:
             raise self._fail(rank, number, steps, "is not a round: yield a tuple of steps")
         writing: set[Cell] = set()
@@ -179,7 +179,7 @@ class Verifier:
                 raise self._fail(rank, number, step, "uses a chunk that its round is writing")
 
     def _is_itself(self, rank: int, step: object) -> bool:
-        """In place, the copy of a block to its own place is nothing."""
+        """Whether a step copies a block to its own place, which happens in place."""
         return isinstance(step, Copy) and (
             self._cells(rank, step.chunk) == self._cells(rank, step.source)
         )
@@ -236,8 +236,8 @@ class Verifier:
         self, rank: int, number: int, step: Recv | RecvReduce | Copy, values: list[Expression]
     ) -> None:
         chunk, n, source = step.chunk, self.schedule.chunks, self.arrival
-        if len(values) != chunk.stop - chunk.start:
-            wanted = _in_number(chunk.stop - chunk.start)
+        if len(values) != chunk.length:
+            wanted = _in_number(chunk.length)
             raise self._fail(rank, number, step, f"expected {wanted} from {source or 'its copy'}")
         for i, value in zip(range(chunk.start, chunk.stop), values):
             if value.chunk % n != i % n:

@@ -1,4 +1,4 @@
-"""What measurements on a GPU need: a GPU for each rank, and the MPI library's row there."""
+"""Measurements on GPUs: a GPU for each rank, and the MPI library's row."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ from collectives.execution.transport.cuda_probe import probe
 
 
 def use_own_gpu(comm: MPI.Intracomm) -> str:
-    """Makes one of the node's GPUs the current one, in turn by rank; its name.  Collective.
+    """Makes one of the node's GPUs current, in turn by rank; returns its name.  Collective.
 
     Raises:
         CollectiveError: on all ranks, if one of them has no CuPy or no GPU.
@@ -41,10 +41,10 @@ def use_own_gpu(comm: MPI.Intracomm) -> str:
 
 
 def check_device_messages(comm: MPI.Intracomm) -> None:
-    """Sends device memory in child processes, which an MPI that cannot do so ends.  Collective.
+    """Tries messages of device memory in child processes, as a failing MPI ends them.  Collective.
 
     Raises:
-        CollectiveError: on all ranks, where that does not work.
+        CollectiveError: on all ranks, if they fail.
     """
     gpus = comm.gather(CudaMemory().gpu)
     works, seen = probe(*gpus[:2]) if gpus else (True, "")
@@ -52,9 +52,9 @@ def check_device_messages(comm: MPI.Intracomm) -> None:
 
 
 class ByTheHost:
-    """The MPI library's collective on copies in pinned host memory, as one writes it by hand.
+    """The MPI library's collective on copies in pinned host memory.
 
-    On device memory itself it crashes where MPI is not CUDA-aware, and stages badly where it is.
+    On device memory it would crash without a CUDA-aware MPI, and stage badly with one.
     """
 
     algorithm = "native"
@@ -70,7 +70,7 @@ class ByTheHost:
         self._native = NativePlan(comm, arguments, self.reason)
 
     def _on_host(self, spec: Any) -> tuple[Any, tuple[Items, Items] | None]:
-        """The specification of a copy on the host, and the two arrays."""
+        """Specification of a copy on the host, and both arrays."""
         if spec is None or spec is MPI.IN_PLACE:
             return spec, None
         items, *rest = spec if isinstance(spec, list) else [spec]
@@ -78,7 +78,7 @@ class ByTheHost:
         return [host, *rest], (host, items)
 
     def __call__(self) -> None:
-        """Down, the collective, and up again."""
+        """Downloads, runs the collective and uploads."""
         self.Start()
         self.Wait()
 
@@ -108,13 +108,13 @@ class ByTheHost:
 
 
 def check_nccl(comm: MPI.Intracomm) -> None:
-    """Makes a communicator of NCCL's for a moment.  Collective.
+    """Tries to make a communicator of NCCL.  Collective.
 
     Raises:
-        CollectiveError: on all ranks, where one of them cannot have it.
+        CollectiveError: on all ranks, if one of them cannot.
     """
     Nccl(comm, CudaMemory().gpu).close()
 
 
-#: What is timed: a plan of ours or native's, or what takes its place on device memory.
+#: A timed plan: ours, native's, or its substitute on device memory.
 Row = AnyPlan | ByTheHost

@@ -1,4 +1,4 @@
-"""Sizes, types, and data whose reduction is exactly predictable and so checked bit by bit."""
+"""Sizes, types, and data whose reductions are predictable bit by bit."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -12,7 +12,7 @@ from collectives.execution.memory import is_on_device
 
 Items = npt.NDArray[Any]
 
-#: Operation by its name on the command line: MPI's name and NumPy's function.
+#: NumPy's function of an operation by its name on the command line.
 OPERATIONS = {
     "sum": np.add,
     "prod": np.multiply,
@@ -30,12 +30,12 @@ ALIASES = {"float": "float32", "double": "float64", "half": "float16"}
 
 
 def sizes(least: int, most: int, factor: int, step: int | None) -> Iterator[int]:
-    """From ``least`` up to ``most``, each ``factor`` times or, if given, ``step`` more.
+    """Sizes from ``least`` up to ``most``, each ``factor`` times the last or ``step`` more.
 
-    ``most`` is always among them.
+    ``most`` is always included.
 
     Raises:
-        ValueError: if that would never end, or there is nothing between them.
+        ValueError: the series would be empty or never end.
     """
     if least < 1 or (factor < 2 and not step):
         raise ValueError("sizes start at 1 byte or more and grow by a factor of at least 2")
@@ -49,7 +49,7 @@ def sizes(least: int, most: int, factor: int, step: int | None) -> Iterator[int]
 
 
 def parse_dtype(name: str) -> np.dtype[Any]:
-    """A NumPy type by its name or nccl-tests'; ``ValueError`` if there is none."""
+    """NumPy type by its name or nccl-tests'; ``ValueError`` for other names."""
     if name == "bfloat16":
         try:
             import ml_dtypes
@@ -88,9 +88,9 @@ def crafted(collective: str, op: str, dtype: np.dtype[Any], rank: int, size: int
 def expected(
     collective: str, op: str, dtype: np.dtype[Any], rank: int, size: int, count: int
 ) -> Items | None:
-    """What ``rank`` must receive when every rank sends crafted blocks of ``count`` items.
+    """Items that ``rank`` must receive if every rank sends crafted blocks of ``count`` items.
 
-    ``None`` where it receives nothing; the root is rank 0.
+    ``None`` if it receives nothing; the root is rank 0.
     """
     blocks, member = contract(collective), Member(rank, size)
     received = []
@@ -126,7 +126,7 @@ def on_host(items: Any) -> Items:
 
 
 def garbage(items: Items) -> None:
-    """Overwrites ``items`` with bytes that no result has, so that doing nothing cannot pass."""
+    """Overwrites ``items`` with bytes of no result, so that doing nothing is noticed."""
     items.view(np.uint8)[...] = 0xA5
 
 

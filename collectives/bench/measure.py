@@ -20,18 +20,18 @@ from collectives.communicator import Communicator
 from collectives.contracts import CONTRACTS, Member, contract
 from collectives.execution.transport.cuda_memory import CudaMemory
 
-#: Without ``--iters``, one repeat of one algorithm takes about this many seconds.
+#: Seconds of one repeat of one algorithm, without ``--iters``.
 BUDGET_S = 0.02
 MOST_ITERS = 2000
-#: Whose least memory traffic is known.
+#: Collectives whose least memory traffic is known.
 FLOORS = ("allreduce", "allgather", "alltoall")
-#: Of buffers that take turns.
+#: Most sets of buffers in turn.
 MOST_SETS = 64
 
 
 @dataclass(frozen=True)
 class Case:
-    """What is measured: one collective on one size, by several algorithms.
+    """A measurement: one collective on one size, by several algorithms.
 
     Attributes:
         nbytes: size of the larger buffer, rounded down to whole items and blocks.
@@ -39,11 +39,10 @@ class Case:
             ordinary ones that ``Communicator.share`` has moved, ``"attached"`` for ordinary ones
             that ranks read in one another's processes, where the communicator says so; on a GPU
             ``"cupy"``, or ``"ipc"`` for arrays of ``Communicator.empty`` there.
-        rotating: use as many sets of buffers in turn as have this many bytes together, so that
-            none of them stays in the caches.
-        tests: measure the overlap with computation, with as many calls of ``Test`` in it.
-        floor: measure the time that the least memory traffic would take, too.
-        average: how the ranks' times become one: 0 rank 0, 1 mean, 2 least, 3 largest.
+        rotating: bytes of all sets of buffers, which take turns so that none stays in the caches.
+        tests: number of calls of ``Test`` in the measured overlap with computation.
+        floor: whether to measure the time of the least memory traffic.
+        average: combination of the ranks' times: 0 rank 0, 1 mean, 2 least, 3 largest.
     """
 
     collective: str
@@ -74,7 +73,7 @@ class Case:
 
 @dataclass
 class Result:
-    """One algorithm at one size; times are microseconds a call, one for each repeat."""
+    """Result of one algorithm at one size; times are microseconds a call, for each repeat."""
 
     collective: str
     algorithm: str
@@ -102,10 +101,7 @@ class Result:
 
     @property
     def spread(self) -> float | None:
-        """How far a quartile of the repeats lies from the median, as a part of it.
-
-        None where there are fewer than three repeats.
-        """
+        """Largest distance of a quartile from the median, relative to it; None below 3 repeats."""
         if len(self.times_us) < 3:
             return None
         low, middle, high = np.percentile(self.times_us, [25, 50, 75]).tolist()
@@ -113,19 +109,19 @@ class Result:
 
     @property
     def algbw(self) -> float:
-        """GB/s: bytes over time, of all messages that are under way at once."""
+        """Bytes over time in GB/s, of all simultaneous messages."""
         return self.streams * self.bytes / self.time_us / 1e3
 
     @property
     def busbw(self) -> float:
-        """GB/s on the busiest link of an ideal algorithm; comparable between numbers of ranks."""
+        """Bandwidth in GB/s of an ideal algorithm's busiest link; comparable across ranks."""
         if self.collective not in CONTRACTS:  # messages between pairs
             return self.algbw
         return self.algbw * contract(self.collective).traffic(self.ranks)
 
 
 def allocator(comm: Communicator, memory: str) -> Callable[..., Any]:
-    """What makes zeros in a kind of memory, as :class:`Case` names it."""
+    """Allocator of zeros in a kind of memory, as :class:`Case` names it."""
     if memory == "shared":
         return comm.empty
     if memory == "adopted":
@@ -141,7 +137,7 @@ def allocator(comm: Communicator, memory: str) -> Callable[..., Any]:
 
 
 class Buffers:
-    """One set of buffers of this rank, and where its input lies in it."""
+    """One set of buffers of this rank."""
 
     def __init__(self, comm: Communicator, case: Case) -> None:
         blocks = contract(case.collective)
@@ -171,7 +167,7 @@ class Buffers:
         )
 
     def quiet(self) -> None:
-        """Ones: timing in place must neither overflow nor become subnormal."""
+        """Fills with ones, so that sums in place neither overflow nor become subnormal."""
         self.recv[...] = 1
         self.source[...] = 1
 
@@ -179,9 +175,9 @@ class Buffers:
 def measure(comm: Communicator, case: Case) -> list[Result]:
     """Results in the order of ``case.algorithms``.  Collective.
 
-    The algorithms take turns within each repeat, so that a drift of the machine meets all alike; in
-    every second one backwards, so that what one leaves in the caches is not always the same one's
-    gain.  An algorithm that cannot run this type (native float16 on some MPIs) is left out.
+    The algorithms take turns within each repeat, in every second one backwards, so that drifts of
+    the machine and contents of the caches affect all alike.  Algorithms that cannot run this type
+    (native float16 on some MPIs) are left out.
     """
     blocks = contract(case.collective)
     if case.collective == "broadcast":  # MPI has no other
@@ -247,13 +243,13 @@ def _plan(comm: Communicator, case: Case, arguments: Arguments, algorithm: str) 
 
 
 def stream(comm: Communicator, case: Case, nbytes: int) -> float:
-    """Seconds that all ranks together take for the loads and stores that nothing can do without.
+    """Seconds of all ranks together for the least loads and stores.
 
     With p ranks and s bytes in the larger buffer of each, an all-reduce moves 2 p s bytes, as every
-    byte is loaded and one is stored; an all-to-all as many; an all-gather p s + s, as a block is
+    byte is loaded and one is stored; an all-to-all the same; an all-gather p s + s, as a block is
     loaded once and stored p times.  Each rank moves its share in arrays of its own, in the same
-    kind of memory: as STREAM's add does where the collective reduces, as its copy where it does
-    not.  What the caches load in order to be stored to is not counted, there and here.
+    kind of memory, like STREAM's add for reductions and its copy for others.  Loads of lines before
+    stores are not counted.
     """
     loaded = nbytes // comm.size if case.collective == "allgather" else nbytes
     allocate = allocator(comm, case.memory)
@@ -280,7 +276,7 @@ def _copy(source: Any, target: Any) -> None:
 
 
 def _wrong(comm: Communicator, case: Case, plan: Row, buffers: Buffers) -> int:
-    """Elements that differ from the prediction, or between ranks, over all ranks."""
+    """Number of elements on all ranks that differ from the prediction or between ranks."""
     key = (case.collective, case.op, case.dtype)
     count = case.count(comm.size)
     source, recv = buffers.source, buffers.recv
@@ -304,14 +300,14 @@ def _wrong(comm: Communicator, case: Case, plan: Row, buffers: Buffers) -> int:
 
 
 def _iterations(comm: Communicator, case: Case, plans: list[Row]) -> int:
-    """As many calls as fit the budget; the same on all ranks."""
+    """Number of calls within the budget; the same on all ranks."""
     _timed(comm, case, plans, 1)
     seconds = comm.allreduce(_timed(comm, case, plans, 3), op=MPI.MAX)
     return int(min(MOST_ITERS, max(1, BUDGET_S / max(seconds, 1e-9))))
 
 
 def _timed(comm: Communicator, case: Case, plans: list[Row], iters: int) -> float:
-    """Seconds a call; the plans take turns.  On a device, until all that was queued is done."""
+    """Seconds a call, with plans in turn; on a device, until all queued work is done."""
     turns = list(islice(cycle(plans), iters))
     device = CudaMemory() if case.on_device else None
     if device:

@@ -1,4 +1,4 @@
-"""How much of a nonblocking collective is hidden behind computation, as OSU counts it."""
+"""Share of a nonblocking collective that computation hides, as OSU counts it."""
 
 from time import perf_counter
 
@@ -27,10 +27,10 @@ class Work:
 
 
 def overlap(comm: Communicator, plan: Row, tests: int) -> float:
-    """Percent of the collective's time that passes during computation as long as it.
+    """Percentage of the collective's time that equally long computation hides.
 
     100 (1 - (total - computation) / pure), where total is Start, the computation with ``tests``
-    calls of ``Test`` in it, and Wait; not below 0.  Medians of the slowest rank.  Collective.
+    calls of ``Test``, and Wait; at least 0.  Medians of the slowest rank.  Collective.
     """
 
     def median(of: list[float]) -> float:

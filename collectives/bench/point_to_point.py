@@ -1,4 +1,4 @@
-"""Messages between pairs of ranks, by OSU's conventions: what every collective is made of.
+"""Messages between pairs of ranks, by OSU's conventions.
 
 The ranks of the first half are paired with those of the second, rank i with rank i + p/2, so that
 on several nodes the messages cross the network.
@@ -32,7 +32,7 @@ class Pair:
         self.out, self.into = [out, nbytes, MPI.BYTE], [into, nbytes, MPI.BYTE]
 
     def latency(self) -> None:
-        """There and back."""
+        """A round trip."""
         if self.first:
             self.comm.Send(self.out, self.peer, _TAG)
             self.comm.Recv(self.into, self.peer, _TAG)
@@ -41,7 +41,7 @@ class Pair:
             self.comm.Send(self.out, self.peer, _TAG)
 
     def bandwidth(self) -> None:
-        """A window of messages one way, and a word back."""
+        """A window of messages one way, and an acknowledgement."""
         requests = [
             self.comm.Isend(self.out, self.peer, _TAG)
             if self.first
@@ -68,8 +68,8 @@ class Pair:
 def measure_pairs(comm: Communicator, case: Case) -> list[Result]:
     """The result of ``case.collective``, one of ``TESTS``.  Collective.
 
-    ``latency`` is half a round trip; the others are the time of one message of a window, and their
-    bandwidth is that of all messages under way: of one pair, or of all with ``multipair``.
+    ``latency`` is half a round trip.  The others are the time of one message of a window; their
+    bandwidth counts the messages of one pair, or with ``multipair`` of all pairs.
     """
     test = case.collective
     pair = Pair(comm, case.nbytes, case.memory)

@@ -20,7 +20,7 @@ from collectives.bench.measure import Result
 from collectives.errors import CollectiveError
 from collectives.files import replace
 
-#: Quartiles as far from the median as this part of it are marked as noise.
+#: Relative distance of quartiles from the median that is marked as noise.
 NOISY = 0.2
 
 _THREADS = {
@@ -32,7 +32,7 @@ _THREADS = {
 
 
 def environment(comm: MPI.Intracomm) -> dict[str, Any]:
-    """What the figures depend on.  Collective."""
+    """Software and machine of the measurement.  Collective."""
     hosts = comm.allgather(MPI.Get_processor_name())
     return {
         **provenance(),
@@ -55,7 +55,7 @@ def _processor() -> str:
 
 
 def beyond_caches() -> int:
-    """Bytes of which little is left in any cache when their turn comes again."""
+    """Bytes that displace each other from all caches."""
     try:
         text = Path("/sys/devices/system/cpu/cpu0/cache/index3/size").read_text().strip()
         last_level = int(text.removesuffix("K")) << 10
@@ -65,7 +65,7 @@ def beyond_caches() -> int:
 
 
 def header(about: dict[str, Any], command: str) -> str:
-    """The lines above the table."""
+    """Lines above the table."""
     gpu = f", {about['gpu']}" if "gpu" in about else ""
     hosts = ", ".join(about["hosts"][:4]) + (", ..." if about["nodes"] > 4 else "")
     return (
@@ -84,7 +84,7 @@ def header(about: dict[str, Any], command: str) -> str:
 
 
 def columns(width: int = 26) -> str:
-    """The head of the table; ``width`` is that of the algorithms' names."""
+    """Head of the table; ``width``: width of the algorithms' names."""
     return (
         f"{'size(B)':>11} {'count':>10} {'type':>9} {'redop':>6} {'memory':>8} {'place':>5}  "
         f"{'algorithm':<{width}}{'time(us)':>11} {'+-%':>5} {'algbw':>8} {'busbw':>8} {'ratio':>7} "
@@ -123,10 +123,10 @@ def expect_some(results: list[Result]) -> None:
 
 
 def footer(results: list[Result], least: float = 0) -> str:
-    """nccl-tests' last lines; ``least`` is what ``--min-busbw`` asks for.
+    """nccl-tests' last lines; ``least``: value of ``--min-busbw``.
 
-    A mean of bus bandwidths over sizes compares runs of one algorithm on one kind of memory, so
-    each of them has its own line where there are several.
+    Each algorithm has a line for each memory, as a mean of bus bandwidths over sizes compares only
+    runs of these.
 
     Raises:
         CollectiveError: there are no results.
@@ -160,7 +160,7 @@ def footer(results: list[Result], least: float = 0) -> str:
 
 
 def by_series(results: list[Result]) -> dict[tuple[str, str], list[Result]]:
-    """The results of each (algorithm, memory), in the order in which they came."""
+    """Results by (algorithm, memory), in their order."""
     series: dict[tuple[str, str], list[Result]] = {}
     for result in results:
         series.setdefault((result.algorithm, result.memory), []).append(result)
@@ -168,15 +168,12 @@ def by_series(results: list[Result]) -> dict[tuple[str, str], list[Result]]:
 
 
 def average(results: list[Result]) -> float:
-    """Mean bus bandwidth, GB/s; 0 of nothing."""
+    """Mean bus bandwidth in GB/s; 0 without results."""
     return float(np.mean([result.busbw for result in results])) if results else 0.0
 
 
 def average_busbw(results: list[Result]) -> float:
-    """Mean over all rows of ours, or over native's where there are no others; GB/s.
-
-    This is what ``--min-busbw`` judges.
-    """
+    """Mean over all rows of ours, or of native's without these, in GB/s; see ``--min-busbw``."""
     return average([r for r in results if r.algorithm != "native"] or results)
 
 
@@ -199,7 +196,7 @@ def osu(results: list[Result]) -> str:
 
 
 def as_record(result: Result) -> dict[str, Any]:
-    """A result with everything that follows from it."""
+    """A result with its derived numbers."""
     quartiles = np.percentile(result.times_us, [25, 75]).tolist()
     p50, p95, p99 = np.percentile(result.times_us, [50, 95, 99]).tolist()
     derived = {"algbw_GBs": result.algbw, "busbw_GBs": result.busbw}
@@ -210,14 +207,14 @@ def as_record(result: Result) -> dict[str, Any]:
 def write_json(
     path: Path, results: list[Result], about: dict[str, Any], config: dict[str, Any]
 ) -> None:
-    """Everything, every single time included."""
+    """Writes all results with every single time."""
     records = [as_record(result) for result in results]
     content = {"version": 1, "config": config, "environment": about, "results": records}
     replace(path, json.dumps(content, indent=1) + "\n")
 
 
 def write_csv(path: Path, results: list[Result]) -> None:
-    """One line a result, without the single times.
+    """Writes a line a result, without the single times.
 
     Raises:
         CollectiveError: there are no results.
@@ -232,7 +229,7 @@ def write_csv(path: Path, results: list[Result]) -> None:
 
 
 def plot(path: Path, results: list[Result], about: dict[str, Any]) -> None:
-    """Latency and bus bandwidth against size, native as the thick grey line.
+    """Draws latency and bus bandwidth against size, native as a thick grey line.
 
     Raises:
         CollectiveError: there are no results.
@@ -268,5 +265,5 @@ def plot(path: Path, results: list[Result], about: dict[str, Any]) -> None:
 
 
 def command_line() -> str:
-    """What was typed, without the path of this package."""
+    """The typed command, without the path of this package."""
     return shlex.join([*program("collectives").split(), *sys.argv[1:]])

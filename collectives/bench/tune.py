@@ -2,7 +2,7 @@
 
 import argparse
 import os
-from itertools import product, zip_longest
+from itertools import product
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -23,14 +23,9 @@ from collectives.files import replace
 
 #: Ours has to be this much faster than native to be chosen: figures repeat no better.
 CLEARLY = 1.05
-#: So little between two of ours decides nothing: on two ranks many algorithms do nearly the same,
-#: on more the preferred ones stay good.
+#: Ratio between two of ours that decides nothing: on two ranks many algorithms do nearly the same,
+#: and the preferred ones stay good on more ranks.
 ALIKE = 1.15
-#: Below so many bytes, or with so little gain, another machine, or this one tomorrow, often finds
-#: another algorithm faster.  In ordinary memory, where both move the same bytes, a butterfly that
-#: was 1.9 times as fast as native took 1.3 times as long on another machine of the same kind.
-_PORTABLE_BYTES = 32 << 10
-_PORTABLE_RATIO: dict[Kind, float] = {"shared": 1.3, "adopted": 1.3, "attached": 1.3, "numpy": 2.5}
 #: With segments, these fill the links that they leave idle without.
 _PIPELINED = {
     "broadcast": ["chain:segments=8", "double_binary_tree:segments=8"],
@@ -38,15 +33,15 @@ _PIPELINED = {
 }
 
 
-#: In this order, where several are as fast: on two ranks, many algorithms are the same.
+#: Preference among equally fast algorithms.
 _PREFERRED = ("direct", "ring", "pairwise", "butterfly", "binomial_tree")
 
 
 def candidates(collective: str, size: int) -> list[str]:
-    """What is measured: native, and those of ours that are not the same at so few ranks."""
+    """Measured algorithms: native, and ours that differ on this number of ranks."""
     different: dict[object, str] = {}
     preference = {name: place for place, name in enumerate(_PREFERRED)}
-    # A table is for whoever reads it, and knows no program's own.
+    # Other programs read the table and do not know this one's own algorithms.
     there = [name for name in names(collective) if not own(collective, name)]
     ours = sorted(there, key=lambda name: preference.get(name, len(preference)))
     for name in [*ours, *_PIPELINED.get(collective, [])]:
@@ -65,8 +60,8 @@ def tune(
     """Measures, and merges the entries with those known into ``options.output``.  Collective.
 
     Args:
-        lengths: bytes of the larger buffer.
-        known: as :func:`known_entries` found them.
+        lengths: sizes of the larger buffer in bytes.
+        known: result of :func:`known_entries`.
     """
     collectives = [options.collective] if options.collective else [*CONTRACTS]
     collectives = [c for c in collectives if c != "barrier"]
@@ -97,14 +92,8 @@ def tune(
     about = report.environment(comm)
     if comm.rank == 0:
         merged = _merged(known, entries)
-        if options.portable:
-            whole, merged = merged, portable(merged)
-            kept = {_situation(entry) for entry in merged}
-            for left in (entry for entry in whole if _situation(entry) not in kept):
-                told = ", ".join(map(str, _situation(left)))
-                print(f"left out, as it may not hold elsewhere: {told}")
         table = Table(1, about, alpha_us, bandwidth, merged)
-        # Whole or not at all: jobs may be reading it.
+        # Atomic, as jobs may be reading it.
         replace(options.output, msgspec.json.format(msgspec.json.encode(table), indent=1).decode())
         print(f"wrote {options.output}; COLLECTIVES_TUNING={options.output} uses it")
 
@@ -119,10 +108,10 @@ def _join(known: list[list[Result]], new: list[list[Result]]) -> None:
 
 
 def rules(measured: list[list[Result]]) -> list[Rule]:
-    """The fastest from each size on; native where nothing is clearly faster.
+    """The fastest algorithm from each size on; native unless one is clearly faster.
 
-    Clearly is in three of four repeats, each beside native's time in the same repeat: the state of
-    a machine changes what is faster, and a table lives longer than that state.
+    It is clearly faster in three of four repeats, each beside native's time in the same repeat, as
+    a table outlives the state of a machine.
     """
     found: list[Rule] = []
     for results in measured:
@@ -138,39 +127,8 @@ def rules(measured: list[list[Result]]) -> list[Rule]:
     return found
 
 
-def portable(entries: list[Entry]) -> list[Entry]:
-    """What of a machine's table is likely to hold on others, for one that ships with a program.
-
-    That is our algorithms from 32 KiB on, by rules that are clear in shared memory, where they save
-    a copy that messages cannot, and far clearer in ordinary memory.  An entry of ordinary memory
-    that has no such rule is left out, and a call there stays native.
-    """
-    found = []
-    for entry in entries:
-        rules = _portable(entry.rules, entry.memory)
-        if entry.memory in _PORTABLE_RATIO and (entry.memory != "numpy" or len(rules) > 1):
-            found.append(msgspec.structs.replace(entry, rules=rules))
-    return found
-
-
-def _portable(rules: list[Rule], memory: Kind) -> list[Rule]:
-    found, least = [Rule(0, "native", 1.0)], _PORTABLE_RATIO.get(memory, 0.0)
-    for rule, after in zip_longest(rules, rules[1:]):
-        if after is not None and after.from_bytes <= _PORTABLE_BYTES:
-            continue
-        # A rule from fewer bytes has held at all sizes since; its ratio is that of the first.
-        since = rule.from_bytes < _PORTABLE_BYTES and memory != "numpy"
-        holds = since or rule.ratio >= least
-        start = max(rule.from_bytes, _PORTABLE_BYTES)
-        if not holds:
-            rule = Rule(start, "native", 1.0)
-        if rule.algorithm != found[-1].algorithm:
-            found.append(Rule(start, rule.algorithm, rule.ratio))
-    return found
-
-
 def _preferred(times: dict[str, float], last: str | None) -> str:
-    """One of the fastest; the one that was chosen ``last``, at the size before, if it is one."""
+    """One of the fastest, ``last`` if it is among them: the choice for the size before."""
     alike = [name for name, time in times.items() if time < ALIKE * min(times.values())]
     if last in alike:
         return last
@@ -229,10 +187,10 @@ def _in_words(rule: Rule) -> str:
 
 
 def known_entries(comm: Communicator, path: Path) -> list[Entry]:
-    """What the table in ``path`` holds already, if there is one; on rank 0.
+    """Entries of an existing table in ``path``, on rank 0.
 
     Raises:
-        CollectiveError: on all ranks, before minutes are spent: it cannot be read or written.
+        CollectiveError: on all ranks, at the beginning, if it cannot be read or written.
     """
     known: list[Entry] = []
     problem = ""
@@ -251,11 +209,11 @@ def known_entries(comm: Communicator, path: Path) -> list[Entry]:
 
 
 def _merged(known: list[Entry], new: list[Entry]) -> list[Entry]:
-    """The new entries in place of those of the same situation."""
+    """Entries with the new ones in place of those of the same situation."""
+    fresh = {situation(entry) for entry in new}
+    return [*(entry for entry in known if situation(entry) not in fresh), *new]
 
-    fresh = {_situation(entry) for entry in new}
-    return [*(entry for entry in known if _situation(entry) not in fresh), *new]
 
-
-def _situation(entry: Entry) -> tuple[Any, ...]:
+def situation(entry: Entry) -> tuple[Any, ...]:
+    """Everything that an entry is chosen by."""
     return entry.mpi, entry.collective, entry.memory, entry.ranks, entry.ranks_per_node

@@ -9,7 +9,7 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives.errors import MismatchError
-from collectives.watchdog.history import call_site
+from collectives.failure.history import call_site
 
 
 class Agreement:

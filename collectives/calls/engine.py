@@ -35,7 +35,7 @@ from collectives.execution.plan import Plan
 from collectives.execution.shared import Places
 from collectives.execution.traffic import Traffic
 from collectives.execution.underway import Underway
-from collectives.watchdog import Watchdog, Watched
+from collectives.failure import Watchdog, Watched
 
 AnyPlan = Plan | NativePlan | AlternatingPlan | Watched
 #: What is under way for one run.

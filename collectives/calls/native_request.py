@@ -9,7 +9,7 @@ from collectives.execution.underway import Underway
 
 if TYPE_CHECKING:
     from collectives.calls.native import NativePlan
-    from collectives.watchdog import Watched
+    from collectives.failure import Watched
 
 
 class NativeRequest(MPI.Request):

@@ -2,7 +2,7 @@
 
 ``python -m collectives tune`` measures one for a machine or an allocation; without it, the table in
 ``tuned.json`` beside this module counts.  It has what is likely to hold on any machine
-(``tune --portable``): large buffers in the memory that the ranks of a node share.
+(``benchmarks.portable``): large buffers in the memory that the ranks of a node share.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""What several commands read from the command line."""
+"""Types of command-line arguments that several commands share."""
 
 import argparse
 import math
@@ -10,11 +10,11 @@ from collectives.analysis.own import named
 from collectives.contracts import CONTRACTS
 
 if TYPE_CHECKING:
-    #: To which a command adds its parser.
+    #: The action to which a command adds its parser.
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
 
-#: What :func:`ranks` reads, for the help of the options that take it.
+#: Forms that :func:`ranks` reads, for the help of options.
 RANKS = "4,6; 8-64 for each number from 8 to 64; 8..64 for 8, 16, 32 and 64"
 
 
@@ -91,13 +91,28 @@ def ranks(text: str) -> list[int]:
     return sizes
 
 
+def add_network(parser: argparse.ArgumentParser) -> None:
+    """Adds ``--alpha`` and ``--bandwidth`` of a modelled network."""
+    alpha = "latency of a message in microseconds (1.5)"
+    parser.add_argument("--alpha", type=not_negative, default=1.5, help=alpha)
+    bandwidth = "bandwidth of a port in GB/s (25)"
+    parser.add_argument("--bandwidth", type=above_zero, default=25.0, help=bandwidth)
+
+
+def add_algorithms(parser: argparse.ArgumentParser) -> None:
+    """Adds ``--algorithm`` for several algorithms."""
+    which = "names with options, mine.py:name, or all (all)"
+    parser.add_argument("--algorithm", default="all", metavar="A,B", help=which)
+
+
 def known(text: str) -> list[str]:
-    """``"ring,mine.py:biring"`` -> ``["ring", "biring"]``: those of files and packages are proved
-    and registered.
+    """``"ring,mine.py:biring"`` -> ``["ring", "biring"]``.
+
+    Algorithms of files and packages are proved and registered.
 
     Raises:
         UnknownAlgorithm: a file has no such algorithm.
-        ScheduleError: one that was found is wrong.
+        ScheduleError: an algorithm is wrong.
     """
     return [named(name) for name in split(text)]
 

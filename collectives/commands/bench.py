@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from collectives.about import load_mpi
 from collectives.algorithms import find, names, parse
 from collectives.analysis.pictures import expect_picture, pyplot
-from collectives.bench import auto, compare
 from collectives.commands.arguments import above_zero, count, known, not_negative, positive, size
 from collectives.commands.program import add_verbose, show_log
 from collectives.contracts import CONTRACTS
@@ -39,41 +38,16 @@ _MEMORY = {
 
 
 def add(commands: "Commands") -> None:
-    """Adds ``bench`` and ``compare``."""
+    """Adds ``bench``."""
     parser = commands.add_parser("bench", help="measure under mpirun, beside the MPI library")
     _add_flags(parser.add_argument)
     add_verbose(parser)
     parser.set_defaults(run=run)
 
-    comparing = commands.add_parser("compare", help="show several files of 'bench -J' in one table")
-    comparing.add_argument("files", nargs="+", type=Path, metavar="JSON", help="file of 'bench -J'")
-    against = comparing.add_mutually_exclusive_group()
-    against.add_argument(
-        "--peers",
-        action="store_true",
-        help="compare our algorithms with each MPI library's own, one file for each MPI",
-    )
-    against.add_argument(
-        "--auto",
-        action="store_true",
-        help="compare auto with the library's own on the same memory, over the files of several "
-        "runs, and name where it is slower",
-    )
-    comparing.add_argument(
-        "--plot",
-        type=Path,
-        metavar="FILE",
-        help="draw how many times as fast auto is as each library, on every kind of memory",
-    )
-    comparing.set_defaults(run=_compare)
-
 
 def _add_flags(add: Callable[..., object]) -> None:
-    tests = ("latency", "bandwidth", "bibandwidth", "multipair", "round", "first")
-    told = (
-        "a collective, messages between pairs of ranks, the parts of one round, or what first "
-        "calls cost"
-    )
+    tests = ("latency", "bandwidth", "bibandwidth", "multipair")
+    told = "a collective, or messages between pairs of ranks"
     add("collective", choices=[*CONTRACTS, *tests], help=told)
     listed = "names with options, mine.py:name, auto, native, nccl (on a GPU); default: all of ours"
     add("--algorithm", default="all", metavar="A,B", help=listed)
@@ -135,18 +109,9 @@ def _add_flags(add: Callable[..., object]) -> None:
     add("--min-busbw", type=not_negative, default=0, help=judged)
 
 
-def _compare(options: argparse.Namespace) -> int:
-    if options.plot:
-        expect_picture(options.plot)
-        compare.plot(options.plot, options.files)
-    show = compare.peers if options.peers else auto.report if options.auto else compare.table
-    print(show(options.files))
-    return 0
-
-
 def algorithms(collective: str, text: str) -> list[str]:
-    """Those of ``--algorithm``, each known, with native among them; those of files and packages
-    are proved and registered."""
+    """Known names of ``--algorithm``, with native; algorithms of files and packages are proved and
+    registered."""
     wanted: list[str] = []
     for name in known(text):
         wanted += names(collective) if name == "all" else [name]
@@ -166,22 +131,11 @@ def run(options: argparse.Namespace) -> int:
     from mpi4py import MPI
 
     from collectives.communicator import Communicator
-    from collectives.launch import abort_on_exception
+    from collectives.failure.abort import abort_on_exception
 
     comm = Communicator(MPI.COMM_WORLD, attach=False, turns=False)
     show_log(options, comm.rank)
     with abort_on_exception(comm), _deadline(comm, options.timeout):
-        if options.collective == "round":
-            from collectives.bench.round_cost import report_round
-
-            return report_round(comm)
-        if options.collective == "first":
-            from collectives.bench.first_call import report_first
-            from collectives.bench.inputs import sizes
-
-            steps = options.stepfactor, options.stepbytes
-            lengths = sizes(options.minbytes, options.maxbytes, *steps)
-            return report_first(comm, list(lengths), _MEMORY[options.memory])
         return _measure(comm, options)
 
 
@@ -215,7 +169,7 @@ def _measure(comm: "Communicator", options: argparse.Namespace) -> int:
                 check_nccl(comm)
             if pairs:
                 check_device_messages(comm)
-    except (CollectiveError, ValueError) as error:  # the same on all ranks
+    except (CollectiveError, ValueError) as error:  # raised on all ranks
         return _refuse(comm, error)
 
     def say(text: str) -> None:
@@ -251,7 +205,7 @@ def _measure(comm: "Communicator", options: argparse.Namespace) -> int:
                 on = attached if memory == "attached" else comm
                 try:
                     measured = measure_pairs(comm, case) if pairs else measure(on, case)
-                except UnknownAlgorithm as error:  # not of so many ranks, on all ranks
+                except UnknownAlgorithm as error:  # on all ranks: not for this number of ranks
                     return _refuse(comm, error)
                 native = next((r for r in measured if r.algorithm == "native"), None)
                 for result in measured:
@@ -271,7 +225,7 @@ def _measure(comm: "Communicator", options: argparse.Namespace) -> int:
 
 
 def _refuse(comm: "Communicator", error: Exception) -> int:
-    """The exit status, with a sentence of rank 0."""
+    """Prints an error on rank 0; returns the exit status."""
     if comm.rank == 0:
         print(f"error: {error}", file=sys.stderr)
     return 2
@@ -298,11 +252,7 @@ def _attached(comm: "Communicator", lengths: list[int]) -> "Communicator":
 
 
 def _check_outputs(comm: "Communicator", options: argparse.Namespace) -> None:
-    """Refuses, now rather than when all is measured, files that rank 0 cannot write.
-
-    Raises:
-        CollectiveError: on all ranks.
-    """
+    """Raises CollectiveError, on all ranks and before measuring, if rank 0 cannot write a file."""
     why = ""
     for path in (options.output_file, options.csv):
         if comm.rank == 0 and path and (path.is_dir() or not path.parent.is_dir()):
@@ -330,8 +280,7 @@ def _write(options: argparse.Namespace, results: "list[Result]", about: dict) ->
 def _write_files(
     options: argparse.Namespace, results: "list[Result]", about: dict, streams: bool
 ) -> None:
-    """What was measured so far, in files that are replaced; and in ``streams``, to which all is
-    written once."""
+    """Writes the results to files, which are replaced, and with ``streams`` to streams."""
     from collectives.bench import report
 
     config = {
@@ -347,7 +296,7 @@ def _write_files(
 
 @contextmanager
 def _deadline(comm: "Communicator", seconds: float | None) -> Iterator[None]:
-    """Aborts the job after ``seconds``: a thread does, as the main one may hang inside MPI."""
+    """Aborts the job after ``seconds`` by a thread, as the main one may hang inside MPI."""
     if seconds is None:
         yield
         return

@@ -38,11 +38,7 @@ def add(commands: "Commands") -> None:
         "-c", "--collective", choices=CONTRACTS, default="allreduce", help="collective (allreduce)"
     )
     exploring.add_argument(
-        "-n",
-        "--ranks",
-        type=ranks,
-        default=[8],
-        help=f"numbers of ranks: {RANKS} (8)",
+        "-n", "--ranks", type=ranks, default=[8], help=f"numbers of ranks: {RANKS} (8)"
     )
     exploring.add_argument(
         "--root", type=int, default=0, help="root of a broadcast, reduce, gather or scatter (0)"

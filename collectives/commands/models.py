@@ -17,8 +17,9 @@ from collectives.analysis.topology import build as topology
 from collectives.commands.arguments import (
     RANKS,
     above_zero,
+    add_algorithms,
+    add_network,
     known,
-    not_negative,
     rank_count,
     ranks,
     size,
@@ -55,14 +56,8 @@ def add(commands: "Commands") -> None:
     timing.add_argument(
         "--ports", choices=("one", "multi"), default="one", help="ports of a rank (one)"
     )
-    which = "names with options, mine.py:name, or all (all)"
-    timing.add_argument("--algorithm", default="all", metavar="A,B", help=which)
-    timing.add_argument(
-        "--alpha", type=not_negative, default=1.5, help="latency of a message in microseconds (1.5)"
-    )
-    timing.add_argument(
-        "--bandwidth", type=above_zero, default=25.0, help="bandwidth of a port in GB/s (25)"
-    )
+    add_algorithms(timing)
+    add_network(timing)
     timing.add_argument("--plot", type=Path, help="write a PNG")
     timing.set_defaults(run=simulate_sizes)
 
@@ -71,12 +66,7 @@ def add(commands: "Commands") -> None:
     )
     pricing.add_argument("-n", "--ranks", type=rank_count, default=8, help="number of ranks (8)")
     pricing.add_argument("--size", type=size, default=1 << 20, help="bytes of the buffer (1M)")
-    pricing.add_argument(
-        "--alpha", type=not_negative, default=1.5, help="latency of a message in microseconds (1.5)"
-    )
-    pricing.add_argument(
-        "--bandwidth", type=above_zero, default=25.0, help="bandwidth of a port in GB/s (25)"
-    )
+    add_network(pricing)
     pricing.add_argument(
         "--reduction", type=above_zero, default=100.0, help="speed of a reduction in GB/s (100)"
     )
@@ -98,7 +88,7 @@ def add(commands: "Commands") -> None:
 
 
 def simulate_sizes(options: argparse.Namespace) -> int:
-    """Which algorithm wins at which number of ranks."""
+    """Prints simulated times and the fastest algorithm for each number of ranks."""
     if options.plot:
         expect_picture(options.plot)  # refused now rather than when all is simulated
         pyplot()
@@ -120,7 +110,7 @@ def simulate_sizes(options: argparse.Namespace) -> int:
             try:
                 schedule = build(options.collective, name, count)
                 seconds = simulate(schedule, options.size, machine, uniform)
-            except (TooLarge, UnknownAlgorithm):  # not of so many ranks
+            except (TooLarge, UnknownAlgorithm):  # not at this size
                 line += f"{'-':>{len(name) + 2}}"
                 continue
             table[name].append((count, seconds))
@@ -140,7 +130,7 @@ def simulate_sizes(options: argparse.Namespace) -> int:
 
 
 def cost(options: argparse.Namespace) -> int:
-    """Each all-reduce by its closed form, by the simulator, and as Rodriguez prints it."""
+    """Prints each all-reduce's time by closed form, by the simulator, and as Rodriguez has it."""
     model = Model(1e-6 * options.alpha, 1e-9 / options.bandwidth, 1e-9 / options.reduction)
     machine = Machine(Flat(Link(model.alpha, model.beta)), model.gamma)
     p, m = options.ranks, options.size
@@ -172,7 +162,7 @@ def _holds(formula: Formula, p: int) -> bool:
 
 
 def fit_files(options: argparse.Namespace) -> int:
-    """The parameters of a machine, and its times beside those that they predict."""
+    """Prints the fitted parameters of a machine, and measured beside predicted times."""
     samples = read(options.files, options.memory)
     fits = fit(samples)
     for found in fits:

@@ -1,4 +1,4 @@
-"""Breaks schedules step by step, to find out what the verifier would miss.
+"""Mutation of schedules, step by step, to count the faults that the verifier would miss.
 
 A *mutant* differs from its schedule in one step or in the order of two.  Each must be rejected by
 the verifier or, run on real data with all ranks in one process, give the right result all the same
@@ -22,7 +22,7 @@ _ITEMS_PER_CHUNK = 3
 
 
 class Mutant(NamedTuple):
-    """A broken schedule, and what was done to it."""
+    """A broken schedule and a description of its fault."""
 
     description: str
     schedule: Schedule
@@ -75,7 +75,7 @@ def _combine(schedule: Schedule) -> Combine:
 
 
 def _same(result: Items | None, right: Items | None) -> bool:
-    """Whether a rank has what it should have; some are to have nothing."""
+    """Whether a rank has the right result, which may be none."""
     return result is right is None or (
         result is not None and right is not None and np.array_equal(result, right)
     )
@@ -147,7 +147,6 @@ def _alternatives(size: int, limits: dict[str, int], step: Step) -> Iterator[Ste
 
 def _shifted(limits: dict[str, int], chunk: Chunk) -> Iterator[Chunk]:
     """The chunk one further, from the end to the beginning, if it has where to go."""
-    length = chunk.stop - chunk.start
     start = chunk.start + 1 if chunk.stop < limits[chunk.buffer] else 0
     if start != chunk.start:
-        yield chunk._replace(start=start, stop=start + length)
+        yield chunk._replace(start=start, stop=start + chunk.length)

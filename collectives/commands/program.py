@@ -1,4 +1,4 @@
-"""What the command lines of both packages have in common."""
+"""Common parts of the command lines of both packages."""
 
 import argparse
 import errno
@@ -15,7 +15,7 @@ from collectives.about import version
 if TYPE_CHECKING:
     from collectives.commands.arguments import Commands
 
-#: Of a write that finds no room, or a device that fails.
+#: Errors of a write without room, or on a device that fails.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
@@ -34,12 +34,12 @@ class _Version(argparse.Action):
 
 
 class _Commands(argparse._SubParsersAction):
-    """The commands of a program: ``--help`` of one says what the list of all says of it."""
+    """The commands of a program; a command's ``help`` is its description by default."""
 
     def add_parser(self, name: str, **options: Any) -> argparse.ArgumentParser:
         """A command, with ``help`` as its description if it has none."""
-        told = str(options["help"])
-        options.setdefault("description", f"{told[:1].upper()}{told[1:]}.")
+        text = str(options["help"])
+        options.setdefault("description", f"{text[:1].upper()}{text[1:]}.")
         made: argparse.ArgumentParser = super().add_parser(name, **options)
         return made
 
@@ -49,15 +49,15 @@ def add_commands(parser: argparse.ArgumentParser, **options: Any) -> "Commands":
 
     Args:
         parser: the program's.
-        options: of :meth:`argparse.ArgumentParser.add_subparsers`.
+        options: keyword arguments of :meth:`argparse.ArgumentParser.add_subparsers`.
     """
     return parser.add_subparsers(action=_Commands, required=True, metavar="COMMAND", **options)
 
 
 def parsed(parser: argparse.ArgumentParser, given: Sequence[str] | None) -> argparse.Namespace:
-    """The options; without any argument, prints what commands there are.
+    """The parsed options; without any argument, prints the commands and exits.
 
-    A shell that asks for completions, by argcomplete, gets them, where that is installed.
+    Completes words for a shell that asks for it, if argcomplete is installed.
 
     Args:
         parser: the program's.
@@ -73,8 +73,10 @@ def parsed(parser: argparse.ArgumentParser, given: Sequence[str] | None) -> argp
 
 def add_version(parser: argparse.ArgumentParser) -> None:
     """Adds ``--version``."""
-    told = "this program's, the MPI library's, mpi4py's, NumPy's and Python's"
-    parser.add_argument("--version", action=_Version, nargs=0, default=argparse.SUPPRESS, help=told)
+    which = "this program's, the MPI library's, mpi4py's, NumPy's and Python's"
+    parser.add_argument(
+        "--version", action=_Version, nargs=0, default=argparse.SUPPRESS, help=which
+    )
 
 
 def add_verbose(parser: argparse.ArgumentParser) -> None:
@@ -98,12 +100,15 @@ def show_log(options: argparse.Namespace, rank: int) -> None:
 
 @contextmanager
 def while_read() -> Iterator[None]:
-    """Ends the program where its output cannot be written: without a word where what reads it has
-    ended, as ``head`` does, and with a sentence and status 1 where a disk is full."""
+    """Ends the program where its output cannot be written.
+
+    Nothing is printed if the reader has ended, as ``head`` does; a full disk gives a sentence and
+    status 1.
+    """
     try:
         try:
             yield
-        except SystemExit:  # of --version, once it has printed
+        except SystemExit:  # --version has printed
             print(end="", flush=True)
             raise
         print(end="", flush=True)  # nothing where there is no stdout
@@ -119,5 +124,5 @@ def while_read() -> Iterator[None]:
 
 
 def _write_nothing_more() -> None:
-    """The interpreter writes what is left once more when it ends."""
+    """Closes stdout, as the interpreter would write the rest once more when it ends."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

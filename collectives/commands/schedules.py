@@ -1,4 +1,4 @@
-"""``list``, ``verify`` and ``draw``: which schedules there are, their proofs, their pictures."""
+"""``list``, ``verify`` and ``draw``: the schedules, their proofs, their pictures."""
 
 import argparse
 import re
@@ -107,7 +107,7 @@ def _list(options: argparse.Namespace) -> int:
             expect_countable(schedule)
             cost = count(schedule)
             costs = f"{cost.latency:>7}{cost.sent:>7.2f}{_rounded(schedule):>8}"
-        except (TooLarge, UnknownAlgorithm):  # not of so many ranks
+        except (TooLarge, UnknownAlgorithm):  # not at this size
             costs = f"{'-':>7}{'-':>7}{'-':>8}"
         reference = f" [{algorithm.reference}]" if algorithm.reference else ""
         print(
@@ -126,7 +126,7 @@ def _rounded(schedule: Schedule) -> str:
 
 
 def _listed(which: str | None) -> list[Algorithm]:
-    """Those of a collective, of a file, or all, with what installed packages bring."""
+    """Algorithms of a collective, of a file, or all, installed packages' included."""
     if which is not None and which not in CONTRACTS:
         name = parse(named(which))[0]
         return [a for a in REGISTRY if a.name == name and a not in ALGORITHMS]
@@ -170,7 +170,7 @@ def _verify(options: argparse.Namespace) -> int:
 
 
 def _prove(collective: str, algorithm: str, size: int) -> Proof:
-    """Proves a schedule, in place too if it says so, and without segments what else it claims."""
+    """Proves a schedule, also in place if it claims that, and without segments all its claims."""
     schedule = build(collective, algorithm, size)
     name, options = parse(algorithm)
     if "segments" not in options:
@@ -214,7 +214,7 @@ def _draw_all(options: argparse.Namespace) -> int:
     for algorithm in ALGORITHMS:
         try:
             schedule = algorithm.schedule(options.ranks)
-        except CollectiveError as reason:  # not of so many ranks
+        except CollectiveError as reason:  # not at this size
             print(f"{algorithm.collective} {algorithm.name}: {reason}")
             continue
         path = folder / f"{algorithm.collective}_{algorithm.name}_{options.ranks}.png"

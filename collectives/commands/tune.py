@@ -1,4 +1,4 @@
-"""``tune``: what ``algorithm="auto"`` goes by; ``export``: the same for Open MPI."""
+"""``tune`` measures the table by which ``algorithm="auto"`` chooses."""
 
 import argparse
 import sys
@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from collectives.about import load_mpi
-from collectives.calls.tuner import load
 from collectives.commands.arguments import positive, size
 from collectives.commands.program import add_verbose, show_log
 from collectives.contracts import CONTRACTS
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def add(commands: "Commands") -> None:
-    """Adds ``tune`` and ``export``."""
+    """Adds ``tune``."""
     tuning = commands.add_parser(
         "tune", help="measure under mpirun which algorithm 'auto' should choose"
     )
@@ -45,24 +44,10 @@ def add(commands: "Commands") -> None:
         default=Path("tuned.json"),
         help="table to write; an existing one is updated (tuned.json)",
     )
-    portable = (
-        "keep only what is likely to hold on other machines, from 32 KiB: clear rules of shared "
-        "memory, and very clear ones of ordinary memory; what is left out, of an existing table, "
-        "too, is printed"
-    )
-    tuning.add_argument("--portable", action="store_true", help=portable)
     attach = "measure ordinary memory that ranks read in one another's processes, too"
     tuning.add_argument("--attach", action="store_true", help=attach)
     add_verbose(tuning)
     tuning.set_defaults(run=run)
-
-    exporting = commands.add_parser(
-        "export", help="print a tuning table as a rules file for Open MPI's coll_tuned"
-    )
-    exporting.add_argument(
-        "table", type=Path, nargs="?", help="file of tune (default: the table in use)"
-    )
-    exporting.set_defaults(run=_export)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -73,7 +58,7 @@ def run(options: argparse.Namespace) -> int:
     from collectives.bench import inputs
     from collectives.bench.tune import known_entries, tune
     from collectives.communicator import Communicator
-    from collectives.launch import abort_on_exception
+    from collectives.failure.abort import abort_on_exception
 
     comm = Communicator(MPI.COMM_WORLD, attach=False, turns=False)
     show_log(options, comm.rank)
@@ -86,16 +71,9 @@ def run(options: argparse.Namespace) -> int:
                     "tune measures what several ranks do together; start it as mpirun -n 4 python "
                     "-m collectives tune"
                 )
-        except (CollectiveError, ValueError) as error:  # the same on all ranks
+        except (CollectiveError, ValueError) as error:  # all ranks raise it
             if comm.rank == 0:
                 print(f"error: {error}", file=sys.stderr)
             return 2
         tune(comm, options, sizes, known)
         return 0
-
-
-def _export(options: argparse.Namespace) -> int:
-    from collectives.bench.openmpi_rules import rules_file
-
-    print(rules_file(load(options.table)), end="")
-    return 0

@@ -1,4 +1,4 @@
-"""``turns``: what ``auto`` has found by turns on this host, and how to forget it."""
+"""``turns``: shows or forgets the findings of ``auto`` by turns on this host."""
 
 import argparse
 from typing import TYPE_CHECKING
@@ -10,9 +10,9 @@ if TYPE_CHECKING:
 def add(commands: "Commands") -> None:
     """Adds ``turns``."""
     parser = commands.add_parser(
-        "turns", help="show what auto has found by turns (COLLECTIVES_TURNS=1), and remembers"
+        "turns", help="show the algorithms that auto has found by turns (COLLECTIVES_TURNS=1)"
     )
-    parser.add_argument("--forget", action="store_true", help="forget all of it")
+    parser.add_argument("--forget", action="store_true", help="forget them")
     parser.set_defaults(run=run)
 
 

@@ -1,26 +1,28 @@
-"""What a program brings, told in texts that another process compares: kinds, options, values, code.
+"""Texts that describe a program's own objects, so that another process can compare them.
 
-Code is told by its bytecode, constants and the names that it reads, with the values of what it
-closes over.  Files, lines, docstrings and names of local variables have no part in it.  Code of
-installed packages is told by its name alone, as another version of it is no other job.
+A function is described by its bytecode, its constants, the names that it reads, and the values of
+globals, closures and defaults.  Files, lines, docstrings and names of local variables do not count.
+Code of installed packages is described by its name, as a new version of it is no other job.
 """
 
 import dis
 import hashlib
+import inspect
 import sys
 import sysconfig
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
 from pathlib import Path
-from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
 
-#: Methods that others call by name; what they call themselves is found in their code.
+#: Methods that packages call by name; the methods that these call are found in their code.
 _ENTRIES = frozenset({
     "forward", "backward", "gradients", "parameters", "state", "output_shape", "shapes",
     "prepare", "apply", "ratio", "add", "value", "starting_at", "set_epoch",
@@ -30,7 +32,7 @@ _ENTRIES = frozenset({
 _SILENT = frozenset({"extra_repr", "state_dict", "load_state_dict", "__init__", "__repr__"})
 #: Folders of our packages, wherever they lie.
 _OURS = tuple(str(Path(__file__).parents[2] / name) for name in ("mpitrain", "collectives"))
-#: Modules of what carries a job out, and is no part of it.
+#: Modules of objects that carry a job out and are no part of it.
 _RUNNERS = (
     "collectives.", "mpi4py.", "mpitrain.training.", "mpitrain.server.", "mpitrain.federated.",
     "mpitrain.fit", "mpitrain.ranks.", "mpitrain.metrics.",
@@ -38,21 +40,20 @@ _RUNNERS = (
 #: Time before which no program that imports this has begun.
 _BEGUN = time.time() - 600
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
-#: Characters of a value that are shown, values within one another, and values of a container.
+#: Shown characters of a value, depth of values within one another, and values of a container.
 _SHOWN, _DEPTH, _MOST = 100, 8, 1000
 
 
 def digest(array: Any) -> str:
     """Type, shape and digest of an array or a tensor, in any memory."""
-    if hasattr(array, "detach"):  # of torch
+    if hasattr(array, "detach"):  # a tensor of torch
         array = array.detach().cpu().contiguous()
         kind = str(array.dtype).removeprefix("torch.")
         data = array.reshape(-1).view(sys.modules["torch"].uint8).numpy()
     else:
         array = np.ascontiguousarray(array)
         kind, data = str(array.dtype), array.reshape(-1).view(np.uint8)
-    found = hashlib.blake2b(data, digest_size=8).hexdigest()
-    return f"{kind} of shape {tuple(array.shape)} with digest {found}"
+    return f"{kind} of shape {tuple(array.shape)} with digest {_hash(data)}"
 
 
 @dataclass
@@ -60,32 +61,32 @@ class Description:
     """Texts by name.
 
     Attributes:
-        parts: kinds and values; who has one more or one less is another.
-        options: of parts; what only one of two has is of another version of a package.
-        code: digests of functions, as of ``parts``.
-        values: arrays are told, too.
+        parts: kinds and values; a part that only one of two jobs has makes them differ.
+        options: options of parts; one that only one of two jobs has is new in a package.
+        code: digests of functions, compared as ``parts``.
+        values: whether values of arrays are included.
     """
 
     parts: dict[str, str] = field(default_factory=dict)
     options: dict[str, str] = field(default_factory=dict)
     code: dict[str, str] = field(default_factory=dict)
     values: bool = True
-    #: What was told, by its number, which nothing else gets meanwhile; of classes, what they read.
-    _told: dict[int, tuple[Any, frozenset[str]]] = field(default_factory=dict)
+    #: Objects by their ``id``, kept alive so that it stays theirs; names that a class reads.
+    _done: dict[int, tuple[Any, frozenset[str]]] = field(default_factory=dict)
 
     def tell(
         self, name: str, what: Any, read: frozenset[str] = frozenset(), depth: int = 0
     ) -> None:
-        """Add one thing, and what it consists of.
+        """Adds an object and everything that it consists of.
 
         Args:
-            name: for keys.
+            name: prefix of its keys.
             what: a number, text, array, container, function, class, object or torch module.
             read: names of attributes that its user reads.
-            depth: of things around it.
+            depth: number of objects around it.
         """
         if (text := _plain(what)) is not None:
-            # Where files lie is not what they are, and when a program began is not what it does.
+            # Paths and the time of the start do not count.
             if not ("/" in text or "\\" in text or _is_time(what)):
                 self.options[name] = _short(text)
         elif depth > _DEPTH or isinstance(what, ModuleType) or _runs(what):
@@ -94,29 +95,42 @@ class Description:
             self.tell_array(name, what)
         elif isinstance(what, Mapping | list | tuple | set | frozenset):
             self._tell_several(name, what, read, depth)
-        elif id(what) not in self._told:
-            self._told[id(what)] = what, frozenset()
+        elif id(what) not in self._done:
+            self._done[id(what)] = what, frozenset()
             self._tell_object(name, what, read, depth)
 
     def tell_array(self, name: str, array: Any) -> None:
-        """The values of an array or a tensor."""
+        """Adds the values of an array or a tensor."""
         if self.values:
             try:
                 self.parts[f"values of {name}"] = digest(array)
-            except (TypeError, ValueError, RuntimeError):  # of a kind that has no bytes
+            except (TypeError, ValueError, RuntimeError):  # a kind that has no bytes
                 self.parts[name] = type(array).__qualname__
+
+    def tell_module(self, name: str, module: Any, depth: int = 0) -> None:
+        """Adds a torch module, part by part, without the values of parameters and buffers."""
+        for own, part in module.named_modules():
+            full = f"{name}.{own}" if own else name
+            self.parts[full] = type(part).__qualname__
+            self._tell_methods(full, type(part), depth)
+            for key, value in vars(part).items():
+                if not key.startswith("_") and key != "training":
+                    self.tell(f"{full}.{key}", value, depth=depth + 1)
+            for key in _HOOKS:
+                for number, hook in enumerate((vars(part).get(key) or {}).values()):
+                    self.tell(f"{full}.{key.strip('_')}.{number}", hook, depth=depth + 1)
 
     def _tell_several(self, name: str, several: Any, read: frozenset[str], depth: int) -> None:
         if isinstance(several, set | frozenset):
             several = sorted(several, key=str)
-        keys = list(several) if isinstance(several, Mapping) else range(len(several))
-        texts = None if isinstance(several, Mapping) else [_plain(one) for one in several]
-        if texts is not None and None not in texts:
+        is_mapping = isinstance(several, Mapping)
+        texts = [None] if is_mapping else [_plain(one) for one in several]
+        if None not in texts:
             self.options[name] = _short(f"[{', '.join(map(str, texts))}]")
         elif len(several) > _MOST:
             self.options[name] = f"{len(several)} values"
         else:
-            for key, one in zip(keys, several.values() if texts is None else several):
+            for key, one in several.items() if is_mapping else enumerate(several):
                 self.tell(f"{name}.{key}", one, read, depth + 1)
 
     def _tell_object(self, name: str, what: Any, read: frozenset[str], depth: int) -> None:
@@ -137,43 +151,30 @@ class Description:
             for own, tensor in (*what.named_parameters(), *what.named_buffers()):
                 self.tell_array(f"{name}.{own}", tensor)
         elif hasattr(what, "whole") and _package(type(what)) == "mpitrain":
-            if what.whole is not None:  # else another layer of the module has told of it
+            if what.whole is not None:  # else another layer of the module describes it
                 self.tell_module(name.removesuffix(".part0"), what.whole, depth)
         else:
             self._tell_instance(name, what, read, depth)
-
-    def tell_module(self, name: str, module: Any, depth: int = 0) -> None:
-        """A torch module, part by part, without the values of its parameters and buffers."""
-        for own, part in module.named_modules():
-            full = f"{name}.{own}" if own else name
-            self.parts[full] = type(part).__qualname__
-            self._tell_methods(full, type(part), depth)
-            for key, value in vars(part).items():
-                if not key.startswith("_") and key != "training":
-                    self.tell(f"{full}.{key}", value, depth=depth + 1)
-            for key in _HOOKS:
-                for number, hook in enumerate((vars(part).get(key) or {}).values()):
-                    self.tell(f"{full}.{key.strip('_')}.{number}", hook, depth=depth + 1)
 
     def _tell_instance(self, name: str, what: Any, read: frozenset[str], depth: int) -> None:
         kind = type(what)
         self.parts[name] = kind.__qualname__
         read |= self._tell_methods(name, kind, depth)
-        # An object of a package that is called, as a transform, goes by what it shows; others, as
-        # a table of data, have paths, caches and counters among that.
+        # Public attributes describe a package's callable object, as a transform; those of others,
+        # as a table of data, include paths, caches and counters.
         shows = _package(kind) == "mpitrain" or (_is_installed(kind) and callable(what))
         for key, value in getattr(what, "__dict__", {}).items():
             if key in read or (not key.startswith("_") and (shows or callable(value))):
                 self.tell(f"{name}.{key}", value, read, depth + 1)
 
     def _tell_methods(self, name: str, kind: type, depth: int) -> frozenset[str]:
-        """The methods of a class that others call, and those that they call.
+        """Adds the methods of a class that others call, and the methods that these call.
 
         Returns:
             The names that their code reads.
         """
-        if id(kind) in self._told and self._told[id(kind)][1]:
-            return self._told[id(kind)][1]
+        if id(kind) in self._done and self._done[id(kind)][1]:
+            return self._done[id(kind)][1]
         own: dict[str, Any] = {}
         for one in reversed(kind.__mro__):
             own = {key: value for key, value in own.items() if key not in vars(one)}
@@ -195,7 +196,7 @@ class Description:
                 self._tell_function(f"{name}.{key}", function, depth)
             if not functions and not key.startswith("__"):
                 self.tell(f"{name}.{key}", own[key], depth=depth + 1)
-        self._told[id(kind)] = kind, frozenset(read)
+        self._done[id(kind)] = kind, frozenset(read)
         return frozenset(read)
 
     def _tell_function(self, name: str, function: Any, depth: int) -> None:
@@ -203,53 +204,43 @@ class Description:
         if _is_installed(function) or not isinstance(function, FunctionType):
             self.parts[name] = getattr(function, "__qualname__", type(function).__qualname__)
             return
-        code, read = function.__code__, _names(function)
-        self.code[f"code of {name}"] = _digest_of(code, function.__doc__)
-        defaults = function.__defaults__ or ()
-        arguments = code.co_varnames[: code.co_argcount]
-        cells = zip(code.co_freevars, function.__closure__ or ())
-        given = {key: cell.cell_contents for key, cell in cells if _is_filled(cell)}
-        given |= {key: function.__globals__[key] for key in _globals(function)}
-        given |= dict(zip(arguments[len(arguments) - len(defaults) :], defaults))
-        for key, value in (given | (function.__kwdefaults__ or {})).items():
-            if key not in ("__class__", "self"):
-                self.tell(f"{name}.{key}", value, read, depth + 1)
+        self.code[f"code of {name}"] = _digest_of(function.__code__, function.__doc__)
+        for key, value in _surroundings(function).items():
+            self.tell(f"{name}.{key}", value, _names(function), depth + 1)
 
 
 def _runs(what: Any) -> bool:
-    """Whether it carries a job out, as a trainer or a communicator that an object holds."""
+    """Whether it carries a job out, as a trainer or a communicator."""
     return any(kind.__module__.startswith(_RUNNERS) for kind in type(what).__mro__)
 
 
 def _plain(what: Any) -> str | None:
-    """The text of a single value; None of what is not one."""
-    if what is None or isinstance(what, bool | int | float | complex | str | bytes | range | slice):
-        return repr(what) if not isinstance(what, Enum) else str(what)
-    if isinstance(what, np.generic):
-        return repr(what.item())
+    """Text of a single value; None for other objects."""
     if isinstance(what, Enum | np.dtype) or type(what).__name__ == "dtype":  # torch's, too
         return str(what)
-    return None
+    if what is None or isinstance(what, bool | int | float | complex | str | bytes | range | slice):
+        return repr(what)
+    return repr(what.item()) if isinstance(what, np.generic) else None
 
 
 def _is_time(what: Any) -> bool:
-    """Whether it is what the clock has shown since the program began."""
+    """Whether it is a time of the clock since the program began."""
     return isinstance(what, float) and not what.is_integer() and _BEGUN <= what <= time.time()
 
 
 def _short(text: str) -> str:
-    """A text, or of a long one its beginning and its digest."""
+    """A text, or the beginning and the digest of a long one."""
     if len(text) <= _SHOWN:
         return text
     return f"{text[:_SHOWN]}... with digest {_hash(text.encode())}"
 
 
-def _hash(data: bytes) -> str:
+def _hash(data: Any) -> str:
     return hashlib.blake2b(data, digest_size=8).hexdigest()
 
 
 def _digest_of(code: CodeType, doc: str | None) -> str:
-    """Digest of what a function does; ``doc`` has no part in it."""
+    """Digest of a function without its docstring and the names of local variables."""
 
     def plain(constant: Any) -> str:
         if isinstance(constant, CodeType):
@@ -261,7 +252,6 @@ def _digest_of(code: CodeType, doc: str | None) -> str:
     constants = list(code.co_consts)
     if doc is not None and constants and constants[0] == doc:
         constants[0] = None
-    # Names of attributes and globals; those of local variables are places alone.
     told = code.co_code, code.co_names, tuple(map(plain, constants)), code.co_argcount
     return _hash(repr(told).encode())
 
@@ -274,46 +264,42 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
 
 
 def _names(function: Any) -> frozenset[str]:
-    """The attributes and globals that a function reads."""
+    """Attributes and globals that a function reads."""
     code = getattr(function, "__code__", None)
     return frozenset(name for one in _codes(code) for name in one.co_names) if code else frozenset()
 
 
-def _globals(function: FunctionType) -> list[str]:
-    """The globals of its module that a function reads."""
+def _surroundings(function: FunctionType) -> dict[str, Any]:
+    """Values by name of the closure, the module's globals and the defaults of a function."""
+    found: dict[str, Any] = {}
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
+        with suppress(ValueError):  # it is empty still
+            found[name] = cell.cell_contents
     loaded = {
         one.argval
         for code in _codes(function.__code__)
         for one in dis.get_instructions(code)
         if one.opname in ("LOAD_GLOBAL", "LOAD_NAME")
     }
-    return sorted(loaded & function.__globals__.keys())
-
-
-def _is_filled(cell: CellType) -> bool:
-    try:
-        cell.cell_contents  # noqa: B018
-    except ValueError:
-        return False
-    return True
+    there = function.__globals__
+    found |= {name: there[name] for name in sorted(loaded & there.keys())}
+    for name, one in inspect.signature(function, follow_wrapped=False).parameters.items():
+        if one.default is not one.empty:
+            found[name] = one.default
+    return {name: value for name, value in found.items() if name not in ("__class__", "self")}
 
 
 def _functions(member: Any) -> list[FunctionType]:
-    """The functions of a member of a class: a method, or a property's."""
+    """Functions of a member of a class: a method, or a property's."""
     found = [member, *(getattr(member, key, None) for key in ("__func__", "fget", "func"))]
     return [_unwrapped(one) for one in found if isinstance(one, FunctionType)]
 
 
 def _unwrapped(function: Any) -> Any:
-    """What a decorator of a package, as ``torch.no_grad()``, stands around."""
+    """Function inside the decorators of packages, as ``torch.no_grad()``."""
     while _is_installed(function) and hasattr(function, "__wrapped__"):
         function = function.__wrapped__
     return function
-
-
-def _is_written(member: Any) -> bool:
-    """Whether it is a function in a file, and not generated, as those of data classes."""
-    return isinstance(member, FunctionType) and not member.__code__.co_filename.startswith("<")
 
 
 def _package(what: Any) -> str:
@@ -321,10 +307,16 @@ def _package(what: Any) -> str:
 
 
 def _is_installed(what: Any) -> bool:
-    """Whether a class or a function is of an installed package, and not of the program."""
+    """Whether a class or a function belongs to an installed package, and not to the program."""
     if isinstance(what, type):  # a program may run in the module of a package's command
-        what = next((one for one in vars(what).values() if _is_written(one)), what)
-    if isinstance(what, FunctionType):  # its module is that of what it decorates
+        written = (
+            one
+            for one in vars(what).values()
+            # Data classes generate functions, which are in no file.
+            if isinstance(one, FunctionType) and not one.__code__.co_filename.startswith("<")
+        )
+        what = next(written, what)
+    if isinstance(what, FunctionType):  # its module may be that of a decorator
         file = what.__code__.co_filename
     else:
         module = sys.modules.get(getattr(what, "__module__", None) or "")

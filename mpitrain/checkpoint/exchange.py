@@ -1,7 +1,7 @@
-"""What exchanges keep from step to step, in a checkpoint and back, on any number of replicas.
+"""State of exchanges in checkpoints, on any number of replicas.
 
-What codes left out belongs to a replica, and what counts is its sum over the replicas: on another
-number of them, each takes a share of the old ones, and the sum stays.
+Residuals of codecs belong to replicas, and their sum counts: another number of replicas shares the
+old residuals out, so that the sum stays.
 """
 
 from collections.abc import Iterator
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class KeptPart:
-    """What this rank keeps of a tensor.
+    """This rank's part of a tensor's state.
 
     Attributes:
-        section: in the checkpoint.
-        tensor: whose elements they are of.
-        start: the first element, in the arena.
-        values: shape (elements,), memory of it.
+        section: section in the checkpoint.
+        tensor: the tensor.
+        start: first element in the arena.
+        values: memory of the elements, shape (elements,).
     """
 
     section: str
@@ -41,7 +41,7 @@ class KeptPart:
 
 
 def parts(trainer: "Parts", *, written: bool = False) -> Iterator[tuple[Kept, KeptPart]]:
-    """All that this rank keeps of the elements of tensors, or what it writes of it."""
+    """State of tensors' elements on this rank, or the part of it that the rank writes."""
     replica = trainer.grid.place.replica
     for kept in chain.from_iterable(one.kept() for one in _keepers(trainer)):
         owner = f"@{replica}" if kept.is_per_replica else ""
@@ -53,7 +53,7 @@ def parts(trainer: "Parts", *, written: bool = False) -> Iterator[tuple[Kept, Ke
 
 
 def _answered(trainer: "Parts", piece: Piece) -> Iterator[slice]:
-    """The parts of a piece for which this rank answers, of what several ranks have the same."""
+    """Parts of a piece that this rank writes, where several ranks have the same."""
     for own in trainer.gradient.counted():
         if trainer.strategy.drifts:  # each worker answers for all elements
             own = among(own, trainer.grid)
@@ -63,7 +63,7 @@ def _answered(trainer: "Parts", piece: Piece) -> Iterator[slice]:
 
 
 def state(trainer: "Parts") -> dict[str, Array]:
-    """Other arrays that exchanges keep, the same on all replicas, by names in the checkpoint."""
+    """Other arrays of exchanges, the same on all replicas, by their names in the checkpoint."""
     place, ranks = trainer.grid.place, trainer.grid.layout.tensor
     part = f"@{place.tensor}of{ranks}" if ranks > 1 else ""
     return {
@@ -76,13 +76,13 @@ def _keepers(trainer: "Parts") -> list[Keeper]:
 
 
 def restore(trainer: "Parts", checkpoint: Checkpoint) -> list[str]:
-    """Take what exchanges kept; of this rank alone.
+    """Restores the state of exchanges on this rank.
 
     Returns:
-        The names of what begins anew, though the checkpoint has such things.
+        Names of arrays that begin anew, as the checkpoint has them for another layout.
 
     Raises:
-        CheckpointError: something is missing.
+        CheckpointError: an array is missing.
     """
     for kept, part in parts(trainer):
         tensor = part.tensor
@@ -103,7 +103,7 @@ def restore(trainer: "Parts", checkpoint: Checkpoint) -> list[str]:
 
 
 def _sources(trainer: "Parts", kept: Kept, checkpoint: Checkpoint, tensor: Tensor) -> list[str]:
-    """The sections whose sum this replica takes."""
+    """Sections whose sum this replica takes."""
     name = f"{EXCHANGE}{kept.name}"
     numbers = sorted(
         int(section.rpartition("@")[2])

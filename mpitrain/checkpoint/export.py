@@ -19,7 +19,7 @@ _OF_TORCH = re.compile(r"part\d+\.")
 
 
 class Exported(NamedTuple):
-    """What was written.
+    """Result of an export.
 
     Attributes:
         tensors: number of tensors.
@@ -33,18 +33,17 @@ class Exported(NamedTuple):
 
 
 def export(folder: Path, output: Path, *, torch: bool = False) -> Exported:
-    """Write all parameters, whole, and what layers keep besides, to a safetensors file.
+    """Writes all parameters and layers' other arrays, whole, to a safetensors file.
 
-    Of a job with ``optim.average``, the averages are written in the place of the parameters.
+    With ``optim.average``, the averages take the place of the parameters.
 
     Args:
-        folder: a checkpoint's, or a run's, of which the newest checkpoint that is whole is taken.
-        output: the file.
-        torch: for torch.  A run of a torch module gives its whole ``state_dict``, which
-            ``module.load_state_dict`` takes: under the module's names, with what was frozen and the
-            buffers.  Other models keep their names, and have axes in torch's order: a linear weight
-            (out, in), a convolution's (out, in, rows, columns), and queries, keys and values of all
-            heads one after another.
+        folder: folder of a checkpoint, or of a run, whose newest whole checkpoint is taken.
+        output: file to write.
+        torch: write for torch.  A torch module gives its whole ``state_dict``, with frozen
+            parameters and buffers.  Other models keep their names, and have axes in torch's order:
+            linear weights (out, in), those of convolutions (out, in, rows, columns), and queries,
+            keys and values of all heads one after another.
 
     Raises:
         CheckpointError: there is no checkpoint that is whole, its constants are not there, or the
@@ -71,7 +70,7 @@ def _write(save: Any, tensors: dict[str, Any], checkpoint: Checkpoint, output: P
 
 
 def _of_module(checkpoint: Checkpoint, output: Path) -> int:
-    """Write the ``state_dict`` of a torch module; returns how many tensors it has."""
+    """Writes the ``state_dict`` of a torch module; returns its number of tensors."""
     try:
         from safetensors.torch import save_file as save_tensors
         from torch import from_numpy
@@ -96,7 +95,7 @@ def _of_module(checkpoint: Checkpoint, output: Path) -> int:
 
 
 def _constants(checkpoint: Checkpoint) -> dict[str, Any]:
-    """What training leaves alone, from the file that a run's checkpoints have together."""
+    """Constants of a module, from the file that a run's checkpoints share."""
     name, manifest = checkpoint.manifest.constants, checkpoint.manifest
     if not name:
         return {}
@@ -116,17 +115,17 @@ def _constants(checkpoint: Checkpoint) -> dict[str, Any]:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
     wanted = set(manifest.names.values()) - manifest.shapes.keys()
     for own in wanted:
-        said = (manifest.recipe.parts if manifest.recipe else {}).get(f"values of model.{own}")
+        said = manifest.recipe.parts.get(f"values of model.{own}")
         if own not in found or digest_of(found[own]) != said:
             raise CheckpointError(f"{path} is not what was written: {own} differs")
     return found
 
 
 def find(folder: Path) -> tuple[Checkpoint, list[str]]:
-    """A checkpoint by its folder or its run's, and why newer ones of the run were refused.
+    """Finds a checkpoint in its folder or its run's; also returns why newer ones were refused.
 
     Raises:
-        CheckpointError: it is not whole, or none of the run's is.
+        CheckpointError: there is none that is whole.
     """
     if (folder / MANIFEST).exists():
         checkpoint = Checkpoint(folder)
@@ -141,7 +140,7 @@ def find(folder: Path) -> tuple[Checkpoint, list[str]]:
 
 
 def as_torch(name: str, values: Array, job: Config) -> Array:
-    """A parameter with its axes as torch has them, as those of torch's own modules are."""
+    """A parameter with its axes in torch's order."""
     if _OF_TORCH.match(name):
         return values
     if job.model.kind == "gpt" and ".qkv." in name:

@@ -1,7 +1,4 @@
-"""Which folders are checkpoints: their names, their order, and how one goes away.
-
-A user may keep folders of other names, as ``step-best``, beside them; nothing here sees those.
-"""
+"""Folders of checkpoints: names, order and removal; folders of other names are left alone."""
 
 import re
 import shutil
@@ -12,19 +9,19 @@ _LEFT = re.compile(r"\.(step|best)-[0-9]{8,}\.(unfinished|removed)")
 
 
 def folder_name(step: int, *, best: bool = False) -> str:
-    """The name of the checkpoint after a number of steps, or of the one of the best test."""
+    """Name of the checkpoint after a number of steps, or of the best test's."""
     return f"{'best' if best else 'step'}-{step:08d}"
 
 
 def step_of(name: str) -> int | None:
-    """The step in a checkpoint's name; nothing if it is no such name."""
+    """Step in a checkpoint's name; None for other names."""
     found = _NAME.fullmatch(name)
     step = int(found[2]) if found else 0
     return step if found and name == folder_name(step, best=found[1] == "best") else None
 
 
 def numbered(folder: Path, *, best: bool = False) -> dict[int, Path]:
-    """The folders with a checkpoint's name by their step, newest first; or those of best tests."""
+    """Folders of checkpoints, or of best tests', by their step, newest first."""
     entries = folder.iterdir() if folder.is_dir() else ()
     found = {
         step: path
@@ -37,14 +34,14 @@ def numbered(folder: Path, *, best: bool = False) -> dict[int, Path]:
 
 
 def unfinished(target: Path) -> Path:
-    """Where a checkpoint is written before it has its name."""
+    """Folder in which a checkpoint is written before it has its name."""
     return target.with_name(f".{target.name}.unfinished")
 
 
 def remove(path: Path) -> None:
-    """Delete a checkpoint; it loses its name first, so that half of one is never found.
+    """Removes a checkpoint, its name first, so that half of one is never found.
 
-    Of a link, the link alone.
+    A link is removed alone.
     """
     if path.is_symlink():
         path.unlink()
@@ -56,7 +53,7 @@ def remove(path: Path) -> None:
 
 
 def clean(folder: Path) -> None:
-    """Delete what a run left that was killed while it wrote or removed a checkpoint."""
+    """Removes the remains of runs that were killed while they wrote or removed a checkpoint."""
     for path in folder.iterdir():
         if _LEFT.fullmatch(path.name):
             shutil.rmtree(path, ignore_errors=True)

@@ -1,9 +1,8 @@
-"""What a checkpoint says of itself: which file has which part of which tensor, and how far it is.
+"""Manifest of a checkpoint: the place of each part of a tensor, and the progress of training.
 
-A checkpoint is a folder ``step-00001200``, or ``best-00001200`` if it is of the best test, of one
+A checkpoint is a folder ``step-00001200``, or ``best-00001200`` for the best test, with one
 safetensors file a rank and ``manifest.json``.  It is written under another name and renamed when
-everything in it is on disk, so that a folder of that name is whole.  Reading it runs nothing that
-is in it.
+all of it is on disk, so that a folder of that name is whole.  Reading it runs no code from it.
 """
 
 import hashlib
@@ -23,11 +22,11 @@ from mpitrain.files import check_regular
 from mpitrain.training.watch import Seen
 
 MANIFEST = "manifest.json"
-#: Sections of what exchanges keep begin with it.
+#: Beginning of the sections of exchanges.
 EXCHANGE = "exchange."
-#: Of these, what has no place among the elements of the parameters.
+#: Section of exchanges' arrays that are no elements of parameters.
 EXCHANGE_STATE = "exchange.state"
-#: Nothing but such names may stand in a manifest: they cannot leave their folder.
+#: Allowed names of files, which cannot leave their folder.
 _FILE = re.compile(r"rank-\d{5}\.safetensors")
 _CONSTANTS = re.compile(r"constants-[0-9a-f]{32}\.safetensors")
 _LARGEST_MANIFEST = 1 << 30
@@ -46,12 +45,12 @@ class SavedPiece(Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         tensor: its name in the model.
-        section: ``parameters``, a slot of the optimiser, ``average``, or what exchanges keep.
-        file, key: where it is.
+        section: ``parameters``, a slot of the optimiser, ``average``, or one of exchanges.
+        file, key: place of the elements.
         axis, low, high: the rank had ``low <= i < high`` along ``axis`` of the tensor; axis -1 for
-            all of it.
+            the whole tensor.
         start: the first element within that part, counted in C order.
-        size: elements.
+        size: number of elements.
     """
 
     tensor: str
@@ -69,13 +68,13 @@ class Progress(Struct, frozen=True, forbid_unknown_fields=True):
     """How far training was.
 
     Attributes:
-        step: steps that were done, those that were skipped included.
-        updates: of the parameters: steps that changed them, or pushes to a server.
+        step: steps that were done, skipped ones included.
+        updates: updates of the parameters: steps that changed them, or pushes to a server.
         loss_scale, good_steps: state of the loss scale in 16-bit training.
         tested: steps before the last test.
-        seen: the best test so far, by each value that the job watches.
-        left_out: of the updates, those that a tensor had no part in, by its name.
-        per_step: updates in a step, at most; more than one where workers push to servers.
+        seen: best test so far for each value that the job watches.
+        left_out: number of updates without a tensor, by its name.
+        per_step: most updates in a step; more than one where workers push to servers.
     """
 
     step: Steps
@@ -99,18 +98,18 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
         format: number of this file's format.
         progress: how far training was.
         job: the configuration, as JSON.
-        layout: layout of the ranks that wrote it, for people to read.
+        layout: layout of the ranks that wrote it, for people.
         shapes: whole shape of each tensor.
         dtypes: type of each tensor.
         digests: SHA-256 of each file, hexadecimal.
-        pieces: where everything is.
-        data: digest of the data it was trained on; empty in manifests of an earlier version.
-        state: names of the tensors that are in the section ``state`` alone: no parameters, as the
-            running mean of a batch norm.
-        recipe: what else decided on the numbers; None in manifests of an earlier version.
-        names: of a torch module, for each entry of its ``state_dict`` the tensor's name here, or
-            the constant's in the file of those.
-        constants: name of that file, which all checkpoints of a run have one of; empty: none.
+        pieces: places of all elements.
+        data: digest of the training data.
+        state: tensors of the section ``state``, which are no parameters, as the running mean of a
+            batch norm.
+        recipe: everything else that decided on the numbers.
+        names: for each entry of a torch module's ``state_dict``, the name of the tensor here, or
+            of the constant in its file.
+        constants: name of the file of constants, which checkpoints of a run share; empty: none.
     """
 
     format: int
@@ -123,29 +122,24 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     pieces: list[SavedPiece]
     data: str = ""
     state: list[str] = []
-    recipe: Recipe | None = None
+    recipe: Recipe = Recipe({}, {}, {}, "")
     names: dict[str, str] = {}
     constants: str = ""
 
 
 def encode(manifest: Manifest) -> bytes:
-    """The bytes of its file, which :func:`parse` gives the same manifest for.
-
-    Raises:
-        CheckpointError: it would not, so that nobody could go on from the checkpoint.
-    """
+    """Bytes of the file; ``CheckpointError`` if reading them would not give the manifest again."""
     data = msgspec.json.encode(manifest)
     if parse(data, "what would be written") != manifest:
-        raise CheckpointError("what would be written is not what would be read again")
+        raise CheckpointError("the manifest would be read as another one")
     return data
 
 
 def parse(data: bytes, name: str) -> Manifest:
-    """A manifest from the bytes of its file.
+    """Reads a manifest from the bytes of its file.
 
     Raises:
-        CheckpointError: it is not one, names files outside of its folder, or says what cannot be
-            of steps, types, shapes or the job.
+        CheckpointError: it is no manifest, or its steps, types, shapes, files or job cannot be.
     """
     try:
         manifest = msgspec.json.decode(data, type=Manifest)
@@ -173,12 +167,12 @@ def parse(data: bytes, name: str) -> Manifest:
 
 
 def job_of(manifest: Manifest) -> Config:
-    """The job that a checkpoint is of."""
+    """Job that wrote a checkpoint."""
     return msgspec.json.decode(manifest.job, type=Config)
 
 
 def read(folder: Path) -> Manifest:
-    """The manifest of a checkpoint; ``CheckpointError`` if it has none that can be read."""
+    """Manifest of a checkpoint; ``CheckpointError`` if it cannot be read."""
     path = folder / MANIFEST
     try:
         check_regular(path)
@@ -216,8 +210,8 @@ def _check(piece: SavedPiece, manifest: Manifest, name: str) -> None:
 
 
 def _check_whole(manifest: Manifest, name: str) -> None:
-    """Each section that there is, and the parameters, have all elements of their tensors; what
-    exchanges keep may be of some tensors alone, or of nobody's."""
+    """Checks that sections have all elements of their tensors; those of exchanges may have only
+    some tensors."""
     if len({(piece.file, piece.key) for piece in manifest.pieces}) < len(manifest.pieces):
         raise CheckpointError(f"{name} has two pieces in one place of a file")
     found: Counter[tuple[str, str]] = Counter()

@@ -1,4 +1,4 @@
-"""Reading: the newest checkpoint that is whole, and any tensor of it."""
+"""Reader of checkpoints: the newest whole one, and any tensor of it."""
 
 from collections import defaultdict
 from pathlib import Path
@@ -21,12 +21,12 @@ from mpitrain.checkpoint.manifest import (
 from mpitrain.config import Config
 from mpitrain.step.update import AVERAGE
 
-#: As safetensors calls them.
+#: Names of types in safetensors.
 _TYPES = {"float32": "F32", "float64": "F64"}
 
 
 class Checkpoint:
-    """A checkpoint whose files are what its manifest says.
+    """A checkpoint on disk.
 
     Attributes:
         folder: the checkpoint's folder.
@@ -35,7 +35,7 @@ class Checkpoint:
     """
 
     def __init__(self, folder: Path) -> None:
-        """Read the manifest; ``CheckpointError`` if there is none that can be read."""
+        """Reads the manifest; ``CheckpointError`` if that fails."""
         self.folder = folder
         self.manifest: Manifest = read(folder)
         self.job: Config = job_of(self.manifest)
@@ -50,25 +50,25 @@ class Checkpoint:
 
     @property
     def sections(self) -> set[str]:
-        """``parameters``, the slots of the optimiser, ``average`` if there is one, and what
-        exchanges keep, which begins with ``exchange.``."""
+        """``parameters``, slots of the optimiser, ``average`` if there is one, and the sections of
+        exchanges, which begin with ``exchange.``."""
         return {section for section, _ in self._pieces}
 
     @property
     def names(self) -> list[str]:
-        """What the model has: parameters, and what layers keep besides."""
+        """Names of the model's parameters and layers' other arrays."""
         others = set(self.named(EXCHANGE_STATE))
         return [name for name in self.manifest.shapes if name not in others]
 
     def named(self, section: str) -> list[str]:
-        """The tensors of which it has a section."""
+        """Names of the tensors in a section."""
         return [name for found, name in self._pieces if found == section]
 
     def verify(self, rank: int = 0, size: int = 1) -> None:
-        """Check every ``size``-th file, beginning with number ``rank``: digest, types and shapes.
+        """Checks digest, types and shapes of every ``size``-th file from number ``rank`` on.
 
         Raises:
-            CheckpointError: naming the first file that is missing or not what was written.
+            CheckpointError: a file is missing or differs.
         """
         for file in sorted(self.manifest.digests)[rank::size]:
             path = self.folder / file
@@ -81,17 +81,13 @@ class Checkpoint:
             self._check_header(file)
 
     def value(self, name: str) -> Array:
-        """What tests see, whole: a parameter, its average, or what a layer keeps besides.
-
-        Raises:
-            CheckpointError: as :meth:`tensor`.
-        """
+        """Value for tests: a parameter, its average, or a layer's other array."""
         if name in self.manifest.state:
             return self.tensor("state", name)
         return self.tensor(AVERAGE if AVERAGE in self.sections else "parameters", name)
 
     def tensor(self, section: str, name: str) -> Array:
-        """A tensor, whole.
+        """A whole tensor of a section.
 
         Raises:
             CheckpointError: it is not in the checkpoint, or not all of it.
@@ -118,7 +114,7 @@ class Checkpoint:
         return whole
 
     def _check_header(self, file: str) -> None:
-        """What a file says of its arrays is what the manifest says; nothing is read."""
+        """Checks the types and shapes in a file's header."""
         path = self.folder / file
         try:
             with safe_open(path, framework="numpy") as arrays:
@@ -148,13 +144,12 @@ class Checkpoint:
 def newest(
     folder: Path, comm: MPI.Intracomm = MPI.COMM_SELF
 ) -> tuple[Checkpoint | None, list[str]]:
-    """The newest checkpoint in ``folder`` that is whole, and why newer ones were refused.
+    """Newest whole checkpoint in ``folder``, or None, and why newer ones were refused.
 
-    Who goes on from a run, tests it or exports it takes this one.  Collective; every rank compares
-    the digests of its share of the files.
+    Collective; every rank compares the digests of its share of the files.
 
     Raises:
-        CheckpointError: on all ranks; the folder cannot be read.
+        CheckpointError: on all ranks, if the folder cannot be read.
     """
     found: list[str] | str = []
     if comm.rank == 0:

@@ -1,4 +1,4 @@
-"""What decides on the numbers of a run besides the job's tables: what a program brings."""
+"""Description of a program's own objects, which decide on numbers beside the job's tables."""
 
 import hashlib
 from collections.abc import Iterator, Mapping
@@ -18,9 +18,9 @@ from mpitrain.ranks.same import described
 if TYPE_CHECKING:
     from mpitrain.training.parts import Parts
 
-#: Names of digests of values begin so.
+#: Beginning of the names of values' digests.
 _VALUES = "values of "
-#: Options of an optimiser that may change while a run goes on, or only say how it computes.
+#: Options of an optimiser that may change during a run, or change no numbers.
 _FREE = frozenset({"lr", "initial_lr", "foreach", "fused", "capturable", "differentiable"})
 
 
@@ -29,9 +29,9 @@ class Recipe(Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         parts, options, code: see there.
-        bytecode: format of Python's bytecode: code of another one is not compared.
-        changing: names of what the program changes as it runs, such as counters and caches, which
-            is not compared; None before the first checkpoint.
+        bytecode: format of Python's bytecode; code of other formats is not compared.
+        changing: names that the program changes as it runs, such as counters and caches, and that
+            are not compared; None before the first checkpoint.
     """
 
     parts: dict[str, str]
@@ -41,17 +41,17 @@ class Recipe(Struct, frozen=True, forbid_unknown_fields=True):
     changing: list[str] | None = None
 
     def settled(self, later: "Recipe") -> "Recipe":
-        """This one, with the names of what is another thing ``later`` in the run."""
+        """This recipe, with the names that changed until ``later`` in the run."""
         found: set[str] = set()
         for before, after in ((self.parts, later.parts), (self.options, later.options)):
             for name in before.keys() | after.keys():
                 if before.get(name) != after.get(name) and not name.startswith(_VALUES):
-                    # A container that has other things now is changing as a whole.
+                    # A container with other keys changes as a whole.
                     found.add(name if name in before and name in after else name.rpartition(".")[0])
         return replace(self, changing=sorted(found))
 
     def differences(self, now: "Recipe") -> Iterator[tuple[str, str, str]]:
-        """Names that differ, with both texts; what both have comes first."""
+        """Names that differ, with both texts; names that both have come first."""
         found = [("parts", True), ("options", False)]
         if self.bytecode == now.bytecode:
             found.append(("code", True))
@@ -71,20 +71,19 @@ class Recipe(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def constants(trainer: "Parts") -> dict[str, Any]:
-    """Tensors that the model has and training leaves alone, by the module's names: frozen
-    parameters and buffers."""
+    """Frozen parameters and buffers by the module's names."""
     found = Chain(trainer.model.layers).constants()
     return {name.removeprefix("part0."): tensor for name, tensor in found.items()}
 
 
 def kept_constants(trainer: "Parts") -> dict[str, Any]:
-    """Those that a torch module's ``state_dict`` has, by the names of its file."""
+    """Constants that are in a torch module's ``state_dict``, by the names of its file."""
     wanted = set(trainer.objects.names.values())
     return {name: tensor for name, tensor in constants(trainer).items() if name in wanted}
 
 
 def recipe_of(trainer: "Parts") -> Recipe:
-    """That of a trainer as it was when it was first asked for; collective.
+    """Recipe of a trainer at the first call; collective.
 
     Cost: rank 0 reads the constants once.
     """
@@ -94,7 +93,7 @@ def recipe_of(trainer: "Parts") -> Recipe:
 
 
 def settled_recipe_of(trainer: "Parts") -> Recipe:
-    """The same for a checkpoint, on rank 0 with what has changed since; collective."""
+    """Recipe for a checkpoint, on rank 0 with the names that have changed since; collective."""
     found = recipe_of(trainer)
     if found.changing is None and trainer.comm.rank == 0:
         train = trainer.data.train
@@ -106,7 +105,7 @@ def settled_recipe_of(trainer: "Parts") -> Recipe:
 
 
 def name_of_constants(recipe: Recipe, names: Mapping[str, str]) -> str:
-    """The file of the constants that a module's names are of: by what is in them."""
+    """Name of a module's file of constants, which depends on their values; empty without any."""
     wanted = set(names.values())
     own = {
         name: text
@@ -128,7 +127,7 @@ def _made(trainer: "Parts", *, values: bool = True) -> Recipe:
     for name, tensor in constants(trainer).items():
         found.tell_array(f"model.{name}", tensor)  # nothing without values
     _tell_optimizers(found, trainer)
-    found.values = False  # of these, the digest of the data says
+    found.values = False  # the digest of the data has them
     if isinstance(trainer.data.train, Own):
         data = trainer.data.train.data
         _tell(found, "data", data.source if isinstance(data, Stream) else data)
@@ -136,7 +135,7 @@ def _made(trainer: "Parts", *, values: bool = True) -> Recipe:
 
 
 def _tell(found: Description, name: str, what: Any) -> None:
-    """Objects of a program may fail where they are looked at, and are told by their kind then."""
+    """Describes an object, by its kind alone if it fails when it is looked at."""
     try:
         found.tell(name, what)
     except Exception:
@@ -144,14 +143,14 @@ def _tell(found: Description, name: str, what: Any) -> None:
 
 
 def _tell_optimizers(found: Description, trainer: "Parts") -> None:
-    """The optimiser of each group of parameters, and who is in which but for the first."""
+    """Describes each group's optimiser, and which parameters are in other groups than the first."""
     numbers: dict[int, int] = {}
     for name in trainer.model.names():
         optimizer = trainer.updater.grouping(name).optimizer
         number = numbers.setdefault(id(optimizer), len(numbers))
         own = f"optimizer{number or ''}"
         if own not in found.parts:
-            kind = getattr(optimizer, "kind", None)  # of torch's, whose options are told below
+            kind = getattr(optimizer, "kind", None)  # torch's class; its options follow
             _tell(found, own, optimizer if kind is None else kind)
             for key, value in described(optimizer).items():
                 found.tell(key.replace("optimizer", own), value)

@@ -28,54 +28,75 @@ if TYPE_CHECKING:
     from mpitrain.training.parts import Parts
 
 
-def collect(trainer: "Parts") -> tuple[dict[str, Array], list[SavedPiece], Manifest]:
-    """The part that this rank writes, so that all ranks together write everything once.
+class _Collected:
+    """Arrays of this rank by key, with their pieces, shapes and types."""
 
-    Collective; nothing of the training is changed.
+    def __init__(self, kind: Number) -> None:
+        """``kind``: type of all tensors that are not said to have another."""
+        self.arrays: dict[str, Array] = {}
+        self.pieces: list[SavedPiece] = []
+        self.shapes: dict[str, list[int]] = {}
+        self.dtypes: dict[str, Number] = {}
+        self._kind = kind
+
+    def elements(self, section: str, tensor: Tensor, start: int, values: Array) -> None:
+        """Adds elements of a tensor from ``start`` in the arena on."""
+        axis = -1 if tensor.axis is None else tensor.axis
+        bounds = tensor.bounds or slice(0, 0)
+        place = axis, bounds.start, bounds.stop, start - tensor.start, values.size
+        self._add(section, tensor.name, tensor.whole, place, values)
+
+    def whole(self, section: str, name: str, values: Array, kind: Number | None = None) -> None:
+        """Adds a whole array that has no place in the arena."""
+        flat = values.reshape(-1)
+        self._add(section, name, values.shape, (-1, 0, 0, 0, values.size), flat, kind)
+
+    def _add(
+        self,
+        section: str,
+        name: str,
+        shape: tuple[int, ...],
+        place: tuple[int, int, int, int, int],
+        values: Array,
+        kind: Number | None = None,
+    ) -> None:
+        key = f"{section}.{name}"
+        self.arrays[key] = values
+        self.pieces.append(SavedPiece(name, section, "", key, *place))
+        self.shapes[name] = list(shape)
+        self.dtypes[name] = kind or self._kind
+
+
+def collect(trainer: "Parts") -> tuple[dict[str, Array], list[SavedPiece], Manifest]:
+    """Arrays, pieces and manifest of this rank; all ranks together write everything once.
+
+    Collective; it changes nothing of the training.
     """
     recipe = settled_recipe_of(trainer)
     together = workers.together(trainer)
-    arrays: dict[str, Array] = {}
-    pieces: list[SavedPiece] = []
-    tensors: list[Tensor] = []
+    found = _Collected(trainer.config.run.dtype)
     for index, piece in enumerate(trainer.store.pieces):
         if not trainer.grid.counts(piece.group):
             continue
         counted = trainer.store.counted(piece)
-        tensors += [tensor for tensor, _ in overlaps(trainer.arena.tensors, piece, counted)]
-        for section, flat in _sections(trainer, index):
-            for tensor, part in overlaps(trainer.arena.tensors, piece, counted):
-                key = f"{section}.{tensor.name}"
-                arrays[key] = flat[part]
-                pieces.append(_piece(tensor, section, key, piece.start + part.start, part))
-        for section, flat in together.items():
-            among = workers.among(counted, trainer.grid)
-            for tensor, part in overlaps(trainer.arena.tensors, piece, among):
-                key = f"{section}.{tensor.name}"
-                arrays[key] = flat[piece.start + part.start : piece.start + part.stop]
-                pieces.append(_piece(tensor, section, key, piece.start + part.start, part))
+        for tensor, part in overlaps(trainer.arena.tensors, piece, counted):
+            for section, flat in _sections(trainer, index):
+                found.elements(section, tensor, piece.start + part.start, flat[part])
+        among = workers.among(counted, trainer.grid)
+        for tensor, part in overlaps(trainer.arena.tensors, piece, among) if together else ():
+            start = piece.start + part.start
+            for section, flat in together.items():
+                found.elements(section, tensor, start, flat[start : piece.start + part.stop])
     for _, own in exchange.parts(trainer, written=True):
-        tensors.append(own.tensor)
-        key = f"{own.section}.{own.tensor.name}"
-        arrays[key] = own.values
-        elements = slice(0, own.values.size)
-        pieces.append(_piece(own.tensor, own.section, key, own.start, elements))
-    shapes = {tensor.name: list(tensor.whole) for tensor in tensors}
+        found.elements(own.section, own.tensor, own.start, own.values)
     # Replicas have the same; the first one writes it.
     place = trainer.grid.place
     state = trainer.state if place.replica == place.tensor == 0 else {}
     for name, values in state.items():
-        key = f"state.{name}"
-        arrays[key] = values.reshape(-1)
-        pieces.append(SavedPiece(name, "state", "", key, -1, 0, 0, 0, values.size))
-        shapes[name] = list(values.shape)
-    dtypes: dict[str, Number] = dict.fromkeys(shapes, trainer.config.run.dtype)
+        found.whole("state", name, values)
     for name, values in exchange.state(trainer).items() if place.replica == 0 else ():
-        key = f"{EXCHANGE_STATE}.{name}"
-        arrays[key] = values.reshape(-1)
-        pieces.append(SavedPiece(name, EXCHANGE_STATE, "", key, -1, 0, 0, 0, values.size))
-        shapes[name] = list(values.shape)
-        dtypes[name] = "float32" if values.dtype == np.float32 else "float64"
+        kind: Number = "float32" if values.dtype == np.float32 else "float64"
+        found.whole(EXCHANGE_STATE, name, values, kind)
     manifest = Manifest(
         format=1,
         progress=Progress(
@@ -90,8 +111,8 @@ def collect(trainer: "Parts") -> tuple[dict[str, Array], list[SavedPiece], Manif
         ),
         job=msgspec.json.encode(trainer.config).decode(),
         layout=trainer.layout,
-        shapes=shapes,
-        dtypes=dtypes,
+        shapes=found.shapes,
+        dtypes=found.dtypes,
         digests={},
         pieces=[],
         data=trainer.data_digest,
@@ -100,29 +121,29 @@ def collect(trainer: "Parts") -> tuple[dict[str, Array], list[SavedPiece], Manif
         names=dict(trainer.objects.names),
         constants=name_of_constants(recipe, trainer.objects.names),
     )
-    return arrays, pieces, manifest
+    return found.arrays, found.pieces, manifest
 
 
 def restore(trainer: "Parts", checkpoint: Checkpoint, *, allow_changes: bool = False) -> list[str]:
-    """Take everything from a checkpoint that some layout of the same job wrote.
+    """Restores a trainer from a checkpoint that any layout of the same job wrote.
 
-    Of this rank alone: :func:`~mpitrain.checkpoint.recipe.recipe_of` was called before, and when
-    all ranks have returned, call ``trainer.refresh``.
+    Not collective: call :func:`~mpitrain.checkpoint.recipe.recipe_of` before, and
+    ``trainer.refresh`` when all ranks have returned.
 
     Args:
-        trainer: takes it.
-        checkpoint: is read.
+        trainer: trainer to restore.
+        checkpoint: checkpoint to read.
         allow_changes: go on with another job, as far as the checkpoint fits it.
 
     Returns:
-        What goes on otherwise than it was, in sentences.
+        Sentences on differences from the run before.
 
     Raises:
         CheckpointError: it is another model's, of other numbers, data or order of samples.
     """
     notes = _check_job(trainer, checkpoint, allow_changes=allow_changes)
     as_they_were = workers.are_those_of(trainer, checkpoint)
-    # Workers that begin together take what all had the same; their anchor is where they begin.
+    # Workers that begin together take the common arrays; their anchor is where they begin.
     kept = workers.shared(trainer) if as_they_were else dict(trainer.strategy.shared())
     kept = {
         name: flat for name, flat in kept.items() if as_they_were or name in checkpoint.sections
@@ -174,7 +195,7 @@ def restore(trainer: "Parts", checkpoint: Checkpoint, *, allow_changes: bool = F
 
 
 def _sections(trainer: "Parts", index: int) -> Iterator[tuple[str, Array]]:
-    """What is in the place of a piece, by section; of workers that train by themselves, theirs."""
+    """Arrays in the place of a piece by section; workers that drift have sections of their own."""
     if not trainer.strategy.drifts:
         yield from _alike(trainer, index)
         return
@@ -186,29 +207,13 @@ def _sections(trainer: "Parts", index: int) -> Iterator[tuple[str, Array]]:
 
 
 def _alike(trainer: "Parts", index: int) -> Iterator[tuple[str, Array]]:
-    """The same, where workers do not differ."""
+    """Arrays in the place of a piece by section, where workers do not differ."""
     yield "parameters", trainer.store.pieces[index].parameters
     yield from trainer.updater.state[index].items()
 
 
-def _piece(tensor: Tensor, section: str, key: str, start: int, part: slice) -> SavedPiece:
-    axis = -1 if tensor.axis is None else tensor.axis
-    bounds = tensor.bounds or slice(0, 0)
-    return SavedPiece(
-        tensor=tensor.name,
-        section=section,
-        file="",
-        key=key,
-        axis=axis,
-        low=bounds.start,
-        high=bounds.stop,
-        start=start - tensor.start,
-        size=part.stop - part.start,
-    )
-
-
 def _names(own: Own) -> dict[str, object]:
-    """What a job brings of its own, wherever the files lie, but for what may change."""
+    """Names of a job's own objects, without their files and the schedule, which may change."""
     return {
         key: value.rpartition(":")[2] if isinstance(value, str) else value
         for key, value in asdict(own).items()
@@ -217,12 +222,12 @@ def _names(own: Own) -> dict[str, object]:
 
 
 def _local_epochs(then: Config, now: Config) -> tuple[int, int]:
-    """Of each client; without clients they only say when to end."""
+    """Epochs of each client then and now; without clients, they only say when to end."""
     return (then.train.epochs, now.train.epochs) if now.federated.clients else (0, 0)
 
 
 def _difference(place: str, before: object, after: object) -> tuple[str, object, object]:
-    """Of tables, the first key that differs."""
+    """The first key that differs, if the values are tables."""
     if isinstance(before, msgspec.Struct) and isinstance(after, msgspec.Struct):
         before, after = asdict(before), asdict(after)
     if isinstance(before, dict) and isinstance(after, dict):
@@ -232,12 +237,10 @@ def _difference(place: str, before: object, after: object) -> tuple[str, object,
 
 
 def _differences(trainer: "Parts", checkpoint: Checkpoint) -> Iterator[str]:
-    """What would make it another training; which ranks compute it has no part in that."""
+    """Differences that make it another training; the layout of the ranks is none."""
     then, now = checkpoint.job, trainer.config
-    known = checkpoint.manifest.data
-    data = replace(then.data, workers=now.data.workers)
-    if known:  # where they lie is not what they are
-        data = replace(data, path=now.data.path)
+    # The digest compares the data, wherever they lie.
+    data = replace(then.data, workers=now.data.workers, path=now.data.path)
     found = [
         _difference(place, before, after)
         for place, before, after in (
@@ -256,17 +259,16 @@ def _differences(trainer: "Parts", checkpoint: Checkpoint) -> Iterator[str]:
         )
         if before != after
     ]
-    if checkpoint.manifest.recipe:
-        found += checkpoint.manifest.recipe.differences(trainer.recipe)
+    found += checkpoint.manifest.recipe.differences(trainer.recipe)
     for place, before, after in found:
         yield f"{place} was {before}, and is {after}"
-    if known and known != trainer.data_digest:
+    if checkpoint.manifest.data != trainer.data_digest:
         yield f"it had other data: what data.path = {now.data.path!r} holds has changed since"
 
 
 def _check_job(trainer: "Parts", checkpoint: Checkpoint, *, allow_changes: bool) -> list[str]:
-    """What differs of a job, which is refused unless changes are allowed; what cannot be taken is
-    refused in any case."""
+    """Refuses another job unless changes are allowed, and values that cannot be taken in any case;
+    returns notes."""
     then_trained = set(checkpoint.names) - set(checkpoint.manifest.state)
     if gone := sorted(then_trained - set(trainer.model.names())):
         raise CheckpointError(
@@ -284,7 +286,7 @@ def _check_job(trainer: "Parts", checkpoint: Checkpoint, *, allow_changes: bool)
             )
         notes.append(f"goes on with another job: {found[0]}{more}")
     recipe = checkpoint.manifest.recipe
-    if recipe and recipe.code and recipe.bytecode != trainer.recipe.bytecode:
+    if recipe.code and recipe.bytecode != trainer.recipe.bytecode:
         notes.append("another Python has written the checkpoint, so that code was not compared")
     if trainer.config.optim.average and AVERAGE not in checkpoint.sections:
         raise CheckpointError(

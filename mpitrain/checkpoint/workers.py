@@ -1,9 +1,9 @@
-"""What checkpoints have of workers that train by themselves: each one's, and what they share.
+"""Sections of workers that train by themselves in checkpoints.
 
-The section ``parameters`` has the workers' weights together, as tests see them, and
-``parameters@2`` those of worker 2; so has each slot of the optimiser.  As many workers of the same
-[sync] go on as they were, bit by bit, in any layout of stages and tensor ranks.  Others begin with
-the weights together and the mean of the optimisers' states: as if all had met at that step.
+The section ``parameters`` has the workers' common weights, as tests see them, and ``parameters@2``
+those of worker 2; likewise each slot of the optimiser.  An equal number of workers with the same
+[sync] goes on bit by bit, in any layout of stages and tensor ranks.  Others begin with the common
+weights and the mean of the optimisers' states, as if all had met at that step.
 """
 
 from collections.abc import Mapping
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 
 def section(name: str, worker: int) -> str:
-    """What one worker has of a section."""
+    """Name of a worker's own section."""
     return f"{name}@{worker}"
 
 
 def together(trainer: "Parts") -> dict[str, Array]:
-    """Sections that all workers have the same, in the arena's layout; collective.
+    """Sections that all workers share, in the arena's layout; empty if workers do not differ.
 
-    None for workers that have the same of everything.
+    Collective.
     """
     strategy = trainer.strategy
     strategy.quiesce()
@@ -44,28 +44,25 @@ def together(trainer: "Parts") -> dict[str, Array]:
 
 
 def shared(trainer: "Parts") -> dict[str, Array]:
-    """Those of them that are the strategy's own."""
+    """Shared sections of the strategy."""
     return {**trainer.strategy.shared(), **trainer.strategy.arrived()}
 
 
 def among(counted: slice, grid: ProcessGrid) -> slice:
-    """The part of a piece that this worker writes of what all workers have."""
+    """Part of a piece's shared elements that this worker writes."""
     part = share(counted.stop - counted.start, grid.place.replica, grid.data.size)
     return slice(counted.start + part.start, counted.start + part.stop)
 
 
 def named(trainer: "Parts", counts: Mapping[str, int]) -> dict[str, int]:
-    """Counts by tensor, under the names that this worker has for them in a checkpoint."""
+    """Counts by tensor, under this worker's names in a checkpoint."""
     if not trainer.strategy.drifts:
         return dict(counts)
     return {section(name, trainer.grid.place.replica): count for name, count in counts.items()}
 
 
 def left_out(trainer: "Parts", checkpoint: Checkpoint, as_they_were: bool) -> dict[str, int]:
-    """Those counts back: this worker's own, or where others go on, of each tensor the least.
-
-    What one of the workers has used is used.
-    """
+    """Counts from a checkpoint: this worker's, or for other workers the least of each tensor."""
     saved, count = checkpoint.manifest.progress.left_out, _workers(checkpoint, "parameters")
     if not count:
         return dict(saved)
@@ -76,7 +73,7 @@ def left_out(trainer: "Parts", checkpoint: Checkpoint, as_they_were: bool) -> di
 
 
 def are_those_of(trainer: "Parts", checkpoint: Checkpoint) -> bool:
-    """Whether workers go on as they were: as many, with the same [sync]."""
+    """Whether the same number of workers goes on with the same [sync]."""
     then = _workers(checkpoint, "parameters")
     if not trainer.strategy.drifts:
         return not then
@@ -84,7 +81,7 @@ def are_those_of(trainer: "Parts", checkpoint: Checkpoint) -> bool:
 
 
 def begun_anew(trainer: "Parts", checkpoint: Checkpoint, taken: set[str]) -> list[str]:
-    """What workers leave behind that do not go on as they were, in a sentence."""
+    """Sentence on the sections that other workers leave behind."""
     then, now = _workers(checkpoint, "parameters"), trainer.grid.data.size
     had = {name for name in checkpoint.sections if not name.startswith((EXCHANGE, "state"))}
     left = sorted({name.partition("@")[0] for name in had} - taken)
@@ -95,7 +92,7 @@ def begun_anew(trainer: "Parts", checkpoint: Checkpoint, taken: set[str]) -> lis
 
 
 def tensor(checkpoint: Checkpoint, name: str, tensor_name: str) -> Array:
-    """A tensor of a section, whole; the workers' mean, if there is none that all have.
+    """A whole tensor of a section, or the mean of the workers' sections.
 
     Raises:
         CheckpointError: it is not in the checkpoint, or not all of it.
@@ -110,7 +107,7 @@ def tensor(checkpoint: Checkpoint, name: str, tensor_name: str) -> Array:
 
 
 def _workers(checkpoint: Checkpoint, name: str) -> int:
-    """How many workers have a section of their own of this name."""
+    """Number of workers with sections of this name."""
     count = 0
     while section(name, count) in checkpoint.sections:
         count += 1

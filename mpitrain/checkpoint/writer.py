@@ -1,4 +1,4 @@
-"""Writing: a snapshot at once, files in a thread that makes no MPI call, at last the rename."""
+"""Writer of checkpoints: a snapshot at once, files in a thread without MPI calls, then a rename."""
 
 import os
 import shutil
@@ -28,11 +28,11 @@ from mpitrain.device import HOST, Device, Later
 
 
 class Writer:
-    """Writes the checkpoints of a run, one at a time.  All methods are collective.
+    """Writes the checkpoints of a run, one at a time; all methods are collective.
 
     Attributes:
-        folder: where they go.
-        last: the step of the last one that was begun, those of best tests left out.
+        folder: folder of the checkpoints.
+        last: step of the last one that was begun, best tests excluded.
     """
 
     def __init__(
@@ -45,15 +45,15 @@ class Writer:
         resumed: int | None = None,
         device: Device = HOST,
     ) -> None:
-        """Nothing is written yet.
+        """Writes nothing yet.
 
         Args:
             comm: the ranks of the run.
-            folder: where checkpoints go; may be a link.
-            keep: newest whole ones that stay.
-            background: training goes on while files are written.
-            resumed: the step of the one that this run goes on from; it stays, too.
-            device: where the arrays are.
+            folder: folder of the checkpoints; may be a link.
+            keep: number of newest whole ones that stay.
+            background: whether training goes on while files are written.
+            resumed: step of the one that this run goes on from, which stays, too.
+            device: device of the arrays.
         """
         self._comm = comm
         self.folder = folder
@@ -62,7 +62,7 @@ class Writer:
         self._background = background
         self._resumed = resumed
         self._device = device
-        #: Steps of those that are known to be whole.
+        #: Steps of checkpoints that are known to be whole.
         self._whole = set() if resumed is None else {resumed}
         self._thread: Thread | None = None
         self._pending: tuple[Manifest, Path, float] | None = None
@@ -77,18 +77,18 @@ class Writer:
         *,
         best: bool = False,
     ) -> None:
-        """Start to write a checkpoint, after the one before is complete.
+        """Begins to write a checkpoint, after the last one is complete.
 
         Args:
-            step: for its name.
-            arrays: the own pieces by key, as they are now.
-            pieces: what they are; ``file`` is filled in here.
+            step: step for the name.
+            arrays: this rank's arrays by key.
+            pieces: their places; ``file`` is filled in here.
             manifest: the rest; pieces and digests are filled in here.
-            best: of the best test so far: it has a name of its own, takes the place of the one
-                before, and is not counted among the newest ones.
+            best: whether it is of the best test so far: it replaces the last best one, and does
+                not count among the newest.
 
         Raises:
-            CheckpointError: on all ranks, if the folder cannot be made, or the one before failed.
+            CheckpointError: on all ranks, if the folder cannot be made or the last one failed.
         """
         self.finish()
         if not best:
@@ -107,11 +107,11 @@ class Writer:
             self.finish()
 
     def keep_constants(self, name: str, give: Callable[[], Mapping[str, Any]]) -> None:
-        """Write what stays the same in a run beside the checkpoints, once.
+        """Writes a run's constants beside the checkpoints, once.
 
         Args:
-            name: of the file, which says what is in it.
-            give: the tensors of torch by name; of rank 0.
+            name: name of the file, which depends on its contents.
+            give: torch tensors by name, on rank 0.
 
         Raises:
             CheckpointError: on all ranks, if it cannot be written.
@@ -137,14 +137,14 @@ class Writer:
         beside.rename(path)
 
     def poll(self) -> tuple[Path, float] | None:
-        """Complete the checkpoint if all files are written: its folder, and the seconds it took."""
+        """Completes the checkpoint if all files are written; its folder and seconds, or None."""
         if self._thread is None:
             return None
         done = not self._thread.is_alive()
         return self.finish() if self._comm.allreduce(done, op=MPI.LAND) else None
 
     def finish(self) -> tuple[Path, float] | None:
-        """Wait for the files, write the manifest, and give the folder its name.
+        """Waits for the files, writes the manifest and renames the folder; see :meth:`poll`.
 
         Raises:
             CheckpointError: on all ranks, if one of them could not write.
@@ -162,7 +162,7 @@ class Writer:
         return target, perf_counter() - start
 
     def abandon(self) -> None:
-        """Leave the checkpoint that is being written, as a rank has died; not collective."""
+        """Drops the checkpoint that is being written, as a rank has died; not collective."""
         if self._thread is not None:
             self._thread.join()
 
@@ -213,10 +213,7 @@ class Writer:
             self._retain()
 
     def _retain(self) -> None:
-        """Remove what is older than the newest whole ones.
-
-        Those that are not known to be whole do not count: they go when they are older than these.
-        """
+        """Removes checkpoints that are older than the ``keep`` newest whole ones."""
         there = numbered(self.folder)
         kept = [step for step in there if step in self._whole][: self._keep]
         if len(kept) < self._keep:
@@ -231,13 +228,11 @@ class Writer:
                 remove(path)
 
     def set_aside(self) -> None:
-        """Move an earlier run's checkpoints away, so that none of them is taken for this run's.
-
-        They go to ``earlier`` in the same folder, wherever that lies, in the place of those that
-        are there.
+        """Moves an earlier run's checkpoints to the folder ``earlier`` inside, and replaces those
+        there.
 
         Raises:
-            CheckpointError: on all ranks.
+            CheckpointError: on all ranks, if that fails.
         """
         self._together(self._set_aside)
 
@@ -249,7 +244,7 @@ class Writer:
         earlier.mkdir(mode=0o700, exist_ok=True)
         for path in filter(_is_ours, _all(earlier)):
             remove(path)
-        # Oldest first: who is stopped in the midst of this finds the newest where it was.
+        # Oldest first: if this is interrupted, the newest is still in its place.
         for path in reversed(there):
             path.rename(earlier / path.name)
 
@@ -259,7 +254,7 @@ class Writer:
         beside.mkdir(mode=0o700)
 
     def _together(self, act: Callable[[], None]) -> None:
-        """Act on rank 0; if that fails, raise on all ranks."""
+        """Acts on rank 0; raises on all ranks if that fails."""
         why = None
         if self._comm.rank == 0:
             try:
@@ -278,17 +273,17 @@ class Writer:
 
 
 def _all(folder: Path) -> list[Path]:
-    """The folders with a checkpoint's name, newest first, and before them that of the best test."""
+    """Folders of checkpoints: the best test's first, then the newest ones."""
     return [path for best in (True, False) for path in numbered(folder, best=best).values()]
 
 
 def _is_ours(path: Path) -> bool:
-    """Whether a run of ours wrote this folder: others of such a name are left alone."""
+    """Whether a run wrote this folder; others of such a name are left alone."""
     return not path.is_symlink() and (path / MANIFEST).is_file()
 
 
 def _sync(path: Path) -> None:
-    """What is in a file, or which files are in a folder, survives a power cut."""
+    """Flushes a file, or a folder's list of files, to disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

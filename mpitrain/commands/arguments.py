@@ -10,12 +10,11 @@ from pathlib import Path
 from collectives.about import program
 from collectives.commands.arguments import above_zero, not_negative, positive
 from collectives.commands.program import add_commands, add_verbose, add_version, parsed
-from mpitrain.chaos import KINDS
 from mpitrain.commands import submitting
 from mpitrain.pipeline.schedules import SCHEDULES
 
 #: These start MPI; the others run anywhere.
-RANKS = ("train", "eval", "find-lr", "profile", "doctor", "rehearse", "matrix")
+RANKS = ("train", "eval", "find-lr", "profile", "doctor")
 
 
 def needs_ranks(argv: Sequence[str]) -> bool:
@@ -107,12 +106,6 @@ def _parser() -> argparse.ArgumentParser:
         help="experimental: when ranks die, continue from the newest checkpoint on the remaining "
         "ranks, if the job's layout fits them; needs Open MPI's mpirun --with-ft ulfm",
     )
-    train.add_argument(
-        "--fault",
-        metavar="FAULT",
-        help="inject a fault, as in 'kill rank=1 step=20'; kinds: "
-        + ", ".join(name for name, kind in KINDS.items() if kind.inside),
-    )
     add_verbose(train)
 
     evaluate = commands.add_parser(
@@ -160,43 +153,6 @@ def _parser() -> argparse.ArgumentParser:
         "folder", type=Path, nargs="?", default=Path("runs"), help="folder of checkpoints (runs)"
     )
     add_verbose(doctor)
-
-    rehearse = commands.add_parser(
-        "rehearse",
-        help="run the pipeline schedules with one stage on each rank, where stages sleep",
-        description="Run each pipeline schedule with stages that sleep instead of computing, and "
-        "print the idle share of the ranks beside the simulated one and the published formula.",
-        epilog="example: mpirun -n 4 %(prog)s -m 8",
-    )
-    rehearse.add_argument(
-        "-m", "--micro-batches", type=positive, default=8, help="micro-batches (8)"
-    )
-    rehearse.add_argument(
-        "--chunks",
-        type=positive,
-        default=2,
-        help="model chunks on each stage, for interleaved (2)",
-    )
-    rehearse.add_argument(
-        "--milliseconds",
-        type=above_zero,
-        default=30.0,
-        help="time of a forward pass; a backward pass takes twice that (30)",
-    )
-    add_verbose(rehearse)
-
-    _matrix(
-        commands.add_parser(
-            "matrix",
-            help="compare ways to communicate less, on links of several kinds",
-            description="Train small models by each method, algorithm and layout, on each link, "
-            "and write FOLDER/matrix.json and FOLDER/matrix.html: losses against seconds, bytes "
-            "that were sent, what wins and why.  Links other than shared memory are made up on one "
-            "machine.  What the file has is not run again.  Without a choice it is some 90 cells; "
-            "with one, all combinations, with the first value of each dimension that is not named.",
-            epilog="example: mpirun -n 4 %(prog)s --out runs/matrix",
-        )
-    )
 
     plan = commands.add_parser(
         "plan",
@@ -264,27 +220,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     compare.add_argument("runs", type=Path, help="a folder of runs, as jobs/sweep.sbatch makes it")
 
-    chaos = commands.add_parser(
-        "chaos",
-        help="try out what happens to a job when ranks, messages, memory or disks fail",
-        description="Run a job once for each fault and seed, on ranks that it starts itself; "
-        "resume each run that fails, and compare the weights with those of a run without a fault. "
-        "Kinds: " + "; ".join(f"{name}: {kind.text}" for name, kind in KINDS.items()) + ".",
-        epilog="example: %(prog)s drill -n 4 --seeds 3",
-    )
-    _job(chaos)
-    chaos.add_argument("-n", "--ranks", type=positive, default=4, help="ranks of each run (4)")
-    chaos.add_argument("--seeds", type=positive, default=3, help="runs of each kind (3)")
-    chaos.add_argument("--faults", metavar="KIND,...", help="try only these kinds")
-    chaos.add_argument(
-        "--launcher",
-        default=None,
-        help="command before python; {n} becomes the number of ranks (mpiexec -n {n})",
-    )
-    chaos.add_argument(
-        "-o", "--output", type=Path, default=Path("runs/chaos"), help="folder (runs/chaos)"
-    )
-
     export = commands.add_parser(
         "export", help="write a checkpoint's parameters as one safetensors file"
     )
@@ -296,31 +231,6 @@ def _parser() -> argparse.ArgumentParser:
         help="order the axes as torch does: (out, in), (out, in, rows, columns)",
     )
     return parser
-
-
-def _matrix(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--out",
-        type=Path,
-        default=Path("runs/matrix"),
-        metavar="FOLDER",
-        help="folder for results (runs/matrix)",
-    )
-    for option, told in (
-        ("jobs", "digits gpt"),
-        ("methods", "none bf16 int8 powersgd topk dgc sign auto local diloco delayed, or any code"),
-        ("algorithms", "all-reduces of dense sums, as 'python -m collectives list' has them"),
-        ("layouts", "'data' 'pipe x data' 'tensor x data' 'zero 1'"),
-        ("links", "'shared memory' '1 Gb/s' '100 Mb/s' '100 ms', or latency=20ms,bandwidth=1Gb/s"),
-    ):
-        parser.add_argument(f"--{option}", nargs="+", default=[], metavar="NAME", help=told)
-    parser.add_argument("--full", action="store_true", help="all combinations: hours")
-    parser.add_argument("--quick", action="store_true", help="a few cells of a few steps: a try")
-    parser.add_argument("--steps", type=positive, default=160, help="steps of each cell (160)")
-    parser.add_argument(
-        "--seconds", type=above_zero, default=30.0, help="a cell is stopped after these (30)"
-    )
-    add_verbose(parser)
 
 
 def _job(parser: argparse.ArgumentParser, *, needed: bool = True) -> None:

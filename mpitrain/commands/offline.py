@@ -150,15 +150,7 @@ def compare(options: argparse.Namespace) -> int:
     return 0
 
 
-def chaos(options: argparse.Namespace) -> int:
-    """Try out faults."""
-    from mpitrain.commands.chaos import chaos as try_faults
-
-    return try_faults(options)
-
-
 _COMMANDS = {
-    "chaos": chaos,
     "submit": submit,
     "compare": compare,
     "examples": examples,

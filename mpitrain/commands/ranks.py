@@ -4,7 +4,7 @@ import argparse
 import faulthandler
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace as replace_in
 from pathlib import Path
 from typing import Any
@@ -57,7 +57,6 @@ from mpitrain.step.agreement import NonFinite
 from mpitrain.step.precision import compute_type
 from mpitrain.training import evaluation
 from mpitrain.training.loop import Loop
-from mpitrain.training.parts import Parts
 
 
 def run(argv: Sequence[str]) -> int:
@@ -104,9 +103,6 @@ def train(comm: Communicator, options: argparse.Namespace) -> int:
             )
         # In memory of the node, nobody would see a rank die.
         comm = Communicator(comm, transport=CheckedTransport)
-    injector = None
-    if options.fault:
-        comm, injector = with_fault(comm, options.fault, config)
     ranks, go_on = comm.size, options.resume
     traced = Path(config.run.dir) / TRACE_FILE
     while True:
@@ -114,7 +110,7 @@ def train(comm: Communicator, options: argparse.Namespace) -> int:
             trace = Trace(comm.rank, enabled=config.run.trace)
             try:
                 job = settled(comm, config) if go_on else config
-                loop = _loop(comm, job, span=trace.span, stop=stop, before_step=injector)
+                loop = _loop(comm, job, span=trace.span, stop=stop)
                 parts = loop.parts
                 try:
                     with loop, trace.to_file(parts.comm, traced, Stopped):
@@ -158,25 +154,6 @@ def _loop(
     given = replace_in(own, schedule=schedule) if schedule else own
     job, objects, _ = normalise(comm, config, given, settings)
     return start(comm, job, objects, **hooks)
-
-
-def with_fault(
-    comm: Communicator, text: str, config: Config
-) -> tuple[Communicator, Callable[[Parts], None]]:
-    """The communicator to train on, and what is to be called before each step."""
-    from mpitrain.chaos.faults import parse as parse_fault
-    from mpitrain.chaos.inject import Injector
-
-    try:
-        fault = parse_fault(text)
-        if fault.kind in ("memory", "payload"):
-            refuse_servers(config, f"train --fault {fault.kind!r}")
-        injector = Injector(fault, comm)
-    except ValueError as error:
-        raise ConfigError(f"--fault: {error}") from error
-    if config.parallel.checksums:
-        comm = Communicator(comm, transport=injector.transport())
-    return comm, injector
 
 
 def evaluate(comm: Communicator, options: argparse.Namespace) -> int:
@@ -266,28 +243,12 @@ def doctor(comm: MPI.Intracomm, options: argparse.Namespace) -> int:
     return examine(comm, options.folder)
 
 
-def rehearse(comm: Communicator, options: argparse.Namespace) -> int:
-    """Run the pipeline schedules with stages that sleep."""
-    from mpitrain.commands.rehearse import rehearse as run_schedules
-
-    return run_schedules(comm, options)
-
-
-def matrix(comm: Communicator, options: argparse.Namespace) -> int:
-    """Compare ways to communicate less."""
-    from mpitrain.commands.matrix import matrix as compare
-
-    return compare(comm, options)
-
-
 _COMMANDS = {
     "train": train,
     "eval": evaluate,
     "find-lr": find_lr,
     "profile": profile,
     "doctor": doctor,
-    "rehearse": rehearse,
-    "matrix": matrix,
 }
 
 

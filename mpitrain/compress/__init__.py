@@ -1,4 +1,4 @@
-"""Gradients in fewer bytes: codes of three kinds, by what of them adds up over ranks."""
+"""Codecs for gradients, of three kinds, which decide the collective."""
 
 from mpitrain.compress.codec import (
     Codec,
@@ -13,9 +13,9 @@ from mpitrain.compress.codec import (
 )
 from mpitrain.compress.table import (
     CODECS,
+    AnyCodec,
+    CodecDescription,
     CodecError,
-    Compressor,
-    Description,
     describe,
     kind_of,
     parse,
@@ -25,8 +25,8 @@ __all__ = [
     "CODECS",
     "Codec",
     "CodecError",
-    "Compressor",
-    "Description",
+    "AnyCodec",
+    "CodecDescription",
     "Feedback",
     "Linear",
     "Memory",

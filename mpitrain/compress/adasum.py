@@ -1,6 +1,4 @@
-"""Adasum: a sum that is a mean of what is parallel."""
-
-from collections.abc import Sequence
+"""Adasum: the mean of parallel vectors and the sum of orthogonal ones."""
 
 import numpy as np
 
@@ -24,11 +22,11 @@ def pair(a: Array, b: Array) -> Array:
 
 
 def levels(size: int) -> list[list[tuple[int, int]]]:
-    """Which ranks meet, level by level, the first of a pair going on with both: the fixed tree.
+    """Pairs of ranks that combine their vectors, level by level; the first of a pair keeps both.
 
-    Of p ranks, those from the largest power of two on first meet the ranks as much below; then
-    neighbours, neighbours of neighbours and so on do.  The rule is not associative: the tree is
-    part of the result.
+    Ranks from the largest power of two on first combine with the ranks as far below; then
+    neighbours do, neighbours of neighbours and so on.  The rule is not associative, so that the
+    tree is part of the result.
     """
     power = 1 << size.bit_length() - 1
     found = [[(rank - power, rank) for rank in range(power, size)]] if size > power else []
@@ -37,16 +35,3 @@ def levels(size: int) -> list[list[tuple[int, int]]]:
         found.append([(rank, rank + reach) for rank in range(0, power, 2 * reach)])
         reach *= 2
     return found
-
-
-def adasum(vectors: Sequence[Array]) -> Array:
-    """The Adasum of the vectors of p ranks, any p, for one tensor; shape and type of the first.
-
-    Args:
-        vectors: changes of weights, or gradients, in the order of ranks.
-    """
-    parts = [np.asarray(vector, np.float64) for vector in vectors]
-    for level in levels(len(parts)):
-        for keeps, gives in level:
-            parts[keeps] = pair(parts[keeps], parts[gives])
-    return parts[0].astype(vectors[0].dtype)

@@ -1,4 +1,4 @@
-"""ATOMO: singular vectors taken by dice."""
+"""ATOMO: random singular vectors."""
 
 from dataclasses import dataclass
 from math import isqrt
@@ -13,19 +13,19 @@ from mpitrain.compress.options import Named, expect_least
 
 @dataclass(frozen=True)
 class Atomo(Named):
-    """As many singular vectors as ``rank``, by dice, right on average (Wang et al. 2018); slow.
+    """``rank`` random singular vectors, right on average (Wang et al. 2018); slow.
 
-    Of M = sum s_i u_i v_i^T, atom i is sent with probability p_i, times 1/p_i; p_i = min(1, c s_i)
-    with c such that they add up to ``rank``, which of all unbiased choices has the least variance,
-    sum s_i^2 (1/p_i - 1).  Atoms are drawn systematically, so that always as many are taken.
+    Atom i of M = sum s_i u_i v_i^T is sent with probability p_i, times 1/p_i; p_i = min(1, c s_i)
+    with c such that they add up to ``rank``.  No other unbiased choice has less variance, which is
+    sum s_i^2 (1/p_i - 1).  Atoms are drawn systematically, so that their number is always the same.
 
     Bytes: 4 rank (rows + columns), or 4n where that is less.  Cost: a singular value decomposition
     of each message, many times what the others take.  Unbiased, without feedback.
 
     Attributes:
         rank: atoms of a message.
-        columns: of the matrix whose rows the vector is, the last filled up with zeros; 0 for the
-            most square one.
+        columns: columns of the matrix, whose last row is filled up with zeros; 0 for the most
+            square one.
     """
 
     name: ClassVar[str] = "atomo"
@@ -39,7 +39,7 @@ class Atomo(Named):
         expect_least("columns", self.columns, 0)
 
     def shape(self, n: int) -> tuple[int, int, int]:
-        """Rows, columns and atoms of the matrix of n numbers; 0 atoms: it is sent as it is."""
+        """Rows, columns and atoms of the matrix of n numbers; 0 atoms: sent uncompressed."""
         columns = min(n, self.columns or isqrt(max(n - 1, 0)) + 1)
         rows = -(-n // columns) if n else 0
         atoms = min(self.rank, rows, columns)
@@ -101,7 +101,7 @@ def probabilities(values: Array, budget: int) -> Array:
 
 
 def systematic(shares: Array, die: float) -> Array:
-    """Each with its probability, and always as many as these add up to (Madow 1949)."""
+    """Indices drawn with these probabilities; their number is the sum of these (Madow 1949)."""
     ends = np.cumsum(shares)
     if len(ends):
         ends[-1] = np.rint(ends[-1])  # without what rounding left

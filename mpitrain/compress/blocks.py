@@ -24,7 +24,7 @@ from mpitrain.compress.packing import pack, packed, unpack
 
 
 def round_by_dice(ratios: Array, draw: Draw) -> Array:
-    """Whole numbers next to ``ratios``, below or above, which are their mean over the dice."""
+    """Whole numbers next below or above ``ratios``; their mean over the dice is ``ratios``."""
     lower = np.floor(ratios)
     dice = draw().random(ratios.shape, np.float32)
     lower += dice < ratios - lower
@@ -33,7 +33,7 @@ def round_by_dice(ratios: Array, draw: Draw) -> Array:
 
 @dataclass(frozen=True)
 class _Integers(Named):
-    """Integers of so many bits, from -most to most; a block's scale is its largest over most."""
+    """Integers of ``bits`` bits, from -most to most; a block's scale is its largest over most."""
 
     bits: ClassVar[int]
     block: int = 256
@@ -82,13 +82,13 @@ class Int8(_Integers):
     """Integers from -127 to 127 with a scale a block, symmetric about 0.
 
     Bytes: n + 4 a block.  Error of a number: at most half a step to the nearest, a step with
-    dice; a step is 1/127 of the block's largest.  The code of ZeRO++ (Wang et al. 2023) and
+    dice; a step is 1/127 of the block's largest.  Codec of ZeRO++ (Wang et al. 2023) and
     of INTELLECT-1's pseudo-gradients (2024).
 
     Attributes:
         block: elements with one scale; 0 for all.
         rounding: "nearest", biased; or "stochastic", unbiased: up or down by dice.
-        power: scales are powers of two; what is sent and what is left of dyadic numbers add up
+        power: scales are powers of two, so that sent and residual parts of dyadic numbers add up
             exactly.  Steps are up to twice as long.
     """
 
@@ -101,7 +101,7 @@ class Int4(_Integers):
     """Integers from -7 to 7 with a scale a block, two in a byte.
 
     Bytes: n/2 + 4 a block.  Error of a number: at most half a step to the nearest, a step
-    with dice; a step is 1/7 of the block's largest.  DiLoCo's pseudo-gradients stand 4 bits
+    with dice; a step is 1/7 of the block's largest.  DiLoCo's pseudo-gradients need only 4 bits
     (Douillard et al. 2025).
 
     Attributes:

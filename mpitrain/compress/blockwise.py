@@ -1,4 +1,4 @@
-"""Vectors as blocks of elements with a scale of their own."""
+"""Vectors as blocks of elements, each with a scale."""
 
 import numpy as np
 
@@ -7,7 +7,7 @@ from mpitrain.arrays import Array
 
 
 def number(n: int, block: int) -> int:
-    """Blocks of n elements; ``block`` 0 is one block of all."""
+    """Number of blocks of n elements; ``block`` 0 is one block of all."""
     return -(-n // (block or n)) if n else 0
 
 
@@ -36,41 +36,47 @@ def lengths(n: int, block: int) -> Array:
     return found
 
 
+def normalised(rows: Array) -> tuple[Array, Array]:
+    """Largest size of each row, float64, shape (rows, 1), and the rows over it: numbers to 1."""
+    most = np.abs(rows).max(1, initial=0, keepdims=True).astype(np.float64)
+    return most, rows / np.where(most > 0, most, 1)
+
+
 def single(values: Array) -> Array:
-    """Numbers at least 0 as float32; what is larger than its largest number becomes that."""
+    """Numbers at least 0 as float32, bounded by its largest number."""
     return np.minimum(values, np.finfo(np.float32).max).astype(np.float32)
 
 
 def covering(values: Array) -> Array:
-    """The smallest float32 numbers that are not below ``values``, while there are some."""
+    """Smallest float32 numbers that are not below ``values``, bounded by the largest number."""
     scales = single(values)
     up = np.nextafter(scales, np.float32(np.finfo(np.float32).max))
     return np.where(scales < values, up, scales)
 
 
 def times(most: Array, factors: Array) -> Array:
-    """The product of float64; more than there is becomes infinite, which a scale is not."""
+    """Product in float64; infinite where it overflows."""
     with np.errstate(over="ignore"):
         found: Array = most * factors
     return found
 
 
 def limit(most: float) -> Array:
-    """The largest scale that ``most`` of it are a float32; shape (1,)."""
+    """Largest scale of which ``most`` times is still a float32; shape (1,)."""
     largest = np.array([np.finfo(np.float32).max / most], np.float32)
     return np.nextafter(largest, np.float32(0))
 
 
 def power_above(scales: Array) -> Array:
-    """The powers of two next above, or the numbers themselves where they are some; 0 stays 0."""
+    """Smallest powers of two that are not below ``scales``; 0 stays 0."""
     mantissas, exponents = np.frexp(scales)
     exponents = np.minimum(exponents - (mantissas == 0.5), 127)  # the largest of float32
     return np.where(scales > 0, np.ldexp(np.float32(1), exponents), scales)
 
 
 def power_below(scales: Array) -> Array:
-    """The powers of two next below, or the numbers themselves where they are some; 0 stays 0."""
-    exponents = np.frexp(scales)[1] - 1  # of float32, so from -149 to 127
+    """Largest powers of two that are not above ``scales``; 0 stays 0."""
+    exponents = np.frexp(scales)[1] - 1  # from -149 to 127, as of float32
     return np.where(scales > 0, np.ldexp(np.float32(1), exponents), scales)
 
 
@@ -83,12 +89,12 @@ def ratios(rows: Array, scales: Array, most: float) -> Array:
 
 
 def write_scales(code: Bytes, scales: Array) -> Bytes:
-    """Put scales at the head of a code; returns the rest of it."""
+    """Writes scales to the head of a code; returns its rest."""
     head = 4 * scales.size
     code[:head].view(np.float32)[...] = scales.reshape(-1)
     return code[head:]
 
 
 def read_scales(code: Bytes, count: int) -> tuple[Array, Bytes]:
-    """So many scales, as float32, and the rest of the code."""
+    """``count`` scales, as float32, and the rest of the code."""
     return code[: 4 * count].view(np.float32), code[4 * count :]

@@ -1,12 +1,12 @@
-"""What a code of gradients must say of itself; the kind decides the collective.
+"""Protocols of codecs for gradients; the kind of a codec decides the collective.
 
 | kind            | what adds up | collective                             | examples       |
 | --------------- | ------------ | -------------------------------------- | -------------- |
 | :class:`Codec`  | decoded ones | two-phase, or gathered                 | int8, sign     |
-| :class:`Linear` | the codes    | all-reduces of the code, phase by phase | PowerSGD       |
+| :class:`Linear` | the codes    | all-reduces of the codes, by phases    | PowerSGD       |
 | :class:`Sparse` | supports     | the sparse all-reduce                  | top-k          |
 
-A code knows no ranks and no MPI.
+A codec knows no ranks and no MPI.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,18 +29,18 @@ __all__ = [
     "feedback_of",
 ]
 
-#: "on": what a code leaves out is added to the next numbers; "off": it may be, and need not be;
-#: "never": it would do harm.
+#: Whether the error of a codec is added to the next numbers: "on": yes; "off": it may be; "never":
+#: that would do harm.
 Feedback = Literal["on", "off", "never"]
 
 
 class Sketch(Protocol):
-    """The code of some tensors, bound to them, in phases of sums over ranks.
+    """Encoder of some tensors, bound to them, in phases of sums over ranks.
 
     Attributes:
         sums: arrays of shape (k,), each to be summed over the ranks, in this order.
-        state: arrays by name that are kept from step to step, the same on all ranks; what a step
-            changes of them takes effect with :meth:`commit`.
+        state: arrays by name, kept from step to step, the same on all ranks; changes take effect
+            with :meth:`commit`.
     """
 
     @property
@@ -54,33 +54,33 @@ class Sketch(Protocol):
         array holds the sum over ranks; at the end the tensors hold the decoded sum."""
 
     def sent(self, tensors: Mapping[str, Array]) -> None:
-        """Write what of this rank's own values the sum has; after :meth:`phases`."""
+        """Writes this rank's part of the decoded sum; after :meth:`phases`."""
 
     def commit(self) -> None:
-        """The step counts."""
+        """Keeps the changes of this step."""
 
     def rollback(self) -> None:
-        """The step does not count."""
+        """Drops the changes of this step."""
 
 
 @runtime_checkable
 class Linear(Protocol):
-    """A code whose sum is the code of the sum, on any number of ranks.
+    """Codec whose codes add up to the code of the sum, on any number of ranks.
 
     Attributes:
-        unbiased: see :class:`~collectives.coded.Codec`.
+        unbiased: see :class:`~collectives.codec.Codec`.
     """
 
     @property
     def unbiased(self) -> bool: ...
 
     def sketch(self, tensors: Mapping[str, Array], seed: int) -> Sketch:
-        """The code of these tensors, whose memory it reads and writes in each run.
+        """Binds an encoder to these tensors, whose memory it reads and writes in each step.
 
         Args:
             tensors: by name, the same names and shapes on all ranks.
-            seed: of the run; what is drawn depends on it, on names and on the step, never on the
-                rank.
+            seed: the run's seed; random choices depend on it, on names and on the step, never on
+                the rank.
         """
 
     def nbytes(self, shapes: Sequence[tuple[int, ...]], itemsize: int = 4) -> int:
@@ -89,10 +89,10 @@ class Linear(Protocol):
 
 @runtime_checkable
 class Sparse(Protocol):
-    """A choice of elements, which travel with their values as they are.
+    """Codec that sends some elements with their indices.
 
     Attributes:
-        unbiased: see :class:`~collectives.coded.Codec`.
+        unbiased: see :class:`~collectives.codec.Codec`.
     """
 
     @property
@@ -102,24 +102,24 @@ class Sparse(Protocol):
         """The chosen elements of ``x``, of shape (n,), whose numbers are finite; rising."""
 
     def values(self, chosen: Array) -> Array:
-        """What is sent for the chosen numbers: most codes send them as they are."""
+        """Values that are sent for the chosen numbers: most codecs send the numbers."""
 
 
 @runtime_checkable
 class Remembering(Protocol):
-    """A code with a memory of its own, in the place of a residual.
+    """Codec with a memory of its own in place of a residual.
 
-    A momentum's must be of all gradients, also of those that travel as they are: see
+    If the memory is a momentum, it must also follow the gradients that travel uncompressed: see
     :class:`Momentum`.
     """
 
     def memory(self, value: Array) -> Memory:
-        """The memory of a vector; ``value``: zeros of its shape and type, which may be used."""
+        """Makes the memory of a vector; ``value``: zeros of its shape and type, to be used."""
 
 
 @runtime_checkable
 class Momentum(Protocol):
-    """A code whose memory is a momentum, in the place of the optimiser's.
+    """Codec whose memory is a momentum, in place of the optimiser's.
 
     Attributes:
         clip: bound of the length of the summed gradient; 0 for none.
@@ -129,13 +129,13 @@ class Momentum(Protocol):
     def clip(self) -> float: ...
 
     def share(self, squares: float, ranks: int) -> float:
-        """What a rank's gradient is multiplied by, of this squared length, one of so many."""
+        """Factor of a rank's gradient of squared length ``squares`` that keeps to the bound."""
 
     def of_sum(self, value: Array) -> Memory:
-        """The memory of a sum that has travelled as it is; ``value``: as for :meth:`memory`."""
+        """Makes the memory of a sum that travels uncompressed; ``value``: as for ``memory``."""
 
 
-def feedback_of(code: Codec | Linear | Sparse) -> Feedback:
-    """What a code says of feedback; if nothing, what is biased has it."""
-    found: Feedback = getattr(code, "feedback", "off" if code.unbiased else "on")
+def feedback_of(codec: Codec | Linear | Sparse) -> Feedback:
+    """Feedback of a codec; by default ``"on"`` if it is biased."""
+    found: Feedback = getattr(codec, "feedback", "off" if codec.unbiased else "on")
     return found

@@ -6,6 +6,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from collectives.codec import Residual
 from mpitrain.arrays import Array
 from mpitrain.compress.options import (
     Named,
@@ -59,7 +60,7 @@ class DGC(Named):
         expect_least("warmup", self.warmup, 0)
 
     def keep_at(self, step: int) -> float:
-        """The share that is sent in ``step``, counted from 0."""
+        """Share of the elements that is sent in ``step``, counted from 0."""
         if step >= self.warmup:
             return self.keep
         stage = _STAGES * step // self.warmup
@@ -72,9 +73,18 @@ class DGC(Named):
         return chosen
 
     def share(self, squares: float, ranks: int) -> float:
-        """What a rank's gradient is multiplied by, of this squared length, one of so many."""
+        """Factor of a rank's gradient of squared length ``squares`` that keeps to ``clip``."""
         length = sqrt(ranks * squares)
         return self.clip / length if self.clip and self.clip < length < inf else 1.0
+
+    def velocity(self, u: Array, g: Array, next_u: Array) -> Array:
+        """The addition to v for a gradient ``g``; ``next_u`` becomes the next velocity."""
+        if self.nesterov:
+            next_u[...] = self.momentum * (u + g)
+            found: Array = next_u + g
+            return found
+        next_u[...] = self.momentum * u + g
+        return next_u
 
     def memory(self, value: Array) -> "MomentumCorrection":
         return MomentumCorrection(self, value)
@@ -83,92 +93,65 @@ class DGC(Named):
         return SumMomentum(self, value)
 
 
-class MomentumCorrection:
-    """u and v of a vector; it has the methods of a :class:`~collectives.coded.Residual`.
+class MomentumCorrection(Residual):
+    """u and v of a vector.
 
     Attributes:
-        u, value: velocities, and v, what they add up to where nothing was sent; shape (n,).
+        u: velocity, shape (n,).
+        value: v, the sum of velocities since an element was last sent; shape (n,).
     """
 
-    def __init__(self, code: DGC, value: Array) -> None:
+    def __init__(self, codec: DGC, value: Array) -> None:
         """``value``: memory of v, zeros at first."""
-        self.u, self.value = np.zeros_like(value), value
-        self._code = code
-        self._next_u, self._next_v = np.zeros_like(value), value.copy()
-        self._is_pending = False
+        super().__init__(value)
+        self.u = np.zeros_like(value)
+        self._codec, self._next_u = codec, np.zeros_like(value)
 
     @property
     def arrays(self) -> dict[str, Array]:
-        """What a checkpoint must have, by name."""
         return {"u": self.u, "v": self.value}
 
     def add_to(self, x: Array) -> None:
-        """``x``, the gradient, becomes what there is to send."""
-        velocity = _velocity(self._code, self.u, x, self._next_u)
-        np.add(self.value, velocity, out=self._next_v)
-        x[...] = self._next_v
+        """Replaces the gradient ``x`` by v, of which the largest elements are sent."""
+        velocity = self._codec.velocity(self.u, x, self._next_u)
+        np.add(self.value, velocity, out=self.pending)
+        x[...] = self.pending
         self._is_pending = True
 
     def keep(self, x: Array, sent: Array, part: slice = slice(None)) -> None:
-        """Of ``part``, ``x`` was there to send, and ``sent`` was."""
-        np.subtract(x, sent, out=self._next_v[part])
-        if self._code.masking:
+        """Sets v, and with masking u, to 0 where ``part`` of ``x`` was sent."""
+        np.subtract(x, sent, out=self.pending[part])
+        if self._codec.masking:
             self._next_u[part][sent != 0] = 0
 
     def commit(self) -> None:
-        """The step counts."""
         if self._is_pending:
-            self.u[...], self.value[...] = self._next_u, self._next_v
-            self._is_pending = False
-
-    def rollback(self) -> None:
-        """The step does not count."""
-        self._is_pending = False
+            self.u[...] = self._next_u
+        super().commit()
 
 
-class SumMomentum:
-    """u of a sum that has travelled as it is (biases, gains): the sum of the ranks' velocities is
-    the velocity of the sum, and all of them have it.
+class SumMomentum(Residual):
+    """u of a sum that has travelled uncompressed (biases, gains).
+
+    The sum of the ranks' velocities is the velocity of the sum, which all ranks have.
 
     Attributes:
-        u: the velocity, shape (n,).
+        value: u, shape (n,).
     """
 
-    def __init__(self, code: DGC, value: Array) -> None:
+    def __init__(self, codec: DGC, value: Array) -> None:
         """``value``: memory of u, zeros at first."""
-        self.u, self._code, self._next = value, code, np.zeros_like(value)
-        self._is_pending = False
+        super().__init__(value)
+        self._codec = codec
 
     @property
     def arrays(self) -> dict[str, Array]:
-        """What a checkpoint must have, by name."""
-        return {"u": self.u}
+        return {"u": self.value}
 
     def add_to(self, x: Array) -> None:
-        """``x``, the summed gradient, becomes the velocity."""
-        x[...] = _velocity(self._code, self.u, x, self._next)
+        """Replaces the summed gradient ``x`` by the velocity."""
+        x[...] = self._codec.velocity(self.value, x, self.pending)
         self._is_pending = True
 
     def keep(self, x: Array, sent: Array, part: slice = slice(None)) -> None:
-        """All was sent."""
-
-    def commit(self) -> None:
-        """The step counts."""
-        if self._is_pending:
-            self.u[...] = self._next
-            self._is_pending = False
-
-    def rollback(self) -> None:
-        """The step does not count."""
-        self._is_pending = False
-
-
-def _velocity(code: DGC, u: Array, g: Array, next_u: Array) -> Array:
-    """What a gradient adds to v, or is sent for; ``next_u`` becomes the next u."""
-    m = code.momentum
-    if code.nesterov:
-        next_u[...] = m * (u + g)
-        found: Array = next_u + g
-        return found
-    next_u[...] = m * u + g
-    return next_u
+        """Keeps nothing: all was sent."""

@@ -1,4 +1,4 @@
-"""Levels between 0 and a norm, taken by dice."""
+"""Random rounding to levels between 0 and a norm."""
 
 from dataclasses import dataclass
 from math import sqrt
@@ -12,6 +12,7 @@ from mpitrain.compress.blocks import round_by_dice
 from mpitrain.compress.blockwise import (
     covering,
     join,
+    normalised,
     number,
     ratios,
     read_scales,
@@ -36,7 +37,7 @@ class QSGD(Named):
         levels: above 0; at most 32767.
         block: elements with one norm; 0 for all of a message.
         norm: "l2", or "max", whose levels are closer.
-        damped: made smaller, biased and with feedback.
+        damped: multiplied by 1/(1 + omega), biased, with feedback.
     """
 
     name: ClassVar[str] = "qsgd"
@@ -60,7 +61,7 @@ class QSGD(Named):
 
     @property
     def _bits(self) -> int:
-        """Of a sign and a level."""
+        """Bits of a sign and a level."""
         return 1 + self.levels.bit_length()
 
     def omega(self, n: int) -> float:
@@ -88,8 +89,7 @@ class QSGD(Named):
         join(steps * (norms.astype(np.float64) * factor)[:, None], x)
 
     def _norms(self, rows: Array) -> Array:
-        most = np.abs(rows).max(1, initial=0, keepdims=True).astype(np.float64)
+        most, parts = normalised(rows)
         if self.norm == "max":
             return covering(most[:, 0])
-        parts = rows / np.where(most > 0, most, 1)
         return covering(times(most[:, 0], np.sqrt((parts * parts).sum(1))))

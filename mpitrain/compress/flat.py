@@ -9,7 +9,7 @@ from mpitrain.arrays import Array
 
 
 def type_of(tensors: Mapping[str, Array]) -> "np.dtype[Any]":
-    """That holds the numbers of all."""
+    """Type that holds the numbers of all tensors."""
     return np.result_type(*tensors.values()) if tensors else np.dtype(np.float32)
 
 

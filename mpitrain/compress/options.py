@@ -1,4 +1,4 @@
-"""What the options of codes have in common: how they are checked, and how a code is named."""
+"""Checks of codecs' options, and the name of a codec with its options."""
 
 from dataclasses import MISSING, fields
 from math import isfinite
@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 
 class Named:
-    """A code that is written as in the job file, with the options that are not the defaults."""
+    """Codec whose ``str`` is its name in a job file, with the options that are not defaults."""
 
     name: ClassVar[str]
 
@@ -18,35 +18,35 @@ class Named:
 
 
 def shown(value: Any) -> str:
-    """An option's value as the job file has it."""
+    """Text of an option's value in a job file."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def expect_least(name: str, value: float, least: float) -> None:
-    """Raises ValueError: ``value`` is below ``least``, or no number."""
+    """Raises ValueError if ``value`` is below ``least`` or no number."""
     if not (isfinite(value) and value >= least):
         raise ValueError(f"{name} is {value}; it must be at least {least}")
 
 
 def expect_share(name: str, value: float) -> None:
-    """Raises ValueError: ``value`` is no share of a whole."""
+    """Raises ValueError if ``value`` is no share, above 0 and at most 1."""
     if not 0 < value <= 1:
         raise ValueError(f"{name} is {value}; it is a share, above 0 and at most 1")
 
 
 def expect_decay(name: str, value: float) -> None:
-    """Raises ValueError: ``value`` is no factor of a decaying mean."""
+    """Raises ValueError if ``value`` is no decay, at least 0 and below 1."""
     if not 0 <= value < 1:
         raise ValueError(f"{name} is {value}; it must be at least 0 and below 1")
 
 
 def expect_block(block: int, *, may_be_all: bool = False) -> None:
-    """Raises ValueError: no block has so many elements."""
+    """Raises ValueError if ``block`` is no number of elements."""
     if block < (0 if may_be_all else 1):
         whole = ", or 0 for one block of all" if may_be_all else ""
         raise ValueError(f"block is {block}; it must be at least 1 element{whole}")
 
 
 def kept_of(n: int, keep: float) -> int:
-    """The elements that a share of n is, rounded; at least one of any."""
+    """Number of elements in a share of n, rounded, at least one."""
     return min(n, max(1, round(keep * n)))

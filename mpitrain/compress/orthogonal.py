@@ -8,11 +8,10 @@ from mpitrain.arrays import Array
 def orthonormal(matrix: Array) -> Array:
     """An orthonormal basis of the columns of ``matrix``, by Gram and Schmidt, each twice.
 
-    A column that hangs on those before it, but for what rounding has left of it, becomes 0: as a
-    direction, it would be orthogonal to nothing.
+    A column that depends linearly on those before it, up to rounding, becomes 0.
 
     Returns:
-        float64, of the same shape; what it was is not changed.
+        A new array, float64, of the same shape.
     """
     columns = np.array(matrix.T, np.float64)
     least = 8 * np.sqrt(max(matrix.shape, default=0)) * np.finfo(matrix.dtype).eps
@@ -27,7 +26,7 @@ def orthonormal(matrix: Array) -> Array:
 
 
 def renewed(basis: Array, random: np.random.Generator) -> Array:
-    """The basis, with random directions in the place of zeros, which no power iteration leaves."""
+    """Basis with random directions in place of zeros, which no power iteration would leave."""
     missing = ~basis.any(0)
     if not missing.any():
         return basis

@@ -1,4 +1,4 @@
-"""Small integers in as few bits as they have."""
+"""Small integers in few bits."""
 
 import numpy as np
 
@@ -9,14 +9,14 @@ _POWERS = (1, 3, 9, 27, 81)
 
 
 def packed(n: int, bits: int) -> int:
-    """Bytes of n integers of so many bits."""
+    """Bytes of n integers of ``bits`` bits."""
     return -(-n * bits // 8)
 
 
 def pack(values: Array, bits: int, code: Bytes) -> None:
     """Write integers from 0 to 2**bits - 1, at most 16 bits, into ``code``.
 
-    1, 2, 4 or 8 bits lie together in a byte; of others all lowest bits come first, then all next.
+    Integers of 1, 2, 4 or 8 bits share bytes; of others the lowest bits of all come first.
     """
     if 8 % bits == 0:
         each = 8 // bits
@@ -32,7 +32,7 @@ def pack(values: Array, bits: int, code: Bytes) -> None:
 
 
 def unpack(code: Bytes, n: int, bits: int) -> Array:
-    """What :func:`pack` wrote; shape (n,), uint16."""
+    """Integers that :func:`pack` wrote; shape (n,), uint16."""
     if 8 % bits == 0:
         each = 8 // bits
         groups = np.empty((len(code), each), np.uint16)
@@ -59,6 +59,6 @@ def pack_trits(values: Array, code: Bytes) -> None:
 
 
 def unpack_trits(code: Bytes, n: int) -> Array:
-    """What :func:`pack_trits` wrote; shape (n,), uint8."""
+    """Integers that :func:`pack_trits` wrote; shape (n,), uint8."""
     table = np.arange(256)[:, None] // np.array(_POWERS) % 3
     return table.astype(np.uint8)[code].reshape(-1)[:n]

@@ -19,8 +19,8 @@ class PowerSGD(Named):
     """Matrices of a low rank by one step of a power iteration (Vogels et al. 2019).
 
     P = M Q, summed over the ranks and made orthonormal; Q = M^T P, summed; the sum is P Q^T, and Q
-    is where the next step starts.  A tensor is the matrix of its first axis and the others.  What
-    is no matrix, or saves too little, is summed as it is with P.
+    is where the next step starts.  A tensor is the matrix of its first axis and the others.
+    Vectors, and matrices that save too little, are summed uncompressed with P.
 
     Bytes: 4 (rank (rows + columns) + elements of the rest), in two all-reduces.  Biased: with
     feedback.  Exact for sums of at most this rank, once Q has found their rows.  Cost: three thin
@@ -28,8 +28,8 @@ class PowerSGD(Named):
 
     Attributes:
         rank: columns of P and Q.
-        min_rate: a matrix is summed as it is unless this divides its bytes by more.
-        warm: Q is that of the last step; else drawn anew in each.
+        min_rate: a matrix is summed uncompressed unless its bytes shrink by more than this.
+        warm: start from the Q of the last step; else draw one in each.
     """
 
     name: ClassVar[str] = "powersgd"
@@ -43,7 +43,7 @@ class PowerSGD(Named):
         expect_least("min_rate", self.min_rate, 0)
 
     def factors(self, shape: tuple[int, ...]) -> tuple[int, int, int] | None:
-        """Rows, columns and rank of a tensor's factors; None if it is summed as it is."""
+        """Rows, columns and rank of a tensor's factors; None if it is summed uncompressed."""
         if len(shape) < 2 or not prod(shape):
             return None
         rows, columns = shape[0], prod(shape[1:])
@@ -76,11 +76,11 @@ class _Factors:
 
 
 class PowerSketch:
-    """PowerSGD's code of some tensors; see :class:`~mpitrain.compress.codec.Sketch`."""
+    """PowerSGD of some tensors; see :class:`~mpitrain.compress.codec.Sketch`."""
 
-    def __init__(self, code: PowerSGD, tensors: Mapping[str, Array], seed: int) -> None:
-        self._code = code
-        found = {name: code.factors(tensor.shape) for name, tensor in tensors.items()}
+    def __init__(self, codec: PowerSGD, tensors: Mapping[str, Array], seed: int) -> None:
+        self._codec = codec
+        found = {name: codec.factors(tensor.shape) for name, tensor in tensors.items()}
         kind = type_of(tensors)
         self._dense = {name: tensors[name] for name, factors in found.items() if factors is None}
         low = {name: factors for name, factors in found.items() if factors is not None}
@@ -105,13 +105,13 @@ class PowerSketch:
     def state(self) -> dict[str, Array]:
         """Q of each matrix, orthonormal; float64."""
         return (
-            {f"{name}.q": f.start for name, f in self._factors.items()} if self._code.warm else {}
+            {f"{name}.q": f.start for name, f in self._factors.items()} if self._codec.warm else {}
         )
 
     def phases(self, step: int) -> Iterator[None]:
         all_factors = self._factors.values()
         for f in all_factors:
-            q = f.start if self._code.warm else f.drawn(step)
+            q = f.start if self._codec.warm else f.drawn(step)
             f.p[...] = f.m @ q.astype(f.m.dtype)
         gather(self._dense, self._own_rest)
         self._rest[...] = self._own_rest

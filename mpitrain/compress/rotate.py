@@ -1,8 +1,8 @@
 """Rotations: the energy of a vector spread evenly over its elements, before they are rounded.
 
 A rotation has orthonormal rows, so that lengths stay and sums of rotated vectors are the rotated
-sum: it may be undone after the sum.  Of the rotated vector no element is much larger than the
-others, whatever the vector was, and a quantiser with one scale loses the least
+sum: it may be undone after the sum.  No element of the rotated vector is much larger than the
+others, whatever the vector was, so that a quantiser with one scale loses the least
 (Konecny et al. 2016; Suresh et al. 2017).
 """
 
@@ -11,7 +11,7 @@ import numpy as np
 from mpitrain.arrays import Array
 from mpitrain.compress.seeds import generator
 
-#: What is larger is taken for this, so that no sum overflows.
+#: Bound of the numbers, so that no sum overflows.
 _MOST = 1e290
 #: Numbers that stay in a processor's cache between two passes.
 _CACHED = 1 << 15
@@ -38,7 +38,7 @@ def rotate(x: Array, signs: Array, block: int = 0) -> Array:
     Args:
         x: shape (n,); not changed.
         signs: D, -1 or 1, shape (padded(n, block),).
-        block: a power of two: so many elements are rotated among themselves; 0 for all.
+        block: elements that are rotated together, a power of two; 0 for all.
 
     Returns:
         float64 of shape (padded(n, block),).
@@ -53,7 +53,7 @@ def rotate(x: Array, signs: Array, block: int = 0) -> Array:
 def unrotate(z: Array, n: int, signs: Array, block: int = 0) -> Array:
     """The vector of shape (n,) that :func:`rotate` made ``z`` of; float64, ``z`` is not changed.
 
-    It is also the transpose: of any ``z`` the vector whose rotation is next to it.
+    It is also the transpose: for any ``z``, the vector whose rotation is nearest to it.
     """
     x = _hadamard(np.clip(np.array(z, np.float64), -_MOST, _MOST), block)
     x *= signs

@@ -1,4 +1,4 @@
-"""Another code of rotated vectors."""
+"""Another codec of rotated vectors."""
 
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -16,17 +16,17 @@ from mpitrain.compress.seeds import generator, subset
 
 @dataclass(frozen=True)
 class Rotated(Named):
-    """Another code of the rotated vector, written ``rotate+int8`` (Konecny et al. 2016).
+    """Another codec of the rotated vector, written ``rotate+int8`` (Konecny et al. 2016).
 
     A seed of 8 bytes travels along, from which whoever decodes has signs and mask.  Bytes: 8, and
-    those of the other code for up to a block more elements.  Biased as the other code; it loses
+    those of the other codec for up to a block more elements.  Biased as the other codec; it loses
     less where few elements are large, and takes log2(block) additions more a number.
 
     Attributes:
-        block: a power of two: so many elements are rotated among themselves; 0 for all.
-        keep: share of the rotated elements that is sent, chosen at random; with a code that is
-            right on average, times 1/keep, so that it still is.
-        code: of the rotated elements.
+        block: elements that are rotated together, a power of two; 0 for all.
+        keep: share of the rotated elements that is sent, chosen at random; with an
+            unbiased codec times 1/keep, so that it stays unbiased.
+        code: codec of the rotated elements.
     """
 
     name: ClassVar[str] = "rotate"
@@ -39,7 +39,7 @@ class Rotated(Named):
         if self.block < 0 or self.block & (self.block - 1):
             raise ValueError(f"block is {self.block}; it must be a power of two, or 0 for all")
         if isinstance(self.code, Rotated) or getattr(self.code, "votes", False):
-            raise ValueError(f"{self.code} cannot be rotated; a code of numbers can, as int8")
+            raise ValueError(f"{self.code} cannot be rotated; a codec of numbers can, as int8")
 
     def __str__(self) -> str:
         return f"{super().__str__()}+{self.code}"
@@ -81,14 +81,14 @@ class Rotated(Named):
         x[...] = np.clip(unrotate(z, n, self._signs(n, seed), self.block), -most, most)
 
     def _sent(self, n: int) -> int:
-        """Elements that the other code has."""
+        """Number of elements for the other codec."""
         return kept_of(padded(n, self.block), self.keep) if self.keep < 1 else padded(n, self.block)
 
     def _signs(self, n: int, seed: int) -> Array:
         return random_signs(padded(n, self.block), seed)
 
     def _chosen(self, n: int, seed: int) -> Array | None:
-        """Those that are sent, if not all are."""
+        """Indices of the elements that are sent; None for all."""
         if self.keep == 1:
             return None
         return subset(padded(n, self.block), self._sent(n), seed, "mask")

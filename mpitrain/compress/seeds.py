@@ -1,4 +1,4 @@
-"""Random numbers that all ranks draw alike: from a seed and words, never from the rank."""
+"""Random numbers that are the same on all ranks: they depend on a seed and words alone."""
 
 from hashlib import blake2b
 
@@ -6,13 +6,13 @@ import numpy as np
 
 
 def seed_of(*words: int | str) -> int:
-    """A seed of 64 bits of these words: of the run, a step, the name of a tensor."""
+    """Seed of 64 bits from words such as the run's seed, a step and a tensor's name."""
     text = "\0".join(f"{type(word).__name__} {word}" for word in words)
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
 def generator(*words: int | str) -> np.random.Generator:
-    """Random numbers of these words."""
+    """Generator that is seeded by these words."""
     return np.random.Generator(np.random.Philox(key=seed_of(*words)))
 
 

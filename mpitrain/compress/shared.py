@@ -1,4 +1,4 @@
-"""Sparse sums whose pattern all ranks share, so that values alone travel, and add up."""
+"""Sparse sums with one pattern on all ranks, so that values travel without indices."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -51,24 +51,24 @@ class RandomK(Named):
 
 
 class _Stateless:
-    """A sketch that keeps nothing from step to step."""
+    """Sketch without state."""
 
     @property
     def state(self) -> dict[str, Array]:
         return {}
 
     def commit(self) -> None:
-        """The step counts."""
+        """Keeps nothing."""
 
     def rollback(self) -> None:
-        """The step does not count."""
+        """Drops nothing."""
 
 
 class _RandomSketch(_Stateless):
-    def __init__(self, code: RandomK, tensors: Mapping[str, Array], seed: int) -> None:
-        self._code, self._tensors, self._seed = code, tensors, seed
+    def __init__(self, codec: RandomK, tensors: Mapping[str, Array], seed: int) -> None:
+        self._codec, self._tensors, self._seed = codec, tensors, seed
         kind = type_of(tensors)
-        self._counts = {name: kept_of(t.size, code.keep) for name, t in tensors.items()}
+        self._counts = {name: kept_of(t.size, codec.keep) for name, t in tensors.items()}
         self._values = np.empty(sum(self._counts.values()), kind)
         self._own = np.empty_like(self._values)
         self._chosen: dict[str, Array] = {}
@@ -79,7 +79,7 @@ class _RandomSketch(_Stateless):
         for name, tensor in self._tensors.items():
             count = self._counts[name]
             self._chosen[name] = subset(tensor.size, count, self._seed, step, "randomk", name)
-            factor = tensor.size / count if self._code.scaled and count else 1
+            factor = tensor.size / count if self._codec.scaled and count else 1
             self._own[at : at + count] = tensor.reshape(-1)[self._chosen[name]] * factor
             at += count
         self._values[...] = self._own
@@ -128,15 +128,15 @@ class Blocks(Named):
 
 
 class _BlockSketch(_Stateless):
-    def __init__(self, code: Blocks, tensors: Mapping[str, Array]) -> None:
-        self._tensors, self._block = tensors, code.block
+    def __init__(self, codec: Blocks, tensors: Mapping[str, Array]) -> None:
+        self._tensors, self._block = tensors, codec.block
         kind = type_of(tensors)
-        blocks = sum(number(tensor.size, code.block) for tensor in tensors.values())
-        count = kept_of(blocks, code.keep)
-        self._rows = np.zeros((blocks, code.block), kind)
+        blocks = sum(number(tensor.size, codec.block) for tensor in tensors.values())
+        count = kept_of(blocks, codec.keep)
+        self._rows = np.zeros((blocks, codec.block), kind)
         self._scores = np.empty(blocks, kind)
-        self._values = np.empty(count * code.block, kind)
-        self._own = np.empty((count, code.block), kind)
+        self._values = np.empty(count * codec.block, kind)
+        self._own = np.empty((count, codec.block), kind)
         self._chosen = np.empty(count, np.uint32)
         self.sums = [self._scores, self._values]
 

@@ -10,6 +10,7 @@ from mpitrain.arrays import Array
 from mpitrain.compress.blockwise import (
     join,
     lengths,
+    normalised,
     number,
     power_below,
     read_scales,
@@ -26,15 +27,15 @@ from mpitrain.compress.packing import packed
 class Sign(Named):
     """Signs with one scale a block; the sign of 0 is + (Karimireddy et al. 2019).
 
-    Bytes: n/8 + 4 a block.  Biased: with feedback.  By the mean of sizes a code leaves
-    |a|^2 (1 - |a|_1^2 / (n |a|_2^2)), never more than there was; by the root of the mean square
-    (1-bit Adam, Tang et al. 2021) up to 2 |a|^2 of a sparse ``a``, but in a steady gradient less
-    is left over the steps.
+    Bytes: n/8 + 4 a block.  Biased: with feedback.  The mean of sizes leaves
+    |a|^2 (1 - |a|_1^2 / (n |a|_2^2)), never more than there was.  The root of the mean square
+    (1-bit Adam, Tang et al. 2021) leaves up to 2 |a|^2 of a sparse ``a``, but less over the steps
+    of a steady gradient.
 
     Attributes:
         block: elements with one scale; 0 for all of a message.
         scale: "mean" or "rms".
-        power: scales are powers of two, rounded down; what is sent and what is left of dyadic
+        power: scales are powers of two, rounded down, so that sent and residual parts of dyadic
             numbers add up exactly.
     """
 
@@ -52,8 +53,8 @@ class Sign(Named):
 
     def encode(self, x: Array, code: Bytes, draw: Draw) -> None:
         rows = split(x, self.block)
-        most = np.abs(rows).max(1, initial=0, keepdims=True).astype(np.float64)
-        size = np.abs(rows) / np.where(most > 0, most, 1)  # at most 1: no square overflows
+        most, parts = normalised(rows)
+        size = np.abs(parts)
         if self.scale == "rms":
             size *= size
         means = size.sum(1) / lengths(len(x), self.block)
@@ -72,11 +73,11 @@ class Sign(Named):
 class OneBit(Named):
     """Signs with two values a block, the means of what is below 0 and of the rest.
 
-    1-bit SGD (Seide et al. 2014).  There a block is a column of a weight matrix, what flows into
-    one neuron.  What a message has is flat: a block here is so many elements that follow one
-    another, a row of a matrix where ``block`` is its length.  Bytes: n/8 + 8 a block.  Biased:
-    with feedback, without which it does not converge.  Of all codes of signs with two values it
-    leaves the least.
+    1-bit SGD (Seide et al. 2014).  There a block is a column of a weight matrix, the weights of
+    one neuron.  Messages are flat: a block here is ``block`` consecutive elements, a row of a
+    matrix where ``block`` is its length.  Bytes: n/8 + 8 a block.  Biased:
+    with feedback, without which it does not converge.  No other code of signs with two
+    values leaves less.
 
     Attributes:
         block: elements with two values; 0 for all of a message.
@@ -94,8 +95,7 @@ class OneBit(Named):
 
     def encode(self, x: Array, code: Bytes, draw: Draw) -> None:
         rows = split(x, self.block)
-        most = np.abs(rows).max(1, initial=0, keepdims=True).astype(np.float64)
-        parts = rows / np.where(most > 0, most, 1)  # at most 1: no sum overflows
+        most, parts = normalised(rows)
         sums = np.stack([-np.minimum(parts, 0).sum(1), np.maximum(parts, 0).sum(1)], 1)
         below = (rows < 0).sum(1)
         counts = np.stack([below, lengths(len(x), self.block) - below], 1)
@@ -114,13 +114,13 @@ class Signum(Named):
     """A vote of signs, each the sign of a rank's own momentum (Bernstein et al. 2018).
 
     A code stands for +1 or -1 a number.  In a two-phase exchange an owner adds those of all ranks
-    and sends the sign of the sum: what comes out is the majority's sign, and + where ranks are
-    divided equally.  A gathered exchange would give the sum of signs.  Bytes: n/8 each way.
-    Biased, without feedback: the vote has no size, so the rate is one for Adam, and the optimiser
-    needs no momentum.  A minority cannot turn an element in which the others agree.
+    and sends the sign of the sum: the majority's sign, and + where ranks are divided equally.  A
+    gathered exchange would give the sum of signs.  Bytes: n/8 each way.  Biased, without feedback:
+    the vote has no size, so the rate is one for Adam, and the optimiser needs no momentum.  A
+    minority cannot turn an element in which the others agree.
 
     Attributes:
-        momentum: of a rank's own mean of gradients; 0 is signSGD.
+        momentum: decay of a rank's own mean of gradients; 0 is signSGD.
     """
 
     name: ClassVar[str] = "signum"

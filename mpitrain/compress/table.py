@@ -1,4 +1,4 @@
-"""Codes by name, as the job file has them: ``"topk:keep=0.01"``."""
+"""Codecs by name and options, as in a job file: ``"topk:keep=0.01"``."""
 
 import re
 from dataclasses import MISSING, dataclass, fields, replace
@@ -9,9 +9,8 @@ import msgspec
 from collectives.codec import Codec
 from mpitrain.compress.atomo import Atomo
 from mpitrain.compress.blocks import Int4, Int8
-from mpitrain.compress.casts import BF16, FP8, FP16
+from mpitrain.compress.casts import BF16, FP16
 from mpitrain.compress.codec import Linear, Sparse, feedback_of
-from mpitrain.compress.demo import DeMo
 from mpitrain.compress.dgc import DGC
 from mpitrain.compress.dither import QSGD
 from mpitrain.compress.options import shown
@@ -23,14 +22,13 @@ from mpitrain.compress.ternary import TernGrad
 from mpitrain.compress.threshold import Strom, Threshold
 from mpitrain.compress.topk import TopK
 
-Compressor = Codec | Linear | Sparse
-#: Classes whose fields are the options; their docstrings say what they are.
+AnyCodec = Codec | Linear | Sparse
+#: Classes by name; their fields are the options.
 CODECS: dict[str, type[Any]] = {
     kind.name: kind
     for kind in (
         BF16,
         FP16,
-        FP8,
         Int8,
         Int4,
         Sign,
@@ -46,31 +44,30 @@ CODECS: dict[str, type[Any]] = {
         Blocks,
         PowerSGD,
         Atomo,
-        DeMo,
         Rotated,
     )
 }
 
 
 class CodecError(ValueError):
-    """There is no such code, or an option cannot be."""
+    """A codec does not exist, or does not take an option."""
 
 
-def parse(text: str) -> Compressor:
-    """The code of ``name:option=value,option=value``, or of ``rotate:option=value+name:...``.
+def parse(text: str) -> AnyCodec:
+    """Makes the codec ``name:option=value,option=value`` or ``rotate:option=value+name:...``.
 
     Raises:
-        CodecError: no code has this name, option or value; the message says what there is.
+        CodecError: no codec has this name, option or value; the message lists the choices.
     """
     first, *rest = re.split(r"\+(?=[a-z])", text, maxsplit=1)
     found = _one(first)
     if not rest:
         return found
     if not isinstance(found, Rotated):
-        raise CodecError(f"{text!r}: {found.name} takes no other code; rotate+{rest[0]} does")
+        raise CodecError(f"{text!r}: {found.name} takes no other codec; rotate+{rest[0]} does")
     inner = parse(rest[0])
     if isinstance(inner, Linear | Sparse):
-        raise CodecError(f"{text!r}: {inner} is no code of single numbers, as int8 is")
+        raise CodecError(f"{text!r}: {inner} is no codec of single numbers, as int8 is")
     try:
         return replace(found, code=inner)
     except ValueError as error:
@@ -80,7 +77,7 @@ def parse(text: str) -> Compressor:
 def _one(text: str) -> Any:
     name, _, rest = text.partition(":")
     if name not in CODECS:
-        raise CodecError(f"there is no code {name!r}; there are {', '.join(CODECS)}")
+        raise CodecError(f"there is no codec {name!r}; there are {', '.join(CODECS)}")
     kind = CODECS[name]
     known = _options(kind)
     given: dict[str, str] = {}
@@ -99,25 +96,25 @@ def _one(text: str) -> Any:
 
 
 def _number(text: str) -> str:
-    """A number as ``.1`` or ``+1.`` is written with a digit on both sides of its point."""
+    """Adds the missing digits of numbers such as ``.1`` and ``+1.``, which JSON does not have."""
     if not re.fullmatch(r"[+-]?(\d+\.|\.\d+|\+?\d+\.\d+)(e[+-]?\d+)?", text):
         return text
     return repr(float(text))
 
 
 def _options(kind: type[Any]) -> dict[str, str]:
-    """The defaults of a code's options, by name."""
+    """Defaults of a codec's options by name."""
     return {f.name: shown(f.default) for f in fields(kind) if f.default is not MISSING}
 
 
 @dataclass(frozen=True)
-class Description:
-    """A code in words.
+class CodecDescription:
+    """Codec in words.
 
     Attributes:
         name: as in the job file.
-        kind: "coded", "linear" or "sparse": what of it adds up decides the collective.
-        line: what it is, and the paper.
+        kind: "coded", "linear" or "sparse", which decides the collective.
+        line: first line of its documentation, with the paper.
         feedback: see :data:`~mpitrain.compress.codec.Feedback`.
         options: defaults by name.
     """
@@ -129,18 +126,20 @@ class Description:
     options: dict[str, str]
 
 
-def describe() -> list[Description]:
-    """All codes, for help and documentation."""
+def describe() -> list[CodecDescription]:
+    """Descriptions of all codecs."""
     found = []
     for name, kind in CODECS.items():
         line = (kind.__doc__ or "").partition("\n")[0]
-        code = kind()
-        found.append(Description(name, kind_of(code), line, feedback_of(code), _options(kind)))
+        codec = kind()
+        found.append(
+            CodecDescription(name, kind_of(codec), line, feedback_of(codec), _options(kind))
+        )
     return found
 
 
-def kind_of(code: Compressor) -> str:
-    """What of it adds up: "coded", "linear" or "sparse"."""
-    if isinstance(code, Linear):
+def kind_of(codec: AnyCodec) -> str:
+    """``"coded"``, ``"linear"`` or ``"sparse"``."""
+    if isinstance(codec, Linear):
         return "linear"
-    return "sparse" if isinstance(code, Sparse) else "coded"
+    return "sparse" if isinstance(codec, Sparse) else "coded"

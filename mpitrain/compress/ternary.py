@@ -12,6 +12,7 @@ from mpitrain.compress.blockwise import (
     covering,
     join,
     lengths,
+    normalised,
     number,
     ratios,
     read_scales,
@@ -34,8 +35,8 @@ class TernGrad(Named):
 
     Attributes:
         block: elements with one scale; 0 for all of a message.
-        clip: sizes above so many standard deviations of their block are cut first, the paper's is
-            2.5; 0 for none.
+        clip: bound of sizes in standard deviations of their block, the paper's is 2.5; 0 for
+            none.
     """
 
     name: ClassVar[str] = "terngrad"
@@ -65,9 +66,8 @@ class TernGrad(Named):
         join(rows * scales.astype(x.dtype)[:, None], x)
 
     def _limits(self, rows: Array, n: int) -> Array:
-        """So many standard deviations of the numbers of each block."""
-        most = np.abs(rows).max(1, initial=0, keepdims=True).astype(np.float64)
-        parts = rows / np.where(most > 0, most, 1)
+        """``clip`` standard deviations of the numbers of each block."""
+        most, parts = normalised(rows)
         counts = lengths(n, self.block)
         mean = parts.sum(1) / counts
         square = (parts * parts).sum(1) / counts

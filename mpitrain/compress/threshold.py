@@ -1,4 +1,4 @@
-"""A threshold that is also what is sent."""
+"""A threshold, which is also the value that is sent."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -12,7 +12,7 @@ from mpitrain.compress.packing import pack, packed, unpack
 
 
 def expect_tau(tau: float) -> None:
-    """Raises ValueError: ``tau`` is no normal number of float32 above 0."""
+    """Raises ValueError if ``tau`` is no normal number of float32 above 0."""
     limits = np.finfo(np.float32)
     if not limits.tiny <= tau <= limits.max:
         raise ValueError(f"tau is {tau}; it must be above 0, a number of float32")
@@ -20,12 +20,12 @@ def expect_tau(tau: float) -> None:
 
 @dataclass(frozen=True)
 class Threshold(Named):
-    """-tau, 0 or tau: what is tau or more in size, as tau, and the rest later (2-bit, MXNet 2017).
+    """-tau, 0 or tau: sizes of tau or more are sent as tau (2 bits, MXNet 2017).
 
-    Bytes: n/4.  Biased: with feedback, of which nothing is lost; in a two-phase exchange the owner
+    Bytes: n/4.  Biased: with feedback, which loses nothing; in a two-phase exchange the owner
     of a sum needs feedback too, as it sends one tau of several.  Too large a tau sends nothing for
-    a long time, too small a one lags behind: watch the residual.  With tau a power of two, what
-    is sent and what is left of dyadic numbers add up exactly.
+    a long time, too small a one lags behind: watch the residual.  With tau a power of two, sent
+    and residual parts of dyadic numbers add up exactly.
 
     Attributes:
         tau: in units of gradients, chosen in advance.
@@ -52,10 +52,10 @@ class Threshold(Named):
 
 @dataclass(frozen=True)
 class Strom(Named):
-    """The same, only what is not 0: pairs of an index and +-tau (Strom 2015).
+    """Sparse threshold: pairs of an index and +-tau (Strom 2015).
 
-    Bytes: 4 of 31 bits of index and a sign in the paper; as many pairs as there are, so sizes
-    differ between ranks and steps.  Biased: with feedback.
+    Bytes: 8 a pair, 4 in the paper, whose pairs are 31 bits of index and a sign; sizes differ
+    between ranks and steps.  Biased: with feedback.
 
     Attributes:
         tau: in units of gradients, chosen in advance.

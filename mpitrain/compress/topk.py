@@ -1,7 +1,6 @@
 """The largest elements."""
 
 from dataclasses import dataclass
-from math import log2
 from typing import ClassVar
 
 import numpy as np
@@ -10,17 +9,15 @@ from mpitrain.arrays import Array
 from mpitrain.compress.options import Named, expect_share, kept_of
 
 Indices = np.ndarray[tuple[int], np.dtype[np.uint32]]
-#: Every so many elements one is looked at, to guess where the largest begin.
+#: Stride of the sample that guesses where the largest elements begin.
 _STRIDE = 128
-#: Elements that 16 bits tell apart.
-_REACH = 1 << 16
 
 
 def largest(x: Array, k: int) -> Indices:
     """The k elements of ``x`` that are largest in size, of equal ones the first; rising.
 
-    A sample guesses a threshold that some more than k are above, and the largest are looked for
-    among these (Lin et al. 2018).  The guess costs time where it is bad, and changes nothing.
+    A sample guesses a threshold that some more than k elements exceed, and the largest are searched
+    among these (Lin et al. 2018).  A bad guess costs time and changes nothing.
     Cost: about two passes over ``x`` and k log k.
 
     Args:
@@ -40,7 +37,7 @@ def largest(x: Array, k: int) -> Indices:
 
 
 def _above_a_guess(size: Array, k: int) -> Array | None:
-    """All that is at least as large as a threshold, if this is at least k of them."""
+    """Elements at or above a guessed threshold; None if they are fewer than k."""
     sample = size[::_STRIDE]
     wanted = -(-5 * k // (4 * _STRIDE)) + 4  # somewhat more than its share
     if wanted >= len(sample):
@@ -64,8 +61,8 @@ def _exactly(size: Array, k: int) -> Array:
 class TopK(Named):
     """The largest numbers in size, exactly (Aji and Heafield 2017; Alistarh et al. 2018).
 
-    Of equal ones the first are taken, always as many: the same on every machine.  Bytes: 8 a
-    pair.  Biased: with feedback, of which 1 - keep at most is left of a vector's square.
+    The first of equal ones are taken, so that every machine takes the same.  Bytes: 8 a pair.
+    Biased: with feedback, which keeps at most 1 - keep of a vector's square.
 
     Attributes:
         keep: share of the elements that is sent; at least one is.
@@ -83,21 +80,3 @@ class TopK(Named):
 
     def values(self, chosen: Array) -> Array:
         return chosen
-
-
-def pairs_bytes(k: int) -> int:
-    """Of k values of float32 with an index of 32 bits."""
-    return 8 * k
-
-
-def offsets_bytes(n: int, k: int) -> int:
-    """Of k values of float32 with an offset of 16 bits in blocks of 65536, counted by 32 bits."""
-    return 6 * k + 4 * -(-n // _REACH)
-
-
-def entropy_bytes(n: int, k: int) -> float:
-    """Below which no code of k of n places and float32 values comes, if all are equally likely."""
-    if not 0 < k < n:
-        return 4.0 * k
-    share = k / n
-    return 4.0 * k - n * (share * log2(share) + (1 - share) * log2(1 - share)) / 8

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Literal
 from msgspec import Struct
 
 from mpitrain.compress import (
+    AnyCodec,
     CodecError,
-    Compressor,
     Linear,
     Momentum,
     Remembering,
@@ -114,7 +114,7 @@ def compress_conflicts(job: "Config") -> Iterator[tuple[str, str]]:
             )
 
 
-def _node_conflicts(job: "Config", code: Compressor) -> Iterator[tuple[str, str]]:
+def _node_conflicts(job: "Config", code: AnyCodec) -> Iterator[tuple[str, str]]:
     """What does not go with codes of nodes' sums."""
     p = job.parallel
     if isinstance(code, Remembering):
@@ -125,7 +125,7 @@ def _node_conflicts(job: "Config", code: Compressor) -> Iterator[tuple[str, str]
         yield "compress.level", "node_shared codes between nodes by itself; leave level out"
 
 
-def _pushed_conflicts(c: Compress, code: Compressor) -> Iterator[tuple[str, str]]:
+def _pushed_conflicts(c: Compress, code: AnyCodec) -> Iterator[tuple[str, str]]:
     """What does not go with gradients that are pushed to servers, each by itself."""
     if isinstance(code, Linear | Sparse | Remembering):
         yield (
@@ -145,7 +145,7 @@ def _pushed_conflicts(c: Compress, code: Compressor) -> Iterator[tuple[str, str]
 
 
 def _scattered_conflicts(
-    c: Compress, code: Compressor, who: str, instead: str
+    c: Compress, code: AnyCodec, who: str, instead: str
 ) -> Iterator[tuple[str, str]]:
     """What does not go with ranks that keep shards of summed gradients alone."""
     if isinstance(code, Linear | Sparse | Remembering):
@@ -163,7 +163,7 @@ def _scattered_conflicts(
         )
 
 
-def code_conflicts(c: Compress, code: Compressor) -> Iterator[tuple[str, str]]:
+def code_conflicts(c: Compress, code: AnyCodec) -> Iterator[tuple[str, str]]:
     """What of the table does not go with its code, as (key, sentence)."""
     is_linear = isinstance(code, Linear)
     if is_linear and c.exchange != "auto":

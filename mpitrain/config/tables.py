@@ -306,7 +306,7 @@ class Checkpoint(Struct, frozen=True, forbid_unknown_fields=True):
 class Own(Struct, frozen=True, forbid_unknown_fields=True):
     """[own]
 
-    What the user's own Python brings in the place of what the other tables name, each as
+    The user's own Python in the place of what the other tables name, each as
     ``module:name`` or ``file.py:name``, the file as ``data.path`` is found.  Only the commands that
     train and evaluate import it.
 

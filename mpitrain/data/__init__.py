@@ -1,4 +1,4 @@
-"""Data sets by name, and the order in which ranks read them."""
+"""Data sets by name, and the order of their samples."""
 
 from pathlib import Path
 from typing import assert_never
@@ -9,9 +9,8 @@ from collectives.errors import install
 from mpitrain.config import Data
 from mpitrain.data import clicks
 from mpitrain.data.arrays import load_arrays
-from mpitrain.data.dataset import Dataset, Samples
+from mpitrain.data.dataset import DataError, Dataset, Samples
 from mpitrain.data.digests import digest
-from mpitrain.data.errors import DataError
 from mpitrain.data.idx import load_idx
 from mpitrain.data.sampler import Sampler
 from mpitrain.data.text import load_text
@@ -22,11 +21,7 @@ __all__ = ["DataError", "Dataset", "Sampler", "Samples", "check", "digest", "loa
 
 
 def check(config: Data) -> None:
-    """Whether the package that the data come with is installed.
-
-    Raises:
-        ImportError: it is not.
-    """
+    """Raises ImportError if the package of the data is not installed."""
     if config.name == "digits":
         try:
             from mpitrain.data import digits  # noqa: F401
@@ -38,11 +33,11 @@ def check(config: Data) -> None:
 
 
 def load(config: Data, dtype: DTypeLike) -> Dataset:
-    """The data set of the [data] table, the same on every rank.
+    """Data set of the [data] table, the same on every rank.
 
     Raises:
-        ImportError: the package that the data come with is not installed.
-        DataError: a file cannot be read or is not what it should be.
+        ImportError: the package of the data is not installed.
+        DataError: a file cannot be read or is wrong.
     """
     path = Path(config.path)
     if path.exists() and not path.is_dir():

@@ -1,4 +1,4 @@
-"""Arrays of one's own: an ``.npz`` file, or a folder of ``.npy`` files that are mapped."""
+"""Arrays in an ``.npz`` file, or in a folder of ``.npy`` files, which are mapped."""
 
 import lzma
 import struct
@@ -12,10 +12,9 @@ from numpy.lib.npyio import NpzFile
 from numpy.typing import DTypeLike
 
 from mpitrain.arrays import Array
-from mpitrain.data.dataset import Dataset, Samples
-from mpitrain.data.errors import DataError
+from mpitrain.data.dataset import DataError, Dataset, Samples
 
-#: What numpy and zipfile raise at files that are cut, changed, or promise more than fits.
+#: Errors of numpy and zipfile for files that are cut, changed, or larger than memory.
 _UNREADABLE = (
     OSError, ValueError, TypeError, LookupError, EOFError, SyntaxError, RuntimeError, MemoryError,
     OverflowError, struct.error, zlib.error, lzma.LZMAError, zipfile.BadZipFile,
@@ -24,14 +23,11 @@ _UNREADABLE = (
 
 
 def load_arrays(path: Path, test_fraction: float, dtype: DTypeLike) -> Dataset:
-    """``inputs`` (N, ...) and ``labels`` (N,) or (N, ...), of a file or a folder.
+    """``inputs`` (N, ...) and ``labels`` (N,) or (N, ...) of a file or a folder.
 
-    Labels that are integers from 0 are classes; those of floating point are numbers, and become
-    ``dtype`` as inputs do.
-
-    ``test_inputs`` and ``test_labels`` are tested on if they are there, else the last part of the
-    samples.  Inputs of floating point become ``dtype``; a folder's are read as they are needed,
-    or at once where they have another type.
+    Integer labels are classes from 0 on; labels and inputs of floating point become ``dtype``.
+    Tests use ``test_inputs`` and ``test_labels`` if they exist, else the last part of the samples.
+    A folder's arrays are read when they are needed, or at once if their type changes.
 
     Raises:
         DataError: an array is missing or does not fit; nothing is unpickled.
@@ -106,7 +102,7 @@ def _samples(name: str, inputs: Array | None, labels: Array | None, dtype: DType
 
 
 def _as(values: Array, dtype: DTypeLike) -> Array:
-    with np.errstate(over="ignore"):  # what is infinite ends in a loss that is named
+    with np.errstate(over="ignore"):  # an infinite number leads to an error on the loss
         return values.astype(dtype, copy=False)
 
 

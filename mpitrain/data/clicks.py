@@ -1,4 +1,4 @@
-"""Drawn choices of users: features by number, and what a hidden linear model makes of them."""
+"""Random clicks of users: numbered features, with labels of a hidden linear model."""
 
 import numpy as np
 
@@ -8,7 +8,7 @@ from mpitrain.data.dataset import Dataset, Samples
 def draw(samples: int, tables: int, rows: int, test_fraction: float) -> Dataset:
     """Integers (N, tables) below ``rows``, popular ones more often, labelled 0 or 1.
 
-    The same in every run, so that accuracies compare.
+    Every run draws the same, so that accuracies compare.
     """
     rng = np.random.default_rng(0)
     # Squares of uniform numbers: a few rows of a table are asked for most often.

@@ -1,4 +1,4 @@
-"""What a data set is: labelled samples to train on, and perhaps others to test on."""
+"""Data sets: labelled samples to train on, and perhaps others to test on."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -7,6 +7,10 @@ from typing import Any, Protocol, runtime_checkable
 
 from mpitrain.arrays import Array, Shape
 from mpitrain.fields import Fields
+
+
+class DataError(ValueError):
+    """Data cannot be read, or are wrong; the message names the file or the sample."""
 
 
 @dataclass(frozen=True)
@@ -38,11 +42,11 @@ class Epochal(Protocol):
     """Samples that are not the same in each epoch."""
 
     def in_epoch(self, epoch: int) -> Indexed:
-        """As that epoch has them."""
+        """Samples of that epoch."""
 
 
 def in_epoch(samples: Indexed, epoch: int) -> Indexed:
-    """The samples as an epoch has them."""
+    """Samples of an epoch."""
     return samples.in_epoch(epoch) if isinstance(samples, Epochal) else samples
 
 
@@ -55,9 +59,9 @@ class Dataset:
     """Samples to train on and others to test on.
 
     Attributes:
-        train: the samples to train on.
-        test: those to test on; None: nothing is tested.
-        classes: kinds of labels, ``0 <= label < classes``; 0 if labels are numbers.
+        train: samples to train on.
+        test: samples to test on, or None.
+        classes: number of classes, ``0 <= label < classes``; 0 if labels are numbers.
     """
 
     train: Indexed
@@ -90,10 +94,10 @@ class Dataset:
 
     @property
     def labels_per_sample(self) -> int:
-        """1, or as many as a sample of text has positions, or a label numbers."""
+        """Numbers in a label: 1 for a class, the positions for text."""
         return prod(self.label_shape)
 
     @property
     def outputs(self) -> int:
-        """What a model gives for a sample: scores of the classes, or the numbers of a label."""
+        """Number of a model's outputs for a sample: scores of classes, or numbers of the label."""
         return self.classes or self.labels_per_sample

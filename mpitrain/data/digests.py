@@ -1,4 +1,4 @@
-"""Proof that ranks, or a run and the one that it goes on from, have the same data."""
+"""Digest of a data set, by which ranks and resumed runs compare their data."""
 
 import hashlib
 from collections.abc import Iterator
@@ -11,11 +11,11 @@ from mpitrain.data.own import Own
 from mpitrain.data.stream import Streamed
 from mpitrain.fields import fields
 
-#: Samples are all read if they have no more numbers than that (MNIST has 47 million), ...
+#: Most numbers of a data set that is read as a whole (MNIST has 47 million).
 _ALL = 1 << 26
-#: ... and else so many at equal distances, the first and the last among them.
+#: Samples of a larger one, at equal distances, with the first and the last.
 _SOME = 1024
-#: Of samples that are read one by one.
+#: Samples of a program's own data, which are read one by one.
 _FEW = 8
 #: Numbers that are read at once.
 _AT_ONCE = 1 << 20
@@ -24,9 +24,9 @@ _AT_ONCE = 1 << 20
 def digest(data: Dataset) -> str:
     """Digest of the samples to train and to test on, the same for any ``run.dtype``.
 
-    Numbers, shapes and classes are in it, and all samples where these have up to 67 million
-    numbers; of more, 1024 at equal distances, and 8 where they are read one by one, the first ones
-    of a stream, so that a change between these is not seen.
+    It covers numbers of samples, shapes and classes, and all samples of up to 67 million numbers;
+    else 1024 samples at equal distances, or 8 that are read one by one, a stream's first ones.
+    Changes between these are not seen.
     """
     found = hashlib.blake2b(str(data.classes).encode(), digest_size=16)
     parts = (data.train,) if data.test is None else (data.train, data.test)
@@ -46,7 +46,7 @@ def digest(data: Dataset) -> str:
 
 
 def _parts(count: int, size: int, most: int) -> Iterator[Array]:
-    """Which of ``count`` samples of ``size`` numbers to read, a part after the other."""
+    """Indices of ``count`` samples of ``size`` numbers to read, in parts."""
     if count > most:
         which = np.linspace(0, count - 1, min(most, _SOME)).astype(np.int64)
     else:
@@ -57,7 +57,7 @@ def _parts(count: int, size: int, most: int) -> Iterator[Array]:
 
 
 def _plain(values: Array) -> bytes:
-    """Of a type that the job has no part in."""
+    """Bytes in a type that does not depend on the job."""
     if values.dtype.names:
         return b"".join(_plain(np.ascontiguousarray(part)) for part in fields(values).values())
     return values.astype("<f4" if is_floating(values.dtype) else "<i8", copy=False).tobytes()

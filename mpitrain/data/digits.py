@@ -4,8 +4,7 @@ from numpy.typing import DTypeLike
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
-from mpitrain.data.dataset import Dataset, Samples
-from mpitrain.data.errors import DataError
+from mpitrain.data.dataset import DataError, Dataset, Samples
 
 
 def load(test_fraction: float, dtype: DTypeLike) -> Dataset:

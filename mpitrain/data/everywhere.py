@@ -1,4 +1,4 @@
-"""The data set on all ranks: the same, or an error on all of them."""
+"""One data set on all ranks, or an error on all of them."""
 
 import socket
 from collections import Counter
@@ -13,18 +13,19 @@ from mpitrain.ranks.together import together
 def load_on_all(
     comm: MPI.Intracomm, load: Callable[[], Dataset], path: str = ""
 ) -> tuple[Dataset, str]:
-    """The data set and its digest, once all ranks have the same; collective.
+    """Data set and its digest, which are the same on all ranks; collective.
 
     Args:
         comm: the ranks.
-        load: the data as a rank has them.
-        path: where they come from, for errors.
+        load: reads the data on a rank.
+        path: path of the data, for errors.
 
     Raises:
-        ImportError: as :func:`load`.
-        DataError: on all ranks: one of them cannot read a file, or reads other samples.
+        ImportError: a package for the data is missing.
+        DataError: on all ranks, if one of them cannot read a file or reads other samples.
     """
-    found, own = together(comm, lambda: _with_digest(load()), DataError)
+    found = together(comm, load, DataError)
+    own = together(comm, lambda: digest(found), DataError)
     tests = len(found.test) if found.test is not None else "none"
     sizes = f"{len(found.train)} samples to train and {tests} to test on"
     every = comm.allgather((own, f"on {socket.gethostname()}, {sizes}, {found.classes} classes"))
@@ -38,7 +39,3 @@ def load_on_all(
             f"{other} ({every[other][1]}); make {what} the same on all nodes"
         )
     return found, own
-
-
-def _with_digest(found: Dataset) -> tuple[Dataset, str]:
-    return found, digest(found)

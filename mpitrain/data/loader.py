@@ -1,4 +1,4 @@
-"""Samples that processes read ahead, in the order in which they are asked for."""
+"""Processes that read samples ahead, in the order of requests."""
 
 import ctypes
 import mmap
@@ -18,24 +18,23 @@ from typing import Any
 import numpy as np
 
 from mpitrain.arrays import Array, Shape
-from mpitrain.data.dataset import Indexed, Samples, in_epoch
-from mpitrain.data.errors import DataError
+from mpitrain.data.dataset import DataError, Indexed, Samples, in_epoch
 
-#: Requests that each process has at a time: one that it works on, one that waits.
+#: Requests of a process at a time: one under way, one waiting.
 _AHEAD = 2
 _PR_SET_PDEATHSIG = 1
-#: What asks a job to stop reaches every process of it, and these go on until their rank is done.
+#: Signals to stop that reach all processes of a job; readers go on until their rank is done.
 _LEFT_TO_THE_RANK = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 
 
 @dataclass(frozen=True)
 class Request:
-    """Samples to be read.
+    """Request for samples.
 
     Attributes:
-        part: of the data set: ``"train"`` or ``"test"``.
-        epoch: as which they are read.
-        indices: of the samples.
+        part: ``"train"`` or ``"test"``.
+        epoch: epoch of the samples.
+        indices: their indices.
     """
 
     part: str
@@ -46,25 +45,24 @@ class Request:
 class Loader:
     """Reads the samples of requests in turn: in this process, or ahead of time in others.
 
-    A request goes to the processes in turn and comes back in turn, so that the order, and with the
-    data set's own seeds every value, is the same for any number of them.  Samples come through
-    memory that is shared with the processes, which are forked from this one: they see the data set
-    as it is now, whatever it is.  They end with this process, however it ends.
+    Processes serve requests by turns, so that order and values are the same for any number of them.
+    They are forked, see the data set as it is now, and answer through shared memory.  They end with
+    this process, however it ends.
 
     Attributes:
-        workers: how many processes; 0: none.
+        workers: number of processes.
     """
 
     def __init__(self, parts: Mapping[str, Indexed], workers: int = 0, most: int = 0) -> None:
-        """Start the processes.
+        """Starts the processes.
 
         Args:
-            parts: the data set's, by name.
-            workers: processes.
+            parts: parts of the data set by name.
+            workers: number of processes.
             most: samples of the largest request, with processes.
 
         Raises:
-            DataError: the memory for what they read cannot be had, or they cannot be started.
+            DataError: memory is short, or processes cannot be started.
         """
         self.workers = workers
         self._parts = parts
@@ -83,7 +81,7 @@ class Loader:
             raise DataError(
                 f"data.workers = {workers}: a process that reads ahead cannot be started: {error}"
             ) from error
-        # Before multiprocessing, which would wait for processes that wait for us.
+        # Ends before multiprocessing's exit, which would wait for processes that wait for us.
         self._end = Finalize(self, _end, (self._processes, self._pipes), exitpriority=100)
 
     def _start(self, number: int) -> None:
@@ -103,12 +101,10 @@ class Loader:
         theirs.close()
 
     def read(self, requests: Iterable[Request]) -> Generator[Samples]:
-        """The samples of each request, in turn.
-
-        Those that follow are being read until the generator is closed or ends.
+        """Samples of each request, in turn; later requests are read meanwhile.
 
         Raises:
-            DataError: they cannot be read, or the process that reads them has ended.
+            DataError: samples cannot be read, or their process has ended.
         """
         if not self._room:
             for request in requests:
@@ -125,7 +121,7 @@ class Loader:
             if isinstance(told, str):
                 raise DataError(told)
             found = self._room.samples(self._slots[number % len(self._slots)], told)
-            # The slot is to be written again.
+            # The slot will be written again.
             yield Samples(found.inputs.copy(), found.labels.copy())
 
     def _ask(self, request: Request) -> int:
@@ -138,7 +134,7 @@ class Loader:
         return number
 
     def _answer(self, number: int) -> tuple[str, int] | str:
-        """To the request of this number; what was left unanswered before is passed over."""
+        """Answer to the request of this number; drops answers to earlier ones."""
         worker, told = number % self.workers, (-1, "")
         while told[0] != number:
             try:
@@ -159,13 +155,13 @@ class Loader:
         )
 
     def close(self) -> None:
-        """End the processes."""
+        """Ends the processes."""
         self._end()
         self._processes, self._pipes = [], []
 
 
 class _Room:
-    """Where the arrays of a request lie in a slot."""
+    """Layout of a request's arrays in a slot."""
 
     def __init__(self, parts: Mapping[str, Indexed], most: int) -> None:
         self._firsts = {name: vars(part[:1]) for name, part in parts.items()}
@@ -175,7 +171,7 @@ class _Room:
         ) or 1  # fmt: skip
 
     def samples(self, slot: mmap.mmap, told: tuple[str, int]) -> Samples:
-        """Of so many samples, the arrays in the slot."""
+        """Arrays in the slot of ``told``: a part and a number of samples."""
         part, count = told
         arrays, start = {}, 0
         for name, first in self._firsts[part].items():
@@ -197,18 +193,18 @@ def _work(
     others: list[Connection],
     parent: int,
 ) -> None:
-    """In a process of its own: answer requests until the other end is closed."""
+    """Answers requests, in a process, until the other end is closed."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     for one in _LEFT_TO_THE_RANK:
         signal.signal(one, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _LEFT_TO_THE_RANK)
-    if os.getppid() != parent:  # it has ended before the line above
+    if os.getppid() != parent:  # it ended before the line above
         return
     for other in others:  # or they would stay open when our parent closes them
         other.close()
     if torch := sys.modules.get("torch"):
-        torch.set_num_threads(1)  # the threads of a process do not follow into its children
+        torch.set_num_threads(1)  # a fork has no other threads
     while True:
         try:
             number, request = pipe.recv()

@@ -1,4 +1,4 @@
-"""A data set of one's own: ``len(data)`` and ``data[i]``, as torch's are."""
+"""A program's map-style data set: ``len(data)`` and ``data[i]``, as torch's are."""
 
 import random
 import sys
@@ -11,13 +11,12 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from mpitrain.arrays import Array, Shape, is_floating
-from mpitrain.data.dataset import Samples
-from mpitrain.data.errors import DataError
+from mpitrain.data.dataset import DataError, Samples
 from mpitrain.fields import joined, named
 
-#: The arrays of one sample by name (:mod:`mpitrain.fields`).
+#: Arrays of one sample by name (:mod:`mpitrain.fields`).
 Named = Mapping[str, Array]
-#: The input and the label of a sample.
+#: Input and label of a sample.
 Pair = tuple[Named, Named]
 
 
@@ -30,18 +29,18 @@ class MapStyle(Protocol):
 
 @dataclass(frozen=True)
 class Own:
-    """Samples read one by one when they are asked for.
+    """Samples that are read one by one when they are needed.
 
-    What is random in reading a sample follows from the seed, the epoch and the sample's number, not
-    from who reads it and when: Python's, NumPy's and torch's generators are seeded so while it is
-    read, and then as they were before.
+    Python's, NumPy's and torch's generators are seeded by seed, epoch and number of the sample
+    while it is read, and restored afterwards: a sample does not depend on the rank and time of its
+    reading.
 
     Attributes:
-        data: where they come from.
+        data: the program's data set.
         dtype: type of floating-point values.
-        seed: of the job.
-        epoch: counted from 0; of tests -1.
-        classes: of labels; 0 if they are numbers.
+        seed: seed of the job.
+        epoch: epoch, counted from 0; -1 for tests.
+        classes: number of classes; 0 if labels are numbers.
     """
 
     data: MapStyle
@@ -54,7 +53,7 @@ class Own:
         return len(self.data)
 
     def in_epoch(self, epoch: int) -> "Own":
-        """The same, as that epoch reads them."""
+        """Samples of that epoch."""
         return replace(self, epoch=epoch)
 
     def __getitem__(self, which: Any) -> Samples:
@@ -67,7 +66,7 @@ class Own:
             indices = np.arange(len(self))[which].tolist()
         except IndexError as error:
             raise DataError(self._shrunk) from error
-        # Of no samples, the first says the shapes.
+        # Without samples, the first one gives the shapes.
         read = indices or [0]
         pairs = [self._read(index) for index in indices] or [self.first()]
         inputs, labels = (
@@ -77,19 +76,18 @@ class Own:
         return Samples(inputs[: len(indices)], labels[: len(indices)])
 
     def first(self) -> Pair:
-        """One that is like all others."""
+        """A sample with the shapes of all."""
         return self._read(0)
 
     def _read(self, index: int) -> Pair:
         with seeded(self.seed, 1, self.epoch + 1, index):
             try:
                 found = self.data[index]
-            except (Exception, SystemExit) as error:  # whoever leaves alone leaves others waiting
+            except (Exception, SystemExit) as error:  # or the other ranks would wait
                 if isinstance(error, IndexError) and len(self) <= index:
                     raise DataError(self._shrunk) from error
-                raise DataError(
-                    f"sample {index} of {type(self.data).__name__} cannot be read: "
-                    f"{type(error).__name__}: {error}"
+                raise self._wrong(
+                    index, f" cannot be read: {type(error).__name__}: {error}"
                 ) from error
         return self._arrays_of(index, found)
 
@@ -100,13 +98,17 @@ class Own:
             "began; its length must stay as it is"
         )
 
+    def _wrong(self, index: int, why: str) -> DataError:
+        return DataError(f"sample {index} of {type(self.data).__name__}{why}")
+
     def _arrays_of(self, index: int, found: Any) -> Pair:
         if not isinstance(found, (tuple, list)) or len(found) != 2:
             several = isinstance(found, (tuple, list))
-            raise DataError(
-                f"sample {index} of {type(self.data).__name__} is a {type(found).__name__}"
-                f"{f' of {len(found)}' if several else ''}; a pair is needed, (input, label), each "
-                "of which may be a tuple or a dictionary, as (x, (y, weight))"
+            raise self._wrong(
+                index,
+                f" is a {type(found).__name__}{f' of {len(found)}' if several else ''}; a pair is "
+                "needed, (input, label), each of which may be a tuple or a dictionary, as "
+                "(x, (y, weight))",
             )
         inputs, labels = self._arrays(index, found[0]), self._arrays(index, found[1])
         classes = labels.get("", np.empty(0)) if self.classes else np.empty(0)
@@ -118,9 +120,10 @@ class Own:
                 else "for labels that do not count, give a dictionary of labels, and a loss that "
                 "divides the sum of those that count by labels.numel()"
             )
-            raise DataError(
-                f"sample {index} of {type(self.data).__name__} has the label {wrong}; labels of "
-                f"{self.classes} classes lie from 0 to {self.classes - 1}; {advice}"
+            raise self._wrong(
+                index,
+                f" has the label {wrong}; labels of {self.classes} classes lie from 0 to "
+                f"{self.classes - 1}; {advice}",
             )
         return inputs, labels
 
@@ -128,27 +131,23 @@ class Own:
         try:
             parts = named(value)
         except ValueError as error:
-            raise DataError(f"sample {index} of {type(self.data).__name__}: {error}") from error
+            raise self._wrong(index, f": {error}") from error
         if not parts:
-            raise DataError(f"sample {index} of {type(self.data).__name__} holds nothing")
+            raise self._wrong(index, " holds nothing")
         return {name: self._array(index, part) for name, part in parts.items()}
 
     def _array(self, index: int, value: Any) -> Array:
         try:
             found = np.asarray(value)
         except (TypeError, ValueError, RuntimeError) as error:  # on a GPU, or with a gradient
-            raise DataError(
-                f"sample {index} of {type(self.data).__name__} holds a {type(value).__name__} that "
-                f"is no array: {error}"
+            raise self._wrong(
+                index, f" holds a {type(value).__name__} that is no array: {error}"
             ) from error
         if not found.size:
-            raise DataError(f"sample {index} of {type(self.data).__name__} holds an empty array")
+            raise self._wrong(index, " holds an empty array")
         floating = is_floating(found.dtype)
         if not floating and found.dtype.kind not in "iub":
-            raise DataError(
-                f"sample {index} of {type(self.data).__name__} holds {found.dtype}; inputs and "
-                "labels are numbers"
-            )
+            raise self._wrong(index, f" holds {found.dtype}; inputs and labels are numbers")
         return found.astype(self.dtype) if floating else found
 
     def _stacked(self, indices: Sequence[int], what: str, values: Sequence[Named]) -> Array:
@@ -176,10 +175,10 @@ def _shown(value: Named) -> str:
 
 @contextmanager
 def seeded(seed: int, *key: int) -> Iterator[None]:
-    """The generators that a data set may use follow from these numbers meanwhile."""
+    """Context in which Python's, NumPy's and torch's generators are seeded by these numbers."""
     words = np.random.SeedSequence(seed, spawn_key=key).generate_state(2)
     before, numpy_before = random.getstate(), np.random.get_state()
-    torch = _torch()
+    torch: Any = sys.modules.get("torch")  # if the program uses it
     torch_before = torch.get_rng_state() if torch else None
     random.seed(int(words[0]))
     np.random.seed(words)
@@ -192,8 +191,3 @@ def seeded(seed: int, *key: int) -> Iterator[None]:
         np.random.set_state(numpy_before)
         if torch:
             torch.set_rng_state(torch_before)
-
-
-def _torch() -> Any:
-    """If the program uses it."""
-    return sys.modules.get("torch")

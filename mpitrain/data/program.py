@@ -1,4 +1,4 @@
-"""Data that a program gives, as the data set of a job."""
+"""Data of a program as the data set of a job."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -28,21 +28,18 @@ def given(
     layers: Mapping[str, nn.Layer] | None,
     classes: int,
 ) -> Dataset | None:
-    """The data set of what a program gives; collective.
+    """Data set of a program's data, or None without any; collective.
 
     Args:
         comm: the ranks.
-        job: its type of numbers, its seed and its processes that read ahead.
+        job: the job, for its type, seed and workers.
         train_data, test_data: samples by number or in turn; ``test_data`` may be left out.
-        layers: of the model, whose outputs say how many classes there are.
-        classes: of labels that are integers; 0: as many as the last layer has scores.
-
-    Returns:
-        The data set; None if nothing is given: the job names its own.
+        layers: layers of the model, whose scores give the number of classes.
+        classes: number of classes of integer labels; 0: from the last layer.
 
     Raises:
         TypeError: ``test_data`` alone.
-        DataError: on all ranks: one of them has no samples, or training's and test's differ.
+        DataError: on all ranks, if one has no samples or training and test samples differ.
     """
     if train_data is None:
         if test_data is not None:
@@ -103,10 +100,7 @@ def _samples(what: str, data: Any, job: Config) -> Own:
 
 
 def _scores(layers: Mapping[str, nn.Layer] | None, data: Dataset) -> int:
-    """How many the last layer has; 0 where its outputs are numbers, as the labels are, or several.
-
-    Labels are numbers where there is one for each number of the outputs.
-    """
+    """Number of the last layer's scores; 0 if labels are as many numbers as outputs."""
     if layers is None:
         raise DataError("labels are integers, and nothing says of how many classes: give classes=")
     try:

@@ -10,14 +10,14 @@ from mpitrain.arrays import Array
 
 @dataclass(frozen=True)
 class Sampler:
-    """Global batches of sample indices; the number of ranks has no part in it.
+    """Global batches of sample indices, the same for any number of ranks.
 
     Attributes:
-        samples: in an epoch; each is in exactly one of its batches.
-        batch_size: samples in a batch; the last one of an epoch has what remains.
+        samples: samples of an epoch; each is in exactly one batch.
+        batch_size: samples of a batch; the last one of an epoch has the rest.
         seed: seed of the orders.
-        shuffles: or the samples keep the order of the data set, as those of a stream do.
-        stream: more words of their key, for samples beside others of the same seed.
+        shuffles: whether batches are shuffled; streams keep their order.
+        stream: more words of the seed, for other samples with the same seed.
     """
 
     samples: int
@@ -32,7 +32,7 @@ class Sampler:
         return -(-self.samples // self.batch_size)
 
     def batches(self, epoch: int) -> Iterator[Array]:
-        """The batches of ``epoch`` in turn, each an array of indices in an order of its own."""
+        """Batches of ``epoch`` in turn: arrays of indices."""
         # The epoch as a spawn key: as a second word of entropy, epoch 0 would repeat the stream
         # that the seed alone gives, from which parameters are drawn.
         seeds = np.random.SeedSequence(self.seed, spawn_key=(epoch, *self.stream))

@@ -1,4 +1,4 @@
-"""A data set of one's own that is read in turn: an iterable of known length, as torch's are."""
+"""A program's data set that is read in turn: an iterable of known length, as torch's are."""
 
 import os
 import sys
@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from mpitrain.data.errors import DataError
+from mpitrain.data.dataset import DataError
 from mpitrain.data.own import Own, Pair, seeded
 
-#: What gives samples in turn, or a function that gives such.
+#: An iterable of samples, or a function that returns one.
 Source = Iterable[Any] | Callable[[], Iterable[Any]]
 
 _ONCE = (
@@ -19,17 +19,17 @@ _ONCE = (
 
 
 class Stream:
-    """So many samples, in the order in which an iterable gives them.
+    """A number of samples in the order of an iterable.
 
     data = Stream(lambda: map(parsed, open("samples.jsonl")), 10_000)
     """
 
     def __init__(self, source: Source, samples: int) -> None:
-        """Nothing is read yet.
+        """Reads nothing yet.
 
         Args:
-            source: an iterable, or a function that gives one; it is begun anew in each epoch.
-            samples: as many as each pass over it gives.
+            source: an iterable, or a function that returns one; it begins anew in each epoch.
+            samples: number of samples of each pass.
         """
         self.source = source
         self._samples = samples
@@ -49,7 +49,7 @@ class Stream:
 
 
 def is_stream(data: Any) -> bool:
-    """Whether it gives samples in turn, and not by number."""
+    """Whether data give samples in turn, and not by number."""
     torch = sys.modules.get("torch")
     if torch and isinstance(data, torch.utils.data.IterableDataset):
         return True
@@ -58,13 +58,13 @@ def is_stream(data: Any) -> bool:
 
 @dataclass
 class _Cursor:
-    """Where a pass over a stream is.
+    """Position of a pass over a stream.
 
     Attributes:
-        iterator: gives the next sample; None: there is no pass under way.
-        epoch, position: of that sample.
-        process: that made the iterator, whose files others must not go on with.
-        first: the first sample as it is, in a list, once it was read.
+        iterator: iterator of the next sample; None without a pass.
+        epoch, position: epoch and number of the next sample.
+        process: process that made the iterator, whose open files others must not use.
+        first: a list of the first sample, once it was read.
     """
 
     iterator: Iterator[Any] | None = None
@@ -76,14 +76,13 @@ class _Cursor:
 
 @dataclass(frozen=True)
 class Streamed(Own):
-    """Samples of a stream, each where a pass over it comes by it.
+    """Samples of a stream, which a pass reads in turn.
 
-    A pass goes from one sample that is asked for to the next, and what lies between is read and
-    dropped; a stream with ``starting_at(number)``, which gives an iterable from that sample on,
-    is asked for it instead.  A number that lies behind begins a new pass.  While a sample is read,
-    dropped ones included, generators are seeded by its number, as of :class:`Own`; while the pass
-    is begun, by the epoch, and so are the generators that a DataLoader or its sampler has of its
-    own.  ``set_epoch(epoch)`` is called before, where the stream has it.
+    A pass reads and drops the samples between two wanted ones, unless the stream has
+    ``starting_at(number)``, which returns an iterable from that sample on.  A smaller number begins
+    a new pass.  Generators are seeded by the number of each sample, as for :class:`Own`; at the
+    beginning of a pass, after ``set_epoch(epoch)`` if there is one, by the epoch, and so are the
+    generators of a DataLoader and of its sampler.
     """
 
     cursor: _Cursor = field(default_factory=_Cursor, compare=False)
@@ -95,14 +94,14 @@ class Streamed(Own):
 
     def _read(self, index: int) -> Pair:
         if index == 0 and self.epoch < 0 and self.cursor.first:
-            return self.first()  # it is asked for its shapes now and then
+            return self.first()  # for its shapes
         found = self._next(index)
         if index == 0:
             self.cursor.first[:] = [found]
         return self._arrays_of(index, found)
 
     def _next(self, index: int) -> Any:
-        """The sample of this number."""
+        """Sample of this number."""
         at, name = self.cursor, type(self.data).__name__
         here = at.iterator is not None and (at.epoch, at.process) == (self.epoch, os.getpid())
         if not here or index < at.position:
@@ -124,9 +123,8 @@ class Streamed(Own):
                     ) from None
                 except (Exception, SystemExit) as error:
                     at.iterator = None
-                    raise DataError(
-                        f"sample {number} of {name} cannot be read: {type(error).__name__}: {error}"
-                    ) from error
+                    why = f" cannot be read: {type(error).__name__}: {error}"
+                    raise self._wrong(number, why) from error
         if at.position == len(self):
             self._expect_end()
         return found
@@ -150,14 +148,14 @@ class Streamed(Own):
         at.epoch, at.process = self.epoch, os.getpid()
 
     def _expect_end(self) -> None:
-        """After the last sample: others would never be trained on."""
+        """Raises DataError if the stream has more samples than its length."""
         at = self.cursor
         iterator, at.iterator = at.iterator, None
         assert iterator is not None
         with seeded(self.seed, 1, self.epoch + 1, len(self)):
             try:
                 more = next(iterator, self) is not self
-            except (Exception, SystemExit):  # of a sample that nobody has asked for
+            except (Exception, SystemExit):  # nobody wants that sample
                 more = False
         if more:
             raise DataError(
@@ -167,8 +165,8 @@ class Streamed(Own):
 
 
 def _seed_own_generators(data: Any) -> None:
-    """Those of a DataLoader and of its sampler: else they would go on from pass to pass, and a run
-    that is resumed, or a rank that has begun more passes, would read in another order."""
+    """Seeds the generators of a DataLoader and of its sampler, so that each pass is the same in
+    resumed runs and on all ranks."""
     for owner in (data, getattr(data, "sampler", None)):
         if seed := getattr(getattr(owner, "generator", None), "manual_seed", None):
             seed(sys.modules["torch"].initial_seed())

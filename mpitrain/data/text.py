@@ -1,4 +1,4 @@
-"""Text as a language model reads it: pieces of equal length, each token labelled by the next."""
+"""Text for language models: pieces of equal length, each token labelled by the next."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,16 +7,15 @@ from typing import Any, Literal
 import numpy as np
 
 from mpitrain.arrays import Array
-from mpitrain.data.dataset import Dataset, Samples
-from mpitrain.data.errors import DataError
+from mpitrain.data.dataset import DataError, Dataset, Samples
 
 
 @dataclass(frozen=True)
 class Tokens:
     """Samples of ``context`` tokens out of a flat array, which may be a mapped file.
 
-    Sample i begins at token ``i * context``: an epoch predicts every token once, but for the first
-    and what remains at the end.
+    Sample i begins at token ``i * context``: an epoch predicts every token once, except the first
+    and a rest at the end.
 
     Attributes:
         tokens: integers of shape (T,).
@@ -50,7 +49,7 @@ def load_text(
         if units == "characters":
             tokens, vocabulary = characters(path.read_bytes(), str(path))
         else:
-            # Nothing cannot be mapped.
+            # An empty file cannot be mapped.
             empty = path.stat().st_size == 0
             tokens = np.empty(0, np.uint8) if empty else np.memmap(path, np.uint8, mode="r")
             vocabulary = 256
@@ -60,7 +59,7 @@ def load_text(
 
 
 def characters(data: bytes, name: str) -> tuple[Array, int]:
-    """Each character as its number among those of the text, sorted; and how many there are."""
+    """Number of each character among the text's sorted characters, and the number of these."""
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:

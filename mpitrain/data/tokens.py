@@ -7,13 +7,12 @@ import msgspec
 import numpy as np
 
 from mpitrain.arrays import Array
-from mpitrain.data.dataset import Dataset
-from mpitrain.data.errors import DataError
+from mpitrain.data.dataset import DataError, Dataset
 from mpitrain.data.text import Tokens
 
 
 class _Meta(msgspec.Struct, frozen=True):
-    """``meta.json``; what else is in it does not matter here."""
+    """The used part of ``meta.json``."""
 
     vocab_size: Annotated[int, msgspec.Meta(ge=1)]
 
@@ -21,8 +20,8 @@ class _Meta(msgspec.Struct, frozen=True):
 def load_tokens(folder: Path, context: int, vocabulary: int | None = None) -> Dataset:
     """Both files, mapped.
 
-    Without ``vocabulary`` it is ``vocab_size`` of a ``meta.json``, else one more than the largest
-    token.  A ``meta.pkl`` is not read: unpickling runs what is in it.
+    The vocabulary is by default ``vocab_size`` of a ``meta.json``, else one more than the largest
+    token.  A ``meta.pkl`` is not read, as unpickling runs code.
 
     Raises:
         DataError: a file is missing, has half a token, is too short, or has too large a token.

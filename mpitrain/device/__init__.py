@@ -1,6 +1,6 @@
-"""Where a job's arrays are and who computes with them, chosen once; no other room asks which."""
+"""The device that computes: the CPU or a GPU, chosen once; no other room asks which."""
 
 from mpitrain.device.choice import choose
-from mpitrain.device.host import HOST, Device, Host, Later
+from mpitrain.device.host import HOST, Device, Later
 
-__all__ = ["HOST", "Device", "Host", "Later", "choose"]
+__all__ = ["HOST", "Device", "Later", "choose"]

@@ -1,4 +1,4 @@
-"""Which device a rank computes on: asked for in the job, found on its machine, agreed by all."""
+"""Choice of a rank's device: named in the job, found on the machine, agreed by all ranks."""
 
 import logging
 from collections import Counter
@@ -18,14 +18,14 @@ log = logging.getLogger("mpitrain")
 
 
 class Found(NamedTuple):
-    """What a rank has found on its machine.
+    """GPUs of a rank's machine.
 
     Attributes:
-        why: it cannot compute on a GPU, or nothing.
-        visible: GPUs that it sees.
-        local: the rank among those of its machine.
-        number: the GPU that it takes, among those that it sees.
-        identity: what tells this GPU from all others.
+        why: reason why it cannot compute on a GPU, or empty.
+        visible: number of GPUs that it sees.
+        local: number of the rank on its machine.
+        number: index of its GPU among the visible ones.
+        identity: unique name of this GPU.
     """
 
     why: str
@@ -36,13 +36,13 @@ class Found(NamedTuple):
 
 
 def choose(config: Config, comm: Communicator) -> Device:
-    """The device of ``run.device`` for this rank, of one kind on all ranks; collective but for cpu.
+    """Device of this rank for ``run.device``, of one kind on all ranks; collective but for cpu.
 
-    A rank takes the GPU of its number among the ranks of its machine, or the one that it sees.
-    Ranks share GPUs where there are fewer; the log says so.
+    A rank takes the GPU of its number on the machine, or the one that it sees.  Ranks share GPUs
+    where there are fewer, which is logged.
 
     Raises:
-        ConfigError: on all ranks: ``cuda`` and one of them cannot.
+        ConfigError: on all ranks, if ``cuda`` is named and one of them has no GPU.
     """
     wanted = config.run.device
     if wanted == "cpu":
@@ -69,19 +69,19 @@ def choose(config: Config, comm: Communicator) -> Device:
 
 
 def lacking(found: Sequence[Found]) -> str:
-    """Which of these ranks cannot compute on a GPU, and why; nothing if all can."""
+    """Ranks that cannot compute on a GPU, with reasons; empty if all can."""
     told = [f"rank {rank}: {one.why}" for rank, one in enumerate(found) if one.why]
     more = f"; {len(told) - 3} more ranks cannot, either" if told[3:] else ""
     return "; ".join(told[:3]) + more
 
 
 def number_for(local: int, visible: int) -> int:
-    """The GPU of a rank of its machine, among those that it sees."""
+    """Index of a rank's GPU among the visible ones."""
     return local % visible
 
 
 def local_rank(comm: MPI.Intracomm) -> int:
-    """The rank's number among those of its machine; collective."""
+    """Number of the rank on its machine; collective."""
     node = comm.Split_type(MPI.COMM_TYPE_SHARED)
     found: int = node.rank
     node.Free()
@@ -89,11 +89,11 @@ def local_rank(comm: MPI.Intracomm) -> int:
 
 
 def look(local: int, compute: str = "same") -> Found:
-    """What a rank finds by itself; loads CuPy.
+    """Looks for a GPU on this rank; loads CuPy.
 
     Args:
-        local: its number among those of its machine.
-        compute: as ``run.compute`` has it.
+        local: number of the rank on its machine.
+        compute: value of ``run.compute``.
     """
     try:
         import cupy
@@ -109,12 +109,12 @@ def look(local: int, compute: str = "same") -> Found:
         with cupy.cuda.Device(number):
             cupy.asnumpy(cupy.zeros(1, np.float32) + 1)  # a kernel that works
             return Found("", visible, local, number, _identity(cupy, number))
-    except Exception as error:  # of a driver, a compiler, memory
+    except Exception as error:  # from a driver, a compiler, memory
         return Found(f"its GPU does not work ({type(error).__name__}: {error})")
 
 
 def _identity(cupy: Any, number: int) -> str:
-    """Of a GPU, wherever ranks see it under another number."""
+    """Name of a GPU that is the same for all ranks."""
     unique = cupy.cuda.runtime.getDeviceProperties(number).get("uuid")
     if unique:
         return bytes(unique).hex()

@@ -11,11 +11,11 @@ from mpi4py import MPI
 
 from collectives import Communicator
 from mpitrain.arrays import Array, Scalar
-from mpitrain.device.host import Later
+from mpitrain.device.host import Device, Later
 
 
-class _Arriving:
-    """A copy into pinned memory, and the event behind it."""
+class _Copy:
+    """Copy into pinned memory, with the event that follows it."""
 
     def __init__(self, device: "Cuda", host: Array, event: Any) -> None:
         self._device, self._host, self._event = device, host, event
@@ -32,10 +32,8 @@ class _Arriving:
         return self._host
 
 
-class Cuda:
-    """One GPU, current for the thread that made this.
-
-    Work is queued on CuPy's current stream.
+class Cuda(Device):
+    """One GPU, which is current in the thread that made this; work goes to CuPy's current stream.
 
     Attributes:
         name: as ``cuda:0 NVIDIA H100``.
@@ -44,7 +42,7 @@ class Cuda:
     """
 
     def __init__(self, number: int, shared: int = 1) -> None:
-        """``number``: among the GPUs that this rank sees."""
+        """``number``: index among the GPUs that this rank sees."""
         import cupy
 
         self.xp = cupy
@@ -55,11 +53,11 @@ class Cuda:
         self.name = f"cuda:{number} {label}"
         #: Copies to the GPU have a stream of their own, and go beside the kernels.
         self._copies = cupy.cuda.Stream(non_blocking=True)
-        #: What copies may still read and write, oldest first.
+        #: Events and buffers of copies under way, oldest first.
         self._copying: deque[tuple[Any, Array, Array]] = deque()
 
     def put(self, host: Array) -> Array:
-        """Copied to pinned memory at once, and from there in its own time; nothing waits here."""
+        """Copies to pinned memory at once, and from there in the background."""
         return self.ahead(host)()
 
     def ahead(self, host: Array) -> Callable[[], Array]:
@@ -70,7 +68,7 @@ class Cuda:
             return lambda: array
         pinned = self._pinned(host)
         pinned[...] = host
-        # What was queued before may still use this memory of the pool.
+        # Work queued before may still use this memory of the pool.
         self._copies.wait_event(self._mark())
         array.set(pinned, self._copies)
         copied = self._mark(self._copies)
@@ -105,7 +103,7 @@ class Cuda:
     def snapshot(self, array: Array) -> Later:
         host = self._pinned(array)
         self.xp.ascontiguousarray(array).get(out=host, blocking=False)
-        return _Arriving(self, host, self._mark())
+        return _Copy(self, host, self._mark())
 
     def allocate(self, comm: Communicator) -> Callable[..., Array]:
         return partial(comm.empty, memory="cupy")

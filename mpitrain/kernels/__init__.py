@@ -1,4 +1,4 @@
-"""Operations that a GPU does in one kernel, and NumPy in the lines that say what they are."""
+"""Operations that a GPU does in one kernel; NumPy's lines define them."""
 
 import numpy as np
 
@@ -10,7 +10,7 @@ __all__ = ["HOST", "CudaKernels", "Kernels", "kernels_of", "square_sum"]
 
 
 def kernels_of(x: Array) -> Kernels:
-    """Those for arrays like ``x``."""
+    """The operations for arrays of ``x``'s namespace."""
     xp = array_namespace(x)
     return HOST if xp is np else CudaKernels(xp)
 

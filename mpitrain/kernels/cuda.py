@@ -1,7 +1,7 @@
-"""The operations on a GPU: kernels of ``kernels.cu``, compiled by CuPy when they are first used.
+"""The operations on a GPU: kernels of ``kernels.cu``, compiled by CuPy at their first use.
 
-The rest is CuPy's, in the lines that NumPy has.  Launches are of a block for each row, or of blocks
-that stride over all elements; sums are in an order that depends on shapes alone.
+A launch has a block for each row, or blocks that stride over all elements.  The order of sums
+depends on shapes alone.
 """
 
 from collections.abc import Sequence
@@ -14,15 +14,15 @@ from typing import Any
 import numpy as np
 
 from mpitrain.arrays import Array, Scalar
-from mpitrain.kernels.host import Moments, Momentum
+from mpitrain.kernels.host import AdamOptions, Kernels, SGDOptions
 
-#: Of a block; the kernels are compiled for it.
+#: Threads of a block; the kernels are compiled for this number.
 THREADS = 256
-#: Blocks that stride over elements: enough for any GPU of today.
+#: Most blocks that stride over elements: enough for any GPU of today.
 _BLOCKS = 1024
 #: Rows of a table that a block adds to.
 _TABLE_ROWS = 16
-#: By a type's name: the numbers of ``KIND`` in ``kernels.cu``.
+#: Values of ``KIND`` in ``kernels.cu`` by the name of a type.
 KINDS = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 1}
 
 
@@ -33,12 +33,12 @@ def source() -> str:
 
 
 def options(kind: str) -> tuple[str, ...]:
-    """Those of the compiler, for arrays of a type."""
+    """Compiler options for arrays of a type."""
     return ("-std=c++17", f"-DKIND={KINDS[kind]}", f"-DTHREADS={THREADS}")
 
 
-class CudaKernels:
-    """On CuPy's current stream."""
+class CudaKernels(Kernels):
+    """The operations by kernels on CuPy's current stream."""
 
     def __init__(self, xp: ModuleType) -> None:
         """``xp``: CuPy."""
@@ -136,20 +136,20 @@ class CudaKernels:
         self._launch("scatter_add", blocks, *given, like=table)
 
     def sgd(
-        self, p: Array, g: Array, velocity: Array, how: Momentum, rate: float, scale: float
+        self, p: Array, g: Array, velocity: Array, how: SGDOptions, rate: float, scale: float
     ) -> None:
         numbers = float(rate), float(scale), how.momentum, how.weight_decay
         self._each("sgd", p, g, velocity, p.size, *numbers, int(how.nesterov), like=p)
 
     def adam(
-        self, p: Array, g: Array, mean: Array, square: Array, how: Moments, step: int,
+        self, p: Array, g: Array, mean: Array, square: Array, how: AdamOptions, step: int,
         rate: float, scale: float,
     ) -> None:  # fmt: skip
         rates = float(rate), float(scale)
         self._each("adam", p, g, mean, square, p.size, *rates, *_numbers(how, step), like=p)
 
     def adam_direction(
-        self, p: Array, g: Array, mean: Array, square: Array, how: Moments, step: int
+        self, p: Array, g: Array, mean: Array, square: Array, how: AdamOptions, step: int
     ) -> Array:
         direction = self._like(p)
         given = p, g, mean, square, direction, p.size
@@ -169,11 +169,11 @@ class CudaKernels:
         return found
 
     def _each(self, name: str, *arguments: Any, like: Array) -> None:
-        """Over all elements of ``like``."""
+        """Launches blocks that stride over all elements of ``like``."""
         self._launch(name, min(_BLOCKS, -(-like.size // THREADS)), *arguments, like=like)
 
     def _rows(self, name: str, rows: int, *arguments: Any, like: Array) -> None:
-        """A block for each row."""
+        """Launches a block for each row."""
         self._launch(name, rows if like.size else 0, *arguments, like=like)
 
     def _launch(self, name: str, blocks: int, *arguments: Any, like: Array) -> None:
@@ -182,23 +182,23 @@ class CudaKernels:
             kernel((blocks,), (THREADS,), arguments)
 
     def _like(self, x: Array) -> Array:
-        """Nothing yet, of the shape and type of x, row after row."""
+        """Empty array of the shape and type of x, in C order."""
         found: Array = self._xp.empty(x.shape, x.dtype)
         return found
 
     def _scales(self, x: Array) -> Array:
-        """Room for a number for each row of x: as wide as NumPy's, float32 for bfloat16."""
+        """Empty array for a number a row of x; float32 for bfloat16, as NumPy has it."""
         kind = np.float32 if x.dtype.name == "bfloat16" else x.dtype
         found: Array = self._xp.empty((*x.shape[:-1], 1), kind)
         return found
 
     def _dense(self, x: Array) -> Array:
-        """Row after row."""
+        """``x`` in C order."""
         found: Array = self._xp.ascontiguousarray(x)
         return found
 
 
-def _numbers(how: Moments, step: int) -> tuple[float | int, ...]:
-    """As the kernels of Adam take them."""
+def _numbers(how: AdamOptions, step: int) -> tuple[float | int, ...]:
+    """Options of Adam in the order of its kernels' arguments."""
     corrections = 1.0 / (1.0 - how.beta1**step), 1.0 / (1.0 - how.beta2**step) ** 0.5
     return *how[:4], int(how.decoupled), *corrections

@@ -1,8 +1,8 @@
-"""What the operations are, and how NumPy does them."""
+"""Operations of layers, losses and optimisers, by NumPy."""
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,16 +13,16 @@ GELU_SCALE = math.sqrt(2.0 / math.pi)
 GELU_CUBIC = 0.044715
 
 
-class Momentum(NamedTuple):
-    """Of stochastic gradient descent, as :class:`mpitrain.optim.optimizers.SGD` has them."""
+class SGDOptions(NamedTuple):
+    """Options of :class:`mpitrain.optim.optimizers.SGD`."""
 
     momentum: float
     weight_decay: float
     nesterov: bool
 
 
-class Moments(NamedTuple):
-    """Of Adam, as :class:`mpitrain.optim.optimizers.Adam` has them."""
+class AdamOptions(NamedTuple):
+    """Options of :class:`mpitrain.optim.optimizers.Adam`."""
 
     beta1: float
     beta2: float
@@ -31,82 +31,21 @@ class Moments(NamedTuple):
     decoupled: bool
 
 
-class Kernels(Protocol):
-    """Shapes: N samples, H heads, T positions, R rows, C columns.  Nothing here waits."""
+class Kernels:
+    """The operations by NumPy, or by a namespace that has its functions.
+
+    Shapes: N samples, H heads, T positions, R rows, C columns.  On a GPU, nothing here waits.
+    """
 
     def matmul(self, a: Array, b: Array) -> Array:
-        """``a_..K @ b_KC``, or of as many matrices; 16-bit floats are added up in float32."""
-
-    def gelu(self, x: Array) -> tuple[Array, Array]:
-        """GELU of x, and the tanh in it."""
-
-    def gelu_gradient(self, x: Array, tanh: Array, dy: Array) -> Array:
-        """The gradient by x."""
-
-    def normalise(self, x: Array, epsilon: float) -> tuple[Array, Array]:
-        """x without the mean of its last axis, times ``1 / sqrt(variance + epsilon)``, and that."""
-
-    def normalise_gradient(self, dnormal: Array, normal: Array, scale: Array) -> Array:
-        """The gradient by x, which may take the place of ``dnormal``."""
-
-    def layer_norm(
-        self, x: Array, weight: Array, bias: Array, epsilon: float
-    ) -> tuple[Array, Array, Array]:
-        """``normal * weight + bias``, and what :meth:`normalise` gives."""
-
-    def layer_norm_gradient(self, dy: Array, weight: Array, normal: Array, scale: Array) -> Array:
-        """The gradient by x."""
-
-    def norm_gradients(self, dy: Array, normal: Array) -> tuple[Array, Array]:
-        """The gradients by weight and bias: sums over all axes but the last one."""
-
-    def causal_softmax(self, scores: Array, scale: float) -> Array:
-        """Softmax of ``scale * scores_..TT`` where no position sees a later one; in its place."""
-
-    def causal_softmax_gradient(self, dattention: Array, attention: Array, scale: float) -> Array:
-        """The gradient by the scores, in the place of ``dattention``."""
-
-    def softmax_loss(
-        self, rows: Array, labels: Array, divisor: float, smoothing: float
-    ) -> tuple[Scalar, Array]:
-        """Sum of the cross-entropies of rows_RC with labels_R by ``divisor``, and its gradient,
-        which may take the place of nothing that was given."""
-
-    def scatter_add(self, table: Array, rows: Array, values: Array) -> None:
-        """``table[rows[i]] += values[i]`` in the order of i, but for rows below 0."""
-
-    def sgd(
-        self, p: Array, g: Array, velocity: Array, how: Momentum, rate: float, scale: float
-    ) -> None:
-        """A step along ``scale * g``."""
-
-    def adam(
-        self, p: Array, g: Array, mean: Array, square: Array, how: Moments, step: int,
-        rate: float, scale: float,
-    ) -> None:  # fmt: skip
-        """A step along ``scale * g``; ``step`` counts from 1."""
-
-    def adam_direction(
-        self, p: Array, g: Array, mean: Array, square: Array, how: Moments, step: int
-    ) -> Array:
-        """Adam's direction, before a rate."""
-
-    def square_sum(self, arrays: Sequence[Array]) -> Scalar:
-        """Sum of the squares of all elements, in float64."""
-
-
-class HostKernels:
-    """NumPy, and whatever has its functions."""
-
-    @staticmethod
-    def matmul(a: Array, b: Array) -> Array:
+        """``a_..K @ b_KC``, or products of equally many matrices; 16-bit floats add in float32."""
         wide = a.dtype.itemsize > 2
         left, right = (a, b) if wide else (a.astype(np.float32), b.astype(np.float32))
         product = _product(left, right)
         return product if wide else product.astype(a.dtype)
 
-    @staticmethod
-    def gelu(x: Array) -> tuple[Array, Array]:
+    def gelu(self, x: Array) -> tuple[Array, Array]:
+        """GELU of x, and its tanh for the gradient."""
         # In place where it can be: these arrays are the largest of a transformer.
         inner = x * x
         inner *= GELU_SCALE * GELU_CUBIC
@@ -119,8 +58,8 @@ class HostKernels:
         y *= 0.5
         return y, tanh
 
-    @staticmethod
-    def gelu_gradient(x: Array, tanh: Array, dy: Array) -> Array:
+    def gelu_gradient(self, x: Array, tanh: Array, dy: Array) -> Array:
+        """Gradient by x."""
         slope = x * x
         slope *= 3.0 * GELU_SCALE * GELU_CUBIC
         slope += GELU_SCALE
@@ -133,16 +72,16 @@ class HostKernels:
         slope *= 0.5
         return slope
 
-    @staticmethod
-    def normalise(x: Array, epsilon: float) -> tuple[Array, Array]:
+    def normalise(self, x: Array, epsilon: float) -> tuple[Array, Array]:
+        """x minus its mean along the last axis, times s; and s: ``1 / sqrt(variance + epsilon)``"""
         centred = x - x.mean(axis=-1, keepdims=True)
         variance = (centred * centred).mean(axis=-1, keepdims=True)
         scale = 1.0 / array_namespace(x).sqrt(variance + epsilon)
         centred *= scale
         return centred, scale
 
-    @staticmethod
-    def normalise_gradient(dnormal: Array, normal: Array, scale: Array) -> Array:
+    def normalise_gradient(self, dnormal: Array, normal: Array, scale: Array) -> Array:
+        """Gradient by x; may overwrite ``dnormal``."""
         along_mean = dnormal.mean(axis=-1, keepdims=True)
         along_normal = (dnormal * normal).mean(axis=-1, keepdims=True)
         dnormal -= along_mean
@@ -153,21 +92,23 @@ class HostKernels:
     def layer_norm(
         self, x: Array, weight: Array, bias: Array, epsilon: float
     ) -> tuple[Array, Array, Array]:
+        """``normal * weight + bias``, and the results of :meth:`normalise`."""
         normal, scale = self.normalise(x, epsilon)
         y = normal * weight
         y += bias
         return y, normal, scale
 
     def layer_norm_gradient(self, dy: Array, weight: Array, normal: Array, scale: Array) -> Array:
+        """Gradient by x."""
         return self.normalise_gradient(dy * weight, normal, scale)
 
-    @staticmethod
-    def norm_gradients(dy: Array, normal: Array) -> tuple[Array, Array]:
+    def norm_gradients(self, dy: Array, normal: Array) -> tuple[Array, Array]:
+        """Gradients by weight and bias: sums over all axes but the last one."""
         batch_axes = tuple(range(dy.ndim - 1))
         return total(dy * normal, axis=batch_axes), total(dy, axis=batch_axes)
 
-    @staticmethod
-    def causal_softmax(scores: Array, scale: float) -> Array:
+    def causal_softmax(self, scores: Array, scale: float) -> Array:
+        """Softmax of ``scale * scores_..TT`` without later positions; overwrites ``scores``."""
         xp = array_namespace(scores)
         positions = scores.shape[-1]
         later = xp.triu(xp.ones((positions, positions), bool), 1)
@@ -178,29 +119,32 @@ class HostKernels:
         attention /= attention.sum(axis=-1, keepdims=True)
         return attention
 
-    @staticmethod
-    def causal_softmax_gradient(dattention: Array, attention: Array, scale: float) -> Array:
+    def causal_softmax_gradient(self, dattention: Array, attention: Array, scale: float) -> Array:
+        """Gradient by the scores; overwrites ``dattention``."""
         dattention -= (dattention * attention).sum(axis=-1, keepdims=True)
         dattention *= attention
         dattention *= scale
         return dattention
 
-    @staticmethod
     def softmax_loss(
-        rows: Array, labels: Array, divisor: float, smoothing: float
+        self, rows: Array, labels: Array, divisor: float, smoothing: float
     ) -> tuple[Scalar, Array]:
+        """Sum of the cross-entropies of rows_RC with labels_R over ``divisor``, and its gradient, a
+        new array."""
         losses, gradient = cross_entropy(rows, labels, divisor, smoothing, rows.shape[1])
         return losses.sum() / divisor, gradient
 
-    @staticmethod
-    def scatter_add(table: Array, rows: Array, values: Array) -> None:
+    def scatter_add(self, table: Array, rows: Array, values: Array) -> None:
+        """``table[rows[i]] += values[i]`` in the order of i, without rows below 0."""
         kept = rows >= 0
         if not kept.all():
             rows, values = rows[kept], values[kept]
         np.add.at(table, rows, values)
 
-    @staticmethod
-    def sgd(p: Array, g: Array, velocity: Array, how: Momentum, rate: float, scale: float) -> None:
+    def sgd(
+        self, p: Array, g: Array, velocity: Array, how: SGDOptions, rate: float, scale: float
+    ) -> None:
+        """Updates ``p`` along ``scale * g``."""
         if scale != 1.0:
             g *= scale
         direction = sgd_direction(p, g, velocity, how)
@@ -208,19 +152,20 @@ class HostKernels:
         p -= direction
 
     def adam(
-        self, p: Array, g: Array, mean: Array, square: Array, how: Moments, step: int,
+        self, p: Array, g: Array, mean: Array, square: Array, how: AdamOptions, step: int,
         rate: float, scale: float,
     ) -> None:  # fmt: skip
+        """Updates ``p`` along ``scale * g``; ``step`` counts from 1."""
         if scale != 1.0:
             g *= scale
         direction = self.adam_direction(p, g, mean, square, how, step)
         direction *= rate
         p -= direction
 
-    @staticmethod
     def adam_direction(
-        p: Array, g: Array, mean: Array, square: Array, how: Moments, step: int
+        self, p: Array, g: Array, mean: Array, square: Array, how: AdamOptions, step: int
     ) -> Array:
+        """Direction of Adam's step, without the rate."""
         xp = array_namespace(p)
         g = g if how.decoupled else decayed(p, g, how.weight_decay)
         mean += (1.0 - how.beta1) * (g - mean)
@@ -234,17 +179,16 @@ class HostKernels:
             direction += how.weight_decay * p
         return direction
 
-    @staticmethod
-    def square_sum(arrays: Sequence[Array]) -> Scalar:
+    def square_sum(self, arrays: Sequence[Array]) -> Scalar:
+        """Sum of the squares of all elements, in float64."""
         return sum(map(_square_sum, arrays))
 
 
-#: There is one.
-HOST = HostKernels()
+HOST = Kernels()
 
 
 def total(x: Array, axis: int | tuple[int, ...]) -> Array:
-    """Sum along axes; of 16-bit floats in float32, rounded once."""
+    """Sum along axes; 16-bit floats are added in float32 and rounded once."""
     if x.dtype.itemsize > 2:
         return x.sum(axis=axis)
     summed: Array = x.astype(np.float32).sum(axis=axis).astype(x.dtype)
@@ -252,13 +196,13 @@ def total(x: Array, axis: int | tuple[int, ...]) -> Array:
 
 
 def decayed(p: Array, g: Array, weight_decay: float) -> Array:
-    """A new array of the gradient with its weight decay."""
+    """New array: the gradient plus weight decay."""
     found: Array = g + weight_decay * p if weight_decay else g.copy()
     return found
 
 
-def sgd_direction(p: Array, g: Array, velocity: Array, how: Momentum) -> Array:
-    """A new array; changes the velocity."""
+def sgd_direction(p: Array, g: Array, velocity: Array, how: SGDOptions) -> Array:
+    """New array: the direction of a step; updates ``velocity``."""
     direction = decayed(p, g, how.weight_decay)
     velocity *= how.momentum
     velocity += direction
@@ -282,16 +226,16 @@ def cross_entropy(
     largest: Callable[[Array], Array] = _alone,
     sums: Callable[[Array], Array] = _alone,
 ) -> tuple[Array, Array]:
-    """The cross-entropy of each row, and the gradient of their sum by ``divisor``.
+    """Cross-entropy of each row, and the gradient of their sum over ``divisor``.
 
     Args:
-        rows: scores_RC of the own classes, those from ``start``.
+        rows: scores_RC of this rank's classes, from class ``start`` on.
         labels: labels_R among all classes.
-        divisor: of the gradient.
+        divisor: number by which the gradient is divided.
         smoothing: part of each label that is spread evenly over the classes.
-        classes: of all ranks that share a row.
-        start: the first of ours.
-        largest, sums: over these ranks, of arrays of one number for each row.
+        classes: number of classes on all ranks that share a row.
+        start: this rank's first class.
+        largest, sums: maximum and sum over these ranks of arrays with one number for each row.
     """
     xp = array_namespace(rows)
     count, columns = rows.shape

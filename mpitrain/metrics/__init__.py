@@ -1,4 +1,4 @@
-"""What a run reports: to a file, to the console, and to TensorBoard."""
+"""Reports of a run: to a file, to the console and to TensorBoard."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -8,7 +8,7 @@ from mpitrain.config import Config
 from mpitrain.metrics import tensorboard
 from mpitrain.metrics.console import console
 from mpitrain.metrics.lines import ReportError, json_lines
-from mpitrain.metrics.reader import Log, count_steps, read_records
+from mpitrain.metrics.reader import Log, read_records
 from mpitrain.metrics.records import (
     Epoch,
     Overlap,
@@ -49,7 +49,6 @@ __all__ = [
     "Times",
     "Write",
     "console",
-    "count_steps",
     "is_share",
     "json_lines",
     "measured",
@@ -64,13 +63,13 @@ __all__ = [
 def recorder(
     config: Config, steps: int, done: int = 0, *, tests_again: bool = False
 ) -> Iterator[Write]:
-    """Open the reports of a run of ``steps`` steps: a function to call with each record.
+    """Opens the reports of a run; yields a function to call with each record.
 
     Args:
         config: the job.
-        steps: of the whole run.
-        done: steps of an earlier run that this one continues; what it reported up to there stays.
-        tests_again: but for a test after the last of these, which comes again.
+        steps: steps of the whole run.
+        done: steps of an earlier run that this one continues, whose reports stay.
+        tests_again: replace the test after these steps, which comes again.
 
     Raises:
         ReportError: ``config.run.dir`` cannot be made or written, now or later.

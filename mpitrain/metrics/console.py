@@ -1,4 +1,4 @@
-"""Records as lines for people; everything on the console is in the file, too."""
+"""Records as lines for people."""
 
 import os
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ from mpitrain.metrics.words import counted, summed
 
 @contextmanager
 def console(steps: int, log_every: int) -> Iterator[Write]:
-    """Lines for people, every ``log_every`` steps, and a progress bar if there is a terminal."""
+    """Prints lines, every ``log_every`` steps, and a progress bar on a terminal."""
     terminal = Console(highlight=False, markup=False, soft_wrap=True)
     with Progress(
         BarColumn(None),

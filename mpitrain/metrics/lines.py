@@ -1,4 +1,4 @@
-"""Records as lines of JSON in a file, which is the source of truth."""
+"""The writer of ``metrics.jsonl``: a line of JSON for each record."""
 
 import errno
 import os
@@ -20,13 +20,13 @@ class ReportError(RuntimeError):
 
 @contextmanager
 def json_lines(path: Path, done: int = 0, tests_again: bool = False) -> Iterator[Write]:
-    """A file at ``path`` with a line a record, complete up to the last record at any time.
+    """Opens a file with a line a record, complete up to the last record at any time.
 
-    What is there already is replaced, but for the records up to step ``done``, or with
-    ``tests_again`` up to the test after it.
+    An earlier file keeps its records up to step ``done``, or with ``tests_again`` up to the test
+    after it.
 
     Raises:
-        ReportError: it cannot be written, now or when a record comes.
+        ReportError: the file cannot be written, now or later.
     """
     with ExitStack() as stack:
         with _reporting(path):
@@ -53,19 +53,19 @@ def _reporting(path: Path) -> Iterator[None]:
 
 
 def _fresh(path: Path, done: int, tests_again: bool) -> FileIO:
-    # What is new is the user's own; one that is there already keeps its permissions.
+    # A new folder is private; an old one keeps its permissions.
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     kept = list(_until(path, done, tests_again)) if done and path.exists() else []
     beside = path.with_suffix(".unfinished")
     beside.unlink(missing_ok=True)  # a run that was killed left it, or it is no file at all
     beside.write_bytes(b"".join(kept))
     beside.rename(path)
-    # Nothing is kept back that could not be written later.
+    # Unbuffered: a full disk is noticed at the record.
     return FileIO(path, "a")
 
 
 def _until(path: Path, done: int, tests_again: bool) -> Iterator[bytes]:
-    """The lines of a file before the first of a later step, or the first that is no record."""
+    """Lines before the first of a later step, or before the first that is no record."""
     check_regular(path)
     data, step = path.read_bytes(), 0
     with suppress(ValueError):

@@ -1,4 +1,4 @@
-"""The one reader of ``metrics.jsonl``: the writer's types again, tolerant of other versions."""
+"""The reader of ``metrics.jsonl``; it skips kinds and fields of newer versions."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -9,9 +9,9 @@ from typing import Any, TypeVar, get_args
 import msgspec
 
 from mpitrain.files import check_regular
-from mpitrain.metrics.records import Record, Start, Step, Summary
+from mpitrain.metrics.records import Record, Start, Summary
 
-#: How every line begins: what follows the last line break and begins so was cut off.
+#: Beginning of every line: a last line that begins so without a line break was cut off.
 _BEGINNING = b'{"event":"'
 _KINDS = {kind.__struct_config__.tag: kind for kind in get_args(Record)}
 _FLOATS = {
@@ -23,12 +23,7 @@ _Kind = TypeVar("_Kind")
 
 @dataclass(frozen=True)
 class Unknown:
-    """A record of a version of mpitrain that writes more kinds than this one.
-
-    Attributes:
-        event: its kind.
-        step: the step it names, 0 if it names none.
-    """
+    """Record of a newer version, by its kind and its step, 0 without one."""
 
     event: str
     step: int
@@ -36,14 +31,13 @@ class Unknown:
 
 @dataclass(frozen=True)
 class Log:
-    """What a run wrote, in its order.
+    """Records of a run in the order of writing.
 
     Attributes:
         path: the file.
-        records: those that this version knows.
-        unknown: the kinds of the others.
-        cut_off: whether the last line ends in the middle: the run was killed while it wrote it, or
-            is writing it now.
+        records: records of known kinds.
+        unknown: kinds of the other records.
+        cut_off: whether the last line is incomplete: the run was killed in it, or is writing it.
     """
 
     path: Path
@@ -52,32 +46,28 @@ class Log:
     cut_off: bool
 
     def of(self, kind: type[_Kind]) -> list[_Kind]:
-        """All records of a kind."""
+        """Records of a kind."""
         return [record for record in self.records if isinstance(record, kind)]
 
     def last(self, kind: type[_Kind]) -> _Kind | None:
-        """The last record of a kind, if there is one."""
+        """Last record of a kind, or None."""
         found = self.of(kind)
         return found[-1] if found else None
 
     def start(self) -> Start:
-        """The last start; a run that was resumed has several.
-
-        Raises:
-            ValueError: there is none.
-        """
+        """Last start, as a resumed run has several; ``ValueError`` without one."""
         found = self.last(Start)
         if found is None:
             raise ValueError(f"{self.path} has no start of a run")
         return found
 
     def summary(self) -> Summary | None:
-        """The summary, if the run has ended since its last start."""
+        """Summary, if the run has ended since its last start."""
         found = self.last(Summary)
         return found if found and found in self.since_start() else None
 
     def since_start(self) -> list[Record]:
-        """The records after the last start; all of them if there is none."""
+        """Records after the last start; without one, all records."""
         starts = [n for n, record in enumerate(self.records) if isinstance(record, Start)]
         return self.records[starts[-1] + 1 :] if starts else self.records
 
@@ -85,12 +75,10 @@ class Log:
 def read_records(path: Path) -> Log:
     """The records of a run's ``metrics.jsonl``.
 
-    A number that is not finite is written as null, and read as nan.  Records of unknown kinds are
-    counted, fields that this version does not know are left out.
+    Numbers that are not finite are written as null and read as nan.
 
     Raises:
-        ValueError: the file cannot be read, or is not what a run writes; the message names the
-            first line that is no record.
+        ValueError: the file cannot be read, or has a line that is no record; the message names it.
     """
     records: list[Record] = []
     unknown: list[str] = []
@@ -110,7 +98,7 @@ def read_records(path: Path) -> Log:
 
 
 def lines(path: Path, data: bytes) -> Iterator[tuple[bytes, Record | Unknown | None]]:
-    """Each line of a file's bytes, and its record; None for a last line that was cut off.
+    """Lines of a file's bytes with their records; None for a last line that was cut off.
 
     Raises:
         ValueError: a line is no record; the message names ``path`` and the line.
@@ -128,14 +116,8 @@ def lines(path: Path, data: bytes) -> Iterator[tuple[bytes, Record | Unknown | N
         yield line, record
 
 
-def count_steps(path: Path) -> int:
-    """The steps in a file, 0 if there is no file; quick enough to be asked again and again."""
-    mark = msgspec.json.encode({"event": Step.__struct_config__.tag})[:-1] + b","
-    return path.read_bytes().count(mark) if path.exists() else 0
-
-
 def _is_cut_off(line: bytes) -> bool:
-    """Whether a line is the beginning of a record, and not all of it."""
+    """Whether a line is an incomplete record."""
     if line.endswith(b"\n") or not (line.startswith(_BEGINNING) or _BEGINNING.startswith(line)):
         return False
     try:
@@ -148,7 +130,7 @@ def _is_cut_off(line: bytes) -> bool:
 
 
 def _record(line: bytes) -> Record | Unknown:
-    """The record of a line; ValueError says why it is none."""
+    """Record of a line; ``ValueError`` says why it is none."""
     try:
         told = msgspec.json.decode(line)
     except RecursionError as error:
@@ -156,8 +138,6 @@ def _record(line: bytes) -> Record | Unknown:
     if not isinstance(told, dict) or not isinstance(told.get("event"), str):
         raise ValueError("it names no event")
     event = told["event"]
-    if "test_accuracy" in told:  # before 0.2, the one metric
-        told["metrics"] = {"accuracy": told.pop("test_accuracy")}
     if event not in _KINDS:
         step = told.get("step")
         return Unknown(event, step if isinstance(step, int) else 0)

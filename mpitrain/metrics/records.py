@@ -1,4 +1,4 @@
-"""What a run reports, as records; ``event`` says which one a line of the file is."""
+"""Records of a run's report; ``event`` names the kind of a line in the file."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -9,21 +9,21 @@ from mpitrain.metrics.words import counted, in_words, measured, summed
 
 
 class Start(Struct, frozen=True, tag="start", tag_field="event"):
-    """What is about to run.
+    """The beginning of a run.
 
     Attributes:
-        ranks: processes.
-        processes: ``host:number`` of each, as launchers name those that die.
-        layout: how they are arranged.
+        ranks: number of processes.
+        processes: ``host:number`` of each rank, by which launchers name a dead one.
+        layout: arrangement of the ranks.
         stages: the layers of each stage of the pipeline, chunk after chunk.
-        algorithm: of the all-reduce of gradients.
+        algorithm: all-reduce of the gradients.
         reason: why it was chosen.
-        parameters: numbers that are trained.
+        parameters: number of trained numbers.
         config: the whole job by table and key, defaults included.
-        date: in UTC, to the second, as ISO 8601 has it; empty in older files.
-        devices: what each rank computes on; empty in older files.
+        date: in UTC, to the second, as ISO 8601 has it.
+        devices: device of each rank.
         software: versions of ``mpitrain``, ``mpi`` (the library), ``mpi4py``, ``numpy`` and
-            ``python``; empty in older files.
+            ``python``.
     """
 
     ranks: int
@@ -40,16 +40,15 @@ class Start(Struct, frozen=True, tag="start", tag_field="event"):
 
 
 class Served(Struct, frozen=True):
-    """What servers did with the gradients of a step.
+    """Work of the servers on the gradients of a step.
 
     Attributes:
-        pushes: that workers sent to each server.
-        lag, lag_max: pushes that the parameters lacked which these were computed on, mean and most
+        pushes: pushes to each server.
+        lag, lag_max: pushes that were missing in the parameters of a gradient, mean and largest
             over all servers.
-        behind_max: clocks by which the slowest worker's pushes in them were behind, at most the
-            job's ``server.bound``.
-        pushed_bytes: that workers sent, headers included.
-        pulled_bytes: that servers sent.
+        behind_max: clocks by which the slowest worker was behind, at most ``server.bound``.
+        pushed_bytes: bytes that workers sent, headers included.
+        pulled_bytes: bytes that servers sent.
     """
 
     pushes: int
@@ -61,14 +60,14 @@ class Served(Struct, frozen=True):
 
 
 class Synced(Struct, frozen=True):
-    """What workers have exchanged that talk otherwise than in every step.
+    """Exchanges of workers that do not sum their gradients in every step.
 
     Attributes:
-        exchanges: that took effect since the beginning.
+        exchanges: exchanges since the beginning.
         since: steps since the last one.
-        drift: distance of the workers' weights from what they all had, by the norm of that, just
-            before the last exchange that was told of.
-        taken: of a quorum, for each worker the steps whose gradients are in the sum: this one, an
+        drift: distance of the workers' weights from their common ones, relative to the norm of
+            these, just before the last reported exchange.
+        taken: with a quorum, the steps of each worker's gradients in the sum: this one, an
             earlier one that came late, or none.
     """
 
@@ -95,21 +94,21 @@ class Step(Struct, frozen=True, tag="step", tag_field="event"):
         grad_norm: Euclidean norm of the global gradient.
         lr: learning rate.
         seconds: wall-clock time since the step before, mean over the ranks.
-        samples_per_s: of all ranks together.
+        samples_per_s: throughput of all ranks together.
         comm_share: part of ``seconds`` spent in reducing gradients, waits for slower ranks
             included, 0 to 1.
         wait_share: part of ``seconds`` spent in waiting for other stages of the pipeline, and for
             the last rank at the end of the step.
         read_share: part of ``seconds`` spent in reading samples, or in waiting for the processes
             that read them ahead.
-        sent_bytes: that a rank sent in messages of collectives in this step, mean over the ranks.
-        shared_bytes: that it moved in the node's shared memory in their place.  What comes after
-            the ranks have agreed on a step, as workers' exchanges and parameters of ZeRO, is in the
-            seconds and bytes of the next one, or of the last step.
-        served: of a job with servers, whose parts of a batch are computed at different times:
-            ``seconds`` and ``sent_bytes`` are then means over the steps between two meetings,
-            ``comm_share`` is of pushes, ``wait_share`` of pulls, both of workers.
-        sync: of a job whose workers do not sum their gradients in each step.
+        sent_bytes: bytes that a rank sent in messages of collectives, mean over the ranks.
+        shared_bytes: bytes that it moved in the node's shared memory instead.  Exchanges of
+            workers and ZeRO's parameters follow the agreement on a step; they count in the seconds
+            and bytes of the next step, or of the last one.
+        served: present in jobs with servers: ``seconds`` and ``sent_bytes`` are means over the
+            steps between two meetings, ``comm_share`` is the workers' time in pushes and
+            ``wait_share`` in pulls.
+        sync: present if workers do not sum their gradients in each step.
     """
 
     step: int
@@ -134,17 +133,16 @@ class Round(Struct, frozen=True, tag="round", tag_field="event"):
 
     Attributes:
         step: the round, counted from 1.
-        asked: clients that were asked, each as often as it was drawn; so are the next three.
-        taken: those of them whose changes count.
-        dropped: the others: never heard of, or later than those.
-        partial: those of ``taken`` that the deadline has cut off.
+        asked: clients that were asked, counted as often as they were drawn, here and below.
+        taken: clients whose changes count.
+        dropped: clients that never answered, or too late.
+        partial: taken clients that the deadline has cut off.
         steps: local steps of all that count.
         clock: seconds of the round on the clients' own clock.
-        client_bytes: what a client sends at most, keys and shares included.
-        plain_bytes: of a change that is not coded.
-        rank_bytes: what a rank at most sends other ranks, or moves in memory that they share, for
-            the mean.
-        clipped: part of the numbers sent that were cut to the grid.
+        client_bytes: most bytes of a client, keys and shares included.
+        plain_bytes: bytes of an uncompressed change.
+        rank_bytes: most bytes of a rank to other ranks, or in shared memory, for the mean.
+        clipped: share of the sent numbers that were cut to the grid.
     """
 
     step: int
@@ -168,13 +166,13 @@ class Round(Struct, frozen=True, tag="round", tag_field="event"):
 
 
 class Skipped(Struct, frozen=True, tag="skipped", tag_field="event"):
-    """A step whose loss or gradient was not finite, and which changed nothing.
+    """A step without effect, as its loss or gradient was not finite.
 
     Attributes:
         step: counted from 1.
         culprits: ranks and parameters.
-        loss_scale: from now on.
-        sync: as of :class:`Step`.
+        loss_scale: loss scale from now on.
+        sync: as in :class:`Step`.
     """
 
     step: int
@@ -187,9 +185,8 @@ class Straggler(Struct, frozen=True, tag="straggler", tag_field="event"):
     """A rank that kept its peers waiting since the last look, ``run.log_every`` steps ago.
 
     Attributes:
-        step: that was done last.
-        rank: who.
-        host: where.
+        step: last step.
+        rank, host: the rank and its host.
         factor: its time outside of communication over the median of its peers', which have the
             same stage of the pipeline.
     """
@@ -201,11 +198,11 @@ class Straggler(Struct, frozen=True, tag="straggler", tag_field="event"):
 
 
 class Overlap(Struct, frozen=True, tag="overlap", tag_field="event"):
-    """What ``parallel.overlap = "auto"`` has found.
+    """The decision of ``parallel.overlap = "auto"``.
 
     Attributes:
-        step: that was done last.
-        overlap: whether gradients are summed while others are computed, from now on.
+        step: last step.
+        overlap: whether sums of gradients overlap with the backward pass from now on.
         seconds_with, seconds_without: median of a step, mean over the ranks.
     """
 
@@ -226,7 +223,7 @@ class Saved(Struct, frozen=True, tag="saved", tag_field="event"):
     """A checkpoint was written.
 
     Attributes:
-        step: after which it continues.
+        step: step after which it continues.
         path: folder.
         seconds: from the decision to the last byte on disk.
     """
@@ -240,10 +237,10 @@ class Resumed(Struct, frozen=True, tag="resumed", tag_field="event"):
     """Training goes on from a checkpoint.
 
     Attributes:
-        step: that was done last.
-        path: folder.
+        step: last step of the checkpoint.
+        path: its folder.
         refused: newer checkpoints that could not be used, and why.
-        notes: what goes on otherwise than it was.
+        notes: differences from the run before.
     """
 
     step: int
@@ -253,7 +250,7 @@ class Resumed(Struct, frozen=True, tag="resumed", tag_field="event"):
 
 
 class Epoch(Struct, frozen=True, tag="epoch", tag_field="event"):
-    """After a pass over the training samples: how the test samples fare.
+    """A test after a pass over the training samples.
 
     Attributes:
         epoch: counted from 0.
@@ -270,16 +267,16 @@ class Epoch(Struct, frozen=True, tag="epoch", tag_field="event"):
 
 
 class RankTime(Struct, frozen=True):
-    """What one rank spent its time on in all steps since the start.
+    """Time of one rank in all steps since the start.
 
     Attributes:
-        stage, tensor: its place; ranks with equal places reduce the same gradients.
+        stage, tensor: place in the layout; ranks with equal places reduce the same gradients.
         computing: seconds outside of communication.
         reducing: seconds in the sum of gradients.
-        waiting: seconds of waiting for another stage, by the rank that it waited for.
-        meeting: seconds at the ends of steps, where all ranks agree on loss and norm, and those
-            that are done wait for those that are not.
-        memory: the most memory that the process has had, in bytes.
+        waiting: seconds of waiting for another stage, by the rank of that stage.
+        meeting: seconds at the ends of steps, where all ranks agree on loss and norm and wait for
+            the last one.
+        memory: peak memory of the process in bytes.
     """
 
     stage: int
@@ -292,11 +289,7 @@ class RankTime(Struct, frozen=True):
 
 
 class Times(Struct, frozen=True, tag="times", tag_field="event"):
-    """Where the time of each rank went, at the end of a run or when it is stopped.
-
-    Attributes:
-        ranks: by rank.
-    """
+    """Times of the ranks, at the end of a run or when it is stopped."""
 
     ranks: list[RankTime]
 
@@ -305,12 +298,11 @@ class Summary(Struct, frozen=True, tag="summary", tag_field="event"):
     """The end of a run; rates and shares, which are as in :class:`Step`, are over all its steps.
 
     Attributes:
-        test_loss: of the last test; not a number where nothing was tested.
-        ended: why training ended; empty in older files.
+        test_loss: loss of the last test; nan without one.
+        ended: why training ended.
         tested: whether there were samples to test on.
-        sent_bytes, shared_bytes: in a step, on average.
-        dense_bytes: that a sum of the gradients as they are sends, 2 (p-1)/p times their bytes on p
-            replicas.
+        sent_bytes, shared_bytes: mean of a step.
+        dense_bytes: bytes of an uncompressed sum, 2 (p-1)/p times the gradients' on p replicas.
     """
 
     test_loss: float
@@ -340,7 +332,7 @@ class Summary(Struct, frozen=True, tag="summary", tag_field="event"):
         )
 
     def _exchanged(self) -> str:
-        """What a rank sends in a step, beside what a sum of the gradients as they are sends."""
+        """Bytes of a step beside those of an uncompressed sum."""
         moved = self.sent_bytes + self.shared_bytes
         if not moved or not self.dense_bytes:
             return ""

@@ -13,11 +13,7 @@ _OF_A_STEP = ("loss", "grad_norm", "lr", "samples_per_s", "comm_share", "wait_sh
 
 
 def check() -> None:
-    """Whether it can be written.
-
-    Raises:
-        ConfigError: the package is not installed.
-    """
+    """Raises ConfigError if tensorboardX is not installed."""
     if find_spec("tensorboardX") is None:
         cure = install("tensorboardX", "tensorboard")
         raise ConfigError(f"run.tensorboard needs tensorboardX: {cure}")
@@ -25,7 +21,7 @@ def check() -> None:
 
 @contextmanager
 def curves(folder: Path, done: int = 0) -> Iterator[Write]:
-    """Event files in a folder; what an earlier run wrote of steps after ``done`` is hidden."""
+    """Writes event files to a folder; hides curves of an earlier run after step ``done``."""
     from tensorboardX import SummaryWriter  # type: ignore[import-untyped]
 
     with SummaryWriter(str(folder), purge_step=done + 1 if done else None) as writer:

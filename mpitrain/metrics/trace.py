@@ -1,4 +1,4 @@
-"""What each rank did when, on one clock, for Perfetto or chrome://tracing."""
+"""Timeline of the ranks on one clock, for Perfetto or chrome://tracing."""
 
 import json
 from collections import deque
@@ -19,16 +19,16 @@ from mpitrain.files import check_regular
 TRACE_FILE = "trace.json"
 #: Round trips to a rank of another machine.
 _TRIPS = 8
-#: Thirty years: what a file says beyond is no time of a run.
+#: Largest time in a file: thirty years.
 _LONGEST_US = 1e15
 
 
 class Span(NamedTuple):
-    """Something a rank did.
+    """Activity of a rank.
 
     Attributes:
-        rank: who.
-        name: what, as in ``F3``.
+        rank: the rank.
+        name: name of the activity, as in ``F3``.
         category: ``compute``, ``communicate``, ``wait``, ``update`` or ``checkpoint``.
         start, stop: seconds since the trace began, on rank 0's clock.
         arguments: micro-batch, chunk and the like; whole numbers.
@@ -43,17 +43,17 @@ class Span(NamedTuple):
 
 
 class Trace:
-    """Records spans of one rank; one that is not enabled costs next to nothing."""
+    """Recorder of one rank's spans; it costs next to nothing if it is not enabled."""
 
     def __init__(self, rank: int, *, enabled: bool = True, most: int = 200_000) -> None:
-        """``most``: spans that are kept, the last ones."""
+        """``most``: number of spans that are kept, the last ones."""
         self._rank = rank
         self._enabled = enabled
         self._spans: deque[Span] = deque(maxlen=most)
         self._zero = perf_counter()
 
     def span(self, name: str, category: str, **arguments: int) -> AbstractContextManager[Any]:
-        """Record what happens in a ``with`` statement."""
+        """Context manager that records its duration."""
         return self._span(name, category, arguments) if self._enabled else nullcontext()
 
     @contextmanager
@@ -68,9 +68,9 @@ class Trace:
             )
 
     def align(self, comm: MPI.Intracomm) -> None:
-        """Set the clocks of all ranks to rank 0's; collective.
+        """Sets the clocks of all ranks to rank 0's; collective.
 
-        Ranks of its machine have the same clock; others go by the shortest of some round trips.
+        Ranks on its machine share the clock; others measure round trips and take the shortest.
         """
         zero = comm.bcast(perf_counter())
         clocks = comm.allgather(_clock())
@@ -98,11 +98,11 @@ class Trace:
     def to_file(
         self, comm: MPI.Intracomm, path: Path, *ends: type[BaseException]
     ) -> Iterator[None]:
-        """Write what is done in a ``with`` statement; collective, and nothing if not enabled.
+        """Context manager that writes its spans at its end; collective.
 
         Args:
             comm: the ranks.
-            path: of the file, as :meth:`write` takes it.
+            path: the file.
             ends: exceptions of all ranks after which the trace is written, too.
         """
         if not self._enabled:
@@ -117,39 +117,11 @@ class Trace:
         self.write(comm, path)
 
     def write(self, comm: MPI.Intracomm, path: Path) -> None:
-        """All ranks' spans as one Chrome trace, a thread for each rank; collective."""
+        """Writes all ranks' spans as one Chrome trace, a thread for each rank; collective."""
         gathered = comm.gather(list(self._spans))
         if gathered is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps(chrome([s for own in gathered for s in own])))
-
-
-def chrome(spans: list[Span]) -> dict[str, Any]:
-    """The Chrome trace of spans, in microseconds."""
-    names = [
-        {
-            "name": "thread_name",
-            "ph": "M",
-            "pid": 0,
-            "tid": rank,
-            "args": {"name": f"rank {rank}"},
-        }
-        for rank in sorted({span.rank for span in spans})
-    ]
-    events = [
-        {
-            "name": span.name,
-            "cat": span.category,
-            "ph": "X",
-            "pid": 0,
-            "tid": span.rank,
-            "ts": round(1e6 * span.start, 3),
-            "dur": round(1e6 * (span.stop - span.start), 3),
-            "args": span.arguments,
-        }
-        for span in spans
-    ]
-    return {"traceEvents": names + events, "displayTimeUnit": "ms"}
 
 
 class _Complete(Struct, tag="X", tag_field="ph"):
@@ -161,51 +133,56 @@ class _Complete(Struct, tag="X", tag_field="ph"):
     ts: Annotated[float, Meta(ge=-_LONGEST_US, le=_LONGEST_US)]
     dur: Annotated[float, Meta(ge=0, le=_LONGEST_US)]
     args: dict[str, int]
+    pid: int = 0
 
 
 class _Metadata(Struct, tag="M", tag_field="ph"):
-    """The name of a row in the file."""
+    """Name of a row in the file."""
+
+    tid: int = 0
+    args: dict[str, str] = {}
+    name: str = "thread_name"
+    pid: int = 0
 
 
 class _File(Struct):
     traceEvents: list[_Complete | _Metadata]
+    displayTimeUnit: str = "ms"
+
+
+def chrome(spans: list[Span]) -> dict[str, Any]:
+    """Chrome trace of spans, in microseconds."""
+    names = [
+        _Metadata(rank, {"name": f"rank {rank}"}) for rank in sorted({span.rank for span in spans})
+    ]
+    events = [
+        _Complete(
+            rank, name, kind, round(1e6 * start, 3), round(1e6 * (stop - start), 3), arguments
+        )
+        for rank, name, kind, start, stop, arguments in spans
+    ]
+    found: dict[str, Any] = msgspec.to_builtins(_File([*names, *events]))
+    return found
 
 
 def read_trace(path: Path) -> list[Span]:
-    """The spans of a file that :meth:`Trace.write` wrote.
-
-    Raises:
-        ValueError: it is not one, or it cannot be read.
-    """
+    """Spans of a file of :meth:`Trace.write`; ``ValueError`` if it is none or cannot be read."""
     try:
         check_regular(path)
         file = msgspec.json.decode(path.read_bytes(), type=_File)
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror}") from error
-    except RecursionError as error:
-        raise ValueError(f"{path} is not a trace of mpitrain: it is nested too deeply") from error
-    except ValueError as error:
+    except (RecursionError, ValueError) as error:
         raise ValueError(f"{path} is not a trace of mpitrain: {error}") from error
     return [
-        Span(
-            event.tid,
-            event.name,
-            event.cat,
-            event.ts / 1e6,
-            (event.ts + event.dur) / 1e6,
-            event.args,
-        )
-        for event in file.traceEvents
-        if isinstance(event, _Complete)
+        Span(one.tid, one.name, one.cat, one.ts / 1e6, (one.ts + one.dur) / 1e6, one.args)
+        for one in file.traceEvents
+        if isinstance(one, _Complete)
     ]
 
 
 def remove_trace(folder: Path) -> None:
-    """Remove an earlier run's trace from a run's folder, so that none is taken for this run's.
-
-    Raises:
-        ConfigError: it cannot be removed.
-    """
+    """Removes an earlier run's trace from a run's folder; ``ConfigError`` if that fails."""
     path = folder / TRACE_FILE
     try:
         path.unlink(missing_ok=True)
@@ -216,5 +193,5 @@ def remove_trace(folder: Path) -> None:
 
 
 def _clock() -> str:
-    """Whose clock ``perf_counter`` reads: that of the running kernel."""
+    """Identity of the clock of ``perf_counter``: the running kernel's."""
     return Path("/proc/sys/kernel/random/boot_id").read_text()

@@ -1,4 +1,4 @@
-"""Numbers of a run, for people."""
+"""Numbers of a run in words."""
 
 from collections.abc import Mapping
 
@@ -17,7 +17,7 @@ def counted(count: int, noun: str) -> str:
 
 
 def summed(algorithm: str, reason: str) -> str:
-    """What becomes of gradients: ``"by ring (asked for)"``, ``"not summed (one replica)"``."""
+    """How gradients are summed: ``"by ring (asked for)"``, ``"not summed (one replica)"``."""
     return f"{'not summed' if algorithm == 'none' else f'by {algorithm}'} ({reason})"
 
 
@@ -27,10 +27,10 @@ def measured(metrics: Mapping[str, float]) -> str:
 
 
 def shown(name: str, value: float) -> str:
-    """A metric for people: shares in per cent."""
+    """Text of a metric's value; shares are in per cent."""
     return f"{value:.2%}" if is_share(name) else f"{value:.6g}"
 
 
 def is_share(name: str) -> bool:
-    """Whether a metric of this name is a part of a whole."""
+    """Whether a metric of this name is a share."""
     return name in ("accuracy", "f1") or name.startswith("top")

@@ -12,7 +12,7 @@ import numpy as np
 
 from mpitrain.arrays import Array, Scalar
 from mpitrain.kernels import kernels_of
-from mpitrain.kernels.host import Moments, Momentum, decayed, sgd_direction
+from mpitrain.kernels.host import AdamOptions, SGDOptions, decayed, sgd_direction
 
 #: A piece's state by name, each array of the shape and type of the piece.
 State = Mapping[str, Array]
@@ -104,8 +104,8 @@ class SGD(_Plain):
         kernels_of(p).sgd(p, g, state["velocity"], self._how, rate, scale)
 
     @property
-    def _how(self) -> Momentum:
-        return Momentum(self.momentum, self.weight_decay, self.nesterov)
+    def _how(self) -> SGDOptions:
+        return SGDOptions(self.momentum, self.weight_decay, self.nesterov)
 
 
 @dataclass(frozen=True)
@@ -130,8 +130,8 @@ class Adam(_Plain):
         kernels_of(p).adam(p, g, *own, self._how, number, rate, scale)
 
     @property
-    def _how(self) -> Moments:
-        return Moments(self.beta1, self.beta2, self.epsilon, self.weight_decay, self.decoupled)
+    def _how(self) -> AdamOptions:
+        return AdamOptions(self.beta1, self.beta2, self.epsilon, self.weight_decay, self.decoupled)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from collectives.codec import Dice, Memory, Residual
 from collectives.coded import Gathered, Part, Phased, TwoPhase
 from collectives.communicator import Communicator
 from mpitrain.arrays import Array, Shape
-from mpitrain.compress import Compressor, Linear, Momentum, Remembering, Sketch, Sparse
+from mpitrain.compress import AnyCodec, Linear, Momentum, Remembering, Sketch, Sparse
 from mpitrain.compress.memory import UpdateResidual
 from mpitrain.config import ConfigError
 from mpitrain.parallel.arena import DATA, Arena
@@ -48,7 +48,7 @@ class Compression:
         nodes: one rank of each node codes its node's sum.
     """
 
-    code: Compressor
+    code: AnyCodec
     feedback: bool
     start: int = 0
     least: int = 1024

@@ -1,9 +1,8 @@
-"""One job at a time in a run's folder: a file that says whose it is.
+"""Lock of a run's folder: a file that names its owner, so that one job at a time works there.
 
-The file is made in one go (``O_EXCL``) and, where the file system has that, locked (``fcntl``),
-which ends with its owner's process.  It is taken over from an owner that is dead on this host, and
-from one of the same job that began before, as SLURM has queued it again or a step of it has ended;
-nobody here can tell of any other.
+The file is made atomically (``O_EXCL``) and locked (``fcntl``) where the file system can; the lock
+ends with its owner's process.  It is taken over from an owner that is dead on this host, and from
+an earlier owner of the same job, which SLURM has queued again or a step of which has ended.
 """
 
 import fcntl
@@ -24,25 +23,25 @@ from mpitrain.ranks.processes import began
 from mpitrain.ranks.together import together
 
 NAME = "lock.json"
-#: So long may ranks of a job that was killed, and their last writes, take to be gone.
+#: Seconds that ranks of a killed job, and their last writes, may take to be gone.
 _PATIENCE_S = 3.0
 _POLL_S = 0.1
 _LARGEST = 1 << 16
-#: Of what a launcher says of its job, the first is taken.
+#: Launchers' variables with the name of the job; the first one that is set counts.
 _JOB = ("SLURM_JOB_ID", "PMIX_NAMESPACE")
-#: Both have these values in all processes that run at the same time in a step of a job.
+#: Variables with equal values in all simultaneous processes of a step of a job.
 _STEP = ("SLURM_RESTART_COUNT", "SLURM_STEP_ID")
 
 
 class Owner(Struct, frozen=True):
-    """Who works in a folder.
+    """Owner of a folder.
 
     Attributes:
         host, process: rank 0's.
-        began: when that process did, as the system counts; with its number it is the only one.
-        job: the launcher's name of the job, or nothing.
+        began: start of that process in the system's ticks, which makes its number unique.
+        job: the launcher's name of the job, or empty.
         since: date and time, for people.
-        step: how often SLURM has queued the job again and the number of its step, or nothing.
+        step: SLURM's restart count of the job and number of its step, or empty.
     """
 
     host: str
@@ -57,7 +56,7 @@ class Owner(Struct, frozen=True):
         return f"process {self.process} on {self.host}{job}, since {self.since}"
 
     def may_work(self, own: "Owner") -> bool:
-        """Whether it may be alive and another job, as far as ``own`` can know."""
+        """Whether it may be alive and another job, as far as ``own`` can see."""
         if self.host == own.host:
             # Without /proc the lock of the file alone tells, as it does on one host.
             known = own.began and self.process != own.process
@@ -68,24 +67,24 @@ class Owner(Struct, frozen=True):
 
 @contextmanager
 def locked(comm: MPI.Intracomm, folder: Path) -> Iterator[None]:
-    """Work in ``folder``, which is made if it is missing, as the only job; collective to enter.
+    """Makes and locks ``folder`` for this job; collective to enter.
 
     Raises:
-        ConfigError: on all ranks: another job is in it, or it cannot be written.
+        ConfigError: on all ranks, if another job is in it or it cannot be written.
     """
     handle = together(comm, lambda: _take(folder) if comm.rank == 0 else None, ConfigError)
     try:
         yield
     finally:
         if handle is not None:
-            with suppress(OSError):  # nobody else's may be removed, and the folder may be gone
+            with suppress(OSError):  # the folder may be gone
                 if _is_at(handle, folder / NAME):
                     (folder / NAME).unlink()
             os.close(handle)
 
 
 def myself(environment: Mapping[str, str] = os.environ) -> Owner:
-    """This process."""
+    """Owner that is this process."""
     number = os.getpid()
     return Owner(
         host=socket.gethostname(),
@@ -100,11 +99,11 @@ def myself(environment: Mapping[str, str] = os.environ) -> Owner:
 
 
 def _take(folder: Path) -> int:
-    """The descriptor of the lock's file, which is ours."""
+    """Takes the lock's file; returns its descriptor."""
     own, path = myself(), folder / NAME
     deadline = monotonic() + _PATIENCE_S
     try:
-        # What is new is the user's own; one that is there already keeps its permissions.
+        # A new folder is private; an old one keeps its permissions.
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         while True:
             late = monotonic() > deadline
@@ -125,7 +124,7 @@ def _take(folder: Path) -> int:
 
 
 def _try(path: Path, own: Owner, *, late: bool) -> tuple[int | None, str]:
-    """Our descriptor, or who has the file; one without an owner is taken when it is ``late``."""
+    """Our descriptor, or the file's owner in words; ``late``: take a file without an owner."""
     leaving, beginning = "one that is about to end", "one that has just begun"
     new = True
     try:
@@ -160,7 +159,7 @@ def _try(path: Path, own: Owner, *, late: bool) -> tuple[int | None, str]:
 
 
 def _lock(handle: int) -> bool:
-    """Whether no other process has the file locked; true where the file system cannot tell."""
+    """Whether this process has locked the file; true where the file system has no locks."""
     try:
         fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):
@@ -178,7 +177,7 @@ def _owner(data: bytes) -> Owner | None:
 
 
 def _is_at(handle: int, path: Path) -> bool:
-    """Whether the open file is the one of that name, still."""
+    """Whether the open file still has that name."""
     try:
         return os.path.samestat(os.fstat(handle), path.stat())
     except FileNotFoundError:

@@ -1,10 +1,12 @@
-"""Processes of this machine, by the words that they were started with, and since when."""
+"""Processes of this machine: their command lines and starting times."""
 
 from pathlib import Path
 
+from collectives.failure.processes import find
+
 
 def running(word: str) -> dict[int, list[str]]:
-    """Numbers and words of the processes that have ``word`` among theirs."""
+    """Command lines, by process number, that have ``word`` among their words."""
     found = {}
     for entry in Path("/proc").glob("[0-9]*"):
         try:
@@ -17,10 +19,6 @@ def running(word: str) -> dict[int, list[str]]:
 
 
 def began(number: int) -> str:
-    """When a process began, in the system's ticks; empty if it has ended, even if nobody waited."""
-    try:
-        # The name may hold spaces and parentheses.
-        fields = (Path("/proc") / str(number) / "stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return ""
-    return "" if fields[0] in "ZX" else fields[19]
+    """Start of a process, in the system's ticks; empty if it has ended, even if nobody waited."""
+    process = find(number)
+    return "" if process is None or process.has_ended else process.began

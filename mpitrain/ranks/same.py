@@ -1,4 +1,4 @@
-"""One job on all ranks: what each of them was given, compared before anything is made of it."""
+"""Comparison of the ranks' jobs, before anything is made of them."""
 
 import hashlib
 from collections.abc import Mapping
@@ -10,10 +10,9 @@ from mpi4py import MPI
 
 from mpitrain.config import Config, ConfigError
 
-#: Where a rank may have values of its own: any number of processes reads the same samples, the
-#: optimiser's state is the same in memory and in any file, and rank 0 alone writes for TensorBoard.
+#: Keys that may differ between ranks, as they change no numbers.
 _OWN = {"data.workers", "parallel.offload", "run.tensorboard"}
-#: Nodes may have the same files at other places.  What is in them is compared where it is read.
+#: Keys of paths, which may differ between nodes; contents are compared where they are read.
 _PATHS = {"data.path", "parallel.profile", "run.dir", "server.replay", "sync.replay"}
 #: Values in a message before "and others", and characters of each.
 _SHOWN, _LENGTH = 3, 80
@@ -22,12 +21,12 @@ _SHOWN, _LENGTH = 3, 80
 def expect_same_job(
     comm: MPI.Intracomm, config: Config, besides: Mapping[str, object] | None = None
 ) -> None:
-    """All ranks have the same job, but for places of files; collective, one message of 16 bytes.
+    """Compares the ranks' jobs, but for paths; collective, one message of 16 bytes.
 
     Args:
         comm: the ranks.
         config: the job of this rank.
-        besides: what else must be the same, by name; of objects, their type counts.
+        besides: other values to compare, by name; objects are compared by their type.
 
     Raises:
         ConfigError: on all ranks: the first key that differs, with the ranks and their values.
@@ -36,7 +35,7 @@ def expect_same_job(
 
 
 def expect_same(comm: MPI.Intracomm, given: Mapping[str, object]) -> None:
-    """All ranks have the same values; collective, one message of 16 bytes.
+    """Compares the ranks' values; collective, one message of 16 bytes.
 
     Args:
         comm: the ranks.
@@ -67,13 +66,13 @@ def expect_same(comm: MPI.Intracomm, given: Mapping[str, object]) -> None:
 
 
 def name_of(what: object) -> str:
-    """Its name, if that is a text, or else its type's: the same on all ranks and in all runs."""
+    """Name of an object, or of its type: the same on all ranks and in all runs."""
     names = (getattr(what, key, None) for key in ("name", "__name__"))
     return next((name for name in names if name and isinstance(name, str)), type(what).__name__)
 
 
 def described(optimizer: object) -> dict[str, object]:
-    """The options of an optimiser by name, for :func:`expect_same_job`."""
+    """Options of an optimiser by name."""
     if optimizer is None:
         return {}
     own: Mapping[str, object] = getattr(optimizer, "options", {})
@@ -84,7 +83,7 @@ def described(optimizer: object) -> dict[str, object]:
 
 
 def _compared(config: Config) -> dict[str, object]:
-    """The keys of a job that all ranks have the same of."""
+    """Values of a job that must be the same on all ranks, by key."""
     found: dict[str, object] = {}
     for table, keys in msgspec.to_builtins(config).items():
         for key, value in keys.items():
@@ -99,7 +98,7 @@ def _compared(config: Config) -> dict[str, object]:
 
 
 def _plain(value: Any) -> object:
-    """As Python's numbers, texts, lists and mappings, whose ``repr`` is the same on all ranks."""
+    """Python numbers, texts, lists and mappings, whose ``repr`` is the same on all ranks."""
     if value is None or isinstance(value, bool | str):
         return value
     if isinstance(value, Mapping):
@@ -107,7 +106,7 @@ def _plain(value: Any) -> object:
     if isinstance(value, list | tuple):
         return [_plain(one) for one in value]
     try:
-        number = float(value)  # of NumPy, too, or a tensor of one number
+        number = float(value)  # also NumPy's numbers and tensors of one number
     except OverflowError:
         return int(value)
     except (TypeError, ValueError, RuntimeError):

@@ -1,9 +1,8 @@
-"""Going on without ranks that died: experimental, with Open MPI's ULFM (``mpirun --with-ft ulfm``).
+"""Training without dead ranks: experimental, with Open MPI's ULFM (``mpirun --with-ft ulfm``).
 
-A rank that waits for a dead one gets an error; it *revokes* all of its communicators, so that those
-who wait for it get one, too, until all survivors are here and *shrink* the communicator (Bland et
-al., Post-failure recovery of MPI communication capability, 2013).  They go on from the newest
-checkpoint.
+A rank that waits for a dead one gets an error and *revokes* all of its communicators, so that
+other waiting ranks get one, too.  All survivors then *shrink* the communicator (Bland et al.,
+Post-failure recovery of MPI communication capability, 2013) and go on from the newest checkpoint.
 """
 
 import os
@@ -18,11 +17,7 @@ from mpitrain.config import Config, ConfigError
 
 
 def check(config: Config, environment: Mapping[str, str] = os.environ) -> None:
-    """Refuse, on all ranks, where a death would end all ranks, or make some wait for ever.
-
-    Raises:
-        ConfigError: with what to do.
-    """
+    """Raises ConfigError, on all ranks, where a death would end them all or leave some waiting."""
     if MPI.get_vendor()[0] != "Open MPI" or environment.get("OMPI_MCA_mpi_ft_enable") != "1":
         raise ConfigError("--shrink needs Open MPI, started with 'mpirun --with-ft ulfm'")
     if config.parallel.node_shared:
@@ -34,7 +29,7 @@ def check(config: Config, environment: Mapping[str, str] = os.environ) -> None:
 
 
 def is_death(error: MPI.Exception) -> bool:
-    """Whether an error may say that a rank has died, or that another has heard of it."""
+    """Whether an error may mean that a rank has died, or that a communicator was revoked."""
     return error.Get_error_class() in (
         MPI.ERR_IN_STATUS,  # one of several requests
         MPI.ERR_PROC_FAILED,
@@ -44,10 +39,7 @@ def is_death(error: MPI.Exception) -> bool:
 
 
 def leave(comm: MPI.Intracomm, status: int) -> NoReturn:
-    """End the survivors' processes, once all of them are here.
-
-    They do not finalise MPI, which now and then waits for the dead for ever.
-    """
+    """Ends the survivors' processes together, without MPI_Finalize, which may wait for the dead."""
     comm.Barrier()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -55,11 +47,11 @@ def leave(comm: MPI.Intracomm, status: int) -> NoReturn:
 
 
 def survivors(comm: Communicator, others: Iterable[Communicator]) -> Communicator:
-    """The ranks of ``comm`` that live, with its settings; collective over these.
+    """Communicator of the living ranks of ``comm``, with its settings; collective over these.
 
     Args:
-        comm: the communicator of all ranks.
-        others: all the communicators in which somebody may be waiting for us.
+        comm: communicator of all ranks.
+        others: communicators in which other ranks may be waiting for this one.
 
     Raises:
         RuntimeError: on all ranks, if nobody has died.

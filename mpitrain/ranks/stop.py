@@ -1,4 +1,4 @@
-"""Requests to stop: a signal or the end of the allotted time, heard by any rank, obeyed by all."""
+"""Requests to stop: a signal or the end of the allotted time on any rank stops all ranks."""
 
 import os
 import signal
@@ -18,7 +18,7 @@ GO_ON = 75
 
 
 class Stopped(SystemExit):
-    """Training was asked to stop, and has: what it did is in a checkpoint.
+    """Training was asked to stop and has written a checkpoint.
 
     A program that does not catch it ends with exit status 75, without a traceback.
     """
@@ -36,11 +36,11 @@ class StopFlag:
     """
 
     def __init__(self, deadline: float | None = None, beside: "StopFlag | None" = None) -> None:
-        """Nobody has asked.
+        """Makes a flag that is not raised.
 
         Args:
-            deadline: seconds since the epoch after which to stop.
-            beside: another flag that asks for the same.
+            deadline: time, in seconds since the epoch, at which to stop.
+            beside: another flag, which raises this one, too.
         """
         self.reason = ""
         self._deadline = deadline
@@ -55,7 +55,7 @@ class StopFlag:
         return bool(self.reason)
 
     def hear(self, number: int, frame: FrameType | None) -> None:
-        """Handle a signal: nothing happens in here but this note."""
+        """Notes a signal."""
         self.reason = f"signal {signal.Signals(number).name}"
 
 
@@ -66,14 +66,13 @@ def stop_flag(
     environment: Mapping[str, str] = os.environ,
     beside: StopFlag | None = None,
 ) -> Iterator[StopFlag]:
-    """A flag that SIGTERM and SIGUSR1 raise, and the end of a SLURM job ``grace_s`` before it.
+    """Flag that SIGTERM and SIGUSR1 raise, and ``SLURM_JOB_END_TIME``, ``grace_s`` before it.
 
-    ``SLURM_JOB_END_TIME``, where SLURM sets it, is when the job is killed.  A flag ``beside`` it
-    that is raised raises it, too.  Python hears signals in the main thread alone, so that in
-    another thread signals stay with the program.  Collective to enter.
+    A raised flag ``beside`` raises it, too.  Only the main thread handles signals; in other threads
+    they stay with the program.  Collective to enter.
 
     Raises:
-        ConfigError: on all ranks of ``comm``, if that is no time.
+        ConfigError: on all ranks of ``comm``, if SLURM's time is none.
     """
     flag = StopFlag(together(comm, lambda: _deadline(grace_s, environment), ConfigError), beside)
     heard = _HEARD if threading.current_thread() is threading.main_thread() else ()

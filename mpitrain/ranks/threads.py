@@ -1,4 +1,4 @@
-"""No more BLAS threads than a rank has cores to itself."""
+"""BLAS threads of a rank: at most its share of the node's cores."""
 
 import os
 
@@ -7,15 +7,14 @@ from threadpoolctl import threadpool_info, threadpool_limits  # type: ignore[imp
 
 
 def limit_blas_threads(comm: MPI.Intracomm) -> threadpool_limits:
-    """Share the cores of each node among its ranks; collective.
+    """Shares the cores of each node among its ranks; collective.
 
-    A BLAS starts a thread a core in each process, and p ranks would start p times too many.  Counts
-    the cores that any rank of the node may run on, so ranks bound to cores of their own and
-    ranks that are bound to none come out the same.  Fewer that the environment asks for
-    (``OMP_NUM_THREADS`` and the like) stay fewer.
+    A BLAS starts a thread a core in each process, which is too many for several ranks.  Bound and
+    unbound ranks get the same share, as all cores of the node's ranks count.  Lower limits of the
+    environment (``OMP_NUM_THREADS`` and the like) stay.
 
     Returns:
-        A context manager; the former limits are back at its end.
+        A context manager, which restores the former limits.
     """
     node = comm.Split_type(MPI.COMM_TYPE_SHARED)
     cores = set().union(*node.allgather(os.sched_getaffinity(0)))

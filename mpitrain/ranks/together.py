@@ -1,4 +1,4 @@
-"""An error of one rank becomes an error of all, so that nobody waits for those who left."""
+"""Errors of one rank become errors of all ranks, so that nobody waits for a rank that left."""
 
 import os
 import socket
@@ -11,7 +11,7 @@ from typing import Self, TypeVar
 
 from mpi4py import MPI
 
-from collectives.launch import aborts, end_job, note_shared
+from collectives.failure.abort import aborts, end_job, note_shared
 from mpitrain.ranks.shrink import is_death
 
 
@@ -20,21 +20,21 @@ class SharedError(RuntimeError):
 
 
 T = TypeVar("T")
-#: Whose classes of errors are the same on all ranks.
+#: Packages whose classes of errors exist on all ranks.
 _OURS = ("collectives", "mpitrain")
 
 
 def together(comm: MPI.Intracomm, act: Callable[[], T], *kinds: type[Exception]) -> T:
-    """What ``act`` returns on this rank, when it has returned on all of them; collective.
+    """Calls ``act`` on all ranks and returns its result on this one; collective.
 
     Args:
         comm: the ranks.
-        act: makes no collective call that others could wait in.
-        kinds: errors that are told to the others; any other one ends the job.
+        act: function without collective calls.
+        kinds: errors that become errors of all ranks; any other one ends the job.
 
     Raises:
-        Exception: one of ``kinds``, on all ranks: the first rank's that had one.  A subclass of a
-            program's own, which other ranks may not have, is named in the text.
+        Exception: one of ``kinds``, on all ranks: that of the first rank with one.  The text names
+            a program's own subclass, which other ranks may not have.
     """
     own: Exception | None = None
     try:
@@ -57,8 +57,7 @@ def together(comm: MPI.Intracomm, act: Callable[[], T], *kinds: type[Exception])
 
 
 def _as(own: Exception, kinds: tuple[type[Exception], ...]) -> tuple[int | type[Exception], str]:
-    """What all ranks can raise of a text alone, as its number in ``kinds`` or a class of ours; and
-    the text."""
+    """Class that all ranks can raise, as its index in ``kinds`` or a class of ours; its text."""
     found = type(own)
     if found in kinds:
         return kinds.index(found), str(own)
@@ -72,16 +71,15 @@ def _as(own: Exception, kinds: tuple[type[Exception], ...]) -> tuple[int | type[
 def all_or_nobody(
     comm: MPI.Intracomm, wait_s: float = 5.0, alone: type[Exception] | None = None
 ) -> Iterator[None]:
-    """An error in it is one of all ranks, or the end of the job, its traceback first; collective.
+    """Context in which an error of one rank alone ends the job, after its traceback; collective.
 
-    Whoever catches an error that one rank alone has goes on, and the others wait for it for ever;
-    so do they for a rank that calls ``sys.exit()``, with whatever status.  Where
-    ``COLLECTIVES_ABORT`` is off, it is raised all the same.
+    Otherwise a program that catches the error, or calls ``sys.exit()``, would leave the other ranks
+    waiting for ever.  With ``COLLECTIVES_ABORT`` off, errors are raised as usual.
 
     Args:
         comm: the ranks.
-        wait_s: seconds that a rank which has failed waits for the others to fail, too.
-        alone: an error that one rank has by its nature; it ends the job with its text alone.
+        wait_s: seconds that a failed rank waits for the others to fail, too.
+        alone: an error that only one rank can have; it ends the job with its text alone.
     """
     if comm.size == 1 or not aborts():
         yield
@@ -91,9 +89,9 @@ def all_or_nobody(
         yield
     except BaseException as error:
         if os.getpid() != own:
-            raise  # a child that a program has forked is no rank
+            raise  # a forked child is no rank
         if isinstance(error, MPI.Exception) and is_death(error):
-            raise  # the others have it when they wait for the dead
+            raise  # the others get it when they wait for the dead
         if alone and isinstance(error, alone):
             end_job(comm, SystemExit(f"mpitrain: {error}"))
         if not all_here(words, wait_s):
@@ -111,8 +109,7 @@ def all_or_nobody(
 
 
 def all_here(comm: MPI.Intracomm, wait_s: float = 5.0) -> bool:
-    """Whether all ranks come here within ``wait_s`` seconds, after an error that is one of all: its
-    class alone is no proof, as a program's own function may raise the same on one rank."""
+    """Whether all ranks call this within ``wait_s`` seconds, which proves that all have failed."""
     others, end = MPI.Intracomm(comm).Ibarrier(), time.monotonic() + wait_s
     while not others.Test():
         if time.monotonic() > end:
@@ -122,14 +119,14 @@ def all_here(comm: MPI.Intracomm, wait_s: float = 5.0) -> bool:
 
 
 class ClosedTogether(ABC):
-    """Closed at the end of a ``with`` statement, by all ranks.
+    """Object that all ranks close at the end of a ``with`` statement.
 
-    After an error it stays open: closing is collective, and the other ranks may be elsewhere.
+    After an error it stays open, as closing is collective and other ranks may be elsewhere.
     """
 
     @abstractmethod
     def close(self) -> None:
-        """Free what is bound to communicators; collective."""
+        """Frees everything that is bound to communicators; collective."""
 
     def __enter__(self) -> Self:
         return self

@@ -1,4 +1,4 @@
-"""What a report says of a run, computed from its records and its trace."""
+"""Facts of a report, computed from a run's records and its trace."""
 
 import math
 from collections import Counter, defaultdict
@@ -13,20 +13,20 @@ from mpitrain.metrics import Epoch, Log, RankTime, Start, Step, Times, measured
 from mpitrain.metrics.trace import Span
 from mpitrain.metrics.words import counted, in_words
 
-#: A rank is named if it is waited for in at least this part of all communication.
+#: A rank is named if waits for it take at least this share of all communication.
 _MOSTLY = 0.5
 
 
 @dataclass(frozen=True)
 class Rank:
-    """Where one rank's time went, in seconds.
+    """Time of one rank in seconds.
 
     Attributes:
         computing: its own work.
         reduction: sums of gradients, with the waits in them.
-        waiting: for activations of other stages, and for the last rank at the end of a step.
-        waited_for: how much of ``reduction`` and ``waiting`` it waited for which rank.
-        memory: the most memory of its process, in bytes; 0 if that is not known.
+        waiting: waits for other stages' activations, and for the last rank at the end of a step.
+        waited_for: waits within ``reduction`` and ``waiting``, by the awaited rank.
+        memory: peak memory of its process in bytes; 0 if unknown.
     """
 
     computing: float
@@ -37,15 +37,15 @@ class Rank:
 
     @property
     def seconds(self) -> float:
-        """All of them."""
+        """Total."""
         return self.computing + self.reduction + self.waiting
 
 
 def ranks(times: Sequence[RankTime]) -> list[Rank]:
-    """Each rank's time, and whom it waited for.
+    """Times of the ranks, with their waits for one another.
 
-    All ranks leave a sum of gradients, and the end of a step, together.  So the rank that spends
-    the least time in them comes last: what others spend there beyond that is waiting for it.
+    All ranks leave a sum of gradients, and the end of a step, together.  So the rank with the least
+    time in them comes last, and the additional time of others is waiting for it.
     """
     if not times:
         return []
@@ -63,7 +63,7 @@ def ranks(times: Sequence[RankTime]) -> list[Rank]:
 
 
 def traced(spans: Sequence[Span]) -> Times:
-    """Where each rank's time went by a trace."""
+    """Times of the ranks by a trace."""
     computing: dict[int, float] = defaultdict(float)
     reducing: dict[int, float] = defaultdict(float)
     waiting: dict[int, dict[int, float]] = defaultdict(lambda: defaultdict(float))
@@ -82,7 +82,7 @@ def traced(spans: Sequence[Span]) -> Times:
 
 
 def waited_for(found: Sequence[Rank]) -> dict[int, float]:
-    """Seconds of all ranks together for each rank that was waited for, the most first."""
+    """Waits of all ranks together, in seconds, by the awaited rank; the longest first."""
     totals: dict[int, float] = defaultdict(float)
     for rank in found:
         for other, seconds in rank.waited_for.items():
@@ -91,7 +91,7 @@ def waited_for(found: Sequence[Rank]) -> dict[int, float]:
 
 
 def answer(log: Log, found: Sequence[Rank]) -> str:
-    """One sentence: how good, after how long, where, what of the time was communication, status."""
+    """One sentence: result, time, place, share of communication, status."""
     start, steps = log.start(), log.of(Step)
     seconds = sum(step.seconds for step in steps)
     parts = [
@@ -130,7 +130,7 @@ def _reason(found: Sequence[Rank], reducing: float, waiting: float) -> str:
 
 
 def served(steps: Sequence[Step]) -> str:
-    """What the servers of a run did: lags and bytes; nothing if it had none."""
+    """Lags and bytes of a run's servers; empty without servers."""
     found = [step.served for step in steps if step.served]
     pushes = sum(one.pushes for one in found)
     if not pushes:
@@ -146,7 +146,7 @@ def served(steps: Sequence[Step]) -> str:
 
 
 def synced(steps: Sequence[Step]) -> str:
-    """What the workers of a run exchanged; nothing if they summed the gradients of each step."""
+    """Exchanges of a run's workers; empty if they summed the gradients of each step."""
     found = [step.sync for step in steps if step.sync]
     if not found:
         return ""
@@ -171,7 +171,7 @@ def synced(steps: Sequence[Step]) -> str:
 
 
 def sent(steps: Sequence[Step]) -> str:
-    """What a rank sent in a step; nothing if nobody counted."""
+    """Bytes that a rank sent in a step; empty if they were not counted."""
     moved = sum(step.sent_bytes + step.shared_bytes for step in steps)
     if not moved:
         return ""
@@ -179,7 +179,7 @@ def sent(steps: Sequence[Step]) -> str:
 
 
 def status(log: Log) -> str:
-    """How the run ended, if it did."""
+    """End of the run, or why there is none."""
     if summary := log.summary():
         return f"finished{summary.ended and f' ({summary.ended})'}"
     if log.cut_off:
@@ -190,7 +190,7 @@ def status(log: Log) -> str:
 
 
 def devices(start: Start) -> list[tuple[str, str]]:
-    """A row that says what ranks compute on, if that is something else than the CPU."""
+    """A row with the ranks' devices, if there are others than the CPU."""
     kinds = Counter(start.devices)
     if not kinds.keys() - {"cpu"}:
         return []
@@ -199,7 +199,7 @@ def devices(start: Start) -> list[tuple[str, str]]:
 
 
 def where(start: Start) -> str:
-    """The host, or how many and which."""
+    """Host of the run, or number and names of its hosts."""
     hosts = list(dict.fromkeys(process.rpartition(":")[0] for process in start.processes))
     if len(hosts) == 1:
         return hosts[0]
@@ -208,7 +208,7 @@ def where(start: Start) -> str:
 
 
 def curve(log: Log) -> list[tuple[int, Epoch]]:
-    """Each test with the step after which it was made."""
+    """Tests with the steps before them."""
     done, found = 0, []
     for record in log.records:
         if isinstance(record, Step):
@@ -219,7 +219,7 @@ def curve(log: Log) -> list[tuple[int, Epoch]]:
 
 
 def changed(config: Mapping[str, Mapping[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The settings that differ from the defaults, with their defaults, and the others."""
+    """Settings that differ from the defaults, with these defaults, and the other settings."""
     defaults = _flat(msgspec.to_builtins(Config()))
     told = _flat(config)
     other = {key: value for key, value in told.items() if _same(value, defaults.get(key, _NONE))}

@@ -1,4 +1,4 @@
-"""The report's figures as SVG, in the page's font and colours, one for phones and one for screens.
+"""Figures of the report as SVG, in the page's font and colours; phones scroll them sideways.
 
 matplotlib draws with stand-ins for colours, which become CSS variables: dark mode changes them.
 """
@@ -35,19 +35,19 @@ _VARIABLES = {
 COLOURS = {name: colour for colour, name in _VARIABLES.items()}
 _PASSES = {"F": "forward", "B": "backward", "I": "input", "W": "weight"}
 _PASS = re.compile(r"([FBIW])(\d+)")
-#: Widths in CSS pixels.
-_NARROW, _WIDE = 360, 940
+#: Width in CSS pixels.
+_WIDTH = 940
 #: A curve has at most this many points; each is the mean of some steps.
 _POINTS = 300
 
-Draw = Callable[["Figure", bool], None]
+Draw = Callable[["Figure"], None]
 
 
 def losses(steps: Sequence[Step], tests: Sequence[tuple[int, Epoch]]) -> str:
     """Loss in training and in tests, and the first metric of the tests, by step."""
 
-    def draw(figure: "Figure", narrow: bool) -> None:
-        first, second = _panels(figure, 2, narrow, (3, 2))
+    def draw(figure: "Figure") -> None:
+        first, second = _panels(figure, 1, (3, 2))
         title(first, "loss")
         _curve(first, [(step.step, step.loss) for step in steps], "train", "training")
         _curve(first, [(step, test.test_loss) for step, test in tests], "test", "test", dots=True)
@@ -63,14 +63,14 @@ def losses(steps: Sequence[Step], tests: Sequence[tuple[int, Epoch]]) -> str:
             title(second, "tests")
             second.text(0.5, 0.5, "no test", transform=second.transAxes, ha="center")
 
-    return both(draw, 430, 280)
+    return svg(draw, 280)
 
 
 def details(steps: Sequence[Step]) -> str:
     """Gradient norm, learning rate, throughput, and the time of a step with its parts."""
 
-    def draw(figure: "Figure", narrow: bool) -> None:
-        panels = _panels(figure, 4, narrow, (1, 1))
+    def draw(figure: "Figure") -> None:
+        panels = _panels(figure, 2, (1, 1))
         for axes, (key, name) in zip(
             panels,
             [
@@ -88,7 +88,7 @@ def details(steps: Sequence[Step]) -> str:
                 axes.set_ylim(bottom=0)
         _time(panels[3], steps)
 
-    return both(draw, 760, 480)
+    return svg(draw, 480)
 
 
 def _time(axes: "Axes", steps: Sequence[Step]) -> None:
@@ -111,7 +111,7 @@ def _time(axes: "Axes", steps: Sequence[Step]) -> None:
 
 
 def gantt(spans: Sequence[Span]) -> str:
-    """The passes of the last step and the waits between them, a row for each rank."""
+    """Passes of the last step and the waits between them, a row for each rank."""
     last = _last_step(spans)
     ranks = sorted({span.rank for span in last})
     if not ranks:
@@ -119,7 +119,7 @@ def gantt(spans: Sequence[Span]) -> str:
     zero = min(span.start for span in last)
     length = 1e3 * (max(span.stop for span in last) - zero) or 1.0
 
-    def draw(figure: "Figure", narrow: bool) -> None:
+    def draw(figure: "Figure") -> None:
         axes = figure.subplots()
         shown: set[str] = set()
         for span in last:
@@ -133,23 +133,20 @@ def gantt(spans: Sequence[Span]) -> str:
                 row, width, left=left, height=0.8 if found else 0.3, color=COLOURS[name],
                 edgecolor=COLOURS["page"], lw=0.5, label=label,
             )  # fmt: skip
-            room = width / length * (_NARROW if narrow else _WIDE)
+            room = width / length * _WIDTH
             if found and room > 8 * len(found[2]) + 4:
                 axes.text(
                     left + width / 2, row, found[2], ha="center", va="center",
                     color=COLOURS["page"],
                 )  # fmt: skip
-        axes.set_yticks(
-            range(len(ranks)), [f"{rank}" if narrow else f"rank {rank}" for rank in ranks]
-        )
+        axes.set_yticks(range(len(ranks)), [f"rank {rank}" for rank in ranks])
         axes.invert_yaxis()
         axes.set_xlim(0, length)
-        axes.set_xlabel("ms, a row for each rank" if narrow else "ms")
+        axes.set_xlabel("ms")
         bare(axes)
-        columns = 3 if narrow else 5
-        axes.legend(ncols=columns, loc="lower left", bbox_to_anchor=(0, 1), frameon=False)
+        axes.legend(ncols=5, loc="lower left", bbox_to_anchor=(0, 1), frameon=False)
 
-    return both(draw, 110 + 26 * len(ranks), 110 + 30 * len(ranks))
+    return svg(draw, 110 + 30 * len(ranks))
 
 
 def _last_step(spans: Sequence[Span]) -> list[Span]:
@@ -171,7 +168,7 @@ def _last_step(spans: Sequence[Span]) -> list[Span]:
 
 
 def _binned(points: Sequence[tuple[float, float]]) -> list[tuple[float, float, float, float]]:
-    """(x, mean, least, most) of equally many neighbouring points each, at most ``_POINTS``."""
+    """(x, mean, least, most) of groups of neighbouring points, at most ``_POINTS`` groups."""
     width = max(1, -(-len(points) // _POINTS))
     found = []
     for start in range(0, len(points), width):
@@ -202,7 +199,7 @@ def _curve(
 
 
 def _scale(axes: "Axes", values: Sequence[float]) -> None:
-    """Logarithmic, if all values are positive and the largest is ten times the least."""
+    """Makes the scale logarithmic if values are positive and span a factor of ten."""
     finite = [value for value in values if math.isfinite(value)]
     if finite and min(finite) > 0 and max(finite) >= 10 * min(finite):
         from matplotlib.ticker import LogLocator, StrMethodFormatter
@@ -215,19 +212,17 @@ def _scale(axes: "Axes", values: Sequence[float]) -> None:
         axes.minorticks_off()
 
 
-def _panels(figure: "Figure", number: int, narrow: bool, widths: tuple[int, int]) -> list["Axes"]:
-    if narrow:
-        found = figure.subplots(number, 1, sharex=True).ravel()
-    else:
-        ratios = {"width_ratios": widths}
-        found = figure.subplots(number // 2, 2, sharex=True, gridspec_kw=ratios).ravel()
+def _panels(figure: "Figure", rows: int, widths: tuple[int, int]) -> list["Axes"]:
+    """Rows of two panels over the steps."""
+    ratios = {"width_ratios": widths}
+    found = figure.subplots(rows, 2, sharex=True, gridspec_kw=ratios).ravel()
     from matplotlib.ticker import MaxNLocator
 
     for axes in found:
         bare(axes)
         axes.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10], integer=True))
         axes.grid(axis="y", color=COLOURS["faint"], alpha=0.3, lw=0.6)
-    for axes in found[-1 if narrow else -2 :]:
+    for axes in found[-2:]:
         axes.set_xlabel("step")
     return list(found)
 
@@ -250,18 +245,8 @@ def bare(axes: "Axes") -> None:
     axes.xaxis.label.set_color(COLOURS["ink"])
 
 
-def both(draw: Draw, narrow_height: int, wide_height: int) -> str:
-    """The figure for phones and the one for wider screens; the page's style shows one of them."""
-    return "".join(
-        f'<div class="{kind}">{_svg(draw, width, height, kind == "narrow")}</div>'
-        for kind, width, height in (
-            ("narrow", _NARROW, narrow_height),
-            ("wide", _WIDE, wide_height),
-        )
-    )
-
-
-def _svg(draw: Draw, width: int, height: int, narrow: bool) -> str:
+def svg(draw: Draw, height: int) -> str:
+    """A figure of this height in CSS pixels; ``ImportError`` without matplotlib."""
     try:
         from matplotlib import rc_context
         from matplotlib.figure import Figure
@@ -271,11 +256,11 @@ def _svg(draw: Draw, width: int, height: int, narrow: bool) -> str:
     out = StringIO()
     # A point is 4/3 CSS pixels; the figure's width in points is the page's in pixels.
     with rc_context(
-        {"svg.fonttype": "none", "font.size": 11 if narrow else 13, "text.color": COLOURS["ink"],
-         "svg.hashsalt": f"{draw.__qualname__} {narrow}", "axes.formatter.useoffset": False}
+        {"svg.fonttype": "none", "font.size": 13, "text.color": COLOURS["ink"],
+         "svg.hashsalt": draw.__qualname__, "axes.formatter.useoffset": False}
     ):  # fmt: skip
-        figure = Figure(figsize=(width / 72, height / 72), layout="constrained")
-        draw(figure, narrow)
+        figure = Figure(figsize=(_WIDTH / 72, height / 72), layout="constrained")
+        draw(figure)
         figure.savefig(out, format="svg", transparent=True, metadata={"Date": None})
     text = out.getvalue()
     text = text[text.index("<svg") :]
@@ -288,4 +273,4 @@ def _svg(draw: Draw, width: int, height: int, narrow: bool) -> str:
     text = re.sub(r"font-family: [^;\"]*;? ?", "", text)
     for stand_in, name in _VARIABLES.items():
         text = text.replace(stand_in, f"var(--{name})")
-    return text
+    return f'<div class="scroll">{text}</div>'

@@ -1,7 +1,4 @@
-"""The report of a run in one file: first what came of it, then where its time went, then the rest.
-
-The page needs no network and no script.
-"""
+"""Report of a run in one HTML file, without network and scripts: result, time, details."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -34,16 +31,16 @@ Row = tuple[str, object]
 
 @dataclass(frozen=True)
 class _Html:
-    """Text with tags of our own."""
+    """Text with tags."""
 
     html: str
 
 
 def write_report(run: Path) -> Path:
-    """Write ``report.html`` into a run's folder; returns its path.
+    """Writes ``report.html`` into a run's folder; returns its path.
 
     Raises:
-        ValueError: the folder has no ``metrics.jsonl`` that can be read, or no step is in it.
+        ValueError: ``metrics.jsonl`` cannot be read or has no step.
         ImportError: matplotlib is not installed.
     """
     log = read_records(run / "metrics.jsonl")
@@ -78,7 +75,7 @@ def write_report(run: Path) -> Path:
 
 
 def _trace(path: Path, ranks: int) -> tuple[list[Span], str]:
-    """The spans of a run's trace, if it has one that can be used, and otherwise why not."""
+    """Spans of a run's trace, or why it cannot be used."""
     if not path.exists():
         return [], ""
     try:
@@ -111,7 +108,7 @@ def _folded(title: str, body: str) -> str:
 
 
 def _times(ranks: Sequence[facts.Rank]) -> str:
-    """A bar for each rank, and whom it waited for."""
+    """A bar for each rank, with its waits for others."""
     if not ranks:
         return (
             '<p class="note">A run writes the time of each rank when it ends or is stopped; with '
@@ -241,7 +238,7 @@ def _events(log: Log) -> str:
 
 
 def _passes(spans: Sequence[Span], why: str) -> list[str]:
-    """The timeline; nothing without a trace, and ``why`` where one cannot be used."""
+    """Timeline; ``why`` if the trace cannot be used, and empty without one."""
     if not spans and not why:
         return []
     left_out = f'<p class="note">Left out: {escape(why)}.</p>'

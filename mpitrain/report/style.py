@@ -1,4 +1,4 @@
-"""How the report looks: one column, in the reader's font, light or dark as the reader's system."""
+"""Style of the report: one column, in the reader's font, light or dark as the system."""
 
 STYLE = """
 :root { color-scheme: light dark;
@@ -16,11 +16,10 @@ h1 { font-size: 1rem; font-weight: 600; color: var(--faint); margin: 0; overflow
 h2 { font-size: 1.1rem; margin: 2.2rem 0 .5rem; }
 .answer { font-size: 1.35rem; line-height: 1.35; margin: .3rem 0 1rem; font-weight: 600; }
 p, .note { margin: .3rem 0; } .note { color: var(--faint); font-size: .9rem; }
-svg { display: block; width: 100%; height: auto; } svg text { font-family: inherit; }
-.wide { display: none; }
+svg { display: block; width: 100%; min-width: 44rem; height: auto; }
+svg text { font-family: inherit; }
 @media (max-width: 30rem) { .answer { font-size: 1.15rem; } table { font-size: .88rem; }
   .rank p { font-size: .84rem; } }
-@media (min-width: 46rem) { .wide { display: block; } .narrow { display: none; } }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; font-size: .95rem; }
 td, th { padding: .2rem 1rem .2rem 0; text-align: left; vertical-align: top;

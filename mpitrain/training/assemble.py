@@ -10,7 +10,7 @@ from typing import NamedTuple
 from mpi4py import MPI
 
 from collectives import CheckedTransport, Communicator
-from collectives.launch import aborts
+from collectives.failure.abort import aborts
 from mpitrain import models, nn
 from mpitrain.arrays import Array, Shape
 from mpitrain.config import Config, ConfigError, expect_on_link

@@ -2,9 +2,9 @@
 
 As root:
 
-    python -m tests.cluster.drills jobs/examples/drill.toml --seeds 20
+    python -m tests.cluster.drills tests/drills/drill.toml --seeds 20
 
-Two hosts in network namespaces, two ranks each, a link of 1 Gb/s; otherwise as ``mpitrain chaos``.
+Two hosts in network namespaces, two ranks each, a link of 1 Gb/s; otherwise as ``tests.drills``.
 """
 
 import argparse
@@ -14,10 +14,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from mpitrain.chaos.drill import Drills
-from mpitrain.chaos.outside import Outside
-from mpitrain.commands.chaos import chaos
 from tests.cluster.hosts import Hosts, environment, hosts
+from tests.drills.__main__ import add_options, run
+from tests.drills.drill import Drills
+from tests.drills.outside import Outside
 
 KINDS = "kill,daemon,freeze,cut,slow"
 #: The last host's link; mpirun runs on the first.
@@ -70,15 +70,12 @@ def drills(up: Hosts, job: Path, folder: Path, settings: list[str]) -> Drills:
 def main() -> int:
     """Run them."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("config", type=Path)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--faults", default=KINDS)
-    parser.add_argument("--set", action="append", default=[])
-    parser.add_argument("-o", "--output", type=Path, default=Path("runs/drills"))
+    add_options(parser)
+    parser.set_defaults(faults=KINDS)
     options = parser.parse_args()
     options.ranks = 4
     with hosts(2, rate_mbit=1000) as up:
-        return chaos(options, drills(up, options.config, options.output, options.set))
+        return run(options, drills(up, options.config, options.output, options.set))
 
 
 if __name__ == "__main__":

@@ -84,9 +84,17 @@ batch_size = 48
 every = 10
 """
 STEPS = 250
+
+
+def paused(step, seconds):
+    """Environment of a job whose rank 0 stands still before a step."""
+    fault = f"pause,rank=0,step={step},seconds={seconds}"
+    return {"MPITRAIN_WRAP": f"{sys.executable} -m tests.drills.train --fault {fault}"}
+
+
 #: Makes a job last on any machine until something has happened to it, and no longer than
 #: GraceTime; what is resumed is past that step, or pauses once more.
-LASTING = ("--fault", "pause rank=0 step=200 seconds=6")
+LASTING = paused(200, 6)
 
 
 @pytest.fixture
@@ -200,7 +208,8 @@ def test_a_program_of_ones_own_comes_back_under_plain_srun(cluster, tmp_path):
 
 
 def test_a_preempted_job_comes_back(cluster, submit, tmp_path, job, undisturbed):
-    number = submit("train.sbatch", job, *options(tmp_path), *LASTING, options=["--partition=low"])
+    low = ["--partition=low"]
+    number = submit("train.sbatch", job, *options(tmp_path), options=low, **LASTING)
     reach(tmp_path / "run", 20)
     other = cluster.sbatch(
         "--partition=high", "--nodes=2", "--ntasks-per-node=4", "--output=/dev/null",
@@ -244,8 +253,7 @@ def test_a_job_that_reads_ahead_comes_back(cluster, submit, tmp_path):
     job = str(tmp_path / "job.toml")
     alone = submit("train.sbatch", job, *options(tmp_path, "alone"), "--set", "data.workers=0")
     assert cluster.wait(alone, 240) == "COMPLETED", told(tmp_path)
-    pause = ["--fault", "pause rank=0 step=40 seconds=6"]
-    number = submit("train.sbatch", job, *options(tmp_path), *pause)
+    number = submit("train.sbatch", job, *options(tmp_path), **paused(40, 6))
     reach(tmp_path / "run", 12, 120)
     assert len(list(ranks(tmp_path / "run"))) == 4 * 3  # the ranks and those that read for them
     cluster.run(["scancel", "--batch", "--signal=USR1", number])
@@ -260,8 +268,7 @@ def test_a_job_that_reaches_its_limit_comes_back(cluster, submit, tmp_path, job,
     # The signal comes 50 s before the limit of a minute, in a pause that makes the job last until
     # then; what is resumed is past that step.
     limits = ["--time=00:01:00", "--signal=B:USR1@50"]
-    pause = ["--fault", "pause rank=0 step=200 seconds=15"]
-    number = submit("train.sbatch", job, *options(tmp_path), *pause, options=limits)
+    number = submit("train.sbatch", job, *options(tmp_path), options=limits, **paused(200, 15))
     assert cluster.wait(number, 150) == "COMPLETED", told(tmp_path)
     text = told(tmp_path)
     # srun may kill ranks that are on their way out, so that the status is not always 75.
@@ -272,7 +279,7 @@ def test_a_job_that_reaches_its_limit_comes_back(cluster, submit, tmp_path, job,
 
 @pytest.mark.slow
 def test_a_job_with_a_killed_rank_comes_back(cluster, submit, tmp_path, job, undisturbed):
-    number = submit("train.sbatch", job, *options(tmp_path), *LASTING)
+    number = submit("train.sbatch", job, *options(tmp_path), **LASTING)
     reach(tmp_path / "run", 20)
     os.kill(list(ranks(tmp_path))[-1], 9)
     assert cluster.wait(number, 120) == "COMPLETED", told(tmp_path)
@@ -298,7 +305,7 @@ def _is_rank(entry, folder):
 
 @pytest.mark.slow
 def test_a_job_whose_node_fails_comes_back(cluster, submit, tmp_path, job, undisturbed):
-    number = submit("train.sbatch", job, *options(tmp_path), *LASTING)
+    number = submit("train.sbatch", job, *options(tmp_path), **LASTING)
     reach(tmp_path / "run", 20)
     cluster.kill_node("n1")
     cluster.wait(number, 60, until={"PENDING", "REQUEUED", "COMPLETING"})
@@ -311,7 +318,7 @@ def test_a_job_whose_node_fails_comes_back(cluster, submit, tmp_path, job, undis
 @pytest.mark.slow
 def test_a_job_comes_back_only_so_often(cluster, submit, tmp_path, job):
     limit = {"MPITRAIN_MAX_RESTARTS": "0"}
-    number = submit("train.sbatch", job, *options(tmp_path), *LASTING, **limit)
+    number = submit("train.sbatch", job, *options(tmp_path), **LASTING, **limit)
     reach(tmp_path / "run", 20)
     cluster.run(["scancel", "--batch", "--signal=USR1", number])
     assert cluster.wait(number, 60) == "FAILED"

@@ -1,4 +1,4 @@
-"""``python -m mpitrain.bench.ddp``: a GPT's step beside DistributedDataParallel's."""
+"""``python -m benchmarks.ddp``: a GPT's step beside DistributedDataParallel's."""
 
 import json
 
@@ -12,6 +12,6 @@ SMALL = "--vocabulary=11 --context=4 --width=8 --blocks=1 --heads=1 --batch=2 --
 
 def test_all_rows_are_measured(tmp_path):
     told = tmp_path / "ddp.json"
-    printed = run(tmp_path, 2, "-m", "mpitrain.bench.ddp", *SMALL.split(), f"--json={told}")
+    printed = run(tmp_path, 2, "-m", "benchmarks.ddp", *SMALL.split(), f"--json={told}")
     assert "our layers" in printed and "hidden by overlap" in printed
     assert all(len(seconds) == 2 for seconds in json.loads(told.read_text())["rows"].values())

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mpitrain.chaos import KINDS, draw
-from mpitrain.chaos.drill import Drills
-from mpitrain.chaos.outside import Disk
+from tests.drills import KINDS, draw
+from tests.drills.drill import Drills
+from tests.drills.outside import Disk
 
 ROOT = Path(__file__).parents[2]
 MPIEXEC = os.environ.get("MPIEXEC") or str(Path(sys.executable).with_name("mpiexec"))
@@ -24,8 +24,8 @@ SWEEPS = int(os.environ.get("SWEEPS", "3"))
 def drills(tmp_path_factory):
     return Drills(
         [MPIEXEC, "-n", str(RANKS)],
-        ROOT / "jobs/examples/drill.toml",
-        tmp_path_factory.mktemp("chaos"),
+        ROOT / "tests/drills/drill.toml",
+        tmp_path_factory.mktemp("drills"),
         [f"data.path={ROOT}/README.md"],
         {kind: Disk(kind) for kind in ("full", "readonly")},
         {**os.environ, "PYTHONPATH": str(ROOT)},

@@ -31,7 +31,7 @@ PREAMBLE = """
     import numpy as np
     from mpi4py import MPI
     from collectives import Communicator
-    from collectives.launch import abort_on_exception
+    from collectives.failure.abort import abort_on_exception
     comm = Communicator(MPI.COMM_WORLD)
 """
 
@@ -146,7 +146,7 @@ def test_a_child_that_a_program_forks_is_no_rank(tmp_path):
         tmp_path,
         """
         import os
-        from collectives.launch import abort_on_exception
+        from collectives.failure.abort import abort_on_exception
         from mpitrain.ranks.together import all_or_nobody
 
         child = None

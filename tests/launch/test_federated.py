@@ -22,6 +22,7 @@ pytestmark = [
     ),
 ]
 MPITRAIN = [sys.executable, "-m", "mpitrain"]
+FAULTY = [sys.executable, "-m", "tests.drills.train"]
 SECURE = find_spec("cryptography") is not None
 SHORT = ["federated.rounds=4", "checkpoint.every=1", f"federated.secure={str(SECURE).lower()}"]
 
@@ -29,7 +30,7 @@ SHORT = ["federated.rounds=4", "checkpoint.every=1", f"federated.secure={str(SEC
 def start(folder, command, *words, ranks=2):
     sets = [part for text in (f"run.dir={folder}", *SHORT) for part in ("--set", text)]
     return subprocess.run(
-        [LAUNCHER, "-n", str(ranks), *MPITRAIN, command, "federated", *sets, *words],
+        [LAUNCHER, "-n", str(ranks), *FAULTY, command, "federated", *sets, *words],
         env={
             **os.environ,
             "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),

@@ -227,7 +227,7 @@ def test_two_jobs_do_not_share_a_folder(tmp_path):
 FAILING = """
 from mpi4py import MPI
 from collectives import Communicator
-from collectives.launch import abort_on_exception
+from collectives.failure.abort import abort_on_exception
 from mpitrain import Config, Trainer
 
 comm = Communicator(MPI.COMM_WORLD)
@@ -261,7 +261,7 @@ def test_what_does_not_end_by_itself_is_ended(tmp_path):
         tmp_path.joinpath(name).symlink_to(shutil.which("sh"))
     rank = tmp_path / "rank.py"
     rank.write_text(
-        "import ctypes\nfrom collectives.launch import expect_end\n"
+        "import ctypes\nfrom collectives.failure.abort import expect_end\n"
         "expect_end(0.5, 1.0)\nctypes.PyDLL(None).sleep(60)"  # keeps the interpreter's lock
     )
     command = f"{sys.executable} {rank}"

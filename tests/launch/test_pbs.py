@@ -68,10 +68,11 @@ def test_a_job_of_pbs_trains_on_two_ranks(pbs, tmp_path):
 def test_a_job_that_reaches_its_walltime_comes_back(pbs, tmp_path):
     """With the bits of a job that nothing happened to."""
     (tmp_path / "job.toml").write_text(JOB)
-    for name, more, time in (("one", [], "5"), ("two", ["--", "--fault"], "0:1:0")):
-        pause = ["pause rank=0 step=30 seconds=30"] if more else []
+    pause = "--fault pause,rank=0,step=30,seconds=30"
+    wrap = ["--wrap", f"{sys.executable} -m tests.drills.train {pause}"]
+    for name, more, time in (("one", [], "5"), ("two", wrap, "0:1:0")):
         run = ["--set", f"run.dir={name}", "--name", name, "--time", time]
-        submit(pbs, tmp_path, "job.toml", *run, *more, *pause)
+        submit(pbs, tmp_path, "job.toml", *run, *more)
     assert pbs.drain() == [0, 75, 0], told(tmp_path, 2, "two")
     assert "told to stop" in told(tmp_path, 2, "two")
     assert "queueing 2 again\n3.server" in told(tmp_path, 2, "two")

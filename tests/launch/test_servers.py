@@ -26,7 +26,8 @@ pytestmark = [
 
 def start(folder, *options, ranks=3, example=EXAMPLE, **variables):
     """``mpitrain train`` of an example, in ``folder``."""
-    command = [MPIEXEC, "-n", str(ranks), sys.executable, "-m", "mpitrain", "train", str(example)]
+    program = [sys.executable, "-m", "tests.drills.train", "train", str(example)]
+    command = [MPIEXEC, "-n", str(ranks), *program]
     return subprocess.Popen(
         [*command, "--set", f"run.dir={folder}/run", *options],
         cwd=ROOT,

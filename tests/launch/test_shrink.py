@@ -23,8 +23,9 @@ needs_ulfm = pytest.mark.skipif(not ULFM, reason="ULFM is Open MPI's")
 
 
 def train(folder, ranks, *words, launch=("--with-ft", "ulfm"), settings=()):
-    command = [MPIEXEC, *launch, "-n", str(ranks), sys.executable, "-m", "mpitrain", "train"]
-    command += [str(ROOT / "jobs/examples/drill.toml"), *words]
+    program = [sys.executable, "-m", "tests.drills.train", "train"]
+    command = [MPIEXEC, *launch, "-n", str(ranks), *program]
+    command += [str(ROOT / "tests/drills/drill.toml"), *words]
     # Before step 18, the newest checkpoint is that of step 15.
     for setting in (f"run.dir={folder}", "checkpoint.background=false", *settings):
         command += ["--set", setting]

@@ -91,7 +91,6 @@ def test_a_program_does_not_work_alone(program, told, tmp_path):
         (collectives_main, "tune -o a.json"),
         (mpitrain_main, "train digits"),
         (mpitrain_main, "eval digits"),
-        (mpitrain_main, "rehearse"),
     ],
 )
 def test_a_command_does_not_work_alone(main, words, told, tmp_path, capsys):

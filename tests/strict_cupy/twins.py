@@ -6,14 +6,14 @@ So that a run on the stand-in has the numbers of one on the CPU, digit for digit
 import numpy as np
 
 from mpitrain.kernels import HOST
-from mpitrain.kernels.host import Moments, Momentum, cross_entropy
+from mpitrain.kernels.host import AdamOptions, SGDOptions, cross_entropy
 from tests.strict_cupy.raw import twin
 
 
 def moments(step_numbers):
     """The options, and the step whose corrections these are."""
     beta1, beta2, epsilon, decay, decoupled, first, second = step_numbers
-    how = Moments(beta1, beta2, epsilon, decay, bool(decoupled))
+    how = AdamOptions(beta1, beta2, epsilon, decay, bool(decoupled))
     found = next(
         step
         for step in range(1, 10000)
@@ -79,7 +79,7 @@ def scatter_add(table, rows, values, count, height, width):
 
 @twin("sgd")
 def sgd(p, g, velocity, n, rate, scale, momentum, decay, nesterov):
-    HOST.sgd(p, g, velocity, Momentum(momentum, decay, bool(nesterov)), rate, scale)
+    HOST.sgd(p, g, velocity, SGDOptions(momentum, decay, bool(nesterov)), rate, scale)
 
 
 @twin("adam")

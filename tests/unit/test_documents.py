@@ -7,11 +7,11 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from xml.etree import ElementTree
 
 import pytest
 
 from collectives.__main__ import main as collectives
+from docs.figures import objects
 from mpitrain.__main__ import main as mpitrain
 from mpitrain.config import examples, load
 from tests.documents import (
@@ -52,7 +52,7 @@ CONSOLE_COMMANDS = (
 every_command = pytest.mark.parametrize("words", COMMANDS, ids=COMMANDS.values())
 #: Of a second or two, without ranks and without files that other commands write.
 CHEAP = {
-    "collectives": ("list", "cost", "draw", "fit", "export", "explore"),
+    "collectives": ("list", "cost", "draw", "fit", "explore"),
     "mpitrain": ("schedules", "submit", "examples", "keys"),
 }
 
@@ -88,6 +88,12 @@ def test_links_lead_somewhere(document):
             assert anchor in anchors(found), f"{target}: there is no such heading"
 
 
+def test_every_page_is_in_the_menu_of_the_site():
+    menu = (ROOT / "mkdocs.yml").read_text().partition("\nnav:")[2]
+    for page in (ROOT / "docs").glob("*.md"):
+        assert f": {page.name}\n" in menu, f"add {page.name} to nav in mkdocs.yml"
+
+
 @every_document
 def test_files_in_the_text_exist(document):
     bases = [ROOT, document.parent, *(ROOT / name for name in ("collectives", "mpitrain", "jobs"))]
@@ -97,23 +103,30 @@ def test_files_in_the_text_exist(document):
 
 
 @pytest.mark.parametrize("package", ["collectives", "mpitrain"])
-def test_the_map_has_every_room(package):
-    """Folders and modules of the package's root, and nothing that is not there."""
+def test_the_map_has_every_folder(package):
     text = (ROOT / "docs/structure.md").read_text()
     for path in (ROOT / package).iterdir():
-        if path.suffix == ".py" and not path.name.startswith("__"):
-            assert f"`{path.name}`" in text
-        elif (path / "__init__.py").exists():
+        if (path / "__init__.py").exists():
             assert f"`{path.name}/`" in text
 
 
-def test_the_drawn_map_names_rooms_that_exist():
-    tree = ElementTree.parse(ROOT / "docs/figures/rooms.svg")
-    drawn = " ".join(node.text or "" for node in tree.iter("{http://www.w3.org/2000/svg}text"))
-    rooms = re.findall(r"\b[\w/]+(?:\.py\b|/(?=[ ,]|$))", drawn)
-    assert len(rooms) > 30
-    for room in rooms:
-        assert any(list((ROOT / package).rglob(room)) for package in ("collectives", "mpitrain"))
+def test_the_objects_of_the_map_are_classes():
+    classes = {
+        node.name
+        for package in ("collectives", "mpitrain")
+        for path in (ROOT / package).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef)
+    }
+    explained = set(re.findall(r"^\*\*`(\w+)`\*\*", (ROOT / "docs/structure.md").read_text(), re.M))
+    drawn = {box.name for box in objects.BOXES}
+    assert len(explained) > 20
+    assert drawn <= explained
+    assert not explained - classes - {"Loop", "Parts", "UserObjects"}  # being written
+
+
+def test_the_picture_of_the_map_is_what_its_program_draws():
+    assert objects.FILE.read_text() == objects.svg()
 
 
 @every_document
@@ -154,8 +167,9 @@ def test_whole_snippets_run(tmp_path):
     assert done.returncode == 0, done.stderr
 
 
-def test_the_ring_of_the_readme_is_the_ring():
-    (shown,) = [ast.parse(text) for _, text in snippets(ROOT / "README.md") if "_circulate" in text]
+def test_the_ring_that_is_shown_is_the_ring():
+    page = ROOT / "docs/invent.md"
+    (shown,) = [ast.parse(text) for _, text in snippets(page) if "_circulate" in text]
     real = ast.parse((ROOT / "collectives/algorithms/ring.py").read_text())
 
     def code(tree):
@@ -182,7 +196,7 @@ def test_commands_can_be_typed(words):
         "mpirun -n 4 python -m mpitrain train jobs/examples/nothing.toml",
         "mpirun -n 4 python -m mpitrain train jobs/examples/digits.toml --set optim.lrr=1",
         "python -m mpitrain plan --ranks",
-        "python -m mpitrain.bench.nothing",
+        "python -m benchmarks.nothing",
         "make tests",
         "make install MPII=mpich",
         "sbatch jobs/nothing.sbatch",
@@ -232,7 +246,7 @@ def check(words):
         check(["python", *inner] if inner[0] == "-m" else inner)
         rest = rest[: rest.index("--")]
     for path in (re.split("[:,]", word.rpartition("=")[2])[0] for word in rest):
-        if re.match(r"(jobs|docs|tests|examples|collectives|mpitrain)/", path):
+        if re.match(r"(jobs|docs|tests|examples|benchmarks|collectives|mpitrain)/", path):
             assert (ROOT / path).exists(), f"there is no {path}"
     if name in ("collectives", "mpitrain"):
         check_options(name, rest)
@@ -240,7 +254,7 @@ def check(words):
         check_make(rest)
     elif name == "python":
         assert rest[:1] and rest[0].endswith(".py"), "python runs a module or a file"
-    elif name.startswith(("tests.", "mpitrain.", "collectives.")):
+    elif name.startswith(("tests.", "benchmarks.")):
         path = ROOT / name.replace(".", "/")
         assert path.with_suffix(".py").exists() or (path / "__main__.py").exists(), f"no {name}"
     else:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, NoReturn
 import torch
 
 from collectives import Communicator
-from collectives.launch import note_shared
+from collectives.failure.abort import note_shared
 from mpitrain.adapters.torch.buckets import Buckets
 from mpitrain.adapters.torch.failing import HookErrors, HookFailed
 from mpitrain.adapters.torch.gradients import refusal

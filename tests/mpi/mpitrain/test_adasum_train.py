@@ -8,7 +8,6 @@ from mpi4py import MPI
 from msgspec.structs import replace
 
 from collectives import Communicator
-from mpitrain.compress.adasum import adasum
 from mpitrain.config import ConfigError, Optim, Sync
 from mpitrain.parallel.adasum_sum import Adasum
 from mpitrain.parallel.arena import DATA, Bucket
@@ -16,6 +15,7 @@ from mpitrain.parallel.summation import Summand
 from mpitrain.parallel.wire import adasum_bytes
 from mpitrain.ranks.threads import limit_blas_threads
 from mpitrain.start import start
+from tests.adasum import adasum
 from tests.mpi.mpitrain.layouts import curve, job, whole
 from tests.mpi.mpitrain.test_sync import Alone, own_part
 

@@ -21,7 +21,6 @@ CODES = {
     "dgc": "dgc:keep=0.1,momentum=0.5,clip=10",
     "randomk": "randomk:keep=0.3",
     "blocks": "blocks:keep=0.3,block=16",
-    "demo": "demo:chunk=64,keep=16",
     "threshold": "threshold:tau=0.01",
     "strom": "strom:tau=0.01",
     "rotate": "rotate+int4",

@@ -109,7 +109,6 @@ KEEPING = [
     "sign",
     "signum",
     "dgc:keep=0.1",
-    "demo",
     "topk:keep=0.1",
     "powersgd:rank=2",
     "terngrad",

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
+from benchmarks.matrix.results import DENSE, SHARED, Cell, Result, read_matrix, write_matrix
+from benchmarks.matrix.run import Extent, run
 from collectives import Communicator, delayed
-from mpitrain.bench.matrix import Extent, run
 from mpitrain.config import ConfigError, load
-from mpitrain.report.results import DENSE, SHARED, Cell, Result, read_matrix, write_matrix
 from mpitrain.start import start
 from mpitrain.step.agreement import NonFinite
 
@@ -133,7 +133,7 @@ def test_a_cell_that_fails_leaves_no_communicator_behind(comm, folder, monkeypat
         assert split_off
         raise NonFinite("as it goes")
 
-    monkeypatch.setattr("mpitrain.bench.matrix.train", failing)
+    monkeypatch.setattr("benchmarks.matrix.run.train", failing)
     found = run(comm, folder, [cell()], EXTENT, "again").cells[cell().key]
     assert (found.state, found.why) == ("failed", "as it goes")
     assert not split_off

@@ -110,7 +110,6 @@ def test_what_cannot_be_is_refused(comm):
         ("qsgd", {"feedback": "on"}, "would grow"),
         ("dgc", {"start": 3}, "warms up"),
         ("dgc:clip=1", {}, "of which a hook has a bucket"),
-        ("demo", {"feedback": "off"}, "momentum"),
         ("powersgd", {"exchange": "gathered"}, "leave exchange out"),
         ("int8", {"exchange": "ring"}, "ring"),
         ("int8", {"start": -1}, ">= 0"),

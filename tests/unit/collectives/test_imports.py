@@ -1,7 +1,6 @@
 """Who may import whom, and what importing costs."""
 
 import ast
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -66,25 +65,36 @@ def test_importing_starts_no_mpi(module):
     assert told.stdout.strip() == "[]"
 
 
-def rows():
-    """The rows of ``collectives`` in docs/structure.md: what they name in their first two cells."""
-    text = (ROOT / "docs" / "structure.md").read_text().partition("\n## The rooms of `mpitrain`")[0]
-    cells = [line.split("|") for line in text.splitlines() if line.startswith("| `")]
-    return [tuple(re.findall(r"`([\w./]+)`", cell) for cell in row[1:3]) for row in cells]
+#: Folders and modules from the ground up: each imports only what is on its floor or below it.
+FLOORS = (
+    {"codec", "environment", "errors", "files"},
+    {"about", "contracts", "launchers"},
+    {"failure", "schedule"},
+    {"algorithms"},
+    {"analysis"},
+    {"execution"},
+    {"calls"},
+    {"coded", "communicator", "sparse", "topologies"},
+    {"bench", "commands"},
+    {"__init__", "__main__"},
+)
+FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 
 
-def modules(folder):
-    return {path.stem for path in folder.glob("*.py")} - {"__init__", "__main__"}
+def room_of(path):
+    return path.relative_to(COLLECTIVES).parts[0].removesuffix(".py")
 
 
-@pytest.mark.parametrize("room", ["analysis", "calls", "execution"])
-def test_the_row_of_a_room_names_its_modules(room):
-    (named,) = [names for rooms, names in rows() if f"{room}/" in rooms]
-    assert {name.removesuffix(".py") for name in named} - {"methods/", "tuned.json"} == modules(
-        COLLECTIVES / room
-    )
-
-
-def test_the_rows_name_the_modules_of_the_package():
-    named = {name.removesuffix(".py") for rooms, _ in rows() for name in rooms if "/" not in name}
-    assert named == modules(COLLECTIVES)
+@pytest.mark.parametrize(
+    "path", sorted(COLLECTIVES.rglob("*.py")), ids=lambda p: str(p.relative_to(ROOT))
+)
+def test_no_arrow_runs_up(path):
+    modules = {
+        f"{node.module}.{alias.name}"
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+        if alias.name != "__version__"
+    }
+    rooms = {name.split(".")[1] for name in modules if name.startswith("collectives.")}
+    assert {room for room in rooms if FLOOR_OF[room] > FLOOR_OF[room_of(path)]} == set()

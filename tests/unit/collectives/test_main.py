@@ -1,7 +1,6 @@
 """The commands that need no MPI, as a user types them."""
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -34,56 +33,11 @@ def test_draw(capsys, tmp_path):
     assert picture.stat().st_size > 1000
 
 
-def test_compare(capsys, tmp_path):
-    rows = [
-        {"algorithm": name, "ran": name, "bytes": 1024, "p50_us": us, "in_place": False}
-        for name, us in (("ring", 2.0), ("native", 3.0))
-    ]
-    same = {"collective": "allreduce", "ranks": 2, "memory": "numpy"}
-    about = {"mpi": "Some MPI 1.0", "threads": "single"}
-    told = {"environment": about, "results": [row | same for row in rows]}
-    path = tmp_path / "a.json"
-    path.write_text(json.dumps(told))
-    assert main(["compare", str(path)]) == 0
-    assert capsys.readouterr().out.splitlines() == [
-        "| bytes | Some MPI 1.0, single: native (us) | ring |",
-        "| ---: | ---: | ---: |",
-        "| 1 KiB | 3.0 | 1.50x |",
-    ]
-
-
 RECORD = {
     "collective": "allreduce", "algorithm": "auto", "ran": "ring", "memory": "numpy", "bytes": 8,
     "in_place": False, "p50_us": 1.0, "ranks": 2,
 }  # fmt: skip
 ABOUT = {"mpi": "A", "threads": "single"}
-
-
-def test_auto_over_several_runs(capsys, tmp_path):
-    def run(number, **times):
-        rows = [
-            RECORD | {"algorithm": row, "ran": ran, "bytes": nbytes, "p50_us": times[name]}
-            for name, row, ran, nbytes in (
-                ("ours", "auto", "ring", 1 << 20),
-                ("large", "native", "native", 1 << 20),
-                ("left", "auto", "native", 8),
-                ("small", "native", "native", 8),
-            )
-        ]
-        path = tmp_path / f"{number}.json"
-        path.write_text(json.dumps({"environment": ABOUT, "results": rows}))
-        return str(path)
-
-    files = [
-        run(1, ours=1, large=2, left=1, small=1),
-        run(2, ours=1, large=1.5, left=1, small=0.9),
-        run(3, ours=1, large=4, left=1, small=0.5),
-    ]
-    assert main(["compare", "--auto", *files]) == 0
-    _, _, row, _, count, slow = capsys.readouterr().out.splitlines()
-    assert row == "| allreduce | 3 | 1 | 1.50 | 2.00 | 2.00 | 1 | 0.50 | 0.90 |"
-    assert count == "below 0.97 in the median of the runs: 1 of 2 cases"
-    assert slow == "- allreduce of 8 B, numpy, A, single: 1.00 0.90 0.50; auto took native"
 
 
 UNREADABLE = {
@@ -95,14 +49,11 @@ UNREADABLE = {
 }
 
 
-@pytest.mark.parametrize(
-    "command", [["compare"], ["compare", "--peers"], ["compare", "--auto"], ["fit"]]
-)
 @pytest.mark.parametrize("told", UNREADABLE.values(), ids=UNREADABLE)
-def test_files_that_are_no_benchmarks_are_refused(capsys, tmp_path, command, told):
+def test_files_that_are_no_benchmarks_are_refused(capsys, tmp_path, told):
     path = tmp_path / "a.json"
     path.write_text(json.dumps(told))
-    assert main([*command, str(path)]) == 2
+    assert main(["fit", str(path)]) == 2
     error = capsys.readouterr().err
     assert error.startswith(f"error: cannot read {path} as what 'bench -J' writes: ")
     assert error.count("\n") == 1
@@ -130,85 +81,6 @@ def test_fit_refuses_numbers_of_ranks_that_cannot_be(
     assert main(["fit", str(path)]) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ") and error.count("\n") == 1 and sentence in error
-
-
-NATIVE = RECORD | {"algorithm": "native", "ran": "native"}
-INCOMPARABLE = {
-    "no row of native for 8 B": ([RECORD | {"algorithm": "ring"}],),
-    "no row of native on shared memory for 8 B": ([NATIVE, RECORD | {"memory": "shared"}],),
-    "no row of auto for 8 B": ([NATIVE, RECORD | {"algorithm": "ring"}],),
-    "no size in common": ([NATIVE, RECORD], [NATIVE | {"bytes": 64}]),
-}
-
-
-@pytest.mark.parametrize("sentence", INCOMPARABLE)
-def test_files_that_cannot_be_compared_are_refused(capsys, tmp_path, sentence):
-    paths = []
-    for number, rows in enumerate(INCOMPARABLE[sentence]):
-        path = tmp_path / f"{number}.json"
-        path.write_text(json.dumps({"environment": ABOUT, "results": rows}))
-        paths.append(str(path))
-    assert main(["compare", "--peers", *paths]) == 2
-    error = capsys.readouterr().err
-    assert sentence in error and error.count("\n") == 1
-
-
-def run_of(folder, mpi, native, ours, memory="shared", in_place=False):
-    """A benchmark file of one size: microseconds of the library, and of ours by algorithm."""
-    rows = [
-        {"algorithm": name, "ran": ran, "p50_us": us, "floor_us": 5.0}
-        for name, ran, us in [("native", "native", native), *ours]
-    ]
-    same = {"collective": "allreduce", "ranks": 2, "memory": memory, "in_place": in_place}
-    same["bytes"] = 1 << 20
-    told = {"environment": {"mpi": mpi, "threads": "single"}, "results": [r | same for r in rows]}
-    path = folder / f"{mpi}.json"
-    path.write_text(json.dumps(told))
-    return str(path)
-
-
-def test_peers_tell_what_auto_does_for_ordinary_and_for_adopted_arrays(capsys, tmp_path):
-    rows = [("auto", "native", 29.0), ("direct", "direct", 5.0)]
-    ordinary = run_of(tmp_path, "A", 30.0, rows, memory="numpy")
-    adopted = run_of(tmp_path, "B", 40.0, [("auto", "direct", 10.0)], memory="adopted")
-    assert main(["compare", "--peers", ordinary, adopted]) == 0
-    heads, _, cells = (
-        line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines()
-    )
-    told = dict(zip(heads, cells, strict=True))
-    assert (told["ordinary"], told["adopted"]) == ("1.03", "4.00")
-
-
-def test_peers_of_a_broadcast_are_in_place(capsys, tmp_path):
-    run = run_of(
-        tmp_path, "A", 30.0, [("chain", "chain", 10.0), ("auto", "chain", 10.0)], in_place=True
-    )
-    assert main(["compare", "--peers", run]) == 0
-    assert "30.0 (3.00)" in capsys.readouterr().out.splitlines()[2]
-
-
-def test_peers(capsys, tmp_path):
-    """Each library is compared with ours in its own run: the second was on a slower machine."""
-    direct = "direct in 2 segments"
-    quick = run_of(tmp_path, "A", 30.0, [("direct", direct, 10.0), ("auto", direct, 12.0)])
-    slow = run_of(tmp_path, "B", 40.0, [("ring", "ring", 20.0), ("auto", "native", 41.0)])
-    gloo = run_of(tmp_path, "Gloo", 100.0, [])
-    assert main(["compare", "--peers", quick, slow, gloo]) == 0
-    cells = capsys.readouterr().out.splitlines()[2].strip("| ").split(" | ")
-    times = ["30.0 (3.00)", "40.0 (2.00)", "100.0 (5.00)"]
-    by = "direct (shared), ring (shared)"
-    assert cells == ["1 MiB", *times, "15.0", "2.00", by, "0.98", "-", "-", "2.50", "38%"]
-    assert main(["compare", "--peers", gloo]) == 2
-    assert "none of the files has a row of ours" in capsys.readouterr().err
-    picture = tmp_path / "peers.png"
-    assert main(["compare", "--peers", quick, slow, gloo, "--plot", str(picture)]) == 0
-    assert picture.read_bytes().startswith(b"\x89PNG")
-    other = tmp_path / "other.json"
-    other.write_text(Path(quick).read_text().replace('"allreduce"', '"allgather"'))
-    assert main(["compare", "--peers", quick, str(other)]) == 2
-    assert "these files are of allgather, allreduce on 2 ranks" in capsys.readouterr().err
-    assert main(["compare", "--peers", gloo, "--plot", str(picture)]) == 2
-    assert "none of the files has a row of auto" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("arguments", [["list", "allreduce"], ["draw", "ring", "--text"]])

@@ -86,7 +86,7 @@ def test_unequal_links_make_the_order_of_a_ring_matter():
     double = node.beta(order, following)
     assert (double == double[0]).all()
     assert node.beta(np.array([3]), np.array([4])) > 4 * double[0]
-    good = Islands(LINK, dgx1(8)[np.ix_(order, order)])
+    good = Islands(LINK, lanes=dgx1(8)[np.ix_(order, order)])
     assert seconds("ring", 8, good) < seconds("ring", 8, node) / 2
     assert seconds("ring", 16, node) > seconds("ring", 8, node)
 

@@ -1,5 +1,6 @@
 """Packed spanning trees: Edmonds' bound, the load of every link, and what it is worth."""
 
+from dataclasses import dataclass
 from itertools import permutations
 
 import numpy as np
@@ -9,7 +10,7 @@ from collectives.algorithms import build, spanning_trees
 from collectives.algorithms.links import PATTERNS, named
 from collectives.algorithms.packing import connectivity, pack
 from collectives.analysis.simulate import Machine, simulate
-from collectives.analysis.topology import Link, Wired
+from collectives.analysis.topology import Flat, Link
 from collectives.analysis.verify import verify
 from collectives.errors import TooLarge, UnknownAlgorithm
 from collectives.schedule import Send
@@ -17,6 +18,26 @@ from collectives.schedule import Send
 LANE = Link(1e-6, 1 / 25e9)
 HBM = 3 / 900e9  # a V100 reads two numbers and writes one
 M = 96 << 20
+
+
+@dataclass(frozen=True, eq=False)
+class Wired(Flat):
+    """Links of some pairs of ranks with ``lanes[a, b]`` lanes, each of which is a port.
+
+    A message without a link of its own is ``detour`` times slower than a lane (PCIe and host).
+    """
+
+    lanes: np.ndarray = None
+    detour: float = 4.0
+
+    def beta(self, source, target):
+        lanes = self.lanes[source, target]
+        return self.port.beta * np.where(lanes > 0, 1 / np.maximum(lanes, 1), self.detour)
+
+    def shared(self, source, target):
+        link, lanes = source * len(self.lanes) + target, self.lanes[source, target]
+        for many in range(1, int(lanes.max(initial=0)) + 1):
+            yield np.where(lanes == many, link, -1)[None], self.port.beta / many
 
 
 def drawn(seed, most=4):

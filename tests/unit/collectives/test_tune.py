@@ -4,9 +4,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from benchmarks.portable import portable
 from collectives.bench import tune
 from collectives.bench.measure import Result
-from collectives.bench.tune import portable, rules
+from collectives.bench.tune import rules
 from collectives.calls.tuner import DEFAULT, Entry, Rule, load
 
 

@@ -5,9 +5,8 @@ import os
 import msgspec
 import pytest
 
-from collectives.__main__ import main
+from benchmarks import openmpi_rules
 from collectives.algorithms import names
-from collectives.bench.openmpi_rules import rules_file
 from collectives.calls.tuner import (
     DEFAULT,
     NEVER,
@@ -261,12 +260,12 @@ def test_rules_for_open_mpi(tmp_path, capsys):
 1 # sizes
 0 4 0 0 # hierarchical:local=8
 """
-    assert rules_file(TABLE) == wanted
+    assert openmpi_rules.rules_file(TABLE) == wanted
     path = tmp_path / "t.json"
     path.write_bytes(msgspec.json.encode(TABLE))
-    assert main(["export", str(path)]) == 0
+    assert openmpi_rules.main([str(path)]) == 0
     assert capsys.readouterr().out == wanted
-    assert main(["export"]) == 2
+    assert openmpi_rules.main([]) == 2
     assert "the table has no entry for ordinary memory" in capsys.readouterr().err
 
 

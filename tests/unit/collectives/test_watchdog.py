@@ -17,10 +17,10 @@ pytest.importorskip("mpi4py")
 from mpi4py import MPI
 
 from collectives import Communicator
-from collectives.watchdog.history import History
-from collectives.watchdog.monitor import Watchdog
-from collectives.watchdog.peers import MOST_BYTES, Peers
-from collectives.watchdog.report import deadlock, missing, note, report
+from collectives.failure.history import History
+from collectives.failure.monitor import Watchdog
+from collectives.failure.peers import MOST_BYTES, Peers
+from collectives.failure.report import deadlock, missing, note, report
 
 
 @pytest.fixture

@@ -8,8 +8,6 @@ LENGTHS = (0, 1, 2, 3, 7, 8, 9, 255, 256, 257, 1000)
 CODED = (
     "bf16",
     "fp16",
-    "fp8",
-    "fp8:form=e5m2,block=0",
     "int8",
     "int8:block=64,rounding=stochastic",
     "int8:power=true",
@@ -29,8 +27,6 @@ CODED = (
     "threshold",
     "atomo",
     "atomo:rank=3,columns=9",
-    "demo",
-    "demo:chunk=64,keep=5",
     "rotate+int8",
     "rotate:block=64,keep=0.5+qsgd:levels=100,norm=max",
     "rotate:block=0+sign",

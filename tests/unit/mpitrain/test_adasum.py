@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from mpitrain.compress.adasum import adasum, levels, pair
+from mpitrain.compress.adasum import levels, pair
+from tests.adasum import adasum
 
 
 def rule(a, b):

@@ -15,7 +15,6 @@ RANKS, SHAPE, STEPS, RATE = 4, (12, 20), 200, 0.3
 #: Of each code the most that may be left; about half was found.
 GAPS = {
     "bf16": 1,
-    "fp8": 1,
     "int8": 1,
     "int8:rounding=stochastic": 1,
     "int4": 1,
@@ -32,7 +31,6 @@ GAPS = {
     "blocks:keep=0.2,block=8": 1,
     "powersgd:rank=2,min_rate=0": 1,
     "atomo:rank=4,columns=20": 10,
-    "demo:chunk=64,keep=16": 1,
     "rotate+int4": 1,
     "signum": 10_000,
 }

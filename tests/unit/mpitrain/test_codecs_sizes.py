@@ -1,9 +1,7 @@
 """The encoded sizes of published tables, to the printed digit."""
 
 import pytest
-
-from mpitrain.compress import parse
-from mpitrain.compress.sizes import (
+from codec_sizes import (
     dense_bytes,
     dgc_bytes,
     powersgd_bytes,
@@ -11,6 +9,8 @@ from mpitrain.compress.sizes import (
     sent_gathered,
     sign_bytes,
 )
+
+from mpitrain.compress import parse
 
 MB = 2**20
 

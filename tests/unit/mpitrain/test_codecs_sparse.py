@@ -6,7 +6,7 @@ from codec_cases import LENGTHS, dyadic, vectors
 
 from collectives.codec import Residual
 from mpitrain.compress import Remembering, Sparse, feedback_of, parse
-from mpitrain.compress.topk import entropy_bytes, largest, offsets_bytes, pairs_bytes
+from mpitrain.compress.topk import largest
 
 SPARSE = ("topk:keep=0.1", "topk:keep=1", "strom:tau=0.5", "dgc:keep=0.1")
 
@@ -91,14 +91,6 @@ def test_stroms_values_are_the_threshold():
     code = parse("strom:tau=0.25")
     np.testing.assert_array_equal(code.select(x, 0), [0, 1, 2, 4])
     np.testing.assert_array_equal(sent_by(code, x), [0.25, -0.25, 0.25, 0, -0.25])
-
-
-def test_sizes_of_index_formats():
-    assert pairs_bytes(1000) == 8000
-    assert offsets_bytes(1_000_000, 1000) == 6000 + 4 * 16
-    floor = entropy_bytes(1_000_000, 1000)
-    assert floor == pytest.approx(4000 + 1000 * 11.4 / 8, rel=1e-3)  # log2(e/0.001) bits an index
-    assert entropy_bytes(10, 0) == 0 and entropy_bytes(10, 10) == 40
 
 
 # Deep Gradient Compression

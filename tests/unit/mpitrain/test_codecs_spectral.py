@@ -1,13 +1,12 @@
-"""Codes of singular vectors, of waves and of rotated numbers."""
+"""Codecs of singular vectors and of rotated numbers."""
 
 import numpy as np
 import pytest
 from codec_cases import draw, through
 
 from collectives.codec import Residual
-from mpitrain.compress import CodecError, Remembering, feedback_of, parse
+from mpitrain.compress import CodecError, feedback_of, parse
 from mpitrain.compress.atomo import probabilities, systematic
-from mpitrain.compress.demo import cosines
 from mpitrain.compress.rotate import random_signs, rotate
 
 
@@ -77,53 +76,6 @@ def test_a_matrix_of_low_rank_is_sent_as_it_is():
     np.testing.assert_allclose(through(parse("atomo:rank=9"), y), y, rtol=1e-6)
 
 
-# DeMo
-
-
-def test_waves_are_orthonormal_cosines():
-    np.testing.assert_allclose(cosines(16) @ cosines(16).T, np.eye(16), atol=1e-14)
-    fft = pytest.importorskip("scipy.fft")
-    x = np.random.default_rng(0).normal(size=16)
-    np.testing.assert_allclose(cosines(16) @ x, fft.dct(x, norm="ortho"), atol=1e-13)
-
-
-def test_the_largest_amplitudes_of_each_chunk_are_sent():
-    codec = parse("demo:chunk=16,keep=3")
-    x = np.random.default_rng(0).normal(size=40)
-    left = []
-    for start in (0, 16, 32):
-        chunk = np.zeros(16)
-        chunk[: len(x[start : start + 16])] = x[start : start + 16]
-        amplitudes = np.sort(np.abs(cosines(4) @ chunk.reshape(4, 4) @ cosines(4).T).reshape(-1))
-        left.append(np.square(amplitudes[:-3]).sum())
-    found = np.zeros(48)
-    found[:40] = through(codec, x)
-    error = [np.square(found[i : i + 16][: 40 - i] - x[i : i + 16]).sum() for i in (0, 16, 32)]
-    np.testing.assert_allclose(error[:2], left[:2], rtol=1e-5)
-    assert error[2] <= left[2] * (1 + 1e-5)  # what filled it up is not needed
-    every = parse("demo:chunk=16,keep=16")
-    np.testing.assert_allclose(through(every, x), x, atol=1e-6)
-
-
-def test_what_is_not_sent_decays():
-    codec, rng = parse("demo:chunk=16,keep=2,decay=0.75"), np.random.default_rng(0)
-    assert isinstance(codec, Remembering)
-    memory, momentum = codec.memory(np.zeros(16)), np.zeros(16)
-    for step in range(6):
-        g = rng.normal(size=16)
-        x = g.copy()
-        memory.add_to(x)
-        np.testing.assert_allclose(x, 0.75 * momentum + g)
-        sent = through(codec, x)
-        memory.keep(x, sent)
-        if step == 4:
-            memory.rollback()
-        else:
-            momentum = x - sent
-        memory.commit()
-        np.testing.assert_array_equal(memory.arrays["residual"], momentum)
-
-
 # rotations
 
 
@@ -161,7 +113,7 @@ def test_a_fine_code_of_all_rotated_elements_is_the_vector():
 
 @pytest.mark.parametrize(
     "text",
-    ["demo:chunk=64,keep=5", "rotate+int8", "rotate:keep=0.5,block=16+sign", "atomo:rank=20"],
+    ["rotate+int8", "rotate:keep=0.5,block=16+sign", "atomo:rank=20"],
 )
 def test_what_was_sent_and_what_is_left_are_what_was_given(text):
     codec, rng = parse(text), np.random.default_rng(1)
@@ -183,11 +135,10 @@ def test_what_was_sent_and_what_is_left_are_what_was_given(text):
     [
         ("rotate+signum", "cannot be rotated"),
         ("rotate+rotate", "cannot be rotated"),
-        ("rotate+topk", "no code of single numbers"),
-        ("int8+int8", "takes no other code"),
+        ("rotate+topk", "no codec of single numbers"),
+        ("int8+int8", "takes no other codec"),
         ("rotate:block=3", "power of two"),
         ("rotate:code=int8", "no option of rotate"),
-        ("demo:chunk=10", "a square"),
         ("atomo:rank=0", "at least 1"),
     ],
 )

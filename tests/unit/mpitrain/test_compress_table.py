@@ -25,7 +25,7 @@ def job(codec, sync=None, optim=None, parallel=None, **how):
     ("codec", "more", "why"),
     [
         ("none", {"start": 3}, "name a codec"),
-        ("nosuch", {}, "there is no code 'nosuch'"),
+        ("nosuch", {}, "there is no codec 'nosuch'"),
         ("auto", {"exchange": "gathered"}, "auto chooses the code"),
         ("powersgd", {"exchange": "gathered"}, "powersgd adds up and goes by all-reduces"),
         ("topk", {"exchange": "two_phase"}, "topk goes by the sparse all-reduce"),
@@ -33,7 +33,6 @@ def job(codec, sync=None, optim=None, parallel=None, **how):
         ("powersgd", {"flush_every": 5, "feedback": "off"}, "keeps nothing that drifts"),
         ("randomk:scaled=true", {"flush_every": 5}, "keeps nothing that drifts"),
         ("terngrad", {"feedback": "on"}, "what terngrad leaves out would grow"),
-        ("demo", {"feedback": "off"}, "what demo keeps is its momentum"),
         ("dgc", {}, "dgc has the momentum; set optim.name = 'sgd' and momentum = 0"),
         ("dgc", {"optim": SGD, "feedback": "off"}, "what dgc keeps is its momentum"),
         ("dgc", {"optim": SGD, "start": 3}, "dgc warms up by itself"),
@@ -54,7 +53,6 @@ def job(codec, sync=None, optim=None, parallel=None, **how):
             "zero = 2 and 3 keep shards of sums, and topk is of whole ones",
         ),
         ("powersgd", {"parallel": {"zero": 3}}, "powersgd is of whole ones"),
-        ("demo", {"parallel": {"zero": 3}}, "demo is of whole ones"),
         ("auto", {"parallel": {"zero": 2}}, "auto tries codes that zero = 2 and 3 do not take"),
         ("int8", {"parallel": {"pipe": 2, "schedule": "asynchronous"}}, "asynchronous"),
         ("none", {"units": "update"}, "name a codec"),
@@ -68,7 +66,6 @@ def job(codec, sync=None, optim=None, parallel=None, **how):
         ("bf16", {"units": "update"}, "bf16 keeps no residual here"),
         ("int8", {"units": "update", "feedback": "off"}, "int8 keeps no residual here"),
         ("signum", {"units": "update"}, "signum keeps no residual here"),
-        ("demo", {"units": "update"}, "demo keeps no residual here"),
         ("int8", {"units": "update", "sync": LOCAL}, "workers exchange ways, which are updates"),
     ],
 )
@@ -112,11 +109,11 @@ def test_numbers_are_written_as_python_has_them(text, keep):
     assert parse(f"topk:keep={text}").keep == keep
 
 
-@pytest.mark.parametrize("text", ["demo", "rotate+sign", "rotate+terngrad", "sign", "int4"])
+@pytest.mark.parametrize("text", ["rotate+sign", "rotate+terngrad", "sign", "int4"])
 def test_what_is_left_out_of_the_largest_numbers_stays_finite(text):
     code, draw = parse(text), np.random.default_rng(0)
     zeros = np.zeros(256, np.float32)
-    memory = code.memory(zeros) if hasattr(code, "memory") else Residual(zeros)
+    memory = Residual(zeros)
     sent, packed = np.empty_like(zeros), np.zeros(code.nbytes(256), np.uint8)
     for _ in range(6):
         x = (draw.choice([-1.0, 1.0], 256) * draw.uniform(1e37, 3.39e38, 256)).astype(np.float32)

@@ -12,7 +12,7 @@ from mpitrain.data import Samples
 from mpitrain.device import HOST, choose
 from mpitrain.device.choice import Found, lacking, look, number_for
 from mpitrain.device.cuda import Cuda
-from mpitrain.device.host import Host
+from mpitrain.device.host import Device
 from mpitrain.doctor.devices import judge_devices
 from mpitrain.doctor.finding import Status
 from mpitrain.objective import MeanSquaredError
@@ -150,7 +150,7 @@ def test_a_device_reads_at_once(cupy):
 def test_a_micro_batch_comes_while_the_one_before_it_is_computed():
     begun = []
 
-    class Noting(Host):
+    class Noting(Device):
         def ahead(self, host):
             begun.append(int(host[0, 0]))
             return super().ahead(host)

@@ -18,7 +18,6 @@ DEEPER = {
     "collectives.execution.memory": "doctor tries the node's memory alone, with no collective",
     "collectives.execution.transport": "Bytes, the type of what a faulty transport sends, and "
     "Envelope, what pipelines put their own messages into",
-    "collectives.execution.transport.checked": "chaos damages a sealed message",
     "collectives.execution.transport.cuda_probe": "doctor tries a transfer of device memory",
     "collectives.execution.transport.shared_memory": "doctor tries the node's memory alone",
     "collectives.execution.waiting": "ranks wait alike in pipelines and in collectives",

@@ -12,7 +12,7 @@ import pytest
 
 from mpitrain.kernels import HOST, CudaKernels, kernels_of
 from mpitrain.kernels.cuda import KINDS, options, source
-from mpitrain.kernels.host import Moments, Momentum
+from mpitrain.kernels.host import AdamOptions, SGDOptions
 from tests import emulated_cuda
 
 #: By type: what is nearly right, relative to the largest number.
@@ -162,7 +162,7 @@ def test_many_rows_come_in_their_order(case):
 
 @pytest.mark.parametrize("decoupled", [False, True])
 def test_adam(case, decoupled):
-    how, size = Moments(0.9, 0.99, 1e-3, 0.1, decoupled), 3000
+    how, size = AdamOptions(0.9, 0.99, 1e-3, 0.1, decoupled), 3000
     given = [drawn(case.kind, size, n + 1)[:, 0].copy() for n in range(4)]
     given[3] = np.abs(given[3])
     wide = [a.astype(float) for a in given]
@@ -183,7 +183,7 @@ def test_adam(case, decoupled):
 
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_sgd(case, nesterov):
-    how = Momentum(0.9, 0.1, nesterov)
+    how = SGDOptions(0.9, 0.1, nesterov)
     given = [drawn(case.kind, 100, n + 1)[:, 0].copy() for n in range(3)]
 
     def act(kernels, own):
@@ -207,7 +207,7 @@ def test_arrays_without_elements_launch_nothing(case):
     for kernels in case.both:
         kernels.gelu(empty)
         kernels.layer_norm(empty, empty[:0], empty[:0], 1e-5)
-        kernels.sgd(*[empty.reshape(-1)] * 3, Momentum(0.9, 0.0, False), 0.1, 1.0)
+        kernels.sgd(*[empty.reshape(-1)] * 3, SGDOptions(0.9, 0.0, False), 0.1, 1.0)
 
 
 def test_products_of_many_rows_are_one():

@@ -19,7 +19,6 @@ from mpitrain.metrics import (
     Straggler,
     Summary,
     Times,
-    count_steps,
     json_lines,
     read_records,
 )
@@ -56,7 +55,6 @@ def test_records_come_back_as_they_were(path):
     assert (log.unknown, log.cut_off) == ([], False)
     assert log.last(Epoch) == RECORDS[5] and log.of(Saved) == [RECORDS[6]]
     assert log.start() == START and log.summary() == SUMMARY
-    assert count_steps(path) == 1 and count_steps(path.with_name("none")) == 0
 
 
 def test_a_run_that_goes_on_has_no_summary_yet(path):
@@ -78,15 +76,6 @@ def test_what_a_newer_version_writes(path):
     assert log.unknown == ["compressed"] and not log.cut_off
     assert log.records[1:] == RECORDS[1:]
     assert log.start().config["compress"] == {"codec": "new"}
-
-
-def test_what_an_older_version_wrote(path):
-    old = json.loads(path.read_text().splitlines()[2])
-    del old["wait_share"]
-    path.write_text(json.dumps(old) + "\n")
-    assert read_records(path).last(Step).wait_share == 0.0
-    path.write_text('{"event":"epoch","epoch":0,"test_accuracy":0.5,"test_loss":1.5}\n')
-    assert read_records(path).records == [Epoch(0, 1.5, {"accuracy": 0.5})]
 
 
 def test_numbers_that_are_not_finite(path):

@@ -50,7 +50,7 @@ GOOD = idx_bytes(np.arange(6, dtype="u1").reshape(2, 3))
         (GOOD[:-1], "has 17 bytes; 18 are needed for (2, 3)"),
         (GOOD + b"x", "has 19 bytes; 18 are needed"),
         (b"\0\0\x0e\x03" + b"\xff" * 12, "are needed for (4294967295, 4294967295, 4294967295)"),
-        (gzip.compress(GOOD, mtime=0)[:-9], "is cut off"),
+        (gzip.compress(GOOD, mtime=0)[:-9], "cannot be unzipped"),
         (b"\x1f\x8bnonsense", "cannot be unzipped"),
     ],
 )

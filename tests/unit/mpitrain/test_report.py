@@ -110,7 +110,7 @@ def odd(**fields):
         ("[]", "is not a trace of mpitrain"),
         (json.dumps(chrome(traced()))[:-40], "is not a trace of mpitrain"),
         ("\udcff", "is not a trace of mpitrain"),
-        ('{"x":' + "[" * 1_000_000, "it is nested too deeply"),
+        ('{"x":' + "[" * 1_000_000, "maximum recursion depth exceeded"),
         (odd(tid="x"), "Expected `int`, got `str`"),
         (odd(tid=-1), "Expected `int` >= 0"),
         (odd(tid=2), "is of a run on more ranks than this one's 2"),
@@ -133,11 +133,11 @@ def test_a_report_leaves_out_a_trace_that_cannot_be_used_and_says_so(folder, con
 
 def test_a_trace_of_passes_that_took_no_time_is_drawn():
     passes = [Span(0, "F0", "compute", 1.0, 1.0, {})]
-    assert figures.gantt(passes).count("<svg") == 2
+    assert figures.gantt(passes).count("<svg") == 1
 
 
 def test_a_report_is_one_file_with_everything(whole):
-    assert whole.count("<svg") == 6  # three figures, for narrow and wide screens
+    assert whole.count("<svg") == 3
     for part in (
         "Accuracy 75.00% in tests (test loss 1.25) after 3 steps in 0.75 s on 2 ranks of 2 hosts ",
         "50% of the time in communication, mostly waiting for rank 1; finished.",
@@ -165,7 +165,7 @@ def test_the_page_asks_for_nothing_from_the_network(whole):
 def test_the_page_fits_phones_and_dark_rooms(whole):
     assert '<meta name="viewport" content="width=device-width' in whole
     assert "prefers-color-scheme: dark" in whole
-    assert whole.count('class="narrow"') == whole.count('class="wide"') == 3
+    assert whole.count('<div class="scroll"><svg') == 3
     svgs = "".join(re.findall(r"<svg.*?</svg>", whole, re.DOTALL))
     assert "var(--train)" in svgs and "#0101" not in svgs and "DejaVu" not in svgs
     colours = set(re.findall(r"(?:fill|stroke): (#[0-9a-f]{6})", svgs))
@@ -277,9 +277,9 @@ def test_no_run(tmp_path, capsys):
 
 def test_figures_of_losses_that_are_not_finite_or_not_there():
     step = Step(1, 0, 8, math.nan, math.inf, 0.1, 0.25, 32.0, 0.2, 0.3)
-    assert figures.losses([step], []).count("<svg") == 2
+    assert figures.losses([step], []).count("<svg") == 1
     assert (
-        figures.losses([step], [(1, Epoch(0, math.nan, {"accuracy": math.nan}))]).count("<svg") == 2
+        figures.losses([step], [(1, Epoch(0, math.nan, {"accuracy": math.nan}))]).count("<svg") == 1
     )
     assert figures.gantt([]) == "<p>The trace has no passes.</p>"
 
@@ -313,8 +313,6 @@ def test_losses_that_are_not_finite(folder, event):
         ("partition p -n 2 --bandwidth -5", "'-5' is no finite number from 0 on"),
         ("partition p -n 2 --memory nan", "'nan' is no finite number from 0 on"),
         ("plan digits -n -1", "'-1' is no whole number above 0"),
-        ("chaos digits -n 0", "'0' is no whole number above 0"),
-        ("chaos digits --seeds 0", "'0' is no whole number above 0"),
         ("train digits --grace nan", "'nan' is no finite number from 0 on"),
     ],
 )

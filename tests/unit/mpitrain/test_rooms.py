@@ -18,11 +18,11 @@ FLOORS = (
     {"pipeline", "sync"},
     {"training"},
     {"adapters", "checkpoint", "server"},
-    {"callbacks", "chaos", "user_objects"},
+    {"callbacks", "user_objects"},
     {"normalise", "run"},
     {"federated"},
     {"start"},
-    {"bench", "fit"},
+    {"fit"},
     {"commands"},
     {"__main__", "__init__"},
 )

@@ -197,8 +197,8 @@ def test_a_program_and_its_arguments(capsys, tmp_path, monkeypatch):
     Path("train.py").write_text("")
     assert "\nset -- train.py --nodes 'a b'\n" in shown(capsys, "train.py", "--", "--nodes", "a b")
     assert "\nset -- -m collectives tune\n" in shown(capsys, "--", "-m", "collectives", "tune")
-    assert "\nset -- digits --set optim.lr=1 --fault x\n" in shown(
-        capsys, "digits", "--set", "optim.lr=1", "--", "--fault", "x"
+    assert "\nset -- digits --set optim.lr=1 --grace 5\n" in shown(
+        capsys, "digits", "--set", "optim.lr=1", "--", "--grace", "5"
     )
     for words, message in (
         (["no.py"], "no.py: No such file"),

@@ -1,0 +1,1 @@
+"""Measurements beside other libraries and between methods; no part of the installed packages."""

@@ -1,0 +1,272 @@
+"""Several files of ``bench -J`` (of different MPIs, clusters, days) as one Markdown table.
+
+python -m benchmarks.compare runs/*.json
+python -m benchmarks.compare --peers runs/peers/allreduce_*.json
+python -m benchmarks.compare --auto runs/?/*.json
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks import auto, program
+from benchmarks.words import bytes_in_words
+from collectives.analysis.pictures import expect_picture, pyplot
+from collectives.analysis.records import Measured, Record, read
+from collectives.errors import CollectiveError
+
+
+def table(paths: list[Path]) -> str:
+    """Native's time in microseconds, and how many times faster each row of ours was.
+
+    Native's is the best of its times over all kinds of memory, so that no row of ours gains from a
+    memory on which native is slow.
+
+    Raises:
+        CollectiveError: for a file that is no benchmark's.
+    """
+    files = _alike(paths)
+    heads, columns = ["bytes"], []
+    for told in files:
+        times = {(r.memory, r.algorithm, r.bytes): r.p50_us for r in told.results if not r.in_place}
+        series = list(dict.fromkeys((memory, algorithm) for memory, algorithm, _ in times))
+        heads.append(f"{told.environment}: native (us)")
+        columns.append((times, "", "native"))
+        for memory, algorithm in series:
+            if algorithm != "native":
+                heads.append(f"{algorithm}{'' if memory == 'numpy' else f', {memory}'}")
+                columns.append((times, memory, algorithm))
+    lines = [_line(heads), _line(["---:"] * len(heads))]
+    for size in sorted({r.bytes for told in files for r in told.results}):
+        lines.append(_line([bytes_in_words(size), *(_cell(*column, size) for column in columns)]))
+    return "\n".join(lines)
+
+
+def _alike(paths: Sequence[Path]) -> list[Measured]:
+    """The files, which are of one collective on one number of ranks; Gloo's do not say how many."""
+    files = [read(path) for path in paths]
+    measured = {r.collective for told in files for r in told.results}
+    ranks = {r.ranks for told in files for r in told.results if r.ranks}
+    if len(measured) > 1 or len(ranks) > 1:
+        numbers = ", ".join(map(str, sorted(ranks)))
+        raise CollectiveError(
+            f"these files are of {', '.join(sorted(measured))} on {numbers} ranks; compare one "
+            "collective on one number of ranks"
+        )
+    return files
+
+
+def _cell(times: dict[Any, float], memory: str, algorithm: str, size: int) -> str:
+    natives = [us for (_, name, n), us in times.items() if (name, n) == ("native", size)]
+    native = min(natives, default=None)
+    time = native if algorithm == "native" else times.get((memory, algorithm, size))
+    if time is None:
+        return "-"
+    if algorithm == "native" or native is None:
+        return f"{time:.1f}"
+    return f"{native / time:.2f}x"
+
+
+def _line(cells: list[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def peers(paths: list[Path]) -> str:
+    """One collective: the library's own by several MPIs (and Gloo), and ours beside each of them.
+
+    A machine's speed changes from run to run, so a library is compared with ours in the same run:
+    ``x`` is its time over our best one there, on any memory; Gloo, which has no run with ours, is
+    compared with our slowest run.  ``ours`` is the median run's, and ``least x`` over all
+    libraries; ``ordinary`` and ``adopted`` are the same for ``auto`` on a program's own arrays, as
+    they are and after ``Communicator.share``.  ``auto/native`` is the least ratio of what ``auto``
+    took to the library on the same memory; where it took the library's, that is the same call.
+    ``floor`` is the share of the least memory traffic's time, in the median run.
+
+    Raises:
+        CollectiveError: for a file that is no benchmark's, or has no row of native's or of
+            ``auto`` where one of ours is to be compared with it; for files without a size in
+            common, or without a row of ours.
+    """
+    files = _alike(paths)
+    heads = ["bytes", *(f"{told.environment} (x)" for told in files)]
+    heads += ["ours", "least x", "by", "auto, least x", *_OWN.values(), "auto/native", "floor"]
+    lines = [_line(heads), _line(["---:"] * len(heads))]
+    rows = [_rows(told) for told in files]
+    common = set.intersection(*({r.bytes for r in records} for records in rows))
+    if not common:
+        raise CollectiveError("the files have no size in common: measure the same sizes")
+    for size in sorted(common):
+        runs = [Run(path, records, size) for path, records in zip(paths, rows)]
+        if not any(run.ours for run in runs):
+            raise CollectiveError("none of the files has a row of ours: bench --algorithm auto")
+        slowest = {name: max(run.least(name) for run in runs if run.ours) for name in _OURS}
+        best = [run.least("best") if run.ours else slowest["best"] for run in runs]
+        cells = [bytes_in_words(size)]
+        cells += [f"{run.native:.1f} ({run.native / us:.2f})" for run, us in zip(runs, best)]
+        cells.append(f"{median(us for run, us in zip(runs, best) if run.ours):.1f}")
+        worst = {
+            name: min(run.native / (run.least(name) if run.ours else slowest[name]) for run in runs)
+            for name in _OURS
+        }
+        ratios = [ratio for run in runs for ratio in run.auto_to_native]
+        shares = [run.share for run in runs if run.share]
+        cells += [
+            f"{worst['best']:.2f}",
+            ", ".join(dict.fromkeys(run.by for run in runs if run.ours)),
+            f"{worst['auto']:.2f}",
+            *(_least([run.on(memory) for run in runs]) for memory in _OWN),
+            _least(ratios, "native"),
+            f"{100 * median(shares):.0f}%" if shares else "-",
+        ]
+        lines.append(_line(cells))
+    return "\n".join(lines)
+
+
+#: Kinds of memory and how their lines are drawn.
+_LINES = {"shared": ("-", "o"), "adopted": ("--", "s"), "numpy": (":", None)}
+
+
+def plot(path: Path, files: list[Path]) -> None:
+    """Against size, each library's time over that of ``auto`` in the same run: solid lines are
+    arrays of ``Communicator.empty``, dashed ones a program's own after ``Communicator.share``,
+    dotted ones ordinary arrays.  Files without ``auto``, as Gloo's, have no line.
+
+    Raises:
+        CollectiveError: for a file that is no benchmark's, or if none has ``auto``.
+    """
+    plt = pyplot()
+    figure, axes = plt.subplots(figsize=(9, 4.8), layout="constrained")
+    told = list(zip(files, _alike(files)))
+    told = [(name, one) for name, one in told if any(r.algorithm == "auto" for r in one.results)]
+    if not told:
+        raise CollectiveError("none of the files has a row of auto: bench --algorithm all,auto")
+    for number, (name, one) in enumerate(told):
+        rows = _rows(one)
+        runs = {size: Run(name, rows, size) for size in sorted({r.bytes for r in rows})}
+        for memory, (line, marker) in _LINES.items():
+            points = {size: run.on(memory) for size, run in runs.items()}
+            known = {size: ratio for size, ratio in points.items() if ratio is not None}
+            label = f"{one.environment}" if memory == "shared" else None
+            style = {"linestyle": line, "marker": marker, "color": f"C{number}", "markersize": 4}
+            axes.plot(known.keys(), known.values(), label=label, **style)
+    axes.axhline(1, color="0.6", linewidth=5, zorder=0)
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_yticks([0.5, 1, 2, 5, 10], ["0.5", "1", "2", "5", "10"])
+    axes.set_xlabel("bytes")
+    first = told[0][1].results[0]
+    axes.set_title(
+        f"{first.collective} of {max(r.ranks for r in told[0][1].results)} ranks: the library's "
+        "time / auto's\nsolid: comm.empty, dashed: comm.share, dotted: ordinary arrays",
+        fontsize=10,
+    )
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def _rows(told: Measured) -> list[Record]:
+    """Records out of place, or those in place of a broadcast, which has no others."""
+    return [r for r in told.results if not r.in_place] or told.results
+
+
+def _least(ratios: Sequence[float | None], otherwise: str = "-") -> str:
+    known = [ratio for ratio in ratios if ratio is not None]
+    return f"{min(known):.2f}" if known else otherwise
+
+
+#: Kinds of memory in which a program's own arrays lie, and their columns.
+_OWN = {"numpy": "ordinary", "adopted": "adopted"}
+#: Columns of ours: the fastest algorithm, and auto.
+_OURS = ("best", "auto")
+
+
+class Run:
+    """Results of one run at one size.
+
+    Attributes:
+        native: the library's time, on the memory where it is fastest.
+        ours: the records that are not the library's.
+        by: our fastest algorithm, and the memory if it is not NumPy's.
+        share: time of the least memory traffic over our fastest time; ``None`` if unknown.
+        auto_to_native: for each kind of memory where ``auto`` took one of ours, the library's time
+            over its own.
+
+    Raises:
+        CollectiveError: ours cannot be compared, as native's row or that of ``auto`` is missing.
+    """
+
+    def __init__(self, path: Path, records: list[Record], size: int) -> None:
+        here = [r for r in records if r.bytes == size]
+        native = {r.memory: r.p50_us for r in here if r.algorithm == "native"}
+        self.ours = [r for r in here if r.algorithm != "native"]
+        autos = [r for r in self.ours if r.algorithm == "auto"]
+        bare = sorted({r.memory for r in autos} - native.keys())
+        if not native or bare:
+            what = (f"on {bare[0]} memory " if bare else "") + f"for {bytes_in_words(size)}"
+            raise CollectiveError(
+                f"{path} has no row of native {what}, which ours are compared with"
+            )
+        if self.ours and not autos:
+            raise CollectiveError(
+                f"{path} has no row of auto for {bytes_in_words(size)}: bench --algorithm all,auto"
+            )
+        self.native = min(native.values())
+        self.auto_to_native = [native[r.memory] / r.p50_us for r in autos if r.ran != "native"]
+        self.by, self.share = "", None
+        if self.ours:
+            best = min(self.ours, key=lambda r: r.p50_us)
+            memory = "" if best.memory == "numpy" else f" ({best.memory})"
+            self.by = f"{best.ran.partition(' in ')[0]}{memory}"
+            self.share = best.floor_us / best.p50_us if best.floor_us else None
+
+    def least(self, which: str) -> float:
+        """Microseconds of our fastest, or of the fastest of ``auto``."""
+        return min(r.p50_us for r in self.ours if which == "best" or r.algorithm == which)
+
+    def on(self, memory: str) -> float | None:
+        """The library's time over that of ``auto`` on a kind of memory; ``None`` if unmeasured."""
+        times = [r.p50_us for r in self.ours if (r.algorithm, r.memory) == ("auto", memory)]
+        return self.native / min(times) if times else None
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Prints a table; draws a picture with ``--plot``."""
+    parser = argparse.ArgumentParser(prog="benchmarks.compare", description=__doc__)
+    parser.add_argument("files", nargs="+", type=Path, metavar="JSON", help="file of 'bench -J'")
+    against = parser.add_mutually_exclusive_group()
+    against.add_argument(
+        "--peers",
+        action="store_true",
+        help="compare our algorithms with each MPI library's own, one file for each MPI",
+    )
+    against.add_argument(
+        "--auto",
+        action="store_true",
+        help="compare auto with the library's own on the same memory, over the files of several "
+        "runs, and name where it is slower",
+    )
+    parser.add_argument(
+        "--plot",
+        type=Path,
+        metavar="FILE",
+        help="draw how many times as fast auto is as each library, on every kind of memory",
+    )
+
+    def act(options: argparse.Namespace) -> int:
+        if options.plot:
+            expect_picture(options.plot)
+            plot(options.plot, options.files)
+        show = peers if options.peers else auto.report if options.auto else table
+        print(show(options.files))
+        return 0
+
+    return program.run(parser, arguments, act)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

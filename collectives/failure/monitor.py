@@ -1,0 +1,326 @@
+"""Watchdog thread: notices a collective that does not end, reports who is missing, ends the job."""
+
+import atexit
+import contextlib
+import os
+import selectors
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import monotonic, sleep
+from typing import Any, NoReturn
+
+from mpi4py import MPI
+
+from collectives.failure.abort import expect_end
+from collectives.failure.history import Entered, History, size_of
+from collectives.failure.neighbours import Neighbour, Neighbours
+from collectives.failure.peers import MOST_BYTES, Peers
+from collectives.failure.report import deadlock, is_meeting, note, place, report, stacks
+
+#: Exit status of the job after a stall, as of timeout(1).
+STATUS = 124
+#: Exit status of the job after a fault that a restart would meet again.
+FAULT = 1
+#: Seconds for the other ranks to answer.
+_ANSWER_S = 1.0
+#: Seconds that ranks wait for one of them to write the report.
+_GRACE_S = 3.0
+#: Seconds between two looks of an answering thread at whether it is still needed.
+_TURN_S = 0.1
+#: Seconds between two looks of the watching thread.
+_SELECT_S = 0.25
+#: Seconds for the exit handlers of a rank whose program has ended.
+_LEFT_S = 3.0
+#: Seconds until a waiting rank asks the others, and the further seconds for each rank below it.
+_LOOK_S = 5.0
+_BESIDE_S = 0.01
+#: Seconds until a waiting rank writes a note, once for each place; 0 if a rank is silent.
+_NOTE_S = 30.0
+#: Most communicators in an answer.
+_MOST_SHOWN = 100
+
+
+class Watchdog:
+    """Watches one communicator's collectives.  The constructor is collective.
+
+    A call that cannot end ends the job with status 1, in seconds: a rank's program has ended
+    without it, or two ranks wait for each other in calls on two communicators.  Slowness is no
+    fault: after half a minute, once for each place, a rank writes whom it waits for, and waits on.
+
+    After ``timeout`` seconds in one call, one of the waiting ranks reports the call, every rank's
+    progress, the missing ranks and their stacks, and the job ends with status 124.  Neighbours see
+    a process die.  ``SIGUSR2`` makes a rank write its last calls to stderr, even while it is stuck
+    inside MPI.
+
+    Args:
+        comm: a communicator; the watchdog sends no messages on it later.
+        timeout: seconds; without one, slowness, deaths and signals are ignored.
+
+    Raises:
+        ValueError: ``timeout`` is no finite number above 0.
+    """
+
+    def __init__(self, comm: MPI.Intracomm, timeout: float | None = None) -> None:
+        if timeout is not None and not 0 < timeout < float("inf"):
+            raise ValueError(
+                f"the watchdog's timeout is {timeout} s; it must be a finite number above 0"
+            )
+        self.timeout = timeout or float("inf")
+        self.calls = History()
+        self._comm = comm
+        self._peers = Peers(comm)
+        self._neighbours = None
+        world = MPI.Comm.Compare(comm, MPI.COMM_WORLD) in (MPI.IDENT, MPI.CONGRUENT)
+        # One ring is enough.  Threads may make watchdogs in another order on each rank, so the
+        # ranks agree whether there is a ring.
+        here = any(other._neighbours for other in _running())
+        if timeout and world and not any(comm.allgather(here)):
+            hosts, addresses = self._peers.hosts, self._peers.addresses
+            self._neighbours = Neighbours(comm, hosts, addresses, self._peers.token)
+        self._looked_at = float("-inf")
+        self._noted: set[str] = set()
+        self._process = os.getpid()
+        self._stop = False
+        self._wakeup, self._signalled = socket.socketpair()
+        for end in (self._wakeup, self._signalled):
+            end.setblocking(False)
+        self._previous = self._listen_to_signals() if timeout else None
+        atexit.register(self._leave)
+        self._thread = _Thread(self)
+        self._thread.start()
+
+    def enter(self, arguments: Any, algorithm: str | None) -> Entered:
+        """Records that a call begins.  Cost: about a microsecond, with :meth:`leave`."""
+        size = size_of(arguments.recvbuf) or size_of(arguments.sendbuf)
+        return self.calls.enter(arguments.collective, algorithm, size)
+
+    def leave(self, call: Entered, completes: bool = True) -> None:
+        """Records that a call ended; ``completes`` is false if its collective is still running."""
+        self.calls.leave(call, completes)
+
+    @contextmanager
+    def waiting(self, what: str, *, numbered: bool) -> Iterator[None]:
+        """Marks a block that waits for other ranks in another way than a collective."""
+        call = self.calls.enter(what, numbered=numbered)
+        try:
+            yield
+        finally:
+            self.calls.leave(call)
+
+    def __str__(self) -> str:
+        """Text with the last calls of this rank."""
+        peers = self._peers
+        among = f", among {peers.group}" if peers.group else ""
+        place = f"rank {peers.job[peers.rank]} of {MPI.COMM_WORLD.size}{among}"
+        return f"[{place}] {self.calls}"
+
+    def close(self) -> None:
+        """Stops watching."""
+        listened = self._previous is not None
+        if listened and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGUSR2, self._previous)
+            signal.set_wakeup_fd(-1)
+            for other in _running():  # receives the signals from now on
+                if other is not self and other.timeout < float("inf"):
+                    other._previous = other._listen_to_signals()
+                    break
+        self.drop()
+        self._thread.join(_ANSWER_S + _GRACE_S)
+        if self._neighbours:
+            self._neighbours.close()
+
+    def drop(self) -> None:
+        """Stops watching, without waiting for the thread."""
+        atexit.unregister(self._leave)
+        self._stop = True
+        with contextlib.suppress(OSError):  # it is closed already
+            self._signalled.send(b"\0")
+
+    def _leave(self) -> None:
+        """Says to the other ranks that this rank will make no collective any more."""
+        if os.getpid() == self._process:
+            self._peers.say_farewell(self.calls.made)
+
+    def _listen_to_signals(self) -> Any:
+        """Has signals written to a file descriptor, which the thread reads.
+
+        Python's own handlers run between byte codes, so not while a rank is inside MPI.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            return None
+        other = signal.set_wakeup_fd(self._signalled.fileno(), warn_on_full_buffer=False)
+        if other != -1:  # an event loop of the program uses it
+            signal.set_wakeup_fd(other)
+            return None
+        previous = signal.getsignal(signal.SIGUSR2)
+        signal.signal(signal.SIGUSR2, previous if callable(previous) else _nothing)
+        return previous
+
+    def _watch(self) -> None:
+        with selectors.DefaultSelector() as ready:
+            ready.register(self._peers.socket, selectors.EVENT_READ)
+            ready.register(self._wakeup, selectors.EVENT_READ)
+            for neighbour in self._neighbours.alive if self._neighbours else ():
+                ready.register(neighbour.connection, selectors.EVENT_READ, neighbour)
+            while not self._stop:
+                for key, _ in ready.select(min(_SELECT_S, self.timeout / 4)):
+                    if isinstance(key.data, Neighbour):
+                        ready.unregister(key.fileobj)
+                    self._read(key)
+                call = self.calls.current
+                if call is not None:
+                    self._look(call, monotonic() - call.begun)
+        for end in (self._wakeup, self._signalled):
+            end.close()
+        self._peers.close()
+
+    def _read(self, key: selectors.SelectorKey) -> None:
+        """Reads from a socket that has become readable."""
+        if self._neighbours and isinstance(key.data, Neighbour):
+            if text := self._neighbours.listen(key.data):
+                _say(text)
+        elif key.fileobj is self._peers.socket:
+            self._peers.answer(self._status())
+        elif signal.SIGUSR2 in self._wakeup.recv(100):
+            _say(report_calls())
+
+    def _status(self) -> dict[str, Any]:
+        """This rank's answer to a question of another one."""
+        call = self.calls.current
+        waited = 0.0 if call is None else monotonic() - call.begun
+        running = [watchdog for watchdog in _running() if watchdog is not self]
+        inside = ((other, other.calls.current) for other in running)
+        elsewhere = [(other._peers.token, it) for other, it in inside if it and is_meeting(it)]
+        return {
+            "rank": self._peers.rank,
+            "completed": self.calls.completed,
+            "call": None if call is None else str(call),
+            "what": None if call is None else call.words,
+            "number": None if call is None else call.number,
+            "meets": call is not None and is_meeting(call),
+            "made": self.calls.made,
+            "made_on": {other._peers.token: other.calls.made for other in running[-_MOST_SHOWN:]},
+            "elsewhere": [(token, it.number, str(it)) for token, it in elsewhere[:1]],
+            "polls": monotonic() - self.calls.polled < min(1.0, 0.5 * self.timeout),
+            # Ranks enter a call one after the other, and the first one asks all at once.
+            "waits": waited > 0.5 * self.timeout,
+            "where": place(),
+            "stack": stacks()[-MOST_BYTES // 2 :],
+        }
+
+    def _look(self, call: Entered, waited: float) -> None:
+        """Acts on a call that has lasted ``waited`` seconds."""
+        if waited > self.timeout:
+            self._stalled(call)
+            return
+        peers, now = self._peers, monotonic()
+        left = [
+            rank
+            for rank, (made, heard) in peers.ended.items()
+            if call.numbered and made < call.number and now - heard > _LEFT_S
+        ]
+        if left and waited > _LEFT_S:
+            if answers := self._asked(call):
+                who = ", ".join(str(peers.job[rank]) for rank in left)
+                self._end(report(peers, call, answers, f"cannot end without rank {who}"), FAULT)
+            return
+        # One rank asks for all: the lowest of those that wait.
+        due = max(self._looked_at, peers.left_to) + max(_LOOK_S, 0.5 * waited)
+        if waited < _LOOK_S + _BESIDE_S * min(peers.rank, 200) or now < due:
+            return
+        self._looked_at = now
+        if not (answers := self._asked(call)):
+            return
+        if why := deadlock(peers.token, answers):
+            why = f"cannot end: {why.format(*peers.job)}"
+            self._end(report(peers, call, answers, why), FAULT)
+        where = answers[peers.rank]["where"]
+        silent = len(answers) + len(peers.ended) < peers.size
+        if (silent or waited > _NOTE_S) and where not in self._noted:
+            self._noted.add(where)
+            if text := note(peers, call, answers, waited):
+                _say(text)
+
+    def _asked(self, call: Entered) -> dict[int, dict[str, Any]]:
+        """Statuses of all ranks that answer; empty if the call has ended meanwhile."""
+        over = threading.Event()
+        answering = self._start_answering(over)
+        answers = self._peers.ask(_ANSWER_S)
+        over.set()
+        answering.join()
+        if self.calls.current is not call:
+            return {}
+        answers[self._peers.rank] = self._status()
+        return answers
+
+    def _stalled(self, call: Entered) -> None:
+        if not (answers := self._asked(call)):
+            return
+        waiting = [r for r, s in answers.items() if s["waits"] and s["number"] == call.number]
+        text = ""
+        if self._peers.rank == min(waiting, default=self._peers.rank):
+            why = f"has not ended after {self.timeout:g} s"
+            text = report(self._peers, call, answers, why)
+        self._end(text, STATUS)
+
+    def _end(self, text: str, status: int) -> NoReturn:
+        """Ends the job with a report, or after another rank has written one."""
+        self._start_answering(threading.Event())
+        if text:
+            _say(text)
+        else:
+            sleep(_GRACE_S)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        sleep(0.2)  # the launcher forwards it
+        expect_end()
+        if MPI.Query_thread() == MPI.THREAD_MULTIPLE:
+            self._comm.Abort(status)
+        os._exit(status)
+
+    def _start_answering(self, over: threading.Event) -> threading.Thread:
+        """A thread that answers the other ranks, which may ask at the same time, until ``over``."""
+        answering = threading.Thread(
+            target=self._keep_answering, args=(over,), name="watchdog", daemon=True
+        )
+        answering.start()
+        return answering
+
+    def _keep_answering(self, over: threading.Event) -> None:
+        with selectors.DefaultSelector() as ready:
+            ready.register(self._peers.socket, selectors.EVENT_READ)
+            while not over.is_set():
+                if ready.select(_TURN_S):
+                    self._peers.answer(self._status())
+
+
+class _Thread(threading.Thread):
+    """The background thread of a watchdog."""
+
+    def __init__(self, watchdog: Watchdog) -> None:
+        # As a daemon it keeps no job from ending.
+        super().__init__(target=watchdog._watch, name="watchdog", daemon=True)
+        self.watchdog = watchdog
+
+
+def report_calls() -> str:
+    """Text with the last calls of this process on each watched communicator."""
+    return "\n".join(str(watchdog) for watchdog in _running() if watchdog.calls)
+
+
+def _running() -> list[Watchdog]:
+    """Open watchdogs of this process."""
+    threads = [thread for thread in threading.enumerate() if isinstance(thread, _Thread)]
+    return [thread.watchdog for thread in threads if not thread.watchdog._stop]
+
+
+def _say(text: str) -> None:
+    print(f"{text}\n", file=sys.stderr, end="", flush=True)  # as one piece
+
+
+def _nothing(*_: object) -> None:
+    """Handler without effect, by which Python writes to the file descriptor."""

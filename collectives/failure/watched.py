@@ -1,0 +1,75 @@
+"""A plan under the eyes of a watchdog."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from collectives.failure.history import Entered
+
+if TYPE_CHECKING:
+    from collectives.failure.monitor import Watchdog
+
+
+class Watched:
+    """A plan whose runs and waits are watched, under the number of the call that made it.
+
+    Runs have no numbers, as a rank may call ``Wait`` where another calls ``Test``.
+    """
+
+    def __init__(self, plan: Any, made: Entered, watchdog: "Watchdog") -> None:
+        """Watches ``plan``, which the call ``made`` has made."""
+        self._plan = plan
+        self._number = made.number
+        self._collective, _, self._size = made.what
+        self._watchdog = watchdog
+
+    def __call__(self) -> None:
+        """Runs the collective to its end."""
+        with self.waiting():
+            self._plan()
+
+    def begin(self) -> Any:
+        """Starts one run; a request of MPI's gets this object as its ``watched``."""
+        begun = self._plan.begin()
+        if begun is self._plan:
+            return self
+        begun.watched = self
+        return begun
+
+    def Test(self) -> bool:
+        """Makes progress; returns whether it has completed."""
+        done: bool = self._plan.Test()
+        self.tested(done)
+        return done
+
+    def tested(self, done: bool) -> None:
+        """Records the result of a ``Test``."""
+        if done:
+            self._watchdog.calls.complete(self._number)
+        else:
+            self._watchdog.calls.polled = monotonic()
+
+    def Wait(self) -> None:
+        """Completes the run."""
+        with self.waiting("Wait for"):
+            self._plan.Wait()
+
+    def synchronize(self) -> None:
+        """Completes the run; the host can read the results."""
+        with self.waiting("Wait for"):
+            self._plan.synchronize()
+
+    @contextmanager
+    def waiting(self, how: str | None = None) -> Iterator[None]:
+        """Marks a block that waits for the run."""
+        calls = self._watchdog.calls
+        what = how, self._collective, self._plan.algorithm, self._size
+        call = calls.enter(*what, of=self._number)
+        try:
+            yield
+        finally:
+            calls.leave(call)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._plan, name)

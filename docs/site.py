@@ -1,0 +1,127 @@
+"""Hooks of mkdocs: explorers, pages of the API and of files outside of docs/, and their links."""
+
+import ast
+import re
+import tempfile
+from collections.abc import Iterator
+from contextlib import redirect_stdout
+from io import StringIO
+from pathlib import Path, PurePosixPath
+from posixpath import normpath
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+from collectives.__main__ import main as run_collectives
+from mpitrain.__main__ import main as run_mpitrain
+
+ROOT = Path(__file__).parents[1]
+#: Pages of the site that are files outside of docs/.
+OUTSIDE = {
+    "index.md": "README.md",
+    "changelog.md": "CHANGELOG.md",
+    "contributing.md": "CONTRIBUTING.md",
+    "jobs.md": "jobs/README.md",
+}
+#: Pages of the API: packages whose public names each page has.
+API = {
+    "api/collectives.md": ("collectives", "collectives.schedule"),
+    "api/mpitrain.md": ("mpitrain", "mpitrain.adapters.torch", "mpitrain.nn"),
+}
+#: Explorers by their file: a title and the command that writes it, but for the file's name.
+EXPLORERS = {
+    "ring": ("Ring beside Swing", ["explore", "ring", "--with", "swing", "-n", "4,8", "-o"]),
+    "tree": ("Double binary tree", ["explore", "double_binary_tree:segments=4", "-n", "7,8", "-o"]),
+    "bruck": ("Bruck's all-to-all", ["explore", "bruck", "-c", "alltoall", "-n", "5,8", "-o"]),
+    "pipelines": ("Pipeline schedules", ["schedules", "-p", "4", "-m", "8", "--html"]),
+}
+_LINK = re.compile(r"(\]\()(?!\w+:|#)([^)#\s]+)")
+_ROLE = re.compile(r":(?:attr|class|data|exc|func|meth|mod|obj):<code>~?(?:[\w.]+\.)?(\w+)</code>")
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Adds the pages that are not in docs/."""
+    pages = {page: (ROOT / path).read_text() for page, path in OUTSIDE.items()}
+    for page, modules in API.items():
+        pages[page] = "\n".join([f"# API of {modules[0]}\n", *map(_api, modules)])
+    pages["explore.md"] = _explorers()
+    for path in _linked_files():
+        pages[_page_of(path)] = f"# {path}\n\n```python\n{(ROOT / path).read_text()}```\n"
+    for name, text in pages.items():
+        files.append(File.generated(config, name, content=text))
+    with tempfile.TemporaryDirectory() as folder:
+        for name, (_, command) in EXPLORERS.items():
+            path = Path(folder) / f"{name}.html"
+            run = run_mpitrain if command[0] == "schedules" else run_collectives
+            with redirect_stdout(StringIO()):
+                assert run([*command, str(path)]) == 0
+            files.append(File.generated(config, f"explore/{name}.html", content=path.read_text()))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Leads links between files of the repository to their pages."""
+    name = page.file.src_uri
+    if "/" in name or name == "explore.md":
+        return markdown
+    folder = PurePosixPath(OUTSIDE.get(name, f"docs/{name}")).parent
+
+    def lead(found: re.Match[str]) -> str:
+        return found[1] + _page_of(normpath(str(folder / found[2])))
+
+    return _LINK.sub(lead, markdown)
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Shows Sphinx's roles of docstrings as code."""
+    return _ROLE.sub(r"<code>\1</code>", html)
+
+
+def _page_of(path: str) -> str:
+    """Page of a file of the repository."""
+    for page, outside in OUTSIDE.items():
+        if path == outside:
+            return page
+    return path.removeprefix("docs/") if path.startswith("docs/") else f"source/{path}.md"
+
+
+def _linked_files() -> set[str]:
+    """Files of code that documents link to, relative to the repository."""
+    found = set()
+    for path in [*(ROOT / "docs").glob("*.md"), *(ROOT / path for path in OUTSIDE.values())]:
+        for _, target in _LINK.findall(path.read_text()):
+            linked = (path.parent / target).resolve()
+            if linked.suffix == ".py":
+                found.add(str(linked.relative_to(ROOT)))
+    return found
+
+
+def _api(module: str) -> str:
+    """Section with the public names of a package, or with a whole module; imports nothing."""
+    path = ROOT / module.replace(".", "/") / "__init__.py"
+    if not path.exists():
+        return f"## `{module}`\n\n::: {module}\n    options: {{show_root_heading: false}}\n"
+    tree = ast.parse(path.read_text())
+    names = next(
+        ast.literal_eval(node.value)
+        for node in tree.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
+    )
+    parts = [f"## `{module}`\n", f"{ast.get_docstring(tree)}\n"]
+    parts += [f"::: {module}.{name}\n" for name in names if name != "__version__"]
+    return "\n".join(parts)
+
+
+def _explorers() -> str:
+    """Page with links to the explorers, and the commands that write them."""
+
+    def rows() -> Iterator[str]:
+        for name, (title, command) in EXPLORERS.items():
+            program = "mpitrain" if command[0] == "schedules" else "collectives"
+            yield f"| [{title}](explore/{name}.html) | `{program} {' '.join(command)} FILE` |"
+
+    return (
+        "# Explorers\n\nPages that step through the rounds of an algorithm or the actions of a "
+        "pipeline schedule.\n\n| page | written by |\n| --- | --- |\n" + "\n".join(rows()) + "\n"
+    )

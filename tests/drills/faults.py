@@ -1,0 +1,124 @@
+"""Kinds of faults, drawn from a seed, and the words of a job that fails of them."""
+
+import random
+import re
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of fault.
+
+    Attributes:
+        text: the fault in words.
+        inside: a rank does it to itself; else it is done around the job.
+        survives: the job is to end as if nothing had happened; else it is to fail, say why, and be
+            resumed.
+        named: regular expression of what a failing job must say, of ``{rank}``.
+        settings: settings of the job without which the fault would go unnoticed.
+    """
+
+    text: str
+    inside: bool
+    survives: bool
+    named: str
+    settings: tuple[str, ...] = ()
+
+
+KINDS = {
+    "kill": Kind("a rank is killed", True, False, r"(?i)rank:? {rank}\b"),
+    "daemon": Kind(
+        "the launcher's daemon on a rank's node is killed", True, False,
+        r"launcher's on this node, is gone|lost communication|process manager error|"
+        r"launcher was killed by signal 9",
+    ),
+    "pause": Kind("a rank stands still for a while", True, True, ""),
+    "freeze": Kind(
+        "a rank stands still for good", True, False,
+        r"rank {rank} on \S+ (does not answer|is gone): it (is|has) ",
+    ),
+    "payload": Kind(
+        "a bit of a message changes", True, False,
+        r"step {step}: .*a message of \d+ bytes from rank \d+ arrived changed",
+        ("parallel.checksums=true",),
+    ),
+    "memory": Kind(
+        "a bit of a rank's parameters changes", True, False,
+        r"replicas differ [^\n]*step {step}: rank \d|not finite at step {step} \(",
+        ("run.check_every=1",),
+    ),
+    "full": Kind("the disk of the checkpoints is full", False, False, r"No space left on device"),
+    "readonly": Kind(
+        "the folder of the checkpoints turns read-only", False, False, r"Read-only file system"
+    ),
+    "cut": Kind("the link of a host is cut", False, False, r"(?i)does not answer|lost|unreachable"),
+    "slow": Kind("the link of a host is slowed down", False, True, ""),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One thing that goes wrong.
+
+    Attributes:
+        kind: name in :data:`KINDS`.
+        rank: the rank that it hits, if it hits one.
+        step: the step before which it happens, counted from 1.
+        seconds: length of a pause, or time into the step at which the fault happens.
+        seed: seed of all other random choices.
+    """
+
+    kind: str
+    rank: int
+    step: int
+    seconds: float = 0.0
+    seed: int = 0
+
+    def __str__(self) -> str:
+        return (
+            f"{self.kind} rank={self.rank} step={self.step} seconds={self.seconds:g} "
+            f"seed={self.seed}"
+        )
+
+    def named(self) -> re.Pattern[str]:
+        """Pattern in the output of a job that fails of it."""
+        pattern = KINDS[self.kind].named
+        return re.compile(
+            pattern.replace("{rank}", str(self.rank)).replace("{step}", str(self.step)), re.DOTALL
+        )
+
+
+def draw(kind: str, seed: int, ranks: int, steps: int) -> Fault:
+    """A fault of a kind, at a place in a job that depends on the seed."""
+    rng = random.Random(f"{kind} {seed}")
+    # Not in the last steps: the job might be over before something outside of it happens.
+    step = rng.randrange(2, max(3, steps - steps // 8))
+    seconds = rng.uniform(0.3, 1.5) if kind == "pause" else rng.uniform(0.0, 0.02)
+    return Fault(kind, rng.randrange(ranks), step, round(seconds, 4), seed)
+
+
+def parse(text: str) -> Fault:
+    """A fault as its ``str`` writes it; what is left out is 0, but for the step.
+
+    Raises:
+        ValueError: in one sentence.
+    """
+    kind, *pairs = text.replace(",", " ").split() or [""]
+    if kind not in KINDS:
+        raise ValueError(f"no fault {kind!r}; there are {', '.join(KINDS)}")
+    values: dict[str, float] = {}
+    for pair in pairs:
+        key, _, value = pair.partition("=")
+        if key not in ("rank", "step", "seconds", "seed"):
+            raise ValueError(f"{pair!r} is no part of a fault; there are rank, step, seconds, seed")
+        try:
+            values[key] = float(value) if key == "seconds" else int(value)
+        except ValueError:
+            raise ValueError(f"{pair!r} has no number") from None
+    return Fault(
+        kind,
+        int(values.get("rank", 0)),
+        int(values.get("step", 1)),
+        values.get("seconds", 0.0),
+        int(values.get("seed", 0)),
+    )

@@ -1,0 +1,52 @@
+"""The commands of benchmarks/, started as their README says, on small sizes."""
+
+import json
+
+import pytest
+
+from tests.launch.test_examples import ROOT, pytestmark, run  # noqa: F401
+
+
+def test_first_calls_are_beside_later_ones(tmp_path):
+    words = ["-m", "benchmarks.first_call", "-b64", "-e64", "--memory", "numpy", "shared"]
+    rows = [line.split() for line in run(tmp_path, 2, *words).splitlines()[3:]]
+    assert [row[:2] for row in rows] == [["64", "numpy"], ["64", "shared"]]
+
+
+def test_a_round_is_shown_in_parts(tmp_path):
+    told = run(tmp_path, 2, "-m", "benchmarks.round_cost", "--calls=10")
+    assert "a plan in shared memory" in told
+
+
+def test_schedules_are_rehearsed(tmp_path):
+    words = ["-m", "benchmarks.rehearse", "-m4", "--milliseconds=1"]
+    rows = [line.split() for line in run(tmp_path, 2, *words).splitlines()[1:]]
+    assert all(row[-1] == row[-2] for row in rows) and len(rows) == 5  # activations
+
+
+@pytest.mark.slow
+def test_the_matrix_is_tried(tmp_path):
+    pytest.importorskip("matplotlib")
+    pytest.importorskip("sklearn")
+    told = run(tmp_path, 2, "-m", "benchmarks.matrix", "--quick", "--steps=2", "--out=matrix")
+    assert told.endswith("matrix.html: 4 done, 1 refused\n")
+    assert len(json.loads((tmp_path / "matrix" / "matrix.json").read_text())["cells"]) == 5
+
+
+def test_tables_are_made_without_ranks(tmp_path):
+    files = [str(path) for path in sorted(ROOT.glob("docs/figures/peers/allreduce_*.json"))]
+    assert "| 64 MiB |" in run(tmp_path, 1, "-m", "benchmarks.compare", "--peers", *files)
+    few = ["--count=10", "--algorithm=ring"]
+    assert "\nring " in run(tmp_path, 1, "-m", "benchmarks.rounding", *few)
+    table = tmp_path / "tuned.json"
+    rule = {"from_bytes": 0, "algorithm": "ring", "ratio": 2.0}
+    entry = {
+        "mpi": "Open MPI", "collective": "allreduce", "memory": "numpy", "ranks": 2,
+        "ranks_per_node": 2, "rules": [rule],
+    }  # fmt: skip
+    content = {"version": 1, "environment": {}, "alpha_us": 1.0, "bandwidth_GBs": 1.0}
+    table.write_text(json.dumps({**content, "entries": [entry]}))
+    assert "0 4 0 0 # ring" in run(tmp_path, 1, "-m", "benchmarks.openmpi_rules", table)
+    told = run(tmp_path, 1, "-m", "benchmarks.portable", table, "-o", tmp_path / "kept.json")
+    assert "left out, as it may not hold elsewhere: Open MPI, allreduce, numpy" in told
+    assert json.loads((tmp_path / "kept.json").read_text())["entries"] == []
