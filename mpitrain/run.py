@@ -1,48 +1,36 @@
-"""A run of training: steps, checkpoints and reports until it ends or is asked to stop."""
+"""A run of training: the loop over epochs, and the step of synchronous training."""
 
-import os
-import socket
-import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from math import isfinite, nan
-from pathlib import Path
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import replace
+from math import nan
+from time import perf_counter
+from typing import Protocol
 
-import msgspec
+import numpy as np
 from mpi4py import MPI
-from msgspec.structs import replace
 
-from collectives import Communicator, provenance
-from collectives.failure.abort import aborts
-from mpitrain.checkpoint import CheckpointError, Writer, newest
-from mpitrain.checkpoint.recipe import kept_constants, recipe_of
-from mpitrain.checkpoint.state import collect, restore
-from mpitrain.config import Compress, Config, ConfigError
-from mpitrain.metrics import (
-    Epoch,
-    Record,
-    ReportError,
-    Resumed,
-    Round,
-    Saved,
-    Start,
-    Step,
-    Summary,
-    Write,
-    recorder,
-    tensorboard,
-)
-from mpitrain.metrics.trace import remove_trace
-from mpitrain.ranks.lock import locked
-from mpitrain.ranks.stop import Stopped
-from mpitrain.ranks.together import all_here, all_or_nobody, together
-from mpitrain.step.agreement import NonFinite
-from mpitrain.training.evaluation import evaluate
-from mpitrain.training.trainer import Trainer
+from mpitrain.arrays import Array, Scalar
+from mpitrain.callbacks import running
+from mpitrain.metrics import Overlap, Record, Skipped, Step, Summary, Write
+from mpitrain.parallel.overlap_trial import OverlapTrial
+from mpitrain.step.agreement import Agreed, NonFinite, Told, named, nonfinite
+from mpitrain.step.ledger import Ledger, Noted
+from mpitrain.training.batches import MicroBatches
+from mpitrain.training.loop import Batch, Loop, forward_backward, left_of, read
+from mpitrain.training.parts import Parts
+
+
+class Steps(Protocol):
+    """A loop, or a facade of one."""
+
+    @property
+    def parts(self) -> Parts: ...
+
+    def steps(self, epoch: int) -> Iterator[Sequence[Record]]: ...
 
 
 def train(
-    trainer: Trainer,
+    loop: Steps,
     *,
     go_on: bool = False,
     allow_changes: bool = False,
@@ -54,11 +42,11 @@ def train(
     Collective.
 
     Args:
-        trainer: of the job.
-        go_on: from the newest checkpoint in ``run.dir`` that is whole, if there is one.
-        allow_changes: go on with another job, too, as far as the checkpoint fits it.
-        tell: is called with each record, on all ranks.
-        way: how the caller goes on after :class:`Stopped`, which rank 0 writes; nothing if empty.
+        loop: the loop of a job (:func:`mpitrain.start.start`), or an :class:`mpitrain.Trainer`.
+        go_on: begin with the newest whole checkpoint in ``run.dir``, if there is one.
+        allow_changes: accept the checkpoint of another job, as far as it fits.
+        tell: called with each record, on all ranks.
+        way: how the caller goes on after :class:`Stopped`, for a line of rank 0; empty: no line.
 
     Raises:
         NonFinite: on all ranks, before anything that is not finite goes into a checkpoint; one that
@@ -71,280 +59,230 @@ def train(
             cannot be written here.
         ReportError: on rank 0, when it cannot write its report.
         MPI.Exception: with MPIs that survive the death of a rank.
-        RuntimeError: the trainer is closed.
+        RuntimeError: the loop is closed.
     """
-    trainer.expect_open()
-    config = trainer.config
-    if config.run.tensorboard:
-        tensorboard.check()
-    with locked(trainer.comm, Path(config.run.dir)):
-        recipe_of(trainer)  # before steps, which may change what a program's own objects hold
-        resumed = resume(trainer, allow_changes=allow_changes) if go_on else None
-        writer = Writer(
-            trainer.comm,
-            checkpoints(config),
-            keep=config.checkpoint.keep,
-            background=config.checkpoint.background,
-            resumed=resumed.step if resumed else None,
-            device=trainer.device,
+    parts = loop.parts
+    with running(parts, go_on=go_on, allow_changes=allow_changes, tell=tell, way=way) as run:
+        if run.tests.is_missing():
+            run.test()
+        while parts.steps_done < parts.total_steps and not parts.watch.ended():
+            for records in loop.steps(parts.steps_done // parts.sampler.steps_per_epoch):
+                for record in records:
+                    run.write(record)
+                if run.stragglers.is_due():
+                    run.stragglers.look()
+                run.checkpoints.poll()
+                if run.checkpoints.is_due():
+                    run.checkpoints.save()
+            if parts.stopping:
+                run.stop()
+            if run.tests.is_due():
+                run.test()
+        return run.finish()
+
+
+class SynchronousLoop(Loop):
+    """Updates the parameters once a step, by the gradient of the global batch.
+
+    Every layout computes the same global mean loss and gradient as one process, up to rounding;
+    what several ranks hold stays the same bit by bit.
+    """
+
+    def __init__(self, parts: Parts) -> None:
+        """Begin the trial of ``parallel.overlap = "auto"``; collective."""
+        super().__init__(parts)
+        sync = parts.config.sync
+        #: Number of gradients.  Each is a mean over its worker's samples alone.
+        self._workers = parts.grid.layout.replicas[0] if sync.drifts else 1
+        #: Steps that workers report to one another later.
+        self._ledger = Ledger(parts.comm, self._workers, sync.agree) if sync.agree > 1 else None
+        self._trial = _trial(parts)
+
+    def batches(self, epoch: int) -> Generator[Batch]:
+        self.parts.account.begin()
+        return read(self.parts, epoch, left_of(self.parts, epoch))
+
+    @np.errstate(over="ignore", invalid="ignore")
+    def step(self, batch: Batch) -> Sequence[Record]:
+        """Train on a batch: one update.
+
+        Returns:
+            The record of the step.  With ``sync.agree``, the ranks report to one another after
+            several steps and at the end of an epoch: none until then, and all of them then.
+
+        Raises:
+            NonFinite: on all ranks; the parameters are those before this step.  With
+                ``sync.agree``, each worker has left out the steps that were not finite.
+            Exception: as :meth:`Loop.step`.
+        """
+        parts, number = self.parts, self.parts.steps_done
+        parts.expect_open()
+        parts.before_step(parts)
+        state = {name: values.copy() for name, values in parts.state.items()}
+        loss: Scalar = 0.0
+        source, comm_seconds = None, 0.0
+        if parts.strategy.computes(number):
+            parts.store.reset()
+            parts.summation.begin(number, parts.scale.value, parts.rates.common(number))
+            source = self._source(batch)
+            loss, comm_seconds = forward_backward(parts, parts.passes, number, source)
+        told = self._told(loss, comm_seconds)
+        agreed = parts.strategy.agree(number, parts.gradient, told)
+        parts.account.met()
+        if self._ledger is None:
+            if agreed.faulty:
+                parts.purity.expect(f"step {number + 1}")
+            parts.stopping = agreed.stopping
+        unfit, failed = source.unfit if source else str, ""
+        if agreed.finite:
+            self._descend(agreed)
+        elif self._ledger is None:
+            return [self._skip(loss, unfit(), state)]
+        else:  # this worker alone stays as it is, until all ranks hear of it
+            culprits = ", ".join(parts.gradient.own_culprits(loss)[:3])
+            failed = culprits or "the norm of its gradient"
+        return self._finish(batch, told, agreed, failed, failed and unfit())
+
+    def _source(self, batch: Batch) -> MicroBatches:
+        """The micro-batches of a batch, which is read now if it was not."""
+        parts = self.parts
+        if batch.held is None:
+            (batch,) = read(parts, batch.epoch, iter(batch.indices))
+        assert batch.held is not None
+        return parts.passes.source(batch.held, batch.indices, parts.scale.value * self._workers)
+
+    def _told(self, loss: Scalar, comm_seconds: float) -> Told:
+        """This rank's report of the step that it has computed."""
+        parts = self.parts
+        # The loss is known to the tensor ranks of the last stage, each of which has all of it.
+        own = loss if parts.grid.place.tensor == 0 else 0.0
+        return parts.account.tell(
+            own if parts.summation.is_finite else nan,
+            comm_seconds,
+            parts.passes.runner().waited,
+            parts.feed,
+            stopping=parts.stop.raised(),
+            faulty=bool(parts.purity.faults()),
         )
-        if not resumed:
-            writer.set_aside()
-            folder = Path(config.run.dir)
-            together(
-                trainer.comm,
-                lambda: remove_trace(folder) if trainer.comm.rank == 0 else None,
-                ConfigError,
-            )
-        shared: tuple[type[Exception], ...] = (*trainer.shared_errors, CheckpointError)
-        try:
-            with all_or_nobody(trainer.comm, alone=ReportError):
-                return _to_the_end(trainer, writer, resumed, tell)
-        except MPI.Exception:
-            writer.abandon()
-            raise
-        except Stopped as stopped:
-            if way and trainer.comm.rank == 0:
-                print(f"mpitrain: {stopped}; {way} goes on from there", file=sys.stderr)
-            raise
-        except shared as error:
-            # The checkpoint that is being written is of a step that went well.
-            try:
-                if aborts() or all_here(trainer.comm):
-                    writer.finish()
-            except CheckpointError as another:
-                error.add_note(str(another))
-            raise
 
+    def _descend(self, agreed: Agreed) -> None:
+        """Update this rank's pieces."""
+        parts, number = self.parts, self.parts.steps_done
+        scale = parts.scale.value
+        most, norm = parts.config.optim.clip_norm, agreed.own_norm / scale
+        clip = most / norm if most and norm > most else 1.0
+        with parts.span("update", "update"):
+            unused = agreed.unused
+            if parts.summation.acts_alone:  # what a codec has kept back comes later
+                unused = parts.updater.never_used(unused)
+            parts.updater.step(parts.rates.common(number), clip / scale, number, unused)
 
-def _to_the_end(
-    trainer: Trainer, writer: Writer, resumed: Resumed | None, tell: Write | None
-) -> Summary:
-    """Epoch after epoch, with its records, checkpoints and tests."""
-    config = trainer.config
-    log_every = config.run.log_every
-    totals = _Totals()
-    result: Epoch | None = None
-    per_epoch = trainer.sampler.steps_per_epoch
-    with _recorder(trainer, tell) as write:
-        write(_start(trainer))
-        if resumed:
-            write(resumed)
-        trainer.check_replicas("before the first step")
-        if _lacks_test(trainer):
-            result = _test(trainer, writer, write)
-        while trainer.steps_done < trainer.total_steps and not trainer.watch.ended():
-            epoch = trainer.steps_done // per_epoch
-            for record in trainer.run_epoch(epoch):
-                write(record)
-                if isinstance(record, Round):  # its step comes next
-                    continue
-                if isinstance(record, Step):
-                    totals.add(record)
-                if record.step < trainer.steps_done:
-                    continue  # the records of several steps have come together
-                slow = trainer.straggler() if trainer.steps_done % log_every == 0 else None
-                if slow:
-                    write(slow)
-                if found := trainer.found_overlap():
-                    write(found)
-                _tell(write, writer.poll())
-                every = config.checkpoint.every
-                if every and trainer.steps_done % every == 0 and not trainer.stopping:
-                    _tell(write, save(trainer, writer))
-            if trainer.stopping:
-                _tell(write, save(trainer, writer))
-                _tell(write, writer.finish())
-                write(trainer.times())
-                raise Stopped(
-                    f"stopped after step {trainer.steps_done} of {trainer.total_steps} "
-                    f"({trainer.stop_reason()})"
-                )
-            if _is_due(trainer):
-                result = _test(trainer, writer, write)
-        if writer.last != trainer.steps_done and not (
-            resumed and resumed.step == trainer.steps_done
-        ):
-            _tell(write, save(trainer, writer))
-        _tell(write, writer.finish())
-        if result is None and trainer.data.test is not None:
-            result = evaluate(trainer, (trainer.steps_done - 1) // per_epoch)
-        trainer.drain()
-        write(trainer.times())
-        summary = totals.summary(trainer, result)
-        write(summary)
-    return summary
+    def _exchange(self) -> float:
+        """Synchronise with the other workers, if that is due; seconds of communication."""
+        parts = self.parts
+        waiting = parts.comm.waiting("the mean of the workers' weights")
+        with parts.span("exchange", "communicate"), waiting:
+            seconds = parts.strategy.after_step(parts.steps_done)
+        parts.passes.forget()
+        return seconds
 
-
-def _is_due(trainer: Trainer) -> bool:
-    """Whether a test follows the last step."""
-    if trainer.data.test is None:
-        return False
-    every = trainer.sampler.steps_per_epoch * trainer.config.evaluate.every
-    return trainer.steps_done == trainer.total_steps or trainer.steps_done % every == 0
-
-
-def _lacks_test(trainer: Trainer) -> bool:
-    """Whether the checkpoint that the run goes on from was written before the test after its step,
-    which may have been made, or not."""
-    return trainer.watch.tested < trainer.steps_done and _is_due(trainer)
-
-
-def _test(trainer: Trainer, writer: Writer, write: Write) -> Epoch:
-    """The test after the last step, and its checkpoint if it is the best."""
-    result = evaluate(trainer, (trainer.steps_done - 1) // trainer.sampler.steps_per_epoch)
-    write(result)
-    if not isfinite(result.test_loss):
-        raise NonFinite(
-            f"the test loss is not finite after step {trainer.steps_done}: the last update "
-            "spoiled the parameters, or samples to test on hold numbers that are not finite; train "
-            "--resume goes on from the newest checkpoint, with a smaller optim.lr or other samples"
+    def _finish(
+        self, batch: Batch, told: Told, agreed: Agreed, failed: str, unfit: str
+    ) -> Sequence[Record]:
+        """Share the update; the records of the steps that all ranks know now."""
+        parts, number = self.parts, self.parts.steps_done
+        lr, scale = parts.rates.rate(number), parts.scale.value
+        with parts.span("publish", "communicate"):
+            published = parts.store.publish()
+        parts.account.ended(published + self._exchange())
+        parts.summation.commit()
+        parts.scale.went_well()
+        parts.steps_done = number + 1
+        overlap = self._try_overlap(agreed.seconds / parts.comm.size)
+        if parts.steps_done == parts.total_steps:
+            told, agreed = self._settled(told, agreed)
+        noted = Noted(
+            number + 1,
+            batch.epoch,
+            len(batch.indices[0]),
+            lr,
+            parts.strategy.exchanges,
+            parts.strategy.since,
+            told,
+            agreed.own_norm**2 * parts.grid.layout.replicas[0] / parts.comm.size,
+            failed,
+            unfit,
         )
-    trainer.watch.tell(result, trainer.steps_done)
-    if trainer.watch.is_best():
-        _tell(write, save(trainer, writer, best=True))
-    return result
+        if self._ledger is None:
+            return [parts.account.record(noted, agreed, agreed.grad_norm / scale), *overlap]
+        self._ledger.noted.append(noted)
+        is_last = (
+            parts.steps_done % parts.sampler.steps_per_epoch == 0
+            or parts.steps_done == parts.total_steps
+        )
+        return self._late(self._ledger) if is_last or not (number + 1) % self._ledger.every else []
+
+    def _late(self, ledger: Ledger) -> list[Step]:
+        """The records of the steps since the ranks agreed last; collective."""
+        parts, began = self.parts, perf_counter()
+        found = ledger.agree()
+        parts.account.busy.met += perf_counter() - began
+        if any(agreed.faulty for _, agreed in found):
+            parts.purity.expect(f"until step {parts.steps_done}")
+        parts.stopping = parts.stopping or any(agreed.stopping for _, agreed in found)
+        return [parts.account.record(one, agreed, agreed.grad_norm) for one, agreed in found]
+
+    def _settled(self, told: Told, agreed: Agreed) -> tuple[Told, Agreed]:
+        """Add what came after the ranks had agreed on the last step, as no later step reports it.
+
+        Collective, unless the ranks agree later.
+        """
+        whole = self.parts.account.settled(told)
+        if self._ledger is not None:
+            return whole, agreed
+        more = np.subtract(whole.numbers[1:], told.numbers[1:])  # the loss need not be finite
+        seconds, reducing, _, _, _, sent, shared, _ = self.parts.comm.allreduce(more).tolist()
+        return whole, replace(
+            agreed,
+            seconds=agreed.seconds + seconds,
+            comm_seconds=agreed.comm_seconds + reducing,
+            sent_bytes=agreed.sent_bytes + sent,
+            shared_bytes=agreed.shared_bytes + shared,
+        )
+
+    def _skip(self, loss: Scalar, unfit: str, state: Mapping[str, Array]) -> Skipped:
+        """Leave the parameters as they are after a gradient that is not finite; collective."""
+        parts, number = self.parts, self.parts.steps_done + 1
+        parts.summation.rollback()
+        for name, values in state.items():
+            parts.state[name][...] = values
+        culprits, data = parts.gradient.culprits(loss), named(parts.comm, unfit)
+        # A loss of the program's own may leave such samples out, so that a smaller scale is tried.
+        scaled = parts.scale.enabled and parts.scale.value > 1.0
+        if parts.config.run.on_nonfinite == "stop" and not scaled:
+            raise NonFinite(nonfinite(number, culprits, data))
+        parts.scale.overflowed()
+        parts.account.ended(self._exchange())
+        parts.steps_done = number
+        synced = parts.account.synced(parts.strategy.exchanges, parts.strategy.since)
+        return Skipped(number, data or culprits, parts.scale.value, synced)
+
+    def _try_overlap(self, seconds: float) -> list[Overlap]:
+        """Go on with the trial after a step of ``seconds``; its result, once it has one."""
+        trial, found = self._trial, list[Overlap]()
+        if trial is None or trial.decided:
+            return found
+        if trial.tell(seconds):
+            trial.decide(*trial.seconds)
+            found = [Overlap(self.parts.steps_done, trial.overlap, *trial.seconds)]
+        self.parts.store.set_overlap(trial.overlap)
+        return found
 
 
-def checkpoints(config: Config) -> Path:
-    """The folder of a run's checkpoints."""
-    return Path(config.run.dir) / "checkpoints"
-
-
-def save(trainer: Trainer, writer: Writer, *, best: bool = False) -> tuple[Path, float] | None:
-    """Begin a checkpoint, of the best test or of the newest step.
-
-    Returns:
-        The one before and the seconds it took, if it was not complete until now.
-    """
-    before = writer.finish()
-    # What differs between replicas is wrong on one of them, and must not outlive the run.
-    trainer.check_replicas(f"before the checkpoint after step {trainer.steps_done}")
-    with trainer.span("checkpoint", "checkpoint"):
-        arrays, pieces, manifest = collect(trainer)
-        if manifest.constants:
-            writer.keep_constants(manifest.constants, lambda: kept_constants(trainer))
-        writer.begin(trainer.steps_done, arrays, pieces, manifest, best=best)
-    return before
-
-
-def settled(comm: Communicator, config: Config) -> Config:
-    """A job that goes on, with the code that ``compress.codec = "auto"`` took at its beginning.
-
-    What that has left out belongs to it, and another choice would be another run.  Collective.
-    """
-    if config.compress.codec != "auto":
-        return config
-    checkpoint, _ = newest(checkpoints(config), comm)
-    if checkpoint is None:
-        return config
-    codec = checkpoint.job.compress.codec
-    how = Compress() if codec == "none" else replace(config.compress, codec=codec)
-    return replace(config, compress=how)
-
-
-def resume(trainer: Trainer, *, allow_changes: bool = False) -> Resumed | None:
-    """Take everything from the newest checkpoint in ``run.dir`` that is whole, if any.
-
-    Collective.
-
-    Args:
-        trainer: takes it.
-        allow_changes: of another job, too, as far as it fits.
-
-    Raises:
-        CheckpointError: on all ranks; it is another job's, or none of several can be used.
-    """
-    checkpoint, refused = newest(checkpoints(trainer.config), trainer.comm)
-    if checkpoint is None:
-        if refused:
-            raise CheckpointError(f"no checkpoint can be used: {'; '.join(refused)}")
+def _trial(parts: Parts) -> OverlapTrial | None:
+    """A trial, if a rank has sums that could overlap with computation; collective."""
+    parallel = parts.config.parallel
+    if parallel.overlap != "auto" or parts.config.sync.kind != "every_step":
         return None
-    recipe_of(trainer)
-    notes = together(
-        trainer.comm,
-        lambda: restore(trainer, checkpoint, allow_changes=allow_changes),
-        CheckpointError,
-    )
-    trainer.refresh()
-    return Resumed(trainer.steps_done, str(checkpoint.folder), refused, notes)
-
-
-class _Totals:
-    """Over all steps of a run."""
-
-    def __init__(self) -> None:
-        self.samples = self.seconds = self.comm_seconds = self.waiting = self.reading = 0.0
-        self.steps = 0
-        self.sent_bytes = self.shared_bytes = 0.0
-
-    def add(self, step: Step) -> None:
-        self.steps += 1
-        self.sent_bytes += step.sent_bytes
-        self.shared_bytes += step.shared_bytes
-        self.samples += step.samples
-        self.seconds += step.seconds
-        self.comm_seconds += step.seconds * step.comm_share
-        self.waiting += step.seconds * step.wait_share
-        self.reading += step.seconds * step.read_share
-
-    def summary(self, trainer: Trainer, result: Epoch | None) -> Summary:
-        return Summary(
-            test_loss=result.test_loss if result else nan,
-            tested=result is not None,
-            metrics=result.metrics if result else {},
-            ranks=trainer.comm.size,
-            algorithm=trainer.store.algorithm,
-            reason=trainer.store.reason,
-            samples_per_s=self.samples / self.seconds if self.seconds else 0.0,
-            comm_share=self.comm_seconds / self.seconds if self.seconds else 0.0,
-            wait_share=self.waiting / self.seconds if self.seconds else 0.0,
-            read_share=self.reading / self.seconds if self.seconds else 0.0,
-            sent_bytes=self.sent_bytes / max(1, self.steps),
-            shared_bytes=self.shared_bytes / max(1, self.steps),
-            dense_bytes=trainer.dense_bytes,
-            ended=trainer.watch.ended() or f"all {trainer.total_steps} steps are done",
-        )
-
-
-def _tell(write: Write, saved: tuple[Path, float] | None) -> None:
-    if saved:
-        folder, seconds = saved
-        write(Saved(int(folder.name.rpartition("-")[2]), str(folder), seconds))
-
-
-@contextmanager
-def _recorder(trainer: Trainer, tell: Write | None) -> Iterator[Write]:
-    with ExitStack() as stack:
-        writes = [tell] if tell else []
-        if trainer.comm.rank == 0:
-            reports = recorder(
-                trainer.config,
-                trainer.total_steps,
-                trainer.steps_done,
-                tests_again=_lacks_test(trainer),
-            )
-            writes.append(stack.enter_context(reports))
-
-        def write(record: Record) -> None:
-            for one in writes:
-                one(record)
-
-        yield write
-
-
-def _start(trainer: Trainer) -> Start:
-    software = provenance()
-    return Start(
-        ranks=trainer.comm.size,
-        processes=trainer.comm.allgather(f"{socket.gethostname()}:{os.getpid()}"),
-        layout=trainer.layout,
-        stages=[list(names) for names in trainer.partition.layers],
-        algorithm=trainer.store.algorithm,
-        reason=trainer.store.reason,
-        parameters=trainer.model.size,
-        config=msgspec.to_builtins(trainer.config),
-        date=software.pop("date"),
-        software=software,
-        devices=trainer.comm.allgather(trainer.device.name),
-    )
+    overlaps = parts.comm.allreduce(parts.store.set_overlap(True), MPI.LOR)
+    return OverlapTrial() if overlaps else None

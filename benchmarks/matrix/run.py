@@ -38,9 +38,10 @@ from mpitrain.ranks.stop import StopFlag, Stopped
 from mpitrain.ranks.together import all_here, together
 from mpitrain.report.facts import duration, number
 from mpitrain.run import train
+from mpitrain.start import start
 from mpitrain.step.agreement import NonFinite
 from mpitrain.training.evaluation import evaluate
-from mpitrain.training.trainer import Trainer
+from mpitrain.training.parts import SHARED_ERRORS, Parts
 
 #: Attempts in which the ranks ended, after which a cell is left alone.
 _ATTEMPTS = 2
@@ -246,20 +247,20 @@ def _measured(
 
     with ExitStack() as stack:
         stack.enter_context(redirect_stdout(io.StringIO()))
-        trainer = Trainer(comm, job, stop=limit)
-        shared: tuple[type[Exception], ...] = (*trainer.shared_errors, CheckpointError)
+        loop = start(comm, job, stop=limit)
+        shared: tuple[type[Exception], ...] = (*SHARED_ERRORS, CheckpointError)
         try:
             try:
-                test = train(trainer, tell=tell, way="").test_loss
+                test = train(loop, tell=tell, way="").test_loss
             except Stopped:  # all ranks together, and nothing is under way
-                test = evaluate(trainer, 0).test_loss
+                test = evaluate(loop.parts, 0).test_loss
         except shared:
             if all_here(comm):
-                trainer.close()
+                loop.close()
             raise
-        encoded, working = _of_codes(trainer, job)
-        dense, algorithm = trainer.dense_bytes, trainer.store.algorithm
-        trainer.close()
+        encoded, working = _of_codes(loop.parts, job)
+        dense, algorithm = loop.parts.dense_bytes, loop.parts.store.algorithm
+        loop.close()
     total = sum(step.seconds for step in steps)
     means = [comm.allreduce(value) / comm.size for value in (encoded, working)]
     seconds, now = [], 0.0
@@ -288,15 +289,15 @@ def _measured(
     )
 
 
-def _of_codes(trainer: Trainer, job: Config) -> tuple[float, float]:
+def _of_codes(parts: Parts, job: Config) -> tuple[float, float]:
     """This rank's encoded bytes of a step, and its seconds in codecs so far."""
-    summation = trainer.summation
+    summation = parts.summation
     if isinstance(summation, CompressedSummation) and summation.sums:
         return (
             sum(one.encoded for one in summation.sums),
             sum(one.working for one in summation.sums),
         )
-    nbytes = float(trainer.arena.size * trainer.store.pieces[0].parameters.dtype.itemsize)
+    nbytes = float(parts.arena.size * parts.store.pieces[0].parameters.dtype.itemsize)
     return nbytes / (job.sync.period if job.sync.drifts else 1), 0.0
 
 

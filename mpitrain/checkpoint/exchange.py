@@ -20,7 +20,7 @@ from mpitrain.parallel.store import Piece, overlaps
 from mpitrain.parallel.summation import Keeper, KeptElements
 
 if TYPE_CHECKING:
-    from mpitrain.training.trainer import Trainer
+    from mpitrain.training.parts import Parts
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class KeptPart:
     values: Array
 
 
-def parts(trainer: "Trainer", *, written: bool = False) -> Iterator[tuple[KeptElements, KeptPart]]:
+def parts(trainer: "Parts", *, written: bool = False) -> Iterator[tuple[KeptElements, KeptPart]]:
     """State of tensors' elements on this rank, or the part of it that the rank writes."""
     replica = trainer.grid.place.replica
     for kept in chain.from_iterable(one.kept() for one in _keepers(trainer)):
@@ -52,7 +52,7 @@ def parts(trainer: "Trainer", *, written: bool = False) -> Iterator[tuple[KeptEl
                 yield kept, KeptPart(section, tensor, kept.start + part.start, kept.values[part])
 
 
-def _answered(trainer: "Trainer", piece: Piece) -> Iterator[slice]:
+def _answered(trainer: "Parts", piece: Piece) -> Iterator[slice]:
     """Parts of a piece that this rank writes, where several ranks have the same."""
     for own in trainer.gradient.counted():
         if trainer.strategy.drifts:  # each worker answers for all elements
@@ -62,7 +62,7 @@ def _answered(trainer: "Trainer", piece: Piece) -> Iterator[slice]:
             yield slice(low - piece.start, high - piece.start)
 
 
-def state(trainer: "Trainer") -> dict[str, Array]:
+def state(trainer: "Parts") -> dict[str, Array]:
     """Other arrays of exchanges, the same on all replicas, by their names in the checkpoint."""
     place, ranks = trainer.grid.place, trainer.grid.layout.tensor
     part = f"@{place.tensor}of{ranks}" if ranks > 1 else ""
@@ -71,11 +71,11 @@ def state(trainer: "Trainer") -> dict[str, Array]:
     }
 
 
-def _keepers(trainer: "Trainer") -> list[Keeper]:
+def _keepers(trainer: "Parts") -> list[Keeper]:
     return [trainer.summation, *trainer.strategy.keepers]
 
 
-def restore(trainer: "Trainer", checkpoint: Checkpoint) -> list[str]:
+def restore(trainer: "Parts", checkpoint: Checkpoint) -> list[str]:
     """Restores the state of exchanges on this rank.
 
     Returns:
@@ -103,7 +103,7 @@ def restore(trainer: "Trainer", checkpoint: Checkpoint) -> list[str]:
 
 
 def _sources(
-    trainer: "Trainer", kept: KeptElements, checkpoint: Checkpoint, tensor: Tensor
+    trainer: "Parts", kept: KeptElements, checkpoint: Checkpoint, tensor: Tensor
 ) -> list[str]:
     """Sections whose sum this replica takes."""
     name = f"{EXCHANGE}{kept.name}"

@@ -16,7 +16,7 @@ from mpitrain.nn import Chain
 from mpitrain.ranks.same import described
 
 if TYPE_CHECKING:
-    from mpitrain.training.trainer import Trainer
+    from mpitrain.training.parts import Parts
 
 #: Beginning of the names of values' digests.
 _VALUES = "values of "
@@ -70,19 +70,19 @@ class Recipe(Struct, frozen=True, forbid_unknown_fields=True):
         yield from late
 
 
-def constants(trainer: "Trainer") -> dict[str, Any]:
+def constants(trainer: "Parts") -> dict[str, Any]:
     """Frozen parameters and buffers by the module's names."""
     found = Chain(trainer.model.layers).constants()
     return {name.removeprefix("part0."): tensor for name, tensor in found.items()}
 
 
-def kept_constants(trainer: "Trainer") -> dict[str, Any]:
+def kept_constants(trainer: "Parts") -> dict[str, Any]:
     """Constants that are in a torch module's ``state_dict``, by the names of its file."""
-    wanted = set(trainer.names.values())
+    wanted = set(trainer.objects.names.values())
     return {name: tensor for name, tensor in constants(trainer).items() if name in wanted}
 
 
-def recipe_of(trainer: "Trainer") -> Recipe:
+def recipe_of(trainer: "Parts") -> Recipe:
     """Recipe of a trainer at the first call; collective.
 
     Cost: rank 0 reads the constants once.
@@ -92,7 +92,7 @@ def recipe_of(trainer: "Trainer") -> Recipe:
     return trainer.recipe
 
 
-def settled_recipe_of(trainer: "Trainer") -> Recipe:
+def settled_recipe_of(trainer: "Parts") -> Recipe:
     """Recipe for a checkpoint, on rank 0 with the names that have changed since; collective."""
     found = recipe_of(trainer)
     if found.changing is None and trainer.comm.rank == 0:
@@ -119,9 +119,10 @@ def name_of_constants(recipe: Recipe, names: Mapping[str, str]) -> str:
     return f"constants-{found.hexdigest()}.safetensors"
 
 
-def _made(trainer: "Trainer", *, values: bool = True) -> Recipe:
+def _made(trainer: "Parts", *, values: bool = True) -> Recipe:
     found = Description(values=values)
-    for name, what in trainer.given.items():
+    own = trainer.objects
+    for name, what in (("model", own.layers), ("loss", own.loss), ("metrics", own.metrics)):
         for key, one in what.items() if isinstance(what, Mapping) else [("", what)]:
             _tell(found, f"{name}.{key}" if key else name, getattr(one, "function", one))
     for name, tensor in constants(trainer).items():
@@ -142,7 +143,7 @@ def _tell(found: Description, name: str, what: Any) -> None:
         found.parts[name] = type(what).__qualname__
 
 
-def _tell_optimizers(found: Description, trainer: "Trainer") -> None:
+def _tell_optimizers(found: Description, trainer: "Parts") -> None:
     """Describes each group's optimiser, and which parameters are in other groups than the first."""
     numbers: dict[int, int] = {}
     for name in trainer.model.names():

@@ -25,7 +25,7 @@ from mpitrain.parallel.store import overlaps
 from mpitrain.step.update import AVERAGE
 
 if TYPE_CHECKING:
-    from mpitrain.training.trainer import Trainer
+    from mpitrain.training.parts import Parts
 
 
 class _Collected:
@@ -67,7 +67,7 @@ class _Collected:
         self.dtypes[name] = kind or self._kind
 
 
-def collect(trainer: "Trainer") -> tuple[dict[str, Array], list[SavedPiece], Manifest]:
+def collect(trainer: "Parts") -> tuple[dict[str, Array], list[SavedPiece], Manifest]:
     """Arrays, pieces and manifest of this rank; all ranks together write everything once.
 
     Collective; it changes nothing of the training.
@@ -118,15 +118,13 @@ def collect(trainer: "Trainer") -> tuple[dict[str, Array], list[SavedPiece], Man
         data=trainer.data_digest,
         state=list(state),
         recipe=recipe,
-        names=dict(trainer.names),
-        constants=name_of_constants(recipe, trainer.names),
+        names=dict(trainer.objects.names),
+        constants=name_of_constants(recipe, trainer.objects.names),
     )
     return found.arrays, found.pieces, manifest
 
 
-def restore(
-    trainer: "Trainer", checkpoint: Checkpoint, *, allow_changes: bool = False
-) -> list[str]:
+def restore(trainer: "Parts", checkpoint: Checkpoint, *, allow_changes: bool = False) -> list[str]:
     """Restores a trainer from a checkpoint that any layout of the same job wrote.
 
     Not collective: call :func:`~mpitrain.checkpoint.recipe.recipe_of` before, and
@@ -196,7 +194,7 @@ def restore(
     return notes
 
 
-def _sections(trainer: "Trainer", index: int) -> Iterator[tuple[str, Array]]:
+def _sections(trainer: "Parts", index: int) -> Iterator[tuple[str, Array]]:
     """Arrays in the place of a piece by section; workers that drift have sections of their own."""
     if not trainer.strategy.drifts:
         yield from _alike(trainer, index)
@@ -208,7 +206,7 @@ def _sections(trainer: "Trainer", index: int) -> Iterator[tuple[str, Array]]:
         yield workers.section(name, replica), flat[piece.start : piece.stop]
 
 
-def _alike(trainer: "Trainer", index: int) -> Iterator[tuple[str, Array]]:
+def _alike(trainer: "Parts", index: int) -> Iterator[tuple[str, Array]]:
     """Arrays in the place of a piece by section, where workers do not differ."""
     yield "parameters", trainer.store.pieces[index].parameters
     yield from trainer.updater.state[index].items()
@@ -238,7 +236,7 @@ def _difference(place: str, before: object, after: object) -> tuple[str, object,
     return place, before, after
 
 
-def _differences(trainer: "Trainer", checkpoint: Checkpoint) -> Iterator[str]:
+def _differences(trainer: "Parts", checkpoint: Checkpoint) -> Iterator[str]:
     """Differences that make it another training; the layout of the ranks is none."""
     then, now = checkpoint.job, trainer.config
     # The digest compares the data, wherever they lie.
@@ -268,7 +266,7 @@ def _differences(trainer: "Trainer", checkpoint: Checkpoint) -> Iterator[str]:
         yield f"it had other data: what data.path = {now.data.path!r} holds has changed since"
 
 
-def _check_job(trainer: "Trainer", checkpoint: Checkpoint, *, allow_changes: bool) -> list[str]:
+def _check_job(trainer: "Parts", checkpoint: Checkpoint, *, allow_changes: bool) -> list[str]:
     """Refuses another job unless changes are allowed, and values that cannot be taken in any case;
     returns notes."""
     then_trained = set(checkpoint.names) - set(checkpoint.manifest.state)

@@ -19,7 +19,7 @@ from mpitrain.parallel.grid import ProcessGrid
 from mpitrain.step.update import AVERAGE
 
 if TYPE_CHECKING:
-    from mpitrain.training.trainer import Trainer
+    from mpitrain.training.parts import Parts
 
 
 def section(name: str, worker: int) -> str:
@@ -27,7 +27,7 @@ def section(name: str, worker: int) -> str:
     return f"{name}@{worker}"
 
 
-def together(trainer: "Trainer") -> dict[str, Array]:
+def together(trainer: "Parts") -> dict[str, Array]:
     """Sections that all workers share, in the arena's layout; empty if workers do not differ.
 
     Collective.
@@ -43,7 +43,7 @@ def together(trainer: "Trainer") -> dict[str, Array]:
     return found | shared(trainer)
 
 
-def shared(trainer: "Trainer") -> dict[str, Array]:
+def shared(trainer: "Parts") -> dict[str, Array]:
     """Shared sections of the strategy."""
     return {**trainer.strategy.shared(), **trainer.strategy.arrived()}
 
@@ -54,14 +54,14 @@ def among(counted: slice, grid: ProcessGrid) -> slice:
     return slice(counted.start + part.start, counted.start + part.stop)
 
 
-def named(trainer: "Trainer", counts: Mapping[str, int]) -> dict[str, int]:
+def named(trainer: "Parts", counts: Mapping[str, int]) -> dict[str, int]:
     """Counts by tensor, under this worker's names in a checkpoint."""
     if not trainer.strategy.drifts:
         return dict(counts)
     return {section(name, trainer.grid.place.replica): count for name, count in counts.items()}
 
 
-def left_out(trainer: "Trainer", checkpoint: Checkpoint, as_they_were: bool) -> dict[str, int]:
+def left_out(trainer: "Parts", checkpoint: Checkpoint, as_they_were: bool) -> dict[str, int]:
     """Counts from a checkpoint: this worker's, or for other workers the least of each tensor."""
     saved, count = checkpoint.manifest.progress.left_out, _workers(checkpoint, "parameters")
     if not count:
@@ -72,7 +72,7 @@ def left_out(trainer: "Trainer", checkpoint: Checkpoint, as_they_were: bool) -> 
     return {name: least for name, least in found.items() if least}
 
 
-def are_those_of(trainer: "Trainer", checkpoint: Checkpoint) -> bool:
+def are_those_of(trainer: "Parts", checkpoint: Checkpoint) -> bool:
     """Whether the same number of workers goes on with the same [sync]."""
     then = _workers(checkpoint, "parameters")
     if not trainer.strategy.drifts:
@@ -80,7 +80,7 @@ def are_those_of(trainer: "Trainer", checkpoint: Checkpoint) -> bool:
     return then == trainer.grid.data.size and checkpoint.job.sync == trainer.config.sync
 
 
-def begun_anew(trainer: "Trainer", checkpoint: Checkpoint, taken: set[str]) -> list[str]:
+def begun_anew(trainer: "Parts", checkpoint: Checkpoint, taken: set[str]) -> list[str]:
     """Sentence on the sections that other workers leave behind."""
     then, now = _workers(checkpoint, "parameters"), trainer.grid.data.size
     had = {name for name in checkpoint.sections if not name.startswith((EXCHANGE, "state"))}

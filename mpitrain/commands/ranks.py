@@ -4,7 +4,8 @@ import argparse
 import faulthandler
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace as replace_in
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,9 @@ from collectives import (
 )
 from collectives.analysis.pictures import expect_picture
 from collectives.commands.program import show_log
-from mpitrain import data, federated
+from mpitrain import data
 from mpitrain.checkpoint import CheckpointError
+from mpitrain.checkpoint.saving import checkpoints, resume, settled
 from mpitrain.commands.arguments import parse
 from mpitrain.config import Config, ConfigError, Server, Sync, expect, load
 from mpitrain.config.own import brought
@@ -30,21 +32,23 @@ from mpitrain.data import DataError
 from mpitrain.device import choose
 from mpitrain.federated import RoundError
 from mpitrain.federated.keys import check as check_keys
-from mpitrain.fit import Trainer, trainer_of
 from mpitrain.metrics import ReportError, measured, tensorboard
 from mpitrain.metrics.trace import TRACE_FILE, Trace
+from mpitrain.normalise import Given, normalise
+from mpitrain.optim.schedule_table import Factor
 from mpitrain.parallel.replicas import ReplicaMismatch
 from mpitrain.pictures import figure
 from mpitrain.ranks import shrink
 from mpitrain.ranks.stop import GO_ON, Stopped, stop_flag
 from mpitrain.ranks.threads import limit_blas_threads
 from mpitrain.ranks.together import all_or_nobody, together
-from mpitrain.run import checkpoints, resume, settled
 from mpitrain.run import train as run_training
 from mpitrain.server import LogError
+from mpitrain.start import start
 from mpitrain.step.agreement import NonFinite
 from mpitrain.step.precision import compute_type
 from mpitrain.training import evaluation
+from mpitrain.training.loop import Loop
 
 
 def run(argv: Sequence[str]) -> int:
@@ -98,11 +102,12 @@ def train(comm: Communicator, options: argparse.Namespace) -> int:
             trace = Trace(comm.rank, enabled=config.run.trace)
             try:
                 job = settled(comm, config) if go_on else config
-                trainer = _trainer(comm, job, span=trace.span, stop=stop)
+                loop = _loop(comm, job, span=trace.span, stop=stop)
+                parts = loop.parts
                 try:
-                    with trainer, trace.to_file(trainer.comm, traced, Stopped):
+                    with loop, trace.to_file(parts.comm, traced, Stopped):
                         run_training(
-                            trainer,
+                            loop,
                             go_on=go_on,
                             allow_changes=options.allow_changes,
                             way="train --resume",
@@ -111,8 +116,8 @@ def train(comm: Communicator, options: argparse.Namespace) -> int:
                 except MPI.Exception as error:
                     if not (options.shrink and shrink.is_death(error)):
                         raise
-                    # Not of a trainer that was never made: its communicators are unknown.
-                    comm = shrink.survivors(comm, trainer.grid.comms)
+                    # Not of a loop that was never made: its communicators are unknown.
+                    comm = shrink.survivors(comm, parts.grid.comms)
             except (ConfigError, Stopped) as error:
                 if comm.size == ranks:
                     raise
@@ -129,22 +134,29 @@ def train(comm: Communicator, options: argparse.Namespace) -> int:
     return 0
 
 
-def _trainer(comm: Communicator, config: Config, **given: Any) -> Trainer:
-    """Of a job, with what it brings of its own."""
-    own = together(comm, lambda: brought(config.own), ConfigError)
-    kind = federated.Trainer if config.federated.clients else trainer_of(config.server)
-    return kind(comm, config, **{**own, **given})
+def _loop(
+    comm: Communicator,
+    config: Config,
+    schedule: Factor | None = None,
+    settings: Mapping[str, Any] = {},
+    **hooks: Any,
+) -> Loop:
+    """The loop of a job, with the objects that it names; a ``schedule`` replaces the job's."""
+    own = Given(**together(comm, lambda: brought(config.own), ConfigError))
+    given = replace_in(own, schedule=schedule) if schedule else own
+    job, objects, _ = normalise(comm, config, given, settings)
+    return start(comm, job, objects, **hooks)
 
 
 def evaluate(comm: Communicator, options: argparse.Namespace) -> int:
     """Test the newest checkpoint of a job."""
     # A test needs no servers and no talk of workers, whatever trained what it tests.
     config = settled(comm, replace(load_once(comm, options), server=Server(), sync=Sync()))
-    with _trainer(comm, config) as trainer:
-        found = resume(trainer)
+    with _loop(comm, config) as loop:
+        found = resume(loop.parts)
         if found is None:
             raise CheckpointError(f"{checkpoints(config)} has no checkpoint; train first")
-        result = evaluation.evaluate(trainer, 0)
+        result = evaluation.evaluate(loop.parts, 0)
         if comm.rank == 0:
             for why in found.refused:
                 print(f"checkpoint refused: {why}", file=sys.stderr)
@@ -172,9 +184,9 @@ def find_lr(comm: Communicator, options: argparse.Namespace) -> int:
     together(comm, expect_output, ConfigError)
     limits = {"least": options.least, "most": options.most, "steps": options.steps}
 
-    def make(comm: Communicator, job: Config, **given: Any) -> Trainer:
-        # An optimiser of one's own brings its rate, which would take the place of the job's.
-        return _trainer(comm, job, optim={"lr": job.optim.lr}, **given)
+    def make(comm: Communicator, job: Config, factor: Factor) -> Loop:
+        # An optimiser of the program's own brings its rate, which would replace the job's.
+        return _loop(comm, job, factor, {"optim": {"lr": job.optim.lr}})
 
     found = find(comm, config, make, **limits)
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from itertools import chain, islice
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 from mpi4py import MPI
@@ -11,25 +11,28 @@ from msgspec.structs import replace
 from mpitrain.arrays import Array
 from mpitrain.config import Checkpoint, Config, ConfigError, Evaluate, Parallel
 from mpitrain.config.federated import Federated
-from mpitrain.data import DataError, Dataset, Sampler
+from mpitrain.data import DataError, Sampler
 from mpitrain.metrics import Step
 from mpitrain.optim.lr import Rates
 from mpitrain.parallel.data_parallel import Replicated
 from mpitrain.parallel.store import Store
+from mpitrain.run import SynchronousLoop
 from mpitrain.step.agreement import Agreed, NonFinite, Told
 from mpitrain.step.gradient import GlobalGradient
-from mpitrain.sync import EveryStep, Strategy
-from mpitrain.training.trainer import Trainer
+from mpitrain.sync import Strategy
+from mpitrain.training.assemble import Variant, assemble
+from mpitrain.training.loop import Batch
+from mpitrain.training.parts import Parts, UserObjects
 
 
 @dataclass(frozen=True)
 class Trained:
-    """What a client comes back with.
+    """Result of a client's training.
 
     Attributes:
         weights: flat, of shape (elements,).
         loss: sum of its steps' losses times their samples.
-        samples: that it was trained on, each as often as it was seen.
+        samples: samples that it was trained on, repeats included.
     """
 
     weights: Array
@@ -48,7 +51,7 @@ class RoundRates(Rates):
         return super().rate(self.number)
 
 
-class Proximal(EveryStep):
+class Proximal(Strategy):
     """FedProx: a gradient has mu times what the weights have moved by since the round began, which
     is that of ``mu / 2`` times the *square* of the distance.
 
@@ -67,19 +70,17 @@ class Proximal(EveryStep):
         return super().agree(step, gradient, own)
 
 
-class LocalTrainer(Trainer):
-    """Trains one client after the other, each as a :class:`~mpitrain.training.trainer.Trainer`
-    trains a job in one process: the steps are the same to the last bit."""
+class Client:
+    """Trains one client after the other on this rank, each as a job in one process: the steps are
+    the same to the last bit.
 
-    def __init__(self, job: Config, data: Dataset, **own: Any) -> None:
-        """Make it for a federated job.
+    Attributes:
+        loop: the steps.
+    """
 
-        Args:
-            job: with its table [federated].
-            data: the data set, all of it.
-            own: layers and loss of one's own, as of the trainer.
-        """
-        self._job = job
+    def __init__(self, whole: Parts) -> None:
+        """``whole``: the federated job."""
+        job = whole.config
         optim = replace(
             job.optim,
             schedule="constant",
@@ -97,13 +98,25 @@ class LocalTrainer(Trainer):
             checkpoint=Checkpoint(),
             federated=Federated(),
         )
-        # The optimiser's average and the tests are the server's.
-        super().__init__(MPI.COMM_SELF, alone, data=data, metrics={}, **own)
-        self.rates = self.round_rates = RoundRates(job)
+        self._rates = RoundRates(job)
 
-    def _strategy(self) -> Strategy:
-        self._proximal = Proximal(self.store, self._job.federated.prox)
-        return self._proximal
+        def synchronise(store: Store) -> Strategy:
+            self._proximal = Proximal(store, job.federated.prox)
+            return self._proximal
+
+        # The optimiser's average and the tests are the server's.
+        objects = UserObjects(whole.data, whole.objects.layers, whole.objects.loss, metrics={})
+        variant = Variant(synchronise=synchronise, rates=lambda rates: self._rates)
+        self.loop = SynchronousLoop(assemble(MPI.COMM_SELF, alone, objects, variant=variant))
+
+    @property
+    def rate(self) -> float:
+        """Learning rate of the round."""
+        return self._rates.rate(0)
+
+    def close(self) -> None:
+        """Free the communicators."""
+        self.loop.close()
 
     def improve(
         self, start: Array, number: int, client: int, samples: Array, steps: int
@@ -112,29 +125,30 @@ class LocalTrainer(Trainer):
 
         Args:
             start: the server's weights, flat.
-            number: of the round, counted from 0.
-            client: its number.
-            samples: those that it has, as indices.
-            steps: that it takes.
+            number: number of the round, counted from 0.
+            client: number of the client.
+            samples: indices of the client's samples.
+            steps: number of steps.
 
         Raises:
-            NonFinite, DataError, ConfigError: as :meth:`Trainer.step`; naming the client.
+            NonFinite, DataError, ConfigError: as :meth:`Loop.step`; naming the client.
         """
-        self.round_rates.number, self._proximal.start = number, start
-        store = cast(Replicated, self.store)
+        parts = self.loop.parts
+        self._rates.number, self._proximal.start = number, start
+        store = cast(Replicated, parts.store)
         store.parameters[...] = start
-        self.refresh()
-        for state in self.updater.state:
+        parts.refresh()
+        for state in parts.updater.state:
             for values in state.values():
                 values[...] = 0
-        self.updater.steps = 0
-        self.updater.left_out.clear()
-        train = self.config.train
+        parts.updater.steps = 0
+        parts.updater.left_out.clear()
+        train = parts.config.train
         # Client 0 has the order of a job without clients: one client is that job.
         own = (client, 0) if client else ()
-        sampler = Sampler(len(samples), train.batch_size, self.config.run.seed, stream=own)
+        sampler = Sampler(len(samples), train.batch_size, parts.config.run.seed, stream=own)
         first = number * train.epochs
-        self.steps_done = first * sampler.steps_per_epoch
+        parts.steps_done = first * sampler.steps_per_epoch
         epochs = range(first, first + train.epochs)
         batches = chain.from_iterable(
             ((epoch, samples[batch]) for batch in sampler.batches(epoch)) for epoch in epochs
@@ -142,10 +156,10 @@ class LocalTrainer(Trainer):
         loss, seen = 0.0, 0
         try:
             for epoch, batch in islice(batches, steps):
-                record = self.step(epoch, batch)
-                if isinstance(record, Step):
-                    loss += record.loss * record.samples
-                    seen += record.samples
+                for record in self.loop.step(Batch(epoch, [batch])):
+                    if isinstance(record, Step):
+                        loss += record.loss * record.samples
+                        seen += record.samples
         except (NonFinite, DataError, ConfigError) as error:
             raise type(error)(f"client {client} in round {number + 1}: {error}") from error
         weights = store.parameters.copy()

@@ -1,5 +1,7 @@
 """Errors of a round."""
 
+from mpitrain.ranks.together import SharedError
 
-class RoundError(RuntimeError):
-    """A round has no result, on all ranks: too few clients are left, or their shares do not fit."""
+
+class RoundError(SharedError):
+    """A round has no result: too few clients are left, or their shares do not fit."""

@@ -70,7 +70,7 @@ def _until(path: Path, done: int, tests_again: bool) -> Iterator[bytes]:
     data, step = path.read_bytes(), 0
     with suppress(ValueError):
         for line, record in reader.lines(path, data):
-            step = getattr(record, "step", step)
+            step = max(step, getattr(record, "step", step))  # a checkpoint of an earlier one
             if record is None or step > done:
                 return
             if tests_again and step == done and isinstance(record, Epoch):

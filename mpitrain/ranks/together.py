@@ -14,6 +14,11 @@ from mpi4py import MPI
 from collectives.failure.abort import aborts, end_job, note_shared
 from mpitrain.ranks.shrink import is_death
 
+
+class SharedError(RuntimeError):
+    """An error that all ranks raise together."""
+
+
 T = TypeVar("T")
 #: Packages whose classes of errors exist on all ranks.
 _OURS = ("collectives", "mpitrain")

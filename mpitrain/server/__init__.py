@@ -6,8 +6,7 @@ they serve it, and write that order down.  A run that is given the log serves in
 ends with the same bits.
 """
 
-from mpitrain.server.hogwild import HogwildTrainer
+from mpitrain.server.loop import ServedLoop, ServerPlacing
 from mpitrain.server.service_log import LogError
-from mpitrain.server.trainer import ServedTrainer
 
-__all__ = ["HogwildTrainer", "LogError", "ServedTrainer"]
+__all__ = ["LogError", "ServedLoop", "ServerPlacing"]

@@ -9,7 +9,22 @@ from msgspec import UNSET, UnsetType
 
 from mpitrain.metrics import Served, Step
 from mpitrain.server.service_log import Push
-from mpitrain.server.work import Work
+
+
+@dataclass
+class Work:
+    """Work of a worker between two meetings.
+
+    Attributes:
+        losses: this group's part of the mean loss, for each batch.
+        norms: Euclidean norm of this group's gradient, for each batch.
+        pulling, pushing: seconds.
+    """
+
+    losses: dict[int, float] = field(default_factory=dict)
+    norms: dict[int, float] = field(default_factory=dict)
+    pulling: float = 0.0
+    pushing: float = 0.0
 
 
 def next_meeting(first: int, end: int, window: int, every: int) -> int:
@@ -33,15 +48,15 @@ class RankReport:
 
     Attributes:
         seconds: seconds since the last meeting.
-        reading: part of them for reading samples.
-        idle: part of them in which a server waited for messages.
-        work: work of a worker.
-        leads: whether the worker talks to the servers for its group.
-        sent: bytes sent, by clock.
+        reading: seconds of reading samples.
+        idle: seconds that a server waited for messages.
+        work: what a worker did; ``None`` on a server.
+        leads: whether this worker sends the messages of its group.
+        sent: bytes sent to servers or workers, by clock.
         pushes: pushes that a server applied.
-        moved: bytes sent in all messages and collectives, and moved in shared memory.
-        squares: squared norm of the sum of a clock's gradients, in a server's part, or in the part
-            that a worker updates itself.
+        moved: bytes sent in all messages and collectives, and bytes moved in shared memory.
+        squares: squared norm of the sum of all gradients of a clock, in the part that a server, or
+            a worker itself, updates.
     """
 
     seconds: float = 0.0
@@ -70,12 +85,12 @@ def steps(
     norms of the workers' gradients, each a mean over the worker's own samples.
 
     Args:
-        told: reports of all ranks.
+        told: report of each rank.
         batches: samples in each batch.
         first: number of the first batch, counted from 0.
-        epoch: number of the epoch.
-        rate: learning rate of a step.
-        shares: samples of each group in a batch of this size.
+        epoch: epoch of all batches.
+        rate: the learning rate of a step.
+        shares: samples of each group in a batch of so many samples.
     """
     workers = [one for one in told if one.work is not None]
     servers = [one for one in told if one.work is None]

@@ -13,7 +13,6 @@ the tables are without locks.
 from collections import Counter
 from collections.abc import Callable
 from time import perf_counter
-from typing import cast
 
 import numpy as np
 from mpi4py import MPI
@@ -21,18 +20,13 @@ from mpi4py import MPI
 from collectives import Communicator
 from mpitrain.arrays import Array, Parameters
 from mpitrain.config import ConfigError
-from mpitrain.group import TensorGroup, share
+from mpitrain.group import share
 from mpitrain.kernels import square_sum
 from mpitrain.parallel.arena import DATA, OWN, Arena
 from mpitrain.parallel.data_parallel import WholeGradients
-from mpitrain.parallel.store import Piece, Reduction, Store
+from mpitrain.parallel.store import Piece, Reduction
 from mpitrain.parallel.summation import Dense
-from mpitrain.server.account import RankReport
 from mpitrain.server.messages import MessageKind
-from mpitrain.server.roles import Roles
-from mpitrain.server.service_order import ServiceOrder
-from mpitrain.server.trainer import ServedTrainer
-from mpitrain.server.work import Exchange
 
 
 class NodeCopy(WholeGradients):
@@ -52,7 +46,7 @@ class NodeCopy(WholeGradients):
             comm: the ranks.
             arena: the layout.
             initial: parameters, flat.
-            algorithm: of all-reduces of all gradients but the tables'; None: nothing is summed.
+            algorithm: algorithm that sums all gradients but the tables'; None: nothing is summed.
 
         Raises:
             ConfigError: on all ranks; they cannot address one memory.
@@ -90,13 +84,13 @@ class NodeCopy(WholeGradients):
         return self._views[layer]
 
     def publish(self) -> float:
-        """What each rank has stored, all of them see; collective."""
+        """Show the stores of each rank to all; collective."""
         start = perf_counter()
         self.meet(False)
         return perf_counter() - start
 
     def meet(self, failed: bool) -> bool:
-        """The same, and whether any of them has ``failed``; collective."""
+        """Show the stores of each rank to all; whether one has ``failed``.  Collective."""
         self._window.Sync()
         found: bool = self._node.allreduce(failed, op=MPI.LOR)
         self._window.Sync()
@@ -113,7 +107,7 @@ class NodeCopy(WholeGradients):
 
 
 class Unlocked:
-    """What a worker of the one copy does in the place of pulls and pushes."""
+    """Updates the one copy in the place of pulls and pushes."""
 
     def __init__(self, flat: Array) -> None:
         """``flat``: the copy."""
@@ -129,7 +123,7 @@ class Unlocked:
         self.push_part(0, gradient, rate)
 
     def push_part(self, start: int, gradient: Array, rate: float) -> None:
-        """The same of the numbers from ``start`` on."""
+        """A step in the numbers from ``start`` on."""
         index = np.flatnonzero(gradient)
         step = gradient[index]
         step *= rate
@@ -143,7 +137,7 @@ class Unlocked:
 
 
 class Tables:
-    """The same where only tables are without locks: all meet before each batch.
+    """Updates tables without locks, and the rest together: all ranks meet before each batch.
 
     A dense gradient is there on all ranks as soon as nobody computes on the parameters any more;
     then each rank updates its pieces of them, and the next batch begins when all have.
@@ -186,49 +180,3 @@ class Tables:
 
     def free(self) -> None:
         """It has nothing of its own."""
-
-
-class HogwildTrainer(ServedTrainer):
-    """Trains a recommender on ranks of one node that update one copy of it without locks.
-
-    A worker's batch, meetings, tests and checkpoints are those of :class:`ServedTrainer`.
-    """
-
-    def _roles(self) -> Roles:
-        return Roles(self.comm.size, 0, self.comm.size)
-
-    def _spread(self) -> TensorGroup:
-        return TensorGroup()  # each rank sees all tables
-
-    def _hold(self, flat: Array) -> Store:
-        algorithm = self.config.parallel.algorithm if self._sums_rest else None
-        store = NodeCopy(self.comm, self.arena, flat, algorithm)
-        self.summation = store.reduction.summation
-        summed = f", the rest summed by {store.algorithm}" if self._sums_rest else ""
-        store.algorithm, store.reason = "Hogwild", f"one copy, without locks{summed}"
-        return store
-
-    @property
-    def _sums_rest(self) -> bool:
-        return self.config.server.hogwild == "tables"
-
-    def _ordered(self) -> ServiceOrder | None:
-        return None  # nobody knows it
-
-    def _link(self) -> Exchange:
-        store = cast(NodeCopy, self.store)
-        return Tables(store, super()._begins) if self._sums_rest else Unlocked(store.flat)
-
-    def _begins(self, step: int) -> None:
-        # With sums, a rank that fails must do so before the others wait for its gradients.
-        if not self._sums_rest:
-            super()._begins(step)
-
-    def _work(self, epoch: int, batches: list[Array], first: int) -> RankReport:
-        told = super()._work(epoch, batches, first)
-        if isinstance(self._to_servers, Tables):
-            told.squares, self._to_servers.squares = self._to_servers.squares, {}
-        return told
-
-    def _count_updates(self, steps: int) -> None:
-        self.updater.steps += steps

@@ -7,7 +7,7 @@ posted theirs and wait, so that nobody waits in a send for one that waits in a s
 from collections import Counter
 from collections.abc import Sequence
 from enum import IntEnum
-from typing import Any
+from typing import Any, Protocol, cast
 
 import numpy as np
 from mpi4py import MPI
@@ -15,7 +15,8 @@ from mpi4py import MPI
 from collectives import Communicator, Traffic
 from collectives.codec import Codec, Dice
 from mpitrain.arrays import Array
-from mpitrain.config import ConfigError
+from mpitrain.compress import parse
+from mpitrain.config import Config, ConfigError
 
 _TAG = 1
 _BYTE = np.dtype(np.uint8)
@@ -103,6 +104,37 @@ def check_size(elements: int, servers: int, dtype: Any) -> None:
             f"server.ranks = {servers}: a server's part of {size} bytes of parameters does not fit "
             f"into a message of MPI, of {_LARGEST} bytes; take {-(-size // room)} servers or more"
         )
+
+
+class Exchange(Protocol):
+    """Where a worker has its parameters from, and its gradients go.
+
+    Attributes:
+        sent: bytes sent, by clock.
+    """
+
+    sent: Counter[int]
+
+    def pull(self, clock: int) -> bool:
+        """The worker's parameters are those to compute the batch ``clock`` on; False: stop."""
+
+    def push(self, clock: int, clocks: int, gradient: Array, rate: float) -> None:
+        """A gradient of ``clocks`` batches from ``clock`` on, which may change at once.
+
+        ``rate``: the learning rate, for those who take the step themselves.
+        """
+
+    def end(self, kind: MessageKind, clock: int) -> None:
+        """Nothing more before the meeting."""
+
+    def free(self) -> None:
+        """Release what is bound."""
+
+
+def push_codec(config: Config) -> Codec | None:
+    """The codec of pushed gradients; ``None``: they are pushed as they are."""
+    text = config.compress.codec
+    return None if text == "none" else cast(Codec, parse(text))
 
 
 class Clients:

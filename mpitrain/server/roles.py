@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 
+from mpi4py import MPI
+
+from collectives import Communicator
 from mpitrain.config import ConfigError, Server
 from mpitrain.config.server import MOST_GROUPS
 from mpitrain.group import share
@@ -48,6 +51,27 @@ class Roles:
         together = f" in {counted(self.groups, 'group')}" if self.groups < self.workers else ""
         servers = f", {counted(self.servers, 'server')}" if self.servers else ""
         return f"{counted(self.workers, 'worker')}{together}{servers}"
+
+
+@dataclass(frozen=True)
+class Members:
+    """The ranks of a job with servers.
+
+    Attributes:
+        roles: role of each rank.
+        is_server: whether this rank is a server.
+        number: number of this server; negative on a worker.
+        group: the workers that push together with this one; on a server, itself.
+        alike: all workers, or all servers.
+        wire: messages of workers and servers.
+    """
+
+    roles: Roles
+    is_server: bool
+    number: int
+    group: Communicator
+    alike: Communicator
+    wire: MPI.Intracomm
 
 
 def roles(server: Server, ranks: int) -> Roles:

@@ -1,69 +1,87 @@
-"""What a server does between two meetings: it serves, one message after the other."""
+"""A server between two meetings: it serves one message after the other."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Sequence
 from time import perf_counter
 
-from collectives import Communicator
 from mpitrain.config import ConfigError
-from mpitrain.server.messages import Clients, MessageKind
+from mpitrain.server.account import RankReport
+from mpitrain.server.corrections import correction
+from mpitrain.server.messages import Clients, MessageKind, push_codec
+from mpitrain.server.roles import Members
 from mpitrain.server.service_log import Pull, Push
-from mpitrain.server.service_order import Turns
+from mpitrain.server.service_order import ServiceOrder, Turns
 from mpitrain.server.shard import Shard
-
-
-@dataclass(frozen=True)
-class Service:
-    """What was served.
-
-    Attributes:
-        events: in this order.
-        failed: whether a worker has told that it failed.
-        idle: seconds of waiting for messages.
-    """
-
-    events: Sequence[Pull | Push]
-    failed: bool
-    idle: float
-
-    @property
-    def pushes(self) -> list[Push]:
-        """Of the events."""
-        return [event for event in self.events if isinstance(event, Push)]
+from mpitrain.server.work import begin
+from mpitrain.training.loop import Batch
+from mpitrain.training.parts import Parts
 
 
 class Serving:
-    """Serves a shard to workers."""
+    """A rank that serves its shard of the parameters to workers."""
 
-    def __init__(
-        self,
-        comm: Communicator,
-        clients: Clients,
-        shard: Shard,
-        workers: Sequence[int],
-        on_step: Callable[[int], None],
-    ) -> None:
-        """Nothing is served yet.
+    def __init__(self, parts: Parts, members: Members, order: ServiceOrder) -> None:
+        """Bind the messages.
 
         Args:
-            comm: of all ranks, whose watchdog looks on.
-            clients: the messages.
-            shard: what is served.
-            workers: ranks of those who talk to servers.
-            on_step: called as a step begins, counted from 0.
+            parts: the job on this rank.
+            members: the ranks.
+            order: order of service.
         """
-        self._comm = comm
-        self._clients = clients
-        self._shard = shard
-        self._workers = workers
-        self._on_step = on_step
+        parts.opened.callback(order.close)
+        updater, piece, own = parts.updater, parts.store.pieces[0], parts.config.server
+        self._parts, self._order = parts, order
+        self._workers = leaders = members.roles.leaders()
+        self._shard = Shard(
+            piece,
+            updater.state[0],
+            lambda rate, step: updater.step(rate, number=step),
+            parts.rates.common,
+            len(leaders),
+            own.limit,
+            correction(own, len(leaders)),
+        )
+        size, dtype, traffic = piece.parameters.size, piece.parameters.dtype, parts.comm.traffic
+        assert traffic is not None, "it is counted from the beginning"
+        codec = push_codec(parts.config)
+        self._clients = Clients(members.wire, leaders, size, dtype, traffic, codec)
+        parts.opened.callback(self._clients.free)
+        self._turns: Turns | None = None
         self._stop_at = 0
 
-    def until_done(self, first: int, stop: int, turns: Turns) -> Service:
-        """Serve until all workers have taken the batches ``first <= i < stop``, or have failed.
+    def begin(self, first: int, count: int) -> None:
+        """Find the order of service of the next steps.
 
         Raises:
-            ConfigError: what came is not what ``turns`` expects; the workers have stopped.
+            ConfigError: the log that is replayed does not have them.
+            LogError: the own log cannot be written.
+        """
+        self._turns = self._order.turns(first, first + count)
+
+    def act(self, batch: Batch, first: int) -> RankReport:
+        """Serve until all workers have taken all batches, or have failed.
+
+        Raises:
+            ConfigError: a message is not the one that the order of service expects; the workers
+                have stopped.
+            LogError: the own log cannot be written.
+        """
+        assert self._turns is not None, "begin() comes first"
+        stop = first + len(batch.indices)
+        events, failed, idle = self._serve_all(first, stop, self._turns)
+        if not failed:
+            self._order.write(first, stop, events)
+        sent, self._clients.sent = self._clients.sent, Counter()
+        pushes = [event for event in events if isinstance(event, Push)]
+        return RankReport(idle=idle, sent=sent, pushes=pushes, squares=self._shard.squares)
+
+    def _serve_all(
+        self, first: int, stop: int, turns: Turns
+    ) -> tuple[list[Pull | Push], bool, float]:
+        """Serve the batches ``first <= i < stop``.
+
+        Returns:
+            What was served, in order; whether a worker has failed; seconds of waiting for messages.
         """
         shard, clients = self._shard, self._clients
         shard.meet(first)
@@ -71,7 +89,7 @@ class Serving:
         running, ready = set(range(len(self._workers))), set[int]()
         for worker in running:
             clients.listen(worker)
-        self._on_step(first)
+        begin(self._parts, first)
         events: list[Pull | Push] = []
         error: ConfigError | None = None
         failed, wait, idle = False, True, 0.0
@@ -104,13 +122,13 @@ class Serving:
                 error = mismatch
         if error:
             raise error
-        return Service(events, failed, idle)
+        return events, failed, idle
 
     def _arrived(self, silent: set[int], *, wait: bool) -> Sequence[int]:
         if not wait:
             return self._clients.arrived(wait=False)
         who = ", ".join(str(self._workers[worker]) for worker in sorted(silent))
-        with self._comm.waiting(f"a message of worker rank {who}", by_all=False):
+        with self._parts.comm.waiting(f"a message of worker rank {who}", by_all=False):
             return self._clients.arrived(wait=True)
 
     def _may_be_served(self, worker: int) -> bool:
@@ -128,7 +146,7 @@ class Serving:
             done = shard.push(worker, message.clock, message.clocks, clients.pushed(worker), pulled)
         clients.listen(worker)
         if step < shard.step < self._stop_at:
-            self._on_step(shard.step)
+            begin(self._parts, shard.step)
         return done
 
     def _refuse(self, ready: set[int]) -> None:

@@ -15,11 +15,12 @@ from msgspec import Struct
 
 from mpitrain.config import Config, ConfigError
 from mpitrain.files import check_regular
+from mpitrain.ranks.together import SharedError
 
 _FORMAT = 1
 
 
-class LogError(RuntimeError):
+class LogError(SharedError):
     """A log cannot be written; the message names the file and why."""
 
 

@@ -1,116 +1,91 @@
-"""What a worker does between two meetings: pull, compute, push, for each batch in turn."""
+"""A worker between two meetings: it pulls, computes and pushes, batch by batch."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
+from functools import partial
 from math import isfinite, sqrt
 from time import perf_counter
-from typing import Protocol
+from typing import cast
 
 import numpy as np
 
-from collectives import Communicator
+from collectives.codec import Dice
 from mpitrain.arrays import Array
-from mpitrain.config import ConfigError, Server
+from mpitrain.config import ConfigError
 from mpitrain.data import DataError
 from mpitrain.kernels import square_sum
 from mpitrain.parallel.data_parallel import WholeGradients
-from mpitrain.server.messages import MessageKind
+from mpitrain.server.account import RankReport, Work
+from mpitrain.server.hogwild import NodeCopy, Tables, Unlocked
+from mpitrain.server.messages import Exchange, MessageKind, Servers, push_codec
+from mpitrain.server.roles import Members
+from mpitrain.server.store import WorkerStore
 from mpitrain.step.agreement import NonFinite, nonfinite
 from mpitrain.training.feed import Held
-
-
-class Exchange(Protocol):
-    """Where a worker has its parameters from, and its gradients go.
-
-    Attributes:
-        sent: bytes sent, by clock.
-    """
-
-    sent: Counter[int]
-
-    def pull(self, clock: int) -> bool:
-        """The worker's parameters are those to compute the batch ``clock`` on; False: stop."""
-
-    def push(self, clock: int, clocks: int, gradient: Array, rate: float) -> None:
-        """A gradient of ``clocks`` batches from ``clock`` on, which may change at once.
-
-        ``rate``: the learning rate, for those who take the step themselves.
-        """
-
-    def end(self, kind: MessageKind, clock: int) -> None:
-        """Nothing more before the meeting."""
-
-    def free(self) -> None:
-        """Release what is bound."""
-
-
-@dataclass
-class Work:
-    """What was done.
-
-    Attributes:
-        losses, norms: of each batch, the group's part of the mean loss, and the Euclidean norm of
-            its gradient.
-        pulling, pushing: seconds.
-    """
-
-    losses: dict[int, float] = field(default_factory=dict)
-    norms: dict[int, float] = field(default_factory=dict)
-    pulling: float = 0.0
-    pushing: float = 0.0
+from mpitrain.training.loop import Batch, forward_backward
+from mpitrain.training.parts import Parts
+from mpitrain.training.passes import Passes
 
 
 class Worker:
-    """A rank that computes.  The first of a group talks to the servers for all of it."""
+    """A rank that computes.  The first of a group sends the messages of all of it."""
 
-    def __init__(
-        self,
-        group: Communicator,
-        link: Exchange | None,
-        store: WholeGradients,
-        parameters: Array,
-        server: Server,
-        compute: Callable[[int, Array, Held], tuple[float, str]],
-        unfit: Callable[[Array, Held], str],
-        changed: Callable[[], None],
-        rate: Callable[[int], float],
-    ) -> None:
-        """Nothing is sent yet.
+    def __init__(self, parts: Parts, members: Members, passes: Passes, own: Sequence[int]) -> None:
+        """Bind the messages.
 
         Args:
-            group: the workers that push together.
-            link: to the servers, on the first rank of the group.
-            store: gradients.
-            parameters: flat, as pulled.
-            server: the job's table.
-            compute: takes the own part of the batch of a clock forward and backward, and returns
-                its part of the mean loss, and the name of a parameter that had no part in it, if
-                there is one; the store then has the group's gradient.
-            unfit: what of the own part of a batch is not finite, if anything is.
-            changed: the parameters have.
-            rate: the learning rate of a step, counted from 0.
+            parts: the job on this rank.
+            members: the ranks.
+            passes: forward and backward passes of the workers.
+            own: micro-batches of this worker.
         """
-        self._group = group
-        self._link = link
-        self._store = store
-        self._parameters = parameters
-        self._server = server
-        self._compute = compute
-        self._unfit = unfit
-        self._changed = changed
-        self._rate = rate
-        #: Gradients that are not pushed yet, where a push is of several.
-        self._kept = np.zeros_like(store.gradients) if server.push > 1 else store.gradients
+        self._parts, self._passes, self._own = parts, passes, own
+        self._group, self._server = members.group, parts.config.server
+        self._rate = parts.rates.rate
+        passes.runner()
+        self._feed = parts.feed.among(members.group)
+        self._link = _link(parts, members)
+        if self._link:
+            parts.opened.callback(self._link.free)
+        self._store = store = cast(WholeGradients, parts.store)
+        #: Parameters as they were pulled.
+        self._parameters = store.spread.flat if isinstance(store, WorkerStore) else np.empty(0)
+        #: Gradients that are not pushed yet, where a push has several.
+        self._kept = np.zeros_like(store.gradients) if self._server.push > 1 else store.gradients
 
-    def until(self, first: int, stop: int, reading: Iterable[tuple[list[Array], Held]]) -> Work:
-        """Take the batches ``first <= i < stop`` in turn.
+    def begin(self, first: int, count: int) -> None:
+        """Prepare nothing."""
+
+    def act(self, batch: Batch, first: int) -> RankReport:
+        """Take all batches, in turn and at this worker's pace.
 
         Raises:
             DataError: a sample cannot be read; the servers know that this worker has failed.
             NonFinite: a loss or gradient is not finite; so do they.
             ConfigError: a parameter has no part in the loss; so do they.
         """
+        feed, link = self._feed, self._link
+        reading = feed.batches(
+            "train", batch.epoch, batch.indices, 1, self._passes.parts, lambda steps: self._own
+        )
+        told = RankReport(leads=link is not None)
+
+        def timed() -> Iterator[tuple[list[Array], Held]]:
+            for some in reading:
+                told.reading += feed.read_seconds
+                yield some
+
+        with closing(reading):
+            told.work = self._until(first, first + len(batch.indices), timed())
+        if link:
+            told.sent, link.sent = link.sent, Counter()
+        if isinstance(link, Tables):
+            told.squares, link.squares = link.squares, {}
+        return told
+
+    def _until(self, first: int, stop: int, reading: Iterable[tuple[list[Array], Held]]) -> Work:
+        """Take the batches ``first <= i < stop``."""
         work, clock = Work(), first
         try:
             for clock, (batches, held) in enumerate(reading, first):
@@ -131,7 +106,7 @@ class Worker:
             goes_on = self._group.bcast(goes_on)
             if goes_on:
                 self._group.Bcast(self._parameters, 0, algorithm="native")
-        self._changed()
+        self._parts.passes.forget()
         work.pulling += perf_counter() - start
         return goes_on
 
@@ -149,13 +124,13 @@ class Worker:
         work.losses[clock] = loss
         work.norms[clock] = sqrt(square_sum(self._store.gradients))
         if not (isfinite(loss) and isfinite(work.norms[clock])):
-            data = self._unfit(batch, held)
+            data = self._passes.source(held, [batch]).unfit()
             if self._group.size > 1:
                 data = next(filter(None, self._group.allgather(data)), "")
             raise NonFinite(nonfinite(clock + 1, "", data, also="a smaller server.bound"))
         if self._server.fetch > 1:  # Downpour's own steps, until the next pull
             self._parameters -= self._rate(clock) * self._store.gradients
-            self._changed()
+            self._parts.passes.forget()
 
     def _push(self, clock: int, first: int, stop: int, work: Work) -> None:
         start = perf_counter()
@@ -176,3 +151,49 @@ class Worker:
             self._link.end(kind, clock)
         self._kept[...] = 0
         work.pushing += perf_counter() - start
+
+    # Overflow ends in a loss that is not finite, which ends the run.
+    @np.errstate(over="ignore", invalid="ignore")
+    def _compute(self, clock: int, batch: Array, held: Held) -> tuple[float, str]:
+        """Take this worker's part of a batch forward and backward.
+
+        Returns:
+            Its part of the mean loss, and the name of a parameter without a part in it, if any.
+        """
+        parts, passes = self._parts, self._passes
+        if not isinstance(self._link, Tables):  # which begins before all ranks meet
+            begin(parts, clock)
+        parts.store.reset()
+        source = passes.source(held, [batch])
+        loss, _ = forward_backward(parts, passes, clock, source, by_all=False)
+        names = (tensor.name for tensor in parts.arena.tensors)
+        unused = next((name for name in names if name not in parts.store.used), "")
+        return cast(float, loss), unused
+
+
+def begin(parts: Parts, step: int) -> None:
+    """Begin a step, counted from 0, on this rank."""
+    parts.steps_done = step
+    parts.before_step(parts)
+
+
+def _link(parts: Parts, members: Members) -> Exchange | None:
+    """A worker's messages to the servers, on the first rank of a group."""
+    if isinstance(store := parts.store, NodeCopy):
+        if parts.config.server.hogwild == "tables":
+            return Tables(store, partial(begin, parts))
+        return Unlocked(store.flat)
+    if members.group.rank > 0:
+        return None
+    roles, spread, traffic = members.roles, cast(WorkerStore, store).spread, parts.comm.traffic
+    assert traffic is not None, "it is counted from the beginning"
+    return Servers(
+        parts.comm,
+        members.wire,
+        [roles.server(number) for number in range(roles.servers)],
+        spread.parts,
+        spread.flat,
+        traffic,
+        push_codec(parts.config),
+        Dice(parts.config.run.seed, roles.group(parts.comm.rank)),
+    )

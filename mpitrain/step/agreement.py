@@ -1,4 +1,4 @@
-"""What the ranks tell one another of a step, and what all of them know then."""
+"""Reports of the ranks on a step, and their sums, which all ranks know."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,13 +14,13 @@ class NonFinite(ArithmeticError):
 
 
 def nonfinite(step: int, culprits: str, data: str, also: str = "optim.clip_norm") -> str:
-    """What to say of a step that was not finite.
+    """The error message for a step that was not finite.
 
     Args:
-        step: counted from 1.
-        culprits: whose loss or gradients were not; may be empty.
-        data: whose samples hold what is not, as all ranks know it; empty: nobody's.
-        also: what may help besides the learning rate, if anything.
+        step: number of the step, counted from 1.
+        culprits: ranks and tensors that were not finite; may be empty.
+        data: samples that are not finite, as known on all ranks; empty: none.
+        also: another remedy besides the learning rate; may be empty.
     """
     said = data or culprits
     where = f"the loss or a gradient is not finite at step {step}{said and f' ({said})'}"
@@ -34,26 +34,26 @@ def nonfinite(step: int, culprits: str, data: str, also: str = "optim.clip_norm"
 
 
 def named(comm: MPI.Intracomm, own: str) -> str:
-    """What the first four ranks that have something to say do, with their numbers; collective."""
+    """The texts of the first four ranks that have one, with their numbers; collective."""
     every = enumerate(comm.allgather(own))
     return "; ".join([f"rank {rank}: {text}" for rank, text in every if text][:4])
 
 
 @dataclass(frozen=True)
 class Told:
-    """What a rank tells the others of a step.
+    """Report of a rank on a step.
 
     Attributes:
-        loss: its part of the mean over the global batch.
-        seconds: that the step took it.
-        comm_seconds: those of them in the sum of gradients.
-        wait_seconds: those of them in waiting for other ranks.
-        read_seconds: those of them in reading samples, or waiting for who reads them ahead.
-        stopping: whether it was asked to stop.
-        sent_bytes, shared_bytes: that it has sent in messages, and moved in shared memory.
-        faulty: whether one of its layers has turned out to be none.
-        strayed: squared distance of its worker's weights from the anchor at the last exchange, and
-            the anchor's squared norm: the rank's part of both.
+        loss: this rank's part of the mean over the global batch.
+        seconds: seconds of the step.
+        comm_seconds: seconds in the sum of gradients.
+        wait_seconds: seconds of waiting for other ranks.
+        read_seconds: seconds of reading samples, or waiting for processes that read ahead.
+        stopping: whether this rank was asked to stop.
+        sent_bytes, shared_bytes: bytes sent in messages, and bytes moved in shared memory.
+        faulty: whether one of its layers is not a pure function.
+        strayed: this rank's part of the squared distance of its worker's weights from the anchor
+            at the last exchange, and of the anchor's squared norm.
     """
 
     loss: Scalar
@@ -69,7 +69,7 @@ class Told:
 
     @property
     def numbers(self) -> list[float]:
-        """Those that are added up, in their order."""
+        """The numbers that are summed over the ranks, in order."""
         spent = [self.seconds, self.comm_seconds, self.wait_seconds, self.read_seconds]
         return [
             self.loss,
@@ -83,18 +83,18 @@ class Told:
 
 @dataclass(frozen=True)
 class Agreed:
-    """What all ranks know of a step.
+    """Reports of all ranks on a step, summed.
 
     Attributes:
         loss: mean over the global batch.
         grad_norm: Euclidean norm of the global gradient, before clipping; of workers that have
             gradients of their own, the root of the mean square.
-        own_norm: that of the own worker; ``grad_norm`` where all have the same.
-        seconds, comm_seconds, wait_seconds, read_seconds: sums over the ranks of what each told.
-        stopping: whether one of them was asked to stop.
+        own_norm: norm of this worker's gradient; ``grad_norm`` where all have the same.
+        seconds, comm_seconds, wait_seconds, read_seconds: sums over the ranks.
+        stopping: whether a rank was asked to stop.
         sent_bytes, shared_bytes: sums over the ranks.
         unused: names of the tensors that had no part in the loss on any rank.
-        faulty: whether a layer of one of them has turned out to be none.
+        faulty: whether a layer of a rank is not a pure function.
         drift: distance of the workers' weights from the anchor at the last exchange, by its norm;
             None: there was none in the step before.
     """
@@ -122,7 +122,7 @@ class Agreed:
         drift: float | None = None,
         unused: frozenset[str] = frozenset(),
     ) -> "Agreed":
-        """From the sums of what the ranks told: numbers of :class:`Told`, in its order."""
+        """Make it from the sums of :attr:`Told.numbers`."""
         loss, seconds, reducing, waiting, reading, stopping, sent, shared, faulty = told
         return cls(
             loss, grad_norm, own_norm, seconds, reducing, waiting, reading, stopping > 0,

@@ -1,4 +1,4 @@
-"""The gradient of a step as all ranks come to know it: its norm, and what is not finite in it."""
+"""Norm of the gradient of a step over all ranks, and its parts that are not finite."""
 
 from collections.abc import Sequence, Set
 from dataclasses import replace
@@ -17,7 +17,7 @@ from mpitrain.step.agreement import Agreed, Told, named
 
 
 class GlobalGradient:
-    """What is in the pieces of all ranks' stores when their sums have ended."""
+    """The gradient in the pieces of all ranks' stores, after its sums."""
 
     def __init__(
         self,
@@ -30,7 +30,7 @@ class GlobalGradient:
 
         Args:
             grid: who does what.
-            store: whose pieces have this rank's part.
+            store: store with this rank's part.
             worker: the ranks of our replica, where each replica has gradients of its own; None: all
                 ranks have one gradient together.
             device: where arrays are.
@@ -45,7 +45,7 @@ class GlobalGradient:
         self._names: list[str] | None = None
 
     def agree(self, own: Told) -> Agreed:
-        """Sum what the ranks tell, and their parts of the squared norm; collective, one message."""
+        """Sum the reports of the ranks and their parts of the squared norm; one message."""
         count, ours = self._gradients
         squares = np.zeros(count)
         loss, squares[ours] = self._device.read([own.loss, self.own_squares()])
@@ -79,7 +79,7 @@ class GlobalGradient:
         return frozenset(name for name, found in zip(self._names, used, strict=True) if not found)
 
     def agree_within(self, own: Told) -> Agreed:
-        """The same of our worker alone, of which nothing is told to others; collective over it."""
+        """The same within this worker; nothing is sent to other workers."""
         loss, squares = self._device.read([own.loss, self.own_squares()])
         missing = len(self._store.used) < len(self._store.arena.tensors)
         values = np.array([*replace(own, loss=loss).numbers, missing, squares], float)
@@ -122,7 +122,7 @@ class GlobalGradient:
         return named(self._grid.comm, mine) or "their sum is too large"
 
     def own_culprits(self, loss: Scalar) -> list[str]:
-        """What of this rank's is not finite."""
+        """Tensors of this rank, or its loss, that are not finite."""
         return ([] if isfinite(float(loss)) else ["the loss"]) + [
             tensor.name
             for piece in self._store.pieces

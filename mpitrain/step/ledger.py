@@ -1,4 +1,4 @@
-"""Steps that ranks have done and not told each other of yet: a message for many, not for each."""
+"""Steps that the ranks report to one another later: one message for several steps."""
 
 from dataclasses import dataclass
 
@@ -14,12 +14,12 @@ class Noted:
     """A step as one rank knows it.
 
     Attributes:
-        step: counted from 1.
-        epoch, samples, lr, exchanges, since: as of :class:`~mpitrain.metrics.Step`.
-        told: what the rank will tell.
-        squares: its part of the sum of the workers' squared gradient norms.
-        failed: what of its worker was not finite, so that its weights stayed as they were.
-        unfit: which of its samples were not, if the step has failed.
+        step: number of the step, counted from 1.
+        epoch, samples, lr, exchanges, since: as in :class:`~mpitrain.metrics.Step`.
+        told: report of the rank.
+        squares: this rank's part of the sum of the workers' squared gradient norms.
+        failed: tensors of this worker that were not finite, so that its weights stayed the same.
+        unfit: samples that were not finite, if the step has failed.
     """
 
     step: int
@@ -35,7 +35,7 @@ class Noted:
 
 
 class Ledger:
-    """Takes note of steps until all ranks agree on them.
+    """Keeps the reports of steps until all ranks agree on them.
 
     Attributes:
         every: steps from one agreement to the next.
@@ -43,13 +43,13 @@ class Ledger:
     """
 
     def __init__(self, comm: Communicator, workers: int, every: int) -> None:
-        """``comm``: all ranks, of so many workers."""
+        """``comm``: all ranks; ``workers``: number of workers; ``every``: steps to an agreement."""
         self._comm, self._workers = comm, workers
         self.every = every
         self.noted: list[Noted] = []
 
     def agree(self) -> list[tuple[Noted, Agreed]]:
-        """What all ranks know of the steps since the last call; collective, one message.
+        """The steps since the last call, summed over the ranks; collective, one message.
 
         Raises:
             NonFinite: on all ranks: a loss or gradient was not.

@@ -32,7 +32,7 @@ class TrustRatios:
         Args:
             lr: what the rates of all groups are factors on.
             grouping: how each tensor is updated.
-            directions: of each piece, like its parameters.
+            directions: update direction of each piece, like its parameters.
         """
         row = self._row_of()
         xp = self._device.xp

@@ -49,9 +49,9 @@ class Updater:
     Attributes:
         state: arrays by slot, for each piece.
         grouping: how each tensor is updated.
-        steps: that were taken.
-        left_out: in how many of them a tensor had no part in the loss, by its name; it stays as it
-            is then, state and count of steps included, as torch leaves what has no gradient.
+        steps: number of updates.
+        left_out: number of updates in which a tensor had no part in the loss, by its name.  It
+            stays as it is then, state and count of steps included, as in torch.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Updater:
         """Make the state.
 
         Args:
-            store: whose pieces are updated.
+            store: store of the pieces.
             optimizer: its kind says what state there is.
             grouping: how each tensor is updated.
             trust: gives the rates of an optimiser that goes by whole tensors.
@@ -99,7 +99,7 @@ class Updater:
                 state[AVERAGE][...] = piece.parameters
 
     def never_used(self, unused: frozenset[str]) -> frozenset[str]:
-        """Of tensors that are unused in the next step, those that have been so in all before."""
+        """Tensors that are unused in the next step, and were unused in all steps before."""
         return frozenset(name for name in unused if self.left_out.get(name, 0) == self.steps)
 
     def slot(self, name: str) -> Array:
@@ -112,7 +112,7 @@ class Updater:
     def replicas(
         self, groups: Mapping[str, Communicator]
     ) -> list[tuple[Communicator, dict[str, Array]]]:
-        """What other ranks hold, too, by name: parameters and optimiser state, for each group."""
+        """Parameters and optimiser state that other ranks hold, too, by name, for each group."""
         if not self._store.is_replicated:
             return []
         found = []
@@ -134,10 +134,10 @@ class Updater:
         """Update the own pieces.
 
         Args:
-            lr: what the rates of all groups are factors on.
+            lr: rate that the rates of all groups are factors on.
             gradient_scale: multiplies the gradients first.
-            number: of the step, counted from 0, those that were skipped included.
-            unused: names of tensors that stay as they are.
+            number: number of the step, counted from 0, skipped steps included.
+            unused: names of tensors to leave alone.
         """
         self.steps += 1
         for name in unused:
@@ -183,7 +183,7 @@ class Updater:
             state[AVERAGE][...] = trained
 
     def _runs(self, unused: frozenset[str]) -> list[list[_Run]]:
-        """Of each piece; they are usually those of the step before."""
+        """The runs of each piece; usually those of the step before."""
         apart = frozenset(entry for entry in self.left_out.items() if entry[0] not in unused)
         if self._latest_runs is None or self._latest_runs[0] != (unused, apart):
             runs = [self._runs_of(piece, unused) for piece in self._store.pieces]

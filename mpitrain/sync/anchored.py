@@ -16,11 +16,11 @@ from mpitrain.parallel.summation import Keeper
 from mpitrain.step.agreement import Agreed, Told
 from mpitrain.step.gradient import GlobalGradient
 from mpitrain.sync.exchange import Exchange, Selection
-from mpitrain.sync.strategy import Taken
+from mpitrain.sync.strategy import Strategy
 from mpitrain.sync.workers import Workers
 
 
-class Anchored(ABC):
+class Anchored(Strategy, ABC):
     """The anchor, the first steps, and the mean of the workers; a strategy says when they meet.
 
     Gradients of a worker are those of its own samples, as many times larger as there are workers:
@@ -34,7 +34,6 @@ class Anchored(ABC):
     """
 
     drifts = True
-    taken: Taken = ()
 
     def __init__(self, workers: Workers, start: int) -> None:
         """Bind the means; collective over ``workers.comm``.
@@ -46,21 +45,10 @@ class Anchored(ABC):
         self._agrees_late = workers.agrees_late
         self.workers = workers
         self.anchor = workers.parameters.copy()
-        self.exchanges = 0
-        self.since = 0
-        self.strayed = (0.0, 0.0)
         self._start = start
         self._all = Exchange(
             workers.comm, Selection(workers.tensors()), workers.dense, workers.parameters
         )
-
-    @property
-    def algorithm(self) -> str:
-        return self._largest().algorithm
-
-    @property
-    def reason(self) -> str:
-        return self._largest().reason
 
     def _largest(self) -> Exchange:
         return max(self._exchanges(), key=lambda exchange: exchange.chosen.size)
@@ -81,23 +69,18 @@ class Anchored(ABC):
 
     @abstractmethod
     def _exchanges(self) -> Sequence[Exchange]:
-        """Those of the strategy."""
+        """The exchanges of the strategy."""
 
     @abstractmethod
     def _after(self, done: int) -> None:
-        """Start, and let take effect, what is due after so many steps without the first ones."""
+        """Start exchanges, and apply those that are due, ``done`` steps after the first ones."""
 
     @abstractmethod
     def _takes_effect(self, done: int) -> bool:
-        """Whether an exchange does then."""
+        """Whether an exchange takes effect then."""
 
-    @abstractmethod
     def begin(self) -> None:
-        """The weights were replaced, the same on all workers; nothing is under way."""
         self.anchor[...] = self.workers.parameters
-
-    def computes(self, step: int) -> bool:
-        return True
 
     def agree(self, step: int, gradient: GlobalGradient, own: Told) -> Agreed:
         averages = step < self._start and not self.is_alone
@@ -154,12 +137,6 @@ class Anchored(ABC):
 
     def shared(self) -> Mapping[str, Array]:
         return {"anchor": self.anchor}
-
-    def arrived(self) -> Mapping[str, Array]:
-        return {}
-
-    def own(self) -> Mapping[str, Array]:
-        return {}
 
     def resumed(self, steps_done: int) -> None:
         self.exchanges = self.since = 0

@@ -26,7 +26,7 @@ class Round:
 
     Attributes:
         began: steps that were done when its exchange started.
-        own: those of this worker, shape (arena.size,).
+        own: updates of this worker, shape (arena.size,).
         exchange: their mean.
     """
 
@@ -70,6 +70,8 @@ class Delayed(Anchored):
         self._own = [np.zeros_like(workers.parameters) for _ in self._slots]
         #: Means that have arrived, for checkpoints.
         self._landed = [np.zeros_like(workers.parameters) for _ in self._slots if delay]
+        largest = self._largest()
+        self.algorithm, self.reason = largest.algorithm, largest.reason
 
     def _exchanges(self) -> Sequence[Exchange]:
         return self._slots

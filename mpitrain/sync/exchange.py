@@ -72,7 +72,7 @@ class Exchange:
     Cost: an all-reduce for each group of tensors, dense or by codes as the summation has it.
 
     Attributes:
-        chosen: whose elements.
+        chosen: the elements.
         values: shape (chosen.size,): what this worker gives, then the mean; tensors of one group
             of consecutive layers lie there as in the arena.
         summation: how they are summed; this exchange's own, for what it keeps from one time to the
@@ -92,9 +92,9 @@ class Exchange:
 
         Args:
             comm: the workers.
-            chosen: whose elements.
+            chosen: the elements.
             summation: how they are summed.
-            like: of the type of ``values``.
+            like: array of the type of ``values``.
             never_used: names of the tensors that this worker has never had a use for, which codes
                 without a 0 would move all the same.
         """
@@ -105,7 +105,7 @@ class Exchange:
         self._workers = comm.size
         self._comm = comm
         self._never_used = never_used
-        #: Of each tensor whether a worker has used it, while that is asked for.
+        #: Whether a worker has used each tensor, and the request that asks for it.
         self._used: tuple[Array, Any] | None = None
         self._sums: list[Sum] = []
         self._left: list[Sum] = []
@@ -162,7 +162,7 @@ class Exchange:
         return [tensor for block in self.chosen.blocks.values() for tensor in block]
 
     def _leave_alone(self) -> None:
-        """What no worker has used has not gone anywhere."""
+        """Clear the mean of tensors that no worker has used."""
         if self._used is None:
             return
         (used, _), self._used, start = self._used, None, 0

@@ -24,7 +24,7 @@ class Fragment:
     """Tensors that are exchanged together.
 
     Attributes:
-        exchange: of their ways.
+        exchange: mean of the workers' ways.
         offset: it starts after steps whose number modulo the period is this.
         is_launched: whether it is under way, or has arrived and is not due yet.
     """
@@ -42,7 +42,7 @@ class Local(Anchored):
     :class:`~mpitrain.sync.anchored.Anchored`, one for an outer velocity, one with a delay.
 
     Attributes:
-        fragments: of the model.
+        fragments: fragments of the model.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Local(Anchored):
             fragments: at most ``period``, and at most as many as the model has layers.
             delay: steps until an exchange takes effect, less than ``period``.
             mix: with a delay, part of its weights that a worker keeps when it does.
-            averages_state: of one fragment without a delay, the optimiser's state is averaged, too.
+            averages_state: average the optimiser's state, too; for one fragment without delay.
         """
         super().__init__(workers, start)
         self._period, self._delay, self._outer = period, delay, outer
@@ -89,6 +89,8 @@ class Local(Anchored):
             )
             for number, tensors in enumerate(workers.fragments(fragments))
         ]
+        largest = self._largest()
+        self.algorithm, self.reason = largest.algorithm, largest.reason
 
     def _exchanges(self) -> Sequence[Exchange]:
         return [fragment.exchange for fragment in self.fragments]

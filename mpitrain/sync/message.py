@@ -1,4 +1,4 @@
-"""What travels to a quorum and back: a gradient or a mean, and what is told with it."""
+"""Messages of a quorum: a gradient or a mean, and the report of its step."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,14 +8,14 @@ import numpy as np
 from mpitrain.arrays import Array
 from mpitrain.step.agreement import Told
 
-#: Numbers before the gradients: the step, the gradients in a mean, and what is told of a step.
+#: Numbers before the gradients: the step, the gradients in a mean, and a report.
 _HEADER = 11
 #: Steps of one worker whose gradients a mean may have.
 _MOST = 8
 
 
 class Message:
-    """A gradient or a mean, with what belongs to it, as bytes.
+    """A gradient or a mean, with its report, as bytes.
 
     Attributes:
         data: all of it.
@@ -39,7 +39,7 @@ class Message:
 
     @property
     def step(self) -> int:
-        """Of the run, counted from 0."""
+        """Number of the step in the run, counted from 0."""
         return int(self.header[0])
 
     def write(self, step: int, gradients: Array, own: Told, used: Sequence[bool]) -> None:

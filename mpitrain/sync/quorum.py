@@ -17,7 +17,7 @@ its backward pass and at the end of a step.
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI
@@ -28,7 +28,7 @@ from mpitrain.parallel.summation import Keeper, KeptElements
 from mpitrain.step.agreement import Agreed, Told
 from mpitrain.step.gradient import GlobalGradient
 from mpitrain.sync.message import Late, Message, mean
-from mpitrain.sync.strategy import InStep, Taken
+from mpitrain.sync.strategy import Strategy, Taken
 from mpitrain.sync.workers import Workers
 
 _TO_ROOT, _TO_ALL = 1, 2
@@ -36,7 +36,7 @@ _TO_ROOT, _TO_ALL = 1, 2
 _LOOKS = 16
 
 
-class Quorum(InStep):
+class Quorum(Strategy):
     """A step waits for ``needed`` of its gradients, and for nobody else.
 
     Cost a step, of s bytes of gradients: rank 0 receives and sends (p-1) s; the others send s, and
@@ -47,7 +47,7 @@ class Quorum(InStep):
         taken: what is in the mean of the last step.
     """
 
-    algorithm: ClassVar[str] = "quorum"
+    algorithm = "quorum"
 
     def __init__(
         self,
@@ -65,8 +65,6 @@ class Quorum(InStep):
             replay: the choices of an earlier run, by steps counted from 1.
         """
         self.workers = workers
-        self.exchanges = self.since = 0
-        self.taken: Taken = ()
         self.reason = f"{needed} of {workers.comm.size} workers"
         self._needed, self._replay = needed, replay or {}
         #: In a replay, who computes gradients of which step.
@@ -132,10 +130,6 @@ class Quorum(InStep):
         unused = frozenset(tensor.name for tensor, used in pairs if not used)
         return Agreed.of(result.header[2:].tolist(), norm, norm, unused=unused)
 
-    def after_step(self, step: int) -> float:
-        self.exchanges += 1
-        return 0.0
-
     def progress(self) -> None:
         if self._is_root:
             self._look()
@@ -184,8 +178,10 @@ class Quorum(InStep):
         return result
 
     def _memory(self) -> Message:
-        """Of a result: of the oldest one on its way, if all have that; else of one more, and if
-        there are as many as there may be, who has not taken the oldest is waited for."""
+        """A result buffer: reuses the oldest once all ranks received it, else allocates one.
+
+        With ``behind`` results on their way, waits for the oldest.
+        """
         while self._results and not MPI.Request.Testall(self._results[0][1]):
             if len(self._results) < self._behind:
                 return self._message()
@@ -227,7 +223,7 @@ class Quorum(InStep):
         return message
 
     def _post(self) -> None:
-        """What this rank expects next."""
+        """Post the receives of this rank."""
         if self._is_root:
             for worker in range(1, self._count):
                 if worker not in self._posted:
@@ -278,7 +274,7 @@ class Quorum(InStep):
         self._comm.Scatter(rows if self._is_root else None, self._late, 0)
 
     def resumed(self, steps_done: int) -> None:
-        self.exchanges = steps_done
+        super().resumed(steps_done)
         self._waiting.clear()
         self._is_resumed = True
 

@@ -8,7 +8,7 @@ from mpitrain.sync.strategy import Taken
 
 
 def choices(path: Path, workers: int) -> dict[int, Taken]:
-    """What each step of an earlier run took, by steps counted from 1.
+    """The gradients that each step of an earlier run took, by steps counted from 1.
 
     Raises:
         ConfigError: the file cannot be read, or is of a run without, or with other workers.

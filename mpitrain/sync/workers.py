@@ -1,4 +1,4 @@
-"""What a strategy sees of a rank: its worker's weights, and the same ranks of the other workers."""
+"""A strategy's view of a rank: its worker's weights, and its peers in the other workers."""
 
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass

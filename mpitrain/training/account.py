@@ -1,4 +1,4 @@
-"""What the steps of a run cost this rank, and their records, which all ranks have alike."""
+"""Time and traffic of the steps on this rank, and their records, the same on all ranks."""
 
 from collections.abc import Hashable, Mapping
 from dataclasses import replace
@@ -21,24 +21,34 @@ class Account:
     """Times and bytes of each step, from one to the next.
 
     Attributes:
-        busy: what this rank spent its time on.
+        busy: time of this rank, by what it did.
     """
 
-    def __init__(self, comm: Communicator, strategy: Strategy, *, synchronises: bool) -> None:
-        """``synchronises``: workers talk otherwise than in every step, which records tell of."""
+    def __init__(
+        self, comm: Communicator, strategy: Strategy, *, peers: Hashable, synchronises: bool
+    ) -> None:
+        """Begin at 0.
+
+        Args:
+            comm: all ranks.
+            strategy: when workers synchronise.
+            peers: ranks with equal values have the same amount of work.
+            synchronises: workers synchronise otherwise than in every step, which records show.
+        """
         self._comm = comm
+        self._peers = peers
         self._strategy = strategy
         self._synchronises = synchronises
         self._traffic = comm.traffic or comm.count_traffic()
         self._before = self._traffic.sent, self._traffic.shared
-        #: Of what came after the ranks had agreed on the last step, bytes as :meth:`moved`.
+        #: Bytes as of :meth:`moved`, after the ranks had agreed on the last step.
         self._late = 0, 0
         self._lap = self._told = perf_counter()
         self._drift = 0.0
         self.busy = Busy()
 
     def begin(self) -> None:
-        """What has passed, and what was sent, since the last step is no step's."""
+        """Begin an epoch: time and traffic since the last step belong to no step."""
         self._lap = perf_counter() - self.busy.published
         self.moved()
         self.busy.begin()
@@ -76,13 +86,13 @@ class Account:
         stopping: bool,
         faulty: bool,
     ) -> Told:
-        """What this rank tells the others of the step that it has computed; :meth:`met` follows.
+        """This rank's report of the step that it has computed; :meth:`met` follows.
 
         Args:
             loss: its part of the mean over the batch.
-            comm_seconds: in the sum of gradients.
+            comm_seconds: seconds in the sum of gradients.
             waited: seconds for each other rank's activations.
-            feed: has read the samples.
+            feed: reader of the samples.
             stopping, faulty: as of :class:`~mpitrain.step.agreement.Told`.
         """
         self._told = perf_counter()
@@ -104,7 +114,7 @@ class Account:
         self._lap = self._told
 
     def record(self, noted: Noted, agreed: Agreed, grad_norm: float) -> Step:
-        """Of a step that all ranks know; sums over the ranks become means."""
+        """The record of a step that all ranks know; sums over the ranks become means."""
         if agreed.drift is not None:
             self._drift = agreed.drift
         ranks, samples = self._comm.size, noted.samples
@@ -126,14 +136,14 @@ class Account:
         )
 
     def synced(self, exchanges: int, since: int) -> Synced | UnsetType:
-        """What records tell of workers that talk otherwise than in every step."""
+        """The synchronisation, for records; unset if it is in every step."""
         if not self._synchronises:
             return UNSET
         return Synced(exchanges, since, self._drift, [list(one) for one in self._strategy.taken])
 
-    def straggler(self, peers: Hashable, step: int) -> Straggler | None:
+    def straggler(self, step: int) -> Straggler | None:
         """Who kept the others waiting since the last call, if anybody did; collective."""
-        return self.busy.slowest(self._comm, peers, step)
+        return self.busy.slowest(self._comm, self._peers, step)
 
     def times(self, place: Coordinates) -> Times:
         """Where the time of each rank went since the start; collective."""

@@ -1,5 +1,6 @@
 """Steps of a pipeline that does not drain between them: PipeDream's, each stage by itself."""
 
+from collections.abc import Generator, Sequence
 from time import perf_counter
 from typing import cast
 
@@ -7,81 +8,103 @@ import numpy as np
 from mpi4py import MPI
 
 from mpitrain import nn
-from mpitrain.arrays import Array
 from mpitrain.metrics import Step
 from mpitrain.parallel.data_parallel import Replicated
-from mpitrain.pipeline.window import UpdateWindow
-from mpitrain.training.feed import Held
-from mpitrain.training.placed import Placed
+from mpitrain.pipeline.window import Updated, UpdateWindow
+from mpitrain.training.loop import Batch, Loop, left_of, read
 
 
-@np.errstate(over="ignore", invalid="ignore")
-def train_window(trainer: Placed, epoch: int, batches: list[Array], held: Held) -> list[Step]:
-    """Train on batches in a pipeline that drains after the last; an update each.  Collective.
+class AsynchronousLoop(Loop):
+    """Takes ``parallel.window`` steps together; the pipeline drains after the last of them."""
 
-    Args:
-        trainer: whose steps they are.
-        epoch: counted from 0.
-        batches: sample indices of each, the same on all ranks.
-        held: of their micro-batches those that this rank needs.
+    def batches(self, epoch: int) -> Generator[Batch]:
+        parts = self.parts
+        parts.account.begin()
+        return read(parts, epoch, left_of(parts, epoch), parts.config.parallel.window)
 
-    Returns:
-        A record of each update.
+    @np.errstate(over="ignore", invalid="ignore")
+    def step(self, batch: Batch) -> list[Step]:
+        """Train on the batches of a window, with one update for each.
 
-    Raises:
-        NonFinite: on all ranks, after the window.
-        ConfigError: on all ranks: a parameter had no part in the loss, or a layer, a loss or a
-            metric of the program's own is no function of its inputs.
-    """
-    comm, passes, account = trainer.comm, trainer.passes, trainer.account
-    runner = passes.runner(len(batches))
-    done, start = trainer.steps_done, perf_counter()
-    # The configuration has refused other stores.
-    store = cast(Replicated, trainer.store)
-    window = UpdateWindow(
-        trainer.grid,
-        store,
-        trainer.gradient,
-        trainer.updater,
-        runner,
-        trainer.config.parallel.weights,
-        trainer.rates.rate,
-        are_held=any(trainer.model.layers[name].holds for name in trainer.layers),
-    )
-    store.reset()
-    source = passes.source(held, batches, trainer.scale.value)
-
-    def context(micro_batch: int) -> nn.Context:
-        step = done + micro_batch // passes.parts
-        return passes.context(step, source.indices(micro_batch))
-
-    own = runner.run(source, window.weights, store, window.update, context)
-    trainer.purity.expect(f"until step {done + len(batches)}")
-    lasted = perf_counter() - start
-    account.busy.add(lasted, sum(updated.comm_seconds for updated in own), runner.waited)
-    waiting = comm.allreduce(sum(runner.waited.values()))
-    reading = comm.allreduce(trainer.feed.read_seconds)
-    sent, shared = (comm.allreduce(moved) for moved in account.moved())
-    seconds = lasted / len(batches)
-    trainer.steps_done += len(batches)
-    trainer.stopping = comm.allreduce(trainer.stop.raised(), op=MPI.LOR)
-    return [
-        Step(
-            step=done + 1 + index,
-            epoch=epoch,
-            samples=len(batch),
-            loss=agreed.loss,
-            grad_norm=agreed.grad_norm,
-            lr=trainer.rates.rate(done + index),
-            seconds=seconds,
-            samples_per_s=len(batch) / seconds,
-            comm_share=min(1.0, agreed.comm_seconds / comm.size / seconds),
-            wait_share=min(1.0, waiting / comm.size / lasted),
-            read_share=min(1.0, reading / comm.size / lasted),
-            sent_bytes=sent / comm.size / len(batches),
-            shared_bytes=shared / comm.size / len(batches),
+        Raises:
+            NonFinite: on all ranks, after the window.
+            ConfigError: besides, on all ranks: a parameter had no part in the loss.
+        """
+        parts = self.parts
+        parts.before_step(parts)
+        comm, passes, purity = parts.comm, parts.passes, parts.purity
+        done, count, start = parts.steps_done, len(batch.indices), perf_counter()
+        runner = passes.runner(count)
+        store = cast(Replicated, parts.store)  # the configuration has refused other stores
+        window = UpdateWindow(
+            parts.grid,
+            store,
+            parts.gradient,
+            parts.updater,
+            runner,
+            parts.config.parallel.weights,
+            parts.rates.rate,
+            are_held=any(parts.model.layers[name].holds for name in parts.layers),
         )
-        for index, (batch, agreed) in enumerate(
-            zip(batches, window.agree(own, done, source.unfit), strict=True)
-        )
-    ]
+        store.reset()
+        assert batch.held is not None, "batches() has read them"
+        source = passes.source(batch.held, batch.indices, parts.scale.value)
+
+        def context(micro_batch: int) -> nn.Context:
+            step = done + micro_batch // passes.parts
+            return passes.context(step, source.indices(micro_batch))
+
+        own = runner.run(source, window.weights, store, window.update, context)
+        purity.expect(f"until step {done + count}")
+        lasted = perf_counter() - start
+        comm_seconds = sum(updated.comm_seconds for updated in own)
+        parts.account.busy.add(lasted, comm_seconds, runner.waited)
+        waiting = sum(runner.waited.values())
+        shares = [comm.allreduce(one) for one in (waiting, parts.feed.read_seconds)]
+        moved = [comm.allreduce(one) for one in parts.account.moved()]
+        parts.steps_done += count
+        parts.stopping = comm.allreduce(parts.stop.raised(), op=MPI.LOR)
+        agreed = window.agree(own, done, source.unfit)
+        return self._records(batch, done, agreed, lasted, shares, moved)
+
+    def _records(
+        self,
+        batch: Batch,
+        done: int,
+        agreed: Sequence[Updated],
+        lasted: float,
+        shares: Sequence[float],
+        moved: Sequence[int],
+    ) -> list[Step]:
+        """The records of a window.
+
+        Args:
+            batch: its batches.
+            done: steps before it.
+            agreed: each update, summed over the ranks.
+            lasted: its seconds.
+            shares: seconds of waiting for activations and of reading, summed over the ranks.
+            moved: bytes sent and bytes moved in shared memory, summed over the ranks.
+        """
+        ranks, count = self.parts.comm.size, len(agreed)
+        seconds = lasted / count
+        waiting, reading = (min(1.0, one / ranks / lasted) for one in shares)
+        sent, shared = (one / ranks / count for one in moved)
+        return [
+            Step(
+                step=done + 1 + index,
+                epoch=batch.epoch,
+                samples=len(indices),
+                loss=update.loss,
+                grad_norm=update.grad_norm,
+                lr=self.parts.rates.rate(done + index),
+                seconds=seconds,
+                samples_per_s=len(indices) / seconds,
+                comm_share=min(1.0, update.comm_seconds / ranks / seconds),
+                wait_share=waiting,
+                read_share=reading,
+                sent_bytes=sent,
+                shared_bytes=shared,
+            )
+            for index, (indices, update) in enumerate(zip(batch.indices, agreed, strict=True))
+        ]

@@ -1,4 +1,4 @@
-"""What is tested and exported: averages of weights, and what workers have together."""
+"""Weights for tests and exports: moving averages, and the consensus of workers."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -7,47 +7,47 @@ from typing import cast
 from mpitrain.parallel.data_parallel import Replicated
 from mpitrain.ranks.together import all_here
 from mpitrain.step.update import AVERAGE
-from mpitrain.training.placed import Placed
+from mpitrain.training.parts import SHARED_ERRORS, Parts
 
 
 @contextmanager
-def averaged(trainer: Placed) -> Iterator[None]:
-    """All ranks see what is tested until the end, and training goes on as if it had not been.
+def averaged(parts: Parts) -> Iterator[None]:
+    """Show the weights for tests to all ranks inside of a ``with`` statement.
 
     That is the averages of ``optim.average``, if there are any, and of workers that train by
     themselves what they have together.  What is done meanwhile ends with a message from every rank,
     so that nobody is still reading.  Collective.
     """
-    back = _replace(trainer)
+    back = _replace(parts)
     if back is None:
         yield
         return
-    trainer.refresh()
+    parts.refresh()
     try:
         yield
     except BaseException as error:
         back()
         # Of one rank alone, the others do not wait to share what is sharded.
-        shared = isinstance(error, trainer.shared_errors)
-        if trainer.store.is_replicated or (shared and all_here(trainer.comm)):
-            trainer.refresh()
+        shared = isinstance(error, SHARED_ERRORS)
+        if parts.store.is_replicated or (shared and all_here(parts.comm)):
+            parts.refresh()
         raise
     back()
-    trainer.refresh()
+    parts.refresh()
 
 
-def _replace(trainer: Placed) -> Callable[[], None] | None:
-    """What is tested takes the place of the own pieces; the result puts these back."""
-    together = trainer.strategy.consensus()
-    average = trainer.config.optim.average
+def _replace(parts: Parts) -> Callable[[], None] | None:
+    """Put the weights for tests into this rank's pieces; the result puts the old ones back."""
+    together = parts.strategy.consensus()
+    average = parts.config.optim.average
     if together is None:
         if not average:
             return None
-        trainer.updater.exchange()
-        return trainer.updater.exchange
+        parts.updater.exchange()
+        return parts.updater.exchange
     if average:
-        together = trainer.strategy.mean(trainer.updater.slot(AVERAGE))
-    parameters = cast(Replicated, trainer.store).parameters
+        together = parts.strategy.mean(parts.updater.slot(AVERAGE))
+    parameters = cast(Replicated, parts.store).parameters
     own = parameters.copy()
     parameters[...] = together
 

@@ -84,7 +84,7 @@ class MicroBatches:
         self._dtype = dtype
         self._scale = scale
         self._device = device
-        #: What the first stage reads, and what the last stage compares with.
+        #: Inputs for the first stage, and labels for the last one.
         self.inputs = _Ahead(device, list(held), self._host_inputs)
         self.labels = _Ahead(device, list(held), lambda micro_batch: held[micro_batch].labels)
 
@@ -104,7 +104,7 @@ class MicroBatches:
         return part(self._batches, self._parts, micro_batch)
 
     def unfit(self, batch: int = 0) -> str:
-        """What of a batch's samples that this rank has read is not finite; empty: nothing is."""
+        """The first sample of a batch on this rank that is not finite; empty: there is none."""
         for micro_batch, samples in self._held.items():
             if micro_batch // self._parts != batch:
                 continue

@@ -34,7 +34,7 @@ from mpitrain.pipeline.actions import Pipeline
 from mpitrain.pipeline.replay import PipelineError, Report, replay
 from mpitrain.pipeline.schedules import SCHEDULES
 from mpitrain.ranks.together import together
-from mpitrain.sync import Delayed, EveryStep, Local, Quorum, Strategy, Workers
+from mpitrain.sync import Delayed, Local, Quorum, Strategy, Workers
 from mpitrain.sync.outer import outer
 from mpitrain.sync.replay import choices
 
@@ -201,7 +201,7 @@ def strategy(config: Config, workers: Workers) -> Strategy:
         )
     match s.kind:
         case "every_step":
-            return EveryStep()
+            return Strategy()
         case "local":
             return Local(
                 workers,
@@ -273,7 +273,7 @@ def choose_codec(
 def store(
     config: Config, arena: Arena, initial: Array, reduction: Reduction, allocate: Allocate
 ) -> Store:
-    """What holds the parameters; arguments as those of ``Replicated``."""
+    """The store of the parameters; arguments as those of ``Replicated``."""
     kinds: Mapping[int, Any] = {
         0: Replicated,
         1: ShardedOptimizer,

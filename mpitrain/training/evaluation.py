@@ -10,13 +10,13 @@ from mpitrain.data import DataError
 from mpitrain.metrics import Epoch
 from mpitrain.training.averaged import averaged
 from mpitrain.training.batches import MicroBatches
-from mpitrain.training.trainer import Trainer
+from mpitrain.training.parts import Parts
 
 #: Micro-batches of each replica that are read at a time.
 _AT_A_TIME = 8
 
 
-def evaluate(trainer: Trainer, epoch: int) -> Epoch:
+def evaluate(parts: Parts, epoch: int) -> Epoch:
     """Mean loss on the test samples, and the job's metrics, of averages if the job has them.
 
     Collective.
@@ -27,18 +27,18 @@ def evaluate(trainer: Trainer, epoch: int) -> Epoch:
             of its inputs.
         RuntimeError: the trainer is closed.
     """
-    trainer.expect_open()
-    test, size = trainer.data.test, trainer.config.train.batch_size
+    parts.expect_open()
+    test, size = parts.data.test, parts.config.train.batch_size
     if test is None:
         raise DataError("there is nothing to test on: the job was given no test_data")
-    layout, place = trainer.grid.layout, trainer.grid.place
+    layout, place = parts.grid.layout, parts.grid.place
     # Every replica has equally many micro-batches; the last ones may be empty.
     replicas = lcm(*layout.replicas)
     count = -(-len(test) // size)
     count += -count % replicas
     batches = (np.arange(i * size, min((i + 1) * size, len(test))) for i in range(count))
-    labels = len(test) * trainer.data.labels_per_sample
-    loss, device, passes = trainer.model.loss, trainer.device, trainer.passes
+    labels = len(test) * parts.data.labels_per_sample
+    loss, device, passes = parts.model.loss, parts.device, parts.passes
     mean: Scalar = 0.0
     totals: dict[str, Array] = {}
 
@@ -51,14 +51,12 @@ def evaluate(trainer: Trainer, epoch: int) -> Epoch:
         found = source.labels(micro_batch)
         # Collective over the tensor ranks of the last stage, each of which then has all of it.
         mean = mean + device.number(loss(outputs, found, labels)[0])
-        for name, metric in trainer.metrics.items():
+        for name, metric in parts.metrics.items():
             totals[name] = totals.get(name, 0) + device.get(metric.add(outputs, found))
 
     with (
-        averaged(trainer),
-        closing(
-            trainer.feed.batches("test", -1, batches, _AT_A_TIME * replicas, 1, own)
-        ) as reading,
+        averaged(parts),
+        closing(parts.feed.batches("test", -1, batches, _AT_A_TIME * replicas, 1, own)) as reading,
     ):
         for some, held in reading:
             source = MicroBatches(held, some, 1, loss, dtype=passes.dtype, device=device)
@@ -66,10 +64,10 @@ def evaluate(trainer: Trainer, epoch: int) -> Epoch:
         # Of a stage's tensor ranks, the first alone tells.
         (read,) = device.read([mean])
         told = (read, totals) if place.tensor == 0 else (0.0, {})
-        every = trainer.comm.allgather(told)
-        trainer.purity.expect("test")
+        every = parts.comm.allgather(told)
+        parts.purity.expect("test")
     found = {
         name: metric.value(sum(told[name] for _, told in every if name in told))
-        for name, metric in trainer.metrics.items()
+        for name, metric in parts.metrics.items()
     }
     return Epoch(epoch, sum(mean for mean, _ in every), found)

@@ -1,4 +1,4 @@
-"""What steps and tests read: the samples of the micro-batches that this rank needs, in turn."""
+"""Reads the samples of the micro-batches that this rank needs, for steps and tests."""
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -23,8 +23,8 @@ class Feed:
     """Reads batches, each rank what it needs of them alone; an error of one is one of all.
 
     Attributes:
-        read_seconds: this rank's, of reading what was asked for last.
-        met_seconds: of waiting for the others afterwards.
+        read_seconds: seconds of this rank's last read.
+        met_seconds: seconds of waiting for the other ranks afterwards.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Feed:
         self.read_seconds = self.met_seconds = 0.0
 
     def among(self, comm: MPI.Intracomm) -> "Feed":
-        """The same processes, for ranks that read without the others; close the first one only."""
+        """A feed with the same processes, for other ranks; close the first one only."""
         found = copy(self)
         found._comm = comm
         return found

@@ -11,11 +11,11 @@ from mpitrain.config import Config, ConfigError, Optim
 from mpitrain.metrics import Step
 from mpitrain.optim.schedule_table import Factor
 from mpitrain.step.agreement import NonFinite
-from mpitrain.training.trainer import Trainer
+from mpitrain.training.loop import Loop
 
-#: What the smoothed loss keeps of itself in a step.
+#: Part of itself that the smoothed loss keeps in a step.
 _KEPT = 0.9
-#: The run ends when the smoothed loss is so many times its least value.
+#: The run ends when the smoothed loss is this multiple of its least value.
 _DIVERGED = 4.0
 
 
@@ -36,7 +36,7 @@ class Tried:
 
 @dataclass(frozen=True)
 class Found:
-    """What the run has shown.
+    """Result of the run.
 
     Attributes:
         tried: its steps.
@@ -75,7 +75,7 @@ class Found:
 def find(
     comm: Communicator,
     config: Config,
-    make: Callable[..., Trainer] = Trainer,
+    make: Callable[[Communicator, Config, Factor], Loop],
     *,
     least: float,
     most: float,
@@ -88,13 +88,13 @@ def find(
     Args:
         comm: the ranks, in the job's layout.
         config: the job; its schedule, warm-up and number of steps are not used.
-        make: ``make(comm, job, schedule=factor)`` gives a trainer whose rate is ``factor`` times
-            the job's.
+        make: ``make(comm, job, factor)`` makes the loop of a job whose rate in a step is
+            ``factor(step)`` times ``optim.lr``.
         least, most: the first and the last value of ``optim.lr``.
         steps: how many.
 
     Raises:
-        ConfigError: as :class:`~mpitrain.training.trainer.Trainer`, or ``most`` is no more than
+        ConfigError: as :func:`mpitrain.start.start`, or ``most`` is no more than
             ``least``.
     """
     if not 0 < least < most < inf or steps < 2:
@@ -103,8 +103,8 @@ def find(
             f"{least:g} to {most:g}"
         )
     values = [least * (most / least) ** (step / (steps - 1)) for step in range(steps)]
-    with make(comm, _short(config, steps), schedule=_growing(values, config)) as trainer:
-        tried, why = _run(trainer, values)
+    with make(comm, _short(config, steps), _growing(values, config)) as loop:
+        tried, why = _run(loop, values)
     return Found(tried, why)
 
 
@@ -133,13 +133,13 @@ def _growing(values: Sequence[float], config: Config) -> Factor:
     return lambda step: values[step] / config.optim.lr
 
 
-def _run(trainer: Trainer, values: Sequence[float]) -> tuple[list[Tried], str]:
-    tried: list[Tried] = []
+def _run(loop: Loop, values: Sequence[float]) -> tuple[list[Tried], str]:
+    parts, tried = loop.parts, list[Tried]()
     total = weight = 0.0
     try:
-        while trainer.steps_done < trainer.total_steps:
-            epoch = trainer.steps_done // trainer.sampler.steps_per_epoch
-            for record in trainer.run_epoch(epoch):
+        while parts.steps_done < parts.total_steps:
+            epoch = parts.steps_done // parts.sampler.steps_per_epoch
+            for record in loop.run_epoch(epoch):
                 if not isinstance(record, Step):
                     continue  # the loss scale was too large
                 total = _KEPT * total + (1.0 - _KEPT) * record.loss

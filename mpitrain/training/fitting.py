@@ -45,8 +45,8 @@ def expect_labels(
     Args:
         loss: the loss.
         of: the part of the data set, ``"train"`` or ``"test"``.
-        samples: of it.
-        numbers: of these samples in it; None: they are all of it.
+        samples: samples of this part.
+        numbers: numbers of these samples in the part; None: they are the whole part.
 
     Raises:
         DataError: it does not; naming the first sample of which that is so.
@@ -67,7 +67,7 @@ def expect_labels(
 
 
 def expect_labels_in_memory(loss: Loss, data: Dataset) -> None:
-    """The same of all samples that are not read one by one.
+    """Check the labels of all samples that are in memory.
 
     Raises:
         DataError: the loss does not take the labels of one of them.
@@ -100,7 +100,7 @@ def expect_untested(job: Config, metrics: Mapping[str, Metric] | None) -> None:
 
 
 def expect_single_arrays(model: Model, data: Dataset) -> None:
-    """What a GPU's memory cannot hold in one array.
+    """Check that samples, labels and outputs are one array each, as a GPU needs.
 
     Raises:
         ConfigError: samples, labels or what a layer gives have several parts.
@@ -118,7 +118,7 @@ def expect_single_arrays(model: Model, data: Dataset) -> None:
 
 
 def whole_state(config: Config, model: Model, layout: Layout) -> dict[str, Array]:
-    """What the layers keep besides their parameters, as it begins.
+    """Initial state of the layers besides their parameters.
 
     Raises:
         ConfigError: it would depend on the layout.
@@ -132,16 +132,16 @@ def whole_state(config: Config, model: Model, layout: Layout) -> dict[str, Array
 def named_metrics(
     job: Config, data: Dataset, model: Model, outputs: Shape, *, own_loss: bool
 ) -> dict[str, Metric]:
-    """Those that a job asks for, or the usual ones of its loss.
+    """The metrics that a job asks for, or the usual ones of its loss.
 
     There are none without samples to test on.
 
     Args:
         job: the job.
-        data: whose labels they look at.
-        model: whose outputs they look at.
-        outputs: their shape.
-        own_loss: the loss is one's own, whatever the job calls it.
+        data: data set with the labels.
+        model: model with the outputs.
+        outputs: shape of the outputs for a sample.
+        own_loss: the program brings its loss, whatever the job calls it.
 
     Raises:
         ConfigError: one of them is of other outputs or labels.

@@ -1,23 +1,20 @@
-"""The own layers in the pipeline: what takes micro-batches forward and backward on this rank."""
+"""Forward and backward passes of this rank's layers."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from functools import partial
+from typing import TYPE_CHECKING
 
 from collectives import Communicator
 from mpitrain import nn
 from mpitrain.arrays import Array
-from mpitrain.config import Config
-from mpitrain.data import Dataset
-from mpitrain.device import Device
 from mpitrain.group import TensorGroup
-from mpitrain.models import Model
-from mpitrain.parallel.grid import Coordinates, Layout, ProcessGrid
-from mpitrain.parallel.store import Store, Weights
+from mpitrain.parallel.grid import Coordinates, Layout
+from mpitrain.parallel.store import Weights
 from mpitrain.pipeline.actions import Pipeline
 from mpitrain.pipeline.mailbox import Spec
 from mpitrain.pipeline.replay import Report
-from mpitrain.pipeline.runtime import Runner, Span
+from mpitrain.pipeline.runtime import Runner
 from mpitrain.pipeline.stage import LayerStage, Stage
 from mpitrain.step.precision import CastWeights, compute_type
 from mpitrain.training import build
@@ -25,42 +22,35 @@ from mpitrain.training.batches import MicroBatches
 from mpitrain.training.feed import Held
 from mpitrain.training.purity import Forward
 
+if TYPE_CHECKING:
+    from mpitrain.training.parts import Parts
+
 
 class Passes:
     """The stages of this rank, bound to the ranks that have the others.
 
     Attributes:
-        state: what the layers keep besides parameters, by name.
-        dtype: of activations.
+        state: state of the layers besides parameters, by name.
+        dtype: type of activations.
         weights: parameters as layers see them.
     """
 
-    def __init__(
-        self,
-        grid: ProcessGrid,
-        config: Config,
-        data: Dataset,
-        model: Model,
-        partition: build.Partition,
-        store: Store,
-        state: Mapping[str, Array],
-        span: Span,
-        device: Device,
-    ) -> None:
-        """Cut the model at the ``partition``; ``state`` is of the own layers."""
+    def __init__(self, parts: "Parts", state: Mapping[str, Array]) -> None:
+        """Cut the model into the stages of this rank; ``state``: of their layers."""
+        grid, config, data, store = parts.grid, parts.config, parts.data, parts.store
         self._comm, self._layout, self._place = grid.comm, grid.layout, grid.place
         self._replicas = TensorGroup(grid.data)
-        self._config, self._data, self._model = config, data, model
-        self._span, self._device = span, device
+        self._config, self._data, self._model = config, data, parts.model
+        self._span, self._device = parts.span, parts.device
         self.state = state
         self.dtype = compute_type(config.run.compute, config.run.dtype)
         self._cast = CastWeights(store, self.dtype) if config.run.compute != "same" else None
         self.weights: Weights = self._cast or store
-        self._virtual_stages = len(partition.layers)
+        self._virtual_stages = len(parts.partition.layers)
         self._stages: list[Stage] = []
         first = 0
-        for chunk in partition.of_stage(grid.place.stage):
-            own = [model.layers[name] for name in chunk]
+        for chunk in parts.partition.of_stage(grid.place.stage):
+            own = [parts.model.layers[name] for name in chunk]
             self._stages.append(LayerStage(own, first, chunk))
             first += len(chunk)
         kind = data.input_dtype
@@ -69,7 +59,7 @@ class Passes:
         self._runners: dict[int, Runner] = {}
 
     def among(self, comm: Communicator, layout: Layout) -> "Passes":
-        """The same layers for other ranks, whose replicas go forward without one another."""
+        """Passes of these layers among other ranks, whose replicas go forward by themselves."""
         found = copy(self)
         found._comm, found._layout = comm, layout
         found._replicas = TensorGroup()
@@ -83,13 +73,13 @@ class Passes:
         return pipeline.micro_batches
 
     def schedule(self, steps: int = 1) -> tuple[Pipeline, Report]:
-        """Of so many steps without draining."""
+        """The schedule of ``steps`` steps without draining, and its proof."""
         if steps not in self._schedules:
             self._schedules[steps] = build.schedule(self._config, self._layout, steps)
         return self._schedules[steps]
 
     def runner(self, steps: int = 1) -> Runner:
-        """What carries it out; collective, the first time."""
+        """The runner of that schedule; the first call is collective."""
         if steps not in self._runners:
             _, report = self.schedule(steps)
             self._runners[steps] = Runner(
@@ -119,7 +109,7 @@ class Passes:
         )
 
     def context(self, step: int = 0, indices: Array | None = None) -> nn.Context:
-        """What layers see of a micro-batch of these training samples; of tests without them."""
+        """The context of a micro-batch for layers: of training samples, or of tests without any."""
         if indices is None:
             return nn.Context(state=self.state)
         return nn.Context(True, self._config.run.seed, step, indices, self._replicas, self.state)

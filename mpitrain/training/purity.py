@@ -37,7 +37,7 @@ class Purity:
         """Take two samples through the layers, if some of them must be tried; collective.
 
         Args:
-            stages: of each virtual stage, the rank that goes forward, and how it does, on it.
+            stages: rank of each virtual stage, and its forward pass on that rank.
 
         Raises:
             ConfigError: on all ranks, what a layer of one of them has shown.
@@ -56,7 +56,7 @@ class Purity:
             verdict.deferred = True
 
     def faults(self) -> list[ValueError]:
-        """What this rank's layers and functions have shown, each its first fault."""
+        """The first fault of each layer and function of this rank."""
         found = [verdict.fault for verdict in self._verdicts]
         found += [getattr(own, "fault", None) for own in self._functions]
         return [fault for fault in found if fault]

@@ -16,7 +16,7 @@ _SECONDS = 0.05
 
 
 class Busy:
-    """What this rank spent its time on, in all and, outside of communication, since a look at it.
+    """Time of this rank by what it did, and its computing time since the last look.
 
     Attributes:
         computing, reducing, meeting: seconds in all, as in :class:`RankTime`.
@@ -52,7 +52,7 @@ class Busy:
         self._seconds += own
 
     def times(self, comm: MPI.Intracomm, stage: int, tensor: int) -> Times:
-        """What all ranks spent their time on so far; collective."""
+        """Time of all ranks so far, by what they did; collective."""
         memory = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         own = RankTime(
             stage, tensor, self.computing, self.reducing, self.waiting, self.meeting, memory
@@ -65,7 +65,7 @@ class Busy:
         Args:
             comm: all ranks.
             peers: ranks with equal values have the same amount of work.
-            step: that was done last.
+            step: number of the last step.
         """
         told = comm.allgather((self._seconds, peers, socket.gethostname()))
         self._seconds = 0.0

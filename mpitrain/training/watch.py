@@ -1,4 +1,4 @@
-"""What the tests of a run have shown so far: which was the best, and how many came after it."""
+"""The best test of a run so far, and the number of tests after it."""
 
 from collections.abc import Collection
 from math import isfinite
@@ -18,9 +18,9 @@ class Seen(Struct, frozen=True, forbid_unknown_fields=True):
     """The best test by one of the values that tests measure.
 
     Attributes:
-        value: of the best test; None: no test had one that is finite.
-        step: after which the best test was made.
-        since: tests after it.
+        value: value of the best test; None: no test had a finite one.
+        step: number of the step before the best test.
+        since: tests after the best one.
     """
 
     value: float | None = None

@@ -13,12 +13,12 @@ from collectives import CheckedTransport, MPITransport
 from collectives.execution.transport import Bytes
 from collectives.execution.transport.checked import SealedSend
 from mpitrain.config import ConfigError
-from mpitrain.training.trainer import Trainer
+from mpitrain.training.parts import Parts
 from tests.drills.faults import KINDS, Fault
 
 
 class Injector:
-    """Strikes once, on the rank and before the step of its fault; a trainer's ``before_step``."""
+    """Strikes once, on the rank and before the step of its fault; the ``before_step`` of a job."""
 
     def __init__(self, fault: Fault, comm: MPI.Intracomm) -> None:
         """Refuses, on all ranks, what cannot be.
@@ -35,9 +35,9 @@ class Injector:
         self._rng = random.Random(fault.seed)
         self._corrupts = False
 
-    def __call__(self, trainer: Trainer) -> None:
+    def __call__(self, parts: Parts) -> None:
         """Strike, if this is the step."""
-        if not self._own or trainer.steps_done + 1 != self.fault.step:
+        if not self._own or parts.steps_done + 1 != self.fault.step:
             return
         match self.fault.kind:
             case "kill":
@@ -53,7 +53,7 @@ class Injector:
             case "payload":
                 self._corrupts = True
             case "memory":
-                flip(trainer.store.pieces[0].parameters.view(np.uint8), self._rng)
+                flip(parts.store.pieces[0].parameters.view(np.uint8), self._rng)
 
     def transport(self) -> type[MPITransport]:
         """Transport that flips one bit in the next message after ``payload`` has struck."""

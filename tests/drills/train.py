@@ -15,7 +15,7 @@ from collectives import Communicator
 from mpitrain.__main__ import main as mpitrain
 from mpitrain.commands import ranks
 from mpitrain.config import Config
-from mpitrain.training.trainer import Trainer
+from mpitrain.training.loop import Loop
 from tests.drills.faults import parse
 from tests.drills.inject import Injector
 
@@ -27,10 +27,10 @@ def main() -> int:
     own, words = parser.parse_known_args()
     if words[1:3] == ["-m", "mpitrain"]:
         del words[:3]
-    make = ranks._trainer
+    make = ranks._loop
     injectors: list[Injector] = []
 
-    def with_fault(comm: Communicator, config: Config, **given: Any) -> Trainer:
+    def with_fault(comm: Communicator, config: Config, **given: Any) -> Loop:
         if not injectors:  # one for all trainers of a run that shrinks
             injectors.append(Injector(own.fault, comm))
         if config.parallel.checksums:
@@ -39,7 +39,7 @@ def main() -> int:
 
     if own.fault is None:
         return mpitrain(words)
-    with patch.object(ranks, "_trainer", with_fault):
+    with patch.object(ranks, "_loop", with_fault):
         return mpitrain(words)
 
 

@@ -10,9 +10,9 @@ from msgspec.structs import replace
 
 from collectives import Communicator
 from mpitrain.checkpoint import Writer
-from mpitrain.run import checkpoints, resume, save
+from mpitrain.checkpoint.saving import checkpoints, resume, save
+from mpitrain.start import start
 from mpitrain.training.evaluation import evaluate
-from mpitrain.training.trainer import Trainer
 from tests.mpi.mpitrain.layouts import job
 
 
@@ -26,7 +26,7 @@ def trainer_on(device, config, **given):
     """A trainer on all ranks."""
     with (
         everybody() as comm,
-        Trainer(comm, replace(config, run=replace(config.run, device=device)), **given) as trainer,
+        start(comm, replace(config, run=replace(config.run, device=device)), **given) as trainer,
     ):
         yield trainer
 
@@ -35,8 +35,8 @@ def trained(device, config, steps=3):
     """(loss, gradient norm) of each step, and the test."""
     with trainer_on(device, config) as trainer:
         records = list(islice(trainer.run_epoch(0), steps))
-        tested = evaluate(trainer, 0)
-        trainer.check_replicas("at the end")
+        tested = evaluate(trainer.parts, 0)
+        trainer.parts.check_replicas("at the end")
         return [(r.loss, r.grad_norm) for r in records], (tested.test_loss, tested.metrics)
 
 
@@ -52,11 +52,11 @@ def moved(config):
         found = []
         for device in ("cpu", "cuda", "cpu"):
             with trainer_on(device, config) as trainer:
-                resume(trainer)
+                resume(trainer.parts)
                 found += [record.loss for record in islice(trainer.run_epoch(0), 2)]
-                place = checkpoints(trainer.config)
-                writer = Writer(trainer.comm, place, keep=2, device=trainer.device)
-                save(trainer, writer)
+                place = checkpoints(trainer.parts.config)
+                writer = Writer(trainer.parts.comm, place, keep=2, device=trainer.parts.device)
+                save(trainer.parts, writer)
                 writer.finish()
         MPI.COMM_WORLD.Barrier()  # rank 0's folder goes
     return right, found

@@ -70,11 +70,11 @@ def run(device, **given):
         everybody() as comm,
         mpitrain.Trainer(comm, device=device, **settings) as trainer,
     ):
-        assert trainer.device.name.startswith(device)
+        assert trainer.parts.device.name.startswith(device)
         found = [(r.loss, r.grad_norm) for r in islice(trainer.run_epoch(0), steps)]
-        tested = evaluate(trainer, 0) if given.get("test_data", data) else None
-        trainer.check_replicas("at the end")
-        load_into(trainer.module, trainer)
+        tested = evaluate(trainer.parts, 0) if given.get("test_data", data) else None
+        trainer.parts.check_replicas("at the end")
+        load_into(trainer.module, trainer.parts)
         values = {k: v.clone() for k, v in trainer.module.state_dict().items()}
     return found, tested and (tested.test_loss, tested.metrics), values
 

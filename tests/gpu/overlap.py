@@ -14,7 +14,7 @@ from mpi4py import MPI
 from msgspec.structs import replace
 
 from collectives import Communicator
-from mpitrain.training.trainer import Trainer
+from mpitrain.start import start
 from tests.gpu.check import Check
 from tests.gpu.roads import device
 from tests.gpu.virtual import job
@@ -25,8 +25,8 @@ WARM_UP = 3
 def seconds_of(comm, config, overlap, steps):
     """Median seconds of a step, and of its wait for the GPU: the longest of all ranks'."""
     lasted, waited = [], [0.0]
-    with Trainer(comm, config) as trainer:
-        read = trainer.device.read
+    with start(comm, config) as trainer:
+        read = trainer.parts.device.read
 
         def timed(scalars):
             begin = perf_counter()
@@ -34,8 +34,8 @@ def seconds_of(comm, config, overlap, steps):
             waited[-1] += perf_counter() - begin
             return found
 
-        trainer.device.read = timed
-        trainer.store.set_overlap(overlap)
+        trainer.parts.device.read = timed
+        trainer.parts.store.set_overlap(overlap)
         running = trainer.run_epoch(0)
         for _ in range(WARM_UP + steps):
             begin = perf_counter()

@@ -69,13 +69,13 @@ def no_waits():
     import cupyx
 
     with trainer_on("cuda", small()) as trainer:
-        read = trainer.device.read
+        read = trainer.parts.device.read
 
         def once(scalars):
             with cupyx.allow_synchronize(True):
                 return read(scalars)
 
-        trainer.device.read = once
+        trainer.parts.device.read = once
         with cupyx.allow_synchronize(False):
             assert len(list(islice(trainer.run_epoch(0), 2))) == 2
     return "forward, backward and update without a wait"

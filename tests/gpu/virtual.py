@@ -30,8 +30,8 @@ from collectives.execution.tags import Tags
 from collectives.execution.transport.device import DirectTransport, StagedTransport
 from mpitrain.config import Config, Data, Model, Optim, Run, Train
 from mpitrain.parallel.summation import Summation
+from mpitrain.start import start
 from mpitrain.training import build, placed
-from mpitrain.training.trainer import Trainer
 from tests.gpu import virtual_card
 from tests.gpu.timeline import Rates, Timeline
 
@@ -110,13 +110,13 @@ def steps(
         patch.setattr(os, "sched_yield", lambda: None)
         with (
             Communicator(MPI.COMM_SELF, device="staged") as comm,
-            Trainer(comm, config) as trainer,
+            start(comm, config) as trainer,
         ):
             found = []
             running = trainer.run_epoch(0)
             next(running)
             for overlap in (False, True):
-                trainer.store.set_overlap(overlap)
+                trainer.parts.store.set_overlap(overlap)
                 begin = timeline.now
                 next(running)
                 found.append(timeline.now - begin)

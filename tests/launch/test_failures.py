@@ -147,8 +147,8 @@ def test_an_error_of_one_rank_that_looks_like_one_of_all_ends_the_job(tmp_path):
         import mpitrain
         from mpitrain import nn
 
-        def fails(trainer):
-            if trainer.steps_done == 3 and comm.rank == 1:
+        def fails(parts):
+            if parts.steps_done == 3 and comm.rank == 1:
                 raise mpitrain.ConfigError("of one rank")
 
         mpitrain.Trainer(
@@ -167,16 +167,16 @@ def test_an_error_of_one_rank_that_looks_like_one_of_all_ends_the_job(tmp_path):
 CUT = """
 import os, sys
 from mpitrain.__main__ import main
-from mpitrain.training.trainer import Trainer
+from mpitrain.run import SynchronousLoop
 
-step = Trainer.step
+step = SynchronousLoop.step
 
 def cut(self, *arguments):
-    if self.steps_done == 2:
+    if self.parts.steps_done == 2:
         os.truncate("data.txt", 0)
     return step(self, *arguments)
 
-Trainer.step = cut
+SynchronousLoop.step = cut
 sys.exit(main(["train", "job.toml"]))
 """
 JOB = """

@@ -69,7 +69,7 @@ def schedule(step):
     fails("schedule")
     return 1.0
 
-def before(trainer):
+def before(parts):
     fails("callback")
 
 def train():
@@ -164,8 +164,8 @@ from mpi4py import MPI
 import mpitrain
 from mpitrain import nn
 
-def hears(trainer):
-    if trainer.steps_done == 2 and MPI.COMM_WORLD.rank == 1:
+def hears(parts):
+    if parts.steps_done == 2 and MPI.COMM_WORLD.rank == 1:
         os.kill(os.getpid(), signal.SIGTERM)
 
 trainer = mpitrain.Trainer(

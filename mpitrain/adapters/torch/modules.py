@@ -15,7 +15,7 @@ from mpitrain.adapters.torch.stand_ins import expect_replaceable
 from mpitrain.nn import Chain, Layer, Wrapper
 from mpitrain.ranks.together import together
 from mpitrain.training.averaged import averaged
-from mpitrain.training.trainer import Trainer
+from mpitrain.training.parts import Parts
 
 _IN_TURN = torch.nn.Sequential.forward
 
@@ -109,7 +109,7 @@ def names_in(module: torch.nn.Module, layers: Mapping[str, Layer]) -> dict[str, 
     }
 
 
-def load_into(module: torch.nn.Module, trainer: Trainer) -> None:
+def load_into(module: torch.nn.Module, parts: Parts) -> None:
     """Give the module that :func:`layers` was called with the trained values, on all ranks.
 
     With ``optim.average``, these are the averages.  The module's layers may be in a ``Chain`` or
@@ -119,14 +119,14 @@ def load_into(module: torch.nn.Module, trainer: Trainer) -> None:
         ValueError: on all ranks; the module lacks a parameter or buffer of a layer, or has two of
             them in one memory.
     """
-    with averaged(trainer):
-        _load_into(module, trainer)
+    with averaged(parts):
+        _load_into(module, parts)
 
 
-def _load_into(module: torch.nn.Module, trainer: Trainer) -> None:
+def _load_into(module: torch.nn.Module, parts: Parts) -> None:
     every: dict[str, torch.Tensor] = dict(module.named_parameters(remove_duplicate=False))
     every |= dict(module.named_buffers(remove_duplicate=False))
-    known = {name: _in_module(layer) for name, layer in trainer.model.layers.items()}
+    known = {name: _in_module(layer) for name, layer in parts.model.layers.items()}
 
     def expect_all() -> None:
         expect_apart(module)
@@ -138,18 +138,18 @@ def _load_into(module: torch.nn.Module, trainer: Trainer) -> None:
                     "layers the trainer has"
                 )
 
-    together(trainer.comm, expect_all, ValueError)
-    for name in trainer.model.layers:
+    together(parts.comm, expect_all, ValueError)
+    for name in parts.model.layers:
         values = None
-        if name in trainer.layers:
-            index = trainer.layers.index(name)
-            device = trainer.device
-            values = {own: device.get(v).copy() for own, v in trainer.store.take(index).items()}
-            trainer.store.release(index)
-            kept = trainer.passes.context().inside(name).state
+        if name in parts.layers:
+            index = parts.layers.index(name)
+            device = parts.device
+            values = {own: device.get(v).copy() for own, v in parts.store.take(index).items()}
+            parts.store.release(index)
+            kept = parts.passes.context().inside(name).state
             values |= {own: device.get(v) for own, v in kept.items()}
-        has = trainer.comm.rank if values is not None else trainer.comm.size
-        values = trainer.comm.bcast(values, trainer.comm.allreduce(has, MPI.MIN))
+        has = parts.comm.rank if values is not None else parts.comm.size
+        values = parts.comm.bcast(values, parts.comm.allreduce(has, MPI.MIN))
         with torch.no_grad():
             for own in known[name].keys() & values:
                 every[known[name][own]].copy_(as_tensor(np.asarray(values[own])))

@@ -237,8 +237,8 @@ def torchs_own(trainer, factory, schedule=cosine, by="step", make=net, loss=mse)
     scheduler = schedule(optimizer) if schedule else None
     rates = []
     for epoch in range(2):
-        for batch in trainer.sampler.batches(epoch):
-            some = trainer.data.train.in_epoch(epoch)[batch]
+        for batch in trainer.parts.sampler.batches(epoch):
+            some = trainer.parts.data.train.in_epoch(epoch)[batch]
             x, y = tensors(some.inputs), tensors(some.labels)
             optimizer.zero_grad()
             outputs = module(**x) if isinstance(x, dict) else module(x)

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from collectives import Communicator
 from mpitrain.config import Config, Data, Model, Optim, Parallel, Run, Train
 from mpitrain.metrics import Step
-from mpitrain.training.trainer import Trainer
+from mpitrain.start import start
 
 TEXT = Path(__file__).parents[3] / "README.md"
 
@@ -78,7 +78,7 @@ def text_job(path, **run):
 
 def curve(comm, config, steps=20):
     """(loss and gradient norm of each step, the parameters after the last by name)."""
-    with Trainer(comm, config) as trainer:
+    with start(comm, config) as trainer:
         records = list(islice(trainer.run_epoch(0), steps))
         assert all(isinstance(record, Step) for record in records)
         found = np.array([(record.loss, record.grad_norm) for record in records])
@@ -88,8 +88,8 @@ def curve(comm, config, steps=20):
 def whole(comm, trainer):
     """The model's parameters on every rank, put together from all ranks' pieces."""
     parts = []
-    for piece in trainer.store.pieces:
-        for tensor in trainer.arena.tensors:
+    for piece in trainer.parts.store.pieces:
+        for tensor in trainer.parts.arena.tensors:
             low, high = max(tensor.start, piece.start), min(tensor.stop, piece.stop)
             if low < high:
                 values = piece.parameters[low - piece.start : high - piece.start].copy()

@@ -13,7 +13,7 @@ from mpitrain.parallel.adasum_sum import Adasum
 from mpitrain.parallel.arena import DATA, Bucket
 from mpitrain.parallel.sent_bytes import adasum_bytes
 from mpitrain.parallel.summation import Summand
-from mpitrain.training.trainer import Trainer
+from mpitrain.start import start
 from tests.adasum import adasum
 from tests.mpi.mpitrain.layouts import curve, job, whole
 from tests.mpi.mpitrain.test_sync import Alone, own_part
@@ -79,7 +79,7 @@ def test_it_is_that_of_the_tree_and_sends_what_it_says(shapes, dtype, has_shards
 def by_tensors(trainer, vectors):
     """The Adasum of flat arrays, tensor by tensor."""
     found = np.empty_like(vectors[0])
-    for tensor in trainer.arena.tensors:
+    for tensor in trainer.parts.arena.tensors:
         part = slice(tensor.start, tensor.stop)
         found[part] = adasum([vector[part] for vector in vectors])
     return found
@@ -92,7 +92,7 @@ def simulated(config, steps):
         everyone = [Alone(one, config) for _ in range(RANKS)]
         trainer, rate = everyone[0].trainer, config.optim.lr
         anchor = everyone[0].weights.copy()
-        for step, batch in zip(range(steps), trainer.sampler.batches(0), strict=False):
+        for step, batch in zip(range(steps), trainer.parts.sampler.batches(0), strict=False):
             for number, worker in enumerate(everyone):
                 own = own_part(batch, RANKS, number)
                 worker.backward(own, len(own) * RANKS / len(batch))
@@ -119,12 +119,12 @@ def test_workers_train_as_it_says(comm, sync, layout):
     """Of gradients it is descent along their Adasum, of ways the rule for changes of weights."""
     plain = Optim(lr=0.05, momentum=0.0, reference_batch=0)
     config = replace(job("mlp", micro_batches=2, **layout), sync=sync, optim=plain)
-    with Trainer(comm, config) as trainer:
+    with start(comm, config) as trainer:
         list(islice(trainer.run_epoch(0), 4))
-        trainer.check_replicas("after the steps")
-        trainer.drain()
+        trainer.parts.check_replicas("after the steps")
+        trainer.parts.drain()
         found = whole(comm, trainer)
-        assert trainer.store.algorithm == "adasum" or RANKS == 1
+        assert trainer.parts.store.algorithm == "adasum" or RANKS == 1
     for name, values in simulated(config, 4).items():
         np.testing.assert_allclose(found[name], values, rtol=1e-8, atol=1e-11)
 
@@ -146,4 +146,4 @@ def test_one_replica_is_dense_and_stages_are_those_of_workers(comm):
 def test_tensors_of_several_stages_are_refused_on_all_ranks(comm):
     config = replace(job("gpt", pipe=RANKS), sync=Sync(combine="adasum"))
     with pytest.raises(ConfigError, match=r"adasum is no sum, and embed"):
-        Trainer(comm, config)
+        start(comm, config)

@@ -9,9 +9,10 @@ from msgspec.structs import replace
 
 from collectives import Communicator
 from mpitrain.config import ConfigError, Train
+from mpitrain.start import start
 from mpitrain.step.agreement import NonFinite
 from mpitrain.training.batches import MicroBatches, part
-from mpitrain.training.trainer import Trainer
+from mpitrain.training.parts import UserObjects
 from tests.mpi.mpitrain.layouts import job, whole
 
 pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
@@ -42,10 +43,10 @@ def of_torch():
 
 
 def found(comm, config, layers=None):
-    with Trainer(comm, config, layers=layers) as trainer:
+    with start(comm, config, objects=UserObjects(layers=layers)) as trainer:
         records = [record for _, record in zip(range(STEPS), trainer.run_epoch(0))]
         # The window under way is run to its end.
-        return [record.loss for record in records], whole(comm, trainer), trainer.steps_done
+        return [record.loss for record in records], whole(comm, trainer), trainer.parts.steps_done
 
 
 class Simulation:
@@ -57,9 +58,9 @@ class Simulation:
         self.config = config
         with Communicator(MPI.COMM_SELF) as one:
             plain = replace(config, parallel=replace(config.parallel, pipe=1, schedule="1f1b"))
-            with Trainer(one, plain, layers=layers) as trainer:
-                self.model, self.sampler = trainer.model, trainer.sampler
-                self.data = trainer.data
+            with start(one, plain, objects=UserObjects(layers=layers)) as trainer:
+                self.model, self.sampler = trainer.parts.model, trainer.parts.sampler
+                self.data = trainer.parts.data
         names = list(self.model.layers)
         bounds = [len(names) * s // stages for s in range(stages + 1)]
         self.names = [names[a:b] for a, b in pairwise(bounds)]
@@ -159,8 +160,8 @@ def simulated(config, stages, policy, steps, layers=None):
     lr = config.optim.lr * config.train.batch_size / config.optim.reference_batch
     batches = list(simulation.sampler.batches(0))[:steps]
     losses = []
-    for start in range(0, steps, config.parallel.window):
-        losses += simulation.run(batches[start : start + config.parallel.window], lr)
+    for first in range(0, steps, config.parallel.window):
+        losses += simulation.run(batches[first : first + config.parallel.window], lr)
     last = {
         f"{name}.{key}": value
         for own in simulation.weights
@@ -201,7 +202,9 @@ def test_modules_of_torch_see_them_too(comm, policy):
 @pytest.mark.parametrize("policy", ["spectrain", "linear", "latest"])
 def test_modules_of_torch_go_backward_by_their_own_weights(comm, policy):
     with pytest.raises(ConfigError, match="a torch module needs the weights of the forward pass"):
-        Trainer(comm, asynchronous(policy, pipe=min(RANKS, 5)), layers=of_torch())
+        start(
+            comm, asynchronous(policy, pipe=min(RANKS, 5)), objects=UserObjects(layers=of_torch())
+        )
 
 
 @pytest.mark.quick_on(3)
@@ -243,8 +246,8 @@ def test_old_weights_are_kept_no_longer_than_they_are_needed(comm):
         return updated
 
     config = asynchronous("stash", pipe=RANKS)
-    with Trainer(comm, config) as trainer:
-        stage = trainer.grid.place.stage
+    with start(comm, config) as trainer:
+        stage = trainer.parts.grid.place.stage
         UpdateWindow.update = watched
         try:
             list(trainer.run_epoch(0))
@@ -257,13 +260,15 @@ def test_two_buffers_need_enough_micro_batches(comm):
     if RANKS not in (3, 4, 5):
         pytest.skip("needs 3 to 5 stages")
     with pytest.raises(ConfigError, match=r"two_buffers on \d stages needs at least"):
-        Trainer(comm, asynchronous("two_buffers", micro_batches=1, pipe=RANKS))
+        start(comm, asynchronous("two_buffers", micro_batches=1, pipe=RANKS))
 
 
 def test_a_sample_that_is_not_finite_is_named_on_all_ranks(comm):
-    with Trainer(comm, asynchronous("stash", pipe=RANKS)) as trainer:
-        sample = next(batch for number, batch in enumerate(trainer.sampler.batches(0)) if number)[3]
-        trainer.data.train.inputs[sample] = np.nan
+    with start(comm, asynchronous("stash", pipe=RANKS)) as trainer:
+        sample = next(
+            batch for number, batch in enumerate(trainer.parts.sampler.batches(0)) if number
+        )[3]
+        trainer.parts.data.train.inputs[sample] = np.nan
         told = rf"at step 2 \(rank 0: the inputs of sample {sample} to train on hold nan"
         with pytest.raises(NonFinite, match=told):
             list(trainer.run_epoch(0))

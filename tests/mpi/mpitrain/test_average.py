@@ -10,13 +10,14 @@ from msgspec.structs import replace
 from collectives import Communicator
 from mpitrain.checkpoint import CheckpointError, Writer
 from mpitrain.checkpoint.export import find
+from mpitrain.checkpoint.saving import checkpoints, resume, save
 from mpitrain.config import Config, ConfigError
 from mpitrain.data import DataError
 from mpitrain.optim.optimizers import SGD
-from mpitrain.run import checkpoints, resume, save
+from mpitrain.start import start
 from mpitrain.training.averaged import averaged
 from mpitrain.training.evaluation import evaluate
-from mpitrain.training.trainer import Trainer
+from mpitrain.training.parts import UserObjects
 from tests.mpi.mpitrain.layouts import few, job, layouts, mlp, whole
 
 pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
@@ -32,19 +33,19 @@ def averaging(config, folder=None):
 
 def trained(comm, config, steps=3):
     """(trained values, averages as the trainer has them, the same by hand, test); all by name."""
-    with Trainer(comm, config) as trainer:
+    with start(comm, config) as trainer:
         by_hand = whole(comm, trainer)
         for _ in islice(trainer.run_epoch(0), steps):
             for name, values in whole(comm, trainer).items():
                 by_hand[name] += (1 - KEPT) * (values - by_hand[name])
         before = whole(comm, trainer)
-        test = evaluate(trainer, 0)
+        test = evaluate(trainer.parts, 0)
         after = whole(comm, trainer)
         assert all(np.array_equal(after[name], values) for name, values in before.items())
-        with averaged(trainer):
+        with averaged(trainer.parts):
             averages = whole(comm, trainer)
             comm.Barrier()
-        trainer.check_replicas("after the test")
+        trainer.parts.check_replicas("after the test")
         return before, averages, by_hand, test
 
 
@@ -74,10 +75,10 @@ def test_a_test_changes_no_bit_of_the_training(comm, layout):
     plain = job("gpt", "float32", **layouts("gpt", RANKS)[layout])
     found = []
     for config in (plain, averaging(plain)):
-        with Trainer(comm, config) as trainer:
+        with start(comm, config) as trainer:
             steps = trainer.run_epoch(0)
             curve = [(r.loss, r.grad_norm) for r in islice(steps, 2)]
-            loss = evaluate(trainer, 0).test_loss
+            loss = evaluate(trainer.parts, 0).test_loss
             curve += [(r.loss, r.grad_norm) for r in islice(steps, 2)]
             found.append((curve, whole(comm, trainer), loss))
     assert found[0][0] == found[1][0]
@@ -90,15 +91,15 @@ def test_a_test_changes_no_bit_of_the_training(comm, layout):
 def test_averages_go_on_bit_by_bit_and_are_exported(comm, folder, layout):
     config = averaging(job("gpt", "float32", **layouts("gpt", RANKS)[layout]), folder)
     expected_values, expected, _, expected_test = trained(comm, config)
-    with Trainer(comm, config) as trainer:
+    with start(comm, config) as trainer:
         list(islice(trainer.run_epoch(0), 2))
-        save(trainer, Writer(comm, checkpoints(config), keep=2, background=False))
-    with Trainer(comm, config) as trainer:
-        assert resume(trainer).step == 2
+        save(trainer.parts, Writer(comm, checkpoints(config), keep=2, background=False))
+    with start(comm, config) as trainer:
+        assert resume(trainer.parts).step == 2
         list(islice(trainer.run_epoch(0), 1))
-        assert evaluate(trainer, 0) == expected_test
+        assert evaluate(trainer.parts, 0) == expected_test
         values = whole(comm, trainer)
-        save(trainer, Writer(comm, checkpoints(config), keep=2, background=False))
+        save(trainer.parts, Writer(comm, checkpoints(config), keep=2, background=False))
     comm.Barrier()
     checkpoint, _ = find(folder)
     for name in expected:
@@ -136,47 +137,47 @@ def test_in_16_bits(comm):
 def test_a_checkpoint_without_averages_is_refused(comm, folder):
     config = mlp()
     config = replace(config, run=replace(config.run, dir=str(folder)))
-    with Trainer(comm, config) as trainer:
+    with start(comm, config) as trainer:
         list(islice(trainer.run_epoch(0), 1))
-        save(trainer, Writer(comm, checkpoints(config), keep=2, background=False))
+        save(trainer.parts, Writer(comm, checkpoints(config), keep=2, background=False))
     with (
-        Trainer(comm, averaging(config)) as trainer,
+        start(comm, averaging(config)) as trainer,
         pytest.raises(CheckpointError, match=r"has no averages, as optim\.average was 0; leave"),
     ):
-        resume(trainer)
+        resume(trainer.parts)
 
 
 @pytest.mark.parametrize("kind", [DataError, ConfigError])
 @pytest.mark.parametrize("zero", [0, 1, 3])
 def test_a_test_that_fails_leaves_the_trained_values(comm, zero, kind):
-    with Trainer(comm, averaging(mlp(zero=zero))) as trainer:
+    with start(comm, averaging(mlp(zero=zero))) as trainer:
         list(islice(trainer.run_epoch(0), 2))
         before = whole(comm, trainer)
-        with pytest.raises(kind, match="bad sector"), averaged(trainer):
+        with pytest.raises(kind, match="bad sector"), averaged(trainer.parts):
             inside = whole(comm, trainer)
             assert not all(np.array_equal(inside[name], values) for name, values in before.items())
             raise kind("bad sector")
         after = whole(comm, trainer)
         assert all(np.array_equal(after[name], values) for name, values in before.items())
-        trainer.check_replicas("after the test")
+        trainer.parts.check_replicas("after the test")
 
 
 @pytest.mark.parametrize("zero", [0, 1])
 def test_what_one_rank_alone_raises_in_a_test_keeps_nobody_waiting(comm, zero):
     """It has its own pieces again; where they are shards, the others have not seen that yet."""
-    trainer = Trainer(comm, averaging(mlp(zero=zero)))
+    trainer = start(comm, averaging(mlp(zero=zero)))
     list(islice(trainer.run_epoch(0), 2))
-    before = [piece.parameters.copy() for piece in trainer.store.pieces]
+    before = [piece.parameters.copy() for piece in trainer.parts.store.pieces]
     alone, others = comm.rank == 0, zero == 0
     try:
-        with averaged(trainer):
-            assert not np.array_equal(before[0], trainer.store.pieces[0].parameters)
+        with averaged(trainer.parts):
+            assert not np.array_equal(before[0], trainer.parts.store.pieces[0].parameters)
             comm.Barrier()
             if alone or not others:
                 raise RuntimeError("of this rank")
     except RuntimeError:
         assert alone or not others
-    for piece, values in zip(trainer.store.pieces, before, strict=True):
+    for piece, values in zip(trainer.parts.store.pieces, before, strict=True):
         np.testing.assert_array_equal(piece.parameters, values)
     trainer.close()
 
@@ -187,4 +188,4 @@ class Slotted(SGD):
 
 def test_an_optimiser_that_has_averages_of_its_own_is_refused(comm):
     with pytest.raises(ConfigError, match=r"optim\.average: the optimiser has a slot 'average'"):
-        Trainer(comm, averaging(mlp()), optimizer=Slotted())
+        start(comm, averaging(mlp()), objects=UserObjects(optimizer=Slotted()))

@@ -8,12 +8,14 @@ from mpi4py import MPI
 from msgspec.structs import replace
 
 from mpitrain.checkpoint import Checkpoint, Writer
+from mpitrain.checkpoint.saving import checkpoints
 from mpitrain.config import Checkpoint as CheckpointTable
 from mpitrain.config import ConfigError, Evaluate
 from mpitrain.metrics import Epoch, Resumed, Summary, read_records
 from mpitrain.ranks.stop import StopFlag, Stopped
-from mpitrain.run import checkpoints, train
-from mpitrain.training.trainer import Trainer
+from mpitrain.run import train
+from mpitrain.start import start
+from mpitrain.training.parts import UserObjects
 from tests.mpi.mpitrain.layouts import job, layouts, whole
 
 pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
@@ -43,7 +45,9 @@ class Scores:
         return np.zeros(1)
 
     def value(self, totals):
-        return self.scores[self.trainer.steps_done // self.trainer.sampler.steps_per_epoch - 1]
+        return self.scores[
+            self.trainer.parts.steps_done // self.trainer.parts.sampler.steps_per_epoch - 1
+        ]
 
 
 class StopsAfter(StopFlag):
@@ -54,7 +58,7 @@ class StopsAfter(StopFlag):
         self.step, self.trainer = step, None
 
     def raised(self):
-        return self.trainer.steps_done + 1 == self.step
+        return self.trainer.parts.steps_done + 1 == self.step
 
     def reason(self):
         return "the test"
@@ -75,7 +79,7 @@ def run(comm, config, *, go_on=False, stop=None, scores=SCORES):
     """The records of a run, the trained values, and why it was stopped."""
     metric, records, why = Scores(scores), [], None
     flag = StopsAfter(stop) if stop else None
-    with Trainer(comm, config, metrics={"score": metric}, stop=flag) as trainer:
+    with start(comm, config, objects=UserObjects(metrics={"score": metric}), stop=flag) as trainer:
         metric.trainer = trainer
         if flag:
             flag.trainer = trainer
@@ -223,14 +227,16 @@ def test_a_run_that_is_killed_while_it_replaces_the_best_leaves_a_whole_one(
 )
 def test_what_no_test_measures_is_refused_on_all_ranks(comm, folder, best, message):
     with pytest.raises(ConfigError, match=message):
-        Trainer(comm, scored(folder, best=best), metrics={"score": Scores(SCORES)})
+        start(
+            comm, scored(folder, best=best), objects=UserObjects(metrics={"score": Scores(SCORES)})
+        )
 
 
 def test_by_the_loss_of_a_job(comm, folder):
     config = replace(scored(folder, best="loss"), evaluate=Evaluate())
     config = replace(config, train=replace(config.train, epochs=3))
     records = []
-    with Trainer(comm, config) as trainer:
+    with start(comm, config) as trainer:
         train(trainer, tell=records.append)
     losses = [test.test_loss for test in of(Epoch, records)]
     best = 2 * (1 + losses.index(min(losses)))

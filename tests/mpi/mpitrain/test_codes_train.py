@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from mpitrain.compress.table import CODECS
 from mpitrain.config import Compress
-from mpitrain.training.trainer import Trainer
+from mpitrain.start import start
 from tests.mpi.mpitrain.layouts import mlp
 
 pytestmark = [pytest.mark.mpi, pytest.mark.slow, pytest.mark.at_most(5)]
@@ -31,8 +31,8 @@ def test_the_loss_falls_and_replicas_stay_equal(comm, name):
         config.optim, momentum=0.0, nesterov=False, lr=0.02 if name == "signum" else config.optim.lr
     )
     config = replace(config, optim=optim, compress=Compress(CODES.get(name, name), least=1))
-    with Trainer(comm, config) as trainer:
+    with start(comm, config) as trainer:
         losses = [record.loss for record in islice(trainer.run_epoch(0), 14)]
-        trainer.check_replicas("after some steps")
+        trainer.parts.check_replicas("after some steps")
     print(f"{name}: from {losses[0]:.4g} to {losses[-1]:.4g}")
     assert sum(losses[-3:]) < 0.97 * sum(losses[:3]), losses

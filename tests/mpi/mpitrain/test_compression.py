@@ -9,11 +9,11 @@ from msgspec.structs import replace
 
 from collectives import Communicator
 from mpitrain.checkpoint import Writer
+from mpitrain.checkpoint.saving import checkpoints, resume, save, settled
 from mpitrain.config import Compress, ConfigError, Optim
 from mpitrain.metrics import Skipped
 from mpitrain.parallel.codec_trial import CANDIDATES
-from mpitrain.run import checkpoints, resume, save, settled
-from mpitrain.training.trainer import Trainer
+from mpitrain.start import start
 from tests.mpi.mpitrain.layouts import alone, curve, job, layouts, mlp, whole
 
 pytestmark = pytest.mark.mpi
@@ -35,8 +35,8 @@ def coded(config, codec="bf16", feedback="on", **how):
 def residuals(trainer):
     """What codes left out on this rank, by name and element of the arena."""
     found = {}
-    for kept in trainer.summation.kept():
-        flat = found.setdefault(kept.name, np.zeros(trainer.arena.size))
+    for kept in trainer.parts.summation.kept():
+        flat = found.setdefault(kept.name, np.zeros(trainer.parts.arena.size))
         flat[kept.start : kept.start + kept.values.size] += kept.values
     return found
 
@@ -90,11 +90,11 @@ def test_deep_gradient_compression_of_all_is_momentum_of_all(comm, layout):
 @pytest.mark.parametrize("exchange", ["two_phase", "gathered"])
 def test_replicas_stay_equal_and_what_is_left_out_is_small(comm, exchange):
     config = coded(mlp(), exchange=exchange)
-    with Trainer(comm, config) as trainer:
+    with start(comm, config) as trainer:
         for record in islice(trainer.run_epoch(0), 5):
-            trainer.check_replicas("after a step")
+            trainer.parts.check_replicas("after a step")
             left = residuals(trainer)["residual"]
-            largest = np.abs(trainer.store.gradients).max()
+            largest = np.abs(trainer.parts.store.gradients).max()
             assert 0 < np.abs(left).max() < 2**-7 * max(1.0, 4 * largest), record
 
 
@@ -133,7 +133,7 @@ def test_every_code_remembers_what_it_must(comm, folder, codec, layout):
 def test_what_two_stages_refuse_those_between_hear_of(comm):
     config = coded(job("gpt", "float32", **layouts("gpt", RANKS)["pipe, 1f1b"]), "signum", "auto")
     with pytest.raises(ConfigError, match="signum has no sums, and embedding"):
-        Trainer(comm, config)
+        start(comm, config)
 
 
 def momentum_job(model, **layout):
@@ -212,11 +212,11 @@ def test_a_run_with_coded_shards_goes_on_bit_by_bit(comm, folder, layout):
     config = coded(config, "int8:rounding=stochastic,block=32", "auto")
     config = replace(config, run=replace(config.run, dir=str(folder)))
     expected, weights = curve(comm, config, steps=4)
-    with Trainer(comm, config) as trainer:
+    with start(comm, config) as trainer:
         list(islice(trainer.run_epoch(0), 2))
-        save(trainer, Writer(comm, checkpoints(config), keep=2, background=False))
-    with Trainer(comm, config) as trainer:
-        assert resume(trainer).step == 2
+        save(trainer.parts, Writer(comm, checkpoints(config), keep=2, background=False))
+    with start(comm, config) as trainer:
+        assert resume(trainer.parts).step == 2
         records = list(islice(trainer.run_epoch(0), 2))
         np.testing.assert_array_equal([(r.loss, r.grad_norm) for r in records], expected[2:])
         for name, values in whole(comm, trainer).items():
@@ -227,15 +227,15 @@ def interrupted(comm, folder, config):
     """A run with its interruption and resumption against one without."""
     config = replace(config, run=replace(config.run, dir=str(folder)))
     expected_curve, expected = curve(comm, config, steps=6)
-    with Trainer(comm, config) as trainer:
+    with start(comm, config) as trainer:
         list(islice(trainer.run_epoch(0), 3))
-        writer = Writer(comm, checkpoints(trainer.config), keep=2)
-        save(trainer, writer)
+        writer = Writer(comm, checkpoints(trainer.parts.config), keep=2)
+        save(trainer.parts, writer)
         before = residuals(trainer)
         list(islice(trainer.run_epoch(0), 2))
         writer.finish()
-    with Trainer(comm, config) as trainer:
-        assert resume(trainer).step == 3
+    with start(comm, config) as trainer:
+        assert resume(trainer.parts).step == 3
         for name, values in residuals(trainer).items():
             np.testing.assert_array_equal(values, before[name])
         left = any(values.any() for values in before.values())  # of a rank with samples
@@ -256,13 +256,13 @@ def test_on_another_number_of_replicas_the_sum_of_what_was_left_out_stays(comm, 
         return sum(group.allreduce(values) for values in residuals(trainer).values())
 
     def steps(group, sums, go_on=True):
-        with Communicator(group) as own, Trainer(own, config) as trainer:
+        with Communicator(group) as own, start(own, config) as trainer:
             if go_on:
-                resume(trainer)
+                resume(trainer.parts)
                 sums.append(total(own, trainer))
             list(islice(trainer.run_epoch(0), 2))
             sums.append(total(own, trainer))
-            save(trainer, Writer(own, checkpoints(config), keep=9, background=False))
+            save(trainer.parts, Writer(own, checkpoints(config), keep=9, background=False))
 
     sums = []
     steps(comm, sums, go_on=False)
@@ -288,7 +288,7 @@ def test_a_skipped_step_leaves_what_was_left_out_as_it_was(comm):
     config = coded(mlp())
     run = replace(config.run, compute="float16", loss_scale=2.0**24)
     config = replace(config, run=run)
-    with Trainer(comm, config) as trainer:
+    with start(comm, config) as trainer:
         skipped = 0
         for record in trainer.run_epoch(0):
             if isinstance(record, Skipped):
@@ -304,10 +304,10 @@ def test_a_skipped_step_leaves_what_was_left_out_as_it_was(comm):
 
 def test_auto_is_the_code_that_it_names(comm):
     config = replace(mlp(), compress=Compress("auto", least=1))
-    with Trainer(comm, config) as trainer:
-        chosen = trainer.config.compress.codec
+    with start(comm, config) as trainer:
+        chosen = trainer.parts.config.compress.codec
         assert chosen in ("none", *CANDIDATES)
-        assert f"'auto' is {chosen}: " in trainer.store.reason
+        assert f"'auto' is {chosen}: " in trainer.parts.store.reason
         assert comm.allgather(chosen) == [chosen] * RANKS
         found = [record.loss for record in islice(trainer.run_epoch(0), 3)]
     named = replace(config, compress=Compress(chosen, least=1 if chosen != "none" else 1024))
@@ -322,9 +322,9 @@ def test_a_run_goes_on_with_what_auto_had_chosen(comm, folder, codec):
     config = replace(mlp(), compress=how, run=replace(mlp().run, dir=str(folder)))
     auto = replace(config, compress=Compress("auto"))
     assert settled(comm, auto) == auto  # there is no checkpoint
-    with Trainer(comm, config) as trainer:
+    with start(comm, config) as trainer:
         list(islice(trainer.run_epoch(0), 2))
-        save(trainer, Writer(comm, checkpoints(config), keep=2, background=False))
+        save(trainer.parts, Writer(comm, checkpoints(config), keep=2, background=False))
     assert settled(comm, config) == config
     assert settled(comm, auto).compress.codec == codec
 
@@ -334,4 +334,4 @@ def test_what_cannot_be_a_vote_is_refused_on_all_ranks(comm):
     """The first and the last stage hold a tensor together, and those between know nothing of it."""
     config = coded(job("gpt", pipe=RANKS), "signum", "auto")
     with pytest.raises(ConfigError, match="signum has no sums, and embed"):
-        Trainer(comm, config)
+        start(comm, config)

@@ -15,8 +15,9 @@ from collectives import Communicator
 from collectives.execution.device_plan import DevicePlan, Gate
 from mpitrain.config import ConfigError, Loss, Optim, Train
 from mpitrain.device import choice
+from mpitrain.start import start
 from mpitrain.training.evaluation import evaluate
-from mpitrain.training.trainer import Trainer
+from mpitrain.training.parts import UserObjects
 from tests import strict_cupy
 from tests.gpu.jobs import moved, small, trained, trainer_on
 from tests.mpi.mpitrain.layouts import MODELS, job, layouts
@@ -127,10 +128,13 @@ def test_batch_norm_and_dropout():
         given = replace(config, run=replace(config.run, device=device))
         with (
             Communicator(MPI.COMM_WORLD, device="staged") as comm,
-            Trainer(comm, given, layers=layers()) as trainer,
+            start(comm, given, objects=UserObjects(layers=layers())) as trainer,
         ):
             steps = list(islice(trainer.run_epoch(0), 3))
-            found[device] = [(r.loss, r.grad_norm) for r in steps], evaluate(trainer, 0).test_loss
+            found[device] = (
+                [(r.loss, r.grad_norm) for r in steps],
+                evaluate(trainer.parts, 0).test_loss,
+            )
     np.testing.assert_allclose(found["cuda"][0], found["cpu"][0], rtol=1e-5)
     assert found["cuda"][1] == pytest.approx(found["cpu"][1], rel=1e-5)
 
@@ -146,7 +150,7 @@ def test_a_rank_without_a_gpu_is_all_ranks_error(monkeypatch):
     with refused, trainer_on("cuda", small()):
         pass
     with trainer_on("auto", small()) as trainer:
-        assert trainer.device.name == "cpu"
+        assert trainer.parts.device.name == "cpu"
 
 
 @pytest.fixture

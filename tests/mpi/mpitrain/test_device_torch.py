@@ -100,7 +100,7 @@ def test_a_run_goes_on_elsewhere(tmp_path):
                 ) as trainer,
             ):  # fmt: skip
                 trainer.fit(resume=epochs > 2)
-                assert trainer.device.name.startswith(where)
+                assert trainer.parts.device.name.startswith(where)
                 ends.append({k: v.clone() for k, v in trainer.module.state_dict().items()})
     for name, value in ends[2].items():
         if SAME_ORDER:

@@ -5,9 +5,11 @@ import pytest
 from mpi4py import MPI
 from msgspec.structs import replace
 
+import mpitrain
 from collectives import Communicator
-from mpitrain import Stream, federated
+from mpitrain import Stream
 from mpitrain.checkpoint import CheckpointError
+from mpitrain.checkpoint.saving import checkpoints, resume
 from mpitrain.config import (
     Checkpoint,
     Config,
@@ -26,9 +28,9 @@ from mpitrain.metrics import Epoch, Round, Step, read_records
 from mpitrain.optim.optimizers import LAMB, SGD, Adam
 from mpitrain.ranks.stop import StopFlag, Stopped
 from mpitrain.report import write_report
-from mpitrain.run import checkpoints, resume, train
+from mpitrain.run import train
+from mpitrain.start import start
 from mpitrain.step.agreement import NonFinite
-from mpitrain.training.trainer import Trainer
 
 pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
 RANKS = MPI.COMM_WORLD.size
@@ -48,14 +50,14 @@ def job(dtype="float32", **own):
 
 def rounds(comm, config, count=None, **given):
     """The weights after some rounds, and the records of these."""
-    with federated.Trainer(comm, config, **given) as trainer:
+    with mpitrain.Trainer(comm, config, **given) as trainer:
         records = [
             record
             for number in range(count or config.federated.rounds)
             for record in trainer.run_epoch(number)
         ]
-        trainer.check_replicas("at the end")
-        return trainer.store.parameters.copy(), records
+        trainer.parts.check_replicas("at the end")
+        return trainer.parts.store.parameters.copy(), records
 
 
 def alone(comm, config, count=None, **given):
@@ -110,10 +112,14 @@ def sequential(comm, config, steps):
     """Training of the same job without clients, in one process; told to all ranks."""
     config, found = replace(config, federated=Federated()), None
     if comm.rank == 0:
-        with Communicator(MPI.COMM_SELF) as one, Trainer(one, config) as trainer:
-            while trainer.steps_done < steps:
-                list(trainer.run_epoch(trainer.steps_done // trainer.sampler.steps_per_epoch))
-            found = trainer.store.parameters.copy()
+        with Communicator(MPI.COMM_SELF) as one, start(one, config) as trainer:
+            while trainer.parts.steps_done < steps:
+                list(
+                    trainer.run_epoch(
+                        trainer.parts.steps_done // trainer.parts.sampler.steps_per_epoch
+                    )
+                )
+            found = trainer.parts.store.parameters.copy()
     return comm.bcast(found)
 
 
@@ -151,13 +157,15 @@ def test_the_mean_is_that_of_the_clients_weights(comm):
     """Weighted by samples, of float64 weights; each client trained by itself."""
     config = job("float64", split="dirichlet", sample=6)
     found, _ = rounds(comm, config, 1)
-    with Communicator(MPI.COMM_SELF) as one, federated.Trainer(one, config) as trainer:
-        start = trainer.store.parameters.copy()
-        cohort = trainer.choice.cohort(0)
+    with Communicator(MPI.COMM_SELF) as one, mpitrain.Trainer(one, config) as trainer:
+        start = trainer.parts.store.parameters.copy()
+        cohort = trainer.loop.choice.cohort(0)
         ends, sizes = [], []
         for part in cohort.parts:
-            own = trainer.clients[part.client]
-            ends.append(trainer._local.improve(start, 0, part.client, own, part.steps).weights)
+            own = trainer.loop.clients[part.client]
+            ends.append(
+                trainer.loop._client.improve(start, 0, part.client, own, part.steps).weights
+            )
             sizes.append(len(own))
         assert len(ends) == 6 and len(set(sizes)) > 1
         np.testing.assert_allclose(found, np.average(ends, axis=0, weights=sizes), rtol=1e-12)
@@ -187,14 +195,14 @@ def test_fedprox_ends_at_the_closed_form(comm, mu):
     data = Dataset(both, both, 0)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("mpitrain.training.placed.load", lambda *_: data)
-        with federated.Trainer(comm, config) as trainer:
-            names = [tensor.name for tensor in trainer.arena.tensors]
+        patch.setattr("mpitrain.training.assemble.load", lambda *_: data)
+        with mpitrain.Trainer(comm, config) as trainer:
+            names = [tensor.name for tensor in trainer.parts.arena.tensors]
             assert [name.rpartition(".")[2] for name in names] == ["weight", "bias"]
-            x = trainer.store.parameters.copy()
+            x = trainer.parts.store.parameters.copy()
             scale = _curvature(trainer)
             list(trainer.run_epoch(0))
-            found = trainer.store.parameters.copy()
+            found = trainer.parts.store.parameters.copy()
     wide = np.column_stack([inputs, np.ones(len(inputs))])
     hessian, b = scale * wide.T @ wide / len(wide), scale * wide.T @ labels[:, 0] / len(wide)
     expected = np.linalg.solve(hessian + mu * np.eye(3), b + mu * x)
@@ -203,7 +211,7 @@ def test_fedprox_ends_at_the_closed_form(comm, mu):
 
 def _curvature(trainer):
     """Second derivative of the job's squared error by the output."""
-    _, gradient = trainer.model.loss(np.array([[1.0]]), np.array([[0.0]]), 1)
+    _, gradient = trainer.parts.model.loss(np.array([[1.0]]), np.array([[0.0]]), 1)
     return float(gradient[0, 0])
 
 
@@ -219,14 +227,14 @@ def _curvature(trainer):
 def test_the_servers_optimiser_takes_the_mean_change(comm, own, rule, rate):
     """Each round's change, from a run of one round each, put through the optimiser by hand."""
     config = job("float64", **own)
-    with federated.Trainer(comm, config) as trainer:
-        x = trainer.store.parameters.copy()
+    with mpitrain.Trainer(comm, config) as trainer:
+        x = trainer.parts.store.parameters.copy()
         state = {slot: np.zeros_like(x) for slot in rule.slots}
         for number in range(3):
-            cohort = trainer.choice.cohort(number)
+            cohort = trainer.loop.choice.cohort(number)
             ends = {
-                p.client: trainer._local.improve(
-                    x, number, p.client, trainer.clients[p.client], p.steps
+                p.client: trainer.loop._client.improve(
+                    x, number, p.client, trainer.loop.clients[p.client], p.steps
                 ).weights
                 for p in cohort.parts
             }
@@ -235,13 +243,13 @@ def test_the_servers_optimiser_takes_the_mean_change(comm, own, rule, rate):
             direction = rule.prepare(x, change, state, number + 1)
             factor = np.ones_like(x)
             if rule.layerwise:
-                for t in trainer.arena.tensors:
+                for t in trainer.parts.arena.tensors:
                     part = slice(t.start, t.stop)
                     three = (np.linalg.norm(a[part]) for a in (x, change, direction))
                     factor[part] = rule.ratio(*three)
             rule.apply(x, direction, state, rate * factor)
             list(trainer.run_epoch(number))
-            np.testing.assert_allclose(trainer.store.parameters, x, rtol=1e-9, atol=1e-12)
+            np.testing.assert_allclose(trainer.parts.store.parameters, x, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.quick_on(2)
@@ -273,19 +281,19 @@ def test_the_secure_sum_is_that_of_the_codes(comm, own):
 def test_too_few_survivors_are_refused_on_all_ranks(comm):
     pytest.importorskip("cryptography")
     config = job(clients=10, secure=True, dropout=0.7)
-    with federated.Trainer(comm, config) as trainer:
-        before = trainer.store.parameters.copy()
+    with mpitrain.Trainer(comm, config) as trainer:
+        before = trainer.parts.store.parameters.copy()
         with pytest.raises(
             RoundError, match=r"secure sum of 10 clients has \d left, and 7 must be"
         ):
             list(trainer.run_epoch(0))
-        np.testing.assert_array_equal(trainer.store.parameters, before)
+        np.testing.assert_array_equal(trainer.parts.store.parameters, before)
 
 
 def test_a_round_that_nobody_answers_is_refused_on_all_ranks(comm):
     config = job(deadline=0.1)
     with (
-        federated.Trainer(comm, config) as trainer,
+        mpitrain.Trainer(comm, config) as trainer,
         pytest.raises(RoundError, match="round 1: none of 20 clients has sent anything"),
     ):
         list(trainer.run_epoch(0))
@@ -294,7 +302,7 @@ def test_a_round_that_nobody_answers_is_refused_on_all_ranks(comm):
 def test_a_client_that_diverges_is_named_on_all_ranks(comm):
     config = replace(job(), optim=Optim(lr=1e30, reference_batch=0))
     with (
-        federated.Trainer(comm, config) as trainer,
+        mpitrain.Trainer(comm, config) as trainer,
         pytest.raises(NonFinite, match=r"client \d+ in round 1: the loss or a gradient"),
     ):
         list(trainer.run_epoch(0))
@@ -307,7 +315,7 @@ def test_a_servers_step_that_overflows_is_named_on_all_ranks(comm, server):
     config = job(server=server, server_lr=1e39, server_epsilon=1e-30, rounds=1)
     config = replace(config, optim=Optim(lr=30.0, reference_batch=0))
     with (
-        federated.Trainer(comm, config) as trainer,
+        mpitrain.Trainer(comm, config) as trainer,
         np.errstate(all="raise", under="ignore"),
         pytest.raises(NonFinite, match="round 1: the server's weights are not finite"),
     ):
@@ -316,16 +324,17 @@ def test_a_servers_step_that_overflows_is_named_on_all_ranks(comm, server):
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_weights_that_are_not_finite_are_refused_on_all_ranks(comm, value):
-    with federated.Trainer(comm, job(rotate=True, bits=4)) as trainer:
-        step, whose = trainer._local.step, trainer.clients[17][0]
+    with mpitrain.Trainer(comm, job(rotate=True, bits=4)) as trainer:
+        local, whose = trainer.loop._client.loop, trainer.loop.clients[17][0]
+        step = local.step
 
-        def spoiled(epoch, batch):
-            record = step(epoch, batch)
-            if whose in batch:
-                trainer._local.store.parameters[5] = value
-            return record
+        def spoiled(batch):
+            records = step(batch)
+            if whose in batch.indices[0]:
+                local.parts.store.parameters[5] = value
+            return records
 
-        trainer._local.step = spoiled
+        local.step = spoiled
         with pytest.raises(NonFinite, match="client 17 in round 1"):
             list(trainer.run_epoch(0))
 
@@ -376,30 +385,30 @@ def test_a_run_that_was_stopped_goes_on_bit_by_bit(comm, folder, own):
     config = replace(config, optim=replace(config.optim, schedule="cosine", average=0.5))
     stop = StopFlag()
 
-    def before_round(trainer):
-        if trainer.steps_done == 3 and comm.rank == RANKS - 1:
+    def before_round(parts):
+        if parts.steps_done == 3 and comm.rank == RANKS - 1:
             stop.reason = "a test"
 
     with (
-        federated.Trainer(comm, config, stop=stop, before_step=before_round) as trainer,
+        mpitrain.Trainer(comm, config, stop=stop, before_step=before_round) as trainer,
         pytest.raises(Stopped, match=r"stopped after step 4 of 6 \(a test\)"),
     ):
         train(trainer)
-    with federated.Trainer(comm, config) as trainer:
+    with mpitrain.Trainer(comm, config) as trainer:
         train(trainer, go_on=True)
-        found = trainer.store.parameters.copy()
-        average = [state["average"].copy() for state in trainer.updater.state]
-    with federated.Trainer(comm, config) as trainer:
+        found = trainer.parts.store.parameters.copy()
+        average = [state["average"].copy() for state in trainer.parts.updater.state]
+    with mpitrain.Trainer(comm, config) as trainer:
         for number in range(6):
             list(trainer.run_epoch(number))
-        np.testing.assert_array_equal(found, trainer.store.parameters)
-        for one, state in zip(average, trainer.updater.state, strict=True):
+        np.testing.assert_array_equal(found, trainer.parts.store.parameters)
+        for one, state in zip(average, trainer.parts.updater.state, strict=True):
             np.testing.assert_array_equal(one, state["average"])
     # Another number of ranks goes on from the same checkpoint.
     other = MPI.COMM_WORLD.Split(comm.rank % 2, comm.rank)
-    with Communicator(other) as some, federated.Trainer(some, config) as trainer:
-        assert resume(trainer).step == 6
-        np.testing.assert_array_equal(found, trainer.store.parameters)
+    with Communicator(other) as some, mpitrain.Trainer(some, config) as trainer:
+        assert resume(trainer.parts).step == 6
+        np.testing.assert_array_equal(found, trainer.parts.store.parameters)
     comm.barrier()
     other.Free()
     if comm.rank == 0:
@@ -416,41 +425,37 @@ def test_a_run_that_was_stopped_goes_on_bit_by_bit(comm, folder, own):
 @pytest.mark.quick_on(2)
 def test_a_checkpoint_of_other_clients_is_refused(comm, folder):
     config = with_folder(job(rounds=1), folder)
-    with federated.Trainer(comm, config) as trainer:
+    with mpitrain.Trainer(comm, config) as trainer:
         train(trainer)
     longer = replace(config, federated=replace(config.federated, rounds=2))
-    with federated.Trainer(comm, longer) as trainer:
-        assert resume(trainer).step == 1
+    with mpitrain.Trainer(comm, longer) as trainer:
+        assert resume(trainer.parts).step == 1
     for changed in (
         replace(config, federated=replace(config.federated, clients=19)),
         replace(config, train=replace(config.train, epochs=2)),
     ):
         with (
-            federated.Trainer(comm, changed) as trainer,
+            mpitrain.Trainer(comm, changed) as trainer,
             pytest.raises(CheckpointError, match=r"is of another job: (federated|train\.epochs)"),
         ):
-            resume(trainer)
+            resume(trainer.parts)
     assert checkpoints(config).is_dir()
 
 
 def test_jobs_that_cannot_be(comm):
     with pytest.raises(ConfigError, match=r"federated\.clients = 1438 must be at most 1437"):
-        federated.Trainer(comm, job(clients=1438))
-    with pytest.raises(ConfigError, match="have clients; set it to 0 here"):
-        Trainer(comm, job())
-    with pytest.raises(ConfigError, match=r"federated\.clients = 0; set it"):
-        federated.Trainer(comm, job(clients=0))
-    with pytest.raises(ConfigError, match="optimizer= has no part"):
-        federated.Trainer(comm, job(), optimizer=SGD())
+        mpitrain.Trainer(comm, job(clients=1438))
+    with pytest.raises(ConfigError, match=r"own\.optimizer: clients and server take those"):
+        mpitrain.Trainer(comm, job(), optimizer=SGD())
     with pytest.raises(ConfigError, match=r"bits: weights of up to 1437 .* leave 21 .* not 24"):
         pytest.importorskip("cryptography")
-        federated.Trainer(comm, job(secure=True, bits=24))
+        mpitrain.Trainer(comm, job(secure=True, bits=24))
 
 
 def test_a_stream_has_no_clients(comm):
     source = [(np.zeros(4, np.float32), np.int64(i % 10)) for i in range(40)]
     with pytest.raises(ConfigError, match="the training data are read in turn"):
-        federated.Trainer(
+        mpitrain.Trainer(
             comm, job(clients=4), train_data=Stream(source, 40), test_data=source, classes=10
         )
 
@@ -458,10 +463,10 @@ def test_a_stream_has_no_clients(comm):
 @pytest.mark.quick_on(3)
 def test_without_bits_a_secure_sum_has_as_many_as_fit(comm):
     pytest.importorskip("cryptography")
-    with federated.Trainer(comm, job("float64", secure=True)) as trainer:
-        assert trainer._sums.bits == 21
+    with mpitrain.Trainer(comm, job("float64", secure=True)) as trainer:
+        assert trainer.loop._sums.bits == 21
         list(trainer.run_epoch(0))
-        found = trainer.store.parameters.copy()
+        found = trainer.parts.store.parameters.copy()
     dense, _ = rounds(comm, job("float64"), 1)
     np.testing.assert_allclose(found, dense, atol=1e-6)
 
@@ -487,7 +492,7 @@ def test_a_torch_module_is_trained_as_layers_are(comm, split_off):
         )  # fmt: skip
 
     with pytest.raises(ConfigError, match=r"batch norm needs forward passes .* take group or"):
-        federated.Trainer(comm, config, model=with_means)
+        mpitrain.Trainer(comm, config, model=with_means)
     assert not split_off
 
 
@@ -510,8 +515,8 @@ def test_the_loss_falls_on_clients_that_differ(comm):
 
 
 def test_the_draws_are_those_of_the_table(comm):
-    with federated.Trainer(comm, job(sample=5, split="dirichlet")) as trainer:
-        sizes = np.array([len(part) for part in trainer.clients])
-        assert sizes.sum() == len(trainer.data.train)
-        again = Choice(trainer.config.federated, 3, sizes, -(-sizes // 16))
-        assert trainer.choice.cohort(7) == again.cohort(7)
+    with mpitrain.Trainer(comm, job(sample=5, split="dirichlet")) as trainer:
+        sizes = np.array([len(part) for part in trainer.loop.clients])
+        assert sizes.sum() == len(trainer.parts.data.train)
+        again = Choice(trainer.parts.config.federated, 3, sizes, -(-sizes // 16))
+        assert trainer.loop.choice.cohort(7) == again.cohort(7)

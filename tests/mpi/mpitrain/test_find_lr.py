@@ -8,14 +8,22 @@ from msgspec.structs import replace
 from collectives import Communicator
 from mpitrain.commands.ranks import run
 from mpitrain.config import Config, ConfigError
+from mpitrain.start import start
 from mpitrain.step.update import Updater
-from mpitrain.training.find_lr import find
-from mpitrain.training.trainer import Trainer
+from mpitrain.training import find_lr
+from mpitrain.training.parts import UserObjects
 from tests.mpi.mpitrain.layouts import few, job, layouts, mlp
 
 pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
 
 RANKS = MPI.COMM_WORLD.size
+
+
+def find(comm, config, **limits):
+    def make(comm, job, factor):
+        return start(comm, job, UserObjects(schedule=factor))
+
+    return find_lr.find(comm, config, make, **limits)
 
 
 @pytest.mark.parametrize("layout", few("gpt", RANKS))
@@ -39,7 +47,7 @@ def test_the_rates_are_those_of_the_job(comm):
     config = mlp("float64")
     config = replace(config, optim=replace(config.optim, reference_batch=50))
     near = find(comm, config, least=0.05, most=0.05 * (1 + 1e-12), steps=5)
-    with Trainer(comm, config) as trainer:
+    with start(comm, config) as trainer:
         records = [r for _, r in zip(range(5), trainer.run_epoch(0))]
     np.testing.assert_allclose([o.loss for o in near.tried], [r.loss for r in records], rtol=1e-8)
 

@@ -53,7 +53,7 @@ def test_dropout_and_batch_norm(comm, folder, alone, parallel):
     assert found["1.num_batches_tracked"] == 10
     # It is a module of torch that gives the trained model's results.
     trainer.module.eval().double()
-    x, y = (torch.from_numpy(a) for a in vars(trainer.data.test[:]).values())
+    x, y = (torch.from_numpy(a) for a in vars(trainer.parts.data.test[:]).values())
     loss = torch.nn.functional.mse_loss(trainer.module(x), y)
     assert loss.item() == pytest.approx(tests[-1].test_loss, rel=1e-5)
 
@@ -165,7 +165,7 @@ def test_several_inputs_and_outputs(comm, folder, alone, parallel):
         tests = trainer.fit()
     assert_as_alone(tests, trainer.module, alone(**SEVERAL, **data))
     with torch.no_grad():
-        samples = trainer.data.test[:]
+        samples = trainer.parts.data.test[:]
         outputs = trainer.module.double().eval()(**tensors(samples.inputs))
         loss = of_both(outputs, tensors(samples.labels).values())
     assert loss.item() == pytest.approx(tests[-1].test_loss, rel=1e-5)
@@ -193,9 +193,9 @@ def test_classes(comm, folder, alone, loss):
 def test_what_is_random_follows_from_seed_epoch_and_sample(comm, folder):
     before = random.getstate(), np.random.get_state()[1].copy(), torch.get_rng_state()
     with made(folder) as trainer:
-        first = trainer.data.train.in_epoch(0)[np.array([3, 4])]
-        again = trainer.data.train.in_epoch(0)[np.array([4])]
-        later = trainer.data.train.in_epoch(1)[np.array([4])]
+        first = trainer.parts.data.train.in_epoch(0)[np.array([3, 4])]
+        again = trainer.parts.data.train.in_epoch(0)[np.array([4])]
+        later = trainer.parts.data.train.in_epoch(1)[np.array([4])]
     assert np.array_equal(first.labels[1:], again.labels)
     assert np.array_equal(first.inputs[1:], later.inputs)
     assert not np.array_equal(again.labels, later.labels)
@@ -285,7 +285,7 @@ def test_overlap_by_trying_is_said_and_changes_nothing(comm, folder):
         changed = {"parallel": {"overlap": overlap}, "dir": str(folder / str(overlap))}
         with made(folder, batch_size=12, **changed) as trainer:
             train(trainer, tell=records.append)
-            parameters.append(trainer.store.take(0)["weight"].copy())
+            parameters.append(trainer.parts.store.take(0)["weight"].copy())
     np.testing.assert_array_equal(*parameters)
     found = [record for record in records if isinstance(record, Overlap)]
     assert len(found) == (RANKS > 1)

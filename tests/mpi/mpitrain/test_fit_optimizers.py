@@ -146,7 +146,7 @@ def test_the_module_has_the_averages_that_were_tested(comm, folder, zero):
     changed = {"optimizer": OPTIMIZERS["AdamW"], "average": 0.8, "parallel": {"zero": zero}}
     with made(folder, **changed) as trainer:
         tests = trainer.fit()
-        x, y = (torch.from_numpy(a) for a in vars(trainer.data.test[:]).values())
+        x, y = (torch.from_numpy(a) for a in vars(trainer.parts.data.test[:]).values())
     loss = torch.nn.functional.mse_loss(trainer.module.double()(x), y)
     assert loss.item() == pytest.approx(tests[-1].test_loss, rel=1e-6)
     with made(folder, **(changed | {"average": 0.0})) as trainer:
@@ -202,4 +202,4 @@ def test_keys_that_an_optimizer_of_torch_would_not_see(comm, folder):
 )
 def test_a_rate_beside_an_optimizer_of_torch_is_the_rate(comm, folder, asked):
     with made(folder, optimizer=OPTIMIZERS["SGD"], **asked) as trainer:
-        assert trainer.rates.rate(0) == trainer.rates.common(0) == 0.5
+        assert trainer.parts.rates.rate(0) == trainer.parts.rates.common(0) == 0.5

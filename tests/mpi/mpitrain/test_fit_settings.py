@@ -14,7 +14,6 @@ from mpitrain.optim.optimizers import Adam
 from mpitrain.ranks.stop import StopFlag, Stopped
 from mpitrain.run import train
 from mpitrain.training.evaluation import evaluate
-from mpitrain.training.trainer import Trainer
 from tests.mpi.mpitrain.fits import (
     OPTIMIZERS,
     RANKS,
@@ -99,8 +98,8 @@ def test_tables_are_settings_too(comm, folder):
 
 def test_it_is_the_trainer_of_a_job_too(comm, folder):
     with mpitrain.Trainer(comm, dir=str(folder / "run"), steps=2) as trainer:
-        assert isinstance(trainer, Trainer) and trainer.module is None
-        assert not isinstance(trainer.updater.optimizer, Adam)
+        assert trainer.module is None
+        assert not isinstance(trainer.parts.updater.optimizer, Adam)
         assert len(trainer.fit()) == 1
 
 
@@ -182,7 +181,7 @@ def test_a_flag_of_the_programs_own_and_signals_stop_it(comm, folder):
         comm.Barrier()
 
     def kill(trainer):
-        if trainer.steps_done == 2 and comm.rank == RANKS - 1:
+        if trainer.parts.steps_done == 2 and comm.rank == RANKS - 1:
             os.kill(os.getpid(), signal.SIGUSR1)
 
     with made(folder, stop=stop, before_step=kill) as trainer:
@@ -190,4 +189,4 @@ def test_a_flag_of_the_programs_own_and_signals_stop_it(comm, folder):
             trainer.fit()
         assert not stop.reason
         trainer.fit(resume=True)
-        assert trainer.steps_done == 10
+        assert trainer.parts.steps_done == 10

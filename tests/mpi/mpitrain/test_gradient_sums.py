@@ -15,7 +15,7 @@ from mpitrain.parallel.node_shared import NodeShared
 from mpitrain.parallel.store import Reduction
 from mpitrain.parallel.summation import Dense
 from mpitrain.parallel.zero import ShardedGradients, ShardedOptimizer, ShardedParameters
-from mpitrain.training.trainer import Trainer
+from mpitrain.start import start
 from tests.mpi.mpitrain.layouts import curve, mlp
 
 pytestmark = pytest.mark.mpi
@@ -211,7 +211,7 @@ def test_gradients_of_several_nodes(comm, monkeypatch):
     monkeypatch.setattr(Communicator, "Split_type", lambda self, *_: self.Split(self.rank // 2))
     if comm.size % 2:
         with pytest.raises(ConfigError, match=r"as many ranks on every node, not \[1, 2\]"):
-            Trainer(comm, mlp("float64", node_shared=True))
+            start(comm, mlp("float64", node_shared=True))
     else:
         found, _ = curve(comm, mlp("float64", node_shared=True), steps=3)
         np.testing.assert_allclose(found, plain, rtol=1e-10)
@@ -235,6 +235,6 @@ def test_codes_between_nodes_alone(comm, monkeypatch):
     assert not np.allclose(found, plain, rtol=1e-7)
     told = {name: values.tobytes() for name, values in weights.items()}
     assert comm.allgather(told) == [told] * comm.size
-    with Trainer(comm, noisy) as trainer:
+    with start(comm, noisy) as trainer:
         how = "gathered" if comm.size == 4 else "two-phase of"
-        assert trainer.store.reason.endswith(f"; between nodes {how} int8")
+        assert trainer.parts.store.reason.endswith(f"; between nodes {how} int8")

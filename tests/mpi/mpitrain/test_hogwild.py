@@ -9,13 +9,14 @@ from mpi4py import MPI
 from msgspec.structs import replace
 
 from collectives import Communicator
+from mpitrain.checkpoint.saving import resume
 from mpitrain.config import Config, Data, Model, Optim, Run, Server, Train
 from mpitrain.data import DataError, Dataset, Samples
-from mpitrain.run import resume, train
-from mpitrain.server import HogwildTrainer
+from mpitrain.run import train
 from mpitrain.server.hogwild import Unlocked
+from mpitrain.start import start
 from mpitrain.step.agreement import NonFinite
-from mpitrain.training.trainer import Trainer
+from mpitrain.training.parts import UserObjects
 from tests.mpi.mpitrain.layouts import whole
 
 RANKS = MPI.COMM_WORLD.size
@@ -38,11 +39,13 @@ def without(config):
     return replace(config, server=Server())
 
 
-def trained(comm, config, kind=HogwildTrainer, **given):
-    with kind(comm, config, **given) as trainer:
+def trained(comm, config, **given):
+    with start(comm, config, **given) as trainer:
         records = []
-        while trainer.steps_done < trainer.total_steps:
-            records += trainer.run_epoch(trainer.steps_done // trainer.sampler.steps_per_epoch)
+        while trainer.parts.steps_done < trainer.parts.total_steps:
+            records += trainer.run_epoch(
+                trainer.parts.steps_done // trainer.parts.sampler.steps_per_epoch
+            )
         return whole(comm, trainer), records
 
 
@@ -59,7 +62,7 @@ def test_one_worker_is_one_process_bit_by_bit(comm, folder, dtype, hogwild):
     config = job(folder / str(comm.rank), dtype, hogwild=hogwild)
     with Communicator(MPI.COMM_SELF) as one:
         found, records = trained(one, config)
-        expected, theirs = trained(one, without(config), Trainer)
+        expected, theirs = trained(one, without(config))
     equal(found, expected)
     assert [r.loss for r in records] == [r.loss for r in theirs]
     assert all(not record.served for record in records)
@@ -116,11 +119,11 @@ def test_tables_without_locks_and_a_synchronous_rest_are_one_process(comm, folde
     found, records = trained(
         comm,
         config,
-        data=data,
-        before_step=lambda trainer: time.sleep(late.choice([0.0, 0.003])),
+        objects=UserObjects(data=data),
+        before_step=lambda parts: time.sleep(late.choice([0.0, 0.003])),
     )
     with Communicator(MPI.COMM_SELF) as one:
-        expected, theirs = trained(one, without(config), Trainer, data=data)
+        expected, theirs = trained(one, without(config), objects=UserObjects(data=data))
     assert found.keys() == expected.keys()
     for name, values in expected.items():
         np.testing.assert_allclose(found[name], values, rtol=0, atol=1e-13, err_msg=name)
@@ -141,10 +144,10 @@ def test_all_ranks_train_one_copy(comm, folder, hogwild):
     rng = random.Random(comm.rank)
     config = job(folder, steps=60, hogwild=hogwild)
     found, records = trained(
-        comm, config, before_step=lambda trainer: time.sleep(rng.choice([0.0, 0.003]))
+        comm, config, before_step=lambda parts: time.sleep(rng.choice([0.0, 0.003]))
     )
     with Communicator(MPI.COMM_SELF) as one:
-        expected, theirs = trained(one, without(config), Trainer)
+        expected, theirs = trained(one, without(config))
     assert [record.step for record in records] == list(range(1, 61))
     for name, values in expected.items():
         assert found[name].shape == values.shape
@@ -157,18 +160,18 @@ def test_all_ranks_train_one_copy(comm, folder, hogwild):
 @pytest.mark.parametrize("hogwild", [pytest.param(True, marks=slow), "tables"])
 def test_its_checkpoints_are_everybodys(comm, folder, hogwild):
     config = job(folder, steps=10, hogwild=hogwild)
-    with HogwildTrainer(comm, config) as trainer:
+    with start(comm, config) as trainer:
         train(trainer)
         expected = whole(comm, trainer)
-    with Trainer(comm, without(config)) as trainer:
-        assert resume(trainer).step == 10
+    with start(comm, without(config)) as trainer:
+        assert resume(trainer.parts).step == 10
         equal(whole(comm, trainer), expected)
     longer = replace(config, train=replace(config.train, steps=15))
-    with HogwildTrainer(comm, longer) as trainer:
-        assert resume(trainer).step == 10
+    with start(comm, longer) as trainer:
+        assert resume(trainer.parts).step == 10
         equal(whole(comm, trainer), expected)
         train(trainer, go_on=True)
-        assert trainer.steps_done == 15
+        assert trainer.parts.steps_done == 15
 
 
 @quick
@@ -177,11 +180,11 @@ def test_its_checkpoints_are_everybodys(comm, folder, hogwild):
 def test_an_error_of_one_worker_is_one_of_all_ranks(comm, folder, hogwild, at):
     """At a window's first batch, within it and at its last."""
 
-    def fail(trainer):
-        if comm.rank == RANKS - 1 and trainer.steps_done == at:
+    def fail(parts):
+        if comm.rank == RANKS - 1 and parts.steps_done == at:
             raise DataError("bad sector")
 
-    trainer = HogwildTrainer(comm, job(folder, hogwild=hogwild), before_step=fail)
+    trainer = start(comm, job(folder, hogwild=hogwild), before_step=fail)
     with pytest.raises(DataError, match="bad sector"):
         list(trainer.run_epoch(0))
     trainer.close()
@@ -192,8 +195,8 @@ def test_an_error_of_one_worker_is_one_of_all_ranks(comm, folder, hogwild, at):
 def test_what_is_not_finite_on_one_rank_ends_the_run_on_all(comm, folder, at):
     """Of the own samples' rows, which nobody else sees; in a window, and at its end."""
     config = job(folder, hogwild="tables")
-    with HogwildTrainer(comm, config) as trainer:
-        compute = trainer._worker._compute
+    with start(comm, config) as trainer:
+        compute = trainer._side._compute
 
         def broken(clock, batch, held):
             loss, unused = compute(clock, batch, held)
@@ -201,6 +204,6 @@ def test_what_is_not_finite_on_one_rank_ends_the_run_on_all(comm, folder, at):
                 loss = float("nan")
             return loss, unused
 
-        trainer._worker._compute = broken
+        trainer._side._compute = broken
         with pytest.raises(NonFinite, match="is not finite at step"):
             list(trainer.run_epoch(0))

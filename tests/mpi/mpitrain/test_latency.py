@@ -15,8 +15,8 @@ from msgspec.structs import replace
 from collectives import Communicator, delayed
 from mpitrain.config import Sync
 from mpitrain.parallel.summation import Dense, Summation
+from mpitrain.start import start
 from mpitrain.sync import Delayed
-from mpitrain.training.trainer import Trainer
 from tests.mpi.mpitrain.layouts import mlp
 from tests.mpi.mpitrain.test_sync_arithmetic import RATE, gradient, workers
 
@@ -123,12 +123,12 @@ def test_on_a_line_of_100_ms_a_plain_step_takes_as_long_and_a_delayed_one_does_n
     for name, sync in settings.items():
         with (
             Communicator(MPI.COMM_WORLD, transport=link) as far,
-            Trainer(far, replace(config, sync=sync)) as trainer,
+            start(far, replace(config, sync=sync)) as trainer,
         ):
             far.Barrier()
-            start = monotonic()
+            began = monotonic()
             list(islice(trainer.run_epoch(0), steps - 1))
-            taken[name] = comm.allreduce(monotonic() - start, op=MPI.MAX)
+            taken[name] = comm.allreduce(monotonic() - began, op=MPI.MAX)
     assert taken["plain"] >= (steps - 1) * latency
     assert taken["used up"] >= (steps - 3) * latency
     assert taken["flat"] < taken["plain"] / 2

@@ -9,8 +9,8 @@ from collectives import Communicator
 from mpitrain.config import ConfigError, Evaluate, Loss
 from mpitrain.group import TensorGroup
 from mpitrain.objective.metrics import F1
+from mpitrain.start import start
 from mpitrain.training.evaluation import evaluate
-from mpitrain.training.trainer import Trainer
 from tests.mpi.mpitrain.layouts import MODELS, alone, curve, few, job, layouts
 
 pytestmark = pytest.mark.mpi
@@ -97,11 +97,11 @@ def test_the_test_is_the_same_on_every_layout(comm, layout):
         "evaluate": Evaluate(("accuracy", "top3", "f1", "perplexity")),
     }
     config = replace(job("gpt", batch_size=50, **layouts("gpt", RANKS)[layout]), **asked)
-    with Trainer(comm, config) as trainer:
-        found = evaluate(trainer, 0)
+    with start(comm, config) as trainer:
+        found = evaluate(trainer.parts, 0)
     alone = replace(job("gpt", batch_size=50), **asked)
-    with Communicator(MPI.COMM_SELF) as one, Trainer(one, alone) as trainer:
-        expected = evaluate(trainer, 0)
+    with Communicator(MPI.COMM_SELF) as one, start(one, alone) as trainer:
+        expected = evaluate(trainer.parts, 0)
     assert found.test_loss == pytest.approx(expected.test_loss, rel=1e-12)
     inexact, exact = found.metrics.pop("perplexity"), expected.metrics.pop("perplexity")
     assert inexact == pytest.approx(exact, rel=1e-12)
@@ -129,26 +129,26 @@ def test_the_same_run_gives_the_same_bits(comm, expected, layout):
 
 @pytest.mark.parametrize("zero", [1, 2, 3])
 def test_state_is_sharded(comm, zero):
-    with Trainer(comm, job("gpt", zero=zero)) as trainer:
-        own = sum(piece.gradients.size for piece in trainer.store.pieces)
-        most = trainer.arena.size / RANKS + len(trainer.store.pieces)
+    with start(comm, job("gpt", zero=zero)) as trainer:
+        own = sum(piece.gradients.size for piece in trainer.parts.store.pieces)
+        most = trainer.parts.arena.size / RANKS + len(trainer.parts.store.pieces)
         assert own <= most
-        state = sum(array.size for slots in trainer.updater.state for array in slots.values())
+        state = sum(array.size for slots in trainer.parts.updater.state for array in slots.values())
         assert state == 2 * own
-        assert comm.allreduce(own) == trainer.arena.size
+        assert comm.allreduce(own) == trainer.parts.arena.size
         if zero == 3:
-            assert sum(piece.parameters.size for piece in trainer.store.pieces) == own
-            assert not trainer.store._whole
+            assert sum(piece.parameters.size for piece in trainer.parts.store.pieces) == own
+            assert not trainer.parts.store._whole
 
 
 def test_a_node_has_its_parameters_once(comm):
-    with Trainer(comm, job("gpt", node_shared=True)) as trainer:
-        views = [trainer.store.take(layer) for layer in range(len(trainer.layers))]
+    with start(comm, job("gpt", node_shared=True)) as trainer:
+        views = [trainer.parts.store.take(layer) for layer in range(len(trainer.parts.layers))]
         before = views[0]["tokens.token"][0, 0]
         comm.Barrier()
         if comm.rank == comm.size - 1:
             views[0]["tokens.token"][0, 0] = before + 1
-        trainer.store.publish()
+        trainer.parts.store.publish()
         assert views[0]["tokens.token"][0, 0] == before + 1
         del views
 
@@ -176,4 +176,4 @@ def test_sixteen_bits_train_nearly_as_well(comm, expected, compute, layout):
 )
 def test_layouts_that_cannot_be(comm, parallel, message):
     with pytest.raises(ConfigError, match=message):
-        Trainer(comm, job("gpt", **parallel))
+        start(comm, job("gpt", **parallel))

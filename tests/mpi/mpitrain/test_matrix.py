@@ -10,8 +10,8 @@ from benchmarks.matrix.results import DENSE, SHARED, Cell, Result, read_matrix, 
 from benchmarks.matrix.run import Extent, run
 from collectives import Communicator, delayed
 from mpitrain.config import ConfigError, load
+from mpitrain.start import start
 from mpitrain.step.agreement import NonFinite
-from mpitrain.training.trainer import Trainer
 
 pytestmark = [pytest.mark.mpi, pytest.mark.quick_on(3), pytest.mark.at_most(5)]
 
@@ -153,4 +153,4 @@ def test_a_job_that_sends_in_other_ways_is_refused_on_a_link(comm):
         Communicator(comm, transport=delayed(THIN)) as linked,
         pytest.raises(ConfigError, match="messages with checksums arrive at once"),
     ):
-        Trainer(linked, job)
+        start(linked, job)

@@ -7,12 +7,11 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from mpitrain import federated
+import mpitrain
 from mpitrain.config import Config, expect_read
 from mpitrain.config.combining import CHOSEN, combined, refusals, tables_of, uses
 from mpitrain.config.own import brought
 from mpitrain.config.validation import faults
-from mpitrain.fit import trainer_of
 from mpitrain.metrics import Step
 
 torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
@@ -128,10 +127,9 @@ def ranks_for(keys, size):
 def losses(comm, keys):
     job = msgspec.convert(msgspec.to_builtins(tables_of(keys)), Config)
     expect_read(job)
-    kind = federated.Trainer if job.federated.clients else trainer_of(job.server)
-    with kind(comm, job, **brought(job.own)) as trainer:
+    with mpitrain.Trainer(comm, job, **brought(job.own)) as trainer:
         found, epoch = [], 0
-        while trainer.steps_done < trainer.total_steps:
+        while trainer.parts.steps_done < trainer.parts.total_steps:
             records = trainer.run_epoch(epoch)
             found += [record.loss for record in records if isinstance(record, Step)]
             epoch += 1

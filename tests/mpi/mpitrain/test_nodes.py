@@ -12,8 +12,8 @@ from mpitrain.parallel.arena import DATA, Bucket
 from mpitrain.parallel.compressed_summation import CompressedSummation
 from mpitrain.parallel.sent_bytes import coded_bytes
 from mpitrain.parallel.summation import Dense, Summand
+from mpitrain.start import start
 from mpitrain.training import build
-from mpitrain.training.trainer import Trainer
 from tests.mpi.mpitrain.layouts import curve, mlp
 
 pytestmark = [pytest.mark.mpi, pytest.mark.quick_on(3)]
@@ -102,8 +102,8 @@ def test_on_one_node_nothing_is_coded(comm):
     expected, _ = curve(comm, replace(config, parallel=algorithm), steps=3)
     found, _ = curve(comm, coded, steps=3)
     np.testing.assert_array_equal(found, expected)
-    with Trainer(comm, coded) as trainer:
-        assert trainer.store.reason.endswith("one node")
+    with start(comm, coded) as trainer:
+        assert trainer.parts.store.reason.endswith("one node")
 
 
 @pytest.mark.mpi(min_size=3)

@@ -89,8 +89,8 @@ def test_one_rank_that_sees_a_label_left_out_stops_all_before_the_update(comm, f
         with pytest.raises(ConfigError, match=r"step \d+: loss: ignoring of ") as raised:
             trainer.fit()
         step = int(str(raised.value).split(":")[0].removeprefix("step "))
-        assert 17 in next(islice(trainer.sampler.batches(0), step - 1, None))
-        assert trainer.updater.steps == trainer.steps_done == step - 1
+        assert 17 in next(islice(trainer.parts.sampler.batches(0), step - 1, None))
+        assert trainer.parts.updater.steps == trainer.parts.steps_done == step - 1
 
 
 def test_samples_without_any_label(comm, folder):

@@ -14,8 +14,9 @@ from mpitrain.data import DataError, Dataset, Samples
 from mpitrain.objective import MeanSquaredError
 from mpitrain.objective.metrics import Averaged
 from mpitrain.ranks.threads import limit_blas_threads
+from mpitrain.start import start
 from mpitrain.training.evaluation import evaluate
-from mpitrain.training.trainer import Trainer
+from mpitrain.training.parts import UserObjects
 from tests.mpi.mpitrain.layouts import few
 
 pytestmark = pytest.mark.mpi
@@ -56,10 +57,10 @@ def job(loss="mean_squared_error", **parallel):
 def trained(comm, config, **own):
     with (
         limit_blas_threads(comm),
-        Trainer(comm, config, data=WAVES, layers=layers(), **own) as trainer,
+        start(comm, config, UserObjects(data=WAVES, layers=layers(), **own)) as trainer,
     ):
         losses = [record.loss for _, record in zip(range(STEPS), trainer.run_epoch(0))]
-        return losses, evaluate(trainer, 0)
+        return losses, evaluate(trainer.parts, 0)
 
 
 #: Of the job's model.
@@ -107,10 +108,10 @@ def regular():
 def regular_run(comm, config):
     with (
         limit_blas_threads(comm),
-        Trainer(comm, config, data=WAVES, layers=regular()) as trainer,
+        start(comm, config, objects=UserObjects(data=WAVES, layers=regular())) as trainer,
     ):
         losses = [record.loss for record in trainer.run_epoch(0)]
-        tested, state = evaluate(trainer, 0), trainer.state
+        tested, state = evaluate(trainer.parts, 0), trainer.parts.state
         every = comm.allgather(state)
         return losses, tested, {name: v for own in every for name, v in own.items()}
 
@@ -120,7 +121,7 @@ def test_dropout_and_batch_norm_are_those_of_one_process(comm, parallel):
     config = replace(job(), parallel=Parallel(**parallel))
     if len(set(parallel.get("replicas", ()))) > 1:
         with pytest.raises(ConfigError, match=r"parallel\.replicas: batch norm needs"):
-            Trainer(comm, config, data=WAVES, layers=regular())
+            start(comm, config, objects=UserObjects(data=WAVES, layers=regular()))
         return
     if parallel.get("pipe", 1) * parallel.get("chunks", 1) > 6:
         pytest.skip("the model has 6 layers")
@@ -158,14 +159,14 @@ def test_a_loss_and_a_metric_of_ones_own(comm):
 
 def test_a_model_that_does_not_fit_the_labels_is_refused_on_all_ranks(comm):
     with pytest.raises(ConfigError, match=r"loss: the model gives \(3,\) for a sample"):
-        Trainer(comm, job(), data=WAVES, layers=layers(outputs=3))
+        start(comm, job(), objects=UserObjects(data=WAVES, layers=layers(outputs=3)))
     with pytest.raises(ConfigError, match="loss: cross-entropy needs integers"):
-        Trainer(comm, Config(), data=WAVES, layers=layers())
+        start(comm, Config(), objects=UserObjects(data=WAVES, layers=layers()))
     wrong = {"first": nn.Linear(6, 4), "second": nn.Linear(5, 2)}
     with pytest.raises(ConfigError, match="model: layer second"):
-        Trainer(comm, job(), data=WAVES, layers=wrong)
+        start(comm, job(), objects=UserObjects(data=WAVES, layers=wrong))
     with pytest.raises(ConfigError, match="model: it has no layers"):
-        Trainer(comm, job(), data=WAVES, layers={})
+        start(comm, job(), objects=UserObjects(data=WAVES, layers={}))
 
 
 @pytest.mark.mpi(min_size=2)
@@ -179,7 +180,11 @@ def test_a_model_that_does_not_fit_the_labels_is_refused_on_all_ranks(comm):
 )
 def test_a_model_that_one_rank_alone_is_refused_ends_all(comm, own, told):
     with pytest.raises(ConfigError, match=told):
-        Trainer(comm, job(), data=WAVES, layers=own if comm.rank == RANKS - 1 else layers())
+        start(
+            comm,
+            job(),
+            objects=UserObjects(data=WAVES, layers=own if comm.rank == RANKS - 1 else layers()),
+        )
 
 
 @pytest.mark.parametrize(("of", "wrong"), [("train", -1.0), ("train", np.nan), ("test", 2.0)])
@@ -191,15 +196,15 @@ def test_labels_that_are_no_probabilities_are_refused_on_all_ranks(comm, of, wro
     }
     config = replace(job("binary_cross_entropy"), evaluate=Evaluate())
     data = Dataset(parts["train"], parts["test"], classes=0)
-    Trainer(comm, config, data=data, layers=layers()).close()
+    start(comm, config, objects=UserObjects(data=data, layers=layers())).close()
     parts[of].labels[7, 1] = wrong
     told = rf"sample 7 to {of} on has the label {wrong}, and binary_cross_entropy takes numbers"
     with pytest.raises(DataError, match=told):
-        Trainer(comm, config, data=data, layers=layers())
+        start(comm, config, objects=UserObjects(data=data, layers=layers()))
 
 
 @pytest.mark.mpi(min_size=2)
 def test_other_data_on_a_rank_are_refused_on_all(comm):
     own = Dataset(samples(101, 0), samples(37, 1 + (comm.rank == RANKS - 1)), classes=0)
     with pytest.raises(DataError, match=r"the ranks have different data: rank .* make them the"):
-        Trainer(comm, job(), data=own, layers=layers())
+        start(comm, job(), objects=UserObjects(data=own, layers=layers()))

@@ -11,12 +11,13 @@ from msgspec.structs import replace
 
 from collectives import Communicator
 from mpitrain.checkpoint import Writer
+from mpitrain.checkpoint.saving import checkpoints, resume, save
 from mpitrain.config import ConfigError, Sync
 from mpitrain.metrics import Step, read_records
-from mpitrain.run import checkpoints, resume, save, train
+from mpitrain.run import train
+from mpitrain.start import start
 from mpitrain.step.agreement import Told
 from mpitrain.sync import Quorum
-from mpitrain.training.trainer import Trainer
 from tests.mpi.mpitrain.layouts import curve, mlp, whole
 from tests.mpi.mpitrain.test_sync_arithmetic import gradient, workers
 
@@ -190,20 +191,17 @@ def test_results_that_nobody_waits_for_take_no_memory(comm):
         quorum.close()
 
 
-class SlowLast(Trainer):
-    """Its last rank takes its time in some steps."""
-
-    def step(self, *args):
-        if self.comm.rank == self.comm.size - 1 and self.steps_done % 4 == 1:
-            sleep(0.05)
-        return super().step(*args)
+def slow_last(parts):
+    """The last rank takes its time in some steps."""
+    if parts.comm.rank == parts.comm.size - 1 and parts.steps_done % 4 == 1:
+        sleep(0.05)
 
 
 @pytest.mark.mpi(min_size=2)
 def test_a_run_without_its_last_ones_is_made_again_bit_by_bit(comm, folder):
     config = quorum_job(folder / "first", quorum=(RANKS - 1) / RANKS)
     config = replace(config, train=replace(config.train, epochs=1))
-    with SlowLast(comm, config) as trainer:
+    with start(comm, config, before_step=slow_last) as trainer:
         train(trainer)  # which compares the replicas after each epoch
         expected = whole(comm, trainer)
     log = comm.bcast(read_records(folder / "first" / "metrics.jsonl") if comm.rank == 0 else None)
@@ -212,14 +210,14 @@ def test_a_run_without_its_last_ones_is_made_again_bit_by_bit(comm, folder):
     assert all(sum(map(len, step.sync.taken)) >= RANKS - 1 for step in steps)
     again = quorum_job(folder / "second", replay=str(folder / "first" / "metrics.jsonl"))
     again = replace(again, train=config.train)
-    with Trainer(comm, again) as trainer:  # killed, and resumed
+    with start(comm, again) as trainer:  # killed, and resumed
         records = list(islice(trainer.run_epoch(0), 6))
         writer = Writer(comm, checkpoints(again), keep=2)
-        save(trainer, writer)
+        save(trainer.parts, writer)
         writer.finish()
         list(islice(trainer.run_epoch(0), 2))
-    with Trainer(comm, again) as trainer:
-        assert resume(trainer).step == 6
+    with start(comm, again) as trainer:
+        assert resume(trainer.parts).step == 6
         records += list(trainer.run_epoch(0))
         found = whole(comm, trainer)
     assert [record.sync.taken for record in records] == [step.sync.taken for step in steps]
@@ -241,7 +239,7 @@ def test_a_replay_of_another_run_is_refused_on_all_ranks(comm, folder):
         comm.Barrier()
         config = quorum_job(folder, replay=str(folder / "metrics.jsonl"))
         with pytest.raises(ConfigError, match=why):
-            Trainer(comm, config)
+            start(comm, config)
         comm.Barrier()
     with pytest.raises(ConfigError, match="cannot be read"):
-        Trainer(comm, quorum_job(folder, replay=str(folder / "nowhere")))
+        start(comm, quorum_job(folder, replay=str(folder / "nowhere")))

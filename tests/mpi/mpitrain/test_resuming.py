@@ -9,14 +9,15 @@ from msgspec.structs import replace
 
 from collectives import Communicator
 from mpitrain.checkpoint import Checkpoint, CheckpointError, Writer
+from mpitrain.checkpoint.saving import checkpoints, resume, save
 from mpitrain.config import Checkpoint as CheckpointTable
 from mpitrain.config import ConfigError
 from mpitrain.metrics import Step, read_records
 from mpitrain.parallel.replicas import ReplicaMismatch
 from mpitrain.ranks.stop import StopFlag, Stopped
-from mpitrain.run import checkpoints, resume, save, train
+from mpitrain.run import train
+from mpitrain.start import start
 from mpitrain.step.agreement import NonFinite
-from mpitrain.training.trainer import Trainer
 from tests.mpi.mpitrain.layouts import curve, few, job, layouts, mlp, text_job, whole
 
 pytestmark = pytest.mark.mpi
@@ -33,14 +34,14 @@ def test_a_run_that_was_interrupted_goes_on_bit_by_bit(comm, folder, layout):
     config = job("gpt", "float32", **layouts("gpt", RANKS)[layout])
     config = replace(config, run=replace(config.run, dir=str(folder)))
     expected_curve, expected = curve(comm, config, steps=6)
-    with Trainer(comm, config) as trainer:
+    with start(comm, config) as trainer:
         list(islice(trainer.run_epoch(0), 3))
-        writer = Writer(comm, checkpoints(trainer.config), keep=2)
-        save(trainer, writer)
+        writer = Writer(comm, checkpoints(trainer.parts.config), keep=2)
+        save(trainer.parts, writer)
         list(islice(trainer.run_epoch(0), 2))  # after the snapshot, while it is being written
         writer.finish()
-    with Trainer(comm, config) as trainer:
-        resumed = resume(trainer)
+    with start(comm, config) as trainer:
+        resumed = resume(trainer.parts)
         assert (resumed.step, resumed.refused) == (3, [])
         records = list(islice(trainer.run_epoch(0), 3))
         found = [(record.loss, record.grad_norm) for record in records]
@@ -58,14 +59,14 @@ def test_a_fresh_run_leaves_no_trace_of_an_earlier_one(comm, folder):
         if comm.rank == 0:
             trace.write_text("an earlier run's")
         comm.Barrier()
-        with Trainer(comm, config) as trainer:
+        with start(comm, config) as trainer:
             train(trainer, go_on=go_on)
         assert trace.exists() == go_on
         comm.Barrier()
     if comm.rank == 0:
         trace.mkdir()
     comm.Barrier()
-    with Trainer(comm, config) as trainer, pytest.raises(ConfigError, match=r"trace\.json cannot"):
+    with start(comm, config) as trainer, pytest.raises(ConfigError, match=r"trace\.json cannot"):
         train(trainer)
 
 
@@ -77,18 +78,18 @@ def test_a_run_goes_on_in_another_layout(comm, folder, layout):
     with Communicator(MPI.COMM_SELF) as one:
         expected, _ = curve(one, plain, steps=6)
         if comm.rank == 0:
-            with Trainer(one, plain) as trainer:
+            with start(one, plain) as trainer:
                 list(islice(trainer.run_epoch(0), 2))
-                writer = Writer(one, checkpoints(trainer.config), keep=9, background=False)
-                save(trainer, writer)
+                writer = Writer(one, checkpoints(trainer.parts.config), keep=9, background=False)
+                save(trainer.parts, writer)
     comm.Barrier()
-    with Trainer(comm, config) as trainer:
-        assert resume(trainer).step == 2
+    with start(comm, config) as trainer:
+        assert resume(trainer.parts).step == 2
         records = list(islice(trainer.run_epoch(0), 2))
-        writer = Writer(comm, checkpoints(trainer.config), keep=9, background=False)
-        save(trainer, writer)
-    with Communicator(MPI.COMM_SELF) as one, Trainer(one, plain) as trainer:
-        assert resume(trainer).step == 4
+        writer = Writer(comm, checkpoints(trainer.parts.config), keep=9, background=False)
+        save(trainer.parts, writer)
+    with Communicator(MPI.COMM_SELF) as one, start(one, plain) as trainer:
+        assert resume(trainer.parts).step == 4
         records += list(islice(trainer.run_epoch(0), 2))
     np.testing.assert_allclose([r.loss for r in records], expected[2:, 0], rtol=1e-10)
 
@@ -97,11 +98,11 @@ def saved(comm, folder, steps=(1, 2, 3)):
     """A run in ``folder`` with checkpoints after these steps; its job."""
     config = mlp()
     config = replace(config, run=replace(config.run, dir=str(folder)))
-    with Trainer(comm, config) as trainer:
-        writer = Writer(comm, checkpoints(trainer.config), keep=len(steps), background=False)
+    with start(comm, config) as trainer:
+        writer = Writer(comm, checkpoints(trainer.parts.config), keep=len(steps), background=False)
         for step, _ in enumerate(trainer.run_epoch(0), 1):
             if step in steps:
-                save(trainer, writer)
+                save(trainer.parts, writer)
             if step == max(steps):
                 break
     return config
@@ -146,8 +147,8 @@ def test_a_spoilt_checkpoint_is_refused_and_the_one_before_used(comm, folder, ho
     if comm.rank == 0:
         spoil_newest(folder, how)
     comm.Barrier()
-    with Trainer(comm, config) as trainer:
-        resumed = resume(trainer)
+    with start(comm, config) as trainer:
+        resumed = resume(trainer.parts)
         assert resumed.step == 2
         assert len(resumed.refused) == 1
         assert "step-00000003" in resumed.refused[0]
@@ -160,8 +161,8 @@ def test_what_was_not_completed_is_no_checkpoint(comm, folder):
         unfinished.mkdir()
         (unfinished / "rank-00000.safetensors").write_bytes(b"half of it")
     comm.Barrier()
-    with Trainer(comm, config) as trainer:
-        assert resume(trainer).step == 1
+    with start(comm, config) as trainer:
+        assert resume(trainer.parts).step == 1
 
 
 def test_when_all_are_spoilt_nothing_is_made_up(comm, folder):
@@ -169,18 +170,18 @@ def test_when_all_are_spoilt_nothing_is_made_up(comm, folder):
     if comm.rank == 0:
         spoil_newest(folder, "one bit")
     comm.Barrier()
-    with Trainer(comm, config) as trainer, pytest.raises(CheckpointError, match="digest differs"):
-        resume(trainer)
+    with start(comm, config) as trainer, pytest.raises(CheckpointError, match="digest differs"):
+        resume(trainer.parts)
 
 
 def test_another_jobs_checkpoint_is_refused(comm, folder):
     config = saved(comm, folder, steps=(1,))
     other = replace(config, train=replace(config.train, batch_size=50))
     with (
-        Trainer(comm, other) as trainer,
+        start(comm, other) as trainer,
         pytest.raises(CheckpointError, match=r"train\.batch_size was 100, and is 50"),
     ):
-        resume(trainer)
+        resume(trainer.parts)
 
 
 def test_data_that_have_changed_are_not_resumed_and_moved_ones_are(comm, folder):
@@ -189,21 +190,21 @@ def test_data_that_have_changed_are_not_resumed_and_moved_ones_are(comm, folder)
         path.write_text("what was trained on " * 40)
     comm.Barrier()
     config = text_job(path, dir=str(folder))
-    with Trainer(comm, config) as trainer:
+    with start(comm, config) as trainer:
         list(islice(trainer.run_epoch(0), 1))
-        save(trainer, Writer(comm, checkpoints(config), keep=1, background=False))
+        save(trainer.parts, Writer(comm, checkpoints(config), keep=1, background=False))
     comm.Barrier()
     if comm.rank == 0:
         path.rename(folder / "moved")
         path.write_text("what was changed on " * 40)
     comm.Barrier()
-    with Trainer(comm, text_job(folder / "moved", dir=str(folder))) as trainer:
-        assert resume(trainer).step == 1
+    with start(comm, text_job(folder / "moved", dir=str(folder))) as trainer:
+        assert resume(trainer.parts).step == 1
     with (
-        Trainer(comm, config) as trainer,
+        start(comm, config) as trainer,
         pytest.raises(CheckpointError, match=r"other data: what data\.path = .*has changed since"),
     ):
-        resume(trainer)
+        resume(trainer.parts)
 
 
 @pytest.mark.parametrize("key", ["dtype", "compute"])
@@ -212,10 +213,10 @@ def test_a_checkpoint_of_other_numbers_is_refused(comm, folder, key):
     other = {"dtype": "float64", "compute": "float16"}[key]
     config = replace(config, run=replace(config.run, **{key: other}))
     with (
-        Trainer(comm, config) as trainer,
+        start(comm, config) as trainer,
         pytest.raises(CheckpointError, match=rf"run\.{key} was \w+, and is {other}"),
     ):
-        resume(trainer)
+        resume(trainer.parts)
 
 
 def test_a_folder_of_another_job_is_left_alone_by_all_ranks(comm, folder, monkeypatch):
@@ -227,7 +228,7 @@ def test_a_folder_of_another_job_is_left_alone_by_all_ranks(comm, folder, monkey
     comm.Barrier()
     for go_on in (False, True):
         with (
-            Trainer(comm, config) as trainer,
+            start(comm, config) as trainer,
             pytest.raises(ConfigError, match=r"another job .process 1 on elsewhere, since then"),
         ):
             train(trainer, go_on=go_on)
@@ -239,11 +240,11 @@ def test_a_folder_of_another_job_is_left_alone_by_all_ranks(comm, folder, monkey
 
 def test_the_oldest_ones_go(comm, folder):
     config = saved(comm, folder)
-    with Trainer(comm, config) as trainer:
-        step = resume(trainer).step
+    with start(comm, config) as trainer:
+        step = resume(trainer.parts).step
         list(islice(trainer.run_epoch(0), 1))
-        folder_of = checkpoints(trainer.config)
-        save(trainer, Writer(comm, folder_of, keep=2, background=False, resumed=step))
+        folder_of = checkpoints(trainer.parts.config)
+        save(trainer.parts, Writer(comm, folder_of, keep=2, background=False, resumed=step))
     comm.Barrier()
     left = sorted(path.name for path in (folder / "checkpoints").iterdir())
     assert left == ["step-00000003", "step-00000004"]
@@ -252,10 +253,10 @@ def test_the_oldest_ones_go(comm, folder):
 def test_a_folder_that_cannot_be_written_fails_on_all_ranks(comm, folder):
     (folder / "file").touch()
     config = mlp()
-    with Trainer(comm, config) as trainer:
+    with start(comm, config) as trainer:
         writer = Writer(comm, folder / "file" / "checkpoints", keep=1)
         with pytest.raises(CheckpointError, match=r"cannot write a checkpoint to .*intact"):
-            save(trainer, writer)
+            save(trainer.parts, writer)
 
 
 def test_a_rank_that_is_asked_to_stop_stops_all_of_them(comm, folder):
@@ -266,24 +267,24 @@ def test_a_rank_that_is_asked_to_stop_stops_all_of_them(comm, folder):
         checkpoint=CheckpointTable(every=3),
     )
     stop = StopFlag()
-    with Trainer(comm, config, stop=stop) as trainer:
+    with start(comm, config, stop=stop) as trainer:
         steps = trainer.step
 
         def counting(*args):
-            if trainer.steps_done == 6 and comm.rank == RANKS // 2:
+            if trainer.parts.steps_done == 6 and comm.rank == RANKS // 2:
                 stop.reason = "a test"
             return steps(*args)
 
         trainer.step = counting
         with pytest.raises(Stopped, match=r"stopped after step 7 of 30 \(a test\)"):
             train(trainer)
-    with Trainer(comm, config) as trainer:
+    with start(comm, config) as trainer:
         train(trainer, go_on=True)
         found = whole(comm, trainer)
     log = read_records(folder / "metrics.jsonl")
     assert not log.cut_off
     assert [step.step for step in log.of(Step)] == list(range(1, 31))
-    with Trainer(comm, config) as trainer:
+    with start(comm, config) as trainer:
         for epoch in (0, 1):
             list(trainer.run_epoch(epoch))
         expected = whole(comm, trainer)
@@ -300,16 +301,16 @@ def test_an_error_of_all_ranks_completes_the_checkpoint_of_the_step_before(comm,
         checkpoint=CheckpointTable(every=2),
     )
 
-    def spoil(trainer):
-        if trainer.steps_done == 2 and comm.rank == RANKS - 1:
-            trainer.store.parameters[0] = 7.0 if how == "a replica" else np.nan
-        if trainer.steps_done == 2 and how == "the disk" and comm.rank == 0:
+    def spoil(parts):
+        if parts.steps_done == 2 and comm.rank == RANKS - 1:
+            parts.store.parameters[0] = 7.0 if how == "a replica" else np.nan
+        if parts.steps_done == 2 and how == "the disk" and comm.rank == 0:
             (folder / "checkpoints" / "step-00000002").write_text("in the way")
 
     kind = ReplicaMismatch if how == "a replica" and RANKS > 1 else NonFinite
     if how == "a replica" and RANKS == 1:
         pytest.skip("a rank is as itself")
-    trainer = Trainer(comm, config, before_step=spoil)
+    trainer = start(comm, config, before_step=spoil)
     with pytest.raises(kind) as caught:
         train(trainer)
     trainer.close()
@@ -318,8 +319,8 @@ def test_an_error_of_all_ranks_completes_the_checkpoint_of_the_step_before(comm,
         assert "cannot write a checkpoint" in "".join(caught.value.__notes__)
         return
     assert found == ["step-00000002"]
-    with Trainer(comm, config) as trainer:
-        assert resume(trainer).step == 2
+    with start(comm, config) as trainer:
+        assert resume(trainer.parts).step == 2
 
 
 def test_a_checkpoint_has_every_tensor_whole(comm, folder):
@@ -327,8 +328,8 @@ def test_a_checkpoint_has_every_tensor_whole(comm, folder):
     checkpoint = Checkpoint(folder / "checkpoints" / "step-00000002")
     checkpoint.verify()
     assert checkpoint.sections == {"parameters", "velocity"}
-    with Trainer(comm, config) as trainer:
-        resume(trainer)
+    with start(comm, config) as trainer:
+        resume(trainer.parts)
         for name, values in whole(comm, trainer).items():
             np.testing.assert_array_equal(checkpoint.tensor("parameters", name), values)
     with pytest.raises(CheckpointError, match="has no parameters of nobody"):

@@ -11,9 +11,10 @@ import pytest
 from mpi4py import MPI
 from msgspec.structs import replace
 
+import mpitrain
 from collectives import Communicator
 from collectives.codec import Dice
-from mpitrain import fit
+from mpitrain.checkpoint.saving import resume
 from mpitrain.compress import parse
 from mpitrain.config import (
     Compress,
@@ -32,11 +33,11 @@ from mpitrain.data.sampler import Sampler
 from mpitrain.group import share
 from mpitrain.nn import BatchNorm, Chain, Flatten, Linear
 from mpitrain.pipeline.stage import LayerStage
-from mpitrain.run import resume, train
-from mpitrain.server import ServedTrainer
+from mpitrain.run import train
+from mpitrain.start import start
 from mpitrain.step.agreement import NonFinite
 from mpitrain.training.evaluation import evaluate
-from mpitrain.training.trainer import Trainer
+from mpitrain.training.parts import UserObjects
 from tests.mpi.mpitrain.layouts import whole
 
 RANKS = MPI.COMM_WORLD.size
@@ -66,13 +67,15 @@ def without(config, **parallel):
     return replace(config, server=Server(), parallel=Parallel(**parallel))
 
 
-def trained(comm, config, kind=ServedTrainer, **given):
+def trained(comm, config, **given):
     """The parameters after the job's steps, and the records of these."""
-    with kind(comm, config, **given) as trainer:
+    with start(comm, config, **given) as trainer:
         records = []
-        while trainer.steps_done < trainer.total_steps:
-            records += trainer.run_epoch(trainer.steps_done // trainer.sampler.steps_per_epoch)
-        trainer.comm.Barrier()
+        while trainer.parts.steps_done < trainer.parts.total_steps:
+            records += trainer.run_epoch(
+                trainer.parts.steps_done // trainer.parts.sampler.steps_per_epoch
+            )
+        trainer.parts.comm.Barrier()
         return whole(comm, trainer), records
 
 
@@ -81,7 +84,7 @@ def synchronous(comm, config, workers, **parallel):
     part = comm.Split(comm.rank < workers, comm.rank)
     found = None
     if comm.rank < workers:
-        found = trained(part, without(config, **parallel), Trainer)
+        found = trained(part, without(config, **parallel))
     part.Free()
     return comm.bcast(found)
 
@@ -96,7 +99,7 @@ def delays(comm, seed):
     """Before each step of each rank, a drawn one, so that messages come in another order."""
     rng = random.Random(f"{seed} {comm.rank}")
 
-    def wait(trainer):
+    def wait(parts):
         time.sleep(rng.choice([0.0, 0.0, 0.002, 0.01]))
 
     return wait
@@ -166,12 +169,12 @@ ASYNCHRONOUS = {
 def at_checkpoints(comm, config, **given):
     """The parameters at each checkpoint and at the end, and the records of the steps."""
     found, records = [], []
-    with ServedTrainer(comm, config, **given) as trainer:
-        while trainer.steps_done < trainer.total_steps:
-            epoch = trainer.steps_done // trainer.sampler.steps_per_epoch
-            for record in trainer.run_epoch(epoch):
-                records.append(record)
-                if trainer.steps_done % 4 == 0:
+    with start(comm, config, **given) as trainer:
+        while trainer.parts.steps_done < trainer.parts.total_steps:
+            epoch = trainer.parts.steps_done // trainer.parts.sampler.steps_per_epoch
+            for some in trainer.steps(epoch):
+                records += some
+                if trainer.parts.steps_done % 4 == 0:
                     found.append(whole(comm, trainer))
     return found, records
 
@@ -219,7 +222,7 @@ def test_other_delays_are_another_order(comm, folder):
     def later(slow):
         """By how many places the pushes of worker 0 come after those of worker 1, in all."""
 
-        def wait(trainer):
+        def wait(parts):
             time.sleep(0.04 * (comm.rank == slow))
 
         trained(comm, job(folder / str(slow), ranks=1, bound=2), before_step=wait)
@@ -234,9 +237,9 @@ def test_other_delays_are_another_order(comm, folder):
 
 def simulated(folder, config, workers, servers):
     """The weights by the log alone, in one process, with an optimiser written out here."""
-    with Communicator(MPI.COMM_SELF) as one, Trainer(one, without(config)) as trainer:
-        model, arena, data = trainer.model, trainer.arena, trainer.data
-        weights = trainer.store.parameters.copy()
+    with Communicator(MPI.COMM_SELF) as one, start(one, without(config)) as trainer:
+        model, arena, data = trainer.parts.model, trainer.parts.arena, trainer.parts.data
+        weights = trainer.parts.store.parameters.copy()
     velocity = np.zeros_like(weights)
     stage = LayerStage(list(model.layers.values()), 0, list(model.layers))
     sampler = Sampler(len(data.train), config.train.batch_size, config.run.seed)
@@ -385,9 +388,9 @@ def test_an_asynchronous_run_goes_on_and_is_replayed_in_one(comm, folder):
     # The checkpoint is everybody's, too: without servers, and with one more or less of them.
     for last, other in ((13, Server()), (14, Server(ranks=RANKS - 1))):
         other = replace(half, server=other, train=replace(half.train, steps=last))
-        with (ServedTrainer if other.server.ranks else Trainer)(comm, other) as trainer:
+        with start(comm, other) as trainer:
             train(trainer, go_on=True)
-            assert trainer.steps_done == last
+            assert trainer.parts.steps_done == last
     # And from the middle.
     again = job(folder / "third", **own, replay=str(folder / "again"))
     train_all(comm, replace(again, train=replace(again.train, steps=4)))
@@ -396,15 +399,15 @@ def test_an_asynchronous_run_goes_on_and_is_replayed_in_one(comm, folder):
 
 
 def train_all(comm, config, before_step=None, go_on=False):
-    with ServedTrainer(comm, config, before_step=before_step) as trainer:
+    with start(comm, config, before_step=before_step) as trainer:
         train(trainer, go_on=go_on)
 
 
 def saved(comm, config):
     """The newest checkpoint of a run, as a job without servers reads it."""
-    with Trainer(comm, without(config)) as trainer:
-        resume(trainer)
-        assert trainer.steps_done == STEPS
+    with start(comm, without(config)) as trainer:
+        resume(trainer.parts)
+        assert trainer.parts.steps_done == STEPS
         return whole(comm, trainer)
 
 
@@ -412,17 +415,17 @@ def saved(comm, config):
 def test_a_test_sees_the_averages_and_changes_no_bit(comm, folder):
     optim = Optim(lr=0.05, average=0.9)
     config = job(folder, optim, ranks=1, bound=0)
-    with ServedTrainer(comm, config) as trainer:
+    with start(comm, config) as trainer:
         list(islice(trainer.run_epoch(0), STEPS))
         before = whole(comm, trainer)
-        test = evaluate(trainer, 0)
+        test = evaluate(trainer.parts, 0)
         equal(whole(comm, trainer), before)
     part = comm.Split(comm.rank < RANKS - 1, comm.rank)
     expected = None
     if comm.rank < RANKS - 1:
-        with Trainer(part, without(config, algorithm="parameter_server")) as trainer:
+        with start(part, without(config, algorithm="parameter_server")) as trainer:
             list(islice(trainer.run_epoch(0), STEPS))
-            expected = evaluate(trainer, 0)
+            expected = evaluate(trainer.parts, 0)
     expected = comm.bcast(expected)
     part.Free()
     assert test.test_loss == pytest.approx(expected.test_loss, rel=1e-5)
@@ -432,11 +435,11 @@ def test_a_test_sees_the_averages_and_changes_no_bit(comm, folder):
 @pytest.mark.parametrize("servers", ONE_IS_SLOW)
 @pytest.mark.parametrize("bound", [0, pytest.param(1, marks=slow), "none"])
 def test_an_error_of_one_worker_is_one_of_all_ranks(comm, folder, servers, bound):
-    def fail(trainer):
-        if comm.rank == 0 and trainer.steps_done == 3:
+    def fail(parts):
+        if comm.rank == 0 and parts.steps_done == 3:
             raise DataError("bad sector")
 
-    trainer = ServedTrainer(comm, job(folder, ranks=servers, bound=bound), before_step=fail)
+    trainer = start(comm, job(folder, ranks=servers, bound=bound), before_step=fail)
     with pytest.raises(DataError, match=rf"bad sector \(rank 0 of {RANKS}, on "):
         list(trainer.run_epoch(0))
     trainer.close()
@@ -445,7 +448,7 @@ def test_an_error_of_one_worker_is_one_of_all_ranks(comm, folder, servers, bound
 @slow
 def test_what_is_not_finite_ends_the_run_and_is_not_applied(comm, folder):
     config = job(folder, Optim(lr=1e30), ranks=1, bound=1)
-    trainer = ServedTrainer(comm, config)
+    trainer = start(comm, config)
     with pytest.raises(NonFinite, match=r"is not finite at step \d+; .*server\.bound may help"):
         list(trainer.run_epoch(0))
     trainer.close()
@@ -453,8 +456,8 @@ def test_what_is_not_finite_ends_the_run_and_is_not_applied(comm, folder):
 
 @quick
 def test_a_workers_sample_that_is_not_finite_is_named_on_all_ranks(comm, folder):
-    trainer = ServedTrainer(comm, job(folder, ranks=1, bound=1))
-    trainer.data.train.inputs[5] = np.nan
+    trainer = start(comm, job(folder, ranks=1, bound=1))
+    trainer.parts.data.train.inputs[5] = np.nan
     with pytest.raises(NonFinite, match="the inputs of sample 5 to train on hold nan"):
         list(trainer.run_epoch(0))
     trainer.close()
@@ -463,16 +466,9 @@ def test_a_workers_sample_that_is_not_finite_is_named_on_all_ranks(comm, folder)
 @slow
 def test_too_few_ranks_are_refused(comm, folder):
     with pytest.raises(ConfigError, match=rf"server.ranks = {RANKS} of {RANKS} ranks leaves no"):
-        ServedTrainer(comm, job(folder, ranks=RANKS))
-    with pytest.raises(ConfigError, match=r"is trained by mpitrain\.server\.ServedTrainer, "):
-        Trainer(comm, job(folder, ranks=1))
-    with (
-        ServedTrainer(comm, job(folder, ranks=1)) as trainer,
-        pytest.raises(ConfigError, match="are taken from meeting to meeting; iterate over run_e"),
-    ):
-        trainer.step(0, np.arange(96))
+        start(comm, job(folder, ranks=RANKS))
     with pytest.raises(ConfigError, match=r"server.groups = 8 of \d worker"):
-        ServedTrainer(comm, job(folder, ranks=1, groups=8))
+        start(comm, job(folder, ranks=1, groups=8))
 
 
 @slow
@@ -482,7 +478,7 @@ def test_batch_norm_is_refused(comm, folder, split_off):
         "last": Linear(64, 10),
     }
     with pytest.raises(ConfigError, match="batch norm needs forward passes of all workers"):
-        ServedTrainer(comm, job(folder, ranks=1), layers=layers)
+        start(comm, job(folder, ranks=1), objects=UserObjects(layers=layers))
     assert not split_off
 
 
@@ -500,13 +496,13 @@ def test_a_log_of_another_training_is_refused(comm, folder):
     refused(r"server.replay: \S+server-0.jsonl cannot be read: No such file", replay="nowhere")
     refused(r"is of another training: server.bound was 3, and is 2", bound=2)
     with pytest.raises(ConfigError, match="is this run's own run"):
-        ServedTrainer(comm, replace(config, server=replace(config.server, replay=config.run.dir)))
+        start(comm, replace(config, server=replace(config.server, replay=config.run.dir)))
     longer = job(folder / "again", ranks=1, window=4, replay=str(folder / "first"))
     longer = replace(longer, train=replace(longer.train, steps=16))
-    trainer = ServedTrainer(comm, longer)
+    trainer = start(comm, longer)
     with pytest.raises(ConfigError, match="has nothing after step 12; the last step in it is 12"):
         list(trainer.run_epoch(0))
-    assert trainer.steps_done == 12
+    assert trainer.parts.steps_done == 12
     trainer.close()
     if comm.rank == 0:  # what was served is not what this worker would do
         path = folder / "first" / "server-0.jsonl"
@@ -515,9 +511,7 @@ def test_a_log_of_another_training_is_refused(comm, folder):
         lines[at] = lines[at].replace('"lag":0', '"lag":1')
         path.write_text("\n".join([*lines, ""]))
     comm.Barrier()
-    trainer = ServedTrainer(
-        comm, job(folder / "again", ranks=1, window=4, replay=str(folder / "first"))
-    )
+    trainer = start(comm, job(folder / "again", ranks=1, window=4, replay=str(folder / "first")))
     with pytest.raises(
         ConfigError, match=r"has a push of worker \d at clock 0, version 0, lag 1, and there"
     ):
@@ -552,16 +546,12 @@ def test_a_torch_module_is_trained_by_servers(comm, folder):
         return found
 
     server = {"ranks": 1, "bound": 0}
-    with pytest.raises(ConfigError, match=r"is trained by mpitrain\.fit\.Trainer; take"):
-        fit.TrainerWithServers(comm, **given("no"))
-    served = fit.Trainer(comm, **given("served", server=server))
-    assert type(served) is fit.TrainerWithServers
-    found = values(served)
+    found = values(mpitrain.Trainer(comm, **given("served", server=server)))
     part = comm.Split(comm.rank < RANKS - 1, comm.rank)
     if comm.rank < RANKS - 1:
         for value, expected in zip(
             found,
-            values(fit.Trainer(part, **given("plain", algorithm="parameter_server"))),
+            values(mpitrain.Trainer(part, **given("plain", algorithm="parameter_server"))),
             strict=True,
         ):
             np.testing.assert_array_equal(value, expected)
@@ -581,7 +571,7 @@ def test_a_parameter_without_a_part_in_the_loss_is_refused(comm, folder):
         def forward(self, x):
             return self.used(x)
 
-    trainer = fit.TrainerWithServers(
+    trainer = mpitrain.Trainer(
         comm,
         model=Idle,
         train_data=Sums(),

@@ -12,17 +12,20 @@ from msgspec.structs import replace
 from collectives import Communicator
 from mpitrain import nn
 from mpitrain.checkpoint import Checkpoint, Writer
+from mpitrain.checkpoint.saving import checkpoints, resume, save
 from mpitrain.config import Checkpoint as CheckpointTable
 from mpitrain.config import Compress, ConfigError, Optim, Sync, load
 from mpitrain.group import share
 from mpitrain.metrics import Skipped, Step, read_records
 from mpitrain.pipeline.stage import Latest
 from mpitrain.ranks.stop import StopFlag, Stopped
-from mpitrain.run import checkpoints, resume, save, train
+from mpitrain.run import train
+from mpitrain.start import start
 from mpitrain.step.agreement import NonFinite
 from mpitrain.step.ledger import Ledger
 from mpitrain.training.evaluation import evaluate
-from mpitrain.training.trainer import Trainer
+from mpitrain.training.loop import Batch, read
+from mpitrain.training.parts import UserObjects
 from tests.mpi.mpitrain.layouts import job, mlp, whole
 
 pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
@@ -80,29 +83,34 @@ class Alone:
     def __init__(self, comm, config):
         plain = replace(config, parallel=job("mlp").parallel, sync=Sync())
         plain = replace(plain, train=replace(config.train, micro_batches=1))
-        self.trainer = Trainer(comm, plain)
-        self.weights, self.gradients = self.trainer.store.parameters, self.trainer.store.gradients
+        self.trainer = start(comm, plain)
+        self.weights, self.gradients = (
+            self.trainer.parts.store.parameters,
+            self.trainer.parts.store.gradients,
+        )
 
     def backward(self, samples, share):
         """Gradients of samples, times their ``share`` of the batch; returns its loss times it."""
-        trainer, passes = self.trainer, self.trainer.passes
-        trainer.store.reset()
-        ((batches, held),) = trainer._read(0, [samples])
+        trainer, passes = self.trainer, self.trainer.parts.passes
+        trainer.parts.store.reset()
+        ((_, batches, held),) = read(trainer.parts, 0, iter([samples]))
         (loss,) = passes.runner().run(
             passes.source(held, batches),
             Latest(passes.weights),
-            trainer.store,
+            trainer.parts.store,
             lambda number, loss: loss,
-            lambda m: passes.context(trainer.steps_done, samples),
+            lambda m: passes.context(trainer.parts.steps_done, samples),
         )
         self.gradients *= share
         return loss * share
 
     def update(self, step):
         trainer = self.trainer
-        norm, most = np.linalg.norm(self.gradients), trainer.config.optim.clip_norm
-        trainer.updater.step(trainer.rates.rate(step), most / norm if most and norm > most else 1.0)
-        trainer.steps_done += 1
+        norm, most = np.linalg.norm(self.gradients), trainer.parts.config.optim.clip_norm
+        trainer.parts.updater.step(
+            trainer.parts.rates.rate(step), most / norm if most and norm > most else 1.0
+        )
+        trainer.parts.steps_done += 1
         return norm
 
 
@@ -113,7 +121,7 @@ def simulated(config, workers, steps):
         everyone = [Alone(one, config) for _ in range(workers)]
         trainer = everyone[0].trainer
         averaging = Averaging(sync, trainer, [w.weights for w in everyone])
-        for step, batch in zip(range(steps), trainer.sampler.batches(0), strict=False):
+        for step, batch in zip(range(steps), trainer.parts.sampler.batches(0), strict=False):
             loss = 0.0
             for number, worker in enumerate(everyone):
                 own = own_part(batch, workers, number)
@@ -140,12 +148,12 @@ class Averaging:
         self.anchor, self.velocity = weights[0].copy(), np.zeros_like(weights[0])
         self.sums = [np.zeros_like(w) for w in weights]
         self.before = [w.copy() for w in weights]
-        layers = list(trainer.model.layers)
+        layers = list(trainer.parts.model.layers)
         owners = [
             next(i for i, layer in enumerate(layers) if t.name.startswith(f"{layer}."))
-            for t in trainer.arena.tensors
+            for t in trainer.parts.arena.tensors
         ]
-        sizes = [t.stop - t.start for t in trainer.arena.tensors]
+        sizes = [t.stop - t.start for t in trainer.parts.arena.tensors]
         fragment = np.repeat([o * sync.fragments // len(layers) for o in owners], sizes)
         self.parts = [fragment == number for number in range(sync.fragments)]
 
@@ -191,16 +199,16 @@ class Averaging:
 
 def trained(comm, config, steps=STEPS):
     """(loss and norm of each step, the own worker's weights, what all have together)."""
-    with Trainer(comm, config) as trainer:
+    with start(comm, config) as trainer:
         records = list(islice(trainer.run_epoch(0), steps))
         assert all(isinstance(record, Step) for record in records)
-        worker = comm.Split(trainer.grid.place.replica, comm.rank)
+        worker = comm.Split(trainer.parts.grid.place.replica, comm.rank)
         own = whole(worker, trainer)
         worker.Free()
-        trainer.drain()
-        trainer.check_replicas("after the drain")
+        trainer.parts.drain()
+        trainer.parts.check_replicas("after the drain")
         curve = np.array([(record.loss, record.grad_norm) for record in records])
-        return curve, trainer.grid.place.replica, own, whole(comm, trainer)
+        return curve, trainer.parts.grid.place.replica, own, whole(comm, trainer)
 
 
 @pytest.mark.parametrize("kind", ONE_QUICK)
@@ -260,27 +268,27 @@ def test_a_run_that_was_killed_goes_on_bit_by_bit(comm, folder, kind, at):
     config = config_of("mlp", kind, Optim(name="adam", lr=0.01, reference_batch=0, average=0.9))
     config = replace(config, run=replace(config.run, dtype="float32", dir=str(folder)))
     expected, _, weights, together = trained(comm, config)
-    with Trainer(comm, config) as trainer:
+    with start(comm, config) as trainer:
         list(islice(trainer.run_epoch(0), at))
         writer = Writer(comm, checkpoints(config), keep=2)
-        save(trainer, writer)
-        evaluate(trainer, 0)  # which leaves the workers as they are
+        save(trainer.parts, writer)
+        evaluate(trainer.parts, 0)  # which leaves the workers as they are
         rest = list(islice(trainer.run_epoch(0), STEPS - at))
         writer.finish()
     np.testing.assert_array_equal([(r.loss, r.grad_norm) for r in rest], expected[at:])
-    with Trainer(comm, config) as trainer:
-        assert resume(trainer).step == at
-        trainer.check_replicas("after the resume")
+    with start(comm, config) as trainer:
+        assert resume(trainer.parts).step == at
+        trainer.parts.check_replicas("after the resume")
         again = list(islice(trainer.run_epoch(0), STEPS - at))
         assert [(r.sync.exchanges, r.sync.since) for r in again] == [
             (r.sync.exchanges, r.sync.since) for r in rest
         ]
         np.testing.assert_array_equal([(r.loss, r.grad_norm) for r in again], expected[at:])
-        worker = comm.Split(trainer.grid.place.replica, comm.rank)
+        worker = comm.Split(trainer.parts.grid.place.replica, comm.rank)
         for name, values in whole(worker, trainer).items():
             np.testing.assert_array_equal(values, weights[name])
         worker.Free()
-        trainer.drain()
+        trainer.parts.drain()
         for name, values in whole(comm, trainer).items():
             np.testing.assert_array_equal(values, together[name])
 
@@ -294,11 +302,11 @@ def test_a_run_that_is_stopped_ends_with_the_bits_of_one_that_was_not(comm, fold
     for name, at in (("left alone", None), ("stopped", 7)):
         config = replace(config, run=replace(config.run, dir=str(folder / name)))
         stop = StopFlag()
-        with Trainer(comm, config, stop=stop) as trainer:
+        with start(comm, config, stop=stop) as trainer:
             steps = trainer.step
 
             def stopping(*args, trainer=trainer, steps=steps, stop=stop, at=at):
-                if trainer.steps_done == at and comm.rank == RANKS - 1:
+                if trainer.parts.steps_done == at and comm.rank == RANKS - 1:
                     stop.reason = "a test"
                 return steps(*args)
 
@@ -309,11 +317,11 @@ def test_a_run_that_is_stopped_ends_with_the_bits_of_one_that_was_not(comm, fold
             else:
                 train(trainer)
             ends.append(whole(comm, trainer))
-    with Trainer(comm, config) as trainer:
+    with start(comm, config) as trainer:
         result = train(trainer, go_on=True)
         found = whole(comm, trainer)
-        trainer.check_replicas("at the end")
-        assert evaluate(trainer, 0).test_loss == result.test_loss
+        trainer.parts.check_replicas("at the end")
+        assert evaluate(trainer.parts, 0).test_loss == result.test_loss
     for name, values in ends[0].items():
         np.testing.assert_array_equal(found[name], values)
     last = Checkpoint(max((folder / "stopped" / "checkpoints").glob("step-*")))
@@ -329,28 +337,28 @@ def test_a_run_that_is_stopped_ends_with_the_bits_of_one_that_was_not(comm, fold
 def test_other_workers_begin_with_what_the_old_ones_had_together(comm, folder, kind):
     config = replace(mlp("float64"), sync=KINDS[kind])
     config = replace(config, run=replace(config.run, dir=str(folder)))
-    with Trainer(comm, config) as trainer:
+    with start(comm, config) as trainer:
         list(islice(trainer.run_epoch(0), 5))
         writer = Writer(comm, checkpoints(config), keep=2, background=False)
-        save(trainer, writer)
-        velocity = comm.allreduce(trainer.updater.slot("velocity")) / comm.size
-        outer = np.copy(trainer.strategy.shared().get("outer_velocity", ()))
-        trainer.drain()
+        save(trainer.parts, writer)
+        velocity = comm.allreduce(trainer.parts.updater.slot("velocity")) / comm.size
+        outer = np.copy(trainer.parts.strategy.shared().get("outer_velocity", ()))
+        trainer.parts.drain()
         expected = whole(comm, trainer)
     for other in (config, replace(config, sync=Sync())):
-        with Communicator(MPI.COMM_SELF) as one, Trainer(one, other) as trainer:
-            assert resume(trainer).step == 5
+        with Communicator(MPI.COMM_SELF) as one, start(one, other) as trainer:
+            assert resume(trainer.parts).step == 5
             for name, values in whole(one, trainer).items():
                 np.testing.assert_array_equal(values, expected[name])
-            np.testing.assert_allclose(trainer.updater.slot("velocity"), velocity, rtol=1e-12)
+            np.testing.assert_allclose(trainer.parts.updater.slot("velocity"), velocity, rtol=1e-12)
             if other is config:
-                found = trainer.strategy.shared().get("outer_velocity", ())
+                found = trainer.parts.strategy.shared().get("outer_velocity", ())
                 np.testing.assert_array_equal(found, outer)
             assert isinstance(next(trainer.run_epoch(0)), Step)
     changed = replace(config, sync=Sync(kind="local", period=2))
-    with Trainer(comm, changed) as trainer:
-        assert resume(trainer).step == 5
-        trainer.check_replicas("after the resume")
+    with start(comm, changed) as trainer:
+        assert resume(trainer.parts).step == 5
+        trainer.parts.check_replicas("after the resume")
         for name, values in whole(comm, trainer).items():
             np.testing.assert_array_equal(values, expected[name])
 
@@ -360,23 +368,23 @@ def test_other_workers_begin_with_what_the_old_ones_had_together(comm, folder, k
 def test_where_one_worker_overflows_all_skip_the_step(comm, kind):
     config = config_of("mlp", kind)
     config = replace(config, run=replace(config.run, on_nonfinite="skip"))
-    with Trainer(comm, config) as trainer:
-        wait = trainer.store.wait
+    with start(comm, config) as trainer:
+        wait = trainer.parts.store.wait
 
         def spoilt():
             seconds = wait()
-            if trainer.steps_done == 4 and comm.rank == RANKS - 1:
-                trainer.store.gradients[0] = np.inf
+            if trainer.parts.steps_done == 4 and comm.rank == RANKS - 1:
+                trainer.parts.store.gradients[0] = np.inf
             return seconds
 
-        trainer.store.wait = spoilt
+        trainer.parts.store.wait = spoilt
         records = list(islice(trainer.run_epoch(0), STEPS))
         assert [type(record) for record in records] == [
             Skipped if step == 4 else Step for step in range(STEPS)
         ]
         assert f"rank {RANKS - 1}: " in records[4].culprits
-        assert trainer.updater.steps == STEPS - 1
-        assert np.isfinite(trainer.strategy.consensus()).all()
+        assert trainer.parts.updater.steps == STEPS - 1
+        assert np.isfinite(trainer.parts.strategy.consensus()).all()
 
 
 @pytest.mark.mpi(min_size=2)
@@ -393,14 +401,14 @@ def test_ways_go_by_codes_and_what_these_leave_out_is_kept(comm, folder, kind, c
     found, _, _, weights = trained(comm, config, 20)
     assert not np.array_equal(found, exact)
     np.testing.assert_allclose(found[-1, 0], exact[-1, 0], rtol=0.2)
-    with Trainer(comm, config) as trainer:
+    with start(comm, config) as trainer:
         list(islice(trainer.run_epoch(0), 7))
         writer = Writer(comm, checkpoints(config), keep=2, background=False)
-        save(trainer, writer)
-    with Trainer(comm, config) as trainer:
-        assert resume(trainer).step == 7
+        save(trainer.parts, writer)
+    with start(comm, config) as trainer:
+        assert resume(trainer.parts).step == 7
         list(islice(trainer.run_epoch(0), 13))
-        trainer.drain()
+        trainer.parts.drain()
         for name, values in whole(comm, trainer).items():
             np.testing.assert_array_equal(values, weights[name])
 
@@ -413,16 +421,16 @@ def test_ranks_may_agree_after_several_steps(comm, folder, kind, monkeypatch):
     config = replace(config, run=replace(config.run, dir=str(folder), log_every=1000))
     config = replace(config, train=replace(config.train, epochs=1))
     late = replace(config, sync=replace(config.sync, agree=8))
-    with Trainer(comm, config) as trainer:
+    with start(comm, config) as trainer:
         expected = list(trainer.run_epoch(0))
-        trainer.drain()
+        trainer.parts.drain()
         weights = whole(comm, trainer)
     stop = StopFlag()
-    with Trainer(comm, late, stop=stop) as trainer:
+    with start(comm, late, stop=stop) as trainer:
         steps = trainer.step
 
         def stopping(*args):
-            if trainer.steps_done == 18 and comm.rank == RANKS - 1:
+            if trainer.parts.steps_done == 18 and comm.rank == RANKS - 1:
                 stop.reason = "a test"
             return steps(*args)
 
@@ -432,7 +440,7 @@ def test_ranks_may_agree_after_several_steps(comm, folder, kind, monkeypatch):
     met = []
     agree = Ledger.agree
     monkeypatch.setattr(Ledger, "agree", lambda self: met.append(1) or agree(self))
-    with Trainer(comm, late) as trainer:
+    with start(comm, late) as trainer:
         train(trainer, go_on=True)
         for name, values in whole(comm, trainer).items():
             np.testing.assert_array_equal(values, weights[name])
@@ -454,30 +462,30 @@ def test_ranks_may_agree_after_several_steps(comm, folder, kind, monkeypatch):
 @pytest.mark.mpi(min_size=2)
 def test_what_one_worker_cannot_compute_all_hear_of_where_they_agree(comm):
     config = replace(config_of("mlp", "local"), sync=Sync(kind="local", period=4, agree=5))
-    with Trainer(comm, config) as trainer:
-        wait = trainer.store.wait
+    with start(comm, config) as trainer:
+        wait = trainer.parts.store.wait
 
         def spoilt():
             seconds = wait()
-            if trainer.steps_done == 6 and comm.rank == RANKS - 1:
-                trainer.store.gradients[0] = np.nan
+            if trainer.parts.steps_done == 6 and comm.rank == RANKS - 1:
+                trainer.parts.store.gradients[0] = np.nan
             return seconds
 
-        trainer.store.wait = spoilt
+        trainer.parts.store.wait = spoilt
         epoch = trainer.run_epoch(0)
         assert [record.step for record in islice(epoch, 5)] == [1, 2, 3, 4, 5]
         with pytest.raises(NonFinite, match=rf"not finite at step 7 \(rank {RANKS - 1}: layer0"):
             next(epoch)
-        assert trainer.steps_done == 10
-        assert np.isfinite(trainer.strategy.consensus()).all()
+        assert trainer.parts.steps_done == 10
+        assert np.isfinite(trainer.parts.strategy.consensus()).all()
 
 
 @pytest.mark.mpi(min_size=2)
 def test_a_sample_of_one_worker_that_is_not_finite_is_named_where_they_agree(comm):
     config = replace(config_of("mlp", "local"), sync=Sync(kind="local", period=4, agree=5))
-    with Trainer(comm, config) as trainer:
+    with start(comm, config) as trainer:
         if comm.rank == RANKS - 1:
-            trainer.data.train.inputs[...] = np.inf
+            trainer.parts.data.train.inputs[...] = np.inf
         told = rf"step 1 \(rank {RANKS - 1}: the inputs of sample \d+ to train on hold inf"
         with pytest.raises(NonFinite, match=told):
             list(trainer.run_epoch(0))
@@ -488,33 +496,32 @@ def test_a_sample_of_one_worker_that_is_not_finite_is_named_where_they_agree(com
 def test_who_takes_steps_by_themselves_hears_of_it_where_the_ranks_agree(comm, why):
     config = replace(config_of("mlp", "local"), sync=Sync(kind="local", period=4, agree=5))
     stop = StopFlag()
-    with Trainer(comm, config, stop=stop) as trainer:
-        batches = list(trainer.sampler.batches(0))
+    with start(comm, config, stop=stop) as trainer:
+        batches = list(trainer.parts.sampler.batches(0))
         told = []
         for batch in batches[:5]:
-            told.append(trainer.step(0, batch))
-            assert len(trainer.records) == (5 if len(told) == 5 else 0)
-        assert told[:4] == [None] * 4 and told[4] is trainer.records[-1]
-        assert [record.step for record in trainer.records] == [1, 2, 3, 4, 5]
+            told.append(trainer.step(Batch(0, [batch])))
+        assert told[:4] == [[]] * 4
+        assert [record.step for record in told[4]] == [1, 2, 3, 4, 5]
         if comm.rank == RANKS - 1:
             if why == "a signal":
                 stop.reason = "a test"
             else:
-                trainer.store.parameters[0] = np.nan
+                trainer.parts.store.parameters[0] = np.nan
         for batch in batches[5:9]:
-            trainer.step(0, batch)
-        assert not trainer.stopping
+            trainer.step(Batch(0, [batch]))
+        assert not trainer.parts.stopping
         if why == "a gradient":
             with pytest.raises(NonFinite, match="not finite at step 6"):
-                trainer.step(0, batches[9])
+                trainer.step(Batch(0, [batches[9]]))
         else:
-            assert trainer.step(0, batches[9]).step == 10
-            assert trainer.stopping and trainer.stop_reason() == "a test"
+            assert trainer.step(Batch(0, [batches[9]]))[-1].step == 10
+            assert trainer.parts.stopping and trainer.parts.stop_reason() == "a test"
 
 
 def test_what_cannot_be_is_refused_on_all_ranks(comm):
     with pytest.raises(ConfigError, match="a model of 3 layers cannot be cut into 4 fragments"):
-        Trainer(comm, replace(mlp(), sync=Sync(kind="local", fragments=4)))
+        start(comm, replace(mlp(), sync=Sync(kind="local", fragments=4)))
     layers = {
         "flat": nn.Flatten(),
         "linear": nn.Linear(64, 16),
@@ -523,15 +530,15 @@ def test_what_cannot_be_is_refused_on_all_ranks(comm):
     }
     for sync in (*KINDS.values(), Sync(kind="quorum")) if RANKS > 1 else ():
         with pytest.raises(ConfigError, match="batch norm needs forward passes of all workers"):
-            Trainer(comm, replace(mlp(), sync=sync), layers=layers)
+            start(comm, replace(mlp(), sync=sync), objects=UserObjects(layers=layers))
 
 
 @pytest.mark.quick_on(3)
 def test_the_example_learns_the_digits(comm, folder):
     overrides = [f"run.dir={folder}", "train.epochs=8", "run.log_every=1000"]
-    with Trainer(comm, load(Path("digits_local"), overrides)) as trainer:
+    with start(comm, load(Path("digits_local"), overrides)) as trainer:
         summary = train(trainer)
-        trainer.check_replicas("at the end")
+        trainer.parts.check_replicas("at the end")
     assert summary.metrics["accuracy"] > 0.9
     last = read_records(folder / "metrics.jsonl").of(Step)[-1]
     assert (last.step, last.sync.exchanges) == (184, 20 + (184 - 20) // 20)
@@ -549,9 +556,9 @@ def test_now_and_then_the_workers_average_what_codes_left_out(comm, kind):
     never = replace(config, compress=replace(often, flush_every=0))
 
     def left(config, steps):
-        with Trainer(comm, config) as trainer:
+        with start(comm, config) as trainer:
             list(islice(trainer.run_epoch(0), steps))
-            keepers = [trainer.summation, *trainer.strategy.keepers]
+            keepers = [trainer.parts.summation, *trainer.parts.strategy.keepers]
             every = [kept.values.copy() for one in keepers for kept in one.kept()]
             return np.concatenate(every)
 

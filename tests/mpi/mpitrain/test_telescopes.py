@@ -13,13 +13,15 @@ from msgspec.structs import replace
 from collectives import Communicator
 from mpitrain import nn
 from mpitrain.checkpoint import Writer
+from mpitrain.checkpoint.saving import checkpoints, resume, save
 from mpitrain.config import Checkpoint, Compress, Config, Optim, Run, Train
 from mpitrain.data import Dataset, Samples
 from mpitrain.metrics import Skipped
 from mpitrain.objective.elementwise import ElementwiseLoss
-from mpitrain.run import checkpoints, resume, save
+from mpitrain.start import start
 from mpitrain.sync import Quorum
-from mpitrain.training.trainer import Trainer
+from mpitrain.training.loop import Batch
+from mpitrain.training.parts import UserObjects
 from tests.mpi.mpitrain.layouts import whole
 from tests.mpi.mpitrain.test_quorum import sums
 from tests.mpi.mpitrain.test_sync_arithmetic import workers
@@ -67,11 +69,11 @@ def gradient(batch):
 
 def left_out(comm, trainer):
     """By all ranks together, of the weights."""
-    flat = np.zeros(trainer.arena.size)
-    for kept in trainer.summation.kept():
+    flat = np.zeros(trainer.parts.arena.size)
+    for kept in trainer.parts.summation.kept():
         flat[kept.start : kept.start + kept.values.size] += kept.values
     comm.Allreduce(MPI.IN_PLACE, flat)
-    tensor = trainer.arena["linear.weight"]
+    tensor = trainer.parts.arena["linear.weight"]
     return flat[tensor.start : tensor.stop].reshape(IN, OUT)
 
 
@@ -80,25 +82,25 @@ def segment(group, config, given, until, *, goes_on):
     skipped = 0
     with (
         Communicator(group) as comm,
-        Trainer(
+        start(
             comm,
             config,
-            data=DATA,
-            layers={"linear": nn.Linear(IN, OUT, bias=False)},
-            loss=Product(),
+            objects=UserObjects(
+                data=DATA, layers={"linear": nn.Linear(IN, OUT, bias=False)}, loss=Product()
+            ),
         ) as trainer,
     ):
         if goes_on:
-            resume(trainer)
+            resume(trainer.parts)
         else:
-            for piece in trainer.store.pieces:
+            for piece in trainer.parts.store.pieces:
                 piece.parameters[...] = 0
-            trainer.refresh()
-        every = trainer.sampler.steps_per_epoch
-        while trainer.steps_done < until:
-            epoch, step = divmod(trainer.steps_done, every)
-            batch = list(trainer.sampler.batches(epoch))[step]
-            record = trainer.step(epoch, batch)
+            trainer.parts.refresh()
+        every = trainer.parts.sampler.steps_per_epoch
+        while trainer.parts.steps_done < until:
+            epoch, step = divmod(trainer.parts.steps_done, every)
+            batch = list(trainer.parts.sampler.batches(epoch))[step]
+            (record,) = trainer.step(Batch(epoch, [batch]))
             if isinstance(record, Skipped):
                 skipped += 1
             else:
@@ -108,7 +110,7 @@ def segment(group, config, given, until, *, goes_on):
         unit = 1.0 if config.compress.units == "update" else RATE
         np.testing.assert_array_equal(unit * left - weights, given)
         assert np.abs(left).max() > 0 or comm.size < 3
-        save(trainer, Writer(comm, checkpoints(config), keep=2, background=False))
+        save(trainer.parts, Writer(comm, checkpoints(config), keep=2, background=False))
     return given, skipped
 
 

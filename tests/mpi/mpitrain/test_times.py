@@ -11,7 +11,7 @@ from mpitrain.config import Sync
 from mpitrain.metrics import Step
 from mpitrain.parallel.sent_bytes import dense_bytes
 from mpitrain.report.facts import ranks, waited_for
-from mpitrain.training.trainer import Trainer
+from mpitrain.start import start
 from tests.mpi.mpitrain.layouts import job
 
 pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
@@ -21,15 +21,19 @@ SLOW = RANKS // 2
 SECONDS, STEPS = 0.1, 4
 
 
+def times(trainer):
+    return trainer.parts.account.times(trainer.parts.grid.place)
+
+
 def run(comm, config):
     """The records of a few steps, before each of which one rank sleeps, and all ranks' times."""
 
-    def before(trainer):
+    def before(parts):
         sleep(SECONDS if comm.rank == SLOW else 0.0)
 
-    with Trainer(comm, config, before_step=before) as trainer:
+    with start(comm, config, before_step=before) as trainer:
         records = list(islice(trainer.run_epoch(0), STEPS))
-        return records, trainer.times()
+        return records, times(trainer)
 
 
 @pytest.mark.parametrize("layout", ["data", "pipe"])
@@ -69,11 +73,11 @@ def test_every_exchange_of_workers_is_told_also_at_the_end_of_an_epoch(comm, agr
     if RANKS == 1:
         pytest.skip("a single worker exchanges nothing")
     plain = job("mlp", algorithm="ring")
-    with Trainer(comm, plain) as trainer:
-        period, size = trainer.sampler.steps_per_epoch, trainer.arena.size
+    with start(comm, plain) as trainer:
+        period, size = trainer.parts.sampler.steps_per_epoch, trainer.parts.arena.size
     config = replace(plain, sync=Sync(kind="local", period=period, agree=agree))
-    with Trainer(comm, config) as trainer:
-        exchange = trainer.strategy.after_step
+    with start(comm, config) as trainer:
+        exchange = trainer.parts.strategy.after_step
 
         def slow(step):
             began = perf_counter()
@@ -81,9 +85,9 @@ def test_every_exchange_of_workers_is_told_also_at_the_end_of_an_epoch(comm, agr
             sleep(SECONDS if (step + 1) % period == 0 else 0.0)
             return perf_counter() - began
 
-        trainer.strategy.after_step = slow
+        trainer.parts.strategy.after_step = slow
         records = [record for epoch in range(2) for record in trainer.run_epoch(epoch)]
-        found = ranks(trainer.times().ranks)
+        found = ranks(times(trainer).ranks)
     moved = sum(record.sent_bytes + record.shared_bytes for record in records)
     assert moved == pytest.approx(2 * dense_bytes(8 * size, RANKS) / RANKS, rel=1e-9)
     reducing = sum(record.seconds * record.comm_share for record in records)

@@ -9,7 +9,8 @@ from collectives import Communicator
 from mpitrain import nn
 from mpitrain.config import Config, ConfigError, Data, Optim, Parallel, Run, Train
 from mpitrain.parallel.replicas import ReplicaMismatch
-from mpitrain.training.trainer import Trainer
+from mpitrain.start import start
+from mpitrain.training.parts import UserObjects
 
 torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
 torch.set_num_threads(1)
@@ -41,15 +42,15 @@ def job(**parallel):
 def losses(comm, config, whole):
     from mpitrain.adapters.torch import layers
 
-    with Trainer(comm, config, layers=layers(whole)) as trainer:
+    with start(comm, config, objects=UserObjects(layers=layers(whole))) as trainer:
         return [record.loss for _, record in zip(range(20), trainer.run_epoch(0))]
 
 
 def alone(whole, steps):
     """Losses of torch in one process, and the trained module."""
     optimizer = torch.optim.SGD(whole.parameters(), lr=0.1 * 48 / 64, momentum=0.9)
-    with Communicator(MPI.COMM_SELF) as one, Trainer(one, job()) as trainer:
-        data, batches = trainer.data.train, list(trainer.sampler.batches(0))[:steps]
+    with Communicator(MPI.COMM_SELF) as one, start(one, job()) as trainer:
+        data, batches = trainer.parts.data.train, list(trainer.parts.sampler.batches(0))[:steps]
     found = []
     for batch in batches:
         some = data[batch]
@@ -138,10 +139,10 @@ def test_the_trained_values_go_back_into_the_module(comm, parallel):
     if RANKS > 4:
         pytest.skip("the module has 4 parts")
     mine = module()
-    with Trainer(comm, job(**parallel), layers=layers(mine)) as trainer:
+    with start(comm, job(**parallel), objects=UserObjects(layers=layers(mine))) as trainer:
         for _, _ in zip(range(3), trainer.run_epoch(0)):
             pass
-        load_into(mine, trainer)
+        load_into(mine, trainer.parts)
     for found, expected in zip(mine.parameters(), alone(module(), 3)[1].parameters(), strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
 
@@ -179,13 +180,13 @@ def test_layers_of_torch_within_others(comm, parallel):
         pytest.skip("the model has 4 layers")
     mine = with_norm()
     config = replace(job(**parallel), train=Train(epochs=1, batch_size=48))
-    with Trainer(comm, config, layers=mixed(mine)) as trainer:
+    with start(comm, config, objects=UserObjects(layers=mixed(mine))) as trainer:
         found = [record.loss for _, record in zip(range(20), trainer.run_epoch(0))]
-        load_into(mine, trainer)
+        load_into(mine, trainer.parts)
         with pytest.raises(
             ValueError, match=r"layer a has trained '1\.0\..*', and the module \(Lin"
         ):
-            load_into(torch.nn.Linear(2, 2), trainer)
+            load_into(torch.nn.Linear(2, 2), trainer.parts)
     one = Adding(*with_norm()).double()
     one.bias = torch.nn.Parameter(torch.zeros(32, dtype=torch.float64))
     expected, one = alone(one, 20)
@@ -224,7 +225,7 @@ def test_layers_of_torch_within_others_are_examined_first(comm, within):
         "last": nn.Linear(64, 10),
     }
     with pytest.raises(ConfigError, match="mine gives two results for one input"):
-        Trainer(comm, job(), layers=own)
+        start(comm, job(), objects=UserObjects(layers=own))
 
 
 @pytest.mark.skipif(RANKS == 1, reason="needs a rank that differs")
@@ -238,7 +239,11 @@ def test_ranks_that_bring_other_values_are_refused(comm, zero):
 
     torch.manual_seed(0)
     with pytest.raises(ReplicaMismatch, match=r"rank 1 against .* in part0\.table"):
-        Trainer(comm, job(zero=zero), layers=layers(other()))
+        start(comm, job(zero=zero), objects=UserObjects(layers=layers(other())))
     torch.manual_seed(comm.rank)
     with pytest.raises(ReplicaMismatch, match=r"part1\.weight"):
-        Trainer(comm, job(zero=zero), layers=layers(torch.nn.Sequential(Tables(), other()[1])))
+        start(
+            comm,
+            job(zero=zero),
+            objects=UserObjects(layers=layers(torch.nn.Sequential(Tables(), other()[1]))),
+        )

@@ -44,8 +44,8 @@ def torchs_own(trainer, module, by_hand=None):
     optimizer = sgd(list(module.parameters()))
     losses = []
     for epoch in range(2):
-        for batch in trainer.sampler.batches(epoch):
-            some = trainer.data.train.in_epoch(epoch)[batch]
+        for batch in trainer.parts.sampler.batches(epoch):
+            some = trainer.parts.data.train.in_epoch(epoch)[batch]
             x, y = torch.from_numpy(some.inputs), torch.from_numpy(some.labels)
             optimizer.zero_grad()
             if by_hand:

@@ -9,7 +9,7 @@ from mpi4py import MPI
 
 from mpitrain.metrics import trace as trace_module
 from mpitrain.metrics.trace import Trace, read_trace
-from mpitrain.training.trainer import Trainer
+from mpitrain.start import start
 from tests.mpi.mpitrain.layouts import job
 
 pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
@@ -36,13 +36,13 @@ def test_a_trace_of_all_ranks_on_one_clock(comm, folder):
     trace = Trace(comm.rank)
     trace.align(comm)
     config = job("gpt", pipe=RANKS)
-    with Trainer(comm, config, span=trace.span) as trainer:
+    with start(comm, config, span=trace.span) as trainer:
         list(islice(trainer.run_epoch(0), 2))
     trace.write(comm, folder / "trace.json")
     comm.Barrier()
     spans = read_trace(folder / "trace.json")
     assert {span.rank for span in spans} == set(range(RANKS))
-    parts = trainer.passes.parts
+    parts = trainer.parts.passes.parts
     for rank in range(RANKS):
         own = [span.name for span in spans if span.rank == rank and span.category == "compute"]
         assert own.count("F0") == own.count("B0") == 2

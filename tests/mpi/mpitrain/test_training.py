@@ -24,8 +24,9 @@ from mpitrain.pipeline.profiles import measure, write_profile
 from mpitrain.ranks.threads import limit_blas_threads
 from mpitrain.ranks.together import together
 from mpitrain.run import train
+from mpitrain.start import start
 from mpitrain.step.agreement import NonFinite
-from mpitrain.training.trainer import Trainer
+from mpitrain.training.parts import UserObjects
 from tests.mpi.mpitrain.layouts import mlp, text_job
 
 pytestmark = pytest.mark.mpi
@@ -39,31 +40,31 @@ EVERY_ALLREDUCE = ["native", *names("allreduce")]
 
 @pytest.mark.parametrize("algorithm", EVERY_ALLREDUCE)
 def test_replicas_are_bitwise_equal_after_an_epoch(comm, algorithm):
-    with Trainer(comm, mlp(algorithm=algorithm)) as trainer:
-        before = trainer.store.parameters.copy()
+    with start(comm, mlp(algorithm=algorithm)) as trainer:
+        before = trainer.parts.store.parameters.copy()
         list(trainer.run_epoch(0))
-        assert (trainer.store.parameters != before).any()
-        replicas = comm.allgather(trainer.store.parameters.tobytes())
+        assert (trainer.parts.store.parameters != before).any()
+        replicas = comm.allgather(trainer.parts.store.parameters.tobytes())
         assert len(set(replicas)) == 1
 
 
 def test_a_communicator_of_plain_mpi4py_becomes_one_of_ours(comm):
     found = []
     for given in (comm, MPI.COMM_WORLD):
-        with Trainer(given, mlp(algorithm="ring")) as trainer:
-            assert isinstance(trainer.comm, Communicator)
+        with start(given, mlp(algorithm="ring")) as trainer:
+            assert isinstance(trainer.parts.comm, Communicator)
             list(islice(trainer.run_epoch(0), 2))
-            found.append(trainer.store.parameters.tobytes())
+            found.append(trainer.parts.store.parameters.tobytes())
     assert found[0] == found[1]
     assert MPI.COMM_WORLD.allreduce(1) == RANKS
 
 
 @pytest.mark.mpi(min_size=2)
 def test_a_replica_that_diverges_is_caught_on_all_ranks(comm):
-    trainer = Trainer(comm, mlp())
+    trainer = start(comm, mlp())
     list(trainer.run_epoch(0))
     if comm.rank == comm.size - 1:
-        flat = trainer.store.parameters
+        flat = trainer.parts.store.parameters
         flat[7] = np.nextafter(flat[7], np.float32(np.inf))
     with pytest.raises(ReplicaMismatch, match=rf"after epoch 1: rank {comm.size - 1} against"):
         list(trainer.run_epoch(1))
@@ -73,12 +74,12 @@ def test_a_replica_that_diverges_is_caught_on_all_ranks(comm):
 @pytest.mark.mpi(min_size=2)
 def test_initial_values_that_differ_are_caught_before_the_first_step(comm, folder):
     config = mlp()
-    trainer = Trainer(comm, replace(config, run=replace(config.run, dir=str(folder))))
+    trainer = start(comm, replace(config, run=replace(config.run, dir=str(folder))))
     if comm.rank == 0:
-        trainer.store.parameters[3] += 1
+        trainer.parts.store.parameters[3] += 1
     with pytest.raises(ReplicaMismatch, match="before the first step"):
         train(trainer)
-    assert trainer.steps_done == 0
+    assert trainer.parts.steps_done == 0
     trainer.close()
 
 
@@ -102,37 +103,37 @@ def test_ranks_with_other_jobs_are_told_the_key_and_the_values(comm, key, value)
     ranks = f"ranks? {', '.join(map(str, range(RANKS - 1)))}"
     match = rf"jobs: {key} is {usual!r} on {ranks} and {value!r} on rank {RANKS - 1}; give all"
     with pytest.raises(ConfigError, match=match):
-        Trainer(comm, config)
+        start(comm, config)
 
 
 @pytest.mark.mpi(min_size=2)
 def test_ranks_with_other_optimisers_and_layers_are_told(comm):
     last = comm.rank == RANKS - 1
     with pytest.raises(ConfigError, match=r"jobs: optimizer\.weight_decay is 0 on rank"):
-        Trainer(comm, mlp(), optimizer=SGD(weight_decay=0.1 * last))
+        start(comm, mlp(), objects=UserObjects(optimizer=SGD(weight_decay=0.1 * last)))
     layers = {"flat": nn.Flatten(), "last" if last else "end": nn.Linear(64, 10)}
     with pytest.raises(ConfigError, match=r"jobs: layers is \['flat', 'end'\] on rank"):
-        Trainer(comm, mlp(), layers=layers)
+        start(comm, mlp(), objects=UserObjects(layers=layers))
     with pytest.raises(ConfigError, match="jobs: schedule is False on rank"):
-        Trainer(comm, mlp(), schedule=abs if last else None)
+        start(comm, mlp(), objects=UserObjects(schedule=abs if last else None))
 
 
 @pytest.mark.mpi(min_size=2)
 def test_ranks_may_have_their_files_in_other_places(comm, tmp_path):
     """And read ahead by other numbers of processes, or have the optimiser's state in memory."""
     config, last = mlp(), comm.rank == RANKS - 1
-    with Trainer(comm, config) as trainer:
+    with start(comm, config) as trainer:
         list(trainer.run_epoch(0))
-        expected = trainer.store.parameters.copy()
+        expected = trainer.parts.store.parameters.copy()
     own = replace(
         config,
         run=replace(config.run, dir=str(tmp_path / f"run{comm.rank}")),
         data=replace(config.data, workers=2 * last),
         parallel=replace(config.parallel, offload="" if last else str(tmp_path)),
     )
-    with Trainer(comm, own) as trainer:
+    with start(comm, own) as trainer:
         list(trainer.run_epoch(0))
-        np.testing.assert_array_equal(trainer.store.parameters, expected)
+        np.testing.assert_array_equal(trainer.parts.store.parameters, expected)
 
 
 @pytest.mark.mpi(min_size=2)
@@ -150,7 +151,7 @@ def test_each_rank_reads_a_profile_of_its_own(comm, tmp_path, there):
     config = mlp(pipe=2, partition="auto", profile=str(path))
     match = "jobs: the partition by" if there else rf"cannot be read.*rank {RANKS - 1} of {RANKS}"
     with pytest.raises(ConfigError, match=match):
-        Trainer(comm, config)
+        start(comm, config)
 
 
 class Two(RuntimeError):
@@ -193,7 +194,7 @@ def test_a_job_that_is_refused_leaves_nothing_behind(comm, monkeypatch, split_of
     unknown = replace(config, checkpoint=replace(config.checkpoint, best="nonsense"))
     for refused in (in_pieces, unknown):
         with pytest.raises(ConfigError, match=r"4 fragments|nonsense"):
-            Trainer(comm, refused)
+            start(comm, refused)
         assert not split_off and not active_children()
 
     def last(trainer):
@@ -201,10 +202,10 @@ def test_a_job_that_is_refused_leaves_nothing_behind(comm, monkeypatch, split_of
         raise ConfigError("at the end")
 
     with monkeypatch.context() as patch, pytest.raises(ConfigError, match="at the end"):
-        patch.setattr(Trainer, "_begin_trial", last)
-        Trainer(comm, config)
+        patch.setattr("mpitrain.run._trial", last)
+        start(comm, config)
     assert not split_off and not active_children()
-    trainer = Trainer(comm, config)
+    trainer = start(comm, config)
     assert split_off
     trainer.close()
     trainer.close()
@@ -213,8 +214,8 @@ def test_a_job_that_is_refused_leaves_nothing_behind(comm, monkeypatch, split_of
 
 def spoil(trainer):
     """The inputs of the last rank are not numbers."""
-    if trainer.comm.rank == RANKS - 1:
-        trainer.data.train.inputs[...] = np.nan
+    if trainer.parts.comm.rank == RANKS - 1:
+        trainer.parts.data.train.inputs[...] = np.nan
 
 
 def unfit(before=""):
@@ -224,23 +225,23 @@ def unfit(before=""):
 
 
 def test_all_ranks_agree_that_the_loss_is_not_finite(comm):
-    with Trainer(comm, mlp()) as trainer:
-        before = trainer.store.parameters.copy()
+    with start(comm, mlp()) as trainer:
+        before = trainer.parts.store.parameters.copy()
         spoil(trainer)
         with pytest.raises(NonFinite, match=unfit(r"the loss or .* at step 1 \(")) as raised:
             list(trainer.run_epoch(0))
         assert "put these data right" in str(raised.value) and "smaller" not in str(raised.value)
-        np.testing.assert_array_equal(trainer.store.parameters, before)
+        np.testing.assert_array_equal(trainer.parts.store.parameters, before)
 
 
 def test_samples_that_are_not_finite_are_named_when_no_loss_scale_is_left(comm):
     """Before that, the loss may leave them out, and a gradient have overflowed by the scale."""
     config = mlp()
     run = replace(config.run, compute="float16", loss_scale=2.0)
-    with Trainer(comm, replace(config, run=run)) as trainer:
-        trainer.data.train.inputs[...] = 1e6  # more than float16 holds
+    with start(comm, replace(config, run=run)) as trainer:
+        trainer.parts.data.train.inputs[...] = 1e6  # more than float16 holds
         steps = trainer.run_epoch(0)
-        assert isinstance(next(steps), Skipped) and trainer.scale.value == 1
+        assert isinstance(next(steps), Skipped) and trainer.parts.scale.value == 1
         with pytest.raises(NonFinite, match=r"step 2 \(rank 0: the inputs .* hold inf \(float16"):
             next(steps)
 
@@ -248,26 +249,26 @@ def test_samples_that_are_not_finite_are_named_when_no_loss_scale_is_left(comm):
 def test_all_ranks_skip_together_where_the_job_says_so(comm):
     config = mlp()
     config = replace(config, run=replace(config.run, on_nonfinite="skip"))
-    with Trainer(comm, config) as trainer:
-        before = trainer.store.parameters.copy()
+    with start(comm, config) as trainer:
+        before = trainer.parts.store.parameters.copy()
         spoil(trainer)
         records = list(islice(trainer.run_epoch(0), 3))
         assert [type(record) for record in records] == [Skipped] * 3
         assert all(re.match(unfit(), record.culprits) for record in records)
-        assert (trainer.steps_done, trainer.updater.steps) == (3, 0)
-        np.testing.assert_array_equal(trainer.store.parameters, before)
+        assert (trainer.parts.steps_done, trainer.parts.updater.steps) == (3, 0)
+        np.testing.assert_array_equal(trainer.parts.store.parameters, before)
 
 
 def test_the_loss_scale_falls_when_a_gradient_overflows_and_rises_again(comm):
     config = mlp()
     run = replace(config.run, compute="float16", loss_scale=2.0**40, loss_scale_window=4)
-    with Trainer(comm, replace(config, run=run)) as trainer:
+    with start(comm, replace(config, run=run)) as trainer:
         records = list(trainer.run_epoch(0)) + list(trainer.run_epoch(1))
         skipped = [isinstance(record, Skipped) for record in records]
         assert skipped[0] and not all(skipped)
         scales = [record.loss_scale for record in records if isinstance(record, Skipped)]
         assert scales[:3] == [2.0**39, 2.0**38, 2.0**37]
-        assert trainer.updater.steps == skipped.count(False)
+        assert trainer.parts.updater.steps == skipped.count(False)
 
 
 @pytest.mark.mpi(min_size=2)
@@ -286,7 +287,7 @@ def test_ranks_with_other_data_are_told_at_once(comm, folder, other):
                 path.unlink()
     told = rf"cannot be read.*rank {RANKS - 1} of" if other == "missing" else "different data: rank"
     with pytest.raises(DataError, match=told):
-        Trainer(comm, text_job(folder / f"rank{comm.rank}"))
+        start(comm, text_job(folder / f"rank{comm.rank}"))
 
 
 def test_a_model_that_is_too_large_is_refused_on_all_ranks(comm, monkeypatch):
@@ -297,14 +298,14 @@ def test_a_model_that_is_too_large_is_refused_on_all_ranks(comm, monkeypatch):
 
         monkeypatch.setattr(Model, "initial", initial)
     with pytest.raises(ConfigError, match=r"model: the parameters .*954\. GiB.*make the model"):
-        Trainer(comm, mlp())
+        start(comm, mlp())
 
 
 def test_a_model_of_more_bytes_than_there_are_addresses_is_refused(comm):
     config = mlp()
     config = replace(config, model=replace(config.model, hidden=(2**31 - 1,) * 3))
     with pytest.raises(ConfigError, match=r"model: the parameters .* do not fit into memory"):
-        Trainer(comm, config)
+        start(comm, config)
     with pytest.raises(ConfigError, match=r"model: the parameters .* do not fit into memory"):
         measure(config)
 
@@ -315,7 +316,7 @@ def test_another_fault_of_a_model_is_not_called_a_lack_of_memory(comm, monkeypat
 
     monkeypatch.setattr(Model, "initial", initial)
     with pytest.raises(ValueError, match="a layer's own fault"):
-        Trainer(comm, mlp())
+        start(comm, mlp())
 
 
 def test_a_layer_that_says_other_shapes_than_it_has_is_refused_on_all_ranks(comm):
@@ -325,7 +326,7 @@ def test_a_layer_that_says_other_shapes_than_it_has_is_refused_on_all_ranks(comm
 
     layers = {"flatten": nn.Flatten(), "scores": Forgetful(64, 10)}
     with pytest.raises(ConfigError, match=r"layer scores: parameters\(\) gives .* shapes\(\) says"):
-        Trainer(comm, mlp(), layers=layers)
+        start(comm, mlp(), objects=UserObjects(layers=layers))
 
 
 def test_blas_threads_share_a_node_and_stay_below_what_was_asked_for(comm):

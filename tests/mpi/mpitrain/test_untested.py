@@ -36,7 +36,7 @@ def test_it_trains_as_with_a_test(comm, folder, parallel, capfd):
         assert trainer.fit(resume=True) == []
         assert all(map(torch.equal, values(trainer.module), expected))
         with pytest.raises(DataError, match="nothing to test on"):
-            evaluate(trainer, 0)
+            evaluate(trainer.parts, 0)
     told = capfd.readouterr().out
     if comm.rank:
         return
@@ -52,7 +52,7 @@ def test_it_trains_as_with_a_test(comm, folder, parallel, capfd):
 def test_classes_are_those_of_the_model(comm, folder):
     given = dict(train_data=Quadrants(60, 1), loss="cross_entropy", model=lambda: net(4))
     with without(folder, **given, epochs=1) as trainer:
-        assert trainer.data.classes == 4
+        assert trainer.parts.data.classes == 4
         assert trainer.fit() == []
 
 

@@ -5,7 +5,6 @@ import pytest
 
 import mpitrain
 from mpitrain.config import ConfigError
-from mpitrain.fit import TrainerWithServers
 from tests.mpi.mpitrain.fits import RANKS, assert_interrupted_alike, layouts, made
 
 torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
@@ -125,7 +124,7 @@ def test_what_is_used_now_and_then_is_torchs(folder, zero, optimizer):
     with made(folder, **given(Branches, optimizer, parallel={"zero": zero})) as trainer:
         trainer.fit()
     assert_alike(trainer.module, torchs_own(Branches, optimizer))
-    left_out = trainer.updater.left_out
+    left_out = trainer.parts.updater.left_out
     assert left_out["part0.rare.weight"] == 6
     assert left_out["part0.never.weight"] == 12
 
@@ -150,8 +149,8 @@ def test_batches_of_fewer_samples_than_ranks(folder):
     changed = given(Cut, adamw, batch_size=2, steps=3)
     with made(folder, **changed) as trainer:
         trainer.fit()
-        assert set(trainer.updater.left_out.values()) == {3}
-        unused = {name.split(".")[1] for name in trainer.updater.left_out}
+        assert set(trainer.parts.updater.left_out.values()) == {3}
+        unused = {name.split(".")[1] for name in trainer.parts.updater.left_out}
         assert unused == {"never", "aside", "behind", "rare"}
 
 
@@ -218,8 +217,8 @@ def test_codes_of_gradients_move_nothing_that_was_never_used(folder):
     changed = {"compress": {"codec": "sign"}, "optim": {}}
     with made(folder, **given(Branches, adamw, **changed)) as trainer:
         trainer.fit()
-        assert trainer.updater.left_out.get("part0.never.weight") == 12
-        assert trainer.updater.left_out.get("part0.rare.weight") == 1
+        assert trainer.parts.updater.left_out.get("part0.never.weight") == 12
+        assert trainer.parts.updater.left_out.get("part0.rare.weight") == 1
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(7)
         begin = Branches().state_dict()
@@ -231,7 +230,7 @@ def test_codes_of_gradients_move_nothing_that_was_never_used(folder):
 @pytest.mark.parametrize("model", [Cut, lambda: torch.nn.Sequential(Pair(), Cut().enter)])
 def test_servers_refuse_it(folder, model):
     """And take torch modules whose parameters are all used."""
-    trainer = TrainerWithServers(
+    trainer = mpitrain.Trainer(
         model=model,
         train_data=Turns(48, 1),
         test_data=Turns(30, 2),
@@ -293,7 +292,7 @@ WITH = [
 def test_workers_by_themselves_leave_it_alone(folder, optimizer, changed):
     with made(folder, **given(Branches, optimizer, **changed)) as trainer:
         trainer.fit()
-        assert trainer.updater.left_out["part0.never.weight"] == 12
+        assert trainer.parts.updater.left_out["part0.never.weight"] == 12
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(7)
         begin = Branches().state_dict()
@@ -334,6 +333,6 @@ def test_a_quorum_leaves_it_alone(folder):
     )  # fmt: skip
     with trainer:
         trainer.fit()
-        assert trainer.updater.left_out == {"part0.never": 4}
+        assert trainer.parts.updater.left_out == {"part0.never": 4}
     assert trainer.module.never.tolist() == [1.0, 1.0]
     assert not trainer.module.used.weight.isnan().any()

@@ -271,7 +271,7 @@ def check(case, comm, folder):
     try:
         with case.trainer(folder) as trainer:
             trainer.fit()
-            left_out = dict(trainer.updater.left_out)
+            left_out = dict(trainer.parts.updater.left_out)
     except ConfigError as error:
         return str(error)
     found = {name: value.clone() for name, value in trainer.module.state_dict().items()}
@@ -285,7 +285,7 @@ def check(case, comm, folder):
     if case.workers < RANKS:  # each stage has its own
         left_out = {name: steps for part, _ in every for name, steps in part.items()}
     own = twins.left_out[comm.rank if case.workers == RANKS else 0]
-    assert left_out == {trainer.names[name]: steps for name, steps in own.items()}
+    assert left_out == {trainer.parts.objects.names[name]: steps for name, steps in own.items()}
     if case.has_twin:
         for name, value in twins.end().items():
             np.testing.assert_allclose(found[name], value, rtol=1e-6, atol=1e-7, err_msg=name)
@@ -316,7 +316,7 @@ def check_quorum(case, comm, folder):
             changed = digits | {"sync": sync, "dir": str(folder / str(len(found)))}
             with case.trainer(folder, **changed) as trainer:
                 trainer.fit()
-                found.append((dict(trainer.updater.left_out), trainer.module.state_dict()))
+                found.append((dict(trainer.parts.updater.left_out), trainer.module.state_dict()))
     except ConfigError as error:
         return str(error)
     (counts, wanted), (left_out, values) = found
@@ -327,7 +327,7 @@ def check_quorum(case, comm, folder):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(7)
         begin = digits["model"]().state_dict()
-    for name, known in trainer.names.items():
+    for name, known in trainer.parts.objects.names.items():
         if counts.get(known) == 5:
             assert left_out[known] == 5, f"{name} has been used"
             assert torch.equal(values[name], begin[name]), f"{name} has moved"

@@ -16,12 +16,13 @@ from mpitrain.checkpoint import Checkpoint, CheckpointError, Manifest, Progress,
 from mpitrain.checkpoint.export import export
 from mpitrain.checkpoint.folders import step_of
 from mpitrain.checkpoint.manifest import MANIFEST, encode
+from mpitrain.checkpoint.saving import checkpoints, resume, save
 from mpitrain.config import Checkpoint as CheckpointTable
 from mpitrain.config import Config, Data, Model, Optim, Run, Train
-from mpitrain.run import checkpoints, resume, save, train
+from mpitrain.run import train
+from mpitrain.start import start
 from mpitrain.step.agreement import NonFinite
 from mpitrain.step.update import Updater
-from mpitrain.training.trainer import Trainer
 
 
 @pytest.fixture
@@ -49,7 +50,7 @@ def run(comm, job, steps=4, *, go_on=False, **table):
         train=replace(job.train, steps=steps),
         checkpoint=replace(job.checkpoint, **table),
     )
-    with Trainer(comm, job) as trainer:
+    with start(comm, job) as trainer:
         train(trainer, go_on=go_on)
 
 
@@ -126,11 +127,11 @@ def test_what_was_just_written_stays_whatever_is_newer(comm, job):
 
 
 def test_numbers_are_sorted_as_numbers(comm, job):
-    with Trainer(comm, job) as trainer:
+    with start(comm, job) as trainer:
         writer = Writer(comm, checkpoints(job), keep=2, background=False)
         for step in (99_999_998, 99_999_999, 100_000_000, 100_000_001):
-            trainer.steps_done = step
-            save(trainer, writer)
+            trainer.parts.steps_done = step
+            save(trainer.parts, writer)
     assert numbers(checkpoints(job)) == [100_000_000, 100_000_001]
     assert newest(checkpoints(job))[0].manifest.progress.step == 100_000_001
 
@@ -179,8 +180,8 @@ def test_eval_resume_and_export_take_the_same_one(comm, job, tmp_path):
     spoil(folder / full(6))
     found, refused = newest(folder)
     done = export(folder.parent, tmp_path / "model")
-    with Trainer(comm, job) as trainer:
-        resumed = resume(trainer)
+    with start(comm, job) as trainer:
+        resumed = resume(trainer.parts)
     assert found.folder == done.folder == folder / full(4)
     assert resumed.path == str(found.folder)
     assert refused == done.refused == resumed.refused
@@ -197,8 +198,8 @@ def test_another_job_is_told_by_the_key_that_differs(comm, job):
     run(comm, job)
     other = replace(job, model=replace(job.model, hidden=(5,)))
     said = r"another job: model\.hidden was \(3,\), and is \(5,\); set it as it was"
-    with Trainer(comm, other) as trainer, pytest.raises(CheckpointError, match=said):
-        resume(trainer)
+    with start(comm, other) as trainer, pytest.raises(CheckpointError, match=said):
+        resume(trainer.parts)
 
 
 def test_a_linked_folder_stays_a_link(comm, job, tmp_path):
@@ -305,10 +306,10 @@ def test_a_manifest_is_written_only_if_it_is_read_again(comm, job):
     for progress in (Progress(3, 3, np.inf), Progress(2**60, 3)):
         with pytest.raises(CheckpointError, match="what would be written is not a manifest"):
             encode(replace(good, progress=progress))
-    with Trainer(comm, job) as trainer:
+    with start(comm, job) as trainer:
         list(islice(trainer.run_epoch(0), 1))
-        trainer.scale.value = np.inf
+        trainer.parts.scale.value = np.inf
         writer = Writer(comm, checkpoints(job), keep=1, background=False)
         with pytest.raises(CheckpointError, match=r"cannot write .*loss_scale.*intact"):
-            save(trainer, writer)
+            save(trainer.parts, writer)
     assert not numbers(checkpoints(job))

@@ -50,13 +50,13 @@ def test_a_step_has_no_wait_inside(name):
     import cupyx
 
     with trainer_on("cuda", replace(small(), optim=Optim(name=name, lr=1e-3))) as trainer:
-        read = trainer.device.read
+        read = trainer.parts.device.read
 
         def once(scalars):
             with cupyx.allow_synchronize(True):
                 return read(scalars)
 
-        trainer.device.read = once
+        trainer.parts.device.read = once
         with cupyx.allow_synchronize(False):
             assert len(list(islice(trainer.run_epoch(0), 2))) == 2
 

@@ -16,8 +16,8 @@ import mpitrain
 from mpitrain.checkpoint import CheckpointError
 from mpitrain.checkpoint.described import Description
 from mpitrain.checkpoint.recipe import Recipe, _tell
+from mpitrain.checkpoint.saving import resume
 from mpitrain.metrics import Resumed, read_records
-from mpitrain.run import resume
 
 torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
 torch.set_num_threads(1)
@@ -210,7 +210,7 @@ def test_one_change_is_refused_by_its_name(begun, change):
     folder, _ = begun
     other = trainer(folder, program(change, "second.py"), epochs=3)
     with other, pytest.raises(CheckpointError) as refused:
-        resume(other)
+        resume(other.parts)
     assert CHANGES[change] in str(refused.value), str(refused.value)
     assert "--allow-changes" in str(refused.value)
 
@@ -219,7 +219,7 @@ def test_one_change_is_refused_by_its_name(begun, change):
 def test_what_decides_on_nothing_is_no_other_job(begun, change):
     folder, _ = begun
     with trainer(folder, program(change, "moved/second.py"), epochs=3) as one:
-        assert resume(one).notes == []
+        assert resume(one.parts).notes == []
 
 
 def test_the_same_program_goes_on_bit_by_bit_and_another_one_where_it_is_allowed(begun, tmp_path):
@@ -238,7 +238,7 @@ def test_the_same_program_goes_on_bit_by_bit_and_another_one_where_it_is_allowed
     assert resumed.notes == ["goes on with another job: model.1 was Tanh, and is ReLU"]
     # What it has written is a checkpoint of the other job.
     with trainer(other, program("nn.Tanh()|nn.ReLU()"), epochs=4) as one:
-        assert resume(one).notes == []
+        assert resume(one.parts).notes == []
 
 
 def test_code_of_another_python_is_not_compared(begun, tmp_path):
@@ -249,7 +249,7 @@ def test_code_of_another_python_is_not_compared(begun, tmp_path):
     text["recipe"]["bytecode"] = "of another"
     manifest.write_bytes(msgspec.json.encode(text))
     with trainer(copy, program("x > 0|x > 1"), epochs=3) as one:
-        (note,) = resume(one).notes
+        (note,) = resume(one.parts).notes
     assert "code was not compared" in note
 
 

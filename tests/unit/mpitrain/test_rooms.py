@@ -19,9 +19,11 @@ FLOORS = (
     {"pipeline", "sync"},
     {"training"},
     {"adapters", "checkpoint", "server"},
-    {"brought", "run"},
-    {"fit"},
+    {"callbacks", "user_objects"},
+    {"normalise", "run"},
     {"federated"},
+    {"start"},
+    {"fit"},
     {"commands"},
     {"__main__", "__init__"},
 )

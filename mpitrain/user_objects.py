@@ -1,4 +1,4 @@
-"""What a program brings, as parts of a job: torch modules and functions, or ours as they are."""
+"""Objects of a program as parts of a job: torch modules and functions, or our own classes."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -24,7 +24,7 @@ def model(
 
     Args:
         given: a module, layers by name, or a function that makes one of them.
-        seed: of torch's generator meanwhile.
+        seed: seed of torch's generator meanwhile.
         cuts: names of modules behind which the module may be cut.
         data: samples by number, of which the first gives lazy modules their shapes.
 
@@ -107,7 +107,7 @@ def names(module: Any, layers: Mapping[str, nn.Layer] | None) -> dict[str, str]:
 
 
 def kinds(module: Any) -> dict[str, object]:
-    """What the parts of a torch module are, by name, with the options that torch's own show."""
+    """Types of the parts of a torch module, by name, with the options of torch's own."""
     return {
         f"model{name and '.'}{name}": f"{type(part).__name__}({part.extra_repr()})"
         if type(part).__module__.startswith("torch.nn.")
@@ -134,22 +134,24 @@ class OfTorch(NamedTuple):
     """An optimiser of torch, as ours.
 
     Attributes:
-        optimizer: of the first group.
-        grouping: how each parameter is updated.
-        schedule: ours of a scheduler, if there is one.
-        options: of all groups, by name, which all ranks have the same of.
+        optimizer: update rule of the first group.
+        grouping: gives the update rule of a parameter.
+        schedule: the program's schedule, or that of its scheduler.
+        options: options of all groups, by name; the same on all ranks.
+        lr: learning rate of the first group.
     """
 
     optimizer: "Optimizer"
     grouping: "Grouping"
     schedule: "Factor | TabulatedSchedule | None"
     options: dict[str, object]
+    lr: float
 
 
 def optimizer(
     given: Any, schedule: Any, module: Any, layers: Mapping[str, nn.Layer] | None
 ) -> OfTorch:
-    """What a function makes of the parameters of a module.
+    """The optimiser that a function makes of the parameters of a module.
 
     Raises:
         ConfigError: as :func:`mpitrain.adapters.torch.optimizer.grouped`.
@@ -168,7 +170,7 @@ def optimizer(
     options |= {f"the optimizer's group of {name}": grouping(name).number for name in own}
     if schedule is not None:
         schedule = TorchSchedule(schedule, groups)
-    return OfTorch(groups[0], grouping, schedule, options)
+    return OfTorch(groups[0], grouping, schedule, options, groups[0].lr)
 
 
 def expect_without_momentum(job: Config, given: "Optimizer") -> None:
@@ -189,7 +191,7 @@ def expect_without_momentum(job: Config, given: "Optimizer") -> None:
 
 
 def dtype(module: Any, otherwise: str) -> str:
-    """Of a torch module's first parameter."""
+    """Type of a torch module's first parameter."""
     found = next((str(p.dtype).removeprefix("torch.") for p in module.parameters()), otherwise)
     return found if found in ("float32", "float64") else otherwise
 

@@ -1,0 +1,81 @@
+"""Save a run's progress as checkpoints, and go on from the newest."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from collectives import Communicator
+from mpitrain.checkpoint.manifest import CheckpointError
+from mpitrain.checkpoint.reader import newest
+from mpitrain.checkpoint.recipe import kept_constants, recipe_of
+from mpitrain.checkpoint.state import collect, restore
+from mpitrain.checkpoint.writer import Writer
+from mpitrain.config import Compress, Config
+from mpitrain.metrics import Resumed
+from mpitrain.ranks.together import together
+
+if TYPE_CHECKING:
+    from mpitrain.training.parts import Parts
+
+
+def checkpoints(config: Config) -> Path:
+    """The folder of a run's checkpoints."""
+    return Path(config.run.dir) / "checkpoints"
+
+
+def save(parts: "Parts", writer: Writer, *, best: bool = False) -> tuple[Path, float] | None:
+    """Begin a checkpoint of the newest step, or of the best test; collective.
+
+    Returns:
+        Folder and seconds of the checkpoint before, if it was not complete until now.
+    """
+    before = writer.finish()
+    # What differs between replicas is wrong on one of them, and must not outlive the run.
+    parts.check_replicas(f"before the checkpoint after step {parts.steps_done}")
+    with parts.span("checkpoint", "checkpoint"):
+        arrays, pieces, manifest = collect(parts)
+        if manifest.constants:
+            writer.keep_constants(manifest.constants, lambda: kept_constants(parts))
+        writer.begin(parts.steps_done, arrays, pieces, manifest, best=best)
+    return before
+
+
+def settled(comm: Communicator, config: Config) -> Config:
+    """The job with the codec that ``compress.codec = "auto"`` chose when the run began.
+
+    What a codec has left out belongs to it, and another choice would be another run.  Collective.
+    """
+    if config.compress.codec != "auto":
+        return config
+    checkpoint, _ = newest(checkpoints(config), comm)
+    if checkpoint is None:
+        return config
+    codec = checkpoint.job.compress.codec
+    how = Compress() if codec == "none" else replace(config.compress, codec=codec)
+    return replace(config, compress=how)
+
+
+def resume(parts: "Parts", *, allow_changes: bool = False) -> Resumed | None:
+    """Restore the newest whole checkpoint in ``run.dir``, if there is one; collective.
+
+    Args:
+        parts: the job on this rank.
+        allow_changes: accept the checkpoint of another job, as far as it fits.
+
+    Raises:
+        CheckpointError: on all ranks; it is another job's, or none of several can be used.
+    """
+    checkpoint, refused = newest(checkpoints(parts.config), parts.comm)
+    if checkpoint is None:
+        if refused:
+            raise CheckpointError(f"no checkpoint can be used: {'; '.join(refused)}")
+        return None
+    recipe_of(parts)
+    notes = together(
+        parts.comm,
+        lambda: restore(parts, checkpoint, allow_changes=allow_changes),
+        CheckpointError,
+    )
+    parts.refresh()
+    return Resumed(parts.steps_done, str(checkpoint.folder), refused, notes)

@@ -1,0 +1,206 @@
+"""Rounds of a federated job: clients are asked, train, and their mean change moves the server."""
+
+from collections.abc import Generator, Mapping
+from math import sqrt
+from time import perf_counter
+from typing import cast
+
+import numpy as np
+from mpi4py import MPI
+
+from mpitrain.arrays import Array
+from mpitrain.config import ConfigError, expect
+from mpitrain.data import DataError
+from mpitrain.data.stream import Streamed
+from mpitrain.federated import keys
+from mpitrain.federated.choice import Choice, Cohort
+from mpitrain.federated.client import Client, Trained
+from mpitrain.federated.errors import RoundError
+from mpitrain.federated.server import Server
+from mpitrain.federated.split import split
+from mpitrain.federated.sums import Mean, Wire, sums
+from mpitrain.metrics import Record, Round, Step
+from mpitrain.parallel.data_parallel import Replicated
+from mpitrain.ranks.together import together
+from mpitrain.step.agreement import NonFinite
+from mpitrain.training.assemble import Variant
+from mpitrain.training.loop import Batch, Loop
+from mpitrain.training.parts import Parts
+
+#: Samples whose labels are read at a time.
+_AT_A_TIME = 4096
+
+
+class FederatedLoop(Loop):
+    """The server and all clients of a job with a table [federated].
+
+    Client k is simulated on rank ``k mod ranks``; whatever the number of ranks, the weights are the
+    same bit by bit.  A step is a round: its pseudo-gradient is the mean change of the clients
+    (Reddi et al. 2021).
+
+    Attributes:
+        clients: indices of the samples of each client.
+        choice: who takes part in each round.
+    """
+
+    def __init__(self, parts: Parts) -> None:
+        """Split the samples among clients, and make what trains them; collective.
+
+        Raises:
+            ConfigError: on all ranks: more clients than samples, an optimiser or a schedule of the
+                program's own, a model with running means.
+        """
+        super().__init__(parts)
+        self.check_every = 1
+        own, run = parts.config.federated, parts.config.run
+        if own.secure:
+            together(parts.comm, keys.check, ConfigError)
+        for key in ("optimizer", "schedule"):
+            if getattr(parts.objects, key) is not None:
+                raise ConfigError(
+                    f"federated: {key}= has no part in clients and server; set the keys of [optim] "
+                    "and federated.server"
+                )
+        if isinstance(parts.data.train, Streamed):
+            raise ConfigError(
+                "federated: the training data are read in turn, and clients have samples here and "
+                "there among them; give data that are read by number"
+            )
+        if parts.state:
+            expect(parts.config, "batch-norm")
+        labels = together(parts.comm, self._labels, DataError)
+        self.clients = split(own, run.seed, len(parts.data.train), labels)
+        sizes = np.array([len(part) for part in self.clients])
+        train = parts.config.train
+        work = train.epochs * -(-sizes // train.batch_size)
+        self.choice = Choice(own, run.seed, sizes, work)
+        self._wire = Wire(parts.comm, parts.config.parallel.algorithm)
+        self._sums = sums(self._wire, own, run.seed, self.choice.most_weight())
+        self._store = cast(Replicated, parts.store)
+        if parts.comm.size > 1:
+            self._store.algorithm, self._store.reason = self._wire.algorithm, "of whole numbers"
+        self._client = Client(parts)
+        parts.opened.callback(self._client.close)
+        self._server = cast(Server, parts.updater)
+
+    def _labels(self) -> Array | None:
+        """The classes of the training samples, if the split goes by them and they have any."""
+        data = self.parts.data
+        if self.parts.config.federated.split == "iid" or not data.classes or data.label_shape:
+            return None
+        count = len(data.train)
+        parts = [data.train[i : i + _AT_A_TIME].labels for i in range(0, count, _AT_A_TIME)]
+        return np.concatenate(parts)
+
+    def batches(self, epoch: int) -> Generator[Batch]:
+        """One round."""
+        yield Batch(epoch, ())
+
+    def step(self, batch: Batch) -> list[Record]:
+        """Take a round.
+
+        Returns:
+            How the round went, and its step.
+
+        Raises:
+            RoundError: on all ranks; it has no result.
+            NonFinite: on all ranks; a client cannot train, or the server's step ends in weights
+                that are not finite.
+            Exception: as :meth:`Loop.step`.
+        """
+        parts, begun, wire = self.parts, perf_counter(), self._wire
+        parts.expect_open()
+        parts.before_step(parts)
+        cohort = self.choice.cohort(parts.steps_done)
+        if not cohort.parts:
+            raise RoundError(
+                f"round {cohort.number + 1}: none of {cohort.draws} clients has sent anything; "
+                "make federated.deadline longer or dropout less"
+            )
+        with parts.span("clients", "forward"):
+            trained = together(
+                parts.comm, lambda: self._train(cohort), NonFinite, DataError, ConfigError
+            )
+        before, sent = wire.seconds, wire.sent
+        ends = {client: one.weights for client, one in trained.items()}
+        waiting = parts.comm.waiting("the sum of the clients' changes")
+        with parts.span("sum", "communicate"), waiting:
+            mean = self._sums.mean(self._store.parameters, ends, cohort)
+        summing, sent = wire.seconds - before, wire.sent - sent + mean.key_bytes
+        self._move(mean, cohort)
+        parts.steps_done += 1
+        parts.stopping = parts.comm.allreduce(parts.stop.raised(), op=MPI.LOR)
+        loss, seen = self._losses(trained)
+        lasted = perf_counter() - begun
+        parts.account.busy.add(lasted, summing, {})
+        means = [lasted, summing, *parts.account.moved()]
+        seconds, reducing, sent_bytes, shared_bytes = (
+            parts.comm.allreduce(own) / parts.comm.size for own in means
+        )
+        took_place = Round(
+            step=parts.steps_done,
+            asked=cohort.draws,
+            taken=cohort.taken,
+            dropped=cohort.draws - cohort.taken,
+            partial=sum(part.draws for part in cohort.parts if not part.whole),
+            steps=sum(part.steps for part in cohort.parts),
+            clock=cohort.seconds,
+            client_bytes=mean.client_bytes,
+            plain_bytes=self._store.parameters.nbytes,
+            rank_bytes=parts.comm.allreduce(sent, op=MPI.MAX),
+            clipped=mean.clipped,
+        )
+        step = Step(
+            step=parts.steps_done,
+            epoch=parts.steps_done - 1,
+            samples=seen,
+            loss=loss,
+            grad_norm=sqrt(float(mean.change[0] @ mean.change[0])),
+            lr=self._client.rate,
+            seconds=seconds,
+            samples_per_s=seen / seconds,
+            comm_share=min(1.0, reducing / seconds),
+            sent_bytes=sent_bytes,
+            shared_bytes=shared_bytes,
+        )
+        return [took_place, step]
+
+    def _move(self, mean: Mean, cohort: Cohort) -> None:
+        """Take the server's step against the mean change."""
+        with self.parts.span("update", "update"):
+            # What is not finite is found in the result.
+            with np.errstate(over="ignore", invalid="ignore"):
+                self._server.move(mean.change)
+            if not np.isfinite(self._store.parameters).all():  # of all ranks, or of none
+                raise NonFinite(
+                    f"round {cohort.number + 1}: the server's weights are not finite after its "
+                    "step; a smaller federated.server_lr may help"
+                )
+            self.parts.refresh()
+
+    def _train(self, cohort: Cohort) -> dict[int, Trained]:
+        """Train this rank's clients, one after the other."""
+        comm, start = self.parts.comm, self._store.parameters
+        return {
+            part.client: self._client.improve(
+                start, cohort.number, part.client, self.clients[part.client], part.steps
+            )
+            for part in cohort.parts
+            if part.client % comm.size == comm.rank
+        }
+
+    def _losses(self, trained: Mapping[int, Trained]) -> tuple[float, int]:
+        """The mean loss over all clients' steps, and their samples; summed in order of clients."""
+        own = [(client, one.loss, one.samples) for client, one in trained.items()]
+        every = sorted(told for some in self.parts.comm.allgather(own) for told in some)
+        seen = sum(samples for _, _, samples in every)
+        return (sum(loss for _, loss, _ in every) / seen if seen else float("nan")), seen
+
+
+def _server(parts: Parts) -> Server:
+    store, average = cast(Replicated, parts.store), parts.config.optim.average
+    return Server(parts.grid, store, parts.config.federated, average)
+
+
+#: The optimiser is the server's; [optim] is the clients'.
+FEDERATED = Variant(update=_server)

@@ -1,0 +1,212 @@
+"""Turn the arguments of :class:`mpitrain.Trainer` into a job and objects for its parts."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import msgspec
+from mpi4py import MPI
+
+from mpitrain import nn, user_objects
+from mpitrain.config import Brought, Config, ConfigError, Optim, expect_read
+from mpitrain.config.settings import configured
+from mpitrain.data import program as own_data
+from mpitrain.ranks.same import expect_same_job, name_of
+from mpitrain.ranks.together import together
+from mpitrain.training.parts import UserObjects
+
+#: Keys of [optim] that an optimiser of torch leaves to the job.
+_BESIDE_AN_OPTIMIZER = {
+    "lr", "reference_batch", "warmup_epochs", "schedule", "schedule_by", "milestones", "decay",
+    "decay_epochs", "clip_norm", "average",
+}  # fmt: skip
+
+#: Stands for the name of an optimiser until it is known.
+_GIVEN = "given"
+
+
+@dataclass(frozen=True)
+class Given:
+    """Objects of a program, as :class:`mpitrain.Trainer` describes them."""
+
+    model: Any = None
+    train_data: own_data.Data | None = None
+    test_data: own_data.Data | None = None
+    loss: Any = None
+    metrics: Mapping[str, Any] | Sequence[str] | None = None
+    optimizer: Any = None
+    cuts: Sequence[str] = ()
+    schedule: Any = None
+    classes: int = 0
+
+    @property
+    def makes_optimizer(self) -> bool:
+        """Whether the optimiser is a function that makes one of torch."""
+        return self.optimizer is not None and not hasattr(self.optimizer, "prepare")
+
+
+class Normalised(NamedTuple):
+    """A job and its objects.
+
+    Attributes:
+        job: the job.
+        objects: the program's own objects.
+        module: the torch module, if the model is one.
+    """
+
+    job: Config
+    objects: UserObjects
+    module: Any
+
+
+def normalise(
+    comm: MPI.Intracomm, config: Config | None, given: Given, settings: Mapping[str, Any]
+) -> Normalised:
+    """Make the job and its objects; collective.
+
+    Args:
+        comm: the job's ranks.
+        config: the job before ``settings``; ``None``: the defaults.
+        given: objects of the program, and names in their place.
+        settings: keys that only one table of a job has, and whole tables.
+
+    Raises:
+        TypeError: on all ranks: a keyword that is no setting.
+        ConfigError: on all ranks: a value cannot be, or conflicts with another one.
+        DataError: on all ranks: the data cannot be read, or differ between the ranks.
+    """
+    given, asked, job = together(
+        comm, lambda: _asked(config, given, settings), ConfigError, TypeError
+    )
+    schedule, grouping, options = given.schedule, None, dict[str, object]()
+    module, layers = user_objects.model(given.model, job.run.seed, given.cuts, given.train_data)
+    optimizer = given.optimizer
+    if given.makes_optimizer:
+        made = user_objects.optimizer(optimizer, schedule, module, layers)
+        optimizer, grouping, schedule, options, lr = made
+        rates = {"lr": lr, "reference_batch": 0}
+        job = configured(job, {"optim": rates | _asked_of_optim(config, asked)})
+    if optimizer is not None:
+        user_objects.expect_without_momentum(job, optimizer)
+    if module is not None and "dtype" not in {**asked.get("run", {}), **asked}:
+        job = configured(job, {"dtype": user_objects.dtype(module, job.run.dtype)})
+    named = {"model": module, "loss": given.loss, "optimizer": optimizer}
+    job = _with_names(job, named, given.cuts)
+    in_place_of = {"own.model": given.model, "own.data": given.train_data}
+    kinds = {key: name_of(one) for key, one in in_place_of.items() if one is not None}
+    expect_read(job, Brought(kinds, config or Config()))
+    metrics = None
+    if isinstance(given.metrics, Mapping):
+        is_torch = module is not None
+        metrics = {
+            name: user_objects.metric(one, name, is_torch) for name, one in given.metrics.items()
+        }
+    has = {key: getattr(given, key) is not None for key in ("train_data", "test_data")}
+    besides = options | user_objects.kinds(module) | has | {"classes": given.classes}
+    expect_same_job(comm, job, besides)
+    data = own_data.given(comm, job, given.train_data, given.test_data, layers, given.classes)
+    if module is not None and given.cuts and data:
+        together(
+            comm, lambda: user_objects.expect_same_parts(module, given.cuts, data), ConfigError
+        )
+    names = user_objects.names(module, layers) if module is not None else {}
+    loss = user_objects.loss(given.loss)
+    objects = UserObjects(data, layers, loss, metrics, optimizer, grouping, schedule, names)
+    return Normalised(job, objects, module)
+
+
+def _asked(
+    config: Config | None, given: Given, settings: Mapping[str, Any]
+) -> tuple[Given, dict[str, Any], Config]:
+    """The objects, the settings, and the job of this rank."""
+    if hasattr(given.schedule, "last_epoch"):
+        raise ConfigError(
+            "schedule: give a function that makes the scheduler of an optimiser, as lambda "
+            f"optimizer: {type(given.schedule).__name__}(optimizer, ...), not the scheduler"
+        )
+    given, asked = names_as_settings(given, settings)
+    if not hasattr(asked.get("layers", 0), "__index__"):
+        raise ConfigError(
+            "layers: this is model.layers, the number of blocks of a gpt; give layers of "
+            'your own as model={"name": layer, ...}, or a torch module as model=module'
+        )
+    useless = set(_asked_of_optim(config, asked)) - _BESIDE_AN_OPTIMIZER
+    if given.makes_optimizer and useless:
+        raise ConfigError(
+            f"optim: {', '.join(sorted(useless))} would have no part in what optimizer= makes; "
+            "give them to it there"
+        )
+    usual = config or Config()
+    if given.optimizer is not None:  # conflicts with its options are looked for below
+        own = {"optimizer": usual.own.optimizer or _GIVEN}
+        asked["own"] = own | asked.get("own", {})
+    job = configured(usual, asked)
+    _expect_given(job, given)
+    return given, asked, job
+
+
+def names_as_settings(given: Given, settings: Mapping[str, Any]) -> tuple[Given, dict[str, Any]]:
+    """Move names and tables among the objects to the settings of the same meaning."""
+    asked = dict(settings)
+    if isinstance(given.loss, str | Mapping):
+        asked["loss"] = {"name": given.loss} if isinstance(given.loss, str) else given.loss
+        given = replace(given, loss=None)
+    if isinstance(given.model, Mapping) and given.model and not _has_layers(given.model):
+        asked["model"] = given.model
+        given = replace(given, model=None)
+    if given.metrics is not None and not isinstance(given.metrics, Mapping):
+        asked["evaluate"] = {**asked.get("evaluate", {}), "metrics": list(given.metrics)}
+        given = replace(given, metrics=None)
+    if isinstance(given.optimizer, str):
+        asked["optim"] = {"name": given.optimizer, **asked.get("optim", {})}
+        given = replace(given, optimizer=None)
+    if given.schedule is not None and not callable(given.schedule):  # a key of two tables
+        asked["schedule"] = given.schedule
+        given = replace(given, schedule=None)
+    return given, asked
+
+
+def _expect_given(job: Config, given: Given) -> None:
+    """Everything that [own] names was given.
+
+    Raises:
+        ConfigError: something was not.
+    """
+    for key in ("model", "data", "loss", "metrics", "optimizer", "schedule"):
+        keyword = "train_data" if key == "data" else key
+        if getattr(given, keyword) is None and getattr(job.own, key):
+            raise ConfigError(
+                f"own.{key} = {getattr(job.own, key)!r}: a job file that names it is run by "
+                f"mpitrain train; here, give {keyword}= itself, or leave it out of [own]"
+            )
+
+
+def _asked_of_optim(config: Config | None, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Keys of [optim] that the program sets, in ``settings`` or as the rate in ``config``."""
+    usual, given = Optim(), (config or Config()).optim
+    found = {
+        key: getattr(given, key)
+        for key in ("lr", "reference_batch")
+        if getattr(given, key) != getattr(usual, key)
+    }
+    for key, value in settings.items():
+        if key in Optim.__struct_fields__:
+            found[key] = value
+        elif key == "optim":
+            found |= value
+    return found
+
+
+def _has_layers(model: Mapping[str, Any]) -> bool:
+    return any(isinstance(value, nn.Layer) for value in model.values())
+
+
+def _with_names(job: Config, given: Mapping[str, Any], cuts: Sequence[str]) -> Config:
+    """The job with the names of the objects, which a resumed run must have, too."""
+    names = {
+        key: name_of(what)
+        for key, what in given.items()
+        if what is not None and getattr(job.own, key) in ("", _GIVEN)
+    }
+    own = msgspec.structs.replace(job.own, **names, cuts=tuple(cuts))
+    return msgspec.structs.replace(job, own=own)

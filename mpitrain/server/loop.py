@@ -1,0 +1,223 @@
+"""Jobs with servers, or with one copy for all ranks: steps from one meeting to the next."""
+
+from collections.abc import Generator
+from pathlib import Path
+from time import perf_counter
+
+from mpi4py import MPI
+from msgspec import structs
+
+from collectives import Communicator
+from mpitrain.arrays import Array
+from mpitrain.config import Compress, Config, ConfigError, expect
+from mpitrain.data import DataError
+from mpitrain.group import TensorGroup, share
+from mpitrain.metrics import Step
+from mpitrain.optim.groups import Grouping
+from mpitrain.parallel.arena import DATA
+from mpitrain.parallel.grid import Layout, use_once
+from mpitrain.parallel.store import Store
+from mpitrain.pipeline.runtime import reads
+from mpitrain.ranks.together import together
+from mpitrain.server.account import next_meeting, steps
+from mpitrain.server.corrections import with_decay_in_parts
+from mpitrain.server.hogwild import NodeCopy
+from mpitrain.server.messages import check_size
+from mpitrain.server.roles import Members, Roles, roles
+from mpitrain.server.serve import Serving
+from mpitrain.server.service_log import Begun, LogError, decisive
+from mpitrain.server.service_order import ServiceOrder, check_folders
+from mpitrain.server.store import ServerStore, Spread, WorkerStore
+from mpitrain.server.work import Worker
+from mpitrain.step.agreement import NonFinite
+from mpitrain.training import build
+from mpitrain.training.assemble import Variant
+from mpitrain.training.loop import Batch, Loop
+from mpitrain.training.parts import Parts
+
+
+class ServerPlacing:
+    """Places the parameters of a job with servers, or with one copy for all ranks.
+
+    Attributes:
+        members: the ranks, after :meth:`hold`.
+    """
+
+    members: Members
+
+    def variant(self, config: Config) -> Variant:
+        """The parts that such a job makes in its own way."""
+        if config.server.hogwild:  # each rank sees all tables
+            return Variant(spread=lambda grid: TensorGroup(), hold=self.hold, group=self._group)
+        return Variant(hold=self.hold, group=self._group)
+
+    def hold(self, parts: Parts, flat: Array) -> tuple[Store, Communicator | None]:
+        """Make the communicators and the store; collective.
+
+        Raises:
+            ConfigError: on all ranks: they cannot be workers and servers as the job asks.
+        """
+        comm, own = parts.comm, parts.config.server
+        every = Roles(comm.size, 0, comm.size) if own.hogwild else roles(own, comm.size)
+        is_server, number = every.is_server(comm.rank), comm.rank - every.workers
+        color = every.groups + number if is_server else every.group(comm.rank)
+        group, alike = comm.Split(color, comm.rank), comm.Split(is_server, comm.rank)
+        wire = MPI.Intracomm(comm).Dup()
+        for one in (group, alike):
+            use_once(one)
+        for each in (group, alike, wire):
+            parts.opened.callback(each.Free)
+        self.members = Members(every, is_server, number, group, alike, wire)
+        store = (_one_copy if own.hogwild else _with_servers)(parts, self.members, flat)
+        parts.layout = str(every)
+        return store, None
+
+    def _group(self, parts: Parts, grouping: Grouping) -> Grouping:
+        own = parts.config.server
+        part = 1.0 if own.synchronous else own.push / self.members.roles.groups
+        return with_decay_in_parts(grouping, part)
+
+
+def _one_copy(parts: Parts, members: Members, flat: Array) -> Store:
+    sums_rest = parts.config.server.hogwild == "tables"
+    algorithm = parts.config.parallel.algorithm if sums_rest else None
+    store = NodeCopy(parts.comm, parts.arena, flat, algorithm)
+    summed = f", the rest summed by {store.algorithm}" if sums_rest else ""
+    store.algorithm, store.reason = "Hogwild", f"one copy, without locks{summed}"
+    return store
+
+
+def _with_servers(parts: Parts, members: Members, flat: Array) -> Store:
+    config, every = parts.config, members.roles
+    check_size(flat.size, every.servers, flat.dtype)
+    spread = Spread(parts.comm, every, flat)
+    # Inside of a group gradients are summed as they are; codecs are for its pushes.
+    summed = structs.replace(config, compress=Compress())
+    reduction = build.reduction(summed, {DATA: members.group}, 0)
+    store: Store
+    if members.is_server:
+        store = ServerStore(parts.arena, spread, reduction, members.number)
+    else:
+        store = WorkerStore(parts.arena, spread, reduction)
+    bound = config.server.limit
+    store.algorithm = "parameter servers"
+    store.reason = "no bound" if bound is None else f"bound {bound}"
+    return store
+
+
+class ServedLoop(Loop):
+    """Workers pull parameters from servers, and push gradients; all ranks meet now and then.
+
+    The workers' parts of a batch are those that as many replicas would have: a worker's batch is
+    its micro-batches of the global one, so that workers share the samples of an epoch without
+    overlap, in the order that the seed draws.  A worker pushes its part of the batch's *mean*: the
+    pushes of a clock add up to the gradient of synchronous training.
+
+    With ``server.hogwild`` there are no servers: the workers update one copy of the parameters.
+
+    All ranks, servers included, take part in tests.
+    """
+
+    def __init__(self, parts: Parts, members: Members) -> None:
+        """Bind the messages of workers and servers; collective.
+
+        Raises:
+            ConfigError: on all ranks: the model keeps running means, or the log that is to be
+                replayed cannot be.
+        """
+        super().__init__(parts)
+        self._members, roles = members, members.roles
+        if not parts.config.server.synchronous:
+            parts.updates_per_step = roles.groups
+        if parts.state:
+            expect(parts.config, "batch-norm")
+        layout = Layout((roles.workers,))
+        passes = parts.passes.among(members.alike, layout)
+        pipeline, report = passes.schedule()
+        places = [layout.place(rank) for rank in range(roles.workers)]
+        #: Micro-batches of each worker.
+        self._reads = [reads(pipeline, report, place) for place in places]
+        self._micro_batches = passes.parts
+        order = together(parts.comm, lambda: _order(parts, members), ConfigError)
+        self._side: Serving | Worker
+        if members.is_server:
+            assert order is not None, "each server has one"
+            self._side = Serving(parts, members, order)
+        else:
+            self._side = Worker(parts, members, passes, self._reads[parts.comm.rank])
+
+    def batches(self, epoch: int) -> Generator[Batch]:
+        """The batches from each meeting to the next."""
+        parts = self.parts
+        before = epoch * parts.sampler.steps_per_epoch
+        end = min(before + parts.sampler.steps_per_epoch, parts.total_steps)
+        indices = list(parts.sampler.batches(epoch))
+        window, every = parts.config.server.window, parts.config.checkpoint.every
+        while parts.steps_done < end:
+            first = parts.steps_done
+            stop = next_meeting(first, end, window, every)
+            yield Batch(epoch, indices[first - before : stop - before])
+
+    def step(self, batch: Batch) -> list[Step]:
+        """Take batches from one meeting to the next.
+
+        Raises:
+            NonFinite: on all ranks; nothing that is not finite was pushed.
+            ConfigError: besides, on all ranks; what is replayed is another training, or a
+                parameter has no part in the loss.
+            LogError: on all ranks; a server cannot write its log.
+        """
+        parts, start = self.parts, perf_counter()
+        parts.expect_open()
+        first, count = parts.steps_done, len(batch.indices)
+        together(parts.comm, lambda: self._side.begin(first, count), ConfigError, LogError)
+        own = together(
+            parts.comm, lambda: self._side.act(batch, first),
+            DataError, NonFinite, ConfigError, LogError,
+        )  # fmt: skip
+        own.seconds = perf_counter() - start
+        reducing = own.idle if own.work is None else own.work.pushing
+        pulling = {self._members.roles.server(0): own.work.pulling} if own.work else {}
+        parts.account.busy.add(own.seconds, reducing, pulling)
+        with parts.span("meet", "communicate"):
+            parts.refresh()
+            own.moved = parts.account.moved()
+            told = parts.comm.allgather(own)
+            self._count_updates(count)
+            parts.stopping = parts.comm.allreduce(parts.stop.raised(), op=MPI.LOR)
+        parts.steps_done = first + count
+        parts.purity.expect(f"until step {parts.steps_done}")
+        sizes = [len(indices) for indices in batch.indices]
+        return steps(told, sizes, first, batch.epoch, parts.rates.rate, self._shares)
+
+    def _count_updates(self, steps: int) -> None:
+        """Learn how many updates there were in ``steps`` steps; collective."""
+        updater, roles = self.parts.updater, self._members.roles
+        if roles.servers:
+            updater.steps = self.parts.comm.bcast(updater.steps, roles.server(0))
+        else:
+            updater.steps += steps
+
+    def _shares(self, samples: int) -> list[int]:
+        """Samples of each group in a batch of ``samples``."""
+
+        def own(worker: int) -> int:
+            found = [share(samples, m, self._micro_batches) for m in self._reads[worker]]
+            return sum(part.stop - part.start for part in found)
+
+        roles = self._members.roles
+        return [sum(map(own, roles.members(group))) for group in range(roles.groups)]
+
+
+def _order(parts: Parts, members: Members) -> ServiceOrder | None:
+    """The order in which this server serves."""
+    own, every = parts.config.server, members.roles
+    if own.hogwild:
+        return None
+    folder = Path(parts.config.run.dir)
+    check_folders(own.replay, folder)
+    if not members.is_server:
+        return None
+    job = decisive(parts.config, parts.data_digest)
+    begun = Begun(1, members.number, every.servers, every.groups, 0, job)
+    return ServiceOrder(folder, own.replay, begun)

@@ -1,0 +1,57 @@
+"""The loop of a job."""
+
+from collections.abc import Callable
+
+from mpi4py import MPI
+
+from mpitrain.config import Config
+from mpitrain.device import Device
+from mpitrain.federated import FEDERATED, FederatedLoop
+from mpitrain.pipeline.runtime import Span, no_span
+from mpitrain.ranks.stop import StopFlag
+from mpitrain.run import SynchronousLoop
+from mpitrain.server import ServedLoop, ServerPlacing
+from mpitrain.training.assemble import USUAL, assemble, closed_if_refused
+from mpitrain.training.asynchronous import AsynchronousLoop
+from mpitrain.training.loop import Loop
+from mpitrain.training.parts import NO_OBJECTS, Parts, UserObjects
+
+
+def start(
+    comm: MPI.Intracomm,
+    config: Config,
+    objects: UserObjects = NO_OBJECTS,
+    *,
+    span: Span = no_span,
+    stop: StopFlag | None = None,
+    before_step: Callable[[Parts], None] | None = None,
+    device: Device | None = None,
+) -> Loop:
+    """Make the parts of a job and the loop that its tables ask for; collective.
+
+    Arguments and errors are those of :func:`mpitrain.training.assemble.assemble`.
+    """
+    placing, variant = ServerPlacing(), USUAL
+    is_served = config.server.ranks or config.server.hogwild
+    if config.federated.clients:
+        variant = FEDERATED
+    elif is_served:
+        variant = placing.variant(config)
+    parts = assemble(
+        comm,
+        config,
+        objects,
+        span=span,
+        stop=stop,
+        before_step=before_step,
+        device=device,
+        variant=variant,
+    )
+    with closed_if_refused(parts.comm, parts.opened):
+        if config.federated.clients:
+            return FederatedLoop(parts)
+        if is_served:
+            return ServedLoop(parts, placing.members)
+        if config.parallel.schedule == "asynchronous":
+            return AsynchronousLoop(parts)
+        return SynchronousLoop(parts)

@@ -1,0 +1,378 @@
+"""Make the parts of a job on this rank."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from mpi4py import MPI
+
+from collectives import CheckedTransport, Communicator
+from collectives.failure.abort import aborts
+from mpitrain import models, nn
+from mpitrain.arrays import Array, Shape
+from mpitrain.config import Config, ConfigError, expect
+from mpitrain.data import DataError, Dataset, Sampler, load
+from mpitrain.data.everywhere import load_on_all
+from mpitrain.data.own import Own
+from mpitrain.data.stream import Streamed
+from mpitrain.device import HOST, Device, choose
+from mpitrain.group import TensorGroup
+from mpitrain.models import Model
+from mpitrain.objective.metrics import Metric
+from mpitrain.optim import groups, schedule_table
+from mpitrain.optim.groups import Grouping
+from mpitrain.optim.lr import Rates
+from mpitrain.parallel.arena import Arena
+from mpitrain.parallel.data_parallel import Replicated
+from mpitrain.parallel.grid import ProcessGrid, shared_name
+from mpitrain.parallel.replicas import check_replicas
+from mpitrain.parallel.store import Store
+from mpitrain.pipeline.runtime import Span, no_span
+from mpitrain.ranks.same import described, expect_same, expect_same_job
+from mpitrain.ranks.stop import StopFlag
+from mpitrain.ranks.together import all_here, all_or_nobody, together
+from mpitrain.step.gradient import GlobalGradient
+from mpitrain.step.precision import LossScale
+from mpitrain.step.trust import TrustRatios
+from mpitrain.step.update import Updater
+from mpitrain.sync import Strategy, Workers
+from mpitrain.sync.workers import layer_numbers
+from mpitrain.training import build
+from mpitrain.training.account import Account
+from mpitrain.training.feed import Feed
+from mpitrain.training.fitting import (
+    expect_fitting,
+    expect_labels,
+    expect_labels_in_memory,
+    expect_single_arrays,
+    expect_untested,
+    initial,
+    named_metrics,
+    whole_state,
+)
+from mpitrain.training.parts import NO_OBJECTS, Parts, UserObjects, nothing
+from mpitrain.training.passes import Passes
+from mpitrain.training.purity import Purity
+from mpitrain.training.watch import Watch
+
+
+def in_replicas(parts: Parts, flat: Array) -> tuple[Store, Communicator | None]:
+    """Hold the parameters on each replica, or shards of them as ``parallel.zero`` says."""
+    comm, config, grid, arena = parts.comm, parts.config, parts.grid, parts.arena
+    summed, replica = grid.groups, grid.place.replica
+    allocate = parts.device.allocate(grid.data)
+    worker, why = None, ""
+    if config.sync.kind != "every_step":
+        summed, worker = grid.within()
+    if config.compress.codec == "auto":
+        config, why = build.choose_codec(comm, config, summed, arena, replica, allocate)
+        parts.config = config
+    how = build.summation(config, replica)
+    together(comm, lambda: how.check(arena), ConfigError)
+    reduction = build.reduction(config, summed, replica)
+    store = build.store(config, arena, flat, reduction, allocate)
+    if why:
+        store.reason = f"{store.reason}; compress.codec = 'auto' is {why}"
+    return store, worker
+
+
+@dataclass(frozen=True)
+class Variant:
+    """Parts that a kind of job makes in its own way; the defaults are for synchronous training.
+
+    Attributes:
+        spread: ranks over which embedding tables are spread.
+        hold: makes the store from the initial parameters, flat; and the ranks of this replica,
+            where each replica has a gradient of its own.
+        group: changes how each parameter is updated.
+        update: makes the updater; ``None``: the optimiser's.
+        synchronise: makes the strategy; ``None``: that of [sync].
+        rates: changes the learning rates.
+    """
+
+    spread: Callable[[ProcessGrid], TensorGroup] = lambda grid: TensorGroup(grid.data)
+    hold: Callable[[Parts, Array], tuple[Store, Communicator | None]] = in_replicas
+    group: Callable[[Parts, Grouping], Grouping] = lambda parts, grouping: grouping
+    update: Callable[[Parts], Updater] | None = None
+    synchronise: Callable[[Store], Strategy] | None = None
+    rates: Callable[[Rates], Rates] = lambda rates: rates
+
+
+#: Synchronous training.
+USUAL = Variant()
+
+
+def assemble(
+    comm: MPI.Intracomm,
+    config: Config,
+    objects: UserObjects = NO_OBJECTS,
+    *,
+    span: Span = no_span,
+    stop: StopFlag | None = None,
+    before_step: Callable[[Parts], None] | None = None,
+    device: Device | None = None,
+    variant: Variant = USUAL,
+) -> Parts:
+    """Load the data, initialise the parameters from the seed, bind the communication; collective.
+
+    Args:
+        comm: the job's ranks; a communicator of mpi4py becomes a
+            :class:`collectives.Communicator`.
+        config: the job.
+        objects: the program's own objects.  All ranks must have the same data, and the same values
+            in layers, which is checked.
+        span: context manager that records an activity in the trace.
+        stop: asks to stop after a step.
+        before_step: called with the parts before each step, on each rank.
+        device: where arrays are; by default as ``run.device`` says.
+        variant: what this kind of job makes in its own way.
+
+    Raises:
+        ConfigError: on all ranks: they have different jobs (:mod:`mpitrain.ranks.same`), a value
+            of the job does not fit the data, the ranks or the memory, or the model's outputs do
+            not fit the loss.
+        DataError: on all ranks: one of them cannot read the data, or has other samples.
+        ReplicaMismatch: on all ranks, if layers bring different values.
+        collectives.UnknownAlgorithm: an option of the all-reduce does not fit the ranks.
+    """
+    opened = ExitStack()
+    _expect_same(comm, config, objects)
+    own = comm if isinstance(comm, Communicator) else Communicator(comm)
+    if own is not comm:
+        opened.callback(own.close)
+    with closed_if_refused(own, opened):
+        own = _checking(own, config, opened)
+        own.watch()
+        if not own.traffic:  # before plans are made, which count from then on
+            own.count_traffic()
+        device = device or choose(config, own)
+        data, digest = load_on_all(
+            own, lambda: objects.data or load(config.data, config.run.dtype), config.data.path
+        )
+        sampler, total_steps = _sampler(config, data, objects)
+        per_epoch = sampler.steps_per_epoch
+        table = schedule_table.agreed(own, config.optim, objects.schedule, per_epoch, total_steps)
+        rates = variant.rates(Rates(config.optim, config.train, per_epoch, table))
+        placed = _place(own, config, objects, data, device, variant.spread, opened)
+        parts = Parts(
+            own, config, objects, data, digest, sampler, rates, total_steps, device, *placed,
+            span, stop or StopFlag(), before_step or nothing, opened, Watch(config, placed.metrics),
+        )  # fmt: skip
+        _bind_update(parts, variant)
+        _bind_pipeline(parts)
+    return parts
+
+
+class _Placed(NamedTuple):
+    """Where the model is; see :class:`Parts`."""
+
+    grid: ProcessGrid
+    layout: str
+    partition: build.Partition
+    model: Model
+    layers: list[str]
+    arena: Arena
+    metrics: Mapping[str, Metric]
+
+
+@contextmanager
+def closed_if_refused(comm: Communicator, opened: ExitStack) -> Iterator[None]:
+    """Close what is open after an error of all ranks.
+
+    An error of one rank alone ends the job.  Where it must not (``COLLECTIVES_ABORT`` is off),
+    everything stays open, as closing is collective.
+    """
+    try:
+        with all_or_nobody(comm):
+            yield
+    except MPI.Exception:
+        raise
+    except Exception:  # whatever a program's own layers raise
+        if aborts() or all_here(comm):
+            opened.close()
+        raise
+
+
+def _expect_same(comm: MPI.Intracomm, config: Config, objects: UserObjects) -> None:
+    """Check that all ranks have the same job and the same kinds of objects; collective."""
+    layers, metrics, loss = objects.layers, objects.metrics, objects.loss
+    expect_same_job(
+        comm,
+        config,
+        {
+            "layers": None if layers is None else list(layers),
+            "metrics": None if metrics is None else list(metrics),
+            "loss": None if loss is None else type(loss).__name__,
+            **described(objects.optimizer),
+            "schedule": objects.schedule is not None,
+        },
+    )
+
+
+def _checking(comm: Communicator, config: Config, opened: ExitStack) -> Communicator:
+    """The communicator, whose messages carry checksums if the job asks for them."""
+    if comm.delays_messages:
+        expect(config, "link")
+    if not config.parallel.checksums or comm.checks_messages:
+        return comm
+    checking = Communicator(comm, transport=CheckedTransport)
+    opened.callback(checking.close)
+    return checking
+
+
+def _sampler(config: Config, data: Dataset, objects: UserObjects) -> tuple[Sampler, int]:
+    """The order of samples, and the steps of the whole run."""
+    if data.test is None:
+        expect_untested(config, objects.metrics)
+    samples, size, seed = len(data.train), config.train.batch_size, config.run.seed
+    if size > samples:
+        raise ConfigError(
+            f"train.batch_size = {size} must be at most {samples}, the number of training samples"
+        )
+    if config.federated.clients:  # an epoch is a round, which is one step
+        return Sampler(samples, samples, seed), config.federated.rounds
+    sampler = Sampler(samples, size, seed, shuffles=not isinstance(data.train, Streamed))
+    steps = config.train.epochs * sampler.steps_per_epoch
+    return sampler, min(config.train.steps or steps, steps)
+
+
+def _place(
+    comm: Communicator,
+    config: Config,
+    objects: UserObjects,
+    data: Dataset,
+    device: Device,
+    spread: Callable[[ProcessGrid], TensorGroup],
+    opened: ExitStack,
+) -> _Placed:
+    """Cut the model into stages, and take this rank's layers; collective."""
+    layout, layers, loss = build.layout(config, comm.size), objects.layers, objects.loss
+
+    def outlined() -> tuple[Shape, build.Partition, dict[str, frozenset[int]]]:
+        outline = models.build(config, data, layers=layers, loss=loss)
+        outputs = expect_fitting(outline, data)
+        expect_labels_in_memory(outline.loss, data)
+        partition = build.partition(config, outline, layout.stages)
+        return outputs, partition, build.shared_stages(outline, partition)
+
+    outputs, partition, shared = together(comm, outlined, ConfigError, DataError)
+    if config.parallel.partition == "auto":  # by a profile, which each rank has read by itself
+        expect_same(comm, {"the partition by parallel.profile": partition.layers})
+    grid = ProcessGrid(comm, layout, shared.values(), device.xp)
+    opened.callback(grid.close)
+    among = spread(grid)
+    model = models.build(config, data, grid.tensor, among, layers, loss)
+    if device is not HOST:
+        expect_single_arrays(model, data)
+    if any(layer.holds for layer in model.layers.values()):
+        expect(config, "torch")
+    brought = nn.Chain(model.layers).brought()
+    check_replicas(comm, [(comm, brought)], "in the layers that they were given")
+    stage = grid.place.stage
+    own = [name for chunk in partition.of_stage(stage) for name in chunk]
+    arena = Arena(
+        {name: model.layers[name] for name in own},
+        model.shapes(own),
+        grid.tensor,
+        {name: shared_name(stages) for name, stages in shared.items() if stage in stages},
+        among,
+    )
+    metrics = objects.metrics
+    if metrics is None:
+        metrics = named_metrics(config, data, model, outputs, own_loss=loss is not None)
+    return _Placed(grid, str(layout), partition, model, own, arena, metrics)
+
+
+def _bind_update(parts: Parts, variant: Variant) -> None:
+    """Allocate the parameters, and make what ends a step; collective."""
+    own, model, rates = parts.objects, parts.model, parts.rates
+    flat = together(
+        parts.comm,
+        lambda: initial(parts.config.run, model, parts.arena, parts.layers),
+        ConfigError,
+    )
+    parts.store, worker = variant.hold(parts, parts.device.put(flat))
+    parts.opened.callback(parts.store.close)
+    ranks = parts.grid, parts.store, worker, parts.device
+    parts.gradient = GlobalGradient(*ranks)
+
+    def updater() -> Updater:
+        if variant.update:
+            return variant.update(parts)
+        optim, folder = parts.config.optim, parts.config.parallel.offload
+        optimizer = own.optimizer or build.optimizer(optim)
+        grouping = own.grouping or groups.by_name(optim, optimizer, model.names())
+        if rates.table and rates.table.options is not None:
+            grouping = groups.scheduled(grouping, rates.table)
+        grouping = variant.group(parts, grouping)
+        offload = build.mapped(Path(folder), parts.comm.rank) if folder else None
+        trust = TrustRatios(*ranks)
+        return Updater(parts.store, optimizer, grouping, trust, offload, optim.average)
+
+    parts.updater = together(parts.comm, updater, ConfigError)
+    synchronise = variant.synchronise
+    parts.strategy = synchronise(parts.store) if synchronise else _strategy(parts)
+    parts.opened.callback(parts.strategy.close)
+    parts.opened.callback(parts.strategy.quiesce)
+
+
+def _strategy(parts: Parts) -> Strategy:
+    """When the replicas synchronise, as [sync] says; collective."""
+    config, store, updater = parts.config, parts.store, parts.updater
+    if not isinstance(store, Replicated) or config.sync.kind == "every_step":
+        return Strategy()  # the configuration has refused other stores
+    may_fail = config.data.workers > 0 or isinstance(parts.data.train, Own)
+    if config.sync.kind == "quorum" and parts.comm.allreduce(may_fail, MPI.LOR):
+        expect(config, "own-data")
+    replica = parts.grid.place.replica
+    workers = Workers(
+        comm=parts.grid.data,
+        arena=parts.arena,
+        layer_of=layer_numbers(parts.model),
+        layers=len(parts.model.layers),
+        parameters=store.parameters,
+        gradients=store.gradients,
+        pieces=store.pieces,
+        state=updater.state,
+        counted=parts.gradient.counted(),
+        summation=lambda: build.summation(config, replica),
+        dense=build.dense(config),
+        agrees_late=config.sync.agree > 1,
+        never_used=lambda: updater.never_used(frozenset(updater.left_out)),
+    )
+    found = build.strategy(config, workers)
+    store.algorithm, store.reason = found.algorithm, found.reason
+    return found
+
+
+def _bind_pipeline(parts: Parts) -> None:
+    """Make what takes samples through the layers, and counts the steps; collective."""
+    config, grid, data, model = parts.config, parts.grid, parts.data, parts.model
+    comm, device, run = parts.comm, parts.device, parts.config.run
+    mine = tuple(f"{name}." for name in parts.layers)
+    whole = whole_state(config, model, grid.layout)
+    state = {name: device.put(one) for name, one in whole.items() if name.startswith(mine)}
+    parts.passes = Passes(parts, state)
+    parts.purity = Purity(comm, model.layers, parts.layers, model.loss, parts.metrics)
+    parts.purity.examine(parts.passes.probes())
+    parts.passes.runner()
+    parts.feed = Feed(
+        comm,
+        data,
+        workers=config.data.workers,
+        most=config.train.batch_size,
+        reads=grid.place.stage in (0, grid.layout.stages - 1),
+        expect=partial(expect_labels, model.loss),
+    )
+    parts.opened.callback(parts.feed.close)
+    parts.account = Account(
+        comm,
+        parts.strategy,
+        peers=(grid.place.stage, comm.rank >= comm.size - config.server.ranks),
+        synchronises=config.sync.kind != "every_step",
+    )
+    enabled = run.compute == "float16"
+    parts.scale = LossScale(run.loss_scale, run.loss_scale_window, enabled=enabled)

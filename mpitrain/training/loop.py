@@ -1,0 +1,167 @@
+"""The loop over the steps of an epoch, whatever a step is."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
+from itertools import islice
+from types import TracebackType
+from typing import NamedTuple, Self
+
+from collectives import CorruptMessage
+from mpitrain.arrays import Array, Scalar
+from mpitrain.metrics import Record
+from mpitrain.pipeline.runtime import reads
+from mpitrain.pipeline.stage import Latest
+from mpitrain.sync import Progressing
+from mpitrain.training.batches import MicroBatches
+from mpitrain.training.feed import Held
+from mpitrain.training.parts import Parts
+from mpitrain.training.passes import Passes
+
+
+class Batch(NamedTuple):
+    """Samples of one step, or of several that are taken together.
+
+    Attributes:
+        epoch: number of the pass over the samples, counted from 0.
+        indices: indices of the samples of each step, the same on all ranks.
+        held: samples of the micro-batches that this rank needs; ``None``: not read yet.
+    """
+
+    epoch: int
+    indices: Sequence[Array]
+    held: Held | None = None
+
+
+class Loop(ABC):
+    """Takes the steps of a job.  A subclass says what a step is.
+
+    Use it in a ``with`` statement, or call :meth:`close`.  All methods are collective.
+
+    Attributes:
+        parts: the job on this rank.
+        check_every: steps from one comparison of the replicas to the next; 0: once an epoch.
+    """
+
+    parts: Parts
+
+    def __init__(self, parts: Parts) -> None:
+        self.parts = parts
+        self.check_every = parts.config.run.check_every
+
+    @abstractmethod
+    def batches(self, epoch: int) -> Generator[Batch]:
+        """Read the batches of an epoch that are not done yet, in turn."""
+
+    @abstractmethod
+    def step(self, batch: Batch) -> Sequence[Record]:
+        """Train on a batch.
+
+        Returns:
+            The records of the steps that all ranks know now: none, one, or several.
+
+        Raises:
+            NonFinite: on all ranks; a loss or a gradient is not finite.
+            ConfigError: on all ranks; a layer, a loss or a metric of the program's own is not a
+                function of its inputs.
+            DataError: on all ranks; one of them cannot read a sample.
+            RuntimeError: the loop is closed.
+        """
+
+    def steps(self, epoch: int) -> Iterator[Sequence[Record]]:
+        """Take the steps of an epoch that are not done yet; yields the records of each.
+
+        Raises:
+            ReplicaMismatch: on all ranks; they hold different values.
+            CorruptMessage: on one rank, naming the step, where messages carry checksums.
+            Exception: as :meth:`step`.
+        """
+        parts, is_checked = self.parts, False
+        with closing(self.batches(epoch)) as batches:
+            for batch in batches:
+                try:
+                    records = self.step(batch)
+                except CorruptMessage as error:
+                    raise CorruptMessage(f"step {parts.steps_done + 1}: {error}") from error
+                yield records
+                if parts.stopping:
+                    return
+                is_checked = bool(self.check_every) and parts.steps_done % self.check_every == 0
+                if is_checked:
+                    parts.check_replicas(f"after step {parts.steps_done}")
+        if not is_checked:
+            parts.check_replicas(f"after epoch {epoch}")
+
+    def run_epoch(self, epoch: int) -> Iterator[Record]:
+        """Take the steps of an epoch; yields record by record."""
+        for records in self.steps(epoch):
+            yield from records
+
+    def close(self) -> None:
+        """Free the communicators; a second call does nothing."""
+        self.parts.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is None:  # else the other ranks may be elsewhere, and closing is collective
+            self.close()
+
+
+def left_of(parts: Parts, epoch: int) -> Iterator[Array]:
+    """Indices of the samples of each step of an epoch that is not done yet."""
+    first = parts.steps_done - epoch * parts.sampler.steps_per_epoch
+    left = parts.total_steps - parts.steps_done
+    return islice(parts.sampler.batches(epoch), first, first + left)
+
+
+def read(
+    parts: Parts, epoch: int, batches: Iterator[Array], window: int | None = None
+) -> Generator[Batch]:
+    """Read the samples of each step, or of each ``window`` of steps of an asynchronous pipeline."""
+
+    def own(steps: int) -> list[int]:
+        pipeline, report = parts.passes.schedule(steps if window else 1)
+        return reads(pipeline, report, parts.grid.place)
+
+    reading = parts.feed.batches("train", epoch, batches, window or 1, parts.passes.parts, own)
+    with closing(reading):
+        for indices, held in reading:
+            yield Batch(epoch, indices, held)
+
+
+def forward_backward(
+    parts: Parts, passes: Passes, step: int, source: MicroBatches, *, by_all: bool = True
+) -> tuple[Scalar, float]:
+    """Take the micro-batches of a step forward and backward, and complete the sum of gradients.
+
+    Args:
+        parts: the job on this rank.
+        passes: passes of the ranks that take part.
+        step: number of the step, counted from 0.
+        source: the micro-batches.
+        by_all: all ranks take part.
+
+    Returns:
+        This rank's part of the mean loss, and the seconds spent in the sum.
+    """
+
+    def wait(number: int, loss: Scalar) -> tuple[Scalar, float]:
+        waiting = parts.comm.waiting("the sum of gradients", by_all=by_all)
+        with parts.span("reduce", "communicate"), waiting:
+            return loss, parts.store.wait()
+
+    (found,) = passes.runner().run(
+        source,
+        Latest(passes.weights),
+        Progressing(parts.store, parts.strategy),
+        wait,
+        lambda micro_batch: passes.context(step, source.indices(micro_batch)),
+    )
+    return found

@@ -1,0 +1,230 @@
+"""The parts of a job on this rank, made from its tables and from what its program brings."""
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from collectives import Communicator, UnknownAlgorithm
+from mpitrain import nn
+from mpitrain.arrays import Array
+from mpitrain.config import Config, ConfigError
+from mpitrain.data import DataError, Dataset, Sampler
+from mpitrain.device import Device
+from mpitrain.models import Model
+from mpitrain.objective import Loss
+from mpitrain.objective.metrics import Metric
+from mpitrain.optim.groups import Grouping
+from mpitrain.optim.lr import Rates
+from mpitrain.optim.optimizers import Optimizer
+from mpitrain.optim.schedule_table import Factor, TabulatedSchedule
+from mpitrain.parallel.arena import Arena
+from mpitrain.parallel.grid import ProcessGrid
+from mpitrain.parallel.replicas import ReplicaMismatch, check_replicas
+from mpitrain.parallel.store import Store
+from mpitrain.parallel.summation import Summation
+from mpitrain.pipeline.runtime import Span
+from mpitrain.ranks.stop import StopFlag
+from mpitrain.ranks.together import SharedError
+from mpitrain.step.agreement import NonFinite
+from mpitrain.step.gradient import GlobalGradient
+from mpitrain.step.precision import LossScale
+from mpitrain.step.update import Updater
+from mpitrain.sync import Strategy
+from mpitrain.training.account import Account
+from mpitrain.training.build import Partition
+from mpitrain.training.feed import Feed
+from mpitrain.training.passes import Passes
+from mpitrain.training.purity import Purity
+from mpitrain.training.watch import Watch
+
+#: Errors that a step, a test or the making of parts raises on all ranks or on none.
+SHARED_ERRORS: tuple[type[Exception], ...] = (
+    ConfigError, DataError, NonFinite, ReplicaMismatch, UnknownAlgorithm, SharedError,
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class UserObjects:
+    """Objects of the program that replace what the job's tables name; ``None``: the tables do.
+
+    Attributes:
+        data: replaces [data].
+        layers: replace [model], by name.
+        loss: replaces [loss].
+        metrics: replace ``evaluate.metrics``, by name.
+        optimizer: replaces [optim], but for the rate and its schedule.
+        grouping: gives the update rule of a parameter by its name.
+        schedule: replaces ``optim.schedule`` and ``optim.warmup_epochs``: ``schedule(step)`` is the
+            factor on the scaled rate, as in torch's LambdaLR.  Steps count from 0; they are epochs
+            with ``optim.schedule_by = "epoch"``.  Rank 0 calls it for all steps before the first.
+        names: name of a tensor here, by its name in the torch module's ``state_dict``.
+    """
+
+    data: Dataset | None = None
+    layers: Mapping[str, nn.Layer] | None = None
+    loss: Loss | None = None
+    metrics: Mapping[str, Metric] | None = None
+    optimizer: Optimizer | None = None
+    grouping: Grouping | None = None
+    schedule: Factor | TabulatedSchedule | None = None
+    names: Mapping[str, str] = field(default_factory=dict)
+
+
+#: The tables of the job name everything.
+NO_OBJECTS = UserObjects()
+
+
+def nothing(parts: "Parts") -> None:
+    """Does nothing before a step."""
+
+
+@dataclass
+class Parts:
+    """A job on this rank: its data, its share of the model, and its progress.
+
+    All methods are collective.
+
+    Attributes:
+        comm: all ranks of the job.
+        config: the job.
+        objects: the program's own objects.
+        data: training and test samples, the same on all ranks.
+        data_digest: digest of the data.
+        sampler: order of the samples.
+        rates: learning rate of each step.
+        total_steps: steps of the whole run.
+        device: where arrays are.
+        grid: position of each rank in the layout.
+        layout: arrangement of the ranks, for people.
+        partition: layers of each stage.
+        model: the whole model; this rank has :attr:`layers`.
+        layers: names of this rank's layers.
+        arena: flat layout of their parameters.
+        metrics: metrics of tests, by name.
+        span: context manager that records an activity in the trace.
+        stop: asks this rank to stop after a step.
+        before_step: called with the parts before each step.
+        opened: closes everything in the end, the last opened first.
+        watch: best test so far.
+        store: parameters and gradients of this rank's layers.
+        gradient: norm of the gradient over all ranks.
+        updater: update of the parameters, with the optimiser's state.
+        strategy: when replicas synchronise.
+        passes: forward and backward passes of this rank's layers.
+        purity: check that the program's own functions are pure.
+        feed: reader of samples.
+        account: time and traffic of the steps.
+        scale: loss scale.
+        steps_done: steps since the beginning, skipped ones included.
+        stopping: whether a rank was asked to stop; the same on all ranks.
+        updates_per_step: most updates of the parameters in a step since the beginning.
+        recipe: description of the program's own objects, once a checkpoint asks for it.
+        is_closed: whether :meth:`close` was called.
+    """
+
+    comm: Communicator
+    config: Config
+    objects: UserObjects
+    data: Dataset
+    data_digest: str
+    sampler: Sampler
+    rates: Rates
+    total_steps: int
+    device: Device
+    grid: ProcessGrid
+    layout: str
+    partition: Partition
+    model: Model
+    layers: list[str]
+    arena: Arena
+    metrics: Mapping[str, Metric]
+    span: Span
+    stop: StopFlag
+    before_step: Callable[["Parts"], None]
+    opened: ExitStack
+    watch: Watch
+    store: Store = field(init=False)
+    gradient: GlobalGradient = field(init=False)
+    updater: Updater = field(init=False)
+    strategy: Strategy = field(init=False)
+    passes: Passes = field(init=False)
+    purity: Purity = field(init=False)
+    feed: Feed = field(init=False)
+    account: Account = field(init=False)
+    scale: LossScale = field(init=False)
+    steps_done: int = 0
+    stopping: bool = False
+    updates_per_step: int = 1
+    recipe: Any = None
+    is_closed: bool = False
+
+    @property
+    def summation(self) -> Summation:
+        """How gradients are summed over replicas."""
+        return self.store.reduction.summation
+
+    @property
+    def state(self) -> Mapping[str, Array]:
+        """State of this rank's layers besides parameters, by name."""
+        return self.passes.state
+
+    @property
+    def dense_bytes(self) -> float:
+        """Bytes that a rank sends to sum its gradients without a codec, at the least volume."""
+        size = self.grid.data.size - self.config.server.ranks
+        itemsize = np.dtype(self.config.run.dtype).itemsize
+        return 2 * (size - 1) / size * self.arena.size * itemsize
+
+    def refresh(self) -> None:
+        """Show new values of this rank's pieces to all ranks."""
+        self.store.publish()
+        self.passes.forget()
+
+    def drain(self) -> None:
+        """Give every replica the same weights, at the end of a run.
+
+        Tests and checkpoints leave workers as they are.
+        """
+        self.strategy.drain()
+        self.refresh()
+
+    def stop_reason(self) -> str:
+        """Why a rank was asked to stop."""
+        return next(filter(None, self.comm.allgather(self.stop.reason)), "no reason")
+
+    def check_replicas(self, when: str) -> None:
+        """Compare what several ranks hold, bit by bit: parameters and optimiser state.
+
+        Raises:
+            ReplicaMismatch: on all ranks.
+        """
+        # Workers that train by themselves have the same inside of each alone.
+        apart = self.strategy.drifts
+        replicas = self.updater.replicas(self.store.reduction.groups if apart else self.grid.groups)
+        if self.state and self.grid.data.size > 1:
+            replicas.append((self.grid.data, dict(self.state)))
+        anchors = {
+            f"{name} of {tensor.name}": flat[tensor.start : tensor.stop]
+            for name, flat in self.strategy.shared().items()
+            for tensor in self.arena.tensors
+        }
+        if anchors:
+            replicas.append((self.grid.data, anchors))
+        check_replicas(self.comm, replicas, when)
+
+    def expect_open(self) -> None:
+        """Check that the communicators are there.
+
+        Raises:
+            RuntimeError: the parts are closed.
+        """
+        if self.is_closed:
+            raise RuntimeError("this trainer is closed, and has no communicators; make another one")
+
+    def close(self) -> None:
+        """Free the communicators; a second call does nothing."""
+        self.is_closed = True
+        self.opened.close()

@@ -1,0 +1,55 @@
+"""What a program gives becomes a job and objects, before anything is made of them."""
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from mpitrain import nn
+from mpitrain.config import Config, ConfigError, Own
+from mpitrain.normalise import Given, names_as_settings, normalise
+from mpitrain.optim.optimizers import SGD
+
+LAYERS = {"linear": nn.Linear(3, 1)}
+SAMPLES = [(np.ones(3, "f4"), np.ones(1, "f4"))] * 4
+
+
+@pytest.mark.parametrize(
+    ("given", "settings"),
+    [
+        (Given(loss="cross_entropy"), {"loss": {"name": "cross_entropy"}}),
+        (Given(model={"kind": "mlp"}), {"model": {"kind": "mlp"}}),
+        (Given(metrics=["accuracy"]), {"evaluate": {"metrics": ["accuracy"]}}),
+        (Given(optimizer="adam"), {"optim": {"name": "adam"}}),
+        (Given(schedule="cosine"), {"schedule": "cosine"}),
+    ],
+)
+def test_names_among_the_objects_become_settings(given, settings):
+    assert names_as_settings(given, {}) == (Given(), settings)
+
+
+def test_objects_stay_objects():
+    given = Given(model=LAYERS, metrics={"mae": abs}, optimizer=SGD(), schedule=abs)
+    assert names_as_settings(given, {"epochs": 2}) == (given, {"epochs": 2})
+
+
+def test_settings_are_put_on_top_of_the_job_and_objects_are_named_in_it():
+    given = Given(LAYERS, SAMPLES, loss="mean_squared_error", optimizer=SGD(0.5))
+    job, objects, module = normalise(MPI.COMM_SELF, Config(), given, {"epochs": 2})
+    assert job.train.epochs == 2 and job.loss.name == "mean_squared_error"
+    assert job.own.optimizer == "SGD" and objects.optimizer == SGD(0.5)
+    assert objects.layers is LAYERS and len(objects.data.train) == 4 and module is None
+    assert objects.loss is None and objects.metrics is None and objects.names == {}
+
+
+@pytest.mark.parametrize(
+    ("config", "given", "settings", "told"),
+    [
+        (None, Given(LAYERS), {"layers": LAYERS}, "layers: this is model.layers, the number of"),
+        (Config(own=Own(loss="a.py:b")), Given(LAYERS), {}, "own.loss = 'a.py:b': a job file"),
+        (None, Given(optimizer=lambda p: None), {"momentum": 0.5}, "optim: momentum would have no"),
+        (None, Given(cuts=("part",)), {}, "cuts: layers are cut between one another"),
+    ],
+)
+def test_what_cannot_be_is_refused(config, given, settings, told):
+    with pytest.raises(ConfigError, match=told):
+        normalise(MPI.COMM_SELF, config, given, settings)
