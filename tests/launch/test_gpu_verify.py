@@ -18,9 +18,9 @@ def verify(tmp_path, *options):
 
 
 def test_a_few_checks_pass(scratch, tmp_path):
-    done, told = verify(tmp_path, "--only=trainer.parts.data", "--most-ranks=1")
+    done, told = verify(tmp_path, "--only=trainer.data", "--most-ranks=1")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert [(one["check"], one["ranks"]) for one in told["outcomes"]] == [("trainer.parts.data", 1)]
+    assert [(one["check"], one["ranks"]) for one in told["outcomes"]] == [("trainer.data", 1)]
     assert "| ok" in done.stdout
 
 
