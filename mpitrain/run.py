@@ -173,7 +173,7 @@ class SynchronousLoop(Loop):
         clip = most / norm if most and norm > most else 1.0
         with parts.span("update", "update"):
             unused = agreed.unused
-            if parts.summation.acts_alone:  # what a codec has kept back comes later
+            if parts.summation.acts_alone:  # a codec's residuals may arrive in later steps
                 unused = parts.updater.never_used(unused)
             parts.updater.step(parts.rates.common(number), clip / scale, number, unused)
 

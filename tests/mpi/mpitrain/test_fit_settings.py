@@ -80,7 +80,7 @@ def test_metrics_that_nobody_names_go_by_the_labels(comm, folder):
     several = SEVERAL | both | {"epochs": 1}
     with made(folder, comm, **several | {"metrics": None}) as trainer:
         assert not trainer.fit()[-1].metrics
-    with pytest.raises(ConfigError, match="accuracy is of one output and one label, and there are"):
+    with pytest.raises(ConfigError, match="accuracy takes one output and one label, and there are"):
         made(folder, comm, **several | {"metrics": ["accuracy"]})
 
 
