@@ -106,7 +106,7 @@ def test_it_is_the_trainer_of_a_job_too(comm, folder):
 @pytest.mark.parametrize(
     "asked, message",
     [
-        ({"weight_decay": 0.1}, "optim: weight_decay would have no part in what"),
+        ({"weight_decay": 0.1}, "optim: weight_decay would have no effect on"),
         ({"config": Config(optim=Optim(weight_decay=0.1))}, r"optim\.weight_decay: the optimizer"),
         ({"smoothing": 0.1}, r"loss\.smoothing: the loss that the program brings"),
         ({"hidden": [8]}, r"model\.hidden: the model that the program brings \(net\) does not"),

@@ -39,7 +39,7 @@ def test_a_shape_of_several():
 
 @pytest.mark.parametrize("key", ["", "0", "a b", 3])
 def test_keys_that_are_no_names(key):
-    with pytest.raises(ValueError, match="is no name of an argument"):
+    with pytest.raises(ValueError, match="is not a name of an argument"):
         named({key: 1})
 
 
