@@ -66,7 +66,7 @@ def test_a_closed_trainer_says_so_and_touches_no_file(comm, folder):
 def test_values_that_are_loaded_too_late_are_not_lost(comm, folder):
     with made(folder, comm, model=regular) as trainer:
         trainer.module.load_state_dict(regular().state_dict())
-        with pytest.raises(ConfigError, match="other values after the trainer was made"):
+        with pytest.raises(ConfigError, match="parameters were changed after the trainer was made"):
             trainer.fit()
 
 

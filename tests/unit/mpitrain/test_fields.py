@@ -44,5 +44,5 @@ def test_keys_that_are_no_names(key):
 
 
 def test_parts_of_other_lengths():
-    with pytest.raises(ValueError, match=r"arrays of \[2, 3\] rows"):
+    with pytest.raises(ValueError, match=r"different lengths: \[2, 3\]"):
         joined({"0": np.zeros(2), "1": np.zeros(3)})
