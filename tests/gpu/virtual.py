@@ -31,7 +31,7 @@ from collectives.execution.transport.device import DirectTransport, StagedTransp
 from mpitrain.config import Config, Data, Model, Optim, Run, Train
 from mpitrain.parallel.summation import Summation
 from mpitrain.start import start
-from mpitrain.training import build, placed
+from mpitrain.training import assemble, build
 from tests.gpu import virtual_card
 from tests.gpu.timeline import Rates, Timeline
 
@@ -106,7 +106,9 @@ def steps(
         if size > 1:
             patch.setattr(build, "summation", lambda config, replica: how)
         # Numbers do not matter, and nobody else is to be let in while virtual time goes by.
-        patch.setattr(placed, "initial", lambda run, model, arena, own: np.zeros(arena.size, "f4"))
+        patch.setattr(
+            assemble, "initial", lambda run, model, arena, own: np.zeros(arena.size, "f4")
+        )
         patch.setattr(os, "sched_yield", lambda: None)
         with (
             Communicator(MPI.COMM_SELF, device="staged") as comm,

@@ -144,7 +144,7 @@ class Deaf(torch.nn.Module):
             {"model": lambda: torch.nn.Sequential(torch.nn.Linear(12, 3), Deaf())},
             "the loss does not follow from its input, so that the layers before it stay",
         ),
-        ({"compress": {"codec": "int8"}}, "codes are made on the host"),
+        ({"compress": {"codec": "int8"}}, "a codec needs arrays in the host's memory"),
     ],
 )
 def test_what_the_cpu_alone_does_is_refused(change, message):

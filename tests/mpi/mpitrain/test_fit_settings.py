@@ -14,6 +14,7 @@ from mpitrain.optim.optimizers import Adam
 from mpitrain.ranks.stop import StopFlag, Stopped
 from mpitrain.run import train
 from mpitrain.training.evaluation import evaluate
+from mpitrain.training.loop import Batch
 from tests.mpi.mpitrain.fits import (
     OPTIMIZERS,
     RANKS,
@@ -55,8 +56,8 @@ def test_a_closed_trainer_says_so_and_touches_no_file(comm, folder):
     for use in (
         trainer.fit,
         lambda: train(trainer),
-        lambda: trainer.step(0, np.arange(RANKS)),
-        lambda: evaluate(trainer, 0),
+        lambda: trainer.loop.step(Batch(0, [np.arange(RANKS)])),
+        lambda: evaluate(trainer.parts, 0),
     ):
         with pytest.raises(RuntimeError, match="this trainer is closed"):
             use()
@@ -180,8 +181,8 @@ def test_a_flag_of_the_programs_own_and_signals_stop_it(comm, folder):
     if RANKS > 1:
         comm.Barrier()
 
-    def kill(trainer):
-        if trainer.parts.steps_done == 2 and comm.rank == RANKS - 1:
+    def kill(parts):
+        if parts.steps_done == 2 and comm.rank == RANKS - 1:
             os.kill(os.getpid(), signal.SIGUSR1)
 
     with made(folder, stop=stop, before_step=kill) as trainer:

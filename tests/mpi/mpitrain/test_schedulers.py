@@ -61,14 +61,14 @@ CASES = {
 def trained(folder, factory, schedule, **changed):
     rates = []
     with made(folder, optimizer=factory, schedule=schedule, **changed) as trainer:
-        run_epoch = trainer.run_epoch
+        steps = trainer.loop.steps
 
         def watched(epoch):
-            for record in run_epoch(epoch):
-                rates.append(record.lr)
-                yield record
+            for records in steps(epoch):
+                rates.extend(record.lr for record in records)
+                yield records
 
-        trainer.run_epoch = watched
+        trainer.loop.steps = watched
         trainer.fit()
     return trainer, rates
 
