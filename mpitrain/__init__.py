@@ -25,7 +25,7 @@ __all__ = ["Config", "ConfigError", "Stopped", "Stream", "Trainer", "__version__
 
 
 def __getattr__(name: str) -> Any:
-    """The names above, imported when they are asked for: planning and reports start no MPI."""
+    """Import a public name at its first use, so that planning and reports start no MPI."""
     if name not in _WHERE:
         raise AttributeError(f"module 'mpitrain' has no attribute {name!r}")
     return getattr(import_module(_WHERE[name]), name)

@@ -10,10 +10,11 @@ from mpitrain.commands import arguments, offline
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code.
+    """Run one command.
 
-    0; 1 for training that went wrong; 2 for a job that cannot be run; 75 for training that was
-    asked to stop and can go on (EX_TEMPFAIL).
+    Returns:
+        The exit code: 0 for success; 1 if training failed; 2 for a job that cannot be run; 75
+        (EX_TEMPFAIL) if training was asked to stop and can go on.
     """
     given = list(sys.argv[1:] if argv is None else argv)
     if arguments.needs_ranks(given):

@@ -10,18 +10,18 @@ from numpy.typing import NDArray
 
 #: A NumPy array, or a CuPy array, which has the same methods.
 Array = NDArray[Any]
-#: A number, or one that lies on a device, where :meth:`mpitrain.device.Device.read` waits for it.
+#: A number in memory or on a device; :meth:`mpitrain.device.Device.read` copies it to memory.
 Scalar = Any
-#: A layer's arrays by name: parameters, or the gradients of the loss by them.
+#: A layer's arrays by name: its parameters, or the loss's gradients with respect to them.
 Parameters = Mapping[str, Array]
-#: Gradients of the loss by a layer's parameters; None for a parameter without a part in the loss.
+#: The loss's gradients with respect to a layer's parameters; None: no influence on the loss.
 Gradients = Mapping[str, Array | None]
 #: Shape of one sample: there is no batch axis.
 Shape = tuple[int, ...]
 
 
 def is_floating(kind: Any) -> bool:
-    """Whether a ``dtype`` is a floating-point type; bfloat16 has another kind in NumPy."""
+    """Whether a ``dtype`` is a floating-point type, including bfloat16 (NumPy kind "V")."""
     return kind.kind == "f" or kind.name == "bfloat16"
 
 

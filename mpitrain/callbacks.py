@@ -1,4 +1,4 @@
-"""Tests, checkpoints and reports between the steps of a run, each when it is due."""
+"""Tests, checkpoints and reports of a run, which are due between certain steps."""
 
 import os
 import socket
@@ -41,7 +41,7 @@ from mpitrain.training.parts import SHARED_ERRORS, Parts
 
 
 class Checkpoints:
-    """Writes the newest step and the best test."""
+    """Writes checkpoints of the newest step and of the best test."""
 
     def __init__(self, parts: Parts, write: Write, writer: Writer, resumed: Resumed | None) -> None:
         """``resumed``: the checkpoint that the run goes on from."""
@@ -49,22 +49,22 @@ class Checkpoints:
         self._saved = resumed.step if resumed else None
 
     def is_due(self) -> bool:
-        """Whether ``checkpoint.every`` asks for one after this step."""
+        """Whether ``checkpoint.every`` asks for a checkpoint after this step."""
         every = self._parts.config.checkpoint.every
         return bool(every) and self._parts.steps_done % every == 0 and not self._parts.stopping
 
     def save(self, *, best: bool = False) -> None:
-        """Begin to write one; collective."""
+        """Begin to write a checkpoint; collective."""
         self._record(save(self._parts, self._writer, best=best))
         if not best:
             self._saved = self._parts.steps_done
 
     def poll(self) -> None:
-        """Complete the one that is being written, if all files are there; collective."""
+        """Complete the checkpoint that is being written, if all its files are there; collective."""
         self._record(self._writer.poll())
 
     def finish(self) -> None:
-        """Save the last step, unless it is saved, and wait for the files; collective."""
+        """Save the last step unless that was done, and wait for all files; collective."""
         if self._saved != self._parts.steps_done:
             self.save()
         self._record(self._writer.finish())
@@ -87,7 +87,7 @@ class Tests:
         self.last: Epoch | None = None
 
     def is_due(self) -> bool:
-        """Whether a test follows the last step."""
+        """Whether a test is due after the step that was taken last."""
         parts = self._parts
         every = parts.sampler.steps_per_epoch * parts.config.evaluate.every
         is_last = parts.steps_done == parts.total_steps
@@ -98,20 +98,20 @@ class Tests:
         return self._parts.watch.tested < self._parts.steps_done and self.is_due()
 
     def evaluate(self) -> Epoch:
-        """Test; collective."""
+        """Test the model; collective."""
         parts = self._parts
         return evaluate(parts, (parts.steps_done - 1) // parts.sampler.steps_per_epoch)
 
 
 class Stragglers:
-    """Looks every ``run.log_every`` steps for a rank that keeps the others waiting."""
+    """Searches every ``run.log_every`` steps for a rank that keeps the others waiting."""
 
     def __init__(self, parts: Parts, write: Write) -> None:
         self._parts, self._write = parts, write
         self._looked = parts.steps_done
 
     def is_due(self) -> bool:
-        """Whether so many steps were taken since the last look."""
+        """Whether the steps since the last search have passed a multiple of ``run.log_every``."""
         every = self._parts.config.run.log_every
         return self._parts.steps_done // every > self._looked // every
 
@@ -129,7 +129,7 @@ class Totals:
         self._sums: Counter[str] = Counter()
 
     def add(self, step: Record) -> None:
-        """Add a step; other records count nothing."""
+        """Add a step; other records are ignored."""
         if isinstance(step, Step):
             for name in ("samples", "seconds", "sent_bytes", "shared_bytes"):
                 self._sums[name] += getattr(step, name)
@@ -159,11 +159,11 @@ class Totals:
 
 
 class Run:
-    """A run under way: its records, and what is due between steps.
+    """A run in progress: its records, tests and checkpoints.
 
     Attributes:
         write: takes each record, on all ranks.
-        checkpoints, tests, stragglers: due now and then.
+        checkpoints, tests, stragglers: tasks between steps; each says when it is due.
     """
 
     def __init__(
@@ -188,7 +188,7 @@ class Run:
         """Test, and save the weights if they are the best; collective.
 
         Raises:
-            NonFinite: on all ranks; the loss is not finite.
+            NonFinite: on all ranks: the test loss is not finite.
         """
         parts = self._parts
         self.tests.last = found = self.tests.evaluate()
@@ -239,7 +239,7 @@ def running(
 
     Args:
         parts: the job on this rank.
-        go_on, allow_changes, tell, way: as of :func:`mpitrain.train`, which has the errors, too.
+        go_on, allow_changes, tell, way: see :func:`mpitrain.train`, which also lists the errors.
     """
     parts.expect_open()
     comm, config = parts.comm, parts.config
@@ -247,7 +247,7 @@ def running(
         tensorboard.check()
     folder = Path(config.run.dir)
     with locked(comm, folder):
-        recipe_of(parts)  # before steps, which may change what a program's own objects hold
+        recipe_of(parts)  # before any step, which may change values in the program's own objects
         resumed = resume(parts, allow_changes=allow_changes) if go_on else None
         writer = Writer(
             comm,
@@ -270,7 +270,7 @@ def running(
 
 @contextmanager
 def _ended_together(parts: Parts, writer: Writer, way: str) -> Iterator[None]:
-    """Complete the checkpoint that is being written, after errors that all ranks have."""
+    """After an error on all ranks, complete the checkpoint that is being written."""
     shared: tuple[type[Exception], ...] = (*SHARED_ERRORS, CheckpointError)
     try:
         with all_or_nobody(parts.comm, alone=ReportError):
@@ -283,7 +283,7 @@ def _ended_together(parts: Parts, writer: Writer, way: str) -> Iterator[None]:
             print(f"mpitrain: {stopped}; {way} goes on from there", file=sys.stderr)
         raise
     except shared as error:
-        # The checkpoint that is being written is of a step that went well.
+        # The checkpoint that is being written holds a step before the error.
         try:
             if aborts() or all_here(parts.comm):
                 writer.finish()
@@ -294,7 +294,7 @@ def _ended_together(parts: Parts, writer: Writer, way: str) -> Iterator[None]:
 
 @contextmanager
 def _reports(parts: Parts, tell: Write | None, *, tests_again: bool) -> Iterator[Write]:
-    """Open the reports on rank 0; what takes each record, ``tell`` first."""
+    """Open the reports on rank 0; yields a function that gives records to ``tell`` and reports."""
     if parts.comm.rank > 0:
         yield tell or (lambda record: None)
         return

@@ -1,7 +1,7 @@
-"""Several arrays of each sample in one array of records, whose fields they are.
+"""Samples with several arrays, stored as one NumPy array of records with a field for each array.
 
-A tuple of a data set has fields ``"0"``, ``"1"``, ...; a dictionary has its keys.  An array that is
-alone stays as it is, under the name ``""``.
+The fields of a tuple are ``"0"``, ``"1"``, ...; the fields of a dictionary are its keys.  A single
+array stays as it is and has the name ``""``.
 """
 
 from collections.abc import Iterable, Mapping
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class Fields(tuple[int, ...]):
-    """The shape of a sample that is a record: without axes, and the type says the rest.
+    """The shape of a sample that is a record: an empty tuple, with the type of the record.
 
     Attributes:
         dtype: type of the record.
@@ -33,7 +33,7 @@ class Fields(tuple[int, ...]):
 
 
 def named(values: T | tuple[T, ...] | Mapping[str, T]) -> dict[str, T]:
-    """The values by the names of their fields.
+    """Values by the names of their fields: the inverse of :func:`as_given`.
 
     Raises:
         ValueError: a key of a dictionary cannot be a field's name.
@@ -44,25 +44,25 @@ def named(values: T | tuple[T, ...] | Mapping[str, T]) -> dict[str, T]:
         return {"": values}
     for key in values:
         if not isinstance(key, str) or not key.isidentifier():
-            raise ValueError(f"the key {key!r} is no name of an argument")
+            raise ValueError(f"the key {key!r} is not a name of an argument")
     return dict(values)
 
 
 def as_given(values: Mapping[str, T]) -> T | tuple[T, ...] | dict[str, T]:
-    """The values in their first form: one, a tuple, or a dictionary."""
+    """Values in the form in which the data set gave them: one value, a tuple, or a dictionary."""
     if "" in values:
         return values[""]
     return tuple(values.values()) if "0" in values else dict(values)
 
 
 def fields(array: Array) -> dict[str, Array]:
-    """Copies of the arrays in one of records; one that has no fields, as it is."""
+    """The arrays of an array of records, copied, by field; an array without fields uncopied."""
     names = array.dtype.names
     return {"": array} if names is None else {name: array[name].copy() for name in names}
 
 
 def joined(values: Mapping[str, Array]) -> Array:
-    """One array with a record for each row of the arrays, or the array that is alone."""
+    """One array of records with a record for each row of the arrays; a single array as it is."""
     if "" in values:
         return values[""]
     kind = np.dtype([(name, array.dtype, array.shape[1:]) for name, array in values.items()])
@@ -78,17 +78,17 @@ def shapes(kind: np.dtype[Any]) -> dict[str, Shape]:
 
 
 def zeros(count: int, shape: Shape, kind: Any) -> dict[str, Array]:
-    """``count`` samples of zeros; ``kind`` is the type where ``shape`` does not say it."""
+    """Arrays of ``count`` samples of zeros, by field; ``kind``: type, unless ``shape`` has one."""
     if isinstance(shape, Fields):
         return fields(np.zeros(count, shape.dtype))
     return fields(np.zeros((count, *shape), kind))
 
 
 class Partial(np.ndarray[Any, Any]):
-    """Gradients by the parts of samples; those that the loss does not depend on are 0.
+    """Gradients with respect to samples of several fields; some fields may be unused by the loss.
 
     Attributes:
-        unused: names of the parts that do not matter.
+        unused: names of the fields that the loss does not depend on; their gradients are 0.
     """
 
     unused: frozenset[str] = frozenset()
@@ -104,18 +104,18 @@ def partial(array: Array, names: Iterable[str]) -> Array:
 
 
 def unused(array: Array) -> frozenset[str]:
-    """The fields that are marked so."""
+    """The fields that are marked as unused."""
     return array.unused if isinstance(array, Partial) else frozenset()
 
 
 def marks(array: Array) -> Array:
-    """A mark for each field, 1 or 0, of type uint8, for a message."""
+    """Marks of unused fields for a message: 1 or 0 for each field, type uint8."""
     marked = unused(array)
     return np.array([name in marked for name in array.dtype.names or ("",)], np.uint8)
 
 
 def marked(array: Array, marks: Array) -> Array:
-    """The array with the marks of a message."""
+    """The array with fields marked as unused by the marks of a message."""
     names = array.dtype.names or ("",)
     return partial(array, (name for name, mark in zip(names, marks, strict=True) if mark))
 
@@ -123,5 +123,5 @@ def marked(array: Array, marks: Array) -> Array:
 def _rows(arrays: Iterable[Array]) -> int:
     counts = {len(array) for array in arrays}
     if len(counts) != 1:
-        raise ValueError(f"arrays of {sorted(counts)} rows are no samples of several parts")
+        raise ValueError(f"arrays of one set of samples have different lengths: {sorted(counts)}")
     return counts.pop()

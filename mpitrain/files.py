@@ -1,4 +1,4 @@
-"""Files that are files: a FIFO or a device in the place of one would be read for ever."""
+"""Check for ordinary files, as reading a FIFO or a device might never end."""
 
 import errno
 import stat
@@ -6,10 +6,10 @@ from pathlib import Path
 
 
 def check_regular(path: Path) -> None:
-    """Refuse what is no ordinary file.
+    """Check that ``path`` is an ordinary file.
 
     Raises:
-        OSError: it is missing, or a folder, a FIFO, a socket or a device.
+        OSError: it is missing, or is a folder, a FIFO, a socket or a device.
     """
     mode = path.stat().st_mode
     if stat.S_ISREG(mode):

@@ -57,46 +57,47 @@ class Trainer(ClosedTogether):
         before_step: Callable[[Parts], None] | None = None,
         **settings: Any,
     ) -> None:
-        """Normalise the arguments; ``config``, or a job file's defaults, replace missing ones.
+        """Make the job from the arguments; missing ones come from ``config`` or the defaults.
 
         Args:
             comm: the ranks; all by default.
-            config: where ``settings`` are put on top.
-            model: layers by name, a ``torch.nn.Module``, or a function that makes one of them; it
-                is called with torch's generator seeded by ``run.seed``.  The parts of a
-                ``torch.nn.Sequential`` are spread over the stages of a pipeline; parameters that
+            config: the job before ``settings``; the defaults of a job file if it is left out.
+            model: layers by name, a ``torch.nn.Module``, or a function that makes one of them.  A
+                function is called with torch's generator seeded by ``run.seed``.  A pipeline
+                spreads the parts of a ``torch.nn.Sequential`` over its stages.  Parameters that
                 need no gradient stay as they are.
-            cuts: names of modules in any other module, behind which it may be cut between stages,
+            cuts: for any other module, names of its modules behind which it may be cut into stages,
                 in the order of their calls.
-            train_data, test_data: ``len(data)`` samples ``data[i]``, pairs of an input and a label;
-                without ``test_data`` nothing is tested, and settings that go by tests are refused;
-                each rank reads its own alone, and what is random in it follows from seed, epoch and
-                ``i`` (:class:`mpitrain.data.own.Own`).  Or iterables with a length, which are read
-                in their own order (:class:`mpitrain.data.stream.Streamed`).
-            loss: a function of torch tensors that is the mean over its samples, a
+            train_data, test_data: data sets with ``len(data)`` samples ``data[i]``, each a pair of
+                an input and a label.  Each rank reads only its own samples; random changes of a
+                sample follow from seed, epoch and ``i`` (:class:`mpitrain.data.own.Own`).  Or
+                iterables with a length, which are read in their own order
+                (:class:`mpitrain.data.stream.Streamed`).  Without ``test_data`` nothing is tested,
+                and settings that need tests are refused.
+            loss: a function of torch tensors that returns the mean over its samples, a
                 :class:`mpitrain.objective.Loss`, or a name as in ``loss.name``.
-            metrics: functions of torch tensors, means as well, or
+            metrics: functions of torch tensors that return means over samples, or
                 :class:`~mpitrain.objective.metrics.Metric`, by name; or names as in
                 ``evaluate.metrics``.
-            optimizer: a function that makes an optimiser of torch of some parameters, as
-                ``lambda p: torch.optim.AdamW(p, lr=3e-3)``, of one or several groups, an
-                :class:`mpitrain.optim.optimizers.Optimizer`, or a name as in ``optim.name``.  Of a
-                function, ``lr`` is the rate that schedules begin from, and batches of any size
-                have, unless ``optim.lr`` or ``optim.reference_batch`` say otherwise.
+            optimizer: a function that makes an optimiser of torch from parameters, such as
+                ``lambda p: torch.optim.AdamW(p, lr=3e-3)``, with one or several groups; an
+                :class:`mpitrain.optim.optimizers.Optimizer`; or a name as in ``optim.name``.  The
+                ``lr`` of a function's optimiser is the base rate of schedules, for batches of any
+                size, unless ``optim.lr`` or ``optim.reference_batch`` is set.
             schedule: a function of the step, counted from 0, whose value is the factor on the rate,
-                as in torch's LambdaLR; or, with an optimiser of torch, one that makes a scheduler
-                of it, as ``lambda optimizer: CosineAnnealingLR(optimizer, 100)``.  The scheduler
-                takes a step after each of training, or with ``schedule_by="epoch"`` after each
-                epoch.
-            classes: kinds of labels, if these are integers; by default as many as the model's last
-                layer has scores, or none where there is a label for each number of the outputs.
-            span, stop, before_step: as :func:`mpitrain.training.assemble.assemble`.
-            settings: keys of the job file's tables that only one table has (``batch_size=48``,
-                ``epochs=3``, ``seed=7``), and whole tables (``parallel={"pipe": 2}``).  Of a torch
-                module, ``dtype`` is that of its parameters.
+                as in torch's LambdaLR.  With an optimiser of torch it may be a function that makes
+                a scheduler, such as ``lambda optimizer: CosineAnnealingLR(optimizer, 100)``.  The
+                scheduler takes a step after each training step, or with ``schedule_by="epoch"``
+                after each epoch.
+            classes: number of classes, if labels are integers; by default the number of scores of
+                the model's last layer, or 0 if there is a label for each number of the outputs.
+            span, stop, before_step: see :func:`mpitrain.training.assemble.assemble`.
+            settings: keys that only one of the job file's tables has (``batch_size=48``,
+                ``epochs=3``, ``seed=7``), and whole tables (``parallel={"pipe": 2}``).  For a torch
+                module, ``dtype`` is by default the type of its parameters.
 
         Raises:
-            TypeError: on all ranks: a keyword that is no setting.
+            TypeError: on all ranks: a keyword is not a setting.
             LaunchError: a launcher has started more processes than MPI sees.
             ConfigError, DataError: as :func:`mpitrain.training.assemble.assemble`.
         """
@@ -105,12 +106,12 @@ class Trainer(ClosedTogether):
         given = Given(
             model, train_data, test_data, loss, metrics, optimizer, cuts, schedule, classes
         )
-        with all_or_nobody(whole):  # a program's functions, which may fail on one rank
+        with all_or_nobody(whole):  # the program's functions may fail on one rank
             job, objects, self.module = normalise(whole, config, given, settings)
             self.loop: Loop = start(
                 whole, job, objects, span=span, stop=stop, before_step=before_step
             )
-        #: Versions of the module's parameters as the loop took them; ``None`` once it trains.
+        #: Versions of the module's parameters when the loop copied them; ``None`` once it trains.
         self._taken: list[int] | None = self._versions()
 
     @property
@@ -149,20 +150,20 @@ class Trainer(ClosedTogether):
         return [p._version for p in self.module.parameters()] if self.module is not None else []
 
     def _expect_taken(self) -> None:
-        """The module's parameters are those that the trainer has."""
+        """Check that the module's parameters were not changed since the trainer copied them."""
         if self._taken is None or self.module is None:
             return
         if self._taken != self._versions():
             raise ConfigError(
-                "model: its parameters were given other values after the trainer was made, which "
-                "has had them since then; load them before, as in the function that makes the model"
+                "model: its parameters were changed after the trainer was made, which has copied "
+                "them; load them before, for example in the function that makes the model"
             )
         from mpitrain.adapters.torch.checks.module_class import hooked
 
         if name := hooked(self.module):
             raise ConfigError(
                 f"model: {name} was given a hook on its gradient, which the trainer would not "
-                "call; put it into the loss, or take mpitrain.adapters.torch.DataParallel"
+                "call; put it into the loss, or use mpitrain.adapters.torch.DataParallel"
             )
 
     def fit(self, *, resume: bool = False, allow_changes: bool = False) -> list[Epoch]:
@@ -170,20 +171,20 @@ class Trainer(ClosedTogether):
 
         Args:
             resume: go on from the newest checkpoint in ``run.dir``, if there is one.
-            allow_changes: go on with another job, too, as another loss or other frozen values, as
-                far as the checkpoint fits it.
+            allow_changes: accept the checkpoint of another job, for example with another loss or
+                other frozen values, as far as it fits.
 
         Returns:
             The tests, in order, on all ranks; none without ``test_data``.
 
         Raises:
-            ConfigError: on all ranks: values that were loaded into ``module`` after the trainer
-                was made would be lost, and hooks that its parameters were given.
+            ConfigError: on all ranks: ``module`` was given other values or hooks on gradients after
+                the trainer was made, which would be lost.
             Stopped: on all ranks: SIGTERM, SIGUSR1 or the end of the SLURM job's time has stopped
-                one of them; exit status 75 where nobody catches it.  Signals are heard in the
-                main thread alone.
-            Exception: on all ranks, as :func:`mpitrain.train`.  What a model or a loss raises on
-                one rank alone ends the job, whoever would catch it.
+                one of them; exit status 75 if nobody catches it.  Only the main thread receives
+                signals.
+            Exception: on all ranks, as :func:`mpitrain.train`.  An error that a model or a loss
+                raises on one rank alone ends the job, even if the program would catch it.
         """
         parts = self.parts
         parts.expect_open()

@@ -9,8 +9,8 @@ from mpitrain.arrays import Array, array_namespace
 def share(length: int, rank: int, size: int) -> slice:
     """The contiguous part of ``length`` items for ``rank`` of ``size``.
 
-    Parts follow one another in rank order and differ by one item at most; with more ranks than
-    items some are empty.
+    Parts follow one another in rank order, and their lengths differ by one item at most; with more
+    ranks than items some parts are empty.
     """
     return slice(rank * length // size, (rank + 1) * length // size)
 
@@ -20,7 +20,7 @@ class TensorGroup:
 
     Attributes:
         comm: communicator of the ranks; None for a single rank.
-        rank, size: own rank in it, and number of ranks.
+        rank, size: this rank's number in ``comm``, and the number of ranks.
     """
 
     def __init__(self, comm: Communicator | None = None) -> None:
@@ -29,7 +29,7 @@ class TensorGroup:
         self.size: int = self.comm.size if self.comm else 1
 
     def share(self, length: int) -> slice:
-        """The own part of ``length`` items."""
+        """This rank's part of ``length`` items."""
         return share(length, self.rank, self.size)
 
     def sum(self, x: Array, op: MPI.Op = MPI.SUM) -> Array:
@@ -44,7 +44,7 @@ class TensorGroup:
         return y
 
     def all(self, x: Array) -> Array:
-        """The x of every rank, in rank order, along a new axis 0."""
+        """The arrays ``x`` of all ranks, in rank order, along a new axis 0."""
         if self.comm is None:
             return x[None]
         xp = array_namespace(x)
@@ -53,7 +53,7 @@ class TensorGroup:
         return found
 
     def gather(self, x: Array) -> Array:
-        """The parts x_NT... of all ranks one after another along axis 1."""
+        """The arrays x_NT... of all ranks, concatenated along axis 1."""
         if self.comm is None:
             return x
         xp = array_namespace(x)
@@ -62,7 +62,7 @@ class TensorGroup:
         return xp.moveaxis(parts, 0, 1).reshape(len(x), self.size * x.shape[1], *x.shape[2:])
 
     def scatter(self, x: Array) -> Array:
-        """The own part, along axis 1, of the sum of x_NT... over the ranks."""
+        """This rank's part, along axis 1, of the sum of x_NT... over the ranks."""
         if self.comm is None:
             return x
         xp = array_namespace(x)

@@ -15,7 +15,7 @@ from mpitrain.ranks.same import expect_same_job, name_of
 from mpitrain.ranks.together import together
 from mpitrain.training.parts import UserObjects
 
-#: Keys of [optim] that an optimiser of torch leaves to the job.
+#: Keys of [optim] that count even if the program brings an optimiser of torch.
 _BESIDE_AN_OPTIMIZER = {
     "lr", "reference_batch", "warmup_epochs", "schedule", "schedule_by", "milestones", "decay",
     "decay_epochs", "clip_norm", "average",
@@ -27,7 +27,7 @@ _GIVEN = "given"
 
 @dataclass(frozen=True)
 class Given:
-    """Objects of a program, as :class:`mpitrain.Trainer` describes them."""
+    """Arguments of :class:`mpitrain.Trainer` that are objects of the program; see there."""
 
     model: Any = None
     train_data: own_data.Data | None = None
@@ -41,7 +41,7 @@ class Given:
 
     @property
     def makes_optimizer(self) -> bool:
-        """Whether the optimiser is a function that makes one of torch."""
+        """Whether the optimiser is a function that makes an optimiser of torch."""
         return self.optimizer is not None and not hasattr(self.optimizer, "prepare")
 
 
@@ -67,12 +67,12 @@ def normalise(
     Args:
         comm: the job's ranks.
         config: the job before ``settings``; ``None``: the defaults.
-        given: objects of the program, and names in their place.
+        given: objects of the program, or names in their place.
         settings: keys that only one table of a job has, and whole tables.
 
     Raises:
-        TypeError: on all ranks: a keyword that is no setting.
-        ConfigError: on all ranks: a value cannot be, or conflicts with another one.
+        TypeError: on all ranks: a keyword is not a setting.
+        ConfigError: on all ranks: a value is not allowed, or conflicts with another one.
         DataError: on all ranks: the data cannot be read, or differ between the ranks.
     """
     given, asked, job = together(
@@ -118,7 +118,7 @@ def normalise(
 def _asked(
     config: Config | None, given: Given, settings: Mapping[str, Any]
 ) -> tuple[Given, dict[str, Any], Config]:
-    """The objects, the settings, and the job of this rank."""
+    """The program's objects, the settings, and this rank's job, before any object is used."""
     if hasattr(given.schedule, "last_epoch"):
         raise ConfigError(
             "schedule: give a function that makes the scheduler of an optimiser, as lambda "
@@ -133,11 +133,11 @@ def _asked(
     useless = set(_asked_of_optim(config, asked)) - _BESIDE_AN_OPTIMIZER
     if given.makes_optimizer and useless:
         raise ConfigError(
-            f"optim: {', '.join(sorted(useless))} would have no part in what optimizer= makes; "
-            "give them to it there"
+            f"optim: {', '.join(sorted(useless))} would have no effect on the optimiser that "
+            "optimizer= makes; set them there"
         )
     usual = config or Config()
-    if given.optimizer is not None:  # conflicts with its options are looked for below
+    if given.optimizer is not None:  # the checks below look for conflicts with its options
         own = {"optimizer": usual.own.optimizer or _GIVEN}
         asked["own"] = own | asked.get("own", {})
     job = configured(usual, asked)
@@ -146,7 +146,7 @@ def _asked(
 
 
 def names_as_settings(given: Given, settings: Mapping[str, Any]) -> tuple[Given, dict[str, Any]]:
-    """Move names and tables among the objects to the settings of the same meaning."""
+    """Move arguments that are names or tables, and no objects, to the settings of that meaning."""
     asked = dict(settings)
     if isinstance(given.loss, str | Mapping):
         asked["loss"] = {"name": given.loss} if isinstance(given.loss, str) else given.loss
@@ -167,10 +167,10 @@ def names_as_settings(given: Given, settings: Mapping[str, Any]) -> tuple[Given,
 
 
 def _expect_given(job: Config, given: Given) -> None:
-    """Everything that [own] names was given.
+    """Check that the program gave an object for each key of [own].
 
     Raises:
-        ConfigError: something was not.
+        ConfigError: an object is missing.
     """
     for key in ("model", "data", "loss", "metrics", "optimizer", "schedule"):
         keyword = "train_data" if key == "data" else key
@@ -182,7 +182,7 @@ def _expect_given(job: Config, given: Given) -> None:
 
 
 def _asked_of_optim(config: Config | None, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Keys of [optim] that the program sets, in ``settings`` or as the rate in ``config``."""
+    """Keys of [optim] that the program sets: those in ``settings``, and the rate of ``config``."""
     usual, given = Optim(), (config or Config()).optim
     found = {
         key: getattr(given, key)
@@ -202,7 +202,7 @@ def _has_layers(model: Mapping[str, Any]) -> bool:
 
 
 def _with_names(job: Config, given: Mapping[str, Any], cuts: Sequence[str]) -> Config:
-    """The job with the names of the objects, which a resumed run must have, too."""
+    """The job with the names of the objects; a resumed run must have the same names."""
     names = {
         key: name_of(what)
         for key, what in given.items()

@@ -1,4 +1,4 @@
-"""matplotlib, which only pictures need."""
+"""Import of matplotlib, which only pictures need."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def figure(**options: Any) -> "Figure":
-    """An empty figure of matplotlib's, with these options of its own.
+    """An empty matplotlib figure; ``options`` are those of ``matplotlib.figure.Figure``.
 
     Raises:
         ImportError: matplotlib is not installed.

@@ -21,7 +21,7 @@ from mpitrain.training.parts import Parts
 
 
 class Steps(Protocol):
-    """A loop, or a facade of one."""
+    """A loop of a job, or an object such as :class:`mpitrain.Trainer` that has one."""
 
     @property
     def parts(self) -> Parts: ...
@@ -43,22 +43,23 @@ def train(
 
     Args:
         loop: the loop of a job (:func:`mpitrain.start.start`), or an :class:`mpitrain.Trainer`.
-        go_on: begin with the newest whole checkpoint in ``run.dir``, if there is one.
+        go_on: begin with the newest complete checkpoint in ``run.dir``, if there is one.
         allow_changes: accept the checkpoint of another job, as far as it fits.
-        tell: called with each record, on all ranks.
-        way: how the caller goes on after :class:`Stopped`, for a line of rank 0; empty: no line.
+        tell: function that all ranks call with each record.
+        way: command or call that goes on after :class:`Stopped`, for a line that rank 0 prints;
+            empty: no line.
 
     Raises:
-        NonFinite: on all ranks, before anything that is not finite goes into a checkpoint; one that
-            was being written is complete then, as after other errors of all ranks.
-        mpitrain.parallel.replicas.ReplicaMismatch: on all ranks.
-        mpitrain.checkpoint.CheckpointError: on all ranks, when one cannot be written.
-        Stopped: on all ranks, after a checkpoint, if a rank was asked to stop; exit status 75 where
+        NonFinite: on all ranks: a loss or gradient is not finite.  No checkpoint holds such values.
+            As after any error on all ranks, a checkpoint that was being written is completed first.
+        mpitrain.parallel.replicas.ReplicaMismatch: on all ranks: replicas hold different values.
+        mpitrain.checkpoint.CheckpointError: on all ranks: a checkpoint cannot be written.
+        Stopped: on all ranks, after a checkpoint: a rank was asked to stop; exit status 75 if
             nobody catches it.
-        ConfigError: on all ranks: ``run.dir`` cannot be written or is another job's, or a report
-            cannot be written here.
-        ReportError: on rank 0, when it cannot write its report.
-        MPI.Exception: with MPIs that survive the death of a rank.
+        ConfigError: on all ranks: ``run.dir`` cannot be written or belongs to another job, or a
+            report cannot be written here.
+        ReportError: on rank 0: it cannot write its report.
+        MPI.Exception: another rank has died, with an MPI library that survives this.
         RuntimeError: the loop is closed.
     """
     parts = loop.parts
@@ -84,8 +85,8 @@ def train(
 class SynchronousLoop(Loop):
     """Updates the parameters once a step, by the gradient of the global batch.
 
-    Every layout computes the same global mean loss and gradient as one process, up to rounding;
-    what several ranks hold stays the same bit by bit.
+    Every layout computes the same global mean loss and gradient as one process, up to rounding.
+    Values that several ranks hold stay equal bit by bit.
     """
 
     def __init__(self, parts: Parts) -> None:
@@ -94,7 +95,7 @@ class SynchronousLoop(Loop):
         sync = parts.config.sync
         #: Number of gradients.  Each is a mean over its worker's samples alone.
         self._workers = parts.grid.layout.replicas[0] if sync.drifts else 1
-        #: Steps that workers report to one another later.
+        #: Steps on which the ranks have not agreed yet; None: they agree in each step.
         self._ledger = Ledger(parts.comm, self._workers, sync.agree) if sync.agree > 1 else None
         self._trial = _trial(parts)
 
@@ -107,12 +108,13 @@ class SynchronousLoop(Loop):
         """Train on a batch: one update.
 
         Returns:
-            The record of the step.  With ``sync.agree``, the ranks report to one another after
-            several steps and at the end of an epoch: none until then, and all of them then.
+            The record of the step.  With ``sync.agree``, the ranks agree only after several steps
+            and at the end of an epoch: then the records of all these steps, and none before.
 
         Raises:
-            NonFinite: on all ranks; the parameters are those before this step.  With
-                ``sync.agree``, each worker has left out the steps that were not finite.
+            NonFinite: on all ranks: a loss or gradient is not finite; the parameters are those
+                before this step.  With ``sync.agree``, each worker has left out the steps that were
+                not finite.
             Exception: as :meth:`Loop.step`.
         """
         parts, number = self.parts, self.parts.steps_done
@@ -138,13 +140,13 @@ class SynchronousLoop(Loop):
             self._descend(agreed)
         elif self._ledger is None:
             return [self._skip(loss, unfit(), state)]
-        else:  # this worker alone stays as it is, until all ranks hear of it
+        else:  # only this worker skips its update; the other ranks learn it at the next agreement
             culprits = ", ".join(parts.gradient.own_culprits(loss)[:3])
             failed = culprits or "the norm of its gradient"
         return self._finish(batch, told, agreed, failed, failed and unfit())
 
     def _source(self, batch: Batch) -> MicroBatches:
-        """The micro-batches of a batch, which is read now if it was not."""
+        """The micro-batches of a batch; reads the batch if that was not done."""
         parts = self.parts
         if batch.held is None:
             (batch,) = read(parts, batch.epoch, iter(batch.indices))
@@ -154,7 +156,7 @@ class SynchronousLoop(Loop):
     def _told(self, loss: Scalar, comm_seconds: float) -> Told:
         """This rank's report of the step that it has computed."""
         parts = self.parts
-        # The loss is known to the tensor ranks of the last stage, each of which has all of it.
+        # Each tensor rank of the last stage has the whole loss, so only the first reports it.
         own = loss if parts.grid.place.tensor == 0 else 0.0
         return parts.account.tell(
             own if parts.summation.is_finite else nan,
@@ -173,12 +175,12 @@ class SynchronousLoop(Loop):
         clip = most / norm if most and norm > most else 1.0
         with parts.span("update", "update"):
             unused = agreed.unused
-            if parts.summation.acts_alone:  # what a codec has kept back comes later
+            if parts.summation.acts_alone:  # a codec's residuals may arrive in later steps
                 unused = parts.updater.never_used(unused)
             parts.updater.step(parts.rates.common(number), clip / scale, number, unused)
 
     def _exchange(self) -> float:
-        """Synchronise with the other workers, if that is due; seconds of communication."""
+        """Synchronise with the other workers if that is due; returns seconds of communication."""
         parts = self.parts
         waiting = parts.comm.waiting("the mean of the workers' weights")
         with parts.span("exchange", "communicate"), waiting:
@@ -189,7 +191,7 @@ class SynchronousLoop(Loop):
     def _finish(
         self, batch: Batch, told: Told, agreed: Agreed, failed: str, unfit: str
     ) -> Sequence[Record]:
-        """Share the update; the records of the steps that all ranks know now."""
+        """Share the update with other ranks; returns records of the steps that are agreed on."""
         parts, number = self.parts, self.parts.steps_done
         lr, scale = parts.rates.rate(number), parts.scale.value
         with parts.span("publish", "communicate"):
@@ -223,7 +225,7 @@ class SynchronousLoop(Loop):
         return self._late(self._ledger) if is_last or not (number + 1) % self._ledger.every else []
 
     def _late(self, ledger: Ledger) -> list[Step]:
-        """The records of the steps since the ranks agreed last; collective."""
+        """Records of the steps since the last agreement of the ranks; collective."""
         parts, began = self.parts, perf_counter()
         found = ledger.agree()
         parts.account.busy.met += perf_counter() - began
@@ -233,14 +235,15 @@ class SynchronousLoop(Loop):
         return [parts.account.record(one, agreed, agreed.grad_norm) for one, agreed in found]
 
     def _settled(self, told: Told, agreed: Agreed) -> tuple[Told, Agreed]:
-        """Add what came after the ranks had agreed on the last step, as no later step reports it.
+        """Add the seconds and bytes of the last step's end, as no later step reports them.
 
-        Collective, unless the ranks agree later.
+        Returns this rank's report and the sum over the ranks.  Collective, unless the ranks agree
+        only after several steps.
         """
         whole = self.parts.account.settled(told)
         if self._ledger is not None:
             return whole, agreed
-        more = np.subtract(whole.numbers[1:], told.numbers[1:])  # the loss need not be finite
+        more = np.subtract(whole.numbers[1:], told.numbers[1:])  # the loss might not be finite
         seconds, reducing, _, _, _, sent, shared, _ = self.parts.comm.allreduce(more).tolist()
         return whole, replace(
             agreed,
@@ -257,7 +260,7 @@ class SynchronousLoop(Loop):
         for name, values in state.items():
             parts.state[name][...] = values
         culprits, data = parts.gradient.culprits(loss), named(parts.comm, unfit)
-        # A loss of the program's own may leave such samples out, so that a smaller scale is tried.
+        # Try a smaller scale even if samples are not finite: the program's loss may ignore them.
         scaled = parts.scale.enabled and parts.scale.value > 1.0
         if parts.config.run.on_nonfinite == "stop" and not scaled:
             raise NonFinite(nonfinite(number, culprits, data))
@@ -268,7 +271,7 @@ class SynchronousLoop(Loop):
         return Skipped(number, data or culprits, parts.scale.value, synced)
 
     def _try_overlap(self, seconds: float) -> list[Overlap]:
-        """Go on with the trial after a step of ``seconds``; its result, once it has one."""
+        """Continue the trial of overlap after a step of ``seconds``; its result once decided."""
         trial, found = self._trial, list[Overlap]()
         if trial is None or trial.decided:
             return found
@@ -280,7 +283,7 @@ class SynchronousLoop(Loop):
 
 
 def _trial(parts: Parts) -> OverlapTrial | None:
-    """A trial, if a rank has sums that could overlap with computation; collective."""
+    """A trial of overlap, if sums of a rank could overlap with computation; collective."""
     parallel = parts.config.parallel
     if parallel.overlap != "auto" or parts.config.sync.kind != "every_step":
         return None

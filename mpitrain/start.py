@@ -1,4 +1,4 @@
-"""The loop of a job."""
+"""Choice of the loop that trains a job."""
 
 from collections.abc import Callable
 

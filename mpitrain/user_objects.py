@@ -1,4 +1,4 @@
-"""Objects of a program as parts of a job: torch modules and functions, or our own classes."""
+"""Turns a program's objects, such as torch modules and functions, into parts of a job."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 def model(
     given: Any, seed: int, cuts: Sequence[str], data: Any = None
 ) -> tuple[Any, Mapping[str, nn.Layer] | None]:
-    """The torch module, if it is one, and the layers.
+    """The torch module, or None for layers; and the layers by name, or None if [model] names them.
 
     Args:
         given: a module, layers by name, or a function that makes one of them.
-        seed: seed of torch's generator meanwhile.
+        seed: seed of torch's generator while the function runs.
         cuts: names of modules behind which the module may be cut.
-        data: samples by number, of which the first gives lazy modules their shapes.
+        data: samples by number; the first one gives lazy modules their shapes.
 
     Raises:
-        ConfigError: a module that cannot be trained, or ``cuts`` of something else.
+        ConfigError: the module cannot be trained, or ``cuts`` were given without a module.
     """
     if given is None or isinstance(given, Mapping):
         if cuts:
@@ -64,10 +64,10 @@ def model(
 
 
 def _give_shapes(module: Any, data: Any, seed: int) -> None:
-    """Lazy modules get their shapes from the first sample, and values from torch's generator.
+    """Give lazy modules shapes from the first sample, and values from torch's generator.
 
     Raises:
-        ConfigError: it does not go through the module.
+        ConfigError: the module does not take the sample.
     """
     import torch
 
@@ -89,7 +89,7 @@ def _give_shapes(module: Any, data: Any, seed: int) -> None:
                 module.eval()(*given)
             else:
                 module.eval()(given)
-    except Exception as error:  # whatever the module's own code raises
+    except Exception as error:  # the module's own code may raise anything
         raise ConfigError(
             f"model: it has lazy parts, and the first sample cannot give them their shapes "
             f"({type(error).__name__}: {' '.join(str(error).split())}); run it once before"
@@ -107,7 +107,7 @@ def names(module: Any, layers: Mapping[str, nn.Layer] | None) -> dict[str, str]:
 
 
 def kinds(module: Any) -> dict[str, object]:
-    """Types of the parts of a torch module, by name, with the options of torch's own."""
+    """Types of a torch module's parts, by name; for torch's own classes with their options."""
     return {
         f"model{name and '.'}{name}": f"{type(part).__name__}({part.extra_repr()})"
         if type(part).__module__.startswith("torch.nn.")
@@ -117,10 +117,10 @@ def kinds(module: Any) -> dict[str, object]:
 
 
 def expect_same_parts(module: Any, cuts: Sequence[str], data: Dataset) -> None:
-    """The parts of a torch module one after the other compute what all of it does.
+    """Check that the parts of a torch module, called in turn, give the module's outputs.
 
     Raises:
-        ConfigError: they do not.
+        ConfigError: the outputs differ.
     """
     from mpitrain.adapters.torch.cutting import expect_the_same
 
@@ -131,12 +131,12 @@ def expect_same_parts(module: Any, cuts: Sequence[str], data: Dataset) -> None:
 
 
 class OfTorch(NamedTuple):
-    """An optimiser of torch, as ours.
+    """An optimiser of torch, converted to this package's classes.
 
     Attributes:
         optimizer: update rule of the first group.
         grouping: gives the update rule of a parameter.
-        schedule: the program's schedule, or that of its scheduler.
+        schedule: the program's schedule, or the schedule that its torch scheduler gives.
         options: options of all groups, by name; the same on all ranks.
         lr: learning rate of the first group.
     """
@@ -151,7 +151,7 @@ class OfTorch(NamedTuple):
 def optimizer(
     given: Any, schedule: Any, module: Any, layers: Mapping[str, nn.Layer] | None
 ) -> OfTorch:
-    """The optimiser that a function makes of the parameters of a module.
+    """The optimiser that the function ``given`` makes from the parameters of a module.
 
     Raises:
         ConfigError: as :func:`mpitrain.adapters.torch.optimizer.grouped`.
@@ -174,10 +174,10 @@ def optimizer(
 
 
 def expect_without_momentum(job: Config, given: "Optimizer") -> None:
-    """An optimiser keeps nothing where a code has the momentum.
+    """Check that an optimiser has no state if the codec applies the momentum.
 
     Raises:
-        ConfigError: it does.
+        ConfigError: both keep a state.
     """
     codec = job.compress.codec
     if codec in ("none", "auto") or not isinstance(parse(codec), Momentum) or not given.slots:
@@ -185,22 +185,22 @@ def expect_without_momentum(job: Config, given: "Optimizer") -> None:
     if name_of(given) != "SGD" or getattr(given, "momentum", True):
         raise ConfigError(
             f"compress.codec: {codec} has the momentum, and optimizer= gives {name_of(given)}, "
-            f"which keeps {', '.join(given.slots)}; give an SGD without momentum, as lambda p: "
-            "torch.optim.SGD(p, lr=0.1)"
+            f"which keeps {', '.join(given.slots)}; give an SGD without momentum, such as lambda "
+            "p: torch.optim.SGD(p, lr=0.1)"
         )
 
 
 def dtype(module: Any, otherwise: str) -> str:
-    """Type of a torch module's first parameter."""
+    """Type of a torch module's first parameter if float32 or float64, else ``otherwise``."""
     found = next((str(p.dtype).removeprefix("torch.") for p in module.parameters()), otherwise)
     return found if found in ("float32", "float64") else otherwise
 
 
 def loss(given: Any) -> Loss | None:
-    """Ours of a function of torch tensors, or of a class of such.
+    """A loss from a function of torch tensors, or from a class such as ``torch.nn.MSELoss``.
 
     Raises:
-        ConfigError: a class that cannot be made without arguments.
+        ConfigError: the class needs arguments.
     """
     if given is None or hasattr(given, "expect"):
         return given
@@ -218,14 +218,15 @@ def loss(given: Any) -> Loss | None:
 
 
 def metric(given: Any, name: str, is_torch: bool) -> Metric:
-    """Ours of a function of tensors, or of arrays.
+    """A metric from a function of torch tensors if ``is_torch``, else of NumPy arrays.
 
     Raises:
-        ConfigError: it has the name of what is measured anyway.
+        ConfigError: its name is "loss", which tests always measure.
     """
     if name == "loss":
         raise ConfigError(
-            "metrics: 'loss' is the name of the mean loss, which is measured anyway; take another"
+            "metrics: 'loss' is the name of the mean loss, which tests always measure; choose "
+            "another name"
         )
     if hasattr(given, "add"):
         return given

@@ -40,42 +40,42 @@ class KeptPart:
     values: Array
 
 
-def parts(trainer: "Parts", *, written: bool = False) -> Iterator[tuple[KeptElements, KeptPart]]:
+def kept_parts(parts: "Parts", *, written: bool = False) -> Iterator[tuple[KeptElements, KeptPart]]:
     """State of tensors' elements on this rank, or the part of it that the rank writes."""
-    replica = trainer.grid.place.replica
-    for kept in chain.from_iterable(one.kept() for one in _keepers(trainer)):
+    replica = parts.grid.place.replica
+    for kept in chain.from_iterable(one.kept() for one in _keepers(parts)):
         owner = f"@{replica}" if kept.is_per_replica else ""
         section = f"{EXCHANGE}{kept.name}{owner}"
         piece = Piece(kept.start, kept.values, kept.values, "")
-        for within in _answered(trainer, piece) if written and kept.is_shared else [None]:
-            for tensor, part in overlaps(trainer.arena.tensors, piece, within):
+        for within in _answered(parts, piece) if written and kept.is_shared else [None]:
+            for tensor, part in overlaps(parts.arena.tensors, piece, within):
                 yield kept, KeptPart(section, tensor, kept.start + part.start, kept.values[part])
 
 
-def _answered(trainer: "Parts", piece: Piece) -> Iterator[slice]:
+def _answered(parts: "Parts", piece: Piece) -> Iterator[slice]:
     """Parts of a piece that this rank writes, where several ranks have the same."""
-    for own in trainer.gradient.counted():
-        if trainer.strategy.drifts:  # each worker answers for all elements
-            own = among(own, trainer.grid)
+    for own in parts.gradient.counted():
+        if parts.strategy.drifts:  # each worker answers for all elements
+            own = among(own, parts.grid)
         low, high = max(own.start, piece.start), min(own.stop, piece.stop)
         if low < high:
             yield slice(low - piece.start, high - piece.start)
 
 
-def state(trainer: "Parts") -> dict[str, Array]:
+def state(parts: "Parts") -> dict[str, Array]:
     """Other arrays of exchanges, the same on all replicas, by their names in the checkpoint."""
-    place, ranks = trainer.grid.place, trainer.grid.layout.tensor
+    place, ranks = parts.grid.place, parts.grid.layout.tensor
     part = f"@{place.tensor}of{ranks}" if ranks > 1 else ""
     return {
-        f"{name}{part}": array for one in _keepers(trainer) for name, array in one.state().items()
+        f"{name}{part}": array for one in _keepers(parts) for name, array in one.state().items()
     }
 
 
-def _keepers(trainer: "Parts") -> list[Keeper]:
-    return [trainer.summation, *trainer.strategy.keepers]
+def _keepers(parts: "Parts") -> list[Keeper]:
+    return [parts.summation, *parts.strategy.keepers]
 
 
-def restore(trainer: "Parts", checkpoint: Checkpoint) -> list[str]:
+def restore(parts: "Parts", checkpoint: Checkpoint) -> list[str]:
     """Restores the state of exchanges on this rank.
 
     Returns:
@@ -84,16 +84,16 @@ def restore(trainer: "Parts", checkpoint: Checkpoint) -> list[str]:
     Raises:
         CheckpointError: an array is missing.
     """
-    for kept, part in parts(trainer):
+    for kept, part in kept_parts(parts):
         tensor = part.tensor
         part.values[...] = 0
-        for section in _sources(trainer, kept, checkpoint, tensor):
+        for section in _sources(parts, kept, checkpoint, tensor):
             own = checkpoint.tensor(section, tensor.name)[tensor.part].ravel()
             start = part.start - tensor.start
             part.values[...] += own[start : start + part.values.size]
     found = set(checkpoint.named(EXCHANGE_STATE))
     anew = []
-    for name, array in state(trainer).items():
+    for name, array in state(parts).items():
         saved = checkpoint.tensor(EXCHANGE_STATE, name) if name in found else np.empty(0)
         if saved.shape == array.shape:  # else of a layout that cuts tensors elsewhere
             array[...] = saved
@@ -103,7 +103,7 @@ def restore(trainer: "Parts", checkpoint: Checkpoint) -> list[str]:
 
 
 def _sources(
-    trainer: "Parts", kept: KeptElements, checkpoint: Checkpoint, tensor: Tensor
+    parts: "Parts", kept: KeptElements, checkpoint: Checkpoint, tensor: Tensor
 ) -> list[str]:
     """Sections whose sum this replica takes."""
     name = f"{EXCHANGE}{kept.name}"
@@ -116,7 +116,7 @@ def _sources(
         if tensor.name in checkpoint.named(name):
             return [name]
         return [f"{name}@{number}" for number in numbers]  # where each replica kept its part
-    replica, replicas = trainer.grid.place.replica, trainer.grid.data.size
+    replica, replicas = parts.grid.place.replica, parts.grid.data.size
     taken = [f"{name}@{number}" for number in numbers if number % replicas == replica]
     # Owners keep something only where sums are coded again, which depends on the ranks.
     lost = kept.when_alone

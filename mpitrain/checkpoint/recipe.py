@@ -70,38 +70,38 @@ class Recipe(Struct, frozen=True, forbid_unknown_fields=True):
         yield from late
 
 
-def constants(trainer: "Parts") -> dict[str, Any]:
+def constants(parts: "Parts") -> dict[str, Any]:
     """Frozen parameters and buffers by the module's names."""
-    found = Chain(trainer.model.layers).constants()
+    found = Chain(parts.model.layers).constants()
     return {name.removeprefix("part0."): tensor for name, tensor in found.items()}
 
 
-def kept_constants(trainer: "Parts") -> dict[str, Any]:
+def kept_constants(parts: "Parts") -> dict[str, Any]:
     """Constants that are in a torch module's ``state_dict``, by the names of its file."""
-    wanted = set(trainer.objects.names.values())
-    return {name: tensor for name, tensor in constants(trainer).items() if name in wanted}
+    wanted = set(parts.objects.names.values())
+    return {name: tensor for name, tensor in constants(parts).items() if name in wanted}
 
 
-def recipe_of(trainer: "Parts") -> Recipe:
-    """Recipe of a trainer at the first call; collective.
+def recipe_of(parts: "Parts") -> Recipe:
+    """The recipe of a job; the first call makes it; collective.
 
     Cost: rank 0 reads the constants once.
     """
-    if trainer.recipe is None:
-        trainer.recipe = trainer.comm.bcast(_made(trainer) if trainer.comm.rank == 0 else None)
-    return trainer.recipe
+    if parts.recipe is None:
+        parts.recipe = parts.comm.bcast(_made(parts) if parts.comm.rank == 0 else None)
+    return parts.recipe
 
 
-def settled_recipe_of(trainer: "Parts") -> Recipe:
+def settled_recipe_of(parts: "Parts") -> Recipe:
     """Recipe for a checkpoint, on rank 0 with the names that have changed since; collective."""
-    found = recipe_of(trainer)
-    if found.changing is None and trainer.comm.rank == 0:
-        train = trainer.data.train
-        others_read = trainer.config.data.workers or not isinstance(train, Streamed)
+    found = recipe_of(parts)
+    if found.changing is None and parts.comm.rank == 0:
+        train = parts.data.train
+        others_read = parts.config.data.workers or not isinstance(train, Streamed)
         if isinstance(train, Own) and others_read:
             with suppress(Exception):  # a read shows here what changed in the other processes
                 train.read_anew()
-        trainer.recipe = found = found.settled(_made(trainer, values=False))
+        parts.recipe = found = found.settled(_made(parts, values=False))
     return found
 
 
@@ -119,18 +119,18 @@ def name_of_constants(recipe: Recipe, names: Mapping[str, str]) -> str:
     return f"constants-{found.hexdigest()}.safetensors"
 
 
-def _made(trainer: "Parts", *, values: bool = True) -> Recipe:
+def _made(parts: "Parts", *, values: bool = True) -> Recipe:
     found = Description(values=values)
-    own = trainer.objects
+    own = parts.objects
     for name, what in (("model", own.layers), ("loss", own.loss), ("metrics", own.metrics)):
         for key, one in what.items() if isinstance(what, Mapping) else [("", what)]:
             _tell(found, f"{name}.{key}" if key else name, getattr(one, "function", one))
-    for name, tensor in constants(trainer).items():
+    for name, tensor in constants(parts).items():
         found.tell_array(f"model.{name}", tensor)  # nothing without values
-    _tell_optimizers(found, trainer)
+    _tell_optimizers(found, parts)
     found.values = False  # the digest of the data has them
-    if isinstance(trainer.data.train, Own):
-        data = trainer.data.train.data
+    if isinstance(parts.data.train, Own):
+        data = parts.data.train.data
         _tell(found, "data", data.source if isinstance(data, Stream) else data)
     return Recipe(found.parts, found.options, found.code, MAGIC_NUMBER.hex())
 
@@ -143,11 +143,11 @@ def _tell(found: Description, name: str, what: Any) -> None:
         found.parts[name] = type(what).__qualname__
 
 
-def _tell_optimizers(found: Description, trainer: "Parts") -> None:
+def _tell_optimizers(found: Description, parts: "Parts") -> None:
     """Describes each group's optimiser, and which parameters are in other groups than the first."""
     numbers: dict[int, int] = {}
-    for name in trainer.model.names():
-        optimizer = trainer.updater.grouping(name).optimizer
+    for name in parts.model.names():
+        optimizer = parts.updater.grouping(name).optimizer
         number = numbers.setdefault(id(optimizer), len(numbers))
         own = f"optimizer{number or ''}"
         if own not in found.parts:

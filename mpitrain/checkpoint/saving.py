@@ -31,7 +31,7 @@ def save(parts: "Parts", writer: Writer, *, best: bool = False) -> tuple[Path, f
         Folder and seconds of the checkpoint before, if it was not complete until now.
     """
     before = writer.finish()
-    # What differs between replicas is wrong on one of them, and must not outlive the run.
+    # If replicas differ, one of them is wrong, and no checkpoint may keep its values.
     parts.check_replicas(f"before the checkpoint after step {parts.steps_done}")
     with parts.span("checkpoint", "checkpoint"):
         arrays, pieces, manifest = collect(parts)
@@ -44,7 +44,8 @@ def save(parts: "Parts", writer: Writer, *, best: bool = False) -> tuple[Path, f
 def settled(comm: Communicator, config: Config) -> Config:
     """The job with the codec that ``compress.codec = "auto"`` chose when the run began.
 
-    What a codec has left out belongs to it, and another choice would be another run.  Collective.
+    A resumed run keeps this codec, because the checkpoint holds its residuals, and because another
+    codec would make it another run.  Collective.
     """
     if config.compress.codec != "auto":
         return config
@@ -57,7 +58,7 @@ def settled(comm: Communicator, config: Config) -> Config:
 
 
 def resume(parts: "Parts", *, allow_changes: bool = False) -> Resumed | None:
-    """Restore the newest whole checkpoint in ``run.dir``, if there is one; collective.
+    """Restore the newest complete checkpoint in ``run.dir``, if there is one; collective.
 
     Args:
         parts: the job on this rank.

@@ -1,4 +1,4 @@
-"""A trainer's parameters and optimiser state as pieces of tensors, and back."""
+"""A job's parameters and optimiser state as pieces of tensors, and back."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -67,71 +67,71 @@ class _Collected:
         self.dtypes[name] = kind or self._kind
 
 
-def collect(trainer: "Parts") -> tuple[dict[str, Array], list[SavedPiece], Manifest]:
+def collect(parts: "Parts") -> tuple[dict[str, Array], list[SavedPiece], Manifest]:
     """Arrays, pieces and manifest of this rank; all ranks together write everything once.
 
     Collective; it changes nothing of the training.
     """
-    recipe = settled_recipe_of(trainer)
-    together = workers.together(trainer)
-    found = _Collected(trainer.config.run.dtype)
-    for index, piece in enumerate(trainer.store.pieces):
-        if not trainer.grid.counts(piece.group):
+    recipe = settled_recipe_of(parts)
+    together = workers.together(parts)
+    found = _Collected(parts.config.run.dtype)
+    for index, piece in enumerate(parts.store.pieces):
+        if not parts.grid.counts(piece.group):
             continue
-        counted = trainer.store.counted(piece)
-        for tensor, part in overlaps(trainer.arena.tensors, piece, counted):
-            for section, flat in _sections(trainer, index):
+        counted = parts.store.counted(piece)
+        for tensor, part in overlaps(parts.arena.tensors, piece, counted):
+            for section, flat in _sections(parts, index):
                 found.elements(section, tensor, piece.start + part.start, flat[part])
-        among = workers.among(counted, trainer.grid)
-        for tensor, part in overlaps(trainer.arena.tensors, piece, among) if together else ():
+        among = workers.among(counted, parts.grid)
+        for tensor, part in overlaps(parts.arena.tensors, piece, among) if together else ():
             start = piece.start + part.start
             for section, flat in together.items():
                 found.elements(section, tensor, start, flat[start : piece.start + part.stop])
-    for _, own in exchange.parts(trainer, written=True):
+    for _, own in exchange.kept_parts(parts, written=True):
         found.elements(own.section, own.tensor, own.start, own.values)
     # Replicas have the same; the first one writes it.
-    place = trainer.grid.place
-    state = trainer.state if place.replica == place.tensor == 0 else {}
+    place = parts.grid.place
+    state = parts.state if place.replica == place.tensor == 0 else {}
     for name, values in state.items():
         found.whole("state", name, values)
-    for name, values in exchange.state(trainer).items() if place.replica == 0 else ():
+    for name, values in exchange.state(parts).items() if place.replica == 0 else ():
         kind: Number = "float32" if values.dtype == np.float32 else "float64"
         found.whole(EXCHANGE_STATE, name, values, kind)
     manifest = Manifest(
         format=1,
         progress=Progress(
-            trainer.steps_done,
-            trainer.updater.steps,
-            trainer.scale.value,
-            trainer.scale.good_steps,
-            trainer.watch.tested,
-            dict(trainer.watch.seen),
-            workers.named(trainer, trainer.updater.left_out),
-            trainer.updates_per_step,
+            parts.steps_done,
+            parts.updater.steps,
+            parts.scale.value,
+            parts.scale.good_steps,
+            parts.watch.tested,
+            dict(parts.watch.seen),
+            workers.named(parts, parts.updater.left_out),
+            parts.updates_per_step,
         ),
-        job=msgspec.json.encode(trainer.config).decode(),
-        layout=trainer.layout,
+        job=msgspec.json.encode(parts.config).decode(),
+        layout=parts.layout,
         shapes=found.shapes,
         dtypes=found.dtypes,
         digests={},
         pieces=[],
-        data=trainer.data_digest,
+        data=parts.data_digest,
         state=list(state),
         recipe=recipe,
-        names=dict(trainer.objects.names),
-        constants=name_of_constants(recipe, trainer.objects.names),
+        names=dict(parts.objects.names),
+        constants=name_of_constants(recipe, parts.objects.names),
     )
     return found.arrays, found.pieces, manifest
 
 
-def restore(trainer: "Parts", checkpoint: Checkpoint, *, allow_changes: bool = False) -> list[str]:
-    """Restores a trainer from a checkpoint that any layout of the same job wrote.
+def restore(parts: "Parts", checkpoint: Checkpoint, *, allow_changes: bool = False) -> list[str]:
+    """Restores a job from a checkpoint that any layout of the same job wrote.
 
     Not collective: call :func:`~mpitrain.checkpoint.recipe.recipe_of` before, and
-    ``trainer.refresh`` when all ranks have returned.
+    ``parts.refresh`` when all ranks have returned.
 
     Args:
-        trainer: trainer to restore.
+        parts: the job on this rank, which is restored.
         checkpoint: checkpoint to read.
         allow_changes: go on with another job, as far as the checkpoint fits it.
 
@@ -141,20 +141,20 @@ def restore(trainer: "Parts", checkpoint: Checkpoint, *, allow_changes: bool = F
     Raises:
         CheckpointError: it is another model's, of other numbers, data or order of samples.
     """
-    notes = _check_job(trainer, checkpoint, allow_changes=allow_changes)
-    as_they_were = workers.are_those_of(trainer, checkpoint)
+    notes = _check_job(parts, checkpoint, allow_changes=allow_changes)
+    as_they_were = workers.are_those_of(parts, checkpoint)
     # Workers that begin together take the common arrays; their anchor is where they begin.
-    kept = workers.shared(trainer) if as_they_were else dict(trainer.strategy.shared())
+    kept = workers.shared(parts) if as_they_were else dict(parts.strategy.shared())
     kept = {
         name: flat for name, flat in kept.items() if as_they_were or name in checkpoint.sections
     }
     taken: set[str] = set()
-    for index, piece in enumerate(trainer.store.pieces):
-        found = list(_sections(trainer, index) if as_they_were else _alike(trainer, index))
+    for index, piece in enumerate(parts.store.pieces):
+        found = list(_sections(parts, index) if as_they_were else _alike(parts, index))
         own = slice(piece.start, piece.stop)
         found += [(name, flat[own]) for name, flat in kept.items()]
         taken |= {section for section, _ in found}
-        for tensor, part in overlaps(trainer.arena.tensors, piece):
+        for tensor, part in overlaps(parts.arena.tensors, piece):
             start = piece.start + part.start - tensor.start
             for section, flat in found:
                 values = workers.tensor(checkpoint, section, tensor.name)
@@ -164,52 +164,52 @@ def restore(trainer: "Parts", checkpoint: Checkpoint, *, allow_changes: bool = F
                         f"model's is {tensor.whole}"
                     )
                 own_part = values[tensor.part].ravel()
-                flat[part] = trainer.device.put(own_part[start : start + part.stop - part.start])
+                flat[part] = parts.device.put(own_part[start : start + part.stop - part.start])
     if as_they_were:
-        trainer.strategy.resumed(checkpoint.manifest.progress.step)
+        parts.strategy.resumed(checkpoint.manifest.progress.step)
     else:
-        trainer.strategy.begin()
-        notes += workers.begun_anew(trainer, checkpoint, taken)
-    for name, values in trainer.state.items():
+        parts.strategy.begin()
+        notes += workers.begun_anew(parts, checkpoint, taken)
+    for name, values in parts.state.items():
         whole = checkpoint.tensor("state", name)
         if whole.shape != values.shape:
             raise CheckpointError(
                 f"{checkpoint.folder}: {name} has shape {whole.shape}, and the model's is "
                 f"{values.shape}"
             )
-        values[...] = trainer.device.put(whole)
-    if anew := exchange.restore(trainer, checkpoint):
+        values[...] = parts.device.put(whole)
+    if anew := exchange.restore(parts, checkpoint):
         notes.append(f"{', '.join(anew[:3])} of the exchanges begin anew in this layout")
     progress = checkpoint.manifest.progress
-    trainer.steps_done = progress.step
-    trainer.updater.steps = progress.updates
-    trainer.updater.left_out = workers.left_out(trainer, checkpoint, as_they_were)
-    trainer.updates_per_step = max(trainer.updates_per_step, progress.per_step)
-    trainer.watch.tested = progress.tested
-    for text in trainer.watch.seen.keys() & progress.seen.keys():
-        trainer.watch.seen[text] = progress.seen[text]
-    if trainer.scale.enabled:
-        trainer.scale.value = progress.loss_scale
-        trainer.scale.good_steps = progress.good_steps
+    parts.steps_done = progress.step
+    parts.updater.steps = progress.updates
+    parts.updater.left_out = workers.left_out(parts, checkpoint, as_they_were)
+    parts.updates_per_step = max(parts.updates_per_step, progress.per_step)
+    parts.watch.tested = progress.tested
+    for text in parts.watch.seen.keys() & progress.seen.keys():
+        parts.watch.seen[text] = progress.seen[text]
+    if parts.scale.enabled:
+        parts.scale.value = progress.loss_scale
+        parts.scale.good_steps = progress.good_steps
     return notes
 
 
-def _sections(trainer: "Parts", index: int) -> Iterator[tuple[str, Array]]:
+def _sections(parts: "Parts", index: int) -> Iterator[tuple[str, Array]]:
     """Arrays in the place of a piece by section; workers that drift have sections of their own."""
-    if not trainer.strategy.drifts:
-        yield from _alike(trainer, index)
+    if not parts.strategy.drifts:
+        yield from _alike(parts, index)
         return
-    piece, replica = trainer.store.pieces[index], trainer.grid.place.replica
-    for name, flat in _alike(trainer, index):
+    piece, replica = parts.store.pieces[index], parts.grid.place.replica
+    for name, flat in _alike(parts, index):
         yield workers.section(name, replica), flat
-    for name, flat in trainer.strategy.own().items():
+    for name, flat in parts.strategy.own().items():
         yield workers.section(name, replica), flat[piece.start : piece.stop]
 
 
-def _alike(trainer: "Parts", index: int) -> Iterator[tuple[str, Array]]:
+def _alike(parts: "Parts", index: int) -> Iterator[tuple[str, Array]]:
     """Arrays in the place of a piece by section, where workers do not differ."""
-    yield "parameters", trainer.store.pieces[index].parameters
-    yield from trainer.updater.state[index].items()
+    yield "parameters", parts.store.pieces[index].parameters
+    yield from parts.updater.state[index].items()
 
 
 def _names(own: Own) -> dict[str, object]:
@@ -236,9 +236,9 @@ def _difference(place: str, before: object, after: object) -> tuple[str, object,
     return place, before, after
 
 
-def _differences(trainer: "Parts", checkpoint: Checkpoint) -> Iterator[str]:
+def _differences(parts: "Parts", checkpoint: Checkpoint) -> Iterator[str]:
     """Differences that make it another training; the layout of the ranks is none."""
-    then, now = checkpoint.job, trainer.config
+    then, now = checkpoint.job, parts.config
     # The digest compares the data, wherever they lie.
     data = replace(then.data, workers=now.data.workers, path=now.data.path)
     found = [
@@ -259,24 +259,24 @@ def _differences(trainer: "Parts", checkpoint: Checkpoint) -> Iterator[str]:
         )
         if before != after
     ]
-    found += checkpoint.manifest.recipe.differences(trainer.recipe)
+    found += checkpoint.manifest.recipe.differences(parts.recipe)
     for place, before, after in found:
         yield f"{place} was {before}, and is {after}"
-    if checkpoint.manifest.data != trainer.data_digest:
+    if checkpoint.manifest.data != parts.data_digest:
         yield f"it had other data: what data.path = {now.data.path!r} holds has changed since"
 
 
-def _check_job(trainer: "Parts", checkpoint: Checkpoint, *, allow_changes: bool) -> list[str]:
+def _check_job(parts: "Parts", checkpoint: Checkpoint, *, allow_changes: bool) -> list[str]:
     """Refuses another job unless changes are allowed, and values that cannot be taken in any case;
     returns notes."""
     then_trained = set(checkpoint.names) - set(checkpoint.manifest.state)
-    if gone := sorted(then_trained - set(trainer.model.names())):
+    if gone := sorted(then_trained - set(parts.model.names())):
         raise CheckpointError(
             f"{checkpoint.folder} has values of {', '.join(gone[:3])}, which the model does not "
             "train: what was trained once cannot be frozen or left out in a run that goes on"
         )
     notes: list[str] = []
-    if found := list(_differences(trainer, checkpoint)):
+    if found := list(_differences(parts, checkpoint)):
         more = f", and {len(found) - 1} more" if found[1:] else ""
         if not allow_changes:
             raise CheckpointError(
@@ -286,9 +286,9 @@ def _check_job(trainer: "Parts", checkpoint: Checkpoint, *, allow_changes: bool)
             )
         notes.append(f"goes on with another job: {found[0]}{more}")
     recipe = checkpoint.manifest.recipe
-    if recipe.code and recipe.bytecode != trainer.recipe.bytecode:
+    if recipe.code and recipe.bytecode != parts.recipe.bytecode:
         notes.append("another Python has written the checkpoint, so that code was not compared")
-    if trainer.config.optim.average and AVERAGE not in checkpoint.sections:
+    if parts.config.optim.average and AVERAGE not in checkpoint.sections:
         raise CheckpointError(
             f"{checkpoint.folder} has no averages, as optim.average was 0; leave it at 0, or train "
             "in another run.dir or without --resume"

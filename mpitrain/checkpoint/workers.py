@@ -27,25 +27,25 @@ def section(name: str, worker: int) -> str:
     return f"{name}@{worker}"
 
 
-def together(trainer: "Parts") -> dict[str, Array]:
+def together(parts: "Parts") -> dict[str, Array]:
     """Sections that all workers share, in the arena's layout; empty if workers do not differ.
 
     Collective.
     """
-    strategy = trainer.strategy
+    strategy = parts.strategy
     strategy.quiesce()
     parameters = strategy.consensus()
     if parameters is None:
         return {}
     found = {"parameters": parameters}
-    if trainer.config.optim.average:
-        found[AVERAGE] = strategy.mean(trainer.updater.slot(AVERAGE))
-    return found | shared(trainer)
+    if parts.config.optim.average:
+        found[AVERAGE] = strategy.mean(parts.updater.slot(AVERAGE))
+    return found | shared(parts)
 
 
-def shared(trainer: "Parts") -> dict[str, Array]:
+def shared(parts: "Parts") -> dict[str, Array]:
     """Shared sections of the strategy."""
-    return {**trainer.strategy.shared(), **trainer.strategy.arrived()}
+    return {**parts.strategy.shared(), **parts.strategy.arrived()}
 
 
 def among(counted: slice, grid: ProcessGrid) -> slice:
@@ -54,35 +54,35 @@ def among(counted: slice, grid: ProcessGrid) -> slice:
     return slice(counted.start + part.start, counted.start + part.stop)
 
 
-def named(trainer: "Parts", counts: Mapping[str, int]) -> dict[str, int]:
+def named(parts: "Parts", counts: Mapping[str, int]) -> dict[str, int]:
     """Counts by tensor, under this worker's names in a checkpoint."""
-    if not trainer.strategy.drifts:
+    if not parts.strategy.drifts:
         return dict(counts)
-    return {section(name, trainer.grid.place.replica): count for name, count in counts.items()}
+    return {section(name, parts.grid.place.replica): count for name, count in counts.items()}
 
 
-def left_out(trainer: "Parts", checkpoint: Checkpoint, as_they_were: bool) -> dict[str, int]:
+def left_out(parts: "Parts", checkpoint: Checkpoint, as_they_were: bool) -> dict[str, int]:
     """Counts from a checkpoint: this worker's, or for other workers the least of each tensor."""
     saved, count = checkpoint.manifest.progress.left_out, _workers(checkpoint, "parameters")
     if not count:
         return dict(saved)
-    whose = [trainer.grid.place.replica] if as_they_were else range(count)
+    whose = [parts.grid.place.replica] if as_they_were else range(count)
     names = {key.rpartition("@")[0] for key in saved}
     found = {name: min(saved.get(section(name, one), 0) for one in whose) for name in names}
     return {name: least for name, least in found.items() if least}
 
 
-def are_those_of(trainer: "Parts", checkpoint: Checkpoint) -> bool:
+def are_those_of(parts: "Parts", checkpoint: Checkpoint) -> bool:
     """Whether the same number of workers goes on with the same [sync]."""
     then = _workers(checkpoint, "parameters")
-    if not trainer.strategy.drifts:
+    if not parts.strategy.drifts:
         return not then
-    return then == trainer.grid.data.size and checkpoint.job.sync == trainer.config.sync
+    return then == parts.grid.data.size and checkpoint.job.sync == parts.config.sync
 
 
-def begun_anew(trainer: "Parts", checkpoint: Checkpoint, taken: set[str]) -> list[str]:
+def begun_anew(parts: "Parts", checkpoint: Checkpoint, taken: set[str]) -> list[str]:
     """Sentence on the sections that other workers leave behind."""
-    then, now = _workers(checkpoint, "parameters"), trainer.grid.data.size
+    then, now = _workers(checkpoint, "parameters"), parts.grid.data.size
     had = {name for name in checkpoint.sections if not name.startswith((EXCHANGE, "state"))}
     left = sorted({name.partition("@")[0] for name in had} - taken)
     if not then and not left:

@@ -1,1 +1,1 @@
-"""How a step ends: what the ranks tell one another of it, and the update."""
+"""The end of a step: the ranks share their reports, then update the parameters."""

@@ -1,4 +1,4 @@
-"""Reports of the ranks on a step, and their sums, which all ranks know."""
+"""Reports of single ranks on a step, and their sums over all ranks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from mpitrain.arrays import Scalar
 
 
 class NonFinite(ArithmeticError):
-    """A loss or gradient is infinite or not a number; the message says whose."""
+    """A loss or gradient is infinite or not a number; the message names its ranks and tensors."""
 
 
 def nonfinite(step: int, culprits: str, data: str, also: str = "optim.clip_norm") -> str:
@@ -34,7 +34,7 @@ def nonfinite(step: int, culprits: str, data: str, also: str = "optim.clip_norm"
 
 
 def named(comm: MPI.Intracomm, own: str) -> str:
-    """The texts of the first four ranks that have one, with their numbers; collective."""
+    """Texts of the first four ranks whose text is not empty, with their numbers; collective."""
     every = enumerate(comm.allgather(own))
     return "; ".join([f"rank {rank}: {text}" for rank, text in every if text][:4])
 
@@ -87,16 +87,16 @@ class Agreed:
 
     Attributes:
         loss: mean over the global batch.
-        grad_norm: Euclidean norm of the global gradient, before clipping; of workers that have
-            gradients of their own, the root of the mean square.
-        own_norm: norm of this worker's gradient; ``grad_norm`` where all have the same.
+        grad_norm: Euclidean norm of the global gradient, before clipping; if workers have gradients
+            of their own, the root of the mean square of their norms.
+        own_norm: norm of this worker's gradient; equals ``grad_norm`` if all have the same.
         seconds, comm_seconds, wait_seconds, read_seconds: sums over the ranks.
         stopping: whether a rank was asked to stop.
         sent_bytes, shared_bytes: sums over the ranks.
         unused: names of the tensors that had no part in the loss on any rank.
         faulty: whether a layer of a rank is not a pure function.
-        drift: distance of the workers' weights from the anchor at the last exchange, by its norm;
-            None: there was none in the step before.
+        drift: distance of the workers' weights from the anchor at the last exchange, divided by the
+            anchor's norm; None: the step before had no exchange.
     """
 
     loss: float
@@ -131,5 +131,5 @@ class Agreed:
 
     @property
     def finite(self) -> bool:
-        """Whether the loss and all gradients are."""
+        """Whether the loss and all gradients are finite."""
         return isfinite(self.loss) and isfinite(self.grad_norm)

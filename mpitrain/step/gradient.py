@@ -1,4 +1,4 @@
-"""Norm of the gradient of a step over all ranks, and its parts that are not finite."""
+"""Norm of a step's gradient over all ranks, and a search for values that are not finite."""
 
 from collections.abc import Sequence, Set
 from dataclasses import replace
@@ -17,7 +17,7 @@ from mpitrain.step.agreement import Agreed, Told, named
 
 
 class GlobalGradient:
-    """The gradient in the pieces of all ranks' stores, after its sums."""
+    """The gradient of a step, spread over the stores of all ranks, after its reduction."""
 
     def __init__(
         self,
@@ -29,23 +29,23 @@ class GlobalGradient:
         """Nothing is computed yet.
 
         Args:
-            grid: who does what.
+            grid: position of each rank in the layout.
             store: store with this rank's part.
-            worker: the ranks of our replica, where each replica has gradients of its own; None: all
-                ranks have one gradient together.
-            device: where arrays are.
+            worker: ranks of this replica if each replica has a gradient of its own; None: all ranks
+                share one gradient.
+            device: device of the arrays.
         """
         self._grid = grid
         self._store = store
         self._device = device
         self._one_gradient = worker or grid.comm
         layout = grid.layout
-        #: How many gradients there are, and which of them is ours.
+        #: Number of gradients, and the number of this rank's one.
         self._gradients = layout.replicas[0] if worker else 1, grid.place.replica if worker else 0
         self._names: list[str] | None = None
 
     def agree(self, own: Told) -> Agreed:
-        """Sum the reports of the ranks and their parts of the squared norm; one message."""
+        """Sum the reports of all ranks and their parts of the squared norm; one message."""
         count, ours = self._gradients
         squares = np.zeros(count)
         loss, squares[ours] = self._device.read([own.loss, self.own_squares()])
@@ -62,15 +62,15 @@ class GlobalGradient:
         return Agreed.of(told, norm, own_norm, drift, unused)
 
     def used(self) -> Set[str]:
-        """The tensors that this rank has used."""
+        """Names of the tensors that this rank has used."""
         return self._store.used
 
     def unused_by_all(self) -> frozenset[str]:
-        """The tensors that no rank has used, of any worker; collective."""
+        """Names of the tensors that no rank of any worker has used; collective."""
         return self._unused(self._grid.comm)
 
     def _unused(self, comm: Communicator) -> frozenset[str]:
-        """The tensors that none of these ranks, who have a model together, has used; collective."""
+        """Names of the tensors that no rank of ``comm`` has used; these ranks share a model."""
         if self._names is None:
             every = comm.allgather([tensor.name for tensor in self._store.arena.tensors])
             self._names = sorted({name for names in every for name in names})
@@ -79,7 +79,7 @@ class GlobalGradient:
         return frozenset(name for name, found in zip(self._names, used, strict=True) if not found)
 
     def agree_within(self, own: Told) -> Agreed:
-        """The same within this worker; nothing is sent to other workers."""
+        """Sum the reports within this worker, as :meth:`agree`; no message to other workers."""
         loss, squares = self._device.read([own.loss, self.own_squares()])
         missing = len(self._store.used) < len(self._store.arena.tensors)
         values = np.array([*replace(own, loss=loss).numbers, missing, squares], float)
@@ -100,11 +100,11 @@ class GlobalGradient:
         ]
 
     def read(self, scalars: Sequence[Scalar]) -> list[float]:
-        """As numbers; waits for the device, once."""
+        """Copy scalars from the device, which it waits for once."""
         return self._device.read(scalars)
 
     def own_squares(self) -> Scalar:
-        """The own part of the squared norm of the gradient."""
+        """This rank's part of the squared norm of the gradient."""
         own = [
             piece.gradients[self._store.counted(piece)]
             for piece in self._store.pieces
@@ -113,16 +113,16 @@ class GlobalGradient:
         return kernels_of(own[0]).square_sum(own) if own else 0.0
 
     def culprits(self, loss: Scalar) -> str:
-        """Which ranks have a loss or gradients that are not finite, and where; collective."""
+        """Text that names the ranks and tensors that are not finite; collective."""
         found = self._grid.comm.allgather(self.own_culprits(loss))
-        # Where a loss is not finite, every gradient follows from it.
+        # A loss that is not finite makes all gradients so; name the loss alone.
         if any("the loss" in names for names in found):
             found = [["the loss"] if "the loss" in names else [] for names in found]
         mine = ", ".join(found[self._grid.comm.rank][:3])
         return named(self._grid.comm, mine) or "their sum is too large"
 
     def own_culprits(self, loss: Scalar) -> list[str]:
-        """Tensors of this rank, or its loss, that are not finite."""
+        """Names of this rank's tensors whose gradients are not finite, and of its loss if so."""
         return ([] if isfinite(float(loss)) else ["the loss"]) + [
             tensor.name
             for piece in self._store.pieces

@@ -1,4 +1,4 @@
-"""Steps that the ranks report to one another later: one message for several steps."""
+"""Ledger of steps on which the ranks agree later, with one message for several steps."""
 
 from dataclasses import dataclass
 
@@ -18,8 +18,9 @@ class Noted:
         epoch, samples, lr, exchanges, since: as in :class:`~mpitrain.metrics.Step`.
         told: report of the rank.
         squares: this rank's part of the sum of the workers' squared gradient norms.
-        failed: tensors of this worker that were not finite, so that its weights stayed the same.
-        unfit: samples that were not finite, if the step has failed.
+        failed: text that names tensors of this worker that were not finite; the weights stayed the
+            same.  Empty: the step went well.
+        unfit: text that names samples that were not finite, if the step has failed.
     """
 
     step: int
@@ -49,10 +50,10 @@ class Ledger:
         self.noted: list[Noted] = []
 
     def agree(self) -> list[tuple[Noted, Agreed]]:
-        """The steps since the last call, summed over the ranks; collective, one message.
+        """The steps since the last call, with reports summed over the ranks; one message.
 
         Raises:
-            NonFinite: on all ranks: a loss or gradient was not.
+            NonFinite: on all ranks: a loss or gradient was not finite.
         """
         noted, self.noted = self.noted, []
         if not noted:

@@ -1,4 +1,4 @@
-"""Layers in 16 bits, parameters in 32: the cast, and the scale that keeps small gradients."""
+"""Mixed precision: 16-bit copies of the parameters for layers, and the loss scale."""
 
 from typing import Any
 
@@ -8,14 +8,14 @@ from collectives.errors import install
 from mpitrain.arrays import Parameters
 from mpitrain.parallel.store import Weights
 
-#: Far beyond what keeps any gradient; gradients that are all 0 would double it without end.
+#: Limit of the scale, far above any useful one; gradients of 0 would double it without end.
 _LARGEST_SCALE = 2.0**64
 
 
 class CastWeights:
     """A store's parameters as layers see them, rounded to another type (Micikevicius et al. 2018).
 
-    Each layer's are rounded once a step: call :meth:`forget` when they have changed.
+    Each layer's parameters are rounded once: call :meth:`forget` when they have changed.
     """
 
     def __init__(self, weights: Weights, dtype: Any) -> None:
@@ -34,17 +34,17 @@ class CastWeights:
         pass
 
     def forget(self) -> None:
-        """The parameters have changed."""
+        """Drop the rounded parameters, as the parameters have changed."""
         self._cast.clear()
 
 
 class LossScale:
-    """Halved when a gradient overflows, doubled after a while without.
+    """Factor on the loss: halved when a gradient overflows, doubled after a while without.
 
-    The ranks agree on whether one does, so that the scale is the same on all of them.
+    The ranks agree on each overflow, so that the scale is the same on all of them.
 
     Attributes:
-        value: in use; 1 means that nothing is scaled.
+        value: current factor; 1 means that nothing is scaled.
     """
 
     def __init__(self, value: float, window: int, *, enabled: bool) -> None:
@@ -54,12 +54,12 @@ class LossScale:
         self._window = window
 
     def overflowed(self) -> None:
-        """A step was skipped."""
+        """Halve the scale after a step that was skipped."""
         self.value = max(1.0, self.value / 2)
         self.good_steps = 0
 
     def went_well(self) -> None:
-        """A step was taken."""
+        """Count a step that was taken; after enough of them, double the scale."""
         self.good_steps += 1
         if self.enabled and self.good_steps % self._window == 0 and self.value < _LARGEST_SCALE:
             self.value *= 2

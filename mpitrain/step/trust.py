@@ -1,4 +1,4 @@
-"""Rates that follow from whole tensors: the trust ratios of LARS and LAMB, over all ranks."""
+"""Trust ratios of LARS and LAMB, which scale the learning rate of each tensor, over all ranks."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,10 @@ from mpitrain.parallel.store import Store, overlaps
 
 
 class TrustRatios:
-    """Norms of whole tensors, whose parts may lie on several ranks (You et al. 2017, 2020)."""
+    """Trust ratios from norms of tensors, whose parts may lie on several ranks.
+
+    You et al. 2017 (LARS) and 2020 (LAMB).
+    """
 
     def __init__(
         self,
@@ -21,7 +24,7 @@ class TrustRatios:
         worker: Communicator | None = None,
         device: Device = HOST,
     ) -> None:
-        """``worker``: the ranks that have one gradient together, where not all have."""
+        """``worker``: the ranks that share one gradient; None: all ranks share it."""
         self._grid, self._store, self._device = grid, store, device
         self._worker = worker or grid.comm
         self._rows: dict[str, int] | None = None
@@ -30,9 +33,9 @@ class TrustRatios:
         """lr times the trust ratio of each element's tensor, for each piece; collective.
 
         Args:
-            lr: what the rates of all groups are factors on.
+            lr: learning rate, which the rates of groups multiply.
             grouping: how each tensor is updated.
-            directions: update direction of each piece, like its parameters.
+            directions: update direction of each piece, with the shape of its parameters.
         """
         row = self._row_of()
         xp = self._device.xp
@@ -60,7 +63,7 @@ class TrustRatios:
         return rates
 
     def _row_of(self) -> dict[str, int]:
-        """A number for each tensor of all ranks that have one gradient; collective once."""
+        """Row number of each tensor of the ranks that share a gradient; first call collective."""
         if self._rows is None:
             own = sorted(tensor.name for tensor in self._store.arena.tensors)
             names = {name for names in self._worker.allgather(own) for name in names}

@@ -1,4 +1,4 @@
-"""The update of the parameters: each rank's pieces, and the state of the optimiser."""
+"""The update of each rank's parameters by the optimiser, and the optimiser's state."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -18,12 +18,12 @@ AVERAGE = "average"
 
 
 class _Run(NamedTuple):
-    """A part of a piece that is updated alike.
+    """A part of a piece whose elements are all updated in the same way.
 
     Attributes:
-        part: where in the piece.
-        group: how.
-        left_out: steps that went by without it.
+        part: position in the piece.
+        group: parameter group, which says how it is updated.
+        left_out: number of updates that left this part out.
     """
 
     part: slice
@@ -31,20 +31,20 @@ class _Run(NamedTuple):
     left_out: int
 
     def follows(self, other: "_Run") -> bool:
-        """Whether both may be updated as one."""
+        """Whether this run begins where the other ends and is updated in the same way."""
         alike = self.group is other.group and self.left_out == other.left_out
         return alike and self.part.start == other.part.stop
 
     def of(self, state: Mapping[str, Array]) -> dict[str, Array]:
-        """Its part of a piece's state."""
+        """This run's part of a piece's state, by slot."""
         return {slot: array[self.part] for slot, array in state.items()}
 
 
 class Updater:
     """Optimiser state of a store's pieces, and the step.
 
-    The moving average of the parameters is a part of that state: who has an element's momentum has
-    its average, and what shards, compares and saves the one does so with the other.
+    The moving average of the parameters is a slot of that state, so that it is sharded, compared
+    and saved like the momentum.
 
     Attributes:
         state: arrays by slot, for each piece.
@@ -67,11 +67,11 @@ class Updater:
 
         Args:
             store: store of the pieces.
-            optimizer: its kind says what state there is.
+            optimizer: optimiser, whose slots the state has.
             grouping: how each tensor is updated.
-            trust: gives the rates of an optimiser that goes by whole tensors.
+            trust: gives the rates of a layerwise optimiser (LARS, LAMB).
             allocate: makes each array, ``allocate(size, dtype)``; zeros if left out.
-            average: part of the moving average that a step leaves; 0: there is none.
+            average: decay of the moving average of parameters; 0: there is no average.
 
         Raises:
             ConfigError: the optimiser has a slot of the average's name.
@@ -99,11 +99,11 @@ class Updater:
                 state[AVERAGE][...] = piece.parameters
 
     def never_used(self, unused: frozenset[str]) -> frozenset[str]:
-        """Tensors that are unused in the next step, and were unused in all steps before."""
+        """Names of the tensors that the next step does not use and no step before has used."""
         return frozenset(name for name in unused if self.left_out.get(name, 0) == self.steps)
 
     def slot(self, name: str) -> Array:
-        """A slot of the state of pieces that are all of the arena, as a flat array."""
+        """A slot of the state as a flat array, if the pieces cover the whole arena."""
         flat = np.empty(self._store.arena.size, self.state[0][name].dtype)
         for piece, state in zip(self._store.pieces, self.state, strict=True):
             flat[piece.start : piece.stop] = state[name]
@@ -112,7 +112,7 @@ class Updater:
     def replicas(
         self, groups: Mapping[str, Communicator]
     ) -> list[tuple[Communicator, dict[str, Array]]]:
-        """Parameters and optimiser state that other ranks hold, too, by name, for each group."""
+        """Parameters and optimiser state by name, with the ranks that hold the same."""
         if not self._store.is_replicated:
             return []
         found = []
@@ -131,11 +131,11 @@ class Updater:
         number: int = 0,
         unused: frozenset[str] = frozenset(),
     ) -> None:
-        """Update the own pieces.
+        """Update this rank's pieces.
 
         Args:
-            lr: rate that the rates of all groups are factors on.
-            gradient_scale: multiplies the gradients first.
+            lr: learning rate, which the rates of groups multiply.
+            gradient_scale: factor on the gradients.
             number: number of the step, counted from 0, skipped steps included.
             unused: names of tensors to leave alone.
         """
@@ -159,7 +159,7 @@ class Updater:
             state[AVERAGE] += (1.0 - self._average) * (piece.parameters - state[AVERAGE])
 
     def _step_layerwise(self, lr: float, runs: list[list[_Run]]) -> None:
-        """Where rates follow from whole tensors, all directions are known first."""
+        """Update by a layerwise optimiser: all directions first, as the rates need them."""
         pieces = list(zip(self._store.pieces, self.state, runs, strict=True))
         directions = []
         for piece, state, own in pieces:
@@ -176,14 +176,14 @@ class Updater:
                 run.group.optimizer.apply(p, direction[part], run.of(state), rate[part])
 
     def exchange(self) -> None:
-        """Parameters and their averages change places in the own pieces; twice, they are back."""
+        """Swap parameters and their averages in this rank's pieces; a second call swaps back."""
         for piece, state in zip(self._store.pieces, self.state, strict=True):
             trained = piece.parameters.copy()
             piece.parameters[...] = state[AVERAGE]
             state[AVERAGE][...] = trained
 
     def _runs(self, unused: frozenset[str]) -> list[list[_Run]]:
-        """The runs of each piece; usually those of the step before."""
+        """The runs of each piece, reused from the step before if nothing changed."""
         apart = frozenset(entry for entry in self.left_out.items() if entry[0] not in unused)
         if self._latest_runs is None or self._latest_runs[0] != (unused, apart):
             runs = [self._runs_of(piece, unused) for piece in self._store.pieces]
@@ -191,7 +191,7 @@ class Updater:
         return self._latest_runs[1]
 
     def _runs_of(self, piece: Piece, unused: frozenset[str]) -> list[_Run]:
-        """The parts of a piece, one after the other, that are updated alike."""
+        """The runs of a piece, in order, without unused tensors."""
         found: list[_Run] = []
         for tensor, part in overlaps(self._store.arena.tensors, piece):
             if tensor.name in unused:

@@ -1,7 +1,7 @@
-"""Workers that train by themselves, each from an anchor that all of them have.
+"""Workers that train by themselves from a common anchor, the weights of their last exchange.
 
-A worker's weights are the anchor and what it has done since.  Between exchanges the mean of the
-workers' weights is what one process would have that takes the mean of their updates, at every step.
+A worker's weights are the anchor plus its own updates since.  Between exchanges the mean of the
+workers' weights equals the weights of one process that applies the mean of their updates.
 """
 
 from abc import ABC, abstractmethod
@@ -21,26 +21,26 @@ from mpitrain.sync.workers import Workers
 
 
 class Anchored(Strategy, ABC):
-    """The anchor, the first steps, and the mean of the workers; a strategy says when they meet.
+    """Keeps the anchor and averages workers; a subclass decides when workers exchange.
 
-    Gradients of a worker are those of its own samples, as many times larger as there are workers:
-    their mean over the workers is the gradient of the batch, whatever its parts.
+    A worker's gradient is that of its own samples, times the number of workers, so that the mean
+    over the workers is the gradient of the batch, even if their numbers of samples differ.
 
-    Cost: two arrays as large as the parameters, the anchor and one for means.
+    Memory: two arrays as large as the parameters, the anchor and one for means.
 
     Attributes:
-        anchor: shape (arena.size,), the same bits on all workers after every step.
-        workers: as given.
+        anchor: common weights, shape (arena.size,); the same bits on all workers after each step.
+        workers: this rank's worker, and its peers in the others.
     """
 
     drifts = True
 
     def __init__(self, workers: Workers, start: int) -> None:
-        """Bind the means; collective over ``workers.comm``.
+        """Set up the mean over the workers; collective over ``workers.comm``.
 
         Args:
-            workers: this rank's, and the others.
-            start: first steps, in which the workers average their gradients.
+            workers: this rank's worker, and its peers in the others.
+            start: number of first steps, in which the workers average their gradients.
         """
         self._agrees_late = workers.agrees_late
         self.workers = workers
@@ -60,7 +60,7 @@ class Anchored(Strategy, ABC):
 
     @property
     def keeps_all(self) -> bool:
-        """Whether a worker by itself has nothing to exchange, not even with its own codes."""
+        """Whether exchanges change nothing: there is one worker, and no codec."""
         return self.is_alone and not self._largest().summation.acts_alone
 
     @property
@@ -73,11 +73,11 @@ class Anchored(Strategy, ABC):
 
     @abstractmethod
     def _after(self, done: int) -> None:
-        """Start exchanges, and apply those that are due, ``done`` steps after the first ones."""
+        """Start exchanges, and apply due ones, ``done`` steps after the first ``start`` steps."""
 
     @abstractmethod
     def _takes_effect(self, done: int) -> bool:
-        """Whether an exchange takes effect then."""
+        """Whether an exchange takes effect after ``done`` steps."""
 
     def begin(self) -> None:
         self.anchor[...] = self.workers.parameters
@@ -89,7 +89,7 @@ class Anchored(Strategy, ABC):
             gradients[...] = self.mean(gradients)
         agreed = gradient.agree_within(own) if self._agrees_late else gradient.agree(own)
         self.strayed = (0.0, 0.0)
-        # A worker by itself leaves alone what its own samples have not used, as one process would.
+        # With averaged gradients a tensor is unused only if no worker has used it.
         return replace(agreed, unused=gradient.unused_by_all()) if averages else agreed
 
     def after_step(self, step: int) -> float:
@@ -152,6 +152,6 @@ class Anchored(Strategy, ABC):
         exchange.wait(self._exchanges())
 
     def _look(self) -> None:
-        """See how far the worker has strayed, before an exchange ends it."""
+        """Measure the worker's distance from the anchor, before an exchange changes it."""
         away = self.workers.squares(self.workers.parameters - self.anchor)
         self.strayed = away, self.workers.squares(self.anchor)

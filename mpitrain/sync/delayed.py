@@ -1,11 +1,11 @@
 """Delayed gradient averaging (Zhu et al. 2021), for any optimiser.
 
-The workers' updates of ``period`` steps are averaged while they go on: ``delay`` steps later each
-worker replaces its own by their mean.  What is averaged are updates and not gradients, so that
-momentum and Adam are right.
+The workers average their updates of ``period`` steps while training goes on: ``delay`` steps later
+each worker replaces its own updates by the mean.  Updates are averaged, and not gradients, so that
+momentum and Adam stay correct.
 
-A worker's weights are the anchor, which has taken the means that are due, and its own updates that
-are not.  With every update averaged and none left, they are the anchor, bit by bit.
+A worker's weights are the anchor plus its own updates whose mean is not due yet; the anchor holds
+all means that were due.  If no own updates are left, weights and anchor are equal, bit by bit.
 """
 
 from collections import deque
@@ -22,12 +22,12 @@ from mpitrain.sync.workers import Workers
 
 @dataclass
 class Round:
-    """The updates of ``period`` steps, on their way.
+    """The updates of ``period`` steps, while their mean is under way.
 
     Attributes:
-        began: steps that were done when its exchange started.
+        began: number of steps done when the exchange started.
         own: updates of this worker, shape (arena.size,).
-        exchange: their mean.
+        exchange: computes the mean of the workers' updates.
     """
 
     began: int
@@ -36,24 +36,24 @@ class Round:
 
 
 class Delayed(Anchored):
-    """The workers average their updates, which take effect later.
+    """The workers average their updates; the mean takes effect ``delay`` steps later.
 
-    Cost a period: an all-reduce of the parameters, under way for ``delay`` steps.  Memory, in
+    Cost of a period: an all-reduce of the parameters, under way for ``delay`` steps.  Memory, in
     arrays as large as the parameters: one, and two for each of ceil(delay / period) rounds under
-    way, besides those of :class:`~mpitrain.sync.anchored.Anchored`.
+    way, in addition to :class:`~mpitrain.sync.anchored.Anchored`.
 
     Attributes:
-        rounds: under way, the oldest first.
+        rounds: rounds under way, the oldest first.
     """
 
     def __init__(self, workers: Workers, *, period: int, delay: int, start: int = 0) -> None:
-        """Bind the exchanges; collective.
+        """Set up the exchanges; collective.
 
         Args:
-            workers: this rank's, and the others.
+            workers: this rank's worker, and its peers in the others.
             period: steps whose updates are averaged together.
             delay: steps until their mean takes effect; 0: at once, which is local SGD.
-            start: first steps, in which the workers average their gradients.
+            start: number of first steps, in which the workers average their gradients.
         """
         super().__init__(workers, start)
         self._period, self._delay = period, delay
@@ -68,7 +68,7 @@ class Delayed(Anchored):
             for _ in range(max(1, -(-delay // period)))
         ]
         self._own = [np.zeros_like(workers.parameters) for _ in self._slots]
-        #: Means that have arrived, for checkpoints.
+        #: For checkpoints: means that have arrived and are not due yet.
         self._landed = [np.zeros_like(workers.parameters) for _ in self._slots if delay]
         largest = self._largest()
         self.algorithm, self.reason = largest.algorithm, largest.reason
@@ -99,7 +99,7 @@ class Delayed(Anchored):
                 self._land(self.rounds.popleft())
 
     def _launch(self, done: int) -> None:
-        """Start the mean of what the worker has done in the period that ends."""
+        """Start the mean of the workers' updates in the period that ends."""
         slot = done // self._period % len(self._slots)
         one = Round(done, self._own[slot], self._slots[slot])
         weights = self.workers.parameters
@@ -110,7 +110,7 @@ class Delayed(Anchored):
         self.rounds.append(one)
 
     def _land(self, one: Round) -> None:
-        """The mean takes the place of the worker's own updates."""
+        """Replace the worker's own updates by the mean."""
         self._wait(one.exchange)
         mean = np.empty_like(self.anchor)
         one.exchange.chosen.put(one.exchange.values, mean)

@@ -1,4 +1,4 @@
-"""The mean over the workers of some tensors, on its way while the workers go on."""
+"""Means of selected tensors over the workers, computed while training goes on."""
 
 from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from mpitrain.parallel.summation import Dense, Sum, Summand, Summation
 
 @dataclass(frozen=True)
 class Run:
-    """Elements ``start <= i < stop`` of the arena, at ``at`` in a selection."""
+    """Elements ``start <= i < stop`` of the arena, from position ``at`` of a selection."""
 
     start: int
     stop: int
@@ -25,20 +25,20 @@ class Run:
 
 
 class Selection:
-    """Some tensors of an arena, one after the other in an array of their own.
+    """Selected tensors of an arena, one after the other in a flat array.
 
-    Group follows group, and in a group the tensors are in the order that is given: ranks that hold
-    copies of a tensor have it at the same place of arrays that are equally long, so that sums of
-    them round alike.
+    Tensors are sorted by group and keep the given order within a group.  Ranks that hold copies of
+    a tensor therefore have it at the same position of equally long arrays, so that their sums round
+    in the same way.
 
     Attributes:
-        size: elements.
-        blocks: the tensors of each group.
-        runs: where everything lies.
+        size: number of elements.
+        blocks: tensors of each group.
+        runs: positions in the arena and in the flat array.
     """
 
     def __init__(self, tensors: Iterable[Tensor]) -> None:
-        """``tensors``: in the order of the model, the same for all ranks that have a tensor."""
+        """``tensors``: in the order of the model, which is the same on all ranks."""
         ordered = sorted(tensors, key=lambda tensor: tensor.group)  # sort() keeps the order
         self.blocks = {
             group: list(members) for group, members in groupby(ordered, lambda tensor: tensor.group)
@@ -54,30 +54,33 @@ class Selection:
             self.size += tensor.stop - tensor.start
 
     def take(self, flat: Array, into: Array | None = None) -> Array:
-        """The elements of ``flat``, in the arena's layout, copied ``into`` shape (size,)."""
+        """Copy the selected elements of ``flat``, in the arena's layout, to shape (size,).
+
+        The result is ``into``, or a new array.
+        """
         into = np.empty(self.size, flat.dtype) if into is None else into
         for run in self.runs:
             into[run.at : run.at + run.stop - run.start] = flat[run.start : run.stop]
         return into
 
     def put(self, values: Array, flat: Array) -> None:
-        """Copy ``values``, of shape (size,), to where they lie in ``flat``."""
+        """Copy ``values``, shape (size,), to their positions in ``flat``, in the arena's layout."""
         for run in self.runs:
             flat[run.start : run.stop] = values[run.at : run.at + run.stop - run.start]
 
 
 class Exchange:
-    """The mean over the workers of a selection's elements, started again and again.
+    """The mean over the workers of a selection's elements; can be started any number of times.
 
-    Cost: an all-reduce for each group of tensors, dense or by codes as the summation has it.
+    Cost: an all-reduce for each group of tensors, dense or with a codec.
 
     Attributes:
-        chosen: the elements.
-        values: shape (chosen.size,): what this worker gives, then the mean; tensors of one group
-            of consecutive layers lie there as in the arena.
-        summation: how they are summed; this exchange's own, for what it keeps from one time to the
-            next belongs to these elements.
-        algorithm, reason: how the largest block is summed, and why so.
+        chosen: the selected elements.
+        values: this worker's values, then the mean, shape (chosen.size,).  Tensors of one group of
+            consecutive layers lie there as in the arena.
+        summation: the summation, dense or with a codec.  No other exchange shares it, because it
+            may keep residuals of these elements.
+        algorithm, reason: algorithm that sums the largest block, and why it was chosen.
     """
 
     def __init__(
@@ -88,15 +91,15 @@ class Exchange:
         like: Array,
         never_used: Callable[[], Set[str]] = frozenset,
     ) -> None:
-        """Bind it; collective over ``comm``, the workers.
+        """Set up the sums; collective over ``comm``.
 
         Args:
-            comm: the workers.
-            chosen: the elements.
-            summation: how they are summed.
+            comm: one rank of each worker.
+            chosen: the selected elements.
+            summation: the summation, dense or with a codec.
             like: array of the type of ``values``.
-            never_used: names of the tensors that this worker has never had a use for, which codes
-                without a 0 would move all the same.
+            never_used: gives the names of the tensors that this worker has never used.  They must
+                stay as they are, but a codec that cannot code a 0 would change them.
         """
         self.chosen = chosen
         self.summation = summation
@@ -105,7 +108,7 @@ class Exchange:
         self._workers = comm.size
         self._comm = comm
         self._never_used = never_used
-        #: Whether a worker has used each tensor, and the request that asks for it.
+        #: For each tensor, whether any worker has used it; and the request of that all-reduce.
         self._used: tuple[Array, Any] | None = None
         self._sums: list[Sum] = []
         self._left: list[Sum] = []
@@ -129,9 +132,9 @@ class Exchange:
             start = stop
 
     def start(self, step: int) -> None:
-        """Begin, from what ``values`` holds; all workers start their exchanges in one order."""
+        """Start the mean of ``values``; all workers start their exchanges in the same order."""
         if self._workers > 1:
-            # Each gives its part of the mean, as of a gradient: what codes leave out adds up.
+            # As with gradients, each worker divides first, so that residuals of codecs add up.
             self.values /= self._workers
         self.summation.begin(step, 1.0)
         self.summation.prepare(self.values, self._workers)
@@ -146,7 +149,7 @@ class Exchange:
         self._is_under_way = True
 
     def test(self) -> bool:
-        """Move it along; true once the mean is in ``values``."""
+        """Progress the sums; true once the mean is in ``values``."""
         if self._is_under_way:
             self._left = [one for one in self._left if not one.Test()]
             if self._used and not self._used[1].Test():
@@ -158,7 +161,7 @@ class Exchange:
         return not self._is_under_way
 
     def _tensors(self) -> list[Tensor]:
-        """In their order in ``values``."""
+        """The tensors, in their order in ``values``."""
         return [tensor for block in self.chosen.blocks.values() for tensor in block]
 
     def _leave_alone(self) -> None:
@@ -173,13 +176,13 @@ class Exchange:
             start = stop
 
     def wait(self, others: "Iterable[Exchange]" = ()) -> None:
-        """Complete it, and move ``others`` along meanwhile, for whose messages others may wait."""
+        """Complete the mean; progress ``others`` meanwhile, as other workers may wait for them."""
         while not self.test():
             for other in others:
                 other.test()
             give_way()
 
     def close(self) -> None:
-        """Free what is bound to the communicator; collective."""
+        """Free the sums, which are bound to the communicator; collective."""
         while self._sums:
             self._sums.pop().Free()

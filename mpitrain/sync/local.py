@@ -1,9 +1,9 @@
 """Local SGD, post-local SGD, DiLoCo and its streaming form.
 
-``period`` steps by oneself, then the workers' ways ``anchor - weights`` are averaged, and an outer
-optimiser moves the anchor by their mean (Stich 2019; Lin et al. 2020; Douillard et al. 2023).  In
-the streaming form, fragments of the model take turns, and the mean takes effect ``delay`` steps
-after it was started (Douillard et al. 2025).
+Each worker trains by itself for ``period`` steps.  Then the workers average their outer gradients
+``anchor - weights``, and an outer optimiser moves the anchor by the mean (Stich 2019; Lin et al.
+2020; Douillard et al. 2023).  In the streaming form, fragments of the model take turns, and the
+mean takes effect ``delay`` steps after it was started (Douillard et al. 2025).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,9 +24,9 @@ class Fragment:
     """Tensors that are exchanged together.
 
     Attributes:
-        exchange: mean of the workers' ways.
-        offset: it starts after steps whose number modulo the period is this.
-        is_launched: whether it is under way, or has arrived and is not due yet.
+        exchange: mean of the workers' outer gradients.
+        offset: the exchange starts after each step whose number modulo the period is this.
+        is_launched: whether the exchange is under way, or complete and not due yet.
     """
 
     exchange: Exchange
@@ -35,11 +35,11 @@ class Fragment:
 
 
 class Local(Anchored):
-    """The workers average their ways, fragment by fragment.
+    """The workers average their outer gradients, fragment by fragment.
 
-    Cost a period: an all-reduce of the parameters, and of the optimiser's state where that is
-    averaged, too.  Memory: one array as large as the parameters besides those of
-    :class:`~mpitrain.sync.anchored.Anchored`, one for an outer velocity, one with a delay.
+    Cost of a period: an all-reduce of the parameters, and of the optimiser's state if that is
+    averaged, too.  Memory, in arrays as large as the parameters, in addition to
+    :class:`~mpitrain.sync.anchored.Anchored`: one, one for an outer velocity, one with a delay.
 
     Attributes:
         fragments: fragments of the model.
@@ -57,16 +57,16 @@ class Local(Anchored):
         mix: float = 0.0,
         averages_state: bool = False,
     ) -> None:
-        """Bind the exchanges; collective.
+        """Set up the exchanges; collective.
 
         Args:
-            workers: this rank's, and the others.
+            workers: this rank's worker, and its peers in the others.
             period: steps from one exchange of a fragment to the next.
-            outer: moves the anchor.
-            start: first steps, in which the workers average their gradients.
-            fragments: at most ``period``, and at most as many as the model has layers.
-            delay: steps until an exchange takes effect, less than ``period``.
-            mix: with a delay, part of its weights that a worker keeps when it does.
+            outer: outer optimiser, which moves the anchor.
+            start: number of first steps, in which the workers average their gradients.
+            fragments: number of fragments; at most ``period`` and the model's number of layers.
+            delay: steps until an exchange takes effect; less than ``period``.
+            mix: with a delay, fraction of its own weights that a worker keeps at an exchange.
             averages_state: average the optimiser's state, too; for one fragment without delay.
         """
         super().__init__(workers, start)
@@ -74,7 +74,7 @@ class Local(Anchored):
         self._mix = mix if delay else 0.0
         self._averages_state = averages_state
         self._velocity = velocity(outer, workers.parameters)
-        #: Means that have arrived, for checkpoints.
+        #: For checkpoints: means that have arrived and are not due yet.
         self._landed = np.zeros_like(workers.parameters if delay else workers.parameters[:0])
         self.fragments = [
             Fragment(
@@ -101,7 +101,7 @@ class Local(Anchored):
             fragment.is_launched = False
 
     def _starting(self, done: int) -> list[Fragment]:
-        """The fragments whose exchange starts after so many steps."""
+        """The fragments whose exchange starts after ``done`` steps."""
         return [f for f in self.fragments if done > 0 and done % self._period == f.offset]
 
     def _takes_effect(self, done: int) -> bool:
@@ -124,7 +124,7 @@ class Local(Anchored):
             self._land(starting)
 
     def _launch(self, fragment: Fragment, done: int) -> None:
-        """Start the mean of the ways: ``way = anchor - weights``, as a gradient points uphill."""
+        """Start the mean of the outer gradients ``anchor - weights``."""
         exchange = fragment.exchange
         for run in exchange.chosen.runs:
             part = slice(run.start, run.stop)
@@ -134,7 +134,7 @@ class Local(Anchored):
         fragment.is_launched = True
 
     def _land(self, fragments: Iterable[Fragment]) -> None:
-        """Anchors move by the means, and the worker's weights follow them."""
+        """Move the fragments' anchors by the means, and set the worker's weights to the anchors."""
         for fragment in fragments:
             if not fragment.is_launched:
                 continue  # the weights were replaced meanwhile
@@ -147,7 +147,7 @@ class Local(Anchored):
                 chosen.put(velocity, self._velocity)
             chosen.put(anchor, self.anchor)
             if self._mix:
-                # Like this, and not as a weighted sum, what nobody has moved keeps its bits.
+                # Unlike a weighted sum, this keeps the bits of elements that nobody has moved.
                 own = chosen.take(self.workers.parameters)
                 anchor += self._mix * (own - anchor)
             chosen.put(anchor, self.workers.parameters)
@@ -157,7 +157,7 @@ class Local(Anchored):
 
     def _average_state(self) -> None:
         for name in self.workers.state[0] if self.workers.state else ():
-            if name != AVERAGE:  # which follows the weights, and not the gradients
+            if name != AVERAGE:  # the moving average follows the weights, not the gradients
                 self.workers.put_slot(name, self.mean(self.workers.slot(name)))
 
     def quiesce(self) -> None:

@@ -8,9 +8,9 @@ import numpy as np
 from mpitrain.arrays import Array
 from mpitrain.step.agreement import Told
 
-#: Numbers before the gradients: the step, the gradients in a mean, and a report.
+#: Numbers in the header: the step, the number of gradients in a mean, and a report.
 _HEADER = 11
-#: Steps of one worker whose gradients a mean may have.
+#: Largest number of steps of one worker whose gradients a mean may hold.
 _MOST = 8
 
 
@@ -18,16 +18,15 @@ class Message:
     """A gradient or a mean, with its report, as bytes.
 
     Attributes:
-        data: all of it.
+        data: bytes of the whole message.
         header: float64, shape (11,).
-        mask: float64, shape (workers, 8): the steps of each worker in a mean, filled up with 0.
-        used: float64, shape (tensors,): 1 where a gradient in it is of a tensor that had a part in
-            the loss.
-        body: shape (elements,).
+        mask: float64, shape (workers, 8): steps of each worker in a mean, padded with 0.
+        used: float64, shape (tensors,): 1 for each tensor that had a part in the loss.
+        body: the gradient or mean, shape (elements,).
     """
 
     def __init__(self, workers: int, tensors: int, like: Array) -> None:
-        """Memory for as many tensors, and as many elements as ``like`` has."""
+        """Allocate the message; its body has the size and type of ``like``."""
         several = _HEADER + workers * _MOST
         numbers = several + tensors
         self.data = np.zeros(8 * numbers + like.nbytes, np.uint8)
@@ -43,7 +42,7 @@ class Message:
         return int(self.header[0])
 
     def write(self, step: int, gradients: Array, own: Told, used: Sequence[bool]) -> None:
-        """One gradient of a step, what its worker tells, and which tensors it is of."""
+        """Fill in one worker's gradient of a step, its report, and the tensors that were used."""
         self.used[...] = used
         self.header[:] = [step, 1, *own.numbers]
         self.mask[0, 0] = step + 1
@@ -52,16 +51,17 @@ class Message:
 
 @dataclass(frozen=True)
 class Late:
-    """A gradient that has come and is in no mean yet."""
+    """A gradient that has arrived at rank 0 and is in no mean yet."""
 
     worker: int
     message: Message
 
 
 def mean(taken: Sequence[Late], step: int, result: Message, workers: int) -> None:
-    """The mean of what was taken, times the number of workers, as their sum would be.
+    """Write the mean of the gradients ``taken``, times the number of workers, into ``result``.
 
-    Ranks follow one another in the sum, as at a parameter server.
+    The factor gives it the size of a sum over all workers.  The sum is in order of ranks, as at a
+    parameter server.
     """
     ordered = sorted(taken, key=lambda one: (one.worker, one.message.step))
     result.mask[...] = 0

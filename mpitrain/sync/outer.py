@@ -1,4 +1,4 @@
-"""The outer optimiser: what becomes of the anchor, given the mean way of the workers."""
+"""Outer optimisers, which move the anchor by the workers' mean outer gradient."""
 
 from dataclasses import dataclass
 
@@ -11,18 +11,18 @@ from mpitrain.optim.optimizers import SGD
 
 @dataclass(frozen=True)
 class Plain:
-    """The anchor takes the way: it becomes the average of the workers' weights."""
+    """Moves the anchor by the mean outer gradient, to the average of the workers' weights."""
 
     def step(self, anchor: Array, way: Array, velocity: Array) -> None:
-        """Move ``anchor`` by minus the way, shape (n,)."""
+        """Subtract ``way``, the mean outer gradient, from ``anchor``; both of shape (n,)."""
         anchor -= way
 
 
 @dataclass(frozen=True)
 class Descent:
-    """Stochastic gradient descent for which the way is the gradient (Douillard et al. 2023).
+    """Stochastic gradient descent by the mean outer gradient (Douillard et al. 2023).
 
-    With rate 1 and no momentum it is :class:`Plain`, bit by bit.
+    With rate 1 and no momentum it equals :class:`Plain`, bit by bit.
 
     Attributes:
         optimizer: with momentum, Nesterov's or not.
@@ -33,7 +33,7 @@ class Descent:
     lr: float
 
     def step(self, anchor: Array, way: Array, velocity: Array) -> None:
-        """Move ``anchor``; ``velocity`` is that of these elements."""
+        """Move ``anchor`` by ``way``, the mean outer gradient; updates ``velocity``."""
         state = {"velocity": velocity}
         direction = self.optimizer.prepare(anchor, way, state, 1)
         self.optimizer.apply(anchor, direction, state, self.lr)
@@ -51,5 +51,5 @@ def outer(text: str) -> Outer:
 
 
 def velocity(outer: Outer, like: Array) -> Array:
-    """Memory of its velocity, zeros: as large as ``like``, or none."""
+    """Array of zeros for the optimiser's velocity, like ``like``; empty if it has no momentum."""
     return np.zeros(0 if isinstance(outer, Plain) else like.size, like.dtype)

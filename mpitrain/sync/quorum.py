@@ -1,17 +1,17 @@
-"""Sums of gradients that do not wait for the last ones.
+"""Sums of gradients that do not wait for the slowest workers.
 
-Rank 0 gathers the gradients of a step until enough have come, and sends the mean of those that are
-there to all.  A gradient that comes later is in the mean of the step that is open then: each counts
-once.  A worker that finds a step decided before it has begun takes its result and computes nothing
-in it, so that it is up to date again.  All workers take the same results in the same order and stay
-equal bit by bit.
+Rank 0 gathers the gradients of a step until enough have arrived, and sends their mean to all.  A
+gradient that arrives later goes into the mean of the next open step, so that each counts once.  A
+worker that begins a step after its mean was sent takes the mean and computes nothing in that step,
+so that it catches up.  All workers take the same means in the same order and stay equal bit by bit.
 
-Backup workers (Chen et al. 2016) discard what comes late.  What has come when is a matter of time:
-each step's record says it, and ``replay`` makes the same choices again, bit by bit.
+In contrast, backup workers (Chen et al. 2016) discard late gradients.  The arrival of gradients
+depends on timing: each step's record names the gradients in its mean, and ``replay`` makes the same
+choices again, bit by bit.
 
-Rank 0 is a worker, too, and decides a step when its own gradient is there: a slow rank 0 is waited
-for.  Long messages move while both sides are inside of MPI, which rank 0 is between the layers of
-its backward pass and at the end of a step.
+Rank 0 is a worker, too, and decides a step after its own gradient: all wait for a slow rank 0.
+Long messages progress only while both sides are inside of MPI calls; rank 0 makes such calls
+between the layers of its backward pass and at the end of a step.
 """
 
 from collections import deque
@@ -32,19 +32,19 @@ from mpitrain.sync.strategy import Strategy, Taken
 from mpitrain.sync.workers import Workers
 
 _TO_ROOT, _TO_ALL = 1, 2
-#: Looks at whether a message is there.
+#: Number of tests for a message before a step counts as not decided.
 _LOOKS = 16
 
 
 class Quorum(Strategy):
-    """A step waits for ``needed`` of its gradients, and for nobody else.
+    """A step waits for ``needed`` of its gradients, and for no others.
 
-    Cost a step, of s bytes of gradients: rank 0 receives and sends (p-1) s; the others send s, and
-    receive s.  Memory: at rank 0 the results that are on their way, ``behind`` at most, and the
-    gradients that wait.
+    Cost of a step with s bytes of gradients on p workers: rank 0 receives and sends (p-1) s; each
+    other rank sends s and receives s.  Memory on rank 0: the results under way, at most ``behind``,
+    and the gradients that are in no mean yet.
 
     Attributes:
-        taken: what is in the mean of the last step.
+        taken: steps of each worker whose gradients are in the mean of the last step.
     """
 
     algorithm = "quorum"
@@ -59,15 +59,15 @@ class Quorum(Strategy):
         """Make a communicator of its own; collective.
 
         Args:
-            workers: this rank's, and the others.
-            needed: gradients of a step for which it waits.
-            behind: steps that a worker may be behind before the others wait for it.
-            replay: the choices of an earlier run, by steps counted from 1.
+            workers: this rank's worker, and its peers in the others.
+            needed: number of its own gradients that a step waits for.
+            behind: number of steps that a worker may be behind before the others wait for it.
+            replay: choices of an earlier run, by steps counted from 1.
         """
         self.workers = workers
         self.reason = f"{needed} of {workers.comm.size} workers"
         self._needed, self._replay = needed, replay or {}
-        #: In a replay, who computes gradients of which step.
+        #: In a replay, the pairs (worker, step) whose gradients are computed.
         self._computed = {
             (worker, step)
             for taken in self._replay.values()
@@ -77,18 +77,19 @@ class Quorum(Strategy):
         self._computes = True
         self._comm: Any = workers.comm.Dup()
         self._count = workers.comm.size
-        #: At rank 0: what is posted for each worker, what has come, and results on their way.
+        #: On rank 0: posted receives by worker, gradients that have arrived, results under way.
         self._posted: dict[int, tuple[Message, MPI.Request]] = {}
         self._waiting: list[Late] = []
         self._results: deque[tuple[Message, list[MPI.Request]]] = deque()
         self._behind = behind
-        #: At the others: gradients on their way, two at most, and the next result.
+        #: On other ranks: gradients under way, at most two, and the receive of the next result.
         self._sent: list[tuple[Message, MPI.Request]] = []
         self._next: tuple[Message, MPI.Request] | None = None
         #: Gradients that this worker has sent.
         self._sends = 0
         self._received = np.zeros(self._count, int)
-        #: For checkpoints: gradients that are in no mean yet, and how many of which step they are.
+        #: For checkpoints: this worker's gradients in no mean yet; their number and last step, by
+        #: worker.
         self._late = np.zeros_like(workers.gradients)
         self._late_steps = np.zeros((self._count, 2))
         self._is_resumed = False
@@ -139,7 +140,7 @@ class Quorum(Strategy):
     # -- rank 0
 
     def _look(self) -> None:
-        """Take in what has come."""
+        """Take in the gradients that have arrived."""
         for worker, (message, request) in list(self._posted.items()):
             if request.Test():
                 self._waiting.append(Late(worker, message))
@@ -151,16 +152,16 @@ class Quorum(Strategy):
         self._posted[worker] = message, self._comm.Irecv(message.data, worker, _TO_ROOT)
 
     def _give(self, message: Message) -> None:
-        """A gradient of this worker, to rank 0."""
+        """Hand a gradient of this worker to rank 0, without waiting."""
         if self._is_root:
             self._waiting.append(Late(0, message))
             return
-        # Memory of its own: rank 0 may be where it takes in nothing, and waits for us.
+        # Waiting for rank 0 could deadlock: it may receive nothing now and wait for this rank.
         self.progress()
         self._launch(message)
 
     def _decide(self, step: int) -> Message:
-        """Wait for enough gradients, and send the mean of what is there to all."""
+        """Wait for enough gradients, and send the mean of all that have arrived to all ranks."""
         wanted = self._replay.get(step + 1)
         while not self._is_enough(step, wanted):
             self._look()
@@ -180,7 +181,7 @@ class Quorum(Strategy):
     def _memory(self) -> Message:
         """A result buffer: reuses the oldest once all ranks received it, else allocates one.
 
-        With ``behind`` results on their way, waits for the oldest.
+        With ``behind`` results under way, waits for the oldest.
         """
         while self._results and not MPI.Request.Testall(self._results[0][1]):
             if len(self._results) < self._behind:
@@ -209,7 +210,7 @@ class Quorum(Strategy):
     def _has_result(self) -> bool:
         """Whether the step is decided already."""
         assert self._next is not None
-        # A look may do no more than to move the message along.
+        # A single test may only progress the message without completing it.
         return any(self._next[1].Test() for _ in range(_LOOKS))
 
     def _receive(self, step: int) -> Message:
@@ -239,11 +240,11 @@ class Quorum(Strategy):
         return [self]
 
     def kept(self) -> Iterator[KeptElements]:
-        """The gradients of this worker that have come late and are in no mean yet."""
+        """The gradients of this worker that arrived late and are in no mean yet."""
         yield KeptElements("late", 0, self._late, is_per_replica=True)
 
     def state(self) -> Mapping[str, Array]:
-        """How many of these each worker has, and the step of the last one."""
+        """Number of late gradients of each worker, and the step of the last one."""
         return {"quorum.late": self._late_steps}
 
     def quiesce(self) -> None:
@@ -267,7 +268,7 @@ class Quorum(Strategy):
         self._return_late()
 
     def _return_late(self) -> None:
-        """Each worker gets back, for its part of a checkpoint, what waits at rank 0."""
+        """Send the late gradients from rank 0 back to their workers, for their checkpoints."""
         rows = np.zeros((self._count, self._late.size), self._late.dtype)
         for one in self._waiting:
             rows[one.worker] += one.message.body
@@ -279,7 +280,7 @@ class Quorum(Strategy):
         self._is_resumed = True
 
     def _resend(self) -> None:
-        """After a checkpoint was read, what had come late comes again."""
+        """Send the late gradients of a checkpoint to rank 0 again, once after it was read."""
         if not self._is_resumed:
             return
         self._is_resumed = False

@@ -1,4 +1,4 @@
-"""The choices of an earlier run by quorum, from its records."""
+"""Reads the choices of an earlier run by quorum from its records."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ def choices(path: Path, workers: int) -> dict[int, Taken]:
     """The gradients that each step of an earlier run took, by steps counted from 1.
 
     Raises:
-        ConfigError: the file cannot be read, or is of a run without, or with other workers.
+        ConfigError: the file cannot be read, or its run had no quorum or another number of workers.
     """
     try:
         log = read_records(path)
@@ -25,7 +25,7 @@ def choices(path: Path, workers: int) -> dict[int, Taken]:
     if counts != {workers}:
         had = f"{max(counts)} workers" if counts else "no steps by quorum"
         raise ConfigError(
-            f"sync.replay: {path} is of {had}, and this run has {workers}; name the file of a run "
-            "by quorum on as many ranks"
+            f"sync.replay: {path} is from a run with {had}, and this run has {workers}; name the "
+            "file of a run by quorum with the same number of workers"
         )
     return found

@@ -1,4 +1,4 @@
-"""When the workers of a job synchronise, and the usual answer: in every step."""
+"""Strategies by which the workers of a job synchronise; the base class does so in every step."""
 
 from collections.abc import Mapping, Sequence
 
@@ -13,24 +13,25 @@ Taken = tuple[tuple[int, ...], ...]
 
 
 class Strategy:
-    """Sums the gradients of each step: the store does, and nothing is left to do.
+    """Synchronises in every step: the store sums the gradients, and nothing else is needed.
 
-    A step is: the worker's gradients; :meth:`agree`; the update, unless the step is skipped;
-    :meth:`after_step`.  Steps are counted from 0.  All methods but :meth:`computes`,
-    :meth:`progress`, and those that return arrays are collective over all ranks.
+    In a step, the worker computes its gradients and calls :meth:`agree`, updates its weights unless
+    the step is skipped, and calls :meth:`after_step`.  Steps are counted from 0.  All methods are
+    collective over all ranks except :meth:`computes`, :meth:`progress`, and those that return
+    arrays.
 
     Other strategies override what differs: Local SGD and delayed averaging synchronise in
     :meth:`after_step`, a quorum in :meth:`agree`.
 
     Attributes:
         drifts: workers have weights of their own between exchanges.
-        algorithm: algorithm that sums the workers' numbers; empty: that of the store.
+        algorithm: algorithm that sums the workers' numbers; empty: the store's algorithm.
         reason: why this algorithm was chosen.
         exchanges: exchanges that took effect since the beginning.
         since: steps since the last exchange.
-        strayed: see :class:`~mpitrain.step.agreement.Told`.
-        taken: gradients in the sum of the last step, if some are missing.
-        keepers: objects that keep something from step to step besides the arrays below.
+        strayed: distance from the anchor; see :class:`~mpitrain.step.agreement.Told`.
+        taken: steps of each worker in the last mean; empty: every step has all gradients.
+        keepers: objects that keep other state from step to step than the arrays below.
     """
 
     drifts = False
@@ -59,15 +60,15 @@ class Strategy:
         return 0.0
 
     def progress(self) -> None:
-        """Move along what is under way, without waiting."""
+        """Progress the exchanges that are under way, without waiting."""
 
     def quiesce(self) -> None:
-        """Complete what is under way, which takes effect when it is due."""
+        """Complete the exchanges that are under way; they still take effect when due."""
 
     def consensus(self) -> Array | None:
-        """Weights of all workers together, the same bits on all, shape (arena.size,).
+        """Average weights of the workers, the same bits on all, shape (arena.size,).
 
-        ``None``: all workers have the same.
+        ``None``: all workers have the same weights.
         """
         return None
 
@@ -76,7 +77,7 @@ class Strategy:
         return flat
 
     def drain(self) -> None:
-        """Give all workers the consensus; nothing is under way then."""
+        """Give all workers the consensus; no exchange is under way afterwards."""
 
     def shared(self) -> Mapping[str, Array]:
         """Arrays that all workers have the same, by name; flat, in the arena's layout."""
@@ -98,7 +99,7 @@ class Strategy:
         """Begin anew: the weights were replaced, the same on all workers."""
 
     def close(self) -> None:
-        """Free what is bound to communicators."""
+        """Free communicators and requests."""
 
 
 class Progressing:
@@ -110,6 +111,6 @@ class Progressing:
         self.ready = store.ready
 
     def progress(self) -> None:
-        """Move both along."""
+        """Progress the store's sums and the strategy's exchanges."""
         self._progress()
         self._strategy.progress()

@@ -15,21 +15,21 @@ from mpitrain.parallel.summation import Dense, Summation
 
 @dataclass(frozen=True)
 class Workers:
-    """A rank's part of its worker, and the ranks that have the same part of the others.
+    """A rank's part of its worker, and its peers: the ranks with the same part of other workers.
 
     Attributes:
-        comm: these ranks, one of each worker, in their order.
-        arena: the layout of the flat arrays.
-        layer_of: number of the layer that has a tensor first, by its name, in the whole model.
-        layers: how many layers the model has.
-        parameters, gradients: the worker's, shape (arena.size,).
-        pieces: the same memory as it is updated.
-        state: the optimiser's, for each piece.
-        counted: elements of the arena for which this rank answers in its worker.
-        summation: makes what sums the ways of the workers.
-        dense: sums what must be exact.
-        agrees_late: workers tell each other of their steps after several of them.
-        never_used: names of the tensors that this worker has never had a use for.
+        comm: peers, one rank of each worker, in the order of workers.
+        arena: layout of the flat arrays.
+        layer_of: number of the first layer in the whole model that has a tensor, by its name.
+        layers: number of layers of the whole model.
+        parameters, gradients: flat arrays of this worker, shape (arena.size,).
+        pieces: pieces of these arrays that are updated; they share the memory.
+        state: optimiser state of each piece, by slot.
+        counted: elements of the arena that this rank counts in sums over its worker.
+        summation: makes the summation for exchanges, dense or with a codec.
+        dense: summation without a codec.
+        agrees_late: workers agree on several steps at once.
+        never_used: gives the names of the tensors that this worker has never used.
     """
 
     comm: Communicator
@@ -47,13 +47,13 @@ class Workers:
     never_used: Callable[[], Set[str]] = frozenset
 
     def tensors(self) -> list[Tensor]:
-        """In the order of the model."""
+        """The tensors in the order of the model."""
         return sorted(self.arena.tensors, key=lambda tensor: self.layer_of[tensor.name])
 
     def fragments(self, count: int) -> list[list[Tensor]]:
         """The tensors of consecutive layers of the whole model, for each of ``count`` fragments.
 
-        Those of a stage of a pipeline are its part of the model's.
+        On a stage of a pipeline, each fragment holds only the tensors of that stage.
         """
         found: list[list[Tensor]] = [[] for _ in range(count)]
         for tensor in self.tensors():
@@ -61,24 +61,24 @@ class Workers:
         return found
 
     def squares(self, flat: Array) -> float:
-        """Sum of the squares of the elements that this rank answers for."""
+        """Sum of the squares of the elements that this rank counts."""
         return float(sum(np.square(flat[part], dtype=float).sum() for part in self.counted))
 
     def slot(self, name: str) -> Array:
-        """A slot of the optimiser's state as a flat array, a copy."""
+        """Copy of a slot of the optimiser's state as a flat array, shape (arena.size,)."""
         flat = np.empty_like(self.parameters)
         for piece, state in zip(self.pieces, self.state, strict=True):
             flat[piece.start : piece.stop] = state[name]
         return flat
 
     def put_slot(self, name: str, flat: Array) -> None:
-        """Write it back."""
+        """Write a flat array, shape (arena.size,), into a slot of the optimiser's state."""
         for piece, state in zip(self.pieces, self.state, strict=True):
             state[name][...] = flat[piece.start : piece.stop]
 
 
 def layer_numbers(model: Model) -> dict[str, int]:
-    """The first layer of the model that has a tensor, by its name."""
+    """Number of the first layer of the model that has a tensor, by the tensor's name."""
     found: dict[str, int] = {}
     for number, (name, layer) in enumerate(model.layers.items()):
         for own in layer.shapes():

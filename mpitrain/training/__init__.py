@@ -1,1 +1,1 @@
-"""A job at work: what it is made of on these ranks, its steps, its tests."""
+"""A running job: its parts on each rank, its training steps and its tests."""

@@ -1,4 +1,4 @@
-"""Time and traffic of the steps on this rank, and their records, the same on all ranks."""
+"""Time and traffic of the steps on this rank, and the records of steps, equal on all ranks."""
 
 from collections.abc import Hashable, Mapping
 from dataclasses import replace
@@ -18,22 +18,22 @@ from mpitrain.training.stragglers import Busy
 
 
 class Account:
-    """Times and bytes of each step, from one to the next.
+    """Measures the seconds and bytes of each step.
 
     Attributes:
-        busy: time of this rank, by what it did.
+        busy: time of this rank by activity: computing, communicating, waiting.
     """
 
     def __init__(
         self, comm: Communicator, strategy: Strategy, *, peers: Hashable, synchronises: bool
     ) -> None:
-        """Begin at 0.
+        """All sums begin at 0.
 
         Args:
             comm: all ranks.
-            strategy: when workers synchronise.
+            strategy: decides when workers synchronise.
             peers: ranks with equal values have the same amount of work.
-            synchronises: workers synchronise otherwise than in every step, which records show.
+            synchronises: workers do not synchronise in every step; records show when they do.
         """
         self._comm = comm
         self._peers = peers
@@ -41,14 +41,14 @@ class Account:
         self._synchronises = synchronises
         self._traffic = comm.traffic or comm.count_traffic()
         self._before = self._traffic.sent, self._traffic.shared
-        #: Bytes as of :meth:`moved`, after the ranks had agreed on the last step.
+        #: Bytes moved after the ranks had agreed on the last step; pair as from :meth:`moved`.
         self._late = 0, 0
         self._lap = self._told = perf_counter()
         self._drift = 0.0
         self.busy = Busy()
 
     def begin(self) -> None:
-        """Begin an epoch: time and traffic since the last step belong to no step."""
+        """Begin an epoch: drop time and traffic since the last step, which belong to no step."""
         self._lap = perf_counter() - self.busy.published
         self.moved()
         self.busy.begin()
@@ -60,12 +60,14 @@ class Account:
         return now[0] - before[0], now[1] - before[1]
 
     def ended(self, seconds: float) -> None:
-        """After the ranks have agreed on a step, its end took ``seconds`` of communication, as
-        workers' exchanges do: they are told with the next step, and so are their bytes."""
+        """Note ``seconds`` of communication after the ranks agreed on a step, such as an exchange.
+
+        The next step reports these seconds and the bytes of that communication.
+        """
         self.busy.published, self._late = seconds, self.moved()
 
     def settled(self, told: Told) -> Told:
-        """With what :meth:`ended` has left, for a step that no other one follows."""
+        """The report of the last step with the seconds and bytes that :meth:`ended` noted added."""
         seconds, (sent, shared) = self.busy.settle(), self._late
         self._late = 0, 0
         return replace(
@@ -86,14 +88,14 @@ class Account:
         stopping: bool,
         faulty: bool,
     ) -> Told:
-        """This rank's report of the step that it has computed; :meth:`met` follows.
+        """This rank's report of the step that it has computed; call :meth:`met` afterwards.
 
         Args:
-            loss: its part of the mean over the batch.
+            loss: this rank's part of the mean over the batch.
             comm_seconds: seconds in the sum of gradients.
-            waited: seconds for each other rank's activations.
+            waited: seconds of waiting for activations, by the rank that sends them.
             feed: reader of the samples.
-            stopping, faulty: as of :class:`~mpitrain.step.agreement.Told`.
+            stopping, faulty: see :class:`~mpitrain.step.agreement.Told`.
         """
         self._told = perf_counter()
         seconds = self._told - self._lap
@@ -109,12 +111,12 @@ class Account:
         )  # fmt: skip
 
     def met(self) -> None:
-        """The ranks have agreed on the step; what comes now belongs to the next one's time."""
+        """Note that the ranks have agreed on the step: from now on the next step's time runs."""
         self.busy.met = perf_counter() - self._told
         self._lap = self._told
 
     def record(self, noted: Noted, agreed: Agreed, grad_norm: float) -> Step:
-        """The record of a step that all ranks know; sums over the ranks become means."""
+        """Record of a step on which all ranks agree; sums over the ranks become means."""
         if agreed.drift is not None:
             self._drift = agreed.drift
         ranks, samples = self._comm.size, noted.samples
@@ -136,15 +138,15 @@ class Account:
         )
 
     def synced(self, exchanges: int, since: int) -> Synced | UnsetType:
-        """The synchronisation, for records; unset if it is in every step."""
+        """Fields of the synchronisation in a record; unset if workers synchronise in every step."""
         if not self._synchronises:
             return UNSET
         return Synced(exchanges, since, self._drift, [list(one) for one in self._strategy.taken])
 
     def straggler(self, step: int) -> Straggler | None:
-        """Who kept the others waiting since the last call, if anybody did; collective."""
+        """The rank that kept the others waiting since the last call, or None; collective."""
         return self.busy.slowest(self._comm, self._peers, step)
 
     def times(self, place: Coordinates) -> Times:
-        """Where the time of each rank went since the start; collective."""
+        """Time of each rank since the start, by activity; collective."""
         return self.busy.times(self._comm, place.stage, place.tensor)

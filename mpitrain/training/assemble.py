@@ -60,7 +60,11 @@ from mpitrain.training.watch import Watch
 
 
 def in_replicas(parts: Parts, flat: Array) -> tuple[Store, Communicator | None]:
-    """Hold the parameters on each replica, or shards of them as ``parallel.zero`` says."""
+    """Make the store of this replica: all parameters, or a shard, as ``parallel.zero`` says.
+
+    Returns:
+        The store, and the ranks of this replica if each replica has a gradient of its own.
+    """
     comm, config, grid, arena = parts.comm, parts.config, parts.grid, parts.arena
     summed, replica = grid.groups, grid.place.replica
     allocate = parts.device.allocate(grid.data)
@@ -81,15 +85,15 @@ def in_replicas(parts: Parts, flat: Array) -> tuple[Store, Communicator | None]:
 
 @dataclass(frozen=True)
 class Variant:
-    """Parts that a kind of job makes in its own way; the defaults are for synchronous training.
+    """Functions that make the parts in which kinds of jobs differ; defaults: synchronous training.
 
     Attributes:
-        spread: ranks over which embedding tables are spread.
-        hold: makes the store from the initial parameters, flat; and the ranks of this replica,
-            where each replica has a gradient of its own.
+        spread: gives the ranks over which embedding tables are spread.
+        hold: makes the store from the flat initial parameters; returns it with the ranks of this
+            replica if each replica has a gradient of its own, else with ``None``.
         group: changes how each parameter is updated.
-        update: makes the updater; ``None``: the optimiser's.
-        synchronise: makes the strategy; ``None``: that of [sync].
+        update: makes the updater; ``None``: the updater of the optimiser.
+        synchronise: makes the strategy; ``None``: the strategy that [sync] names.
         rates: changes the learning rates.
     """
 
@@ -101,7 +105,7 @@ class Variant:
     rates: Callable[[Rates], Rates] = lambda rates: rates
 
 
-#: Synchronous training.
+#: Variant of synchronous training.
 USUAL = Variant()
 
 
@@ -116,26 +120,26 @@ def assemble(
     device: Device | None = None,
     variant: Variant = USUAL,
 ) -> Parts:
-    """Load the data, initialise the parameters from the seed, bind the communication; collective.
+    """Load the data, initialise the parameters from the seed, set up communication; collective.
 
     Args:
         comm: the job's ranks; a communicator of mpi4py becomes a
             :class:`collectives.Communicator`.
         config: the job.
-        objects: the program's own objects.  All ranks must have the same data, and the same values
-            in layers, which is checked.
+        objects: the program's own objects.  A check ensures that all ranks have the same data and
+            the same values in layers.
         span: context manager that records an activity in the trace.
-        stop: asks to stop after a step.
-        before_step: called with the parts before each step, on each rank.
-        device: where arrays are; by default as ``run.device`` says.
-        variant: what this kind of job makes in its own way.
+        stop: flag that asks to stop after a step.
+        before_step: function that each rank calls with the parts before each step.
+        device: device of the arrays; by default the one that ``run.device`` names.
+        variant: functions that make the parts in which this kind of job differs.
 
     Raises:
-        ConfigError: on all ranks: they have different jobs (:mod:`mpitrain.ranks.same`), a value
-            of the job does not fit the data, the ranks or the memory, or the model's outputs do
-            not fit the loss.
-        DataError: on all ranks: one of them cannot read the data, or has other samples.
-        ReplicaMismatch: on all ranks, if layers bring different values.
+        ConfigError: on all ranks: their jobs differ (:mod:`mpitrain.ranks.same`), a value of the
+            job does not fit the data, the ranks or the memory, or the model's outputs do not fit
+            the loss.
+        DataError: on all ranks: a rank cannot read the data, or has other samples.
+        ReplicaMismatch: on all ranks: values in layers differ between ranks.
         collectives.UnknownAlgorithm: an option of the all-reduce does not fit the ranks.
     """
     opened = ExitStack()
@@ -167,7 +171,7 @@ def assemble(
 
 
 class _Placed(NamedTuple):
-    """Where the model is; see :class:`Parts`."""
+    """The model and its place on the ranks; fields as in :class:`Parts`."""
 
     grid: ProcessGrid
     layout: str
@@ -180,17 +184,17 @@ class _Placed(NamedTuple):
 
 @contextmanager
 def closed_if_refused(comm: Communicator, opened: ExitStack) -> Iterator[None]:
-    """Close what is open after an error of all ranks.
+    """Close ``opened`` after an error on all ranks.
 
-    An error of one rank alone ends the job.  Where it must not (``COLLECTIVES_ABORT`` is off),
-    everything stays open, as closing is collective.
+    An error on a single rank ends the job.  If ``COLLECTIVES_ABORT`` is off, the job goes on and
+    everything stays open, because closing is collective.
     """
     try:
         with all_or_nobody(comm):
             yield
     except MPI.Exception:
         raise
-    except Exception:  # whatever a program's own layers raise
+    except Exception:  # a program's own layers may raise anything
         if aborts() or all_here(comm):
             opened.close()
         raise
@@ -213,7 +217,7 @@ def _expect_same(comm: MPI.Intracomm, config: Config, objects: UserObjects) -> N
 
 
 def _checking(comm: Communicator, config: Config, opened: ExitStack) -> Communicator:
-    """The communicator, whose messages carry checksums if the job asks for them."""
+    """The communicator; its messages carry checksums if the job asks for them."""
     if comm.delays_messages:
         expect(config, "link")
     if not config.parallel.checksums or comm.checks_messages:
@@ -224,7 +228,7 @@ def _checking(comm: Communicator, config: Config, opened: ExitStack) -> Communic
 
 
 def _sampler(config: Config, data: Dataset, objects: UserObjects) -> tuple[Sampler, int]:
-    """The order of samples, and the steps of the whole run."""
+    """The sampler, which orders the samples, and the number of steps of the whole run."""
     if data.test is None:
         expect_untested(config, objects.metrics)
     samples, size, seed = len(data.train), config.train.batch_size, config.run.seed
@@ -248,7 +252,7 @@ def _place(
     spread: Callable[[ProcessGrid], TensorGroup],
     opened: ExitStack,
 ) -> _Placed:
-    """Cut the model into stages, and take this rank's layers; collective."""
+    """Cut the model into stages, and select this rank's layers; collective."""
     layout, layers, loss = build.layout(config, comm.size), objects.layers, objects.loss
 
     def outlined() -> tuple[Shape, build.Partition, dict[str, frozenset[int]]]:
@@ -259,7 +263,7 @@ def _place(
         return outputs, partition, build.shared_stages(outline, partition)
 
     outputs, partition, shared = together(comm, outlined, ConfigError, DataError)
-    if config.parallel.partition == "auto":  # by a profile, which each rank has read by itself
+    if config.parallel.partition == "auto":  # each rank has read the profile by itself
         expect_same(comm, {"the partition by parallel.profile": partition.layers})
     grid = ProcessGrid(comm, layout, shared.values(), device.xp)
     opened.callback(grid.close)
@@ -287,7 +291,7 @@ def _place(
 
 
 def _bind_update(parts: Parts, variant: Variant) -> None:
-    """Allocate the parameters, and make what ends a step; collective."""
+    """Make the store of the parameters, the updater and the strategy; collective."""
     own, model, rates = parts.objects, parts.model, parts.rates
     flat = together(
         parts.comm,
@@ -320,7 +324,7 @@ def _bind_update(parts: Parts, variant: Variant) -> None:
 
 
 def _strategy(parts: Parts) -> Strategy:
-    """When the replicas synchronise, as [sync] says; collective."""
+    """The strategy by which replicas synchronise, as [sync] says; collective."""
     config, store, updater = parts.config, parts.store, parts.updater
     if not isinstance(store, Replicated) or config.sync.kind == "every_step":
         return Strategy()  # the configuration has refused other stores
@@ -349,7 +353,7 @@ def _strategy(parts: Parts) -> Strategy:
 
 
 def _bind_pipeline(parts: Parts) -> None:
-    """Make what takes samples through the layers, and counts the steps; collective."""
+    """Make the passes through the layers, the feed of samples and the account; collective."""
     config, grid, data, model = parts.config, parts.grid, parts.data, parts.model
     comm, device, run = parts.comm, parts.device, parts.config.run
     mine = tuple(f"{name}." for name in parts.layers)

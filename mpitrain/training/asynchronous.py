@@ -1,4 +1,4 @@
-"""Steps of a pipeline that does not drain between them: PipeDream's, each stage by itself."""
+"""PipeDream: a pipeline that does not drain between steps; each stage updates by itself."""
 
 from collections.abc import Generator, Sequence
 from time import perf_counter
@@ -15,7 +15,7 @@ from mpitrain.training.loop import Batch, Loop, left_of, read
 
 
 class AsynchronousLoop(Loop):
-    """Takes ``parallel.window`` steps together; the pipeline drains after the last of them."""
+    """Takes ``parallel.window`` steps at a time; the pipeline drains after the last of them."""
 
     def batches(self, epoch: int) -> Generator[Batch]:
         parts = self.parts
@@ -28,7 +28,7 @@ class AsynchronousLoop(Loop):
 
         Raises:
             NonFinite: on all ranks, after the window.
-            ConfigError: besides, on all ranks: a parameter had no part in the loss.
+            ConfigError: on all ranks: as :meth:`Loop.step`, or a parameter had no part in the loss.
         """
         parts = self.parts
         parts.before_step(parts)
@@ -79,10 +79,10 @@ class AsynchronousLoop(Loop):
         """The records of a window.
 
         Args:
-            batch: its batches.
-            done: steps before it.
-            agreed: each update, summed over the ranks.
-            lasted: its seconds.
+            batch: batches of the window.
+            done: steps before the window.
+            agreed: reports on each update, summed over the ranks.
+            lasted: seconds of the window.
             shares: seconds of waiting for activations and of reading, summed over the ranks.
             moved: bytes sent and bytes moved in shared memory, summed over the ranks.
         """

@@ -12,11 +12,11 @@ from mpitrain.training.parts import SHARED_ERRORS, Parts
 
 @contextmanager
 def averaged(parts: Parts) -> Iterator[None]:
-    """Show the weights for tests to all ranks inside of a ``with`` statement.
+    """Put the weights for tests in place, on all ranks, inside of a ``with`` statement.
 
-    That is the averages of ``optim.average``, if there are any, and of workers that train by
-    themselves what they have together.  What is done meanwhile ends with a message from every rank,
-    so that nobody is still reading.  Collective.
+    These are the averages of ``optim.average`` if the job has them, and the consensus of workers
+    that train by themselves.  The body of the statement must end with a message from every rank, so
+    that no rank still reads these weights when the old ones return.  Collective.
     """
     back = _replace(parts)
     if back is None:
@@ -27,7 +27,7 @@ def averaged(parts: Parts) -> Iterator[None]:
         yield
     except BaseException as error:
         back()
-        # Of one rank alone, the others do not wait to share what is sharded.
+        # After an error of one rank alone, the others do not join the refresh of shards.
         shared = isinstance(error, SHARED_ERRORS)
         if parts.store.is_replicated or (shared and all_here(parts.comm)):
             parts.refresh()
@@ -37,7 +37,7 @@ def averaged(parts: Parts) -> Iterator[None]:
 
 
 def _replace(parts: Parts) -> Callable[[], None] | None:
-    """Put the weights for tests into this rank's pieces; the result puts the old ones back."""
+    """Put the weights for tests into this rank's pieces; returns a function that undoes it."""
     together = parts.strategy.consensus()
     average = parts.config.optim.average
     if together is None:

@@ -1,4 +1,4 @@
-"""The micro-batches of one or several steps, as the stages at both ends need them."""
+"""Micro-batches of one or several steps: inputs for the first stage, labels for the last."""
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
@@ -15,10 +15,10 @@ from mpitrain.objective import Loss
 
 
 def part(batches: Sequence[Array], parts: int, micro_batch: int) -> Array:
-    """Indices of a micro-batch's samples: part ``m % parts`` of batch ``m // parts``.
+    """Indices of the samples in micro-batch ``m``: part ``m % parts`` of batch ``m // parts``.
 
-    The batches are global: which rank takes which micro-batch has no part in what they hold.
-    Parts differ by one sample.
+    The batches are global: the contents of a micro-batch do not depend on the rank that takes it.
+    The sizes of parts differ by one sample at most.
     """
     batch, own = divmod(micro_batch, parts)
     whole = batches[batch]
@@ -26,12 +26,12 @@ def part(batches: Sequence[Array], parts: int, micro_batch: int) -> Array:
 
 
 class _Ahead:
-    """Arrays of micro-batches on the device, each brought while the one before it is computed."""
+    """Copies each micro-batch's array to the device while the micro-batch before is computed."""
 
     def __init__(
         self, device: Device, micro_batches: Sequence[int], read: Callable[[int], Array]
     ) -> None:
-        """``micro_batches``: in the order in which they will be asked for."""
+        """``micro_batches``: their numbers, in the order of the calls."""
         self._device = device
         self._read = read
         self._next = dict(pairwise(micro_batches))
@@ -63,15 +63,14 @@ class MicroBatches:
         scale: float = 1.0,
         device: Device = HOST,
     ) -> None:
-        """Describe them.
+        """Nothing is copied to the device yet.
 
         Args:
-            held: the samples of those micro-batches that the first or the last stage needs, in the
-                order in which it does.
+            held: samples of the micro-batches that the first or last stage needs, in its order.
             batches: sample indices of each batch.
             parts: micro-batches of each batch.
             loss: the loss, for the last stage.
-            labels_per_sample: over which the loss is a mean, too.
+            labels_per_sample: labels of a sample; the loss is a mean over them, too.
             dtype: type of floating-point inputs.
             scale: factor on the loss before its gradient is taken.
             device: where the arrays go.
@@ -89,22 +88,25 @@ class MicroBatches:
         self.labels = _Ahead(device, list(held), lambda micro_batch: held[micro_batch].labels)
 
     def samples(self, micro_batch: int) -> int:
-        """How many it has."""
+        """Number of samples in a micro-batch."""
         return len(self.indices(micro_batch))
 
     def loss(self, micro_batch: int, outputs: Array) -> tuple[Scalar, Array]:
-        """Its part of the batch's mean loss, and the gradient of ``scale`` times that."""
+        """The micro-batch's part of the batch's mean loss, and the gradient of ``scale`` times it.
+
+        The gradient is by ``outputs``.
+        """
         batch = self._batches[micro_batch // self._parts]
         divisor = len(batch) * self._labels_per_sample / self._scale
         scaled, gradient = self._loss(outputs, self.labels(micro_batch), divisor)
         return self._device.number(scaled) / self._scale, gradient
 
     def indices(self, micro_batch: int) -> Array:
-        """Numbers of its samples."""
+        """Indices of a micro-batch's samples in the data set."""
         return part(self._batches, self._parts, micro_batch)
 
     def unfit(self, batch: int = 0) -> str:
-        """The first sample of a batch on this rank that is not finite; empty: there is none."""
+        """Description of the first sample of a batch on this rank that is not finite, or ""."""
         for micro_batch, samples in self._held.items():
             if micro_batch // self._parts != batch:
                 continue
@@ -126,7 +128,7 @@ class MicroBatches:
 
 
 def _first_unfit(values: Array) -> tuple[int, str] | None:
-    """The first sample with a number that is not finite, and what it is."""
+    """The first sample with a number that is not finite, and that number; None: all are finite."""
     for part in fields(values).values():
         if is_floating(part.dtype) and part.size:
             rows = part.reshape(len(part), -1)

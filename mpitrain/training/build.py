@@ -1,4 +1,4 @@
-"""From a job to its parts: layout, partition, store, schedule."""
+"""Makes parts of a job from its tables: layout, partition, store, schedule."""
 
 import os
 from collections.abc import Mapping
@@ -43,7 +43,7 @@ def layout(config: Config, ranks: int) -> Layout:
     """The grid of a job on this number of ranks.
 
     Raises:
-        ConfigError: the ranks cannot be arranged like this; the message says what would do.
+        ConfigError: the ranks cannot be arranged like this; the message says which number could.
     """
     p = config.parallel
     if p.replicas:
@@ -60,11 +60,11 @@ def layout(config: Config, ranks: int) -> Layout:
 
 @dataclass(frozen=True)
 class Partition:
-    """Which layers each virtual stage has.
+    """Layers of each virtual stage.
 
     Attributes:
-        layers: names, for each virtual stage.
-        stages: ranks in a row.
+        layers: names of the layers, for each virtual stage.
+        stages: number of stages, that is, ranks of a pipeline.
     """
 
     layers: tuple[tuple[str, ...], ...]
@@ -75,7 +75,7 @@ class Partition:
         return list(self.layers[stage :: self.stages])
 
     def stage_of(self, layer: str) -> int:
-        """The stage that has a layer."""
+        """Number of the stage that has a layer."""
         virtual = next(v for v, names in enumerate(self.layers) if layer in names)
         return virtual % self.stages
 
@@ -84,7 +84,8 @@ def partition(config: Config, model: Model, stages: int) -> Partition:
     """Cut the layers into virtual stages.
 
     Raises:
-        ConfigError: there are fewer layers than virtual stages, or other numbers than asked for.
+        ConfigError: there are fewer layers than virtual stages, or ``parallel.partition`` or
+            ``parallel.profile`` does not fit the model's layers.
     """
     names = list(model.layers)
     parts = stages * config.parallel.chunks
@@ -110,7 +111,7 @@ def partition(config: Config, model: Model, stages: int) -> Partition:
 
 
 def shared_stages(model: Model, cut: Partition) -> dict[str, frozenset[int]]:
-    """The stages that hold a tensor together, for each that lies on several."""
+    """Stages that share a tensor, by its name, for each tensor that several stages hold."""
     stages = {
         name: frozenset(cut.stage_of(layer) for layer in layers)
         for name, layers in model.ties().items()
@@ -119,10 +120,10 @@ def shared_stages(model: Model, cut: Partition) -> dict[str, frozenset[int]]:
 
 
 def schedule(config: Config, grid: Layout, steps: int = 1) -> tuple[Pipeline, Report]:
-    """The schedule of a step, or of several where it does not drain between them, proved.
+    """The schedule of a step, or of ``steps`` steps without draining, and the proof of it.
 
     Raises:
-        ConfigError: it does not work for this layout.
+        ConfigError: the schedule does not work for this layout.
     """
     p, train = config.parallel, config.train
     parts = train.micro_batches * lcm(*grid.replicas)
@@ -160,15 +161,15 @@ def optimizer(config: Optim) -> Optimizer:
 
 
 def dense(config: Config) -> Dense:
-    """The sum of numbers as they are."""
+    """The summation of gradients without a codec."""
     p = config.parallel
-    # Not every algorithm of an all-reduce has a reduce-scatter, which sums into shards.
+    # Sums into shards use a reduce-scatter, and not every all-reduce algorithm has one.
     whole = p.zero < 2 and not p.node_shared
     return Dense(p.algorithm if whole else "auto")
 
 
 def summation(config: Config, replica: int) -> Summation:
-    """How a job sums over its replicas, on this one."""
+    """The summation of gradients over replicas, dense or with a codec, on this replica."""
     if config.sync.combine == "adasum":
         return Adasum()
     if config.compress.codec == "none":
@@ -180,18 +181,19 @@ def summation(config: Config, replica: int) -> Summation:
 
 
 def reduction(config: Config, groups: Mapping[str, Communicator], replica: int) -> Reduction:
-    """How the gradients of a job are summed over these groups of ranks, on this replica."""
+    """The reduction of a job's gradients over these groups of ranks, on this replica."""
     p = config.parallel
-    # Where replicas train by themselves, a gradient is that of one of them, and stays exact.
+    # If replicas train by themselves, each gradient belongs to one replica and stays exact.
     how = dense(config) if config.sync.kind != "every_step" else summation(config, replica)
     return Reduction(groups, how, p.bucket_bytes, bool(p.overlap))
 
 
 def strategy(config: Config, workers: Workers) -> Strategy:
-    """When the workers of a job talk; collective.
+    """The strategy by which the workers of a job synchronise; collective.
 
     Raises:
-        ConfigError: there are more fragments than layers, or ``sync.replay`` is no such file.
+        ConfigError: there are more fragments than layers, or ``sync.replay`` names no file of a run
+            by quorum on as many workers.
     """
     s = config.sync
     if s.fragments > workers.layers:
@@ -229,7 +231,7 @@ def strategy(config: Config, workers: Workers) -> Strategy:
 
 
 def compression(table: Compress, every: int = 1) -> CodingOptions:
-    """How gradients are coded, summed after ``every`` steps, of a table that names a codec."""
+    """Options of the codec that [compress] names, for sums after ``every`` steps."""
     code = parse(table.codec)
     feedback = (feedback_of(code) if table.feedback == "auto" else table.feedback) == "on"
     return CodingOptions(
@@ -253,7 +255,7 @@ def choose_codec(
     replica: int,
     allocate: Allocate,
 ) -> tuple[Config, str]:
-    """The job with the codec in the place of ``auto`` that pays here, and why; collective."""
+    """The job with the codec that a trial chose in the place of ``auto``, and why; collective."""
 
     def with_codec(codec: str) -> Config:
         return replace(config, compress=replace(config.compress, codec=codec))
@@ -273,7 +275,7 @@ def choose_codec(
 def store(
     config: Config, arena: Arena, initial: Array, reduction: Reduction, allocate: Allocate
 ) -> Store:
-    """The store of the parameters; arguments as those of ``Replicated``."""
+    """The store of the parameters; arguments as for ``Replicated``."""
     kinds: Mapping[int, Any] = {
         0: Replicated,
         1: ShardedOptimizer,
@@ -286,9 +288,10 @@ def store(
 
 
 def mapped(folder: Path, rank: int) -> Allocate:
-    """Allocates arrays in files of ``folder``, which the system may write back at any time.
+    """A function that allocates arrays in files of ``folder``, which keep them out of memory.
 
-    It raises ConfigError where the folder cannot be made or has no room.
+    The system may write pages back to these files at any time.  The function raises ConfigError if
+    the folder cannot be made or has no room.
     """
     numbers = count()
 
@@ -298,9 +301,9 @@ def mapped(folder: Path, rank: int) -> Allocate:
         path = folder / f"rank{rank}.{next(numbers)}.state"
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            path.unlink(missing_ok=True)  # another job that has it mapped keeps what it has
+            path.unlink(missing_ok=True)  # another job that has the file mapped keeps its contents
             with path.open("w+b") as file:
-                # A file with holes would end the rank (SIGBUS) at the first number without room.
+                # In a file with holes, a write to a full disk would end the rank by SIGBUS.
                 os.posix_fallocate(file.fileno(), 0, size * np.dtype(dtype).itemsize)
                 return np.memmap(file, dtype, mode="r+", shape=(size,))
         except OSError as error:

@@ -1,4 +1,4 @@
-"""The model judged on the test samples, in the layout that trains it."""
+"""Tests of the model on the test samples, in the same layout as training."""
 
 from contextlib import closing
 from math import lcm
@@ -17,14 +17,14 @@ _AT_A_TIME = 8
 
 
 def evaluate(parts: Parts, epoch: int) -> Epoch:
-    """Mean loss on the test samples, and the job's metrics, of averages if the job has them.
+    """Mean loss and metrics on the test samples; collective.
 
-    Collective.
+    The weights are those of :func:`~mpitrain.training.averaged.averaged`.
 
     Raises:
-        DataError: on all ranks; there are no samples to test on, or a rank cannot read one.
-        ConfigError: on all ranks; a layer, a loss or a metric of the program's own is no function
-            of its inputs.
+        DataError: on all ranks: there are no samples to test on, or a rank cannot read one.
+        ConfigError: on all ranks: a layer, a loss or a metric of the program's own is not a
+            function of its inputs.
         RuntimeError: the trainer is closed.
     """
     parts.expect_open()
@@ -32,7 +32,7 @@ def evaluate(parts: Parts, epoch: int) -> Epoch:
     if test is None:
         raise DataError("there is nothing to test on: the job was given no test_data")
     layout, place = parts.grid.layout, parts.grid.place
-    # Every replica has equally many micro-batches; the last ones may be empty.
+    # All replicas have the same number of micro-batches; the last ones may be empty.
     replicas = lcm(*layout.replicas)
     count = -(-len(test) // size)
     count += -count % replicas
@@ -49,7 +49,7 @@ def evaluate(parts: Parts, epoch: int) -> Epoch:
     def judge(micro_batch: int, outputs: Array) -> None:
         nonlocal mean
         found = source.labels(micro_batch)
-        # Collective over the tensor ranks of the last stage, each of which then has all of it.
+        # Collective over the tensor ranks of the last stage; each of them gets the whole result.
         mean = mean + device.number(loss(outputs, found, labels)[0])
         for name, metric in parts.metrics.items():
             totals[name] = totals.get(name, 0) + device.get(metric.add(outputs, found))
@@ -61,7 +61,7 @@ def evaluate(parts: Parts, epoch: int) -> Epoch:
         for some, held in reading:
             source = MicroBatches(held, some, 1, loss, dtype=passes.dtype, device=device)
             passes.runner().infer(source, len(some), passes.weights, judge, passes.context())
-        # Of a stage's tensor ranks, the first alone tells.
+        # All tensor ranks of a stage have the same sums, so only the first reports them.
         (read,) = device.read([mean])
         told = (read, totals) if place.tensor == 0 else (0.0, {})
         every = parts.comm.allgather(told)

@@ -1,4 +1,4 @@
-"""Reads the samples of the micro-batches that this rank needs, for steps and tests."""
+"""Reading the samples of the micro-batches that this rank needs, for steps and tests."""
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -20,11 +20,13 @@ Held = Mapping[int, Samples]
 
 
 class Feed:
-    """Reads batches, each rank what it needs of them alone; an error of one is one of all.
+    """Reads batches; each rank reads only the samples it needs.
+
+    An error on one rank is raised on all ranks.
 
     Attributes:
         read_seconds: seconds of this rank's last read.
-        met_seconds: seconds of waiting for the other ranks afterwards.
+        met_seconds: seconds that this rank waited for the other ranks after that read.
     """
 
     def __init__(
@@ -42,17 +44,17 @@ class Feed:
         Args:
             comm: all ranks.
             data: the data set.
-            workers: processes of each rank.
+            workers: number of processes of each rank that read ahead.
             most: samples of the largest micro-batch.
             reads: whether this rank needs any sample.
-            expect: raises DataError of samples, by part of the data set and numbers, that cannot
-                be trained on; asked where they are read one by one.
+            expect: ``expect(part, samples, numbers)`` raises DataError if the model cannot be
+                trained on the samples with these numbers; called when samples are read one by one.
 
         Raises:
-            DataError: on all ranks; one of them cannot start them.
+            DataError: on all ranks: a rank cannot start its processes.
         """
         self._comm = comm
-        # Alike on all ranks, which may have different numbers of processes.
+        # Ranks may have different numbers of processes; all must agree on whether to synchronise.
         self._may_fail = comm.allreduce(workers > 0 or isinstance(data.train, Own), op=MPI.LOR)
         self._first = data.train[:1]
         self._expect = expect
@@ -64,7 +66,7 @@ class Feed:
         self.read_seconds = self.met_seconds = 0.0
 
     def among(self, comm: MPI.Intracomm) -> "Feed":
-        """A feed with the same processes, for other ranks; close the first one only."""
+        """A feed for other ranks with the same processes; close only the first feed."""
         found = copy(self)
         found._comm = comm
         return found
@@ -78,21 +80,21 @@ class Feed:
         parts: int,
         own: Callable[[int], Sequence[int]],
     ) -> Generator[tuple[list[Array], Held]]:
-        """Some batches at a time, with the samples of those of their micro-batches that are ours.
+        """Yields ``size`` batches at a time, with the samples of this rank's micro-batches.
 
-        While they are worked on, the processes read those that follow.  Collective where reading
+        While the caller works on them, the processes read the next ones.  Collective if reading
         may fail.
 
         Args:
             of: the part of the data set, ``"train"`` or ``"test"``.
-            epoch: as which they are read.
-            batches: sample indices.
-            size: batches at a time.
+            epoch: number of the epoch; random changes of samples may depend on it.
+            batches: sample indices of each batch.
+            size: number of batches at a time.
             parts: micro-batches of each batch.
-            own: numbers of our micro-batches among those of so many batches.
+            own: ``own(count)`` gives the numbers of this rank's micro-batches in ``count`` batches.
 
         Raises:
-            DataError: on all ranks; one of them cannot read a sample.
+            DataError: on all ranks: a rank cannot read a sample.
         """
         rest = iter(batches)
         some, those = tee(iter(lambda: list(islice(rest, size)), []))
@@ -123,13 +125,17 @@ class Feed:
         return held
 
     def _expect_alike(self, samples: Samples) -> None:
-        """Messages and losses count on it."""
+        """Check that samples have the type and shape of the first one, as messages need.
+
+        Raises:
+            DataError: they have another.
+        """
         for what in ("inputs", "labels"):
             first, found = getattr(self._first, what), getattr(samples, what)
             if (found.dtype, found.shape[1:]) != (first.dtype, first.shape[1:]):
                 raise DataError(
                     f"{what} are {found.dtype} of shape {found.shape[1:]}, and those of the first "
-                    f"sample {first.dtype} of {first.shape[1:]}; all must be alike"
+                    f"sample {first.dtype} of shape {first.shape[1:]}; all must be alike"
                 )
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Which learning rate to begin with: a short run whose rate grows step by step (Smith 2017)."""
+"""Search for a learning rate: a short run whose rate grows step by step (Smith 2017)."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from mpitrain.optim.schedule_table import Factor
 from mpitrain.step.agreement import NonFinite
 from mpitrain.training.loop import Loop
 
-#: Part of itself that the smoothed loss keeps in a step.
+#: Weight of the smoothed loss in its next value; the rest is the weight of the step's loss.
 _KEPT = 0.9
 #: The run ends when the smoothed loss is this multiple of its least value.
 _DIVERGED = 4.0
@@ -24,9 +24,9 @@ class Tried:
     """A step of the run.
 
     Attributes:
-        lr: as ``optim.lr`` has it.
+        lr: value of ``optim.lr`` in this step.
         loss: mean over the batch, before the step's update.
-        smoothed: mean of this loss and those before, the older the less.
+        smoothed: exponential moving average of the losses up to this one.
     """
 
     lr: float
@@ -39,8 +39,8 @@ class Found:
     """Result of the run.
 
     Attributes:
-        tried: its steps.
-        why: it ended.
+        tried: steps of the run.
+        why: reason for which the run ended.
     """
 
     tried: Sequence[Tried]
@@ -48,9 +48,10 @@ class Found:
 
     @property
     def steepest(self) -> float | None:
-        """The middle of that tenth of the steps over which the smoothed loss falls the most.
+        """The rate in the middle of the tenth of the steps in which the smoothed loss falls most.
 
-        From one step to the next, it falls by chance.  Steps after the least loss do not count.
+        A tenth, because the fall from one step to the next is due to chance.  Steps after the least
+        loss do not count.
         """
         if not self.tried:
             return None
@@ -91,11 +92,11 @@ def find(
         make: ``make(comm, job, factor)`` makes the loop of a job whose rate in a step is
             ``factor(step)`` times ``optim.lr``.
         least, most: the first and the last value of ``optim.lr``.
-        steps: how many.
+        steps: number of steps.
 
     Raises:
-        ConfigError: as :func:`mpitrain.start.start`, or ``most`` is no more than
-            ``least``.
+        ConfigError: as :func:`mpitrain.start.start`; or there are fewer than 2 steps, or ``most``
+            is not greater than ``least``.
     """
     if not 0 < least < most < inf or steps < 2:
         raise ConfigError(
@@ -109,7 +110,7 @@ def find(
 
 
 def _short(config: Config, steps: int) -> Config:
-    """The job with as many steps, at a rate that a function gives, and without averages."""
+    """The job with this number of steps, a rate that a function gives, and no averages."""
     optim = replace(
         config.optim,
         schedule="constant",
@@ -124,7 +125,7 @@ def _short(config: Config, steps: int) -> Config:
         config,
         run=replace(config.run, on_nonfinite="stop", check_every=0),
         optim=optim,
-        # An epoch has one step or more.
+        # As an epoch has at least one step, this number of epochs is enough.
         train=replace(config.train, epochs=steps, steps=steps),
     )
 

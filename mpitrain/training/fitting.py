@@ -1,4 +1,4 @@
-"""Whether data, model and loss of a job fit together, and with what the model begins."""
+"""Checks that data, model and loss of a job fit together; the model's initial values."""
 
 from collections.abc import Mapping, Sequence
 
@@ -18,13 +18,13 @@ from mpitrain.parallel.grid import Layout
 
 
 def expect_fitting(model: Model, data: Dataset) -> Shape:
-    """Data go through the model, and its outputs with the labels into the loss.
+    """Check that the model takes the data, and the loss takes outputs and labels.
 
     Returns:
         The shape of the outputs for a sample.
 
     Raises:
-        ConfigError: they do not.
+        ConfigError: the shapes or types do not fit.
     """
     try:
         outputs = model.output_shape(data.input_shape)
@@ -40,7 +40,7 @@ def expect_fitting(model: Model, data: Dataset) -> Shape:
 def expect_labels(
     loss: Loss, of: str, samples: Samples, numbers: Sequence[int] | None = None
 ) -> None:
-    """The loss takes the labels' values: binary_cross_entropy numbers from 0 to 1.
+    """Check that the loss takes the labels' values: binary_cross_entropy takes only 0 to 1.
 
     Args:
         loss: the loss.
@@ -49,12 +49,12 @@ def expect_labels(
         numbers: numbers of these samples in the part; None: they are the whole part.
 
     Raises:
-        DataError: it does not; naming the first sample of which that is so.
+        DataError: a label is outside of this range; the message names the first such sample.
     """
     labels = samples.labels
     if not isinstance(loss, BinaryCrossEntropy) or not labels.size:
         return
-    if labels.min() >= 0 and labels.max() <= 1:  # false where one of them is not a number
+    if labels.min() >= 0 and labels.max() <= 1:  # false if a label is not a number
         return
     rows = labels.reshape(len(labels), -1)
     bad = ~((rows >= 0) & (rows <= 1))
@@ -70,7 +70,7 @@ def expect_labels_in_memory(loss: Loss, data: Dataset) -> None:
     """Check the labels of all samples that are in memory.
 
     Raises:
-        DataError: the loss does not take the labels of one of them.
+        DataError: the loss does not take the label of a sample.
     """
     for of, samples in (("train", data.train), ("test", data.test)):
         if isinstance(samples, Samples):
@@ -78,10 +78,10 @@ def expect_labels_in_memory(loss: Loss, data: Dataset) -> None:
 
 
 def expect_untested(job: Config, metrics: Mapping[str, Metric] | None) -> None:
-    """Nothing in a job without samples to test on goes by tests.
+    """Check that a job without samples to test on has no setting that needs tests.
 
     Raises:
-        ConfigError: something does.
+        ConfigError: it has one.
     """
     usual = Evaluate()
     asked = {
@@ -100,10 +100,10 @@ def expect_untested(job: Config, metrics: Mapping[str, Metric] | None) -> None:
 
 
 def expect_single_arrays(model: Model, data: Dataset) -> None:
-    """Check that samples, labels and outputs are one array each, as a GPU needs.
+    """Check that samples, labels and layers' outputs are one array each, as a GPU needs.
 
     Raises:
-        ConfigError: samples, labels or what a layer gives have several parts.
+        ConfigError: samples, labels or a layer's outputs have several parts.
     """
     shapes = {"samples": data.input_shape, "labels": data.label_shape}
     shape = data.input_shape
@@ -118,10 +118,10 @@ def expect_single_arrays(model: Model, data: Dataset) -> None:
 
 
 def whole_state(config: Config, model: Model, layout: Layout) -> dict[str, Array]:
-    """Initial state of the layers besides their parameters.
+    """Initial state of the layers besides their parameters, by name.
 
     Raises:
-        ConfigError: it would depend on the layout.
+        ConfigError: the state would depend on the layout.
     """
     found = Chain(model.layers).state(config.run.dtype)
     if found and max(layout.replicas) > 1:
@@ -132,19 +132,19 @@ def whole_state(config: Config, model: Model, layout: Layout) -> dict[str, Array
 def named_metrics(
     job: Config, data: Dataset, model: Model, outputs: Shape, *, own_loss: bool
 ) -> dict[str, Metric]:
-    """The metrics that a job asks for, or the usual ones of its loss.
+    """The metrics that a job asks for, by name, or the usual metrics of its loss.
 
-    There are none without samples to test on.
+    A job without samples to test on has no metrics.
 
     Args:
         job: the job.
-        data: data set with the labels.
-        model: model with the outputs.
+        data: the data set.
+        model: the model.
         outputs: shape of the outputs for a sample.
-        own_loss: the program brings its loss, whatever the job calls it.
+        own_loss: the loss is an object of the program, and ``loss.name`` does not count.
 
     Raises:
-        ConfigError: one of them is of other outputs or labels.
+        ConfigError: a metric does not take such outputs or labels.
     """
     if data.test is None:
         return {}
@@ -152,7 +152,7 @@ def named_metrics(
     if isinstance(outputs, Fields) or data.label_dtype.kind == "V":
         if asked:
             raise ConfigError(
-                f"evaluate.metrics: {asked[0]} is of one output and one label, and there are "
+                f"evaluate.metrics: {asked[0]} takes one output and one label, and there are "
                 "several; give functions of them as metrics"
             )
         return {}
@@ -167,10 +167,12 @@ def named_metrics(
 
 
 def initial(run: Run, model: Model, arena: Arena, layers: Sequence[str]) -> Array:
-    """The parameters of some layers as they begin, flat; one layer at a time is whole.
+    """Initial parameters of some layers, shape (arena.size,).
+
+    Only one layer's whole parameters are in memory at a time.
 
     Raises:
-        ConfigError: they do not fit into memory, or are not what a layer promised.
+        ConfigError: they do not fit into memory, or have not the shapes that a layer promised.
     """
     try:
         flat = _room(arena.size, run.dtype)
@@ -191,5 +193,5 @@ def initial(run: Run, model: Model, arena: Arena, layers: Sequence[str]) -> Arra
 def _room(size: int, dtype: str) -> Array:
     try:
         return np.empty(size, dtype)
-    except ValueError as error:  # it has more bytes than addresses can count
+    except ValueError as error:  # the array has more bytes than addresses can count
         raise MemoryError(str(error)) from error

@@ -1,4 +1,4 @@
-"""The loop over the steps of an epoch, whatever a step is."""
+"""The loop over the steps of an epoch, for all kinds of steps."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterator, Sequence
@@ -20,7 +20,7 @@ from mpitrain.training.passes import Passes
 
 
 class Batch(NamedTuple):
-    """Samples of one step, or of several that are taken together.
+    """Samples of one step, or of several steps that are taken together.
 
     Attributes:
         epoch: number of the pass over the samples, counted from 0.
@@ -34,7 +34,7 @@ class Batch(NamedTuple):
 
 
 class Loop(ABC):
-    """Takes the steps of a job.  A subclass says what a step is.
+    """Takes the steps of a job.  A subclass defines a step.
 
     Use it in a ``with`` statement, or call :meth:`close`.  All methods are collective.
 
@@ -61,10 +61,10 @@ class Loop(ABC):
             The records of the steps that all ranks know now: none, one, or several.
 
         Raises:
-            NonFinite: on all ranks; a loss or a gradient is not finite.
-            ConfigError: on all ranks; a layer, a loss or a metric of the program's own is not a
+            NonFinite: on all ranks: a loss or a gradient is not finite.
+            ConfigError: on all ranks: a layer, a loss or a metric of the program's own is not a
                 function of its inputs.
-            DataError: on all ranks; one of them cannot read a sample.
+            DataError: on all ranks: a rank cannot read a sample.
             RuntimeError: the loop is closed.
         """
 
@@ -72,8 +72,8 @@ class Loop(ABC):
         """Take the steps of an epoch that are not done yet; yields the records of each.
 
         Raises:
-            ReplicaMismatch: on all ranks; they hold different values.
-            CorruptMessage: on one rank, naming the step, where messages carry checksums.
+            ReplicaMismatch: on all ranks: replicas hold different values.
+            CorruptMessage: on one rank: a message does not fit its checksum; names the step.
             Exception: as :meth:`step`.
         """
         parts, is_checked = self.parts, False
@@ -93,7 +93,7 @@ class Loop(ABC):
             parts.check_replicas(f"after epoch {epoch}")
 
     def run_epoch(self, epoch: int) -> Iterator[Record]:
-        """Take the steps of an epoch; yields record by record."""
+        """Take the steps of an epoch that are not done yet; yields one record at a time."""
         for records in self.steps(epoch):
             yield from records
 
@@ -110,12 +110,12 @@ class Loop(ABC):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if error is None:  # else the other ranks may be elsewhere, and closing is collective
+        if error is None:  # after an error the other ranks may not join the collective close
             self.close()
 
 
 def left_of(parts: Parts, epoch: int) -> Iterator[Array]:
-    """Indices of the samples of each step of an epoch that is not done yet."""
+    """Indices of the samples of each step of an epoch, for the steps that are not done yet."""
     first = parts.steps_done - epoch * parts.sampler.steps_per_epoch
     left = parts.total_steps - parts.steps_done
     return islice(parts.sampler.batches(epoch), first, first + left)

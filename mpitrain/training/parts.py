@@ -1,4 +1,4 @@
-"""The parts of a job on this rank, made from its tables and from what its program brings."""
+"""The parts of a job on this rank, made from its tables and its program's own objects."""
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -48,14 +48,14 @@ SHARED_ERRORS: tuple[type[Exception], ...] = (
 
 @dataclass(frozen=True)
 class UserObjects:
-    """Objects of the program that replace what the job's tables name; ``None``: the tables do.
+    """The program's own objects, in the place of the job's tables; ``None``: the table counts.
 
     Attributes:
         data: replaces [data].
         layers: replace [model], by name.
         loss: replaces [loss].
         metrics: replace ``evaluate.metrics``, by name.
-        optimizer: replaces [optim], but for the rate and its schedule.
+        optimizer: replaces [optim] except for the rate and its schedule.
         grouping: gives the update rule of a parameter by its name.
         schedule: replaces ``optim.schedule`` and ``optim.warmup_epochs``: ``schedule(step)`` is the
             factor on the scaled rate, as in torch's LambdaLR.  Steps count from 0; they are epochs
@@ -73,7 +73,7 @@ class UserObjects:
     names: Mapping[str, str] = field(default_factory=dict)
 
 
-#: The tables of the job name everything.
+#: No objects: the tables of the job name everything.
 NO_OBJECTS = UserObjects()
 
 
@@ -98,7 +98,7 @@ class Parts:
         total_steps: steps of the whole run.
         device: where arrays are.
         grid: position of each rank in the layout.
-        layout: arrangement of the ranks, for people.
+        layout: description of the layout, for reports.
         partition: layers of each stage.
         model: the whole model; this rank has :attr:`layers`.
         layers: names of this rank's layers.
@@ -107,20 +107,20 @@ class Parts:
         span: context manager that records an activity in the trace.
         stop: asks this rank to stop after a step.
         before_step: called with the parts before each step.
-        opened: closes everything in the end, the last opened first.
+        opened: closes everything at the end, in reverse order of opening.
         watch: best test so far.
         store: parameters and gradients of this rank's layers.
         gradient: norm of the gradient over all ranks.
         updater: update of the parameters, with the optimiser's state.
-        strategy: when replicas synchronise.
+        strategy: decides when replicas synchronise.
         passes: forward and backward passes of this rank's layers.
         purity: check that the program's own functions are pure.
-        feed: reader of samples.
-        account: time and traffic of the steps.
+        feed: reads samples.
+        account: measures time and traffic of the steps.
         scale: loss scale.
         steps_done: steps since the beginning, skipped ones included.
         stopping: whether a rank was asked to stop; the same on all ranks.
-        updates_per_step: most updates of the parameters in a step since the beginning.
+        updates_per_step: largest number of updates in a step since the beginning.
         recipe: description of the program's own objects, once a checkpoint asks for it.
         is_closed: whether :meth:`close` was called.
     """
@@ -163,7 +163,7 @@ class Parts:
 
     @property
     def summation(self) -> Summation:
-        """How gradients are summed over replicas."""
+        """The summation of gradients over replicas."""
         return self.store.reduction.summation
 
     @property
@@ -173,7 +173,7 @@ class Parts:
 
     @property
     def dense_bytes(self) -> float:
-        """Bytes that a rank sends to sum its gradients without a codec, at the least volume."""
+        """Least number of bytes that a rank must send to sum its gradients without a codec."""
         size = self.grid.data.size - self.config.server.ranks
         itemsize = np.dtype(self.config.run.dtype).itemsize
         return 2 * (size - 1) / size * self.arena.size * itemsize
@@ -184,24 +184,24 @@ class Parts:
         self.passes.forget()
 
     def drain(self) -> None:
-        """Give every replica the same weights, at the end of a run.
+        """Give all replicas the same weights, at the end of a run.
 
-        Tests and checkpoints leave workers as they are.
+        Tests and checkpoints do not change the workers' weights; this does.
         """
         self.strategy.drain()
         self.refresh()
 
     def stop_reason(self) -> str:
-        """Why a rank was asked to stop."""
+        """The reason for which a rank was asked to stop."""
         return next(filter(None, self.comm.allgather(self.stop.reason)), "no reason")
 
     def check_replicas(self, when: str) -> None:
-        """Compare what several ranks hold, bit by bit: parameters and optimiser state.
+        """Compare parameters and optimiser state that several ranks hold, bit by bit.
 
         Raises:
-            ReplicaMismatch: on all ranks.
+            ReplicaMismatch: on all ranks: two ranks hold different values.
         """
-        # Workers that train by themselves have the same inside of each alone.
+        # If workers train by themselves, only the ranks of one worker hold the same values.
         apart = self.strategy.drifts
         replicas = self.updater.replicas(self.store.reduction.groups if apart else self.grid.groups)
         if self.state and self.grid.data.size > 1:
@@ -216,7 +216,7 @@ class Parts:
         check_replicas(self.comm, replicas, when)
 
     def expect_open(self) -> None:
-        """Check that the communicators are there.
+        """Check that the parts were not closed.
 
         Raises:
             RuntimeError: the parts are closed.

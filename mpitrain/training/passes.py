@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Passes:
-    """The stages of this rank, bound to the ranks that have the others.
+    """Runs the pipeline stages of this rank together with the ranks of the other stages.
 
     Attributes:
         state: state of the layers besides parameters, by name.
@@ -36,7 +36,7 @@ class Passes:
     """
 
     def __init__(self, parts: "Parts", state: Mapping[str, Array]) -> None:
-        """Cut the model into the stages of this rank; ``state``: of their layers."""
+        """Cut this rank's layers into stages; ``state``: arrays besides parameters, by name."""
         grid, config, data, store = parts.grid, parts.config, parts.data, parts.store
         self._comm, self._layout, self._place = grid.comm, grid.layout, grid.place
         self._replicas = TensorGroup(grid.data)
@@ -59,7 +59,7 @@ class Passes:
         self._runners: dict[int, Runner] = {}
 
     def among(self, comm: Communicator, layout: Layout) -> "Passes":
-        """Passes of these layers among other ranks, whose replicas go forward by themselves."""
+        """Passes of these layers with other ranks; layers do not communicate between replicas."""
         found = copy(self)
         found._comm, found._layout = comm, layout
         found._replicas = TensorGroup()
@@ -79,7 +79,7 @@ class Passes:
         return self._schedules[steps]
 
     def runner(self, steps: int = 1) -> Runner:
-        """The runner of that schedule; the first call is collective."""
+        """The runner of the schedule of ``steps`` steps; the first call is collective."""
         if steps not in self._runners:
             _, report = self.schedule(steps)
             self._runners[steps] = Runner(
@@ -95,8 +95,7 @@ class Passes:
         return self._runners[steps]
 
     def source(self, held: Held, batches: Sequence[Array], scale: float = 1.0) -> MicroBatches:
-        """The micro-batches of these batches, and the loss, of which ``scale`` times the gradient
-        is taken."""
+        """Micro-batches of these batches, with the loss; ``scale`` multiplies its gradient."""
         return MicroBatches(
             held,
             batches,
@@ -109,13 +108,18 @@ class Passes:
         )
 
     def context(self, step: int = 0, indices: Array | None = None) -> nn.Context:
-        """The context of a micro-batch for layers: of training samples, or of tests without any."""
+        """The context that layers get with a micro-batch.
+
+        Args:
+            step: number of the step, counted from 0.
+            indices: indices of the training samples; None: a test.
+        """
         if indices is None:
             return nn.Context(state=self.state)
         return nn.Context(True, self._config.run.seed, step, indices, self._replicas, self.state)
 
     def probes(self) -> Iterator[tuple[int, Forward | None]]:
-        """Who takes samples forward through each virtual stage, and how, if it is this rank."""
+        """The rank of each virtual stage, and its forward pass if it is this rank, else None."""
 
         def forward(stage: Stage, x: Array | None) -> Array:
             if x is None:
@@ -131,6 +135,6 @@ class Passes:
             yield rank, partial(forward, self._stages[chunk]) if is_ours else None
 
     def forget(self) -> None:
-        """The parameters have changed."""
+        """Drop the rounded parameters, as the parameters have changed."""
         if self._cast:
             self._cast.forget()

@@ -1,4 +1,4 @@
-"""Whether what a program brings behaves as pure functions do: tried once, watched ever after."""
+"""Check that a program's own layers and functions are pure: at the start, then in each step."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -12,12 +12,12 @@ from mpitrain.objective import Loss
 from mpitrain.objective.metrics import Metric
 from mpitrain.ranks.together import together
 
-#: ``forward(x)``: a virtual stage's outputs for samples, ``None`` standing for two of the data's.
+#: ``forward(x)`` gives a virtual stage's outputs; ``x`` is None: for two samples of the data set.
 Forward = Callable[[Array | None], Array]
 
 
 class Purity:
-    """The layers, the loss and the metrics of a job on this rank, as far as they are not ours."""
+    """Watches a program's own layers, loss and metrics on this rank."""
 
     def __init__(
         self,
@@ -27,20 +27,21 @@ class Purity:
         loss: Loss,
         metrics: Mapping[str, Metric],
     ) -> None:
-        """All the model's ``layers``, of which this rank has its ``own``."""
+        """``layers``: all layers of the model, by name; ``own``: names of this rank's layers."""
         self._comm = comm
-        self._is_tried = any(layer.verdicts() for layer in layers.values())  # alike on all ranks
+        # All ranks know all layers, so that this is the same on all of them.
+        self._is_tried = any(layer.verdicts() for layer in layers.values())
         self._verdicts = [found for name in own for found in layers[name].verdicts()]
         self._functions = [loss, *metrics.values()]
 
     def examine(self, stages: Iterable[tuple[int, Forward | None]]) -> None:
-        """Take two samples through the layers, if some of them must be tried; collective.
+        """Take two samples through all layers if a layer must be tried; collective.
 
         Args:
             stages: rank of each virtual stage, and its forward pass on that rank.
 
         Raises:
-            ConfigError: on all ranks, what a layer of one of them has shown.
+            ConfigError: on all ranks: a layer of a rank is not a pure function.
         """
         if not self._is_tried:
             return
@@ -56,20 +57,20 @@ class Purity:
             verdict.deferred = True
 
     def faults(self) -> list[ValueError]:
-        """The first fault of each layer and function of this rank."""
+        """The first fault of each of this rank's layers and functions, if it has any."""
         found = [verdict.fault for verdict in self._verdicts]
         found += [getattr(own, "fault", None) for own in self._functions]
         return [fault for fault in found if fault]
 
     def expect(self, when: str = "") -> None:
-        """No rank has seen a fault; collective.
+        """Check that no rank has seen a fault; collective.
 
         Args:
-            when: begins the message, as ``"step 7"``.
+            when: beginning of the message, such as ``"step 7"``.
 
         Raises:
-            ConfigError: on all ranks, what a layer of one of them, or a loss or a metric of the
-                program's own, has shown in a forward pass.
+            ConfigError: on all ranks: a forward pass has shown that a layer, a loss or a metric of
+                the program's own is not a pure function.
         """
 
         def act() -> None:

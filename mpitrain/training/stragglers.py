@@ -1,4 +1,4 @@
-"""Ranks that keep the others waiting: found by what they do while the others wait."""
+"""Finds stragglers: ranks that compute longer than their peers, so that the others wait."""
 
 import resource
 import socket
@@ -16,12 +16,12 @@ _SECONDS = 0.05
 
 
 class Busy:
-    """Time of this rank by what it did, and its computing time since the last look.
+    """Time of this rank by activity, and its computing time since the last search for a straggler.
 
     Attributes:
-        computing, reducing, meeting: seconds in all, as in :class:`RankTime`.
-        waiting: seconds in all, by the rank that was waited for.
-        met, published: seconds at the end of the last step that belong to the next one's time.
+        computing, reducing, meeting: seconds since the start, as in :class:`RankTime`.
+        waiting: seconds since the start, by the rank that was waited for.
+        met, published: seconds at the end of the last step that count in the next step.
     """
 
     def __init__(self) -> None:
@@ -30,18 +30,23 @@ class Busy:
         self.waiting: dict[int, float] = {}
 
     def begin(self) -> None:
-        """Time is taken anew from now: of what has passed, only what the last step published
-        belongs to the next one."""
+        """Take time anew from now; only the seconds ``published`` still count in the next step."""
         self.met = 0.0
 
     def settle(self) -> float:
-        """There is no next step for what was published: its seconds, which are counted now."""
+        """Count the seconds ``published`` now, as no step follows; returns them."""
         seconds, self.published = self.published, 0.0
         self.reducing += seconds
         return seconds
 
     def add(self, seconds: float, reducing: float, waiting: Mapping[int, float]) -> None:
-        """A step took ``seconds``, parts of them in the sum of gradients and waiting for ranks."""
+        """Add a step of ``seconds``.
+
+        Args:
+            seconds: seconds of the whole step.
+            reducing: seconds of it in the sum of gradients.
+            waiting: seconds of it spent waiting, by the rank that was waited for.
+        """
         reducing += self.published
         for rank, part in waiting.items():
             self.waiting[rank] = self.waiting.get(rank, 0.0) + part
@@ -52,7 +57,7 @@ class Busy:
         self._seconds += own
 
     def times(self, comm: MPI.Intracomm, stage: int, tensor: int) -> Times:
-        """Time of all ranks so far, by what they did; collective."""
+        """Time of all ranks so far, by activity; collective."""
         memory = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         own = RankTime(
             stage, tensor, self.computing, self.reducing, self.waiting, self.meeting, memory
@@ -60,7 +65,7 @@ class Busy:
         return Times(comm.allgather(own))
 
     def slowest(self, comm: MPI.Intracomm, peers: Hashable, step: int) -> Straggler | None:
-        """Who kept the others waiting since the last time; collective, a small all-gather.
+        """The rank that kept the others waiting since the last call, or None; a small all-gather.
 
         Args:
             comm: all ranks.
@@ -77,7 +82,7 @@ class Busy:
 
 
 def slowest(seconds: Sequence[float], peers: Sequence[Hashable]) -> tuple[int, float] | None:
-    """The rank that is furthest above the median of the others in its group, and how many times."""
+    """The rank furthest above the median of its peers, and its multiple of that median; or None."""
     scores = []
     for rank, own in enumerate(seconds):
         others = [s for r, s in enumerate(seconds) if r != rank and peers[r] == peers[rank]]

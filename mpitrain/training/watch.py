@@ -15,10 +15,10 @@ Counted = Annotated[int, Meta(ge=0, le=2**53)]
 
 
 class Seen(Struct, frozen=True, forbid_unknown_fields=True):
-    """The best test by one of the values that tests measure.
+    """The best test so far, judged by one of the values that tests measure.
 
     Attributes:
-        value: value of the best test; None: no test had a finite one.
+        value: value of the best test; None: no test had a finite value.
         step: number of the step before the best test.
         since: tests after the best one.
     """
@@ -29,18 +29,20 @@ class Seen(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Watch:
-    """Compares each test with the best before it, by what ``best`` and ``watch`` of the job name.
+    """Compares each test with the best one before it.
+
+    The values to compare are those that ``checkpoint.best`` and ``evaluate.watch`` name.
 
     Attributes:
-        seen: the best test by each of these, under the words of the job.
-        tested: the step after which the last test was made.
+        seen: the best test by each of these values; keys are the job's words for them.
+        tested: number of steps before the last test.
     """
 
     def __init__(self, config: Config, metrics: Collection[str]) -> None:
-        """``metrics``: the names of what tests measure besides the loss.
+        """``metrics``: names of the values that tests measure besides the loss.
 
         Raises:
-            ConfigError: a value is not measured, or nothing says whether more of it is better.
+            ConfigError: a value is not measured, or it is unknown whether a higher one is better.
         """
         best, evaluate = config.checkpoint.best, config.evaluate
         self._best, self._watched, self._patience = best, evaluate.watch, evaluate.patience
@@ -53,7 +55,7 @@ class Watch:
         self.tested = 0
 
     def tell(self, test: Epoch, step: int) -> None:
-        """A test was made after this step; one whose value is not finite is never the best."""
+        """Note a test after ``step`` steps; a test whose value is not finite is never the best."""
         self.tested = step
         measured = {**test.metrics, "loss": test.test_loss}
         for text, (name, higher) in self._read.items():
@@ -72,7 +74,7 @@ class Watch:
         return best is not None and best.value is not None and best.step == self.tested
 
     def ended(self) -> str:
-        """Why training ends before its last step, or nothing."""
+        """The reason for which training ends before its last step; empty: it goes on."""
         seen = self.seen.get(self._watched)
         if seen is None or not self._patience or seen.since < self._patience:
             return ""

@@ -199,14 +199,14 @@ FAULTS = [
         "checkpoint: the number of updates is not restored",
         "tests/mpi/mpitrain/test_resuming.py",
         "mpitrain/checkpoint/state.py",
-        "    trainer.updater.steps = progress.updates\n",
+        "    parts.updater.steps = progress.updates\n",
         "",
     ),
     Fault(
         "checkpoint: other data are not refused",
         "tests/mpi/mpitrain/test_resuming.py",
         "mpitrain/checkpoint/state.py",
-        "if checkpoint.manifest.data != trainer.data_digest:",
+        "if checkpoint.manifest.data != parts.data_digest:",
         "if False:",
     ),
     Fault(

@@ -182,7 +182,7 @@ def test_hooks_that_come_too_late_are_refused(comm, folder):
 
 def test_keys_that_an_optimizer_of_torch_would_not_see(comm, folder):
     optim = {"weight_decay": 0.1, "schedule": "cosine"}
-    with pytest.raises(ConfigError, match="optim: weight_decay would have no part in what"):
+    with pytest.raises(ConfigError, match="optim: weight_decay would have no effect on"):
         made(folder, optimizer=OPTIMIZERS["AdamW"], optim=optim)
     config = Config(optim=Optim(momentum=0.5))
     with pytest.raises(

@@ -67,7 +67,7 @@ def test_a_closed_trainer_says_so_and_touches_no_file(comm, folder):
 def test_values_that_are_loaded_too_late_are_not_lost(comm, folder):
     with made(folder, comm, model=regular) as trainer:
         trainer.module.load_state_dict(regular().state_dict())
-        with pytest.raises(ConfigError, match="other values after the trainer was made"):
+        with pytest.raises(ConfigError, match="parameters were changed after the trainer was made"):
             trainer.fit()
 
 
@@ -81,7 +81,7 @@ def test_metrics_that_nobody_names_go_by_the_labels(comm, folder):
     several = SEVERAL | both | {"epochs": 1}
     with made(folder, comm, **several | {"metrics": None}) as trainer:
         assert not trainer.fit()[-1].metrics
-    with pytest.raises(ConfigError, match="accuracy is of one output and one label, and there are"):
+    with pytest.raises(ConfigError, match="accuracy takes one output and one label, and there are"):
         made(folder, comm, **several | {"metrics": ["accuracy"]})
 
 
@@ -107,7 +107,7 @@ def test_it_is_the_trainer_of_a_job_too(comm, folder):
 @pytest.mark.parametrize(
     "asked, message",
     [
-        ({"weight_decay": 0.1}, "optim: weight_decay would have no part in what"),
+        ({"weight_decay": 0.1}, "optim: weight_decay would have no effect on"),
         ({"config": Config(optim=Optim(weight_decay=0.1))}, r"optim\.weight_decay: the optimizer"),
         ({"smoothing": 0.1}, r"loss\.smoothing: the loss that the program brings"),
         ({"hidden": [8]}, r"model\.hidden: the model that the program brings \(net\) does not"),

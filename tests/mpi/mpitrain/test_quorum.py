@@ -231,8 +231,8 @@ def test_a_replay_of_another_run_is_refused_on_all_ranks(comm, folder):
     synced = {"exchanges": 1, "since": 0, "taken": [[1]] * (RANKS + 1)}
     line = json.dumps({"event": "step", **step, "comm_share": 0, "sync": synced}) + "\n"
     for text, why in (
-        ("", "is of no steps by quorum"),
-        (line, f"is of {RANKS + 1} workers, and this run has {RANKS}"),
+        ("", "is from a run with no steps by quorum"),
+        (line, f"is from a run with {RANKS + 1} workers, and this run has {RANKS}"),
     ):
         if comm.rank == 0:
             (folder / "metrics.jsonl").write_text(text)

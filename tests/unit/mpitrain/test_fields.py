@@ -39,10 +39,10 @@ def test_a_shape_of_several():
 
 @pytest.mark.parametrize("key", ["", "0", "a b", 3])
 def test_keys_that_are_no_names(key):
-    with pytest.raises(ValueError, match="is no name of an argument"):
+    with pytest.raises(ValueError, match="is not a name of an argument"):
         named({key: 1})
 
 
 def test_parts_of_other_lengths():
-    with pytest.raises(ValueError, match=r"arrays of \[2, 3\] rows"):
+    with pytest.raises(ValueError, match=r"different lengths: \[2, 3\]"):
         joined({"0": np.zeros(2), "1": np.zeros(3)})
