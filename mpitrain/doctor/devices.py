@@ -22,7 +22,7 @@ def devices(comm: MPI.Intracomm, folder: Path) -> Finding:
 
 
 def judge_devices(found: list[Found]) -> Finding:
-    """A GPU for each rank, or the CPU for all."""
+    """Judge whether each rank has a GPU, or all take the CPU."""
     if all(one.why == "no GPU" for one in found):
         return Finding("device", Status.OK, "cpu; no rank has a GPU")
     if why := lacking(found):

@@ -40,7 +40,7 @@ class FederatedLoop(Loop):
 
     Attributes:
         clients: indices of the samples of each client.
-        choice: who takes part in each round.
+        choice: draws the clients of each round.
     """
 
     def __init__(self, parts: Parts) -> None:
@@ -168,10 +168,10 @@ class FederatedLoop(Loop):
     def _move(self, mean: Mean, cohort: Cohort) -> None:
         """Take the server's step against the mean change."""
         with self.parts.span("update", "update"):
-            # What is not finite is found in the result.
+            # The check below finds overflows.
             with np.errstate(over="ignore", invalid="ignore"):
                 self._server.move(mean.change)
-            if not np.isfinite(self._store.parameters).all():  # of all ranks, or of none
+            if not np.isfinite(self._store.parameters).all():  # alike on all ranks
                 raise NonFinite(
                     f"round {cohort.number + 1}: the server's weights are not finite after its "
                     "step; a smaller federated.server_lr may help"
