@@ -158,8 +158,8 @@ class Totals:
         )
 
 
-class Run:
-    """A run under way: its records, and what is due between steps.
+class Callbacks:
+    """Callbacks of a run: its records, and the work that is due between steps.
 
     Attributes:
         write: takes each record, on all ranks.
@@ -234,7 +234,7 @@ class Run:
 @contextmanager
 def running(
     parts: Parts, *, go_on: bool, allow_changes: bool, tell: Write | None, way: str
-) -> Iterator[Run]:
+) -> Iterator[Callbacks]:
     """Lock the run's folder, restore its newest checkpoint, open its reports; collective.
 
     Args:
@@ -265,7 +265,7 @@ def running(
             _ended_together(parts, writer, way),
             _reports(parts, tell, tests_again=tests.is_missing()) as write,
         ):
-            yield Run(parts, tests, write, writer, resumed)
+            yield Callbacks(parts, tests, write, writer, resumed)
 
 
 @contextmanager

@@ -71,10 +71,10 @@ class Trainer(ClosedTogether):
             train_data, test_data: ``len(data)`` samples ``data[i]``, pairs of an input and a label;
                 without ``test_data`` nothing is tested, and settings that go by tests are refused;
                 each rank reads its own alone, and what is random in it follows from seed, epoch and
-                ``i`` (:class:`mpitrain.data.own.Own`).  Or iterables with a length, which are read
-                in their own order (:class:`mpitrain.data.stream.Streamed`).
+                ``i`` (:class:`mpitrain.data.own.OwnSamples`).  Or iterables with a length, which
+                are read in their own order (:class:`mpitrain.data.stream.Streamed`).
             loss: a function of torch tensors that is the mean over its samples, a
-                :class:`mpitrain.objective.Loss`, or a name as in ``loss.name``.
+                :class:`mpitrain.objective.LossFunction`, or a name as in ``loss.name``.
             metrics: functions of torch tensors, means as well, or
                 :class:`~mpitrain.objective.metrics.Metric`, by name; or names as in
                 ``evaluate.metrics``.

@@ -31,7 +31,7 @@ def save(parts: "Parts", writer: Writer, *, best: bool = False) -> tuple[Path, f
         Folder and seconds of the checkpoint before, if it was not complete until now.
     """
     before = writer.finish()
-    # What differs between replicas is wrong on one of them, and must not outlive the run.
+    # Where replicas differ, one of them is wrong, and must not be saved.
     parts.check_replicas(f"before the checkpoint after step {parts.steps_done}")
     with parts.span("checkpoint", "checkpoint"):
         arrays, pieces, manifest = collect(parts)
@@ -44,7 +44,8 @@ def save(parts: "Parts", writer: Writer, *, best: bool = False) -> tuple[Path, f
 def settled(comm: Communicator, config: Config) -> Config:
     """The job with the codec that ``compress.codec = "auto"`` chose when the run began.
 
-    What a codec has left out belongs to it, and another choice would be another run.  Collective.
+    The residual in a checkpoint belongs to its codec; another codec would be another run.
+    Collective.
     """
     if config.compress.codec != "auto":
         return config

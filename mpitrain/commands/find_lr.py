@@ -6,12 +6,12 @@ from rich.console import Console
 from rich.table import Table
 
 from mpitrain.pictures import figure
-from mpitrain.training.find_lr import Found
+from mpitrain.training.find_lr import RangeTest
 
 _ROWS = 20
 
 
-def table(found: Found) -> str:
+def table(found: RangeTest) -> str:
     """Lines of the report: some of the steps, why they ended, and which rate to try."""
     rows = Table(box=None)
     for column in ("step", "optim.lr", "loss", "smoothed"):
@@ -27,7 +27,7 @@ def table(found: Found) -> str:
     return f"{capture.get()}ended after {last + 1} steps: {found.why}\n{suggestion(found)}"
 
 
-def suggestion(found: Found) -> str:
+def suggestion(found: RangeTest) -> str:
     """Which rate to try, in one sentence."""
     if found.steepest is None or found.tenth is None:
         return "the loss has not fallen: try a smaller --least, or more --steps"
@@ -37,7 +37,7 @@ def suggestion(found: Found) -> str:
     )
 
 
-def picture(found: Found, path: Path) -> None:
+def picture(found: RangeTest, path: Path) -> None:
     """Draw the loss over the learning rate to a PNG or SVG file.
 
     Raises:

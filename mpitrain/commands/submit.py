@@ -38,7 +38,7 @@ _HINT = re.compile(r"^# shellcheck (?:shell|source)=.*\n", re.MULTILINE)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class JobRequest:
     """The request of a job to its scheduler; checked.
 
     Attributes:
@@ -109,17 +109,17 @@ class Request:
             raise ConfigError("--qos: PBS has queues instead; name one with --partition")
 
 
-def request(**asked: object) -> Request:
-    """A ``Request`` of the parameters that a program gives.
+def request(**asked: object) -> JobRequest:
+    """A ``JobRequest`` of the parameters that a program gives.
 
     Raises:
-        ConfigError: a parameter does not exist, or ``Request`` refuses its value.
+        ConfigError: a parameter does not exist, or ``JobRequest`` refuses its value.
     """
-    known = [field.name for field in fields(Request)]
+    known = [field.name for field in fields(JobRequest)]
     unknown = sorted(set(asked) - set(known))
     if unknown:
         raise ConfigError(f"no parameter {unknown[0]!r}; there are {', '.join(known)}")
-    return Request(**asked)  # type: ignore[arg-type]
+    return JobRequest(**asked)  # type: ignore[arg-type]
 
 
 def seconds(time: str) -> int:
@@ -144,7 +144,7 @@ def seconds(time: str) -> int:
     return total
 
 
-def directives(asked: Request) -> dict[str, str]:
+def directives(asked: JobRequest) -> dict[str, str]:
     """The lines of ``#SBATCH`` or ``#PBS``: what stands before the value, and the value."""
     lines = _pbs(asked) if asked.scheduler == "pbs" else _slurm(asked)
     for given in asked.directive:
@@ -164,7 +164,7 @@ def _spelt(scheduler: str, given: str) -> str:
     return f"-l {given}" if scheduler == "pbs" else f"--{given}"
 
 
-def _slurm(asked: Request) -> dict[str, str]:
+def _slurm(asked: JobRequest) -> dict[str, str]:
     memory = asked.mem and asked.mem.upper().removesuffix("B")
     values = {
         "job-name": asked.name,
@@ -183,7 +183,7 @@ def _slurm(asked: Request) -> dict[str, str]:
     return lines | ({"--exclusive": ""} if asked.exclusive else {})
 
 
-def _pbs(asked: Request) -> dict[str, str]:
+def _pbs(asked: JobRequest) -> dict[str, str]:
     cores = asked.cpus_per_task or 1
     # Without ompthreads, PBS sets OMP_NUM_THREADS to the cores of all ranks of a node.
     chunk = f"{asked.nodes}:ncpus={asked.ranks_per_node * cores}"
@@ -208,7 +208,7 @@ def _pbs(asked: Request) -> dict[str, str]:
 
 def render(
     files: Mapping[str, str],
-    asked: Request,
+    asked: JobRequest,
     arguments: Sequence[str],
     *,
     settings: Mapping[str, str],

@@ -79,7 +79,9 @@ def run(options: argparse.Namespace) -> str:
     Raises:
         ConfigError: the job, the request or an option is wrong, or the scheduler refuses.
     """
-    asked = scripts.request(**{f.name: getattr(options, f.name) for f in fields(scripts.Request)})
+    asked = scripts.request(
+        **{f.name: getattr(options, f.name) for f in fields(scripts.JobRequest)}
+    )
     script = scripts.render(
         scripts.read_scripts(options.jobs), asked, _words(options), settings=_settings(options),
         modules=options.module, before=options.before,

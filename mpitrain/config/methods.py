@@ -12,7 +12,7 @@ from typing import Any
 from mpitrain.compress import (
     AnyCodec,
     CodecError,
-    Linear,
+    LinearCodec,
     Momentum,
     Remembering,
     Sparse,
@@ -190,7 +190,7 @@ _CODECS = (
            instead="take an unbiased codec, as int8:rounding=stochastic, or set "
                    "compress.feedback = 'off'"),
     Method("linear", "a codec whose codes add up", {"compress.codec": "powersgd"}, (),
-           {ELEMENTWISE: "codes whole matrices"}, _is_codec(Linear)),
+           {ELEMENTWISE: "codes whole matrices"}, _is_codec(LinearCodec)),
     Method("sparse", "a codec of few elements", {"compress.codec": "topk"}, (),
            {ELEMENTWISE: "chooses elements of whole matrices"}, _is_codec(Sparse)),
     Method("memory", "a codec with a memory", {"compress.codec": "signum"}, (RANK_GRADIENTS,),

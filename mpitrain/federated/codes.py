@@ -64,7 +64,7 @@ class Drawn:
 
 
 @dataclass(frozen=True)
-class Steps:
+class CodeGrid:
     """A grid of ``2**bits`` numbers from ``-largest`` to ``largest``.
 
     Attributes:

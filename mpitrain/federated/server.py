@@ -29,7 +29,7 @@ def optimizer(own: Federated) -> Optimizer:
             return LAMB(*betas)
 
 
-class Server(Updater):
+class ServerOptimizer(Updater):
     """Moves the weights.
 
     Each rank moves all of them by itself, without a sum over ranks, so that the bits are the same

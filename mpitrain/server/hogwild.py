@@ -136,7 +136,7 @@ class Unlocked:
         """Do nothing: there is nothing to release."""
 
 
-class Tables:
+class HogwildTables:
     """Updates tables without locks, and the rest together: all ranks meet before each batch.
 
     A dense gradient is there on all ranks as soon as nobody computes on the parameters any more;

@@ -12,7 +12,14 @@ from mpi4py import MPI
 from msgspec.structs import replace
 
 from collectives import Communicator
-from mpitrain.checkpoint import Checkpoint, CheckpointError, Manifest, Progress, Writer, newest
+from mpitrain.checkpoint import (
+    CheckpointError,
+    CheckpointReader,
+    Manifest,
+    Progress,
+    Writer,
+    newest,
+)
 from mpitrain.checkpoint.export import export
 from mpitrain.checkpoint.folders import step_of
 from mpitrain.checkpoint.manifest import MANIFEST, encode
@@ -147,7 +154,7 @@ def test_what_is_no_checkpoint_or_a_link_is_never_removed(comm, job, tmp_path):
     assert numbers(folder) == [1, 2, 4, 10]
     for _ in range(3):  # each sets aside the checkpoints of the one before
         run(comm, job)
-    assert Checkpoint(tmp_path / "archive").manifest.progress.step == 2
+    assert CheckpointReader(tmp_path / "archive").manifest.progress.step == 2
     assert (folder / full(1) / "notes").read_text() == "mine"
 
 

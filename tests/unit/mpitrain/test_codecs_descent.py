@@ -8,7 +8,7 @@ import pytest
 from codec_cases import draw, linear_sum, two_phase
 
 from collectives.codec import Residual
-from mpitrain.compress import Linear, Remembering, Sparse, feedback_of, parse
+from mpitrain.compress import LinearCodec, Remembering, Sparse, feedback_of, parse
 
 RANKS, SHAPE, STEPS, RATE = 4, (12, 20), 200, 0.3
 
@@ -66,7 +66,7 @@ def descend(code):
         memories = [code.memory(np.zeros(n)) for _ in range(RANKS)]
     elif code and feedback_of(code) == "on":
         memories = [Residual(np.zeros(n)) for _ in range(RANKS)]
-    sketches = [code.sketch({"w": x}, 0) for x in own] if isinstance(code, Linear) else []
+    sketches = [code.sketch({"w": x}, 0) for x in own] if isinstance(code, LinearCodec) else []
     for step in range(STEPS):
         for r in range(RANKS):
             error = inputs[r] @ weights.T - labels[r]
