@@ -34,7 +34,7 @@ from mpitrain.adapters.torch.comm_hooks import UnderWay
 from mpitrain.arrays import Gradients
 from mpitrain.group import TensorGroup
 from mpitrain.models.gpt import GPT
-from mpitrain.models.model import Model
+from mpitrain.models.model import SequentialModel
 from mpitrain.objective.cross_entropy import CrossEntropy
 from mpitrain.optim.optimizers import Adam
 from mpitrain.parallel.arena import DATA, Arena
@@ -83,7 +83,7 @@ class TorchGPT(nn.Module):
 class Ours:
     """The model in our layers."""
 
-    def __init__(self, comm: Communicator, model: Model, reduction: Reduction) -> None:
+    def __init__(self, comm: Communicator, model: SequentialModel, reduction: Reduction) -> None:
         names = list(model.layers)
         initial = model.initial(names, 0, np, np.float32)
         shapes = {n: {k: v.shape for k, v in ps.items()} for n, ps in initial.items()}
@@ -157,10 +157,7 @@ def _measure(comm: Communicator, options: argparse.Namespace) -> dict[str, list[
     gloo = nn.parallel.DistributedDataParallel(TorchGPT(*shape))
     torch.manual_seed(0)
     ours = DataParallel(
-        comm,
-        TorchGPT(*shape),
-        bucket_bytes=options.bucket_bytes,
-        algorithm=options.algorithm,
+        comm, TorchGPT(*shape), bucket_bytes=options.bucket_bytes, algorithm=options.algorithm
     )
     torch.manual_seed(0)
     late = DataParallel(comm, TorchGPT(*shape), overlap=False, algorithm=options.algorithm)
@@ -177,7 +174,7 @@ def _measure(comm: Communicator, options: argparse.Namespace) -> dict[str, list[
     ).layers()
     native = Ours(
         comm,
-        Model(layers, CrossEntropy(TensorGroup(), options.vocabulary), TensorGroup()),
+        SequentialModel(layers, CrossEntropy(TensorGroup(), options.vocabulary), TensorGroup()),
         Reduction({DATA: comm}, Dense(options.algorithm), options.bucket_bytes),
     )
     optimizers = [torch.optim.AdamW(m.parameters(), 1e-3, fused=True) for m in (gloo, ours, late)]

@@ -74,10 +74,7 @@ def _parts(comm: Communicator, nbytes: int, turns: int) -> list[float]:
         channel.Recv_init([recv, nbytes, MPI.BYTE], peer),
         channel.Send_init([send, nbytes, MPI.BYTE], peer),
     ]
-    calls: list[Callable[[], object]] = [
-        *(r.Start for r in requests),
-        *(r.Wait for r in requests),
-    ]
+    calls: list[Callable[[], object]] = [*(r.Start for r in requests), *(r.Wait for r in requests)]
 
     def exchange() -> None:
         for call in calls:

@@ -114,7 +114,7 @@ class Residual:
         self._is_pending = False
 
 
-class Memory(Protocol):
+class FeedbackMemory(Protocol):
     """A rank's memory of its own numbers from step to step; a :class:`Residual` is one."""
 
     @property

@@ -158,7 +158,7 @@ class Totals:
         )
 
 
-class Run:
+class Callbacks:
     """A run in progress: its records, tests and checkpoints.
 
     Attributes:
@@ -234,7 +234,7 @@ class Run:
 @contextmanager
 def running(
     parts: Parts, *, go_on: bool, allow_changes: bool, tell: Write | None, way: str
-) -> Iterator[Run]:
+) -> Iterator[Callbacks]:
     """Lock the run's folder, restore its newest checkpoint, open its reports; collective.
 
     Args:
@@ -265,7 +265,7 @@ def running(
             _ended_together(parts, writer, way),
             _reports(parts, tell, tests_again=tests.is_missing()) as write,
         ):
-            yield Run(parts, tests, write, writer, resumed)
+            yield Callbacks(parts, tests, write, writer, resumed)
 
 
 @contextmanager

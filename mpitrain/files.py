@@ -14,10 +14,6 @@ def check_regular(path: Path) -> None:
     mode = path.stat().st_mode
     if stat.S_ISREG(mode):
         return
-    kinds = (
-        (stat.S_ISDIR, "a folder"),
-        (stat.S_ISFIFO, "a FIFO"),
-        (stat.S_ISSOCK, "a socket"),
-    )
+    kinds = ((stat.S_ISDIR, "a folder"), (stat.S_ISFIFO, "a FIFO"), (stat.S_ISSOCK, "a socket"))
     kind = next((name for test, name in kinds if test(mode)), "a device")
     raise OSError(errno.EINVAL, f"it is {kind}, not an ordinary file", str(path))

@@ -7,7 +7,7 @@ from mpitrain import nn
 from mpitrain.compress import Momentum, parse
 from mpitrain.config import Config, ConfigError
 from mpitrain.data import Dataset
-from mpitrain.objective import Loss
+from mpitrain.objective import LossFunction
 from mpitrain.objective.metrics import Averaged, Metric
 from mpitrain.ranks.same import name_of
 
@@ -71,11 +71,11 @@ def _give_shapes(module: Any, data: Any, seed: int) -> None:
     """
     import torch
 
-    from mpitrain.data.own import Own
+    from mpitrain.data.own import OwnSamples
     from mpitrain.fields import as_given, fields
 
     kind = next(one.dtype for one in module.parameters() if torch.nn.parameter.is_lazy(one))
-    first = fields(Own(data, "float32", seed)[:1].inputs)
+    first = fields(OwnSamples(data, "float32", seed)[:1].inputs)
     parts = {n: torch.from_numpy(a) for n, a in first.items()}
     parts = {n: a.to(kind) if a.is_floating_point() else a for n, a in parts.items()}
     modes = [(part, part.training) for part in module.modules()]
@@ -196,7 +196,7 @@ def dtype(module: Any, otherwise: str) -> str:
     return found if found in ("float32", "float64") else otherwise
 
 
-def loss(given: Any) -> Loss | None:
+def loss(given: Any) -> LossFunction | None:
     """A loss from a function of torch tensors, or from a class such as ``torch.nn.MSELoss``.
 
     Raises:

@@ -33,11 +33,7 @@ def main() -> int:
     )
     _add_flags(parser)
     options = parser.parse_args()
-    with (
-        Communicator(MPI.COMM_WORLD) as comm,
-        abort_on_exception(comm),
-        limit_blas_threads(comm),
-    ):
+    with Communicator(MPI.COMM_WORLD) as comm, abort_on_exception(comm), limit_blas_threads(comm):
         try:
             return matrix(comm, options)
         except ConfigError as error:
@@ -91,10 +87,7 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
     )
     for option, told in (
         ("jobs", "digits gpt"),
-        (
-            "methods",
-            "none bf16 int8 powersgd topk dgc sign auto local diloco delayed, or a codec",
-        ),
+        ("methods", "none bf16 int8 powersgd topk dgc sign auto local diloco delayed, or a codec"),
         ("algorithms", "all-reduces of dense sums, as 'python -m collectives list' has them"),
         ("layouts", "'data' 'pipe x data' 'tensor x data' 'zero 1'"),
         ("links", "'shared memory' '1 Gb/s' '100 Mb/s' '100 ms', or latency=20ms,bandwidth=1Gb/s"),

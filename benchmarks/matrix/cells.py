@@ -25,9 +25,7 @@ JOBS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     ),
 }  # fmt: skip
 #: Settings beside a codec by its name: these codecs have the momentum.
-_BESIDE: Mapping[str, tuple[str, ...]] = {
-    "dgc": ("optim.momentum=0",),
-}
+_BESIDE: Mapping[str, tuple[str, ...]] = {"dgc": ("optim.momentum=0",)}
 #: Settings of a job by the name of a method; other names are codecs.
 METHODS: Mapping[str, tuple[str, ...]] = {
     DENSE: (),

@@ -18,14 +18,7 @@ from pathlib import Path
 
 from benchmarks.matrix import cells
 from benchmarks.matrix.page import write_page
-from benchmarks.matrix.results import (
-    VERSION,
-    Cell,
-    Matrix,
-    Result,
-    read_matrix,
-    write_matrix,
-)
+from benchmarks.matrix.results import VERSION, Cell, Matrix, Result, read_matrix, write_matrix
 from collectives import CollectiveError, Communicator, UnknownAlgorithm, provenance
 from collectives.errors import install
 from mpitrain.checkpoint import CheckpointError

@@ -50,7 +50,7 @@ def node(place: int, size: int) -> Node:
     return Node(span.bit_length() - 1, parent, children)
 
 
-class Tree(NamedTuple):
+class BinaryTree(NamedTuple):
     """One of the two trees as a rank sees it, with the chunk that it carries."""
 
     chunk: int
@@ -60,7 +60,7 @@ class Tree(NamedTuple):
     children: tuple[int, ...]
 
 
-def trees(rank: int, size: int) -> list[Tree]:
+def trees(rank: int, size: int) -> list[BinaryTree]:
     """The tree over the ranks as they are, and its mirror image (even p) or its shift (odd p)."""
 
     def same(r: int) -> int:
@@ -80,7 +80,7 @@ def trees(rank: int, size: int) -> list[Tree]:
     for chunk, (place_of, rank_of) in enumerate([(same, same), second]):
         height, parent, children = node(place_of(rank), size)
         both.append(
-            Tree(
+            BinaryTree(
                 chunk,
                 height,
                 None if parent is None else rank_of(parent),
@@ -148,7 +148,7 @@ def _second_root(size: int) -> int:
     return size - 1 if size % 2 == 0 else 1
 
 
-def _up(tree: Tree, h: int, totals: Buffer = recvbuf) -> Iterator[Step]:
+def _up(tree: BinaryTree, h: int, totals: Buffer = recvbuf) -> Iterator[Step]:
     mine, total = sendbuf[tree.chunk], totals[tree.chunk]
     if tree.parent is not None and tree.parent_height == h:
         yield Send(tree.parent, total if tree.children else mine)
@@ -157,7 +157,7 @@ def _up(tree: Tree, h: int, totals: Buffer = recvbuf) -> Iterator[Step]:
             yield RecvReduce(child, total, total if done else mine)
 
 
-def _down(tree: Tree, h: int) -> Iterator[Step]:
+def _down(tree: BinaryTree, h: int) -> Iterator[Step]:
     total = recvbuf[tree.chunk]
     if tree.parent is not None and tree.parent_height == h:
         yield Recv(tree.parent, total)

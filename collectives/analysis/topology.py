@@ -14,7 +14,7 @@ Seconds = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Link:
+class LinkCost:
     """``alpha`` seconds a message and ``beta`` seconds a byte."""
 
     alpha: float
@@ -22,8 +22,8 @@ class Link:
 
 
 #: 200 Gb/s InfiniBand through MPI, and shared memory or NVLink within a node.
-NETWORK = Link(1.5e-6, 1 / 25e9)
-NODE = Link(0.5e-6, 1 / 150e9)
+NETWORK = LinkCost(1.5e-6, 1 / 25e9)
+NODE = LinkCost(0.5e-6, 1 / 150e9)
 
 
 class Topology(Protocol):
@@ -43,7 +43,7 @@ class Topology(Protocol):
 class Flat:
     """One switch that connects everybody with everybody."""
 
-    port: Link = NETWORK
+    port: LinkCost = NETWORK
 
     def alpha(self, source: Ranks, target: Ranks) -> Seconds:
         return np.full(len(source), self.port.alpha)
@@ -72,7 +72,7 @@ class Cluster(Flat):
 
     per_node: int = 8
     adapters: int = 1
-    inside: Link = NODE
+    inside: LinkCost = NODE
 
     def alpha(self, source: Ranks, target: Ranks) -> Seconds:
         return np.where(self._within(source, target), self.inside.alpha, self.port.alpha)
@@ -164,7 +164,7 @@ class Torus(Flat):
 
 
 #: Topologies by their names on the command line, as functions of the number of ranks.
-TOPOLOGIES: dict[str, Callable[[int, Link], Topology]] = {
+TOPOLOGIES: dict[str, Callable[[int, LinkCost], Topology]] = {
     "flat": lambda size, port: Flat(port),
     "fat-tree": lambda size, port: FatTree(port),
     "cluster": lambda size, port: Cluster(port),
@@ -175,7 +175,7 @@ TOPOLOGIES: dict[str, Callable[[int, Link], Topology]] = {
 }
 
 
-def build(name: str, size: int, port: Link = NETWORK) -> Topology:
+def build(name: str, size: int, port: LinkCost = NETWORK) -> Topology:
     """The topology ``name`` over ``size`` ranks; raises ``ValueError`` for one that is not."""
     if name not in TOPOLOGIES:
         raise ValueError(f"no topology {name!r}; there are {', '.join(TOPOLOGIES)}")

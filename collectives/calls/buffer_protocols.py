@@ -135,14 +135,7 @@ class _DLTensor(ctypes.Structure):
 
 
 #: DLPack's kinds of numbers and how many make an item, in NumPy's letters.
-_DLPACK_KINDS = {
-    (0, 1): "i",
-    (1, 1): "u",
-    (2, 1): "f",
-    (2, 2): "c",
-    (5, 1): "c",
-    (6, 1): "b",
-}
+_DLPACK_KINDS = {(0, 1): "i", (1, 1): "u", (2, 1): "f", (2, 2): "c", (5, 1): "c", (6, 1): "b"}
 #: DLPack's kinds of small floating-point numbers, by ml_dtypes' names.
 _SMALL_FLOATS = {
     4: "bfloat16",

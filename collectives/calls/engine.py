@@ -263,10 +263,7 @@ class Engine:
         self.last_plan = Native(reason)
 
     def make(
-        self,
-        arguments: Arguments,
-        algorithm: Algorithm | str | None = None,
-        repeats: bool = True,
+        self, arguments: Arguments, algorithm: Algorithm | str | None = None, repeats: bool = True
     ) -> AnyPlan:
         """Makes the plan of a persistent call; ``repeats`` unless it is for one run."""
         if self.watchdog is None:
@@ -328,12 +325,7 @@ class Engine:
             node.used_by(place, plan)
 
     def leaves_to_native(
-        self,
-        collective: str,
-        own: Any,
-        other: Any = None,
-        blocks: int = 1,
-        unequal: bool = False,
+        self, collective: str, own: Any, other: Any = None, blocks: int = 1, unequal: bool = False
     ) -> bool:
         """Whether ``auto`` leaves a call to the MPI library before it is parsed, as parsing costs
         more than a small native collective takes.

@@ -61,9 +61,7 @@ _ROUNDED = DTYPES - {np.dtype(np.float16)}, _BARRED | {id(TYPES.get("e"))}
 
 
 def nbytes_of(
-    spec: Any,
-    dtypes: "frozenset[np.dtype[Any]]" = DTYPES,
-    barred: frozenset[int] = frozenset(),
+    spec: Any, dtypes: "frozenset[np.dtype[Any]]" = DTYPES, barred: frozenset[int] = frozenset()
 ) -> int | None:
     """Bytes of the memory in ``array``, ``[array, type]``, ``[array, count, type]`` and the like,
     if it is NumPy's or Python's own and its types are among these; ``None`` for what takes longer

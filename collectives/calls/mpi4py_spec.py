@@ -184,11 +184,7 @@ def is_one_block(datatype: MPI.Datatype) -> bool:
     """
     if datatype.is_predefined or not fills_its_extent(datatype):
         return fills_its_extent(datatype)
-    if datatype.combiner not in (
-        MPI.COMBINER_DUP,
-        MPI.COMBINER_CONTIGUOUS,
-        MPI.COMBINER_RESIZED,
-    ):
+    if datatype.combiner not in (MPI.COMBINER_DUP, MPI.COMBINER_CONTIGUOUS, MPI.COMBINER_RESIZED):
         return False
     parts = datatype.Get_contents()[-1]
     try:

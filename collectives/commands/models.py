@@ -12,7 +12,7 @@ from collectives.analysis.fit import MEMORIES, Fit, Sample, fit, read
 from collectives.analysis.formulas import FORMULAS, Formula
 from collectives.analysis.pictures import expect_picture, pyplot
 from collectives.analysis.simulate import Machine, simulate
-from collectives.analysis.topology import TOPOLOGIES, Flat, Link
+from collectives.analysis.topology import TOPOLOGIES, Flat, LinkCost
 from collectives.analysis.topology import build as topology
 from collectives.commands.arguments import (
     RANKS,
@@ -93,7 +93,7 @@ def simulate_sizes(options: argparse.Namespace) -> int:
     if options.plot:
         expect_picture(options.plot)  # refused now rather than when all is simulated
         pyplot()
-    link = Link(options.alpha * 1e-6, 1e-9 / options.bandwidth)
+    link = LinkCost(options.alpha * 1e-6, 1e-9 / options.bandwidth)
     wanted = names(options.collective) if options.algorithm == "all" else known(options.algorithm)
     if not wanted:
         raise UnknownAlgorithm("--algorithm names none; give names, or all")
@@ -133,7 +133,7 @@ def simulate_sizes(options: argparse.Namespace) -> int:
 def cost(options: argparse.Namespace) -> int:
     """Prints each all-reduce's time by closed form, by the simulator, and as Rodriguez has it."""
     model = Model(1e-6 * options.alpha, 1e-9 / options.bandwidth, 1e-9 / options.reduction)
-    machine = Machine(Flat(Link(model.alpha, model.beta)), model.gamma)
+    machine = Machine(Flat(LinkCost(model.alpha, model.beta)), model.gamma)
     p, m = options.ranks, options.size
     print(f"all-reduce of {m} bytes on {p} ranks of one switch, one port each, microseconds")
     print(f"{'algorithm':<20}{'ours':>11}{'simulated':>11}{'Rodriguez':>11}  closed form")

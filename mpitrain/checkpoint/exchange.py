@@ -13,7 +13,7 @@ import numpy as np
 
 from mpitrain.arrays import Array
 from mpitrain.checkpoint.manifest import EXCHANGE, EXCHANGE_STATE
-from mpitrain.checkpoint.reader import Checkpoint
+from mpitrain.checkpoint.reader import CheckpointReader
 from mpitrain.checkpoint.workers import among
 from mpitrain.parallel.arena import Tensor
 from mpitrain.parallel.store import Piece, overlaps
@@ -75,7 +75,7 @@ def _keepers(parts: "Parts") -> list[Keeper]:
     return [parts.summation, *parts.strategy.keepers]
 
 
-def restore(parts: "Parts", checkpoint: Checkpoint) -> list[str]:
+def restore(parts: "Parts", checkpoint: CheckpointReader) -> list[str]:
     """Restores the state of exchanges on this rank.
 
     Returns:
@@ -103,7 +103,7 @@ def restore(parts: "Parts", checkpoint: Checkpoint) -> list[str]:
 
 
 def _sources(
-    parts: "Parts", kept: KeptElements, checkpoint: Checkpoint, tensor: Tensor
+    parts: "Parts", kept: KeptElements, checkpoint: CheckpointReader, tensor: Tensor
 ) -> list[str]:
     """Sections whose sum this replica takes."""
     name = f"{EXCHANGE}{kept.name}"

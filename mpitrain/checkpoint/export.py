@@ -11,7 +11,7 @@ from safetensors.numpy import save_file
 from mpitrain.arrays import Array
 from mpitrain.checkpoint.described import digest as digest_of
 from mpitrain.checkpoint.manifest import MANIFEST, CheckpointError
-from mpitrain.checkpoint.reader import Checkpoint, newest
+from mpitrain.checkpoint.reader import CheckpointReader, newest
 from mpitrain.config import Config
 
 #: Parameters of a torch module, as mpitrain.adapters.torch.layers names them.
@@ -61,7 +61,7 @@ def export(folder: Path, output: Path, *, torch: bool = False) -> Exported:
     return Exported(len(tensors), checkpoint.folder, refused)
 
 
-def _write(save: Any, tensors: dict[str, Any], checkpoint: Checkpoint, output: Path) -> None:
+def _write(save: Any, tensors: dict[str, Any], checkpoint: CheckpointReader, output: Path) -> None:
     output.parent.mkdir(parents=True, exist_ok=True)
     try:
         save(tensors, output, {"job": checkpoint.manifest.job})
@@ -69,7 +69,7 @@ def _write(save: Any, tensors: dict[str, Any], checkpoint: Checkpoint, output: P
         raise CheckpointError(f"cannot write {output}: {error}; name another file") from error
 
 
-def _of_module(checkpoint: Checkpoint, output: Path) -> int:
+def _of_module(checkpoint: CheckpointReader, output: Path) -> int:
     """Writes the ``state_dict`` of a torch module; returns its number of tensors."""
     try:
         from safetensors.torch import save_file as save_tensors
@@ -94,7 +94,7 @@ def _of_module(checkpoint: Checkpoint, output: Path) -> int:
     return len(tensors)
 
 
-def _constants(checkpoint: Checkpoint) -> dict[str, Any]:
+def _constants(checkpoint: CheckpointReader) -> dict[str, Any]:
     """Constants of a module, from the file that a run's checkpoints share."""
     name, manifest = checkpoint.manifest.constants, checkpoint.manifest
     if not name:
@@ -121,14 +121,14 @@ def _constants(checkpoint: Checkpoint) -> dict[str, Any]:
     return found
 
 
-def find(folder: Path) -> tuple[Checkpoint, list[str]]:
+def find(folder: Path) -> tuple[CheckpointReader, list[str]]:
     """Finds a checkpoint in its folder or its run's; also returns why newer ones were refused.
 
     Raises:
         CheckpointError: there is none that is whole.
     """
     if (folder / MANIFEST).exists():
-        checkpoint = Checkpoint(folder)
+        checkpoint = CheckpointReader(folder)
         checkpoint.verify()
         return checkpoint, []
     inside = folder / "checkpoints"

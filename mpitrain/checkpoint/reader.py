@@ -25,7 +25,7 @@ from mpitrain.step.update import AVERAGE
 _TYPES = {"float32": "F32", "float64": "F64"}
 
 
-class Checkpoint:
+class CheckpointReader:
     """A checkpoint on disk.
 
     Attributes:
@@ -143,7 +143,7 @@ class Checkpoint:
 
 def newest(
     folder: Path, comm: MPI.Intracomm = MPI.COMM_SELF
-) -> tuple[Checkpoint | None, list[str]]:
+) -> tuple[CheckpointReader | None, list[str]]:
     """Newest whole checkpoint in ``folder``, or None, and why newer ones were refused.
 
     Collective; every rank compares the digests of its share of the files.
@@ -164,7 +164,7 @@ def newest(
     for name in names:
         why = None
         try:
-            checkpoint = Checkpoint(folder / name)
+            checkpoint = CheckpointReader(folder / name)
             checkpoint.verify(comm.rank, comm.size)
         except CheckpointError as error:
             why = str(error)

@@ -10,7 +10,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from mpitrain.checkpoint.described import Description
-from mpitrain.data.own import Own
+from mpitrain.data.own import OwnSamples
 from mpitrain.data.stream import Stream, Streamed
 from mpitrain.nn import Chain
 from mpitrain.ranks.same import described
@@ -98,7 +98,7 @@ def settled_recipe_of(parts: "Parts") -> Recipe:
     if found.changing is None and parts.comm.rank == 0:
         train = parts.data.train
         others_read = parts.config.data.workers or not isinstance(train, Streamed)
-        if isinstance(train, Own) and others_read:
+        if isinstance(train, OwnSamples) and others_read:
             with suppress(Exception):  # a read shows here what changed in the other processes
                 train.read_anew()
         parts.recipe = found = found.settled(_made(parts, values=False))
@@ -129,7 +129,7 @@ def _made(parts: "Parts", *, values: bool = True) -> Recipe:
         found.tell_array(f"model.{name}", tensor)  # nothing without values
     _tell_optimizers(found, parts)
     found.values = False  # the digest of the data has them
-    if isinstance(parts.data.train, Own):
+    if isinstance(parts.data.train, OwnSamples):
         data = parts.data.train.data
         _tell(found, "data", data.source if isinstance(data, Stream) else data)
     return Recipe(found.parts, found.options, found.code, MAGIC_NUMBER.hex())

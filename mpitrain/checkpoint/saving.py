@@ -74,9 +74,7 @@ def resume(parts: "Parts", *, allow_changes: bool = False) -> Resumed | None:
         return None
     recipe_of(parts)
     notes = together(
-        parts.comm,
-        lambda: restore(parts, checkpoint, allow_changes=allow_changes),
-        CheckpointError,
+        parts.comm, lambda: restore(parts, checkpoint, allow_changes=allow_changes), CheckpointError
     )
     parts.refresh()
     return Resumed(parts.steps_done, str(checkpoint.folder), refused, notes)

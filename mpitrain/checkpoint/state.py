@@ -17,7 +17,7 @@ from mpitrain.checkpoint.manifest import (
     Progress,
     SavedPiece,
 )
-from mpitrain.checkpoint.reader import Checkpoint
+from mpitrain.checkpoint.reader import CheckpointReader
 from mpitrain.checkpoint.recipe import name_of_constants, settled_recipe_of
 from mpitrain.config import Config, Own
 from mpitrain.parallel.arena import Tensor
@@ -124,7 +124,9 @@ def collect(parts: "Parts") -> tuple[dict[str, Array], list[SavedPiece], Manifes
     return found.arrays, found.pieces, manifest
 
 
-def restore(parts: "Parts", checkpoint: Checkpoint, *, allow_changes: bool = False) -> list[str]:
+def restore(
+    parts: "Parts", checkpoint: CheckpointReader, *, allow_changes: bool = False
+) -> list[str]:
     """Restores a job from a checkpoint that any layout of the same job wrote.
 
     Not collective: call :func:`~mpitrain.checkpoint.recipe.recipe_of` before, and
@@ -236,7 +238,7 @@ def _difference(place: str, before: object, after: object) -> tuple[str, object,
     return place, before, after
 
 
-def _differences(parts: "Parts", checkpoint: Checkpoint) -> Iterator[str]:
+def _differences(parts: "Parts", checkpoint: CheckpointReader) -> Iterator[str]:
     """Differences that make it another training; the layout of the ranks is none."""
     then, now = checkpoint.job, parts.config
     # The digest compares the data, wherever they lie.
@@ -266,7 +268,7 @@ def _differences(parts: "Parts", checkpoint: Checkpoint) -> Iterator[str]:
         yield f"it had other data: what data.path = {now.data.path!r} holds has changed since"
 
 
-def _check_job(parts: "Parts", checkpoint: Checkpoint, *, allow_changes: bool) -> list[str]:
+def _check_job(parts: "Parts", checkpoint: CheckpointReader, *, allow_changes: bool) -> list[str]:
     """Refuses another job unless changes are allowed, and values that cannot be taken in any case;
     returns notes."""
     then_trained = set(checkpoint.names) - set(checkpoint.manifest.state)

@@ -13,7 +13,7 @@ import numpy as np
 
 from mpitrain.arrays import Array
 from mpitrain.checkpoint.manifest import EXCHANGE
-from mpitrain.checkpoint.reader import Checkpoint
+from mpitrain.checkpoint.reader import CheckpointReader
 from mpitrain.group import share
 from mpitrain.parallel.grid import ProcessGrid
 from mpitrain.step.update import AVERAGE
@@ -61,7 +61,7 @@ def named(parts: "Parts", counts: Mapping[str, int]) -> dict[str, int]:
     return {section(name, parts.grid.place.replica): count for name, count in counts.items()}
 
 
-def left_out(parts: "Parts", checkpoint: Checkpoint, as_they_were: bool) -> dict[str, int]:
+def left_out(parts: "Parts", checkpoint: CheckpointReader, as_they_were: bool) -> dict[str, int]:
     """Counts from a checkpoint: this worker's, or for other workers the least of each tensor."""
     saved, count = checkpoint.manifest.progress.left_out, _workers(checkpoint, "parameters")
     if not count:
@@ -72,7 +72,7 @@ def left_out(parts: "Parts", checkpoint: Checkpoint, as_they_were: bool) -> dict
     return {name: least for name, least in found.items() if least}
 
 
-def are_those_of(parts: "Parts", checkpoint: Checkpoint) -> bool:
+def are_those_of(parts: "Parts", checkpoint: CheckpointReader) -> bool:
     """Whether the same number of workers goes on with the same [sync]."""
     then = _workers(checkpoint, "parameters")
     if not parts.strategy.drifts:
@@ -80,7 +80,7 @@ def are_those_of(parts: "Parts", checkpoint: Checkpoint) -> bool:
     return then == parts.grid.data.size and checkpoint.job.sync == parts.config.sync
 
 
-def begun_anew(parts: "Parts", checkpoint: Checkpoint, taken: set[str]) -> list[str]:
+def begun_anew(parts: "Parts", checkpoint: CheckpointReader, taken: set[str]) -> list[str]:
     """Sentence on the sections that other workers leave behind."""
     then, now = _workers(checkpoint, "parameters"), parts.grid.data.size
     had = {name for name in checkpoint.sections if not name.startswith((EXCHANGE, "state"))}
@@ -91,7 +91,7 @@ def begun_anew(parts: "Parts", checkpoint: Checkpoint, taken: set[str]) -> list[
     return [f"{began}, without their {', '.join(left)}" if left else began]
 
 
-def tensor(checkpoint: Checkpoint, name: str, tensor_name: str) -> Array:
+def tensor(checkpoint: CheckpointReader, name: str, tensor_name: str) -> Array:
     """A whole tensor of a section, or the mean of the workers' sections.
 
     Raises:
@@ -106,7 +106,7 @@ def tensor(checkpoint: Checkpoint, name: str, tensor_name: str) -> Array:
     return (total / count).astype(checkpoint.manifest.dtypes[tensor_name])
 
 
-def _workers(checkpoint: Checkpoint, name: str) -> int:
+def _workers(checkpoint: CheckpointReader, name: str) -> int:
     """Number of workers with sections of this name."""
     count = 0
     while section(name, count) in checkpoint.sections:

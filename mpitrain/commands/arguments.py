@@ -17,7 +17,7 @@ from mpitrain.commands.jobs import add_job
 if TYPE_CHECKING:
     from collectives.commands.arguments import Commands
 
-#: These start MPI; the others run anywhere.
+#: Commands that start MPI; the others run anywhere.
 RANKS = ("train", "eval", "find-lr", "profile", "doctor")
 
 

@@ -6,13 +6,13 @@ from rich.console import Console
 from rich.table import Table
 
 from mpitrain.pictures import figure
-from mpitrain.training.find_lr import Found
+from mpitrain.training.find_lr import RangeTest
 
 _ROWS = 20
 
 
-def table(found: Found) -> str:
-    """Some of the steps, why they ended, and which rate to try."""
+def table(found: RangeTest) -> str:
+    """Lines of the report: some of the steps, why they ended, and which rate to try."""
     rows = Table(box=None)
     for column in ("step", "optim.lr", "loss", "smoothed"):
         rows.add_column(column, justify="right", no_wrap=True)
@@ -27,7 +27,7 @@ def table(found: Found) -> str:
     return f"{capture.get()}ended after {last + 1} steps: {found.why}\n{suggestion(found)}"
 
 
-def suggestion(found: Found) -> str:
+def suggestion(found: RangeTest) -> str:
     """Which rate to try, in one sentence."""
     if found.steepest is None or found.tenth is None:
         return "the loss has not fallen: try a smaller --least, or more --steps"
@@ -37,8 +37,8 @@ def suggestion(found: Found) -> str:
     )
 
 
-def picture(found: Found, path: Path) -> None:
-    """The loss by the rate, to a PNG or SVG file.
+def picture(found: RangeTest, path: Path) -> None:
+    """Draw the loss over the learning rate to a PNG or SVG file.
 
     Raises:
         ImportError: matplotlib is not installed.
@@ -55,7 +55,7 @@ def picture(found: Found, path: Path) -> None:
         if rate is not None:
             axes.axvline(rate, color="0.3", linestyle=style, label=f"{label}: {rate:.2g}")
     axes.set_xscale("log")
-    if found.tried:  # what diverges would leave nothing to see of the rest
+    if found.tried:  # a diverging loss would flatten the rest of the curve
         axes.set_ylim(0, 2 * max(one.smoothed for one in found.tried[: len(found.tried) // 2 + 1]))
     axes.set_xlabel("optim.lr")
     axes.set_ylabel("loss")

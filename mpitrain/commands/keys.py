@@ -20,8 +20,8 @@ def keys(name: str | None, *, as_markdown: bool = False) -> None:
     """Prints a table, or all: laid out in a terminal, and elsewhere a line for each key.
 
     Args:
-        name: the table's.
-        as_markdown: as ``docs/job.md`` has them, all with what is written there by hand.
+        name: name of the table.
+        as_markdown: prints all tables as ``docs/job.md`` has them, with its introduction.
 
     Raises:
         ConfigError: there is no such table.

@@ -1,4 +1,4 @@
-"""``mpitrain methods``: what can be combined, and why the rest cannot."""
+"""``mpitrain methods``: methods that can be combined, and why the others cannot."""
 
 import argparse
 import difflib
@@ -12,7 +12,7 @@ from mpitrain.config.methods import METHODS, Method
 from mpitrain.config.numbers import toml
 from mpitrain.config.validation import faults
 
-#: Rows of the table; commands are what a method cannot be used with.
+#: Rows of the table; commands have none, because a job file does not choose them.
 _ROWS = [method for method in METHODS if method.title != "this command"]
 
 

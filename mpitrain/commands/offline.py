@@ -49,8 +49,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _add_plan(commands: "Commands") -> None:
     parser = commands.add_parser(
-        "plan",
-        help="print ranks, groups, stages, memory and predicted time before anything runs",
+        "plan", help="print ranks, groups, stages, memory and predicted time before anything runs"
     )
     add_job(parser)
     parser.add_argument("-n", "--ranks", type=positive, required=True, help="number of ranks")

@@ -82,8 +82,8 @@ def exchanged(
     """Bytes that the replicas of a stage exchange, dense and by some codecs.
 
     Args:
-        config: the job.
-        shapes: shapes of the parameters; those that tensor ranks share count whole.
+        config: tables of the job.
+        shapes: shapes of the parameters; one that tensor ranks share counts whole.
         replicas: replicas of the stage.
         itemsize: bytes of a gradient.
         seconds: time of a step.
@@ -140,7 +140,7 @@ def _coded(
                 how, shapes, replicas, itemsize, shard=-(-elements // replicas)
             )
         else:
-            keep = getattr(how.code, "keep", 1.0)  # what has no such share sends what it must
+            keep = getattr(how.code, "keep", 1.0)  # other codecs send all elements
             sent = coded_bytes(how, shapes, replicas, itemsize, round(keep * elements))
         found.append((codec, sent / replicas))
     return found
@@ -157,8 +157,8 @@ def predicted(seconds: float, bubble: float, samples: int, ranks: int, cores: in
         seconds: time of a step, with a core for each rank.
         bubble: the part of ``seconds`` in which a rank has nothing to do, mean over the ranks.
         samples: samples of a step.
-        ranks: all of them.
-        cores: that this process may use.
+        ranks: number of ranks.
+        cores: number of cores that this process may use.
     """
     lines = [
         f"predicted with a core for each rank: {1e3 * seconds:.1f} ms a step without "

@@ -52,17 +52,18 @@ from mpitrain.training.loop import Loop
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run one command on all ranks; returns the exit code, of errors that they share.
+    """Run one command on all ranks; returns the exit code, also for errors that all ranks share.
 
-    Any other error aborts all ranks, with the traceback of the one that had it.  Of a rank that a
-    signal kills, as SIGBUS does where a mapped file of data is cut, its stack is printed.
+    Any other error aborts all ranks, with the traceback of the rank that raised it.  A rank that a
+    signal kills prints its stack first: SIGBUS, for example, comes from a mapped data file that was
+    truncated.
     """
     faulthandler.enable()
     options = parse(argv, speak=MPI.COMM_WORLD.rank == 0)
     try:
         whole = Communicator(MPI.COMM_WORLD)
     except LaunchError as error:
-        if options.command == "doctor":  # which says so in its own words
+        if options.command == "doctor":  # it reports the error in its own words
             return doctor(MPI.COMM_WORLD, options)
         return complain(MPI.COMM_WORLD, error, 2)
     with whole as comm:
@@ -75,9 +76,9 @@ def run(argv: Sequence[str]) -> int:
                 return complain(comm, error, 2)
             except (NonFinite, ReplicaMismatch, CheckpointError, LogError, RoundError) as error:
                 return complain(comm, error, 1)
-            except Stopped:  # which rank 0 has told
+            except Stopped:  # rank 0 has printed why
                 return GO_ON
-            except ReportError as error:  # of rank 0 alone: the others are in the next step
+            except ReportError as error:  # on rank 0 alone: the others are in the next step
                 raise SystemExit(f"mpitrain: {error}") from error
 
 
@@ -93,7 +94,7 @@ def train(comm: Communicator, options: argparse.Namespace) -> int:
                 "--shrink has messages with checksums, which do not arrive late: leave it or "
                 "COLLECTIVES_LINK out"
             )
-        # In memory of the node, nobody would see a rank die.
+        # Collectives in a node's shared memory would not notice that a rank died.
         comm = Communicator(comm, transport=CheckedTransport)
     ranks, go_on = comm.size, options.resume
     traced = Path(config.run.dir) / TRACE_FILE
@@ -116,7 +117,7 @@ def train(comm: Communicator, options: argparse.Namespace) -> int:
                 except MPI.Exception as error:
                     if not (options.shrink and shrink.is_death(error)):
                         raise
-                    # Not of a loop that was never made: its communicators are unknown.
+                    # A loop that was never made is not freed: its communicators are unknown.
                     comm = shrink.survivors(comm, parts.grid.comms)
             except (ConfigError, Stopped) as error:
                 if comm.size == ranks:
@@ -150,7 +151,7 @@ def _loop(
 
 def evaluate(comm: Communicator, options: argparse.Namespace) -> int:
     """Test the newest checkpoint of a job."""
-    # A test needs no servers and no talk of workers, whatever trained what it tests.
+    # A test needs no servers and no exchange of workers, however the model was trained.
     config = settled(comm, replace(load_once(comm, options), server=Server(), sync=Sync()))
     with _loop(comm, config) as loop:
         found = resume(loop.parts)
@@ -173,7 +174,7 @@ def find_lr(comm: Communicator, options: argparse.Namespace) -> int:
     config = load_once(comm, options)
     expect(config, "steps", command="mpitrain find-lr")
 
-    def expect_output() -> None:  # now, rather than when the rates have been tried
+    def expect_output() -> None:  # fails now, rather than after the rates have been tried
         if comm.rank == 0 and options.output:
             try:
                 figure()

@@ -17,7 +17,7 @@ _NAME = re.compile(r"[\w.,@%+=:/\[\]-]+", re.ASCII)
 _CONSTRAINT = re.compile(r"[\w.,@%+=:/\[\]&|()*!-]+", re.ASCII)
 _CHUNK = re.compile(r"\w+=[\w.,-]+(:\w+=[\w.,-]+)*", re.ASCII)
 _MEMORY = re.compile(r"0|([1-9]\d*)([KMGT])B?", re.IGNORECASE | re.ASCII)
-#: MPI counts ranks in 32 bits, and schedulers cores and seconds.
+#: Largest number: MPI counts ranks in 32 bits, as schedulers count cores and seconds.
 _MOST = 2**31 - 1
 #: The output's file has it in its name.
 _SLURM_NAME = re.compile(r"[\w.,@+=:-]+", re.ASCII)
@@ -38,22 +38,23 @@ _HINT = re.compile(r"^# shellcheck (?:shell|source)=.*\n", re.MULTILINE)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class JobRequest:
     """The request of a job to its scheduler; checked.
 
     Attributes:
         scheduler: ``slurm`` or ``pbs``.
-        time: the limit: minutes, ``hours:minutes:seconds`` or ``days-hours``, as SLURM reads it.
+        time: limit of the run, as SLURM reads it: minutes, ``hours:minutes:seconds`` or
+            ``days-hours``.
         partition: SLURM's partition, PBS's queue.
         qos: SLURM's quality of service.
         mem: memory of each node, as ``64G``.
         cpus_per_task: cores of each rank; ``None``: the scheduler's default, under PBS 1.
         constraint: SLURM's features; under PBS more of each chunk, as ``system=polaris``.
         exclusive: nodes without other jobs.
-        directive: further options of ``#SBATCH`` or ``#PBS``, each without dashes or with them.
+        directive: further lines of ``#SBATCH`` or ``#PBS``, each without dashes or with them.
 
     Raises:
-        ConfigError: a number, a time or a word is none that the scheduler could take.
+        ConfigError: a number, a time or a word is not valid for the scheduler.
     """
 
     scheduler: str = "slurm"
@@ -108,24 +109,24 @@ class Request:
             raise ConfigError("--qos: PBS has queues instead; name one with --partition")
 
 
-def request(**asked: object) -> Request:
-    """A ``Request`` of the parameters that a program gives.
+def request(**asked: object) -> JobRequest:
+    """A ``JobRequest`` of the parameters that a program gives.
 
     Raises:
-        ConfigError: one has no such name, or ``Request`` refuses its value.
+        ConfigError: a parameter does not exist, or ``JobRequest`` refuses its value.
     """
-    known = [field.name for field in fields(Request)]
+    known = [field.name for field in fields(JobRequest)]
     unknown = sorted(set(asked) - set(known))
     if unknown:
         raise ConfigError(f"no parameter {unknown[0]!r}; there are {', '.join(known)}")
-    return Request(**asked)  # type: ignore[arg-type]
+    return JobRequest(**asked)  # type: ignore[arg-type]
 
 
 def seconds(time: str) -> int:
     """A time limit in SLURM's forms.
 
     Raises:
-        ConfigError: it is in none of them, or zero, which SLURM reads as no limit at all.
+        ConfigError: it is in none of these forms, or zero, which SLURM reads as no limit.
     """
     found = _TIME.fullmatch(time)
     if not found:
@@ -143,7 +144,7 @@ def seconds(time: str) -> int:
     return total
 
 
-def directives(asked: Request) -> dict[str, str]:
+def directives(asked: JobRequest) -> dict[str, str]:
     """The lines of ``#SBATCH`` or ``#PBS``: what stands before the value, and the value."""
     lines = _pbs(asked) if asked.scheduler == "pbs" else _slurm(asked)
     for given in asked.directive:
@@ -163,7 +164,7 @@ def _spelt(scheduler: str, given: str) -> str:
     return f"-l {given}" if scheduler == "pbs" else f"--{given}"
 
 
-def _slurm(asked: Request) -> dict[str, str]:
+def _slurm(asked: JobRequest) -> dict[str, str]:
     memory = asked.mem and asked.mem.upper().removesuffix("B")
     values = {
         "job-name": asked.name,
@@ -182,7 +183,7 @@ def _slurm(asked: Request) -> dict[str, str]:
     return lines | ({"--exclusive": ""} if asked.exclusive else {})
 
 
-def _pbs(asked: Request) -> dict[str, str]:
+def _pbs(asked: JobRequest) -> dict[str, str]:
     cores = asked.cpus_per_task or 1
     # Without ompthreads, PBS sets OMP_NUM_THREADS to the cores of all ranks of a node.
     chunk = f"{asked.nodes}:ncpus={asked.ranks_per_node * cores}"
@@ -207,25 +208,26 @@ def _pbs(asked: Request) -> dict[str, str]:
 
 def render(
     files: Mapping[str, str],
-    asked: Request,
+    asked: JobRequest,
     arguments: Sequence[str],
     *,
     settings: Mapping[str, str],
     modules: Sequence[str] = (),
     before: Sequence[str] = (),
 ) -> str:
-    """The script of a job; pure, and all that it needs is in it.
+    """The script of a job, which needs no other file; a pure function.
 
     Args:
-        files: ``jobs/`` by name, as ``read_scripts`` has it.
-        arguments: of ``come_back`` in ``again.sh``; quoted here, whatever is in them.
-        settings: ``MPITRAIN_...`` and ``COLLECTIVES_...`` as the job is to have them; the file of
-            ``MPITRAIN_SITE`` stands in the script.
-        modules: loaded first.
-        before: lines of bash behind that, as they are.
+        files: contents of the files in ``jobs/`` by name, as ``read_scripts`` returns them.
+        arguments: arguments of ``come_back`` in ``again.sh``; they are quoted here and may hold any
+            character.
+        settings: variables ``MPITRAIN_...`` and ``COLLECTIVES_...`` of the job; the contents of the
+            file ``MPITRAIN_SITE`` are written into the script.
+        modules: environment modules that the script loads first.
+        before: lines of bash that follow them, unchanged.
 
     Raises:
-        ConfigError: there is no such site, or a word is none.
+        ConfigError: there is no such site, or a word of the command is not valid.
     """
     pattern = SCHEDULERS[asked.scheduler][0]
     site = _site(files, settings)
@@ -277,10 +279,10 @@ def _loads(modules: Sequence[str]) -> list[str]:
 
 
 def submit(script: str, scheduler: str) -> str:
-    """Give a script to the scheduler; what it says.
+    """Give a script to the scheduler; returns its answer.
 
     Raises:
-        ConfigError: its command is not here, or it refuses.
+        ConfigError: the scheduler's command is not installed, or the scheduler refuses.
     """
     command = SCHEDULERS[scheduler][1]
     try:
@@ -302,7 +304,7 @@ def read_scripts(folder: Path | None) -> dict[str, str]:
         folder: ``None``: ``jobs`` in the current folder if it has one, else that of the package.
 
     Raises:
-        ConfigError: one that every job needs is not there.
+        ConfigError: a script that every job needs is missing.
     """
     here = Path("jobs")
     jobs = folder or (here if (here / "train.sbatch").exists() else examples.folder())

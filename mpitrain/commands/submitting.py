@@ -74,12 +74,14 @@ def add(submit: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> str:
-    """The script of a job, or what the scheduler says of it.
+    """The script of a job, or the scheduler's answer to it.
 
     Raises:
         ConfigError: the job, the request or an option is wrong, or the scheduler refuses.
     """
-    asked = scripts.request(**{f.name: getattr(options, f.name) for f in fields(scripts.Request)})
+    asked = scripts.request(
+        **{f.name: getattr(options, f.name) for f in fields(scripts.JobRequest)}
+    )
     script = scripts.render(
         scripts.read_scripts(options.jobs), asked, _words(options), settings=_settings(options),
         modules=options.module, before=options.before,
@@ -97,7 +99,7 @@ def _words(options: argparse.Namespace) -> list[str]:
     if options.config is None:
         raise ConfigError("submit needs a job file or a program; mpitrain submit --help")
     if options.config.suffix != ".py":
-        # What cannot be need not wait in a queue.
+        # An impossible job is refused here, before it waits in a queue.
         load(options.config, options.set + options.set_behind)
         return [str(options.config), *(p for s in options.set for p in ("--set", s)), *behind]
     if options.set:

@@ -1,10 +1,10 @@
 """Protocols of codecs for gradients; the kind of a codec decides the collective.
 
-| kind            | what adds up | collective                             | examples       |
-| --------------- | ------------ | -------------------------------------- | -------------- |
-| :class:`Codec`  | decoded ones | two-phase, or gathered                 | int8, sign     |
-| :class:`Linear` | the codes    | all-reduces of the codes, by phases    | PowerSGD       |
-| :class:`Sparse` | supports     | the sparse all-reduce                  | top-k          |
+| kind                 | what adds up | collective                          | examples   |
+| -------------------- | ------------ | ----------------------------------- | ---------- |
+| :class:`Codec`       | decoded ones | two-phase, or gathered              | int8, sign |
+| :class:`LinearCodec` | the codes    | all-reduces of the codes, by phases | PowerSGD   |
+| :class:`Sparse`      | supports     | the sparse all-reduce               | top-k      |
 
 A codec knows no ranks and no MPI.
 """
@@ -14,14 +14,14 @@ from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 
-from collectives.codec import Codec, Memory
+from collectives.codec import Codec, FeedbackMemory
 from mpitrain.arrays import Array
 
 __all__ = [
     "Codec",
     "Feedback",
-    "Linear",
-    "Memory",
+    "LinearCodec",
+    "FeedbackMemory",
     "Momentum",
     "Remembering",
     "Sketch",
@@ -64,7 +64,7 @@ class Sketch(Protocol):
 
 
 @runtime_checkable
-class Linear(Protocol):
+class LinearCodec(Protocol):
     """Codec whose codes add up to the code of the sum, on any number of ranks.
 
     Attributes:
@@ -113,7 +113,7 @@ class Remembering(Protocol):
     :class:`Momentum`.
     """
 
-    def memory(self, value: Array) -> Memory:
+    def memory(self, value: Array) -> FeedbackMemory:
         """Makes the memory of a vector; ``value``: zeros of its shape and type, to be used."""
 
 
@@ -131,11 +131,11 @@ class Momentum(Protocol):
     def share(self, squares: float, ranks: int) -> float:
         """Factor of a rank's gradient of squared length ``squares`` that keeps to the bound."""
 
-    def of_sum(self, value: Array) -> Memory:
+    def of_sum(self, value: Array) -> FeedbackMemory:
         """Makes the memory of a sum that travels uncompressed; ``value``: as for ``memory``."""
 
 
-def feedback_of(codec: Codec | Linear | Sparse) -> Feedback:
+def feedback_of(codec: Codec | LinearCodec | Sparse) -> Feedback:
     """Feedback of a codec; by default ``"on"`` if it is biased."""
     found: Feedback = getattr(codec, "feedback", "off" if codec.unbiased else "on")
     return found

@@ -8,13 +8,7 @@ import numpy as np
 
 from collectives.codec import Residual
 from mpitrain.arrays import Array
-from mpitrain.compress.options import (
-    Named,
-    expect_decay,
-    expect_least,
-    expect_share,
-    kept_of,
-)
+from mpitrain.compress.options import Named, expect_decay, expect_least, expect_share, kept_of
 from mpitrain.compress.topk import Indices, largest
 
 #: Stages of the warm-up, in which the share falls to that which is kept.

@@ -10,7 +10,7 @@ from collectives.codec import Codec
 from mpitrain.compress.atomo import Atomo
 from mpitrain.compress.blocks import Int4, Int8
 from mpitrain.compress.casts import BF16, FP16
-from mpitrain.compress.codec import Linear, Sparse, feedback_of
+from mpitrain.compress.codec import LinearCodec, Sparse, feedback_of
 from mpitrain.compress.dgc import DGC
 from mpitrain.compress.dither import QSGD
 from mpitrain.compress.options import shown
@@ -22,7 +22,7 @@ from mpitrain.compress.ternary import TernGrad
 from mpitrain.compress.threshold import Strom, Threshold
 from mpitrain.compress.topk import TopK
 
-AnyCodec = Codec | Linear | Sparse
+AnyCodec = Codec | LinearCodec | Sparse
 #: Classes by name; their fields are the options.
 CODECS: dict[str, type[Any]] = {
     kind.name: kind
@@ -66,7 +66,7 @@ def parse(text: str) -> AnyCodec:
     if not isinstance(found, Rotated):
         raise CodecError(f"{text!r}: {found.name} takes no other codec; rotate+{rest[0]} does")
     inner = parse(rest[0])
-    if isinstance(inner, Linear | Sparse):
+    if isinstance(inner, LinearCodec | Sparse):
         raise CodecError(f"{text!r}: {inner} is no codec of single numbers, as int8 is")
     try:
         return replace(found, code=inner)
@@ -140,6 +140,6 @@ def describe() -> list[CodecDescription]:
 
 def kind_of(codec: AnyCodec) -> str:
     """``"coded"``, ``"linear"`` or ``"sparse"``."""
-    if isinstance(codec, Linear):
+    if isinstance(codec, LinearCodec):
         return "linear"
     return "sparse" if isinstance(codec, Sparse) else "coded"

@@ -49,7 +49,7 @@ def expect(job: Tables, *given: str, command: str = "") -> None:
     """The methods of a job go together, and with further ones; arguments as for ``refusals``.
 
     Raises:
-        ConfigError: they do not.
+        ConfigError: two of them do not.
     """
     for key, why in refusals(job, *given, command=command):
         raise ConfigError(f"{key}: {why}")

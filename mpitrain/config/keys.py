@@ -12,18 +12,18 @@ from msgspec import Struct, inspect
 from mpitrain.config.numbers import number, toml
 from mpitrain.config.tables import Group, Tables
 
-#: Upper limits from here on only keep numbers within a type's range.
+#: Least upper limit that only keeps a number within its type's range.
 _NO_LIMIT = 2**31 - 1
 
 
 class Key(NamedTuple):
-    """A key.
+    """A key of a table.
 
     Attributes:
-        name: as it is written.
-        values: what it takes, in words and choices.
-        default: as it is written in TOML; empty if it has none.
-        text: what it means, with code in backquotes.
+        name: name of the key in the job file.
+        values: values that it may have, in words and choices.
+        default: default value in TOML; empty if it has none.
+        text: its description, with code in backquotes.
     """
 
     name: str
@@ -33,13 +33,13 @@ class Key(NamedTuple):
 
 
 class Table(NamedTuple):
-    """A table.
+    """A table of a job file.
 
     Attributes:
-        name: as its header is written, without the brackets.
-        is_list: whether there may be several of it, each under a header in double brackets.
-        text: paragraphs of what holds for all of its keys.
-        keys: in the order of its class.
+        name: text of its header, without the brackets.
+        is_list: whether a job file may repeat it, each time under a header in double brackets.
+        text: paragraphs that describe all of its keys together.
+        keys: keys of the table, in the order of its class.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Table(NamedTuple):
 
     @property
     def header(self) -> str:
-        """As the job file has it."""
+        """The header as the job file has it."""
         return f"[[{self.name}]]" if self.is_list else f"[{self.name}]"
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from mpitrain.compress import (
     AnyCodec,
     CodecError,
-    Linear,
+    LinearCodec,
     Momentum,
     Remembering,
     Sparse,
@@ -24,14 +24,14 @@ from mpitrain.config.tables import Tables
 
 @dataclass(frozen=True)
 class Method:
-    """A row of the table.
+    """A method of training: a row of the table.
 
     Attributes:
         name: its name on the command line.
         title: its name in a sentence, in the singular.
         sets: keys that choose it, each with a value; none if only a caller knows that it is used.
-        needs: what it needs.
-        lacks: what it does not offer, each with a verb phrase that says why.
+        needs: features that it needs from the other methods of the job.
+        lacks: features that it does not offer to others, each with a verb phrase that says why.
         used: whether a job uses it; by default, if its first key is not at its default.
         beside: further keys of a job that has this method alone.
         instead: the way to do without it; by default, its first key at its default.
@@ -61,7 +61,7 @@ def codec(job: Tables) -> AnyCodec | None:
 
 
 def keeps_residual(job: Tables) -> bool:
-    """Whether what the codec leaves out of a gradient is added to the next one."""
+    """Whether the residual, which the codec leaves out of a gradient, is added to the next one."""
     named, asked = codec(job), job.compress.feedback
     return named is not None and (feedback_of(named) if asked == "auto" else asked) == "on"
 
@@ -86,7 +86,7 @@ def _weights(*policies: str) -> Callable[[Tables], bool]:
     return lambda job: job.parallel.schedule == "asynchronous" and job.parallel.weights in policies
 
 
-#: What methods need: the object of "needs".
+#: Features that methods need; each text is the object of the verb "needs".
 ALIKE = "the same rule for all parameters"
 CHECKED = "messages that can carry checksums"
 CLOCK = "to say when parameters are exchanged"
@@ -190,7 +190,7 @@ _CODECS = (
            instead="take an unbiased codec, as int8:rounding=stochastic, or set "
                    "compress.feedback = 'off'"),
     Method("linear", "a codec whose codes add up", {"compress.codec": "powersgd"}, (),
-           {ELEMENTWISE: "codes whole matrices"}, _is_codec(Linear)),
+           {ELEMENTWISE: "codes whole matrices"}, _is_codec(LinearCodec)),
     Method("sparse", "a codec of few elements", {"compress.codec": "topk"}, (),
            {ELEMENTWISE: "chooses elements of whole matrices"}, _is_codec(Sparse)),
     Method("memory", "a codec with a memory", {"compress.codec": "signum"}, (RANK_GRADIENTS,),
@@ -345,13 +345,4 @@ _SITUATIONS = (
 )
 # fmt: on
 
-METHODS = (
-    *_LAYOUT,
-    *_CODECS,
-    *_SYNC,
-    *_SERVERS,
-    *_NUMBERS,
-    *_OPTIMIZERS,
-    *_MODELS,
-    *_SITUATIONS,
-)
+METHODS = (*_LAYOUT, *_CODECS, *_SYNC, *_SERVERS, *_NUMBERS, *_OPTIMIZERS, *_MODELS, *_SITUATIONS)

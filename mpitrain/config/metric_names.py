@@ -2,7 +2,7 @@
 
 import re
 
-#: What ``evaluate.metrics`` may name; ``top5`` is any top-k.
+#: Names that ``evaluate.metrics`` may have; ``top5`` stands for any top-k.
 NAMES = ("accuracy", "top5", "perplexity", "f1", "mae", "rmse")
 _TOP = re.compile(r"top([1-9]\d*)")
 

@@ -8,12 +8,12 @@ from msgspec import Meta
 
 Positive = Annotated[float, Meta(gt=0)]
 NonNegative = Annotated[float, Meta(ge=0)]
-#: Between nothing and all.
+#: Share of something, neither nothing nor all of it.
 Fraction = Annotated[float, Meta(gt=0, lt=1)]
-#: Nothing, or a part.
+#: Share of something, which may be nothing but not all of it.
 Part = Annotated[float, Meta(ge=0, lt=1)]
 Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
-#: A count, or none.
+#: Count that may be 0.
 Whole = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 

@@ -57,7 +57,7 @@ def _imported(place: str) -> ModuleType:
     if spec is None or spec.loader is None:
         raise ImportError("no Python file")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # what data classes and pickle ask for
+    sys.modules[spec.name] = module  # data classes and pickle look it up there
     sys.path.insert(0, str(path.parent))
     try:
         spec.loader.exec_module(module)

@@ -133,7 +133,7 @@ def _unknown(what: str, subject: str, word: str, known: Any) -> str:
 
 
 def expect_read(job: Config, brought: Brought | None = None) -> None:
-    """Whoever runs a job reads all that it sets; of a program, with what it brings.
+    """Check that a run reads all keys that the job sets, with the parts that a program brings.
 
     Raises:
         ConfigError: not of a key; the message is one sentence with the place as a dotted path.

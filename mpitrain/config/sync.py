@@ -104,5 +104,5 @@ class Sync(Struct, frozen=True, forbid_unknown_fields=True):
 
     def needed(self, workers: int) -> int:
         """Workers for which a step of ``quorum`` waits."""
-        # 0.95 of 20 is 19, whatever floating-point numbers make of it.
+        # Rounding errors do not count: 0.95 of 20 workers are 19.
         return max(1, ceil(round(self.quorum * workers, 9)))

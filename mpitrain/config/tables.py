@@ -91,7 +91,7 @@ class Model(Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         kind: ``mlp``: linear layers.  ``convnet``: blocks of 3x3 convolution, ReLU and 2x2 max
-            pooling, then linear layers.  ``vgg``: the same with two convolutions a block.
+            pooling, then linear layers.  ``vgg``: a convnet with two convolutions in each block.
             ``resnet``: residual blocks with group norm, then a mean over the image.  ``gpt``: a
             decoder-only transformer with tied embeddings.  ``recommender``: embedding tables,
             spread over the data-parallel ranks, then linear layers.

@@ -8,7 +8,7 @@ import msgspec
 from mpitrain.compress import (
     AnyCodec,
     CodecError,
-    Linear,
+    LinearCodec,
     Momentum,
     Remembering,
     Sparse,
@@ -148,7 +148,7 @@ def _compress(job: Tables) -> Faults:
 
 def codec_faults(c: Compress, codec: AnyCodec) -> Faults:
     """Keys of a [compress] table that do not fit its codec."""
-    is_linear, feedback = isinstance(codec, Linear), feedback_of(codec)
+    is_linear, feedback = isinstance(codec, LinearCodec), feedback_of(codec)
     asked = feedback if c.feedback == "auto" else c.feedback
     if is_linear and c.exchange != "auto":
         yield "compress.exchange", f"{codec} adds up and goes by all-reduces; leave exchange out"

@@ -7,7 +7,7 @@ import numpy as np
 
 from mpitrain.arrays import Array, is_floating
 from mpitrain.data.dataset import Dataset
-from mpitrain.data.own import Own
+from mpitrain.data.own import OwnSamples
 from mpitrain.data.stream import Streamed
 from mpitrain.fields import fields
 
@@ -36,7 +36,7 @@ def digest(data: Dataset) -> str:
         kinds = first.inputs.dtype.names or first.inputs.dtype.kind
         found.update(f"{len(samples)} {shape} {kinds}".encode())
         size = first.inputs.size + first.labels.size
-        most = _FEW if isinstance(samples, Own) else max(_SOME, _ALL // max(1, size))
+        most = _FEW if isinstance(samples, OwnSamples) else max(_SOME, _ALL // max(1, size))
         count = min(most, len(samples)) if isinstance(samples, Streamed) else len(samples)
         for which in _parts(count, size, most):
             some = samples[which]

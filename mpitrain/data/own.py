@@ -28,7 +28,7 @@ class MapStyle(Protocol):
 
 
 @dataclass(frozen=True)
-class Own:
+class OwnSamples:
     """Samples that are read one by one when they are needed.
 
     Python's, NumPy's and torch's generators are seeded by seed, epoch and number of the sample
@@ -52,7 +52,7 @@ class Own:
     def __len__(self) -> int:
         return len(self.data)
 
-    def in_epoch(self, epoch: int) -> "Own":
+    def in_epoch(self, epoch: int) -> "OwnSamples":
         """Samples of that epoch."""
         return replace(self, epoch=epoch)
 

@@ -11,7 +11,7 @@ from mpitrain import nn
 from mpitrain.arrays import Array
 from mpitrain.config import Config
 from mpitrain.data import DataError, Dataset
-from mpitrain.data.own import MapStyle, Own
+from mpitrain.data.own import MapStyle, OwnSamples
 from mpitrain.data.stream import Streamed, is_stream
 from mpitrain.fields import Fields
 from mpitrain.ranks.together import together
@@ -62,7 +62,7 @@ def given(
     return together(comm, made, DataError)
 
 
-def _expect_alike(train: Own, test: Own) -> None:
+def _expect_alike(train: OwnSamples, test: OwnSamples) -> None:
     both = (vars(samples[:1]).values() for samples in (train, test))
     for name, one, other in zip(("inputs", "labels"), *both):
         if (one.shape, _kind(one)) != (other.shape, _kind(other)):
@@ -72,7 +72,7 @@ def _expect_alike(train: Own, test: Own) -> None:
             )
 
 
-def _samples(what: str, data: Any, job: Config) -> Own:
+def _samples(what: str, data: Any, job: Config) -> OwnSamples:
     try:
         count = len(data)
     except Exception as error:  # whatever a program's own function raises
@@ -83,7 +83,7 @@ def _samples(what: str, data: Any, job: Config) -> Own:
     if not count:
         raise DataError(f"{what} has no samples")
     if not is_stream(data):
-        return Own(data, job.run.dtype, job.run.seed)
+        return OwnSamples(data, job.run.dtype, job.run.seed)
     if getattr(data, "batch_sampler", None) is not None:
         raise DataError(
             f"{what} is a DataLoader that gives batches, each of which would be one sample here; "

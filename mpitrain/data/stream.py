@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mpitrain.data.dataset import DataError
-from mpitrain.data.own import Own, Pair, seeded
+from mpitrain.data.own import OwnSamples, Pair, seeded
 
 #: An iterable of samples, or a function that returns one.
 Source = Iterable[Any] | Callable[[], Iterable[Any]]
@@ -75,14 +75,14 @@ class _Cursor:
 
 
 @dataclass(frozen=True)
-class Streamed(Own):
+class Streamed(OwnSamples):
     """Samples of a stream, which a pass reads in turn.
 
     A pass reads and drops the samples between two wanted ones, unless the stream has
     ``starting_at(number)``, which returns an iterable from that sample on.  A smaller number begins
-    a new pass.  Generators are seeded by the number of each sample, as for :class:`Own`; at the
-    beginning of a pass, after ``set_epoch(epoch)`` if there is one, by the epoch, and so are the
-    generators of a DataLoader and of its sampler.
+    a new pass.  Generators are seeded by the number of each sample, as for :class:`OwnSamples`;
+    at the beginning of a pass, after ``set_epoch(epoch)`` if there is one, by the epoch, and so are
+    the generators of a DataLoader and of its sampler.
     """
 
     cursor: _Cursor = field(default_factory=_Cursor, compare=False)

@@ -17,7 +17,7 @@ from mpitrain.device.host import HOST, Device
 log = logging.getLogger("mpitrain")
 
 
-class Found(NamedTuple):
+class RankGPUs(NamedTuple):
     """GPUs of a rank's machine.
 
     Attributes:
@@ -51,7 +51,7 @@ def choose(config: Config, comm: Communicator) -> Device:
     if alone:  # the job says so; ``cuda`` was refused with it
         log.info("run.device = 'auto' is cpu: %s", alone)
         return HOST
-    found: list[Found] = comm.allgather(look(local_rank(comm), config.run.compute))
+    found: list[RankGPUs] = comm.allgather(look(local_rank(comm), config.run.compute))
     if why := lacking(found):
         reason = f"{why}; start every rank where it sees a GPU, or set run.device = 'cpu'"
         if wanted == "cuda":
@@ -68,7 +68,7 @@ def choose(config: Config, comm: Communicator) -> Device:
     return Cuda(own.number, sharing[own.identity])
 
 
-def lacking(found: Sequence[Found]) -> str:
+def lacking(found: Sequence[RankGPUs]) -> str:
     """Ranks that cannot compute on a GPU, with reasons; empty if all can."""
     told = [f"rank {rank}: {one.why}" for rank, one in enumerate(found) if one.why]
     more = f"; {len(told) - 3} more ranks cannot, either" if told[3:] else ""
@@ -88,7 +88,7 @@ def local_rank(comm: MPI.Intracomm) -> int:
     return found
 
 
-def look(local: int, compute: str = "same") -> Found:
+def look(local: int, compute: str = "same") -> RankGPUs:
     """Looks for a GPU on this rank; loads CuPy.
 
     Args:
@@ -98,19 +98,19 @@ def look(local: int, compute: str = "same") -> Found:
     try:
         import cupy
     except ImportError as error:
-        return Found(f"CuPy cannot be imported ({error}): {INSTALL_CUPY}")
+        return RankGPUs(f"CuPy cannot be imported ({error}): {INSTALL_CUPY}")
     if compute == "bfloat16" and int(cupy.__version__.partition(".")[0]) < 14:
-        return Found(f"bfloat16 needs CuPy 14, and this is {cupy.__version__}")
+        return RankGPUs(f"bfloat16 needs CuPy 14, and this is {cupy.__version__}")
     try:
         visible = cupy.cuda.runtime.getDeviceCount()
         if not visible:
-            return Found("it sees no GPU; CUDA_VISIBLE_DEVICES may hide it")
+            return RankGPUs("it sees no GPU; CUDA_VISIBLE_DEVICES may hide it")
         number = number_for(local, visible)
         with cupy.cuda.Device(number):
             cupy.asnumpy(cupy.zeros(1, np.float32) + 1)  # a kernel that works
-            return Found("", visible, local, number, _identity(cupy, number))
+            return RankGPUs("", visible, local, number, _identity(cupy, number))
     except Exception as error:  # from a driver, a compiler, memory
-        return Found(f"its GPU does not work ({type(error).__name__}: {error})")
+        return RankGPUs(f"its GPU does not work ({type(error).__name__}: {error})")
 
 
 def _identity(cupy: Any, number: int) -> str:

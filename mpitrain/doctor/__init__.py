@@ -1,4 +1,4 @@
-"""``mpitrain doctor``: what is wrong with this machine or allocation, and what to do about it."""
+"""``mpitrain doctor``: finds faults of this machine or allocation, and says how to mend them."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from mpitrain.doctor.storage import checkpoints
 
 __all__ = ["CHECKS", "Finding", "Status", "doctor", "render"]
 
-#: In the order in which a beginner needs them.
+#: All checks, in the order in which a beginner needs them.
 CHECKS: tuple[Check, ...] = (
     packages, library, threads, launcher, ranks, cores, node_memory, windows, gpus, devices,
     network, slingshot, messages, checkpoints, clocks, tuning,

@@ -6,23 +6,23 @@ from pathlib import Path
 from mpi4py import MPI
 
 from collectives.errors import INSTALL_CUPY
-from mpitrain.device.choice import Found, lacking, local_rank, look
+from mpitrain.device.choice import RankGPUs, lacking, local_rank, look
 from mpitrain.doctor.finding import Finding, Status, in_parts
 
 
 def devices(comm: MPI.Intracomm, folder: Path) -> Finding:
     """The GPU that ``run.device = "cuda"`` would take; loads CuPy only if there is a GPU."""
 
-    def found(local: int) -> Found:
+    def found(local: int) -> RankGPUs:
         if not Path("/dev/nvidiactl").exists():
-            return Found("no GPU")
+            return RankGPUs("no GPU")
         return look(local)
 
     return in_parts(comm, "device", [lambda _: local_rank(comm), found], judge_devices)
 
 
-def judge_devices(found: list[Found]) -> Finding:
-    """A GPU for each rank, or the CPU for all."""
+def judge_devices(found: list[RankGPUs]) -> Finding:
+    """Judge whether each rank has a GPU, or all take the CPU."""
     if all(one.why == "no GPU" for one in found):
         return Finding("device", Status.OK, "cpu; no rank has a GPU")
     if why := lacking(found):

@@ -10,7 +10,7 @@ from mpi4py import MPI
 
 
 class Status(Enum):
-    """How it is."""
+    """Outcome of a check."""
 
     OK = "ok"
     WARN = "warn"
@@ -23,9 +23,9 @@ class Finding:
 
     Attributes:
         name: the check's name.
-        status: ok, to look at, or failed.
-        text: what was found.
-        fix: what to do, in one sentence; empty if nothing.
+        status: whether all is well, something is worth a look, or the check failed.
+        text: description of the result.
+        fix: advice in one sentence; empty if nothing has to be done.
     """
 
     name: str
@@ -35,24 +35,20 @@ class Finding:
 
 
 Check = Callable[[MPI.Intracomm, Path], Finding]
-#: From what all ranks found, in rank order, to the finding; a pure function.
+#: Makes the finding from the results of all ranks, in rank order; a pure function.
 Judge = Callable[[list[Any]], Finding]
-#: A part of a check: from what the part before it returned on this rank.
+#: A part of a check; its argument is the result of the part before it on this rank.
 Part = Callable[[Any], Any]
 
 _FIX = "see the message; the check itself failed"
 
 
 def gathered(
-    comm: MPI.Intracomm,
-    name: str,
-    local: Callable[[], Any],
-    judge: Judge,
-    fix: str = _FIX,
+    comm: MPI.Intracomm, name: str, local: Callable[[], Any], judge: Judge, fix: str = _FIX
 ) -> Finding:
-    """Run ``local``, which must not communicate, on each rank and judge what all of them found.
+    """Run ``local``, which must not communicate, on each rank and judge the results of all ranks.
 
-    An exception in either is a failed check on all ranks; collective.
+    An exception in either makes the check fail on all ranks; collective.
     """
     return in_parts(comm, name, [lambda _: local()], judge, fix)
 
@@ -62,13 +58,15 @@ def in_parts(
 ) -> Finding:
     """Run a check of several parts, each on all ranks or on none; collective.
 
-    A part begins when the one before it has ended well everywhere.  So put what can go wrong on one
-    rank and what communicates into different parts: no rank then waits for one that has given up.
+    A part begins when the one before it has succeeded on all ranks.  Work that can fail on one rank
+    and work that communicates belong in different parts: then no rank waits for one that has
+    failed.
 
     Args:
-        parts: the first gets ``None``; what the last returns goes to all ranks and must be plain.
-        judge: gets that of all ranks.
-        fix: what to do about an exception in a part.
+        parts: functions of one argument; the first gets ``None``. All ranks get the result of the
+            last one, which must therefore be picklable.
+        judge: makes the finding from the last part's results of all ranks.
+        fix: advice for an exception in a part.
     """
     own: Any = None
     for part in parts:

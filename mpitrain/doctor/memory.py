@@ -12,18 +12,18 @@ from collectives.execution.memory import HOST
 from collectives.execution.transport.shared_memory import NodeMemory
 from mpitrain.doctor.finding import Finding, Status, in_parts
 
-#: MPI libraries keep their queues and large messages there.
+#: Size below which shared memory is too small for the queues and large messages of MPI.
 _SHM_BYTES = 64 << 20
-#: What a rank stores is no rank's number in memory that is fresh or another's.
+#: Rank r stores this number + r, which neither fresh memory nor a wrong rank's memory holds.
 _MARK = 1000
 
 
 class Shared(NamedTuple):
-    """Memory of the node on a rank.
+    """Result of a rank's test of memory that its node shares.
 
     Attributes:
-        right: whether it read what its neighbour stored.
-        problem: why there is no such memory; empty if there is.
+        right: whether the rank read the number that its neighbour had stored.
+        problem: reason why there is no such memory; empty if there is some.
     """
 
     right: bool
@@ -49,14 +49,14 @@ def node_memory(comm: MPI.Intracomm, folder: Path) -> Finding:
         peer = (node.rank + 1) % node.size
         place = memory.locate(HOST.address(array), array.nbytes)
         seen = memory.view(peer, place, 1, array.dtype)[0]
-        node.Barrier()  # whoever drops its array gives its memory back
+        node.Barrier()  # dropping the array releases the memory
         return Shared(bool(seen == _MARK + peer), "")
 
     return in_parts(comm, "shared", [lambda _: _node(comm), allocate, read], judge_node_memory)
 
 
 def judge_node_memory(found: list[Shared]) -> Finding:
-    """It is there, and it is shared."""
+    """Judge whether every node has shared memory, and its ranks share it."""
     wrong = [rank for rank, own in enumerate(found) if not own.right]
     if wrong:
         return Finding(
@@ -110,7 +110,7 @@ def windows(comm: MPI.Intracomm, folder: Path) -> Finding:
 
 
 def judge_windows(found: list[tuple[bool, int]]) -> Finding:
-    """They are shared, and ``/dev/shm`` has room."""
+    """Judge whether windows are shared, and ``/dev/shm`` has room."""
     wrong = [rank for rank, (right, _) in enumerate(found) if not right]
     if wrong:
         return Finding(

@@ -16,7 +16,7 @@ from collectives.calls.tuner import Situation, choose, load
 from collectives.execution.transport.cuda_probe import probe
 from mpitrain.doctor.finding import Finding, Status, gathered, in_parts, leader
 
-#: What users set to choose a transport, by library.
+#: Prefixes of the environment variables that choose a transport, of each MPI library.
 _CHOICES = (
     "UCX_", "FI_", "MPIR_CVAR_", "MPICH_", "I_MPI_", "PSM2_", "OMPI_MCA_pml", "OMPI_MCA_mtl",
     "OMPI_MCA_btl", "OMPI_MCA_osc", "OMPI_MCA_coll_",
@@ -27,7 +27,7 @@ _WARM_UP, _SMALL_TURNS, _LARGE_TURNS = 20, 200, 8
 _CLOCK_TURNS = 10
 #: Bytes of the all-reduce by which the tuning is judged.
 _JUDGED = 512 << 10
-#: Time stamps of traces and logs of one run are compared across nodes.
+#: Seconds that clocks may differ: time stamps of one run are compared across nodes.
 _APART_S = 1.0
 
 
@@ -36,8 +36,8 @@ class Links(NamedTuple):
 
     Attributes:
         infiniband: devices, ``name (state, rate)``.
-        ethernet: interfaces that are up and lead elsewhere.
-        variables: ``NAME=value`` of what chooses transports.
+        ethernet: interfaces that are up and lead to other machines.
+        variables: ``NAME=value`` of each variable that chooses a transport.
     """
 
     infiniband: tuple[str, ...]
@@ -57,7 +57,7 @@ def gpus(comm: MPI.Intracomm, folder: Path) -> Finding:
 
 
 def judge_gpus(found: list[tuple[bool, str] | None]) -> Finding:
-    """MPI takes device memory on all nodes that have GPUs."""
+    """Judge whether MPI takes device memory on all nodes that have GPUs."""
     measured = [(rank, one) for rank, one in enumerate(found) if one is not None]
     if not measured:
         return Finding("GPU", Status.OK, "no GPU")
@@ -99,7 +99,7 @@ def _first_line(path: Path) -> str:
 
 
 def judge_network(found: list[Links]) -> Finding:
-    """Nodes of one kind, devices that are up, variables that are the same."""
+    """Judge whether nodes are of one kind, devices are up and variables are the same."""
     first = found[0]
     text = "; ".join(first.infiniband) or "no InfiniBand"
     text += f"; interfaces {' '.join(first.ethernet) or 'none'}"
@@ -141,7 +141,7 @@ def messages(comm: MPI.Intracomm, folder: Path) -> Finding:
 
 
 def _ping_pong(comm: MPI.Intracomm, count: int, turns: int) -> float:
-    """Median seconds of one way."""
+    """Median seconds of a message in one direction."""
     last = comm.size - 1
     buffer = np.zeros(count, np.uint8)
     times = []
@@ -158,7 +158,7 @@ def _ping_pong(comm: MPI.Intracomm, count: int, turns: int) -> float:
 
 
 def judge_messages(found: list[tuple[float, float]]) -> Finding:
-    """The measurement of rank 0, unless it is far below a gigabit link."""
+    """Judge the measurement of rank 0, which fails far below the speed of a gigabit link."""
     if len(found) == 1:
         return Finding("messages", Status.OK, "a single rank sends none")
     latency, per_large = found[0]
@@ -199,7 +199,7 @@ def clocks(comm: MPI.Intracomm, folder: Path) -> Finding:
 
 
 def judge_clocks(found: list[float]) -> Finding:
-    """All clocks agree."""
+    """Judge whether all clocks agree."""
     apart = max(found) - min(found)
     if apart > _APART_S:
         worst = max(range(len(found)), key=lambda rank: abs(found[rank]))
@@ -224,7 +224,7 @@ def tuning(comm: MPI.Intracomm, folder: Path) -> Finding:
 
 
 def judge_tuning(found: list[tuple[bool, str]]) -> Finding:
-    """It was measured, here or on a machine like this, as rank 0's table says."""
+    """Judge whether rank 0's table was measured here or on a machine like this."""
     measured, reason = found[0]
     if len(found) > 1 and not measured:
         tune = f"mpirun -n {len(found)} python -m collectives tune -o tuned.json"

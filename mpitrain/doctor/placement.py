@@ -11,7 +11,7 @@ from threadpoolctl import threadpool_info  # type: ignore[import-untyped]
 
 from mpitrain.doctor.finding import Finding, Status, in_parts, leader, runs_of
 
-#: Nodes that are written out; all are judged.
+#: Most nodes that the finding lists; all are judged.
 _SHOWN = 8
 #: Variables that choose a process's GPUs: CUDA's, which HIP reads too; ROCm's, HIP's, Level Zero's.
 _MASKS = (
@@ -24,7 +24,7 @@ class Place(NamedTuple):
 
     Attributes:
         node: the lowest rank on it; host names of containers may be equal on different nodes.
-        gpus: number that this rank can open.
+        gpus: number of GPUs that this rank can open.
         chosen: whether a variable names them, as where a launcher gives each rank its own.
     """
 
@@ -78,7 +78,7 @@ def _named(mask: str) -> int:
 
 
 def judge_ranks(found: list[Place]) -> Finding:
-    """Equally many ranks on every node, and a GPU for each rank where there are any."""
+    """Judge whether nodes have equally many ranks, and each rank a GPU where there are any."""
     nodes: dict[int, list[int]] = {}
     for rank, place in enumerate(found):
         nodes.setdefault(place.node, []).append(rank)
@@ -88,7 +88,7 @@ def judge_ranks(found: list[Place]) -> Finding:
         gpus = found[node].gpus
         text = f"{found[node].host}: {word} {runs_of(own)}"
         text += f", {gpus} GPU{'s' * (gpus > 1)}" if gpus else ""
-        # One that a launcher gives each rank is device 0 of that rank, and fine.
+        # A launcher may give each rank one GPU, which is then device 0 of that rank.
         alone = all(found[rank].chosen and found[rank].gpus == 1 for rank in own)
         shown.append(f"{text} each" if alone and own[1:] else text)
     if len(nodes) > _SHOWN:
@@ -117,7 +117,7 @@ def cores(comm: MPI.Intracomm, folder: Path) -> Finding:
 
 
 def judge_cores(found: list[Cores]) -> Finding:
-    """No core has to serve two ranks, nor two threads of BLAS."""
+    """Judge that no core has to serve two ranks, nor two threads of BLAS."""
     for node in dict.fromkeys(own.node for own in found):
         here = [own for own in found if own.node == node]
         crowded = _crowded([own.affinity for own in here])
@@ -147,7 +147,7 @@ def judge_cores(found: list[Cores]) -> Finding:
 
 
 def _crowded(affinities: Sequence[frozenset[int]]) -> tuple[int, frozenset[int]] | None:
-    """Cores that more ranks are confined to than they are, if any: Hall's condition.
+    """Cores to which more ranks are confined than there are cores, if any (Hall's condition).
 
     Looks at each rank's set and at all of them together, which is exact for sets that nest or are
     disjoint, as launchers make them.

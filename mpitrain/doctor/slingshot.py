@@ -21,8 +21,8 @@ class Fabric(NamedTuple):
         cxi: whether the library of these adapters is in this process, after MPI's start.
         cray: whether the MPI is Cray MPICH.
         gtl: whether Cray's library for GPUs is in this process.
-        gpus: number that this rank can open.
-        variables: environment variables that decide.
+        gpus: number of GPUs that this rank can open.
+        variables: environment variables that decide on the transport.
     """
 
     adapters: tuple[str, ...] = ()
@@ -63,7 +63,7 @@ def fabric(classes: Path, environment: Mapping[str, str], library: str, maps: st
 
 
 def judge_slingshot(found: list[Fabric]) -> Finding:
-    """No rank's messages take TCP over Slingshot, and Cray MPICH has what its settings want."""
+    """Judge that no messages take TCP over Slingshot, and that Cray MPICH fits its settings."""
     for rank, own in enumerate(found):
         if own.adapters and not (own.cxi or own.cray):
             why = "its MPI has not loaded libcxi: messages take TCP"

@@ -32,7 +32,7 @@ def packages(comm: MPI.Intracomm, folder: Path) -> Finding:
 
 
 def judge_packages(found: list[str]) -> Finding:
-    """One environment everywhere."""
+    """Judge whether all ranks have the same environment."""
     if len(set(found)) > 1:
         return Finding(
             "packages", Status.FAIL, f"differ: {'; '.join(sorted(set(found)))}",
@@ -62,7 +62,7 @@ def mpi_libraries(maps: Iterable[str]) -> list[str]:
 
 
 def judge_library(found: list[tuple[str, list[str]]]) -> Finding:
-    """One MPI everywhere, and only one in a process."""
+    """Judge whether all ranks have the same MPI, and each process only one."""
     texts = sorted({text for text, _ in found})
     if len(texts) > 1:
         return Finding(

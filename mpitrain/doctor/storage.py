@@ -50,12 +50,15 @@ def checkpoints(comm: MPI.Intracomm, folder: Path) -> Finding:
             try:
                 path.unlink()
             except OSError:
-                continue  # it was never made, and why is in the finding
+                continue  # it was never made; the finding says why
     return finding
 
 
 def judge_checkpoints(folder: Path, found: list[tuple[bool, int]]) -> Finding:
-    """All see it, and there is room for more; ``found[0][1]`` is rank 0's free bytes."""
+    """Judge whether all ranks see the file, and there is room for more.
+
+    ``found[0][1]`` is rank 0's free bytes.
+    """
     blind = [rank for rank, (seen, _) in enumerate(found) if not seen]
     if blind:
         return Finding(

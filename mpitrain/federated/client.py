@@ -30,7 +30,7 @@ class Trained:
     """Result of a client's training.
 
     Attributes:
-        weights: flat, of shape (elements,).
+        weights: final weights, flat, of shape (elements,).
         loss: sum of its steps' losses times their samples.
         samples: samples that it was trained on, repeats included.
     """

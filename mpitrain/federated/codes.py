@@ -1,6 +1,6 @@
 """Changes as few, short numbers whose sums can be decoded: rotated, masked, on a shared grid.
 
-Signs, mask and grid are those of all clients of a round, so that coding is linear: the codes are
+All clients of a round have the same signs, mask and grid, so that coding is linear: the codes are
 added up as they are, and only their sum is decoded.  Without ``clip`` the decoded mean is unbiased
 over the draws of mask and dice (Konecny et al. 2016).
 """
@@ -64,7 +64,7 @@ class Drawn:
 
 
 @dataclass(frozen=True)
-class Steps:
+class CodeGrid:
     """A grid of ``2**bits`` numbers from ``-largest`` to ``largest``.
 
     Attributes:
@@ -85,7 +85,7 @@ class Steps:
 
         Numbers beyond the ends are cut.
         """
-        if not self.width:  # no change, or one that is hardly a number
+        if not self.width:  # the change is zero, or almost
             return np.zeros(sent.size, np.int64)
         cut = np.clip(sent, -self.largest, self.largest)
         place = (cut + self.largest) / self.width

@@ -16,7 +16,7 @@ from mpitrain.federated import keys
 from mpitrain.federated.choice import Choice, Cohort
 from mpitrain.federated.client import Client, Trained
 from mpitrain.federated.errors import RoundError
-from mpitrain.federated.server import Server
+from mpitrain.federated.server import ServerOptimizer
 from mpitrain.federated.split import split
 from mpitrain.federated.sums import Mean, Wire, sums
 from mpitrain.metrics import Record, Round, Step
@@ -40,7 +40,7 @@ class FederatedLoop(Loop):
 
     Attributes:
         clients: indices of the samples of each client.
-        choice: who takes part in each round.
+        choice: draws the clients of each round.
     """
 
     def __init__(self, parts: Parts) -> None:
@@ -81,7 +81,7 @@ class FederatedLoop(Loop):
             self._store.algorithm, self._store.reason = self._wire.algorithm, "of whole numbers"
         self._client = Client(parts)
         parts.opened.callback(self._client.close)
-        self._server = cast(Server, parts.updater)
+        self._server = cast(ServerOptimizer, parts.updater)
 
     def _labels(self) -> Array | None:
         """The classes of the training samples, if the split goes by them and they have any."""
@@ -168,10 +168,10 @@ class FederatedLoop(Loop):
     def _move(self, mean: Mean, cohort: Cohort) -> None:
         """Take the server's step against the mean change."""
         with self.parts.span("update", "update"):
-            # What is not finite is found in the result.
+            # The check below finds overflows.
             with np.errstate(over="ignore", invalid="ignore"):
                 self._server.move(mean.change)
-            if not np.isfinite(self._store.parameters).all():  # of all ranks, or of none
+            if not np.isfinite(self._store.parameters).all():  # alike on all ranks
                 raise NonFinite(
                     f"round {cohort.number + 1}: the server's weights are not finite after its "
                     "step; a smaller federated.server_lr may help"
@@ -197,9 +197,9 @@ class FederatedLoop(Loop):
         return (sum(loss for _, loss, _ in every) / seen if seen else float("nan")), seen
 
 
-def _server(parts: Parts) -> Server:
+def _server(parts: Parts) -> ServerOptimizer:
     store, average = cast(Replicated, parts.store), parts.config.optim.average
-    return Server(parts.grid, store, parts.config.federated, average)
+    return ServerOptimizer(parts.grid, store, parts.config.federated, average)
 
 
 #: The optimiser is the server's; [optim] is the clients'.

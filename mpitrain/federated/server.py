@@ -18,7 +18,7 @@ from mpitrain.step.update import AVERAGE, Updater
 
 
 def optimizer(own: Federated) -> Optimizer:
-    """The server's, by the table."""
+    """The optimiser of the server that the table names."""
     betas = own.server_beta1, own.server_beta2, own.server_epsilon
     match own.server:
         case "sgd":
@@ -29,14 +29,16 @@ def optimizer(own: Federated) -> Optimizer:
             return LAMB(*betas)
 
 
-class Server(Updater):
-    """Moves the weights, each rank all of them by itself, with no sum over ranks: so the bits are
-    the same on any number of them (Reddi et al., "Adaptive Federated Optimization", ICLR 2021)."""
+class ServerOptimizer(Updater):
+    """Moves the weights.
+
+    Each rank moves all of them by itself, without a sum over ranks, so that the bits are the same
+    on any number of ranks (Reddi et al., "Adaptive Federated Optimization", ICLR 2021)."""
 
     def __init__(
         self, grid: ProcessGrid, store: Replicated, own: Federated, average: float
     ) -> None:
-        """``average``: what a round leaves of the moving average of the weights; 0: none."""
+        """``average``: factor of the moving average of the weights in each round; 0: no average."""
         rule = optimizer(own)
         super().__init__(store, rule, groups.one(rule), TrustRatios(grid, store), None, average)
         self._own = own
@@ -48,13 +50,13 @@ class Server(Updater):
         return own.server == "sgd" and own.server_lr == 1.0 and not own.server_momentum
 
     def move(self, change: tuple[Array, Array]) -> None:
-        """One step against the mean change, which is given in two parts, float64."""
+        """Take one step against the mean change, which is the sum of two float64 arrays."""
         store = cast(Replicated, self._store)
         if not self.is_plain:
             store.gradients[...] = change[0] + change[1]
             self.step(self._own.server_lr)
             return
-        # Rounded once: what one client arrives at is what the server has then.
+        # The difference is rounded once, so that a lone client's weights become the server's.
         store.parameters[...] = subtract(store.parameters, change)
         self.steps += 1
         if self._average:

@@ -25,7 +25,7 @@ def shares(
         secret: 32 bytes.
         points: different numbers, from 1 on.
         threshold: shares that give the secret.
-        below: where the coefficients come from.
+        below: gives a random number from 0 to less than its argument, for the coefficients.
 
     Raises:
         ValueError: the secret has another length, or there are fewer points than the threshold.

@@ -147,7 +147,7 @@ class Coded:
         drawn = codes.Drawn.of(self._own, self._seed, cohort.number, start.size)
         sent = {client: drawn.sent(difference(start, end)[0]) for client, end in ends.items()}
         found = self._wire.largest(sent.values())
-        steps = codes.Steps(self.bits, self._own.clip or found)
+        steps = codes.CodeGrid(self.bits, self._own.clip or found)
         cut = sum(int((np.abs(values) > steps.largest).sum()) for values in sent.values())
         weights = {part.client: part.weight for part in cohort.parts}
 

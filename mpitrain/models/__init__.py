@@ -9,10 +9,10 @@ from mpitrain.data.dataset import Dataset
 from mpitrain.group import TensorGroup
 from mpitrain.models import convnets, perceptron, recommender
 from mpitrain.models.gpt import GPT
-from mpitrain.models.model import Model
-from mpitrain.objective import Loss
+from mpitrain.models.model import SequentialModel
+from mpitrain.objective import LossFunction
 
-__all__ = ["Model", "build"]
+__all__ = ["SequentialModel", "build"]
 
 
 def build(
@@ -21,8 +21,8 @@ def build(
     group: TensorGroup | None = None,
     replicas: TensorGroup | None = None,
     layers: Mapping[str, nn.Layer] | None = None,
-    loss: Loss | None = None,
-) -> Model:
+    loss: LossFunction | None = None,
+) -> SequentialModel:
     """The model of a job for its data.
 
     Args:
@@ -44,7 +44,7 @@ def build(
         layers = {name: nn.Recomputed(layer) for name, layer in layers.items()}
     # The ranks of a group share the columns of a gpt's scores; an mlp's are summed before the loss.
     columns = group if config.model.kind == "gpt" else TensorGroup()
-    return Model(layers, loss or objective.build(config.loss, data, columns), columns)
+    return SequentialModel(layers, loss or objective.build(config.loss, data, columns), columns)
 
 
 def _layers(
@@ -78,12 +78,7 @@ def _layers(
             ).layers()
         case "recommender":
             return recommender.layers(
-                config.data.tables,
-                config.data.rows,
-                own.width,
-                own.hidden,
-                classes,
-                replicas,
+                config.data.tables, config.data.rows, own.width, own.hidden, classes, replicas
             )
         case _:
             assert_never(own.kind)

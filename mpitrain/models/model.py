@@ -11,10 +11,10 @@ from mpitrain.arrays import Array, Shape
 from mpitrain.config import ConfigError
 from mpitrain.group import TensorGroup
 from mpitrain.nn import Layer
-from mpitrain.objective import Loss
+from mpitrain.objective import LossFunction
 
 
-class Model:
+class SequentialModel:
     """Layers one after the other.
 
     Attributes:
@@ -23,7 +23,7 @@ class Model:
         group: ranks that share the columns of these outputs.
     """
 
-    def __init__(self, layers: Mapping[str, Layer], loss: Loss, group: TensorGroup) -> None:
+    def __init__(self, layers: Mapping[str, Layer], loss: LossFunction, group: TensorGroup) -> None:
         self.layers = dict(layers)
         self.loss = loss
         self.group = group

@@ -14,12 +14,7 @@ from mpitrain.nn.layer import Initial
 
 
 def layers(
-    tables: int,
-    rows: int,
-    width: int,
-    hidden: tuple[int, ...],
-    classes: int,
-    group: TensorGroup,
+    tables: int, rows: int, width: int, hidden: tuple[int, ...], classes: int, group: TensorGroup
 ) -> dict[str, nn.Layer]:
     """Tables of ``rows`` vectors of ``width`` numbers, then a perceptron."""
     found: dict[str, nn.Layer] = {

@@ -116,12 +116,7 @@ def follow(state: Any, mean: Array, squares: Array, count: Array, momentum: floa
 
 
 def input_gradient(
-    dy: Array,
-    normal: Array,
-    scale: Array,
-    sums: Array,
-    count: Array | None,
-    replicas: TensorGroup,
+    dy: Array, normal: Array, scale: Array, sums: Array, count: Array | None, replicas: TensorGroup
 ) -> Array:
     """Gradient of the loss by the input.
 

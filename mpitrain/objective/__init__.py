@@ -5,12 +5,12 @@ from mpitrain.data.dataset import Dataset
 from mpitrain.group import TensorGroup
 from mpitrain.objective.cross_entropy import CrossEntropy
 from mpitrain.objective.elementwise import BinaryCrossEntropy, MeanSquaredError
-from mpitrain.objective.loss import Loss
+from mpitrain.objective.loss import LossFunction
 
-__all__ = ["BinaryCrossEntropy", "CrossEntropy", "Loss", "MeanSquaredError", "build"]
+__all__ = ["BinaryCrossEntropy", "CrossEntropy", "LossFunction", "MeanSquaredError", "build"]
 
 
-def build(config: LossConfig, data: Dataset, group: TensorGroup) -> Loss:
+def build(config: LossConfig, data: Dataset, group: TensorGroup) -> LossFunction:
     """The loss of the [loss] table; ``group``: ranks that share the columns of the scores."""
     match config.name:
         case "cross_entropy":

@@ -39,7 +39,7 @@ class CrossEntropy:
             )
 
     def __call__(self, outputs: Array, labels: Array, divisor: float) -> tuple[Scalar, Array]:
-        """See :class:`~mpitrain.objective.Loss`; outputs are scores, (..., own classes)."""
+        """See :class:`~mpitrain.objective.LossFunction`; outputs are scores, (..., own classes)."""
         wide = widened(outputs)
         rows = wide.reshape(-1, wide.shape[-1])
         flat = labels.reshape(-1)

@@ -22,7 +22,7 @@ class ElementwiseLoss(ABC):
             )
 
     def __call__(self, outputs: Array, labels: Array, divisor: float) -> tuple[Scalar, Array]:
-        """See :class:`~mpitrain.objective.Loss`; labels are numbers of the outputs' shape."""
+        """See :class:`~mpitrain.objective.LossFunction`; labels have the outputs' shape."""
         given = widened(outputs)
         wanted = labels.reshape(given.shape).astype(given.dtype, copy=False)
         values, gradient = self.compare(given, wanted)

@@ -5,7 +5,7 @@ from typing import Any, Protocol
 from mpitrain.arrays import Array, Scalar, Shape
 
 
-class Loss(Protocol):
+class LossFunction(Protocol):
     """A mean over labels; a sample has one label, or an array of them."""
 
     def __call__(self, outputs: Array, labels: Array, divisor: float) -> tuple[Scalar, Array]:

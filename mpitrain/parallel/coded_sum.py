@@ -15,10 +15,10 @@ from typing import Protocol
 
 import numpy as np
 
-from collectives.codec import Dice, Memory, Residual
+from collectives.codec import Dice, FeedbackMemory, Residual
 from collectives.coded import Coding, Gathered, Part, Phased, TwoPhase
 from mpitrain.arrays import Array, Shape
-from mpitrain.compress import AnyCodec, Linear, Momentum, Remembering, Sketch, Sparse
+from mpitrain.compress import AnyCodec, LinearCodec, Momentum, Remembering, Sketch, Sparse
 from mpitrain.compress.memory import UpdateResidual
 from mpitrain.parallel.linear_sum import LinearSum
 from mpitrain.parallel.packed_bucket import Packed, Together
@@ -37,7 +37,7 @@ class CodingOptions:
         least: elements below which a tensor travels uncompressed.
         exchange: collective for a ``Codec``: ``two_phase``, ``gathered``, or ``auto`` for the one
             that rounds less often at the same bytes.
-        flush_every: steps after which the ranks average the residuals of a ``Linear`` code, so that
+        flush_every: steps after which the ranks average the residuals of a ``LinearCodec``, so that
             they do not drift apart; 0: never.
         every: steps from one sum to the next.
         updates: whether residuals are kept in units of weights, that is times the learning rate.
@@ -171,8 +171,8 @@ class CodedSum(Phased):
         # A bucket has fewer elements than that: each turn has dice of its own.
         self._place = summand.bucket.start + (turn << 40)
         how, comm = run.how, summand.comm
-        self.memory: Memory | None = None
-        self.rest_memory: Memory | None = None
+        self.memory: FeedbackMemory | None = None
+        self.rest_memory: FeedbackMemory | None = None
         if isinstance(how.code, Remembering):
             self.memory = how.code.memory(np.zeros_like(packed.coded.array))
             if isinstance(how.code, Momentum):
@@ -191,7 +191,7 @@ class CodedSum(Phased):
         """The sum of the coded elements, by the collective for the kind of code."""
         run, comm, packed, memory = self._coding, self._summand.comm, self.packed, self.memory
         how, code, dice = run.how, run.how.code, run.dice
-        if isinstance(code, Linear):
+        if isinstance(code, LinearCodec):
             flushes = how.flushes if how.flush_every else None
             return LinearSum(comm, code, packed, memory, dice, flushes)
         if isinstance(code, Sparse):
@@ -211,7 +211,7 @@ class CodedSum(Phased):
         code, rest = self._coding.how.code, self.packed.rest.array.nbytes
         if isinstance(self._coded, LinearSum | SparseSum):
             return self._coded.encoded + rest
-        assert not isinstance(code, Linear | Sparse), "these have sums of their own"
+        assert not isinstance(code, LinearCodec | Sparse), "these have sums of their own"
         return code.nbytes(self.packed.coded.array.size) + rest
 
     def phases(self) -> Iterator[Part]:
@@ -242,7 +242,7 @@ class CodedSum(Phased):
             one.rollback()
 
     @property
-    def _remembering(self) -> Iterator[Memory | Sketch]:
+    def _remembering(self) -> Iterator[FeedbackMemory | Sketch]:
         yield from filter(None, (self.memory, self.rest_memory, self.owner_residual))
         if isinstance(self._coded, LinearSum):
             yield self._coded.sketch
@@ -264,7 +264,7 @@ class CodedSum(Phased):
             yield from packed.kept("owner", value, packed.part, coded=True, is_per_replica=False)
 
     def state(self) -> Mapping[str, Array]:
-        """State of a ``Linear`` code."""
+        """State of a ``LinearCodec``."""
         return self._coded.sketch.state if isinstance(self._coded, LinearSum) else {}
 
     def Free(self) -> None:

@@ -4,10 +4,10 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from collectives.codec import Dice, Memory, Residual
+from collectives.codec import Dice, FeedbackMemory, Residual
 from collectives.coded import Part, Phased
 from collectives.communicator import AnyPlan, Communicator
-from mpitrain.compress import Linear
+from mpitrain.compress import LinearCodec
 from mpitrain.parallel.packed_bucket import Packed, ordered
 
 
@@ -21,9 +21,9 @@ class LinearSum(Phased):
     def __init__(
         self,
         comm: Communicator,
-        code: Linear,
+        code: LinearCodec,
         packed: Packed,
-        memory: Memory | None,
+        memory: FeedbackMemory | None,
         dice: Dice,
         flushes: Callable[[int], bool] | None = None,
     ) -> None:

@@ -17,9 +17,7 @@ class ReplicaMismatch(RuntimeError):
 
 
 def check_replicas(
-    world: MPI.Intracomm,
-    groups: Sequence[tuple[MPI.Intracomm, Mapping[str, Array]]],
-    when: str,
+    world: MPI.Intracomm, groups: Sequence[tuple[MPI.Intracomm, Mapping[str, Array]]], when: str
 ) -> None:
     """Compare arrays bit by bit, through 16-byte digests.
 

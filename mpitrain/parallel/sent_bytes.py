@@ -6,7 +6,7 @@ from math import prod
 
 from collectives.codec import shards
 from mpitrain.arrays import Shape
-from mpitrain.compress import Linear, Sparse
+from mpitrain.compress import LinearCodec, Sparse
 from mpitrain.compress.adasum import levels
 from mpitrain.parallel.coded_sum import CodingOptions
 
@@ -61,11 +61,11 @@ def coded_bytes(
     rest = itemsize * sum(prod(shape) for shape in shapes if not how.codes(shape))
     sent, n, code = dense_bytes(rest, ranks), sum(map(prod, coded)), how.code
     if shard is not None:
-        assert not isinstance(code, Linear | Sparse), "these give every rank the whole sum"
+        assert not isinstance(code, LinearCodec | Sparse), "these give every rank the whole sum"
         return sent // 2 + (ranks * (ranks - 1) * code.nbytes(shard) if n else 0)
     if not n:
         return sent
-    if isinstance(code, Linear):
+    if isinstance(code, LinearCodec):
         return sent + dense_bytes(code.nbytes(coded, itemsize), ranks)
     if isinstance(code, Sparse):
         return sent + sparse_bytes(n, pairs, ranks, itemsize)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from collectives.codec import Dice, Memory
+from collectives.codec import Dice, FeedbackMemory
 from collectives.coded import Part, Phased
 from collectives.communicator import Communicator
 from collectives.sparse import SparseAllreduce
@@ -20,7 +20,12 @@ class SparseSum(Phased):
     """
 
     def __init__(
-        self, comm: Communicator, code: Sparse, packed: Packed, memory: Memory | None, dice: Dice
+        self,
+        comm: Communicator,
+        code: Sparse,
+        packed: Packed,
+        memory: FeedbackMemory | None,
+        dice: Dice,
     ) -> None:
         """Bind it; collective.
 

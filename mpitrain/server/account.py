@@ -18,7 +18,7 @@ class Work:
     Attributes:
         losses: this group's part of the mean loss, for each batch.
         norms: Euclidean norm of this group's gradient, for each batch.
-        pulling, pushing: seconds.
+        pulling, pushing: seconds of pulling and of pushing.
     """
 
     losses: dict[int, float] = field(default_factory=dict)
@@ -50,7 +50,7 @@ class RankReport:
         seconds: seconds since the last meeting.
         reading: seconds of reading samples.
         idle: seconds that a server waited for messages.
-        work: what a worker did; ``None`` on a server.
+        work: the worker's report of its own work; ``None`` on a server.
         leads: whether this worker sends the messages of its group.
         sent: bytes sent to servers or workers, by clock.
         pushes: pushes that a server applied.
@@ -90,7 +90,7 @@ def steps(
         first: number of the first batch, counted from 0.
         epoch: epoch of all batches.
         rate: the learning rate of a step.
-        shares: samples of each group in a batch of so many samples.
+        shares: samples of each group in a batch with this number of samples.
     """
     workers = [one for one in told if one.work is not None]
     servers = [one for one in told if one.work is None]

@@ -107,7 +107,7 @@ class NodeCopy(WholeGradients):
 
 
 class Unlocked:
-    """Updates the one copy in the place of pulls and pushes."""
+    """Updates the one copy of the parameters instead of pulling and pushing."""
 
     def __init__(self, flat: Array) -> None:
         """``flat``: the copy."""
@@ -115,28 +115,28 @@ class Unlocked:
         self._flat = flat
 
     def pull(self, clock: int) -> bool:
-        """The parameters are where they are."""
+        """Do nothing: the parameters are computed on in place."""
         return True
 
     def push(self, clock: int, clocks: int, gradient: Array, rate: float) -> None:
-        """A step along the gradient, in the numbers where it is not 0, without a lock."""
+        """Take a step along the gradient without a lock, in the elements where it is not 0."""
         self.push_part(0, gradient, rate)
 
     def push_part(self, start: int, gradient: Array, rate: float) -> None:
-        """A step in the numbers from ``start`` on."""
+        """Take a step in the elements from ``start`` on."""
         index = np.flatnonzero(gradient)
         step = gradient[index]
         step *= rate
         self._flat[start + index] -= step
 
     def end(self, kind: MessageKind, clock: int) -> None:
-        """Nothing is on its way."""
+        """Do nothing: no message is under way."""
 
     def free(self) -> None:
-        """It has nothing of its own."""
+        """Do nothing: there is nothing to release."""
 
 
-class Tables:
+class HogwildTables:
     """Updates tables without locks, and the rest together: all ranks meet before each batch.
 
     A dense gradient is there on all ranks as soon as nobody computes on the parameters any more;
@@ -144,7 +144,7 @@ class Tables:
     """
 
     def __init__(self, store: NodeCopy, begins: Callable[[int], None]) -> None:
-        """``begins``: what there is to do before a batch, which may fail."""
+        """``begins``: called before each batch with its number; it may raise."""
         self.sent: Counter[int] = Counter()
         #: Squared norm of a batch's gradient in the own tables' rows and pieces, by clock.
         self.squares: dict[int, float] = {}
@@ -155,13 +155,13 @@ class Tables:
         self._has_ended = False
 
     def pull(self, clock: int) -> bool:
-        """All have updated what they update; False: one has failed."""
+        """Wait until all ranks have made their updates; False: one has failed."""
         self._begins(clock)
         self._has_ended = self._store.meet(False)
         return not self._has_ended
 
     def push(self, clock: int, clocks: int, gradient: Array, rate: float) -> None:
-        """A step along the gradient: of tables without a lock, of the rest in the own pieces."""
+        """Take a step along the gradient, without a lock in tables, else in the own pieces."""
         squares = 0.0
         for table in self._tables:
             own = gradient[table.start : table.stop]
@@ -179,4 +179,4 @@ class Tables:
             self._store.meet(kind is MessageKind.FAILED)
 
     def free(self) -> None:
-        """It has nothing of its own."""
+        """Do nothing: there is nothing to release."""

@@ -106,7 +106,7 @@ def check_size(elements: int, servers: int, dtype: Any) -> None:
         )
 
 
-class Exchange(Protocol):
+class ParameterExchange(Protocol):
     """Where a worker has its parameters from, and its gradients go.
 
     Attributes:

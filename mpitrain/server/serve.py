@@ -81,7 +81,8 @@ class Serving:
         """Serve the batches ``first <= i < stop``.
 
         Returns:
-            What was served, in order; whether a worker has failed; seconds of waiting for messages.
+            The served pulls and pushes, in order; whether a worker has failed; seconds of waiting
+            for messages.
         """
         shard, clients = self._shard, self._clients
         shard.meet(first)

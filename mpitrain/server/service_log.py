@@ -113,7 +113,7 @@ def decisive(job: Config, data: str) -> dict[str, Any]:
 
     ``data`` is the data's digest.
     """
-    tables = msgspec.json.decode(msgspec.json.encode(job))  # as it will be read
+    tables = msgspec.json.decode(msgspec.json.encode(job))  # as the log's reader sees it
     for table, keys in {
         "run": ("dir", "log_every", "check_every", "tensorboard", "trace"),
         "data": ("path", "workers"),
@@ -212,7 +212,7 @@ class ReplayedLog:
         """Check that the log is of the same training.
 
         Raises:
-            ConfigError: it is not.
+            ConfigError: it is of another training.
         """
         for begun in self.begun:
             for what in ("format", "server", "servers", "workers"):

@@ -80,10 +80,10 @@ class ServerStore(Store):
         self.pieces = [Piece(part.start, own, np.zeros_like(own), DATA)]
 
     def accumulate(self, layer: int, gradients: Gradients) -> None:
-        """Nothing: a server has no samples of its own."""
+        """Do nothing: a server has no samples of its own."""
 
     def progress(self) -> None:
-        """Nothing: its messages are the workers'."""
+        """Do nothing: its messages are the workers'."""
 
     def wait(self) -> float:
         return 0.0

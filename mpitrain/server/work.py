@@ -17,8 +17,8 @@ from mpitrain.data import DataError
 from mpitrain.kernels import square_sum
 from mpitrain.parallel.data_parallel import WholeGradients
 from mpitrain.server.account import RankReport, Work
-from mpitrain.server.hogwild import NodeCopy, Tables, Unlocked
-from mpitrain.server.messages import Exchange, MessageKind, Servers, push_codec
+from mpitrain.server.hogwild import HogwildTables, NodeCopy, Unlocked
+from mpitrain.server.messages import MessageKind, ParameterExchange, Servers, push_codec
 from mpitrain.server.roles import Members
 from mpitrain.server.store import WorkerStore
 from mpitrain.step.agreement import NonFinite, nonfinite
@@ -80,7 +80,7 @@ class Worker:
             told.work = self._until(first, first + len(batch.indices), timed())
         if link:
             told.sent, link.sent = link.sent, Counter()
-        if isinstance(link, Tables):
+        if isinstance(link, HogwildTables):
             told.squares, link.squares = link.squares, {}
         return told
 
@@ -161,7 +161,7 @@ class Worker:
             Its part of the mean loss, and the name of a parameter without a part in it, if any.
         """
         parts, passes = self._parts, self._passes
-        if not isinstance(self._link, Tables):  # which begins before all ranks meet
+        if not isinstance(self._link, HogwildTables):  # begins before all ranks meet
             begin(parts, clock)
         parts.store.reset()
         source = passes.source(held, [batch])
@@ -177,11 +177,11 @@ def begin(parts: Parts, step: int) -> None:
     parts.before_step(parts)
 
 
-def _link(parts: Parts, members: Members) -> Exchange | None:
+def _link(parts: Parts, members: Members) -> ParameterExchange | None:
     """A worker's messages to the servers, on the first rank of a group."""
     if isinstance(store := parts.store, NodeCopy):
         if parts.config.server.hogwild == "tables":
-            return Tables(store, partial(begin, parts))
+            return HogwildTables(store, partial(begin, parts))
         return Unlocked(store.flat)
     if members.group.rank > 0:
         return None

@@ -21,7 +21,7 @@ from mpitrain.sync.workers import Workers
 
 
 @dataclass
-class Round:
+class DelayedUpdate:
     """The updates of ``period`` steps, while their mean is under way.
 
     Attributes:
@@ -57,7 +57,7 @@ class Delayed(Anchored):
         """
         super().__init__(workers, start)
         self._period, self._delay = period, delay
-        self.rounds: deque[Round] = deque()
+        self.rounds: deque[DelayedUpdate] = deque()
         #: The worker's weights at the beginning of the current period.
         self._base = workers.parameters.copy()
         chosen = Selection(workers.tensors())
@@ -101,7 +101,7 @@ class Delayed(Anchored):
     def _launch(self, done: int) -> None:
         """Start the mean of the workers' updates in the period that ends."""
         slot = done // self._period % len(self._slots)
-        one = Round(done, self._own[slot], self._slots[slot])
+        one = DelayedUpdate(done, self._own[slot], self._slots[slot])
         weights = self.workers.parameters
         np.subtract(weights, self._base, out=one.own)
         self._base[...] = weights
@@ -109,7 +109,7 @@ class Delayed(Anchored):
         one.exchange.start(self._start + done - 1)
         self.rounds.append(one)
 
-    def _land(self, one: Round) -> None:
+    def _land(self, one: DelayedUpdate) -> None:
         """Replace the worker's own updates by the mean."""
         self._wait(one.exchange)
         mean = np.empty_like(self.anchor)
@@ -146,4 +146,4 @@ class Delayed(Anchored):
                 slot = began // self._period % len(self._slots)
                 exchange = self._slots[slot]
                 exchange.chosen.take(self._landed[slot], exchange.values)
-                self.rounds.append(Round(began, self._own[slot], exchange))
+                self.rounds.append(DelayedUpdate(began, self._own[slot], exchange))

@@ -16,7 +16,7 @@ from mpitrain.parallel.summation import Dense, Sum, Summand, Summation
 
 
 @dataclass(frozen=True)
-class Run:
+class Segment:
     """Elements ``start <= i < stop`` of the arena, from position ``at`` of a selection."""
 
     start: int
@@ -43,14 +43,14 @@ class Selection:
         self.blocks = {
             group: list(members) for group, members in groupby(ordered, lambda tensor: tensor.group)
         }
-        self.runs: list[Run] = []
+        self.runs: list[Segment] = []
         self.size = 0
         for tensor in ordered:
             last = self.runs[-1] if self.runs else None
             if last and last.stop == tensor.start:
-                self.runs[-1] = Run(last.start, tensor.stop, last.at)
+                self.runs[-1] = Segment(last.start, tensor.stop, last.at)
             else:
-                self.runs.append(Run(tensor.start, tensor.stop, self.size))
+                self.runs.append(Segment(tensor.start, tensor.stop, self.size))
             self.size += tensor.stop - tensor.start
 
     def take(self, flat: Array, into: Array | None = None) -> Array:

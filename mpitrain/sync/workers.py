@@ -7,7 +7,7 @@ import numpy as np
 
 from collectives import Communicator
 from mpitrain.arrays import Array
-from mpitrain.models import Model
+from mpitrain.models import SequentialModel
 from mpitrain.parallel.arena import Arena, Tensor
 from mpitrain.parallel.store import Piece
 from mpitrain.parallel.summation import Dense, Summation
@@ -77,7 +77,7 @@ class Workers:
             state[name][...] = flat[piece.start : piece.stop]
 
 
-def layer_numbers(model: Model) -> dict[str, int]:
+def layer_numbers(model: SequentialModel) -> dict[str, int]:
     """Number of the first layer of the model that has a tensor, by the tensor's name."""
     found: dict[str, int] = {}
     for number, (name, layer) in enumerate(model.layers.items()):

@@ -16,11 +16,11 @@ from mpitrain.arrays import Array, Shape
 from mpitrain.config import Config, ConfigError, expect
 from mpitrain.data import DataError, Dataset, Sampler, load
 from mpitrain.data.everywhere import load_on_all
-from mpitrain.data.own import Own
+from mpitrain.data.own import OwnSamples
 from mpitrain.data.stream import Streamed
 from mpitrain.device import HOST, Device, choose
 from mpitrain.group import TensorGroup
-from mpitrain.models import Model
+from mpitrain.models import SequentialModel
 from mpitrain.objective.metrics import Metric
 from mpitrain.optim import groups, schedule_table
 from mpitrain.optim.groups import Grouping
@@ -176,7 +176,7 @@ class _Placed(NamedTuple):
     grid: ProcessGrid
     layout: str
     partition: build.Partition
-    model: Model
+    model: SequentialModel
     layers: list[str]
     arena: Arena
     metrics: Mapping[str, Metric]
@@ -294,9 +294,7 @@ def _bind_update(parts: Parts, variant: Variant) -> None:
     """Make the store of the parameters, the updater and the strategy; collective."""
     own, model, rates = parts.objects, parts.model, parts.rates
     flat = together(
-        parts.comm,
-        lambda: initial(parts.config.run, model, parts.arena, parts.layers),
-        ConfigError,
+        parts.comm, lambda: initial(parts.config.run, model, parts.arena, parts.layers), ConfigError
     )
     parts.store, worker = variant.hold(parts, parts.device.put(flat))
     parts.opened.callback(parts.store.close)
@@ -328,7 +326,7 @@ def _strategy(parts: Parts) -> Strategy:
     config, store, updater = parts.config, parts.store, parts.updater
     if not isinstance(store, Replicated) or config.sync.kind == "every_step":
         return Strategy()  # the configuration has refused other stores
-    may_fail = config.data.workers > 0 or isinstance(parts.data.train, Own)
+    may_fail = config.data.workers > 0 or isinstance(parts.data.train, OwnSamples)
     if config.sync.kind == "quorum" and parts.comm.allreduce(may_fail, MPI.LOR):
         expect(config, "own-data")
     replica = parts.grid.place.replica

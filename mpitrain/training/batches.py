@@ -11,7 +11,7 @@ from mpitrain.data.dataset import Samples
 from mpitrain.device import HOST, Device
 from mpitrain.fields import fields
 from mpitrain.group import share
-from mpitrain.objective import Loss
+from mpitrain.objective import LossFunction
 
 
 def part(batches: Sequence[Array], parts: int, micro_batch: int) -> Array:
@@ -56,7 +56,7 @@ class MicroBatches:
         held: Mapping[int, Samples],
         batches: Sequence[Array],
         parts: int,
-        loss: Loss,
+        loss: LossFunction,
         *,
         labels_per_sample: int = 1,
         dtype: Any = None,

@@ -17,7 +17,7 @@ from mpitrain.arrays import Array
 from mpitrain.compress import feedback_of, parse
 from mpitrain.config import Compress, Config, ConfigError, Optim
 from mpitrain.group import share
-from mpitrain.models import Model
+from mpitrain.models import SequentialModel
 from mpitrain.optim.optimizers import LAMB, LARS, SGD, Adam, Optimizer
 from mpitrain.parallel.adasum_sum import Adasum
 from mpitrain.parallel.arena import Arena
@@ -80,7 +80,7 @@ class Partition:
         return virtual % self.stages
 
 
-def partition(config: Config, model: Model, stages: int) -> Partition:
+def partition(config: Config, model: SequentialModel, stages: int) -> Partition:
     """Cut the layers into virtual stages.
 
     Raises:
@@ -110,7 +110,7 @@ def partition(config: Config, model: Model, stages: int) -> Partition:
     return Partition(tuple(tuple(names[a:b]) for a, b in pairwise(ends)), stages)
 
 
-def shared_stages(model: Model, cut: Partition) -> dict[str, frozenset[int]]:
+def shared_stages(model: SequentialModel, cut: Partition) -> dict[str, frozenset[int]]:
     """Stages that share a tensor, by its name, for each tensor that several stages hold."""
     stages = {
         name: frozenset(cut.stage_of(layer) for layer in layers)

@@ -11,7 +11,7 @@ from mpi4py import MPI
 from mpitrain.arrays import Array
 from mpitrain.data import DataError, Dataset, Samples
 from mpitrain.data.loader import Loader, Request
-from mpitrain.data.own import Own
+from mpitrain.data.own import OwnSamples
 from mpitrain.ranks.together import together
 from mpitrain.training.batches import part
 
@@ -55,7 +55,9 @@ class Feed:
         """
         self._comm = comm
         # Ranks may have different numbers of processes; all must agree on whether to synchronise.
-        self._may_fail = comm.allreduce(workers > 0 or isinstance(data.train, Own), op=MPI.LOR)
+        self._may_fail = comm.allreduce(
+            workers > 0 or isinstance(data.train, OwnSamples), op=MPI.LOR
+        )
         self._first = data.train[:1]
         self._expect = expect
         parts = {"train": data.train}

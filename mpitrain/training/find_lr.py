@@ -35,7 +35,7 @@ class Tried:
 
 
 @dataclass(frozen=True)
-class Found:
+class RangeTest:
     """Result of the run.
 
     Attributes:
@@ -81,7 +81,7 @@ def find(
     least: float,
     most: float,
     steps: int,
-) -> Found:
+) -> RangeTest:
     """Train from the initial weights with ``optim.lr`` growing from ``least`` to ``most``.
 
     Each step's rate is the same multiple of the one before.  Nothing is written.  Collective.
@@ -106,7 +106,7 @@ def find(
     values = [least * (most / least) ** (step / (steps - 1)) for step in range(steps)]
     with make(comm, _short(config, steps), _growing(values, config)) as loop:
         tried, why = _run(loop, values)
-    return Found(tried, why)
+    return RangeTest(tried, why)
 
 
 def _short(config: Config, steps: int) -> Config:

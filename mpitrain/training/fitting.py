@@ -9,15 +9,15 @@ from mpitrain.config import Config, ConfigError, Evaluate, Run, expect
 from mpitrain.config.metric_names import refusal, usual
 from mpitrain.data import DataError, Dataset, Samples
 from mpitrain.fields import Fields
-from mpitrain.models import Model
+from mpitrain.models import SequentialModel
 from mpitrain.nn import Chain
-from mpitrain.objective import BinaryCrossEntropy, Loss
+from mpitrain.objective import BinaryCrossEntropy, LossFunction
 from mpitrain.objective.metrics import Metric, build
 from mpitrain.parallel.arena import Arena
 from mpitrain.parallel.grid import Layout
 
 
-def expect_fitting(model: Model, data: Dataset) -> Shape:
+def expect_fitting(model: SequentialModel, data: Dataset) -> Shape:
     """Check that the model takes the data, and the loss takes outputs and labels.
 
     Returns:
@@ -38,7 +38,7 @@ def expect_fitting(model: Model, data: Dataset) -> Shape:
 
 
 def expect_labels(
-    loss: Loss, of: str, samples: Samples, numbers: Sequence[int] | None = None
+    loss: LossFunction, of: str, samples: Samples, numbers: Sequence[int] | None = None
 ) -> None:
     """Check that the loss takes the labels' values: binary_cross_entropy takes only 0 to 1.
 
@@ -66,7 +66,7 @@ def expect_labels(
     )
 
 
-def expect_labels_in_memory(loss: Loss, data: Dataset) -> None:
+def expect_labels_in_memory(loss: LossFunction, data: Dataset) -> None:
     """Check the labels of all samples that are in memory.
 
     Raises:
@@ -99,7 +99,7 @@ def expect_untested(job: Config, metrics: Mapping[str, Metric] | None) -> None:
         )
 
 
-def expect_single_arrays(model: Model, data: Dataset) -> None:
+def expect_single_arrays(model: SequentialModel, data: Dataset) -> None:
     """Check that samples, labels and layers' outputs are one array each, as a GPU needs.
 
     Raises:
@@ -117,7 +117,7 @@ def expect_single_arrays(model: Model, data: Dataset) -> None:
             )
 
 
-def whole_state(config: Config, model: Model, layout: Layout) -> dict[str, Array]:
+def whole_state(config: Config, model: SequentialModel, layout: Layout) -> dict[str, Array]:
     """Initial state of the layers besides their parameters, by name.
 
     Raises:
@@ -130,7 +130,7 @@ def whole_state(config: Config, model: Model, layout: Layout) -> dict[str, Array
 
 
 def named_metrics(
-    job: Config, data: Dataset, model: Model, outputs: Shape, *, own_loss: bool
+    job: Config, data: Dataset, model: SequentialModel, outputs: Shape, *, own_loss: bool
 ) -> dict[str, Metric]:
     """The metrics that a job asks for, by name, or the usual metrics of its loss.
 
@@ -166,7 +166,7 @@ def named_metrics(
     return build(asked or usual(name), name, data.classes, model.group)
 
 
-def initial(run: Run, model: Model, arena: Arena, layers: Sequence[str]) -> Array:
+def initial(run: Run, model: SequentialModel, arena: Arena, layers: Sequence[str]) -> Array:
     """Initial parameters of some layers, shape (arena.size,).
 
     Only one layer's whole parameters are in memory at a time.

@@ -13,8 +13,8 @@ from mpitrain.arrays import Array
 from mpitrain.config import Config, ConfigError
 from mpitrain.data import DataError, Dataset, Sampler
 from mpitrain.device import Device
-from mpitrain.models import Model
-from mpitrain.objective import Loss
+from mpitrain.models import SequentialModel
+from mpitrain.objective import LossFunction
 from mpitrain.objective.metrics import Metric
 from mpitrain.optim.groups import Grouping
 from mpitrain.optim.lr import Rates
@@ -65,7 +65,7 @@ class UserObjects:
 
     data: Dataset | None = None
     layers: Mapping[str, nn.Layer] | None = None
-    loss: Loss | None = None
+    loss: LossFunction | None = None
     metrics: Mapping[str, Metric] | None = None
     optimizer: Optimizer | None = None
     grouping: Grouping | None = None
@@ -137,7 +137,7 @@ class Parts:
     grid: ProcessGrid
     layout: str
     partition: Partition
-    model: Model
+    model: SequentialModel
     layers: list[str]
     arena: Arena
     metrics: Mapping[str, Metric]

@@ -8,7 +8,7 @@ from mpitrain.arrays import Array
 from mpitrain.config import ConfigError
 from mpitrain.data import DataError
 from mpitrain.nn import Layer
-from mpitrain.objective import Loss
+from mpitrain.objective import LossFunction
 from mpitrain.objective.metrics import Metric
 from mpitrain.ranks.together import together
 
@@ -24,7 +24,7 @@ class Purity:
         comm: MPI.Intracomm,
         layers: Mapping[str, Layer],
         own: Sequence[str],
-        loss: Loss,
+        loss: LossFunction,
         metrics: Mapping[str, Metric],
     ) -> None:
         """``layers``: all layers of the model, by name; ``own``: names of this rank's layers."""

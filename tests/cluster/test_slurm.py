@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mpitrain.checkpoint import Checkpoint
+from mpitrain.checkpoint import CheckpointReader
 from tests.cluster.slurm import missing
 from tests.launch.programs import DIGITS, ROOT
 
@@ -85,7 +85,7 @@ def options(folder, name="run"):
 
 def parameters(folder, steps=STEPS):
     newest = sorted((folder / "checkpoints").glob("step-*"))[-1]
-    checkpoint = Checkpoint(newest)
+    checkpoint = CheckpointReader(newest)
     checkpoint.verify()
     assert checkpoint.manifest.progress.step == steps
     return {name: checkpoint.tensor("parameters", name) for name in checkpoint.manifest.shapes}

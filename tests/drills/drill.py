@@ -16,7 +16,7 @@ from typing import TypeVar
 from msgspec import Struct
 
 from mpitrain.arrays import Array
-from mpitrain.checkpoint import Checkpoint, CheckpointError, newest
+from mpitrain.checkpoint import CheckpointError, CheckpointReader, newest
 from mpitrain.metrics import Start, Straggler, Summary, read_records
 from mpitrain.ranks.processes import running
 from tests.drills.faults import KINDS, Fault
@@ -247,7 +247,7 @@ def _left(run: Path) -> list[int]:
     return found
 
 
-def _newest(run: Path) -> Checkpoint:
+def _newest(run: Path) -> CheckpointReader:
     """The newest checkpoint; it has to be whole, however its job ended."""
     found, refused = newest(run / "checkpoints")
     if refused:
@@ -257,11 +257,11 @@ def _newest(run: Path) -> Checkpoint:
     return found
 
 
-def _weights(checkpoint: Checkpoint) -> dict[str, Array]:
+def _weights(checkpoint: CheckpointReader) -> dict[str, Array]:
     return {name: checkpoint.value(name) for name in checkpoint.names}
 
 
-def _same(checkpoint: Checkpoint, weights: Mapping[str, Array]) -> bool:
+def _same(checkpoint: CheckpointReader, weights: Mapping[str, Array]) -> bool:
     found = _weights(checkpoint)
     return found.keys() == weights.keys() and all(
         found[name].tobytes() == values.tobytes() for name, values in weights.items()

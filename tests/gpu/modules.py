@@ -66,10 +66,7 @@ def run(device, **given):
         "loss": torch.nn.functional.mse_loss, "metrics": {"mae": torch.nn.functional.l1_loss},
         "batch_size": 16, "epochs": 3, "seed": 4, "optim": {"name": "adam", "lr": 0.01},
     } | given  # fmt: skip
-    with (
-        everybody() as comm,
-        mpitrain.Trainer(comm, device=device, **settings) as trainer,
-    ):
+    with everybody() as comm, mpitrain.Trainer(comm, device=device, **settings) as trainer:
         assert trainer.parts.device.name.startswith(device)
         found = [(r.loss, r.grad_norm) for r in islice(trainer.run_epoch(0), steps)]
         tested = evaluate(trainer.parts, 0) if given.get("test_data", data) else None

@@ -110,10 +110,7 @@ def steps(
             assemble, "initial", lambda run, model, arena, own: np.zeros(arena.size, "f4")
         )
         patch.setattr(os, "sched_yield", lambda: None)
-        with (
-            Communicator(MPI.COMM_SELF, device="staged") as comm,
-            start(comm, config) as trainer,
-        ):
+        with Communicator(MPI.COMM_SELF, device="staged") as comm, start(comm, config) as trainer:
             found = []
             running = trainer.run_epoch(0)
             next(running)

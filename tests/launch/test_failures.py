@@ -284,10 +284,7 @@ def test_checking_ends_in_an_error_on_all_ranks(tmp_path):
 
 @pytest.mark.parametrize(
     "end",
-    [
-        pytest.param("comm.Abort(5)", marks=pytest.mark.slow),
-        "os.kill(os.getpid(), signal.SIGKILL)",
-    ],
+    [pytest.param("comm.Abort(5)", marks=pytest.mark.slow), "os.kill(os.getpid(), signal.SIGKILL)"],
 )
 def test_a_dead_rank_leaves_no_shared_memory(tmp_path, end):
     ended = job(
@@ -534,10 +531,7 @@ def test_a_timeout_that_is_none(tmp_path):
 
 @pytest.mark.parametrize(
     "end",
-    [
-        "os.kill(os.getpid(), signal.SIGKILL)",
-        pytest.param("os._exit(0)", marks=pytest.mark.slow),
-    ],
+    ["os.kill(os.getpid(), signal.SIGKILL)", pytest.param("os._exit(0)", marks=pytest.mark.slow)],
 )
 def test_a_rank_that_dies_is_seen_by_its_neighbours(tmp_path, end):
     program = f"""

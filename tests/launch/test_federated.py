@@ -5,7 +5,7 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 
-from mpitrain.checkpoint import Checkpoint
+from mpitrain.checkpoint import CheckpointReader
 from mpitrain.metrics import Epoch, Round, Step, read_records
 from tests.launch.programs import ROOT, needs_launcher, run, scratch
 
@@ -21,7 +21,7 @@ def start(folder, command, *words, ranks=2):
 
 
 def weights(folder):
-    checkpoint = Checkpoint(folder / "checkpoints" / "step-00000004")
+    checkpoint = CheckpointReader(folder / "checkpoints" / "step-00000004")
     return {
         (section, name): checkpoint.tensor(section, name)
         for section in ("parameters", "velocity")

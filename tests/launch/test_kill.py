@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mpitrain.checkpoint import Checkpoint
+from mpitrain.checkpoint import CheckpointReader
 from mpitrain.ranks.processes import running
 from tests.launch import programs
 from tests.launch.programs import ended, scratch
@@ -120,7 +120,7 @@ def parent(number):
 
 def parameters(folder):
     newest = sorted((folder / "run" / "checkpoints").glob("step-*"))[-1]
-    checkpoint = Checkpoint(newest)
+    checkpoint = CheckpointReader(newest)
     checkpoint.verify()
     assert checkpoint.manifest.progress.step == 60
     return {name: checkpoint.tensor("parameters", name) for name in checkpoint.names}

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from mpitrain.checkpoint import Checkpoint
+from mpitrain.checkpoint import CheckpointReader
 from tests.launch.programs import DIGITS, LAUNCHER, ROOT, scratch
 from tests.pbs import Pbs, Refused, check, directives
 
@@ -62,7 +62,7 @@ def test_a_job_that_reaches_its_walltime_comes_back(pbs, tmp_path):
     third = told(tmp_path, 3, "two")
     assert "job 3 on x0, restart 1" in third and "resumed after step" in third
     one, two = (
-        Checkpoint(sorted((tmp_path / name / "checkpoints").glob("step-*"))[-1])
+        CheckpointReader(sorted((tmp_path / name / "checkpoints").glob("step-*"))[-1])
         for name in ("one", "two")
     )
     for name in one.manifest.shapes:

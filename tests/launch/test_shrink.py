@@ -7,7 +7,7 @@ import mpi4py
 import numpy as np
 import pytest
 
-from mpitrain.checkpoint import Checkpoint
+from mpitrain.checkpoint import CheckpointReader
 from tests.launch.programs import LAUNCHER, ROOT, scratch
 
 mpi4py.rc.initialize = False
@@ -30,7 +30,7 @@ def train(folder, ranks, *words, launch=("--with-ft", "ulfm"), settings=()):
 
 
 def parameters(folder):
-    checkpoint = Checkpoint(sorted((folder / "checkpoints").glob("step-*"))[-1])
+    checkpoint = CheckpointReader(sorted((folder / "checkpoints").glob("step-*"))[-1])
     assert checkpoint.manifest.progress.step == 60
     return {name: checkpoint.tensor("parameters", name) for name in checkpoint.manifest.shapes}
 

@@ -83,9 +83,7 @@ def test_every_root(algorithm, size):
 
 
 @pytest.mark.parametrize(
-    "algorithm",
-    [a for a in ALGORITHMS if a.uneven],
-    ids=lambda a: f"{a.collective}-{a.name}",
+    "algorithm", [a for a in ALGORITHMS if a.uneven], ids=lambda a: f"{a.collective}-{a.name}"
 )
 @pytest.mark.parametrize("size", SIZES)
 def test_blocks_of_unequal_length(algorithm, size):

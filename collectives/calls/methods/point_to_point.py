@@ -63,20 +63,14 @@ class PointToPoint:
         self._finish(receive, status)
 
     def Probe(
-        self,
-        source: int = MPI.ANY_SOURCE,
-        tag: int = MPI.ANY_TAG,
-        status: MPI.Status | None = None,
+        self, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG, status: MPI.Status | None = None
     ) -> bool:
         """Waits until there is a message."""
         self._await_message(source, tag)
         return super().Probe(source, tag, status)  # type: ignore[misc]
 
     def Mprobe(
-        self,
-        source: int = MPI.ANY_SOURCE,
-        tag: int = MPI.ANY_TAG,
-        status: MPI.Status | None = None,
+        self, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG, status: MPI.Status | None = None
     ) -> MPI.Message:
         """Waits until there is a message, and takes it."""
         self._await_message(source, tag)
@@ -126,20 +120,14 @@ class PointToPoint:
         return received
 
     def probe(
-        self,
-        source: int = MPI.ANY_SOURCE,
-        tag: int = MPI.ANY_TAG,
-        status: MPI.Status | None = None,
+        self, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG, status: MPI.Status | None = None
     ) -> bool:
         """Waits until there is a message of an object."""
         self._await_message(source, tag)
         return super().probe(source, tag, status)  # type: ignore[misc]
 
     def mprobe(
-        self,
-        source: int = MPI.ANY_SOURCE,
-        tag: int = MPI.ANY_TAG,
-        status: MPI.Status | None = None,
+        self, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG, status: MPI.Status | None = None
     ) -> MPI.Message:
         """Waits until there is a message of an object, and takes it."""
         self._await_message(source, tag)

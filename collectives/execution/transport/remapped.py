@@ -25,13 +25,7 @@ from collectives.errors import InvalidBuffer
 from collectives.execution.memory import HOST, is_on_device
 from collectives.execution.plan import Plan
 from collectives.execution.transport import Bytes
-from collectives.execution.transport.pages import (
-    bytes_at,
-    discard,
-    make_private,
-    put,
-    regions,
-)
+from collectives.execution.transport.pages import bytes_at, discard, make_private, put, regions
 from collectives.execution.transport.windows import Edge, Window
 
 log = logging.getLogger("collectives")

@@ -10,14 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import DTypeLike
 
-from mpitrain.adapters.torch.arrays import (
-    Moved,
-    as_array,
-    as_bytes,
-    as_tensor,
-    moved,
-    on_stream_of,
-)
+from mpitrain.adapters.torch.arrays import Moved, as_array, as_bytes, as_tensor, moved, on_stream_of
 from mpitrain.adapters.torch.checks.module import (
     Watched,
     examine,

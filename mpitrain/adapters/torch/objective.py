@@ -67,7 +67,7 @@ class TorchLoss:
         self._means = LossMeans(self._there, name_of(function))
 
     def __call__(self, outputs: Array, labels: Array, divisor: float) -> tuple[Scalar, Array]:
-        """See :class:`mpitrain.objective.Loss`."""
+        """See :class:`mpitrain.objective.LossFunction`."""
         if not labels.size:
             return 0.0, partial(array_namespace(outputs).zeros_like(outputs), self._unused)
         with on_stream_of(outputs):

@@ -90,16 +90,7 @@ def call(comm, collective, sendbuf, recvbuf, algorithm, root=0, form="blocking")
 
 
 def check(
-    comm,
-    collective,
-    algorithm,
-    count,
-    dtype,
-    in_place,
-    empty,
-    seed=0,
-    root=0,
-    form="blocking",
+    comm, collective, algorithm, count, dtype, in_place, empty, seed=0, root=0, form="blocking"
 ):
     """One call on fresh buffers, compared with the reference bit by bit."""
     blocks, member = contract(collective), Member(comm.rank, comm.size, root)

@@ -36,11 +36,7 @@ MODELS = {
         Model(kind="vgg", channels=(4, 8), hidden=(16,)),
         Optim(name="lars", lr=1.0, reference_batch=0, weight_decay=1e-4, trust=0.01),
     ),
-    "mlp": (
-        Data(name="digits"),
-        Model(kind="mlp", hidden=(32, 16)),
-        Optim(lr=0.05, nesterov=True),
-    ),
+    "mlp": (Data(name="digits"), Model(kind="mlp", hidden=(32, 16)), Optim(lr=0.05, nesterov=True)),
     "recommender": (
         Data(name="clicks", samples=600, tables=5, rows=30),
         Model(kind="recommender", width=4, hidden=(8,)),

@@ -8,7 +8,7 @@ from mpi4py import MPI
 from msgspec.structs import replace
 
 from collectives import Communicator
-from mpitrain.config import ConfigError, Optim, Sync
+from mpitrain.config import Optim, Sync
 from mpitrain.parallel.adasum_sum import Adasum
 from mpitrain.parallel.arena import DATA, Bucket
 from mpitrain.parallel.sent_bytes import adasum_bytes

@@ -107,10 +107,7 @@ def test_averages_go_on_bit_by_bit_and_are_exported(comm, folder, layout):
         np.testing.assert_array_equal(checkpoint.value(name), expected[name])
 
 
-KINDS = {
-    "asynchronous": dict(schedule="asynchronous", window=1),
-    "offload": dict(zero=1),
-}
+KINDS = {"asynchronous": dict(schedule="asynchronous", window=1), "offload": dict(zero=1)}
 
 
 @pytest.mark.quick_on(2)

@@ -7,7 +7,7 @@ import pytest
 from mpi4py import MPI
 from msgspec.structs import replace
 
-from mpitrain.checkpoint import Checkpoint, Writer
+from mpitrain.checkpoint import CheckpointReader, Writer
 from mpitrain.checkpoint.saving import checkpoints
 from mpitrain.config import Checkpoint as CheckpointTable
 from mpitrain.config import ConfigError, Evaluate
@@ -112,7 +112,7 @@ def test_the_best_stays_and_training_ends(comm, folder, parallel):
     (summary,) = of(Summary, records)
     assert summary.ended == "no better higher score in 3 tests than 3 after step 4"
     assert names(folder) == [f"best-{BEST:08d}", f"step-{END:08d}"]
-    best = Checkpoint(checkpoints_of(folder) / f"best-{BEST:08d}")
+    best = CheckpointReader(checkpoints_of(folder) / f"best-{BEST:08d}")
     best.verify()
     short = scored(folder / "short", best="", patience=0, **parallel)
     short = replace(short, train=replace(short.train, steps=BEST))
@@ -241,5 +241,5 @@ def test_by_the_loss_of_a_job(comm, folder):
     losses = [test.test_loss for test in of(Epoch, records)]
     best = 2 * (1 + losses.index(min(losses)))
     assert names(folder) == [f"best-{best:08d}", "step-00000006"]
-    found = Checkpoint(checkpoints(config) / f"best-{best:08d}")
+    found = CheckpointReader(checkpoints(config) / f"best-{best:08d}")
     assert found.manifest.progress.seen["loss"].value == min(losses)

@@ -142,7 +142,7 @@ def test_batch_norm_and_dropout():
 @pytest.mark.quick_on(1, 2)
 def test_a_rank_without_a_gpu_is_all_ranks_error(monkeypatch):
     def look(local, compute="same"):
-        return choice.Found("it sees no GPU") if MPI.COMM_WORLD.rank == RANKS - 1 else found
+        return choice.RankGPUs("it sees no GPU") if MPI.COMM_WORLD.rank == RANKS - 1 else found
 
     found = choice.look(0)
     monkeypatch.setattr(choice, "look", look)

@@ -366,9 +366,7 @@ def test_bytes_are_those_of_the_messages(comm):
 
 def with_folder(config, folder, **checkpoint):
     return replace(
-        config,
-        run=replace(config.run, dir=str(folder)),
-        checkpoint=Checkpoint(**checkpoint),
+        config, run=replace(config.run, dir=str(folder)), checkpoint=Checkpoint(**checkpoint)
     )
 
 

@@ -6,15 +6,7 @@ from mpi4py import MPI
 from mpitrain import nn
 from mpitrain.config import ConfigError
 from mpitrain.data import DataError
-from tests.mpi.mpitrain.fits import (
-    RANKS,
-    Quadrants,
-    Waves,
-    Whole,
-    made,
-    net,
-    regular,
-)
+from tests.mpi.mpitrain.fits import RANKS, Quadrants, Waves, Whole, made, net, regular
 
 torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
 torch.set_num_threads(1)

@@ -15,16 +15,7 @@ from mpitrain.ranks.stop import StopFlag, Stopped
 from mpitrain.run import train
 from mpitrain.training.evaluation import evaluate
 from mpitrain.training.loop import Batch
-from tests.mpi.mpitrain.fits import (
-    OPTIMIZERS,
-    RANKS,
-    SEVERAL,
-    Sentences,
-    Waves,
-    made,
-    net,
-    regular,
-)
+from tests.mpi.mpitrain.fits import OPTIMIZERS, RANKS, SEVERAL, Sentences, Waves, made, net, regular
 
 torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
 torch.set_num_threads(1)

@@ -8,7 +8,7 @@ from mpi4py import MPI
 from msgspec.structs import replace
 
 from collectives import Communicator
-from mpitrain.checkpoint import Checkpoint, CheckpointError, Writer
+from mpitrain.checkpoint import CheckpointError, CheckpointReader, Writer
 from mpitrain.checkpoint.saving import checkpoints, resume, save
 from mpitrain.config import Checkpoint as CheckpointTable
 from mpitrain.config import ConfigError
@@ -325,7 +325,7 @@ def test_an_error_of_all_ranks_completes_the_checkpoint_of_the_step_before(comm,
 
 def test_a_checkpoint_has_every_tensor_whole(comm, folder):
     config = saved(comm, folder, steps=(2,))
-    checkpoint = Checkpoint(folder / "checkpoints" / "step-00000002")
+    checkpoint = CheckpointReader(folder / "checkpoints" / "step-00000002")
     checkpoint.verify()
     assert checkpoint.sections == {"parameters", "velocity"}
     with start(comm, config) as trainer:

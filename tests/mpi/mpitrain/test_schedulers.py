@@ -47,10 +47,7 @@ CASES = {
     ),
     "StepLR": (adamw, lambda o: lr_scheduler.StepLR(o, 3, 0.5)),
     "CosineAnnealingLR": (adamw, lambda o: lr_scheduler.CosineAnnealingLR(o, 7, 1e-4)),
-    "OneCycleLR": (
-        adamw,
-        lambda o: lr_scheduler.OneCycleLR(o, [6e-3, 2e-3], total_steps=STEPS),
-    ),
+    "OneCycleLR": (adamw, lambda o: lr_scheduler.OneCycleLR(o, [6e-3, 2e-3], total_steps=STEPS)),
     "momentum": (sgd, lambda o: lr_scheduler.OneCycleLR(o, 0.05, total_steps=STEPS)),
     "CyclicLR": (sgd, lambda o: lr_scheduler.CyclicLR(o, 0.01, 0.05, step_size_up=2)),
     "SequentialLR": (adamw, sequential),

@@ -473,10 +473,7 @@ def test_too_few_ranks_are_refused(comm, folder):
 
 @slow
 def test_batch_norm_is_refused(comm, folder, split_off):
-    layers = {
-        "first": Chain({"flat": Flatten(), "norm": BatchNorm(64)}),
-        "last": Linear(64, 10),
-    }
+    layers = {"first": Chain({"flat": Flatten(), "norm": BatchNorm(64)}), "last": Linear(64, 10)}
     with pytest.raises(ConfigError, match="batch norm needs forward passes of all workers"):
         start(comm, job(folder, ranks=1), objects=UserObjects(layers=layers))
     assert not split_off

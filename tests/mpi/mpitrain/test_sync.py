@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from collectives import Communicator
 from mpitrain import nn
-from mpitrain.checkpoint import Checkpoint, Writer
+from mpitrain.checkpoint import CheckpointReader, Writer
 from mpitrain.checkpoint.saving import checkpoints, resume, save
 from mpitrain.config import Checkpoint as CheckpointTable
 from mpitrain.config import Compress, ConfigError, Optim, Sync, load
@@ -324,7 +324,7 @@ def test_a_run_that_is_stopped_ends_with_the_bits_of_one_that_was_not(comm, fold
         assert evaluate(trainer.parts, 0).test_loss == result.test_loss
     for name, values in ends[0].items():
         np.testing.assert_array_equal(found[name], values)
-    last = Checkpoint(max((folder / "stopped" / "checkpoints").glob("step-*")))
+    last = CheckpointReader(max((folder / "stopped" / "checkpoints").glob("step-*")))
     for name, values in found.items():  # what export and eval read is what the run ended with
         np.testing.assert_array_equal(last.tensor("parameters", name), values)
     steps = read_records(folder / "stopped" / "metrics.jsonl").of(Step)

@@ -17,7 +17,7 @@ from mpitrain import nn
 from mpitrain.config import ConfigError, Sync
 from mpitrain.data import DataError
 from mpitrain.metrics import Skipped
-from mpitrain.models import Model
+from mpitrain.models import SequentialModel
 from mpitrain.optim.optimizers import SGD
 from mpitrain.parallel.replicas import ReplicaMismatch
 from mpitrain.pipeline.profiles import measure, write_profile
@@ -296,7 +296,7 @@ def test_a_model_that_is_too_large_is_refused_on_all_ranks(comm, monkeypatch):
         def initial(self, *arguments):
             raise MemoryError("Unable to allocate 954. GiB")
 
-        monkeypatch.setattr(Model, "initial", initial)
+        monkeypatch.setattr(SequentialModel, "initial", initial)
     with pytest.raises(ConfigError, match=r"model: the parameters .*954\. GiB.*make the model"):
         start(comm, mlp())
 
@@ -314,7 +314,7 @@ def test_another_fault_of_a_model_is_not_called_a_lack_of_memory(comm, monkeypat
     def initial(self, *arguments):
         raise ValueError("a layer's own fault")
 
-    monkeypatch.setattr(Model, "initial", initial)
+    monkeypatch.setattr(SequentialModel, "initial", initial)
     with pytest.raises(ValueError, match="a layer's own fault"):
         start(comm, mlp())
 

@@ -166,10 +166,7 @@ def test_a_move_names_both_ends():
 
 
 def test_the_ends_of_a_message_may_be_in_rounds_of_other_numbers():
-    rounds = (
-        [(Send(1, sendbuf[0]), Copy(recvbuf[0], sendbuf[0]))],
-        [(), (Recv(0, recvbuf[0]),)],
-    )
+    rounds = ([(Send(1, sendbuf[0]), Copy(recvbuf[0], sendbuf[0]))], [(), (Recv(0, recvbuf[0]),)])
     schedule = Schedule("broadcast", "late", 2, 1, 0, False, lambda rank: iter(rounds[rank]))
     found = [
         (number, move[10])

@@ -10,12 +10,12 @@ from collectives.__main__ import main
 from collectives.algorithms import build
 from collectives.algorithms.links import dgx1
 from collectives.analysis.simulate import Machine, simulate
-from collectives.analysis.topology import Cluster, FatTree, Flat, Islands, Link, Torus, grid
+from collectives.analysis.topology import Cluster, FatTree, Flat, Islands, LinkCost, Torus, grid
 from collectives.analysis.topology import build as topology
 from collectives.errors import ScheduleError, TooLarge
 
 ALPHA, BETA, GAMMA = 2e-6, 1e-9, 3e-10
-LINK = Link(ALPHA, BETA)
+LINK = LinkCost(ALPHA, BETA)
 M = 1 << 20
 
 

@@ -10,12 +10,12 @@ from collectives.algorithms import build, spanning_trees
 from collectives.algorithms.links import PATTERNS, named
 from collectives.algorithms.packing import connectivity, pack
 from collectives.analysis.simulate import Machine, simulate
-from collectives.analysis.topology import Flat, Link
+from collectives.analysis.topology import Flat, LinkCost
 from collectives.analysis.verify import verify
 from collectives.errors import TooLarge, UnknownAlgorithm
 from collectives.schedule import Send
 
-LANE = Link(1e-6, 1 / 25e9)
+LANE = LinkCost(1e-6, 1 / 25e9)
 HBM = 3 / 900e9  # a V100 reads two numbers and writes one
 M = 96 << 20
 

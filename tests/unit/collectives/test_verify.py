@@ -10,16 +10,7 @@ from collectives.analysis.verify import prove, verify
 from collectives.commands.mutate import survey
 from collectives.contracts import contract
 from collectives.errors import InvalidBuffer, ScheduleError
-from collectives.schedule import (
-    Copy,
-    Recv,
-    RecvReduce,
-    Schedule,
-    Send,
-    recvbuf,
-    sendbuf,
-    workspace,
-)
+from collectives.schedule import Copy, Recv, RecvReduce, Schedule, Send, recvbuf, sendbuf, workspace
 
 #: All that fold, wrap round or are uneven in some way; more of the same takes minutes.
 FEW = [*range(1, 14), 16, 17, 24]
@@ -118,13 +109,7 @@ def test_every_mutant_that_matters_is_rejected(algorithm, size):
 def schedule(*programs, chunks=1, room=0, collective="allreduce"):
     """A schedule written out by hand, one list of rounds a rank."""
     return Schedule(
-        collective,
-        "by_hand",
-        len(programs),
-        chunks,
-        room,
-        True,
-        lambda rank: iter(programs[rank]),
+        collective, "by_hand", len(programs), chunks, room, True, lambda rank: iter(programs[rank])
     )
 
 
@@ -201,9 +186,7 @@ def test_different_trees_on_two_ranks_are_an_error():
 
 
 def test_pieces_of_unequal_size_do_not_change_places():
-    program = [
-        (Copy(recvbuf[0], sendbuf[1]), Copy(recvbuf[1], sendbuf[0])),
-    ]
+    program = [(Copy(recvbuf[0], sendbuf[1]), Copy(recvbuf[1], sendbuf[0]))]
     with pytest.raises(ScheduleError, match="piece 1 of a block in place 0"):
         verify(schedule(program, chunks=2))
 

@@ -12,7 +12,14 @@ from mpi4py import MPI
 from msgspec.structs import replace
 
 from collectives import Communicator
-from mpitrain.checkpoint import Checkpoint, CheckpointError, Manifest, Progress, Writer, newest
+from mpitrain.checkpoint import (
+    CheckpointError,
+    CheckpointReader,
+    Manifest,
+    Progress,
+    Writer,
+    newest,
+)
 from mpitrain.checkpoint.export import export
 from mpitrain.checkpoint.folders import step_of
 from mpitrain.checkpoint.manifest import MANIFEST, encode
@@ -46,9 +53,7 @@ def job(tmp_path):
 
 def run(comm, job, steps=4, *, go_on=False, **table):
     job = replace(
-        job,
-        train=replace(job.train, steps=steps),
-        checkpoint=replace(job.checkpoint, **table),
+        job, train=replace(job.train, steps=steps), checkpoint=replace(job.checkpoint, **table)
     )
     with start(comm, job) as trainer:
         train(trainer, go_on=go_on)
@@ -147,7 +152,7 @@ def test_what_is_no_checkpoint_or_a_link_is_never_removed(comm, job, tmp_path):
     assert numbers(folder) == [1, 2, 4, 10]
     for _ in range(3):  # each sets aside the checkpoints of the one before
         run(comm, job)
-    assert Checkpoint(tmp_path / "archive").manifest.progress.step == 2
+    assert CheckpointReader(tmp_path / "archive").manifest.progress.step == 2
     assert (folder / full(1) / "notes").read_text() == "mine"
 
 

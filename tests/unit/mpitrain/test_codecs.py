@@ -11,14 +11,7 @@ from collectives.codec import Residual
 from mpitrain.compress import CodecError, parse
 from mpitrain.compress.codec import Remembering, feedback_of
 from mpitrain.compress.memory import UpdateResidual
-from mpitrain.compress.packing import (
-    pack,
-    pack_trits,
-    packed,
-    packed_trits,
-    unpack,
-    unpack_trits,
-)
+from mpitrain.compress.packing import pack, pack_trits, packed, packed_trits, unpack, unpack_trits
 from mpitrain.compress.table import CODECS, describe, kind_of
 
 every_code = pytest.mark.parametrize("codec", CODES.values(), ids=CODES.keys())

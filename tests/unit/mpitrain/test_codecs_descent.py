@@ -8,7 +8,7 @@ import pytest
 from codec_cases import draw, linear_sum, two_phase
 
 from collectives.codec import Residual
-from mpitrain.compress import Linear, Remembering, Sparse, feedback_of, parse
+from mpitrain.compress import LinearCodec, Remembering, Sparse, feedback_of, parse
 
 RANKS, SHAPE, STEPS, RATE = 4, (12, 20), 200, 0.3
 
@@ -66,7 +66,7 @@ def descend(code):
         memories = [code.memory(np.zeros(n)) for _ in range(RANKS)]
     elif code and feedback_of(code) == "on":
         memories = [Residual(np.zeros(n)) for _ in range(RANKS)]
-    sketches = [code.sketch({"w": x}, 0) for x in own] if isinstance(code, Linear) else []
+    sketches = [code.sketch({"w": x}, 0) for x in own] if isinstance(code, LinearCodec) else []
     for step in range(STEPS):
         for r in range(RANKS):
             error = inputs[r] @ weights.T - labels[r]
@@ -121,8 +121,7 @@ def test_dense_gradients_come_to_the_least_loss():
 
 
 @pytest.mark.parametrize(
-    "text",
-    [t if t in QUICK else pytest.param(t, marks=pytest.mark.slow) for t in GAPS],
+    "text", [t if t in QUICK else pytest.param(t, marks=pytest.mark.slow) for t in GAPS]
 )
 def test_coded_gradients_come_near_to_where_dense_ones_come(text):
     found = gap(parse(text))

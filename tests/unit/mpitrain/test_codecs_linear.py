@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from codec_cases import dyadic, linear_sum
 
-from mpitrain.compress import Linear, parse
+from mpitrain.compress import LinearCodec, parse
 from mpitrain.compress.orthogonal import orthonormal
 from mpitrain.compress.seeds import subset
 
@@ -36,7 +36,7 @@ def copied(ranks):
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_sums_have_the_bytes_of_the_closed_form(text, dtype):
     code = parse(text)
-    assert isinstance(code, Linear)
+    assert isinstance(code, LinearCodec)
     [tensors] = drawn(1, dtype=dtype)
     sketch = code.sketch(tensors, 1)
     assert sum(s.nbytes for s in sketch.sums) == code.nbytes(SHAPES.values(), dtype().itemsize)

@@ -111,10 +111,7 @@ def test_a_fine_code_of_all_rotated_elements_is_the_vector():
     np.testing.assert_allclose(through(fine, x), x, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["rotate+int8", "rotate:keep=0.5,block=16+sign", "atomo:rank=20"],
-)
+@pytest.mark.parametrize("text", ["rotate+int8", "rotate:keep=0.5,block=16+sign", "atomo:rank=20"])
 def test_what_was_sent_and_what_is_left_are_what_was_given(text):
     codec, rng = parse(text), np.random.default_rng(1)
     residual, given, sent = Residual(np.zeros(100)), np.zeros(100), np.zeros(100)

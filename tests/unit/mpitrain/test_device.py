@@ -10,7 +10,7 @@ from collectives import Communicator
 from mpitrain.config import Config, ConfigError, Parallel, Run, load, needs_host
 from mpitrain.data import Samples
 from mpitrain.device import HOST, choose
-from mpitrain.device.choice import Found, lacking, look, number_for
+from mpitrain.device.choice import RankGPUs, lacking, look, number_for
 from mpitrain.device.cuda import Cuda
 from mpitrain.device.host import Device
 from mpitrain.doctor.devices import judge_devices
@@ -90,18 +90,18 @@ def test_what_is_wrong_with_a_gpu_is_said(cupy, monkeypatch):
 
 def test_ranks_are_told_apart():
     assert [number_for(local, 4) for local in range(6)] == [0, 1, 2, 3, 0, 1]
-    assert lacking([Found(""), Found("")]) == ""
-    told = lacking([Found("no"), Found(""), Found("bad"), Found("x"), Found("y")])
+    assert lacking([RankGPUs(""), RankGPUs("")]) == ""
+    told = lacking([RankGPUs("no"), RankGPUs(""), RankGPUs("bad"), RankGPUs("x"), RankGPUs("y")])
     assert told == "rank 0: no; rank 2: bad; rank 3: x; 1 more ranks cannot, either"
 
 
 def test_the_doctor_says_who_shares():
-    own = [Found("", 2, n, n, f"gpu {n}") for n in range(2)]
+    own = [RankGPUs("", 2, n, n, f"gpu {n}") for n in range(2)]
     assert judge_devices(own).status is Status.OK
-    assert judge_devices([Found("no GPU")] * 2).text == "cpu; no rank has a GPU"
+    assert judge_devices([RankGPUs("no GPU")] * 2).text == "cpu; no rank has a GPU"
     shared = judge_devices([own[0], own[0], own[1]])
     assert (shared.status, shared.text) == (Status.WARN, "3 ranks share 2 GPUs")
-    assert "rank 1: no GPU" in judge_devices([own[0], Found("no GPU")]).text
+    assert "rank 1: no GPU" in judge_devices([own[0], RankGPUs("no GPU")]).text
 
 
 def test_the_host_copies_nothing_but_snapshots():

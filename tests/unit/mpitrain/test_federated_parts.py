@@ -234,7 +234,7 @@ def coded(own, x, number, seed=9, largest=None):
     """A change as the server has it after it was sent in a round."""
     drawn = codes.Drawn.of(own, seed, number, x.size)
     sent = drawn.sent(x)
-    steps = codes.Steps(own.bits, largest or float(np.abs(sent).max()))
+    steps = codes.CodeGrid(own.bits, largest or float(np.abs(sent).max()))
     return drawn.back(steps.mean(steps.encode(sent, codes.dice(seed, number, 0)), 1))
 
 
@@ -249,7 +249,7 @@ def test_codes_are_unbiased(rotate, keep):
 
 
 def test_rounding_by_chance_has_the_variance_of_its_closed_form():
-    steps = codes.Steps(3, 1.0)
+    steps = codes.CodeGrid(3, 1.0)
     x = np.linspace(-1, 1, 41)
     rng = np.random.default_rng(4)
     found = np.array([steps.mean(steps.encode(x, rng), 1) for _ in range(20000)])
@@ -261,13 +261,13 @@ def test_rounding_by_chance_has_the_variance_of_its_closed_form():
 
 
 def test_numbers_of_the_grid_are_themselves_and_others_are_cut():
-    steps = codes.Steps(2, 3.0)
+    steps = codes.CodeGrid(2, 3.0)
     rng = np.random.default_rng(5)
     grid = np.array([-3.0, -1.0, 1.0, 3.0])
     np.testing.assert_array_equal(steps.mean(steps.encode(grid, rng), 1), grid)
     np.testing.assert_array_equal(steps.mean(steps.encode(grid * 9, rng), 1), [-3, -3, 3, 3])
     for least in (0.0, 5e-324):
-        steps = codes.Steps(24, least)
+        steps = codes.CodeGrid(24, least)
         found = steps.mean(steps.encode(np.array([0.0, least, -least]), rng), 1)
         assert (np.abs(found) <= least).all()
 
@@ -300,7 +300,7 @@ def test_codes_are_linear():
     rng = np.random.default_rng(8)
     changes, weights = rng.normal(size=(3, 50)), [2, 5, 1]
     drawn = codes.Drawn.of(own, 1, 0, 50)
-    steps = codes.Steps(6, 4.0)
+    steps = codes.CodeGrid(6, 4.0)
     places = [steps.encode(drawn.sent(x), codes.dice(1, 0, k)) for k, x in enumerate(changes)]
     each = [drawn.back(steps.mean(p, 1)) for p in places]
     total = sum(w * p for w, p in zip(weights, places, strict=True))

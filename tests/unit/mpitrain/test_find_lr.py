@@ -6,12 +6,12 @@ import pytest
 
 from mpitrain.commands.find_lr import picture, suggestion, table
 from mpitrain.config import expect_read, load
-from mpitrain.training.find_lr import Found, Tried, _short
+from mpitrain.training.find_lr import RangeTest, Tried, _short
 
 
 def found(losses):
     """With a rate ten times that of the step before."""
-    return Found([Tried(10.0 ** (i - 5), x, x) for i, x in enumerate(losses)], "all were done")
+    return RangeTest([Tried(10.0 ** (i - 5), x, x) for i, x in enumerate(losses)], "all were done")
 
 
 def test_the_steepest_fall_and_a_tenth_of_the_least():
@@ -24,7 +24,7 @@ def test_the_steepest_fall_and_a_tenth_of_the_least():
 def test_a_fall_from_one_step_to_the_next_is_no_trend():
     losses = [4.0, 3.0, 4.0] + [4.0] * 17 + [4.0 - 0.1 * i for i in range(30)] + [9.0] * 5
     tried = [Tried(1.1**i, x, x) for i, x in enumerate(losses)]
-    assert 1.1**20 <= Found(tried, "").steepest <= 1.1**50
+    assert 1.1**20 <= RangeTest(tried, "").steepest <= 1.1**50
 
 
 @pytest.mark.parametrize("losses", [[], [3.0], [3.0, 3.5, 9.0], [3.0, 3.0]])

@@ -14,7 +14,7 @@ import pytest
 
 from mpitrain.data import DataError, Samples
 from mpitrain.data.loader import Loader, Request
-from mpitrain.data.own import Own
+from mpitrain.data.own import OwnSamples
 
 ROOT = Path(__file__).parents[3]
 
@@ -44,7 +44,7 @@ def requests(count=12, epoch=0, most=5):
 
 
 def loader(workers, data=None, most=5):
-    own = Own(data or Noisy(), np.float64, seed=3)
+    own = OwnSamples(data or Noisy(), np.float64, seed=3)
     return closing(Loader({"train": own, "test": own}, workers, most))
 
 

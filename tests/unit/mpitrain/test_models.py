@@ -85,7 +85,7 @@ class Scaled(nn.ReLU):
 
 
 def test_a_layer_that_says_no_shapes_is_drawn_to_see_them():
-    model = models.Model({"a": Scaled()}, MeanSquaredError(), TensorGroup())
+    model = models.SequentialModel({"a": Scaled()}, MeanSquaredError(), TensorGroup())
     assert model.shapes(["a"]) == {"a": {"scale": (2, 3)}}
     assert model.size == 6
 
@@ -94,12 +94,12 @@ def test_a_layer_that_says_no_shapes_is_drawn_to_see_them():
 def test_the_owner_of_a_tied_tensor_has_the_longest_name_that_fits(first):
     layers = {name: nn.Linear(2, 2) for name in dict.fromkeys([first, "enc", "enc.x", "out"])}
     layers["out"].tied = {"weight": "enc.x.weight"}
-    model = models.Model(layers, MeanSquaredError(), TensorGroup())
+    model = models.SequentialModel(layers, MeanSquaredError(), TensorGroup())
     assert model.ties() == {"enc.x.weight": {"enc.x", "out"}}
     begin = model.initial(list(layers), 0, np, np.float64)
     np.testing.assert_array_equal(begin["out"]["weight"], begin["enc.x"]["weight"])
     layers["out"].tied = {"weight": "end.weight"}
-    model = models.Model(layers, MeanSquaredError(), TensorGroup())
+    model = models.SequentialModel(layers, MeanSquaredError(), TensorGroup())
     with pytest.raises(
         ConfigError, match=r"layer out has 'end\.weight' in common with a layer that"
     ):

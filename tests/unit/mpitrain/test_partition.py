@@ -22,9 +22,7 @@ from mpitrain.training import build
 def drawn(rng, layers):
     return [
         LayerProfile(
-            f"l{i}",
-            *rng.uniform(0.1, 1, 2).tolist(),
-            *rng.choice([0, 1e3, 1e5, 1e6], 2).tolist(),
+            f"l{i}", *rng.uniform(0.1, 1, 2).tolist(), *rng.choice([0, 1e3, 1e5, 1e6], 2).tolist()
         )
         for i in range(layers)
     ]

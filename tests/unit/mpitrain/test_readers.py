@@ -12,7 +12,7 @@ from mpitrain.config import Data
 from mpitrain.data.arrays import load_arrays
 from mpitrain.data.dataset import Dataset, Samples
 from mpitrain.data.idx import load_idx, parse_idx, read_idx
-from mpitrain.data.own import Own
+from mpitrain.data.own import OwnSamples
 from mpitrain.data.text import Tokens, load_text
 from mpitrain.data.tokens import load_tokens
 from mpitrain.pipeline.profiles import ProfileError, parse_profile, read_profile, write_profile
@@ -259,7 +259,7 @@ def test_a_digest_is_of_samples_classes_and_numbers(tmp_path, monkeypatch, most)
 def test_bfloat16_becomes_the_type_of_the_job():
     ml_dtypes = pytest.importorskip("ml_dtypes", reason="ml_dtypes is not installed")
     values = np.array([[0.1], [0.35]], ml_dtypes.bfloat16)
-    samples = Own([(value, value) for value in values], np.float32)
+    samples = OwnSamples([(value, value) for value in values], np.float32)
     assert samples[:2].inputs.dtype == samples[:2].labels.dtype == np.float32
     known = {
         data.digest(Dataset(Samples(x, x), None, 0)) for x in (values, values[::-1], 0 * values)

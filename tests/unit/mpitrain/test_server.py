@@ -396,14 +396,8 @@ def test_a_message_is_its_header_and_its_numbers():
         (["server.bound=-2"], "server.bound: Expected `int` >= -1"),
         (["server.bound=many"], "server.bound: Invalid enum value 'many'"),
         (["server.servers=2"], "server.servers: unknown key"),
-        (
-            ["compress.codec=bf16", "compress.start=3"],
-            "compress.start: a push to a server is",
-        ),
-        (
-            ["compress.codec=bf16", "compress.least=3"],
-            "compress.least: a push to a server is",
-        ),
+        (["compress.codec=bf16", "compress.start=3"], "compress.start: a push to a server is"),
+        (["compress.codec=bf16", "compress.least=3"], "compress.least: a push to a server is"),
         (["parallel.replicas=[2]"], "parallel.replicas: the ranks that are no servers are the"),
         (["parallel.data=2"], "parallel.data: the ranks that are no servers are the workers"),
     ],

@@ -9,7 +9,7 @@ import pytest
 
 from mpitrain.data import DataError, Sampler
 from mpitrain.data.loader import Loader, Request
-from mpitrain.data.own import Own
+from mpitrain.data.own import OwnSamples
 from mpitrain.data.stream import Stream, Streamed, is_stream
 
 
@@ -158,10 +158,10 @@ class Shrinking:
 
 
 def test_a_data_set_that_shrinks_or_ends_the_program_is_an_error_of_all_ranks():
-    ending = Own(Shrinking("exit"), "float64")
+    ending = OwnSamples(Shrinking("exit"), "float64")
     with pytest.raises(DataError, match="sample 6 of Shrinking cannot be read: SystemExit: 0"):
         ending[4:8]
-    shrinking = Own(Shrinking("shrink"), "float64")
+    shrinking = OwnSamples(Shrinking("shrink"), "float64")
     assert len(shrinking[:8].inputs) == 8
     shrinking.data.samples = 5
     with pytest.raises(DataError, match="has 5 samples now, and had more when the run began"):

@@ -56,10 +56,7 @@ def keeping_nothing(norm):
 @pytest.mark.parametrize(
     ("module", "match"),
     [
-        (
-            nn.FeatureAlphaDropout(0.1),
-            r"part3 \(FeatureAlpha.*random.*; set p=0, or train it",
-        ),
+        (nn.FeatureAlphaDropout(0.1), r"part3 \(FeatureAlpha.*random.*; set p=0, or train it"),
         (nn.Sequential(nn.Linear(6, 6), nn.AlphaDropout()), r"part3\.1 \(AlphaDropout\)"),
         (nn.BatchNorm1d(6, track_running_stats=False), "BatchNorm1d"),
         (keeping_nothing(nn.BatchNorm1d(6, track_running_stats=False)), "BatchNorm1d"),

@@ -178,11 +178,7 @@ class LossMeans:
         """Check two samples by their losses, where no gradient shows anything."""
         one, other, found = (
             value(self._function, *given)
-            for given in (
-                (sample, label),
-                (sample, self._common(label)),
-                self._two(sample, label),
-            )
+            for given in ((sample, label), (sample, self._common(label)), self._two(sample, label))
         )
         mean = (one + other) / 2
         is_unknown = isinf(found) or not (isfinite(found) or isfinite(mean))
