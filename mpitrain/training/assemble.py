@@ -1,4 +1,4 @@
-"""Make the parts of a job on this rank."""
+"""Make the :class:`Parts` of a job on this rank."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -60,40 +60,39 @@ from mpitrain.training.watch import Watch
 
 
 def in_replicas(parts: Parts, flat: Array) -> tuple[Store, Communicator | None]:
-    """Make the store of this replica: all parameters, or a shard, as ``parallel.zero`` says.
+    """Make the store: all parameters, or a shard, as ``parallel.zero`` says; collective.
 
     Returns:
-        The store, and the ranks of this replica if each replica has a gradient of its own.
+        The store; the ranks of this replica if each replica has its own gradient, else ``None``.
     """
     comm, config, grid, arena = parts.comm, parts.config, parts.grid, parts.arena
-    summed, replica = grid.groups, grid.place.replica
+    comms, replica = grid.groups, grid.place.replica
     allocate = parts.device.allocate(grid.data)
-    worker, why = None, ""
+    replica_comm, why = None, ""
     if config.sync.kind != "every_step":
-        summed, worker = grid.within()
+        comms, replica_comm = grid.within()
     if config.compress.codec == "auto":
-        config, why = build.choose_codec(comm, config, summed, arena, replica, allocate)
+        config, why = build.choose_codec(comm, config, comms, arena, replica, allocate)
         parts.config = config
-    how = build.summation(config, replica)
-    together(comm, lambda: how.check(arena), ConfigError)
-    reduction = build.reduction(config, summed, replica)
+    summation = build.summation(config, replica)
+    together(comm, lambda: summation.check(arena), ConfigError)
+    reduction = build.reduction(config, comms, replica)
     store = build.store(config, arena, flat, reduction, allocate)
     if why:
         store.reason = f"{store.reason}; compress.codec = 'auto' is {why}"
-    return store, worker
+    return store, replica_comm
 
 
 @dataclass(frozen=True)
 class Variant:
-    """Functions that make the parts in which kinds of jobs differ; defaults: synchronous training.
+    """Functions that make the parts in which kinds of jobs differ; by default synchronous training.
 
     Attributes:
         spread: gives the ranks over which embedding tables are spread.
-        hold: makes the store from the flat initial parameters; returns it with the ranks of this
-            replica if each replica has a gradient of its own, else with ``None``.
+        hold: makes the store of the flat initial parameters; returns as :func:`in_replicas` does.
         group: changes how each parameter is updated.
-        update: makes the updater; ``None``: the updater of the optimiser.
-        synchronise: makes the strategy; ``None``: the strategy that [sync] names.
+        update: makes the updater; ``None``: as [optim] says.
+        synchronise: makes the strategy; ``None``: as [sync] says.
         rates: changes the learning rates.
     """
 
@@ -144,34 +143,34 @@ def assemble(
     """
     opened = ExitStack()
     _expect_same(comm, config, objects)
-    own = comm if isinstance(comm, Communicator) else Communicator(comm)
-    if own is not comm:
-        opened.callback(own.close)
-    with closed_if_refused(own, opened):
-        own = _checking(own, config, opened)
-        own.watch()
-        if not own.traffic:  # before plans are made, which count from then on
-            own.count_traffic()
-        device = device or choose(config, own)
+    if not isinstance(comm, Communicator):
+        comm = Communicator(comm)
+        opened.callback(comm.close)
+    with closed_if_refused(comm, opened):
+        comm = _with_checksums(comm, config, opened)
+        comm.watch()
+        if not comm.traffic:  # before plans are made, as earlier ones do not count
+            comm.count_traffic()
+        device = device or choose(config, comm)
         data, digest = load_on_all(
-            own, lambda: objects.data or load(config.data, config.run.dtype), config.data.path
+            comm, lambda: objects.data or load(config.data, config.run.dtype), config.data.path
         )
         sampler, total_steps = _sampler(config, data, objects)
         per_epoch = sampler.steps_per_epoch
-        table = schedule_table.agreed(own, config.optim, objects.schedule, per_epoch, total_steps)
+        table = schedule_table.agreed(comm, config.optim, objects.schedule, per_epoch, total_steps)
         rates = variant.rates(Rates(config.optim, config.train, per_epoch, table))
-        placed = _place(own, config, objects, data, device, variant.spread, opened)
+        built = _build_model(comm, config, objects, data, device, variant.spread, opened)
         parts = Parts(
-            own, config, objects, data, digest, sampler, rates, total_steps, device, *placed,
-            span, stop or StopFlag(), before_step or nothing, opened, Watch(config, placed.metrics),
+            comm, config, objects, data, digest, sampler, rates, total_steps, device, *built,
+            span, stop or StopFlag(), before_step or nothing, opened, Watch(config, built.metrics),
         )  # fmt: skip
-        _bind_update(parts, variant)
-        _bind_pipeline(parts)
+        _add_update(parts, variant)
+        _add_pipeline(parts)
     return parts
 
 
-class _Placed(NamedTuple):
-    """The model and its place on the ranks; fields as in :class:`Parts`."""
+class _Model(NamedTuple):
+    """The model and its layout on the ranks; fields of :class:`Parts`, in its order."""
 
     grid: ProcessGrid
     layout: str
@@ -184,10 +183,10 @@ class _Placed(NamedTuple):
 
 @contextmanager
 def closed_if_refused(comm: Communicator, opened: ExitStack) -> Iterator[None]:
-    """Close ``opened`` after an error on all ranks.
+    """Close ``opened`` after an error that all ranks raise; collective.
 
-    An error on a single rank ends the job.  If ``COLLECTIVES_ABORT`` is off, the job goes on and
-    everything stays open, because closing is collective.
+    An error on one rank alone ends the job.  If ``COLLECTIVES_ABORT`` is off, it does not, and
+    ``opened`` stays open, because closing is collective.
     """
     try:
         with all_or_nobody(comm):
@@ -216,19 +215,19 @@ def _expect_same(comm: MPI.Intracomm, config: Config, objects: UserObjects) -> N
     )
 
 
-def _checking(comm: Communicator, config: Config, opened: ExitStack) -> Communicator:
-    """The communicator; its messages carry checksums if the job asks for them."""
+def _with_checksums(comm: Communicator, config: Config, opened: ExitStack) -> Communicator:
+    """The communicator, or one whose messages carry checksums if the job asks for them."""
     if comm.delays_messages:
         expect(config, "link")
     if not config.parallel.checksums or comm.checks_messages:
         return comm
-    checking = Communicator(comm, transport=CheckedTransport)
-    opened.callback(checking.close)
-    return checking
+    checked = Communicator(comm, transport=CheckedTransport)
+    opened.callback(checked.close)
+    return checked
 
 
 def _sampler(config: Config, data: Dataset, objects: UserObjects) -> tuple[Sampler, int]:
-    """The sampler, which orders the samples, and the number of steps of the whole run."""
+    """The order of the samples, and the number of steps of the whole run."""
     if data.test is None:
         expect_untested(config, objects.metrics)
     samples, size, seed = len(data.train), config.train.batch_size, config.run.seed
@@ -243,7 +242,7 @@ def _sampler(config: Config, data: Dataset, objects: UserObjects) -> tuple[Sampl
     return sampler, min(config.train.steps or steps, steps)
 
 
-def _place(
+def _build_model(
     comm: Communicator,
     config: Config,
     objects: UserObjects,
@@ -251,81 +250,81 @@ def _place(
     device: Device,
     spread: Callable[[ProcessGrid], TensorGroup],
     opened: ExitStack,
-) -> _Placed:
-    """Cut the model into stages, and select this rank's layers; collective."""
+) -> _Model:
+    """Cut the model into stages, and make this rank's layers; collective."""
     layout, layers, loss = build.layout(config, comm.size), objects.layers, objects.loss
 
-    def outlined() -> tuple[Shape, build.Partition, dict[str, frozenset[int]]]:
+    def cut() -> tuple[Shape, build.Partition, dict[str, frozenset[int]]]:
         outline = models.build(config, data, layers=layers, loss=loss)
         outputs = expect_fitting(outline, data)
         expect_labels_in_memory(outline.loss, data)
         partition = build.partition(config, outline, layout.stages)
         return outputs, partition, build.shared_stages(outline, partition)
 
-    outputs, partition, shared = together(comm, outlined, ConfigError, DataError)
-    if config.parallel.partition == "auto":  # each rank has read the profile by itself
+    outputs, partition, shared = together(comm, cut, ConfigError, DataError)
+    if config.parallel.partition == "auto":  # each rank reads a profile of its own
         expect_same(comm, {"the partition by parallel.profile": partition.layers})
     grid = ProcessGrid(comm, layout, shared.values(), device.xp)
     opened.callback(grid.close)
-    among = spread(grid)
-    model = models.build(config, data, grid.tensor, among, layers, loss)
+    spread_over = spread(grid)
+    model = models.build(config, data, grid.tensor, spread_over, layers, loss)
     if device is not HOST:
         expect_single_arrays(model, data)
     if any(layer.holds for layer in model.layers.values()):
         expect(config, "torch")
-    brought = nn.Chain(model.layers).brought()
-    check_replicas(comm, [(comm, brought)], "in the layers that they were given")
+    given = nn.Chain(model.layers).brought()
+    check_replicas(comm, [(comm, given)], "in the layers that they were given")
     stage = grid.place.stage
-    own = [name for chunk in partition.of_stage(stage) for name in chunk]
+    names = [name for chunk in partition.of_stage(stage) for name in chunk]
     arena = Arena(
-        {name: model.layers[name] for name in own},
-        model.shapes(own),
+        {name: model.layers[name] for name in names},
+        model.shapes(names),
         grid.tensor,
         {name: shared_name(stages) for name, stages in shared.items() if stage in stages},
-        among,
+        spread_over,
     )
     metrics = objects.metrics
     if metrics is None:
         metrics = named_metrics(config, data, model, outputs, own_loss=loss is not None)
-    return _Placed(grid, str(layout), partition, model, own, arena, metrics)
+    return _Model(grid, str(layout), partition, model, names, arena, metrics)
 
 
-def _bind_update(parts: Parts, variant: Variant) -> None:
+def _add_update(parts: Parts, variant: Variant) -> None:
     """Make the store of the parameters, the updater and the strategy; collective."""
-    own, model, rates = parts.objects, parts.model, parts.rates
+    objects, model, rates = parts.objects, parts.model, parts.rates
     flat = together(
         parts.comm, lambda: initial(parts.config.run, model, parts.arena, parts.layers), ConfigError
     )
-    parts.store, worker = variant.hold(parts, parts.device.put(flat))
+    parts.store, replica_comm = variant.hold(parts, parts.device.put(flat))
     parts.opened.callback(parts.store.close)
-    ranks = parts.grid, parts.store, worker, parts.device
-    parts.gradient = GlobalGradient(*ranks)
+    where = parts.grid, parts.store, replica_comm, parts.device
+    parts.gradient = GlobalGradient(*where)
 
     def updater() -> Updater:
         if variant.update:
             return variant.update(parts)
         optim, folder = parts.config.optim, parts.config.parallel.offload
-        optimizer = own.optimizer or build.optimizer(optim)
-        grouping = own.grouping or groups.by_name(optim, optimizer, model.names())
+        optimizer = objects.optimizer or build.optimizer(optim)
+        grouping = objects.grouping or groups.by_name(optim, optimizer, model.names())
         if rates.table and rates.table.options is not None:
             grouping = groups.scheduled(grouping, rates.table)
         grouping = variant.group(parts, grouping)
         offload = build.mapped(Path(folder), parts.comm.rank) if folder else None
-        trust = TrustRatios(*ranks)
+        trust = TrustRatios(*where)
         return Updater(parts.store, optimizer, grouping, trust, offload, optim.average)
 
     parts.updater = together(parts.comm, updater, ConfigError)
-    synchronise = variant.synchronise
-    parts.strategy = synchronise(parts.store) if synchronise else _strategy(parts)
+    make = variant.synchronise
+    parts.strategy = make(parts.store) if make else _strategy(parts)
     parts.opened.callback(parts.strategy.close)
-    parts.opened.callback(parts.strategy.quiesce)
+    parts.opened.callback(parts.strategy.quiesce)  # runs before close
 
 
 def _strategy(parts: Parts) -> Strategy:
     """The strategy by which replicas synchronise, as [sync] says; collective."""
     config, store, updater = parts.config, parts.store, parts.updater
     if not isinstance(store, Replicated) or config.sync.kind == "every_step":
-        return Strategy()  # the configuration has refused other stores
+        return Strategy()  # the configuration allows no other one here
     may_fail = config.data.workers > 0 or isinstance(parts.data.train, OwnSamples)
     if config.sync.kind == "quorum" and parts.comm.allreduce(may_fail, MPI.LOR):
         expect(config, "own-data")
@@ -345,22 +344,22 @@ def _strategy(parts: Parts) -> Strategy:
         agrees_late=config.sync.agree > 1,
         never_used=lambda: updater.never_used(frozenset(updater.left_out)),
     )
-    found = build.strategy(config, workers)
-    store.algorithm, store.reason = found.algorithm, found.reason
-    return found
+    strategy = build.strategy(config, workers)
+    store.algorithm, store.reason = strategy.algorithm, strategy.reason
+    return strategy
 
 
-def _bind_pipeline(parts: Parts) -> None:
+def _add_pipeline(parts: Parts) -> None:
     """Make the passes through the layers, the feed of samples and the account; collective."""
     config, grid, data, model = parts.config, parts.grid, parts.data, parts.model
     comm, device, run = parts.comm, parts.device, parts.config.run
-    mine = tuple(f"{name}." for name in parts.layers)
+    prefixes = tuple(f"{name}." for name in parts.layers)
     whole = whole_state(config, model, grid.layout)
-    state = {name: device.put(one) for name, one in whole.items() if name.startswith(mine)}
+    state = {name: device.put(array) for name, array in whole.items() if name.startswith(prefixes)}
     parts.passes = Passes(parts, state)
     parts.purity = Purity(comm, model.layers, parts.layers, model.loss, parts.metrics)
     parts.purity.examine(parts.passes.probes())
-    parts.passes.runner()
+    parts.passes.runner()  # the first call is collective
     parts.feed = Feed(
         comm,
         data,
