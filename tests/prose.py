@@ -6,6 +6,7 @@ folders alone.
 
 import ast
 import io
+import random
 import re
 import sys
 import tokenize
@@ -155,8 +156,36 @@ def _joined(text: str) -> str:
     return re.sub(r"\s+", " ", re.sub(r"`+[^`]+`+", "X", text)).strip()
 
 
+def drawn(before: Path, after: Path, number: int = 20, seed: int = 35) -> Iterator[str]:
+    """First sentences of docstrings that two checkouts have by one name, and say differently."""
+    old, new = (_first_sentences(root) for root in (before, after))
+    names = sorted(name for name in old.keys() & new.keys() if old[name] != new[name])
+    for name in random.Random(seed).sample(names, min(number, len(names))):
+        yield f"{name}\n  before: {old[name]}\n  after:  {new[name]}"
+
+
+def _first_sentences(root: Path) -> dict[str, str]:
+    """By class and function; names that stand more than once are left out."""
+    found: dict[str, list[str]] = {}
+    for package in ("collectives", "mpitrain"):
+        for path in (root / package).rglob("*.py"):
+            classes = [n for n in ast.walk(ast.parse(path.read_text())) if type(n) is ast.ClassDef]
+            for one in classes:
+                for node in (one, *(n for n in one.body if isinstance(n, ast.FunctionDef))):
+                    name = one.name if node is one else f"{one.name}.{node.name}"
+                    if text := ast.get_docstring(node):
+                        found.setdefault(name, []).append(re.split(r"(?<=\.)\s|\n\n", text)[0])
+    return {name: " ".join(one[0].split()) for name, one in found.items() if len(one) == 1}
+
+
 def main(arguments: list[str]) -> int:
-    """Print the offences and their number in each room; 1 where there is one."""
+    """Print the offences and their number in each room; 1 where there is one.
+
+    With ``--drawn BEFORE AFTER``, print twenty sentences of two checkouts instead.
+    """
+    if arguments[:1] == ["--drawn"]:
+        print(*drawn(Path(arguments[1]), Path(arguments[2])), sep="\n")
+        return 0
     found = list(offences(arguments))
     for offence in found:
         print(offence)
