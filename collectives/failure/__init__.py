@@ -3,7 +3,7 @@
 ``docs/failures.md`` says what happens when a rank dies.
 """
 
-from collectives.failure.monitor import Watchdog, report_calls
+from collectives.failure.watchdog import Watchdog, report_calls
 from collectives.failure.watched import Watched
 
 __all__ = ["Watchdog", "Watched", "report_calls"]

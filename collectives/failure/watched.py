@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from collectives.failure.history import Entered
 
 if TYPE_CHECKING:
-    from collectives.failure.monitor import Watchdog
+    from collectives.failure.watchdog import Watchdog
 
 
 class Watched:

@@ -8,7 +8,7 @@ from itertools import product
 
 from mpitrain.config import ConfigError
 from mpitrain.config.combining import combined, refusals, tables_of, uses
-from mpitrain.config.methods import METHODS, Method
+from mpitrain.config.method_table import METHODS, Method
 from mpitrain.config.numbers import toml
 from mpitrain.config.validation import faults
 

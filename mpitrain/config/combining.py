@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from mpitrain.config.errors import ConfigError
-from mpitrain.config.methods import BASE, METHODS, Method
+from mpitrain.config.method_table import BASE, METHODS, Method
 from mpitrain.config.numbers import toml
 from mpitrain.config.tables import Tables
 

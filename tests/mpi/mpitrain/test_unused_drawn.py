@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from mpitrain.compress import Momentum, parse
 from mpitrain.compress.table import CODECS
-from mpitrain.config import methods
+from mpitrain.config import method_table as methods
 from tests.mpi.mpitrain.fits import RANKS
 from tests.mpi.mpitrain.unused_twins import Case, check, check_quorum
 

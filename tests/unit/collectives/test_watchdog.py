@@ -18,9 +18,9 @@ from mpi4py import MPI
 
 from collectives import Communicator
 from collectives.failure.history import History
-from collectives.failure.monitor import Watchdog
 from collectives.failure.peers import MOST_BYTES, Peers
 from collectives.failure.report import deadlock, missing, note, report
+from collectives.failure.watchdog import Watchdog
 
 
 @pytest.fixture
