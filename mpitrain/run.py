@@ -44,7 +44,7 @@ def train(
     Args:
         loop: the loop of a job (:func:`mpitrain.start.start`), or an :class:`mpitrain.Trainer`.
         go_on: begin with the newest complete checkpoint in ``run.dir``, if there is one.
-        allow_changes: accept the checkpoint of another job, as far as it fits.
+        allow_changes: accept the checkpoint of another job whose tensors have the same shapes.
         tell: function that all ranks call with each record.
         way: command or call that goes on after :class:`Stopped`, for a line that rank 0 prints;
             empty: no line.
@@ -120,7 +120,7 @@ class SynchronousLoop(Loop):
         parts, number = self.parts, self.parts.steps_done
         parts.expect_open()
         parts.before_step(parts)
-        state = {name: values.copy() for name, values in parts.state.items()}
+        state_before = {name: values.copy() for name, values in parts.state.items()}
         loss: Scalar = 0.0
         source, comm_seconds = None, 0.0
         if parts.strategy.computes(number):
@@ -135,15 +135,16 @@ class SynchronousLoop(Loop):
             if agreed.faulty:
                 parts.purity.expect(f"step {number + 1}")
             parts.stopping = agreed.stopping
-        unfit, failed = source.unfit if source else str, ""
         if agreed.finite:
             self._descend(agreed)
-        elif self._ledger is None:
-            return [self._skip(loss, unfit(), state)]
-        else:  # only this worker skips its update; the other ranks learn it at the next agreement
-            culprits = ", ".join(parts.gradient.own_culprits(loss)[:3])
-            failed = culprits or "the norm of its gradient"
-        return self._finish(batch, told, agreed, failed, failed and unfit())
+            return self._finish(batch, told, agreed)
+        unfit = source.unfit() if source else ""
+        if self._ledger is None:
+            return [self._skip(loss, unfit, state_before)]
+        # Only this worker skips its update, and goes on with its old weights; the other ranks learn
+        # it when they next agree.
+        culprits = ", ".join(parts.gradient.own_culprits(loss)[:3])
+        return self._finish(batch, told, agreed, culprits or "the norm of its gradient", unfit)
 
     def _source(self, batch: Batch) -> MicroBatches:
         """The micro-batches of a batch; reads the batch if that was not done."""
@@ -156,7 +157,7 @@ class SynchronousLoop(Loop):
     def _told(self, loss: Scalar, comm_seconds: float) -> Told:
         """This rank's report of the step that it has computed."""
         parts = self.parts
-        # Each tensor rank of the last stage has the whole loss, so only the first reports it.
+        # The tensor ranks of the last stage all have one loss; the sum must count it once.
         own = loss if parts.grid.place.tensor == 0 else 0.0
         return parts.account.tell(
             own if parts.summation.is_finite else nan,
@@ -168,11 +169,11 @@ class SynchronousLoop(Loop):
         )
 
     def _descend(self, agreed: Agreed) -> None:
-        """Update this rank's pieces."""
+        """Update this rank's pieces of the parameters by the clipped, unscaled gradient."""
         parts, number = self.parts, self.parts.steps_done
         scale = parts.scale.value
-        most, norm = parts.config.optim.clip_norm, agreed.own_norm / scale
-        clip = most / norm if most and norm > most else 1.0
+        limit, norm = parts.config.optim.clip_norm, agreed.own_norm / scale
+        clip = limit / norm if limit and norm > limit else 1.0
         with parts.span("update", "update"):
             unused = agreed.unused
             if parts.summation.acts_alone:  # a codec's residuals may arrive in later steps
@@ -189,9 +190,12 @@ class SynchronousLoop(Loop):
         return seconds
 
     def _finish(
-        self, batch: Batch, told: Told, agreed: Agreed, failed: str, unfit: str
+        self, batch: Batch, told: Told, agreed: Agreed, failed: str = "", unfit: str = ""
     ) -> Sequence[Record]:
-        """Share the update with other ranks; returns records of the steps that are agreed on."""
+        """Publish the update, synchronise workers and count the step.
+
+        Returns records of the steps on which the ranks have agreed.
+        """
         parts, number = self.parts, self.parts.steps_done
         lr, scale = parts.rates.rate(number), parts.scale.value
         with parts.span("publish", "communicate"):
@@ -202,7 +206,7 @@ class SynchronousLoop(Loop):
         parts.steps_done = number + 1
         overlap = self._try_overlap(agreed.seconds / parts.comm.size)
         if parts.steps_done == parts.total_steps:
-            told, agreed = self._settled(told, agreed)
+            told, agreed = self._with_last_exchange(told, agreed)
         noted = Noted(
             number + 1,
             batch.epoch,
@@ -218,13 +222,14 @@ class SynchronousLoop(Loop):
         if self._ledger is None:
             return [parts.account.record(noted, agreed, agreed.grad_norm / scale), *overlap]
         self._ledger.noted.append(noted)
-        is_last = (
-            parts.steps_done % parts.sampler.steps_per_epoch == 0
+        is_due = (
+            parts.steps_done % self._ledger.every == 0
+            or parts.steps_done % parts.sampler.steps_per_epoch == 0
             or parts.steps_done == parts.total_steps
         )
-        return self._late(self._ledger) if is_last or not (number + 1) % self._ledger.every else []
+        return self._agree_late(self._ledger) if is_due else []
 
-    def _late(self, ledger: Ledger) -> list[Step]:
+    def _agree_late(self, ledger: Ledger) -> list[Step]:
         """Records of the steps since the last agreement of the ranks; collective."""
         parts, began = self.parts, perf_counter()
         found = ledger.agree()
@@ -234,7 +239,7 @@ class SynchronousLoop(Loop):
         parts.stopping = parts.stopping or any(agreed.stopping for _, agreed in found)
         return [parts.account.record(one, agreed, agreed.grad_norm) for one, agreed in found]
 
-    def _settled(self, told: Told, agreed: Agreed) -> tuple[Told, Agreed]:
+    def _with_last_exchange(self, told: Told, agreed: Agreed) -> tuple[Told, Agreed]:
         """Add the seconds and bytes of the last step's end, as no later step reports them.
 
         Returns this rank's report and the sum over the ranks.  Collective, unless the ranks agree
@@ -243,7 +248,9 @@ class SynchronousLoop(Loop):
         whole = self.parts.account.settled(told)
         if self._ledger is not None:
             return whole, agreed
-        more = np.subtract(whole.numbers[1:], told.numbers[1:])  # the loss might not be finite
+        more = np.subtract(
+            whole.numbers[1:], told.numbers[1:]
+        )  # but for the loss: nan - nan
         seconds, reducing, _, _, _, sent, shared, _ = self.parts.comm.allreduce(more).tolist()
         return whole, replace(
             agreed,
@@ -254,7 +261,11 @@ class SynchronousLoop(Loop):
         )
 
     def _skip(self, loss: Scalar, unfit: str, state: Mapping[str, Array]) -> Skipped:
-        """Leave the parameters as they are after a gradient that is not finite; collective."""
+        """Takes a step that changes no parameter, and lowers the loss scale; collective.
+
+        Raises:
+            NonFinite: the job stops there, and a smaller scale cannot help.
+        """
         parts, number = self.parts, self.parts.steps_done + 1
         parts.summation.rollback()
         for name, values in state.items():
@@ -272,18 +283,18 @@ class SynchronousLoop(Loop):
 
     def _try_overlap(self, seconds: float) -> list[Overlap]:
         """Continue the trial of overlap after a step of ``seconds``; its result once decided."""
-        trial, found = self._trial, list[Overlap]()
+        trial = self._trial
         if trial is None or trial.decided:
-            return found
-        if trial.tell(seconds):
+            return []
+        ends = trial.tell(seconds)
+        if ends:
             trial.decide(*trial.seconds)
-            found = [Overlap(self.parts.steps_done, trial.overlap, *trial.seconds)]
         self.parts.store.set_overlap(trial.overlap)
-        return found
+        return [Overlap(self.parts.steps_done, trial.overlap, *trial.seconds)] if ends else []
 
 
 def _trial(parts: Parts) -> OverlapTrial | None:
-    """A trial of overlap, if sums of a rank could overlap with computation; collective."""
+    """A trial of overlap, if sums of some rank can overlap with computation; collective."""
     parallel = parts.config.parallel
     if parallel.overlap != "auto" or parts.config.sync.kind != "every_step":
         return None
