@@ -250,7 +250,7 @@ def frozen():
     ("changed", "message"),
     [
         (dict(model=frozen), "all of its parameters are frozen.*unfreeze"),
-        (dict(metrics={"loss": max}), "'loss' is the name of the mean loss.*take another"),
+        (dict(metrics={"loss": max}), "'loss' is the name of the mean loss.*choose another"),
         (dict(metrics={"words": lambda y, t: "none"}), "test: metrics: words gives a str; it must"),
         (dict(loss=lambda y, t: y.sub_(t).square().mean()), r"work on outputs\.clone"),
     ],
