@@ -248,9 +248,7 @@ class SynchronousLoop(Loop):
         whole = self.parts.account.settled(told)
         if self._ledger is not None:
             return whole, agreed
-        more = np.subtract(
-            whole.numbers[1:], told.numbers[1:]
-        )  # but for the loss: nan - nan
+        more = np.subtract(whole.numbers[1:], told.numbers[1:])  # but for the loss: nan - nan
         seconds, reducing, _, _, _, sent, shared, _ = self.parts.comm.allreduce(more).tolist()
         return whole, replace(
             agreed,
