@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from collectives import Communicator
 from mpitrain.checkpoint import Writer
 from mpitrain.checkpoint.saving import checkpoints, resume, save, settled
-from mpitrain.config import Compress, ConfigError, Optim
+from mpitrain.config import Compress, Optim
 from mpitrain.metrics import Skipped
 from mpitrain.parallel.codec_trial import CANDIDATES
 from mpitrain.start import start
@@ -126,14 +126,6 @@ def test_every_code_remembers_what_it_must(comm, folder, codec, layout):
     if codec.startswith("dgc"):
         config, start = replace(config, optim=Optim(momentum=0.0)), 0
     interrupted(comm, folder, coded(config, codec, "auto", start=start))
-
-
-@pytest.mark.quick_on(3)
-@pytest.mark.mpi(min_size=2)
-def test_what_two_stages_refuse_those_between_hear_of(comm):
-    config = coded(job("gpt", "float32", **layouts("gpt", RANKS)["pipe, 1f1b"]), "signum", "auto")
-    with pytest.raises(ConfigError, match="signum has no sums, and embedding"):
-        start(comm, config)
 
 
 def momentum_job(model, **layout):
