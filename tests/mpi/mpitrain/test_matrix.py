@@ -151,6 +151,6 @@ def test_a_job_that_sends_in_other_ways_is_refused_on_a_link(comm):
     job = load(Path("digits_mlp"), ["parallel.checksums=true"])
     with (
         Communicator(comm, transport=delayed(THIN)) as linked,
-        pytest.raises(ConfigError, match="a link .* needs messages that can be delayed"),
+        pytest.raises(ConfigError, match=r"a link .* needs messages that can be delayed"),
     ):
         start(linked, job)
