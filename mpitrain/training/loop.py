@@ -1,17 +1,17 @@
 """The loop over the steps of an epoch, for all kinds of steps."""
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from itertools import islice
-from types import TracebackType
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 from collectives import CorruptMessage
 from mpitrain.arrays import Array, Scalar
 from mpitrain.metrics import Record
 from mpitrain.pipeline.runtime import reads
 from mpitrain.pipeline.stage import Latest
+from mpitrain.ranks.together import ClosedTogether
 from mpitrain.sync import Progressing
 from mpitrain.training.batches import MicroBatches
 from mpitrain.training.feed import Held
@@ -33,7 +33,7 @@ class Batch(NamedTuple):
     held: Held | None = None
 
 
-class Loop(ABC):
+class Loop(ClosedTogether):
     """Takes the steps of a job.  A subclass defines a step.
 
     Use it in a ``with`` statement, or call :meth:`close`.  All methods are collective.
@@ -100,18 +100,6 @@ class Loop(ABC):
     def close(self) -> None:
         """Free the communicators; a second call does nothing."""
         self.parts.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if error is None:  # after an error the other ranks may not join the collective close
-            self.close()
 
 
 def left_of(parts: Parts, epoch: int) -> Iterator[Array]:
