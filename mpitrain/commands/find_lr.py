@@ -28,7 +28,7 @@ def table(found: RangeTest) -> str:
 
 
 def suggestion(found: RangeTest) -> str:
-    """Which rate to try, in one sentence."""
+    """Sentence that says which rate to try."""
     if found.steepest is None or found.tenth is None:
         return "the loss has not fallen: try a smaller --least, or more --steps"
     return (

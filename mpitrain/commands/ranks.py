@@ -276,7 +276,7 @@ def load_once(comm: MPI.Intracomm, options: argparse.Namespace) -> Config:
 
 
 def _lacking(config: Config) -> str:
-    """Which package this rank lacks for the job, and how to install it."""
+    """Package that this rank lacks for the job, and how to install it."""
     try:
         if not config.own.data:
             data.check(config.data)

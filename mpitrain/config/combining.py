@@ -1,4 +1,4 @@
-"""Which methods go together, and the sentences that refuse the others."""
+"""Combinations of methods, and the sentences that refuse those that fail."""
 
 from collections.abc import Iterable, Iterator
 from operator import attrgetter

@@ -1,4 +1,4 @@
-"""Which GPU each rank would compute on."""
+"""The GPU on which each rank would compute."""
 
 from collections import Counter
 from pathlib import Path

@@ -49,7 +49,7 @@ class Cores(NamedTuple):
 
 
 def ranks(comm: MPI.Intracomm, folder: Path) -> Finding:
-    """Which node has which ranks and GPUs; local ranks count in this order."""
+    """Nodes with their ranks and GPUs; local ranks count in this order."""
 
     def place(node: int) -> Place:
         chosen = any(name in os.environ for name in _MASKS)

@@ -80,7 +80,7 @@ def judge_library(found: list[tuple[str, list[str]]]) -> Finding:
 
 
 def threads(comm: MPI.Intracomm, folder: Path) -> Finding:
-    """Which threads may call MPI."""
+    """Threads that may call MPI."""
     return gathered(comm, "threads", MPI.Query_thread, judge_threads)
 
 
