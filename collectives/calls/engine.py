@@ -3,7 +3,6 @@
 import weakref
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -17,7 +16,7 @@ from collectives.calls.autotune import Autotune
 from collectives.calls.bind import Binder
 from collectives.calls.call import Call
 from collectives.calls.fast_path import Limits, nbytes_of
-from collectives.calls.native import call_native, waits_for_device
+from collectives.calls.native import waits_for_device
 from collectives.calls.native_plan import Native, NativePlan, NativeRequest
 from collectives.calls.plan_cache import CachedCall, Key, PlanCache
 from collectives.calls.rendezvous import Location, Rendezvous, all_have
@@ -28,7 +27,6 @@ from collectives.errors import CollectiveError
 from collectives.execution.plan import Plan
 from collectives.execution.progress import Progress
 from collectives.execution.shared import Places
-from collectives.execution.tags import Tags
 from collectives.execution.traffic import Traffic
 from collectives.execution.transport.shared_memory import Meeting
 from collectives.failure import Watchdog, Watched
@@ -70,7 +68,7 @@ class Engine:
         self._cache = PlanCache()
         self._rendezvous = Rendezvous(self.resources, self.progress, self._limits.of_auto)
         self._binder = Binder(self.resources, self.progress)
-        self._autotune = Autotune(self.resources, self.progress, self._binder, self._meet_and_bind)
+        self._autotune = Autotune(self.resources, self.progress, self._rendezvous, self._binder)
 
     def empty(self, shape: Any, dtype: npt.DTypeLike, memory: str) -> npt.NDArray[Any]:
         """Array of zeros in memory that the node's ranks share, or else in ordinary memory."""
@@ -91,19 +89,18 @@ class Engine:
     @contextmanager
     def _changing_memory(self, what: str) -> Iterator[None]:
         """A block in which all ranks change their memory, after all plans have ended."""
-        with self._watched(Arguments(what, None, None), None):
-            self.progress.expect_whole()
-            try:
-                self.progress.drain()
+        self.progress.expect_whole()
+        try:
+            with self.after_plans(what):
                 self._validator.agree(what)
                 # An address may name other memory from now on.
                 self._forget_calls()
                 yield
-            except (CollectiveError, MemoryError):  # raised on all ranks
-                raise
-            except BaseException as error:
-                self.progress.leave(what, error)
-                raise
+        except (CollectiveError, MemoryError):  # raised on all ranks
+            raise
+        except BaseException as error:
+            self.progress.leave(what, error)
+            raise
 
     def close(self) -> None:
         """Frees the plans and the duplicate; collective."""
@@ -155,42 +152,31 @@ class Engine:
             self.progress.drain()
             yield
 
-    @contextmanager
-    def _watched(self, arguments: Arguments, algorithm: Algorithm | str | None) -> Iterator[None]:
-        """A block that the watchdog, if there is one, watches as a call."""
-        watchdog = self.watchdog
-        if watchdog is None:
-            yield
-            return
-        call = watchdog.enter(arguments, str(algorithm) if algorithm else None)
-        try:
-            yield
-        finally:
-            watchdog.leave(call)
-
     def run(self, arguments: Arguments, algorithm: Algorithm | str | None = None) -> None:
-        """Makes a blocking call."""
-        if self.watchdog is None:
-            self._run(arguments, algorithm)
-            return
-        with self._watched(arguments, algorithm or self.settings.algorithm):
-            self._run(arguments, algorithm)
-
-    def _run(self, arguments: Arguments, algorithm: Algorithm | str | None) -> None:
-        """Runs the plan of an earlier call with the same arguments, or else parses the call."""
+        """Makes a blocking call: runs the plan of an earlier call with the same arguments, or else
+        parses the call."""
         asked = self.settings.algorithm if algorithm is None else algorithm
-        if asked == "native" and not self._parses_native:
-            self._execute(None, self._validator.for_native(arguments), "asked for")
-            return
-        key = None if self.settings.check else self._cache.key(arguments, algorithm)
-        meeting = None
-        if key is not None and (entry := self._cache.find(key)) is not None:
-            if entry.location is not None:
-                meeting = self._rendezvous.meet_again(entry.location)
-            if meeting == entry.meeting:  # all ranks use the memory of before, or need not meet
-                self._execute(entry.plan, arguments, "as before")
+        watchdog = self.watchdog
+        watched = None if watchdog is None else watchdog.enter(arguments, str(asked))
+        try:
+            if asked == "native" and not self._parses_native:
+                self._run_native(self._validator.for_native(arguments), "asked for")
                 return
-        self._run_parsed(arguments, algorithm, key, meeting)
+            key = None if self.settings.check else self._cache.key(arguments, algorithm)
+            meeting = None
+            if key is not None and (entry := self._cache.find(key)) is not None:
+                if entry.location is not None:
+                    meeting = self._rendezvous.meet_again(entry.location)
+                if meeting == entry.meeting:  # all ranks use the memory of before, or need not meet
+                    if entry.plan is None:
+                        self._run_native(arguments, "as before")
+                    else:
+                        self._run_plan(entry.plan, arguments)
+                    return
+            self._run_parsed(arguments, algorithm, key, meeting)
+        finally:
+            if watchdog is not None and watched is not None:
+                watchdog.leave(watched)
 
     def _run_parsed(
         self,
@@ -210,14 +196,14 @@ class Engine:
             self._limits[arguments.collective]
             algorithm = self._validator.default(arguments.collective)
         if algorithm == "native" and not self._parses_native:
-            self._execute(None, arguments, "asked for")
+            self._run_native(arguments, "asked for")
             return
         call = self._validator.call(arguments, algorithm, "")
         location, places = self._rendezvous.location(call), None
         if location is not None:
             meeting = meeting or self._rendezvous.meet(location)
             places = self._rendezvous.places(meeting)
-        call = self._tuned(call, places, measures=True)
+        call = self._autotune.tuned(call, places, measures=True)
         plan, reason = self._cache.take(call, places), "as before"
         if plan is None:
             made = self._binder.bind(call, places, planned=False)
@@ -226,27 +212,24 @@ class Engine:
         # When the call comes again, the MPI library gets the caller's arguments as they are.
         if key is not None and kept and (plan is not None or call.has_buffers_of(arguments)):
             self._cache.remember(key, CachedCall(arguments.op, plan, location, meeting))
-        self._execute(plan, call.arguments, reason)
-        if plan is not None and not kept:
+        if plan is None:
+            self._run_native(call.arguments, reason)
+            return
+        self._run_plan(plan, call.arguments)
+        if not kept:
             plan.Free()
 
-    def _tuned(self, call: Call, places: Places | None, measures: bool) -> Call:
-        """The call with the algorithm that autotune has found, if it has."""
-        if not self.settings.autotune:
-            return call
-        choice = self._autotune.choice(call, places, measures)
-        return replace(call, algorithm=choice.algorithm, why=choice.reason) if choice else call
+    def _run_plan(self, plan: Plan, arguments: Arguments) -> None:
+        """Runs a plan of ours."""
+        self.last_plan = plan
+        try:
+            plan()
+        except BaseException:
+            self.progress.keep(arguments)
+            raise
 
-    def _execute(self, plan: Plan | None, arguments: Arguments, reason: str) -> None:
-        """Runs a plan, or the MPI library's own collective in its place."""
-        if plan is not None:
-            self.last_plan = plan
-            try:
-                plan()
-            except BaseException:
-                self.progress.keep(arguments)
-                raise
-            return
+    def _run_native(self, arguments: Arguments, reason: str) -> None:
+        """Runs the MPI library's own collective."""
         # Another rank may wait for a plan before it comes here, and a blocking collective advances
         # none.  A nonblocking one would not match the others' blocking ones.
         self.progress.drain()
@@ -257,7 +240,7 @@ class Engine:
         wait = None if plain else waits_for_device(arguments, self.resources.devices.is_direct)
         if wait is not None:
             wait()
-        call_native(self.comm, arguments)
+        getattr(MPI.Intracomm, arguments.method)(self.comm, *arguments.for_mpi4py)
         self.last_plan = Native(reason)
 
     def make(
@@ -301,16 +284,10 @@ class Engine:
             plan.keep = keep
             self.last_plan = plan
             return plan
-        made = self._binder.bind(self._tuned(call, places, measures=repeats), places, True, keep)
+        call = self._autotune.tuned(call, places, measures=repeats)
+        made = self._binder.bind(call, places, True, keep)
         self.last_plan = Native(made.reason) if isinstance(made, NativePlan) else made
         return made
-
-    def _meet_and_bind(self, call: Call) -> Plan | NativePlan:
-        """Lets the ranks meet, and makes a plan for a parsed call."""
-        location, places = self._rendezvous.location(call), None
-        if location is not None:
-            places = self._rendezvous.places(self._rendezvous.meet(location))
-        return self._binder.bind(call, places, planned=True)
 
     def _keep_begun(self, call: Call, location: Location, places: Places, plan: Plan) -> None:
         """Keeps a plan that has ended for the next nonblocking call on the same memory."""
@@ -354,19 +331,6 @@ class Engine:
         self._cache.forget_calls()
         self._limits.clear()
         self._unequal_limits.clear()
-
-    def tags(self) -> Tags:
-        """Tags that no other plan has; collective.
-
-        Raises:
-            CollectiveError: on all ranks: no tags are left.
-        """
-        return self._binder.tags()
-
-    @property
-    def channel(self) -> MPI.Intracomm:
-        """The duplicate; collective at first use.  No plan uses the last tag, ``MPI.TAG_UB``."""
-        return self.resources.channel
 
     def complete(self, *requests: MPI.Request) -> None:
         """Waits for ``requests``, and progresses the plans under way meanwhile."""

@@ -17,7 +17,7 @@ from collectives.calls.tuner import Table, load
 from collectives.errors import CollectiveError, InvalidBuffer
 from collectives.execution.memory import Items
 from collectives.execution.messages import TAGS_PER_PLAN
-from collectives.execution.tags import TagPool
+from collectives.execution.tags import Mask, TagPool, Tags
 from collectives.execution.transport.cuda_memory import CudaMemory
 from collectives.execution.transport.delayed import clock
 from collectives.execution.transport.mpi import MPITransport, largest_tag
@@ -110,6 +110,25 @@ class Resources:
         self.wait(channel.Iallgatherv(pickled, [told, lengths]))
         return [pickle.loads(part.tobytes()) for part in np.split(told, np.cumsum(lengths)[:-1])]
 
+    def take_tags(self) -> Tags:
+        """Tags that no other plan has; collective.
+
+        Raises:
+            CollectiveError: on all ranks, if there are more plans than tags.
+        """
+        tags = self.tags.take(self.used_anywhere)
+        if tags is None:
+            raise CollectiveError(
+                f"there are {self.tags.most} plans on this communicator, and this MPI has no tags "
+                "for more; Free some"
+            )
+        return tags
+
+    def used_anywhere(self, used: Mask) -> Mask:
+        """The numbers that any rank uses; collective."""
+        self.wait(self.channel.Iallreduce(MPI.IN_PLACE, used, MPI.BOR))
+        return used
+
     @property
     def ranks_per_node(self) -> int:
         """Number of ranks on the fullest node."""
@@ -160,14 +179,17 @@ class Resources:
         problem: Exception | None = None
         try:
             if memory not in ("numpy", "cupy"):
-                raise ValueError(f'memory={memory!r} is neither "numpy" nor "cupy"')
+                raise InvalidBuffer(f'memory={memory!r} is neither "numpy" nor "cupy"')
             kind = self.devices.memory(CudaMemory().gpu if memory == "cupy" else None)
             dtype = _read_type(dtype)
             dimensions = _read_shape(shape, dtype)
             items = kind.zeros(dimensions, dtype) if alone else None
         except Exception as error:  # the other ranks learn of any error
             problem = error
-        self._expect_none("empty", problem, f'memory="{memory}"')
+        memories = self.agreed("Communicator.empty", problem, memory)
+        if len(ranks := {each: memories.index(each) for each in memories}) > 1:
+            calls = ", ".join(f'rank {rank} with memory="{each}"' for each, rank in ranks.items())
+            raise InvalidBuffer(f"Communicator.empty, {calls}: call it alike on all ranks")
         if items is not None:
             return items
         try:
@@ -180,7 +202,7 @@ class Resources:
             items = kind.zeros(dimensions, dtype)
         except MemoryError as error:
             problem = error
-        self._expect_none("empty", problem)
+        self.agreed("Communicator.empty", problem)
         assert items is not None, "without a problem there is an array"
         return items
 
@@ -193,21 +215,19 @@ class Resources:
         """
         alone, own = self._alone, None
         place: Place | None = None
-        problem: InvalidBuffer | None = None
+        problem: Exception | None = None
         try:
             own = extent(array)
             place = self.node.locate(own.address, own.nbytes) if self.node and own.nbytes else None
             if place is None:
                 own.expect_ordinary()
-        except InvalidBuffer as error:
-            problem = error
         except Exception as error:  # a tensor's methods may raise anything
-            problem = InvalidBuffer(f"{type(error).__name__}: {error}")
-        self._expect_none("share", problem)
+            problem = error
+        mine = own and (place and place.window, own.nbytes)
+        told = self.agreed("Communicator.share", problem, mine)
         assert own is not None, "without a problem it has an extent"
         if alone:
             return
-        told = self.channel.allgather((place and place.window, own.nbytes))
         there = {window for window, nbytes in told if nbytes}
         if there and None not in there and len(there) == 1:
             return  # as all of them are since an earlier call
@@ -228,20 +248,25 @@ class Resources:
         """Whether arrays cannot be shared, whatever the memory; the same on all ranks."""
         return self.ranks_per_node < self.comm.size or self.settings.needs_messages
 
-    def _expect_none(self, method: str, problem: Exception | None, alike: str = "") -> None:
-        """Raises on all ranks if one has a problem, ``MemoryError`` if memory is all that lacks; or
-        if what is to be alike is not."""
-        own = problem and (str(problem), isinstance(problem, MemoryError))
-        every = self.channel.allgather((own, alike))
+    def agreed(self, what: str, problem: Exception | None, mine: Any = None) -> list[Any]:
+        """What each rank passes as ``mine``, unless one has a problem.  Collective.
+
+        Raises:
+            MemoryError: on all ranks, if memory is all that lacks on some.
+            InvalidBuffer: on all ranks, if there is another problem.
+        """
+        own = None
+        if problem is not None:
+            known = isinstance(problem, CollectiveError | MemoryError)
+            text = str(problem) if known else f"{type(problem).__name__}: {problem}"
+            own = text, isinstance(problem, MemoryError)
+        every = self.gathered((own, mine))
         told = [(rank, one) for rank, (one, _) in enumerate(every) if one]
         if told:
             problems = "; ".join(f"rank {rank}: {text}" for rank, (text, _) in told[:3])
             kind = MemoryError if all(lacks for _, (_, lacks) in told) else InvalidBuffer
-            raise kind(f"Communicator.{method}: {problems}")
-        words = [word for _, word in every]
-        if len(ranks := {word: words.index(word) for word in words}) > 1:
-            calls = ", ".join(f"rank {rank} with {word}" for word, rank in ranks.items())
-            raise InvalidBuffer(f"Communicator.{method}, {calls}: call it alike on all ranks")
+            raise kind(f"{what}: {problems}")
+        return [word for _, word in every]
 
     def revoke(self) -> None:
         """Ends all waits in the duplicate, and lets go of it."""
@@ -269,7 +294,7 @@ def _read_shape(shape: Any, dtype: "np.dtype[Any]") -> tuple[int, ...]:
     # NumPy multiplies those of an array without items, too.
     items = prod(max(1, length) for length in lengths)
     if min(lengths, default=0) < 0 or items * dtype.itemsize >= 1 << 62:
-        raise ValueError(f"{shape!r} is no shape of an array")
+        raise InvalidBuffer(f"{shape!r} is no shape of an array")
     np.empty((0,) * len(lengths), dtype)  # raises for too many dimensions
     return lengths
 
@@ -280,5 +305,5 @@ def _read_type(dtype: Any) -> "np.dtype[Any]":
         dtype = name = name.removeprefix("torch.")
     kind = small_float(name) if name.startswith(("bfloat", "float8")) else np.dtype(dtype)
     if kind.hasobject or not kind.itemsize:
-        raise TypeError(f"arrays of {kind} cannot be shared between processes")
+        raise InvalidBuffer(f"arrays of {kind} cannot be shared between processes")
     return kind
