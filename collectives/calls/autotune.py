@@ -35,7 +35,6 @@ from collectives.calls.tuner import AUTOTUNED_BYTES, Entry, Kind, Rule, Table, l
 from collectives.errors import CollectiveError
 from collectives.execution.memory import Items
 from collectives.execution.plan import Plan
-from collectives.execution.progress import Progress
 from collectives.execution.shared import Places
 from collectives.files import replace as replace_file
 
@@ -58,17 +57,11 @@ def table_of_host() -> Path:
 
 
 class Autotune:
-    """The findings of one communicator; its methods are called by all ranks in the same order.
+    """The findings of one communicator; its methods are called by all ranks in the same order."""
 
-    Args:
-        progress: the communicator's plans that are under way.
-    """
-
-    def __init__(
-        self, resources: Resources, progress: Progress, rendezvous: Rendezvous, binder: Binder
-    ) -> None:
+    def __init__(self, resources: Resources, rendezvous: Rendezvous, binder: Binder) -> None:
         self._resources = resources
-        self._progress = progress
+        self._progress = resources.progress
         self._rendezvous = rendezvous
         self._binder = binder
         self._found: Findings | None = None

@@ -24,7 +24,6 @@ from collectives.errors import CollectiveError
 from collectives.execution.memory import HOST, Items, Memory, is_queued
 from collectives.execution.messages import Operands, bind
 from collectives.execution.plan import Action, Binding, Plan
-from collectives.execution.progress import Progress
 from collectives.execution.shared import Places, bind_shared, runs_shared
 from collectives.execution.transport.cuda_memory import CudaMemory
 
@@ -32,15 +31,10 @@ log = logging.getLogger("collectives")
 
 
 class Binder:
-    """Binds the calls of one communicator; its methods do the same on all ranks.
+    """Binds the calls of one communicator; its methods do the same on all ranks."""
 
-    Args:
-        progress: the communicator's plans that are under way.
-    """
-
-    def __init__(self, resources: Resources, progress: Progress) -> None:
+    def __init__(self, resources: Resources) -> None:
         self._resources = resources
-        self._progress = progress
 
     def bind(
         self,
@@ -74,7 +68,7 @@ class Binder:
         keep: Callable[[Plan], object] | None,
     ) -> Plan | NativePlan:
         """As :meth:`bind`; what is allocated in it is the plans' stream's."""
-        resources, progress = self._resources, self._progress
+        resources, progress = self._resources, self._resources.progress
         if resources.settings.reproducible and is_rounded(call):
             progress.expect_whole()
             binding = Binding("reproducible", progress, resources.take_tags() if planned else None)

@@ -6,7 +6,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
-import numpy.typing as npt
 from mpi4py import MPI
 from numpy import ndarray
 
@@ -25,7 +24,6 @@ from collectives.calls.settings import Settings
 from collectives.calls.validate import Validator
 from collectives.errors import CollectiveError
 from collectives.execution.plan import Plan
-from collectives.execution.progress import Progress
 from collectives.execution.shared import Places
 from collectives.execution.traffic import Traffic
 from collectives.execution.transport.shared_memory import Meeting
@@ -34,9 +32,7 @@ from collectives.failure import Watchdog, Watched
 AnyPlan = Plan | NativePlan | Watched
 #: A nonblocking call under way.
 Begun = Plan | NativeRequest | Watched
-_LEFT_TO_NATIVE = Native(
-    "nothing of ours was measured to be faster here; collectives tune, with mpirun, measures"
-)
+_LEFT_TO_NATIVE = Native("nothing of ours was measured to be faster; collectives tune measures")
 
 
 class Engine:
@@ -52,49 +48,38 @@ class Engine:
     def __init__(self, comm: MPI.Intracomm, settings: Settings) -> None:
         self.comm = comm
         self.settings = settings
-        self.progress = Progress()
-        self.resources = Resources(comm, settings, self.complete, self.progress.drain)
+        self.resources = Resources(comm, settings)
+        self.progress = self.resources.progress
         timeout = settings.timeout
         self.watchdog = Watchdog(MPI.Intracomm(comm), timeout) if timeout else None
         #: Watches blocks that wait for other ranks; see :meth:`watch`.
         self._block_watchdog = self.watchdog
-        delays = settings.transport.delays
         #: Calls by ``native`` are parsed, too: these settings check or replace them.
-        self._parses_native = bool(settings.check or settings.reproducible or delays)
+        self._parses_native = settings.check or settings.reproducible or settings.transport.delays
         self.last_plan: AnyPlan | Native | None = None
-        self._limits = Limits(self.resources, self.progress)
-        self._unequal_limits = Limits(self.resources, self.progress, unequal=True)
-        self._validator = Validator(comm, self.resources, self.progress)
+        self._limits = Limits(self.resources)
+        self._validator = Validator(comm, self.resources)
         self._cache = PlanCache()
-        self._rendezvous = Rendezvous(self.resources, self.progress, self._limits.of_auto)
-        self._binder = Binder(self.resources, self.progress)
-        self._autotune = Autotune(self.resources, self.progress, self._rendezvous, self._binder)
-
-    def empty(self, shape: Any, dtype: npt.DTypeLike, memory: str) -> npt.NDArray[Any]:
-        """Array of zeros in memory that the node's ranks share, or else in ordinary memory."""
-        with self._changing_memory("empty"):
-            return self.resources.empty(shape, dtype, memory)
+        self._rendezvous = Rendezvous(self.resources, self._limits.of_auto)
+        self._binder = Binder(self.resources)
+        self._autotune = Autotune(self.resources, self._rendezvous, self._binder)
 
     def count(self, traffic: Traffic | None) -> None:
         """Counts in ``traffic`` what plans send that are made from now on; ``None`` stops that."""
         self.progress.traffic = traffic
-        self._forget_calls()
         self._cache.free()
-
-    def share(self, array: Any) -> None:
-        """Moves an array into memory that the node's ranks share, if possible."""
-        with self._changing_memory("share"):
-            self.resources.share(array)
+        self._limits.clear()
 
     @contextmanager
-    def _changing_memory(self, what: str) -> Iterator[None]:
+    def changing_memory(self, what: str) -> Iterator[None]:
         """A block in which all ranks change their memory, after all plans have ended."""
         self.progress.expect_whole()
         try:
             with self.after_plans(what):
                 self._validator.agree(what)
                 # An address may name other memory from now on.
-                self._forget_calls()
+                self._cache.forget_calls()
+                self._limits.clear()
                 yield
         except (CollectiveError, MemoryError):  # raised on all ranks
             raise
@@ -108,7 +93,7 @@ class Engine:
             if self.progress.left:  # plans may remain that cannot end
                 self.progress.forget()
             self._cache.free()
-            self._forget_calls()
+            self._limits.clear()
             self.resources.close()
         self._close_watchdog()
 
@@ -116,7 +101,7 @@ class Engine:
         """Drops everything without the other ranks, some of which may be dead."""
         self._close_watchdog()
         self._cache.forget()
-        self._forget_calls()
+        self._limits.clear()
         self.progress.forget()
         self.resources.revoke()
 
@@ -153,8 +138,7 @@ class Engine:
             yield
 
     def run(self, arguments: Arguments, algorithm: Algorithm | str | None = None) -> None:
-        """Makes a blocking call: runs the plan of an earlier call with the same arguments, or else
-        parses the call."""
+        """Makes a blocking call: runs the plan of an earlier such call, or else parses it."""
         asked = self.settings.algorithm if algorithm is None else algorithm
         watchdog = self.watchdog
         watched = None if watchdog is None else watchdog.enter(arguments, str(asked))
@@ -185,12 +169,8 @@ class Engine:
         key: Key | None,
         meeting: Meeting | None,
     ) -> None:
-        """Parses a call, and runs the plan of an earlier such call or a new one.
-
-        Args:
-            key: name of the call in the cache; ``None``: it is not kept.
-            meeting: locations of all ranks' buffers, if they have met already.
-        """
+        """Parses a call, and runs the plan of an earlier such call or a new one; ``meeting``: what
+        all ranks brought, if they have met already."""
         if algorithm is None:
             # The first lookup is collective: ranks with plain arrays did it in leaves_to_native.
             self._limits[arguments.collective]
@@ -204,16 +184,14 @@ class Engine:
             meeting = meeting or self._rendezvous.meet(location)
             places = self._rendezvous.places(meeting)
         call = self._autotune.tuned(call, places, measures=True)
-        plan, reason = self._cache.take(call, places), "as before"
-        if plan is None:
-            made = self._binder.bind(call, places, planned=False)
-            plan, reason = (None if isinstance(made, NativePlan) else made), made.reason
+        made = self._cache.take(call, places) or self._binder.bind(call, places, planned=False)
+        plan = None if isinstance(made, NativePlan) else made
         kept = plan is None or self._cache.keep(call, places, plan)
         # When the call comes again, the MPI library gets the caller's arguments as they are.
         if key is not None and kept and (plan is not None or call.has_buffers_of(arguments)):
             self._cache.remember(key, CachedCall(arguments.op, plan, location, meeting))
         if plan is None:
-            self._run_native(call.arguments, reason)
+            self._run_native(call.arguments, made.reason)
             return
         self._run_plan(plan, call.arguments)
         if not kept:
@@ -252,15 +230,13 @@ class Engine:
             return self._make(arguments, algorithm, repeats)
         call = watchdog.enter(arguments, str(algorithm or self.settings.algorithm))
         try:
-            plan = self._make(arguments, algorithm, repeats)
+            return Watched(self._make(arguments, algorithm, repeats), call, watchdog)
         finally:
             watchdog.leave(call, completes=repeats)
-        return Watched(plan, call, watchdog)
 
     def begin(self, arguments: Arguments, algorithm: Algorithm | str | None = None) -> Begun:
         """Begins a nonblocking call."""
-        begun: Begun = self.make(arguments, algorithm, repeats=False).begin()
-        return begun
+        return self.make(arguments, algorithm, repeats=False).begin()
 
     def _make(
         self, arguments: Arguments, algorithm: Algorithm | str | None, repeats: bool
@@ -269,7 +245,7 @@ class Engine:
         if algorithm is None:
             algorithm = self._validator.default(arguments.collective)
         call = self._validator.call(arguments, algorithm, ", as a plan")
-        location, places, plan = self._rendezvous.location(call), None, None
+        location, places, plan, keep = self._rendezvous.location(call), None, None, None
         if location is not None:
             plan = None if repeats else self._cache.take(call, location)
             meeting = self._rendezvous.meet(location, plan)
@@ -277,17 +253,15 @@ class Engine:
             if plan is not None and not all_have(meeting, plan):
                 plan.Free()
                 plan = None
-        keep = None
         if location and places and not (repeats or call.is_on_device):
             keep = partial(self._keep_begun, call, location, places)
-        if plan is not None:
-            plan.keep = keep
-            self.last_plan = plan
-            return plan
-        call = self._autotune.tuned(call, places, measures=repeats)
-        made = self._binder.bind(call, places, True, keep)
-        self.last_plan = Native(made.reason) if isinstance(made, NativePlan) else made
-        return made
+        if plan is None:
+            call = self._autotune.tuned(call, places, measures=repeats)
+            made = self._binder.bind(call, places, True, keep)
+            self.last_plan = Native(made.reason) if isinstance(made, NativePlan) else made
+            return made
+        plan.keep, self.last_plan = keep, plan
+        return plan
 
     def _keep_begun(self, call: Call, location: Location, places: Places, plan: Plan) -> None:
         """Keeps a plan that has ended for the next nonblocking call on the same memory."""
@@ -299,19 +273,18 @@ class Engine:
             node.used_by(place, plan)
 
     def leaves_to_native(
-        self, collective: str, own: Any, other: Any = None, blocks: int = 1, unequal: bool = False
+        self, collective: str, own: Any, other: Any = None, blocks: int = 1
     ) -> bool:
         """Whether ``auto`` leaves a call to the MPI library unparsed, as parsing takes longer than
         a small native collective.
 
         Args:
+            collective: its name, with a ``v`` behind it for a v-variant.
             own: buffer that tells the call's size.
             other: the other buffer, if there is one.
             blocks: upper bound of the bytes of any rank's buffer, as a multiple of ``own``.
-            unequal: whether the call is a v-variant.
         """
-        limits = self._unequal_limits if unequal else self._limits
-        below, dtypes, barred = limits[collective]
+        below, dtypes, barred = self._limits[collective]
         is_array = type(own) is ndarray and own.dtype in dtypes
         nbytes = own.nbytes if is_array else nbytes_of(own, dtypes, barred)
         if nbytes is None or nbytes * blocks >= below or self.progress.plans:
@@ -325,19 +298,3 @@ class Engine:
             return False
         self.last_plan = _LEFT_TO_NATIVE
         return True
-
-    def _forget_calls(self) -> None:
-        """Forgets calls and limits, as the ranks' memory or the count of traffic changes."""
-        self._cache.forget_calls()
-        self._limits.clear()
-        self._unequal_limits.clear()
-
-    def complete(self, *requests: MPI.Request) -> None:
-        """Waits for ``requests``, and progresses the plans under way meanwhile."""
-        try:
-            while not MPI.Request.Testall(requests):
-                self.progress.advance()
-        except BaseException as error:  # raised by a signal handler
-            self.progress.leave("an agreement of the ranks", error)
-            self.progress.keep(requests)
-            raise

@@ -2,7 +2,6 @@
 
 import logging
 import pickle
-from collections.abc import Callable
 from math import prod
 from operator import index
 from typing import Any
@@ -17,6 +16,7 @@ from collectives.calls.tuner import Table, load
 from collectives.errors import CollectiveError, InvalidBuffer
 from collectives.execution.memory import Items
 from collectives.execution.messages import TAGS_PER_PLAN
+from collectives.execution.progress import Progress
 from collectives.execution.tags import Mask, TagPool, Tags
 from collectives.execution.transport.cuda_memory import CudaMemory
 from collectives.execution.transport.delayed import clock
@@ -34,21 +34,13 @@ class Resources:
     Attributes:
         devices: the GPUs, where buffers are on them.
         node: memory that all ranks can address, once some was asked for and can be had.
+        progress: the communicator's plans that are under way.
     """
 
-    def __init__(
-        self,
-        comm: MPI.Intracomm,
-        settings: Settings,
-        wait: Callable[[MPI.Request], None],
-        drain: Callable[[], None],
-    ) -> None:
-        """``wait`` waits for a request while plans that are under way move along; ``drain`` ends
-        the plans of this communicator."""
+    def __init__(self, comm: MPI.Intracomm, settings: Settings) -> None:
         self._given = comm
         self.settings = settings
-        self.wait = wait
-        self._drain = drain
+        self.progress = Progress()
         self.node: NodeMemory | None = None
         self.tags = TagPool(min(largest_tag() // TAGS_PER_PLAN - 1, 1 << 30))
         self._transport: MPITransport | None = None
@@ -56,7 +48,7 @@ class Resources:
         # ranks that come to two communicators in another order would wait for one another.
         self._ranks_per_node: int | None = None
         self._table: Table | None = None
-        self.devices = Devices(comm, settings, lambda: self.transport, drain)
+        self.devices = Devices(comm, settings, lambda: self.transport, self.progress.drain)
 
     @property
     def comm(self) -> MPI.Intracomm:
@@ -101,6 +93,16 @@ class Resources:
         """The duplicate."""
         return self.transport.channel
 
+    def wait(self, request: MPI.Request) -> None:
+        """Waits for a request, and moves the plans under way along meanwhile."""
+        try:
+            while not request.Test():
+                self.progress.advance()
+        except BaseException as error:  # raised by a signal handler
+            self.progress.leave("an agreement of the ranks", error)
+            self.progress.keep(request)
+            raise
+
     def gathered(self, mine: Any) -> list[Any]:
         """The objects that all ranks pass; collective."""
         pickled, channel = np.frombuffer(pickle.dumps(mine), np.uint8), self.channel
@@ -133,7 +135,7 @@ class Resources:
     def ranks_per_node(self) -> int:
         """Number of ranks on the fullest node."""
         if self._ranks_per_node is None:
-            self._drain()
+            self.progress.drain()
             node = self.comm.Split_type(MPI.COMM_TYPE_SHARED)
             most = np.array([node.size])
             self.comm.Allreduce(MPI.IN_PLACE, most, MPI.MAX)
@@ -146,13 +148,12 @@ class Resources:
         """The tuning table, as rank 0 finds it."""
         if self._table is not None:
             return self._table
-        self._drain()
+        self.progress.drain()
         told: Table | CollectiveError | None = None
-        if self.comm.rank == 0:
-            try:
-                told = load(self.settings.tuning)
-            except CollectiveError as error:
-                told = error
+        try:
+            told = load(self.settings.tuning) if self.comm.rank == 0 else None
+        except CollectiveError as error:
+            told = error
         told = self.comm.bcast(told)
         if not isinstance(told, Table):
             raise told or CollectiveError("rank 0 has no tuning table")
@@ -165,16 +166,8 @@ class Resources:
         return self.settings._replace(device=self.devices.way)
 
     def empty(self, shape: Any, dtype: Any, memory: str) -> Items:
-        """Zeros in the node's memory, or in ordinary memory where that cannot be.
-
-        Args:
-            memory: ``"numpy"`` or ``"cupy"``.
-
-        Raises:
-            InvalidBuffer: on all ranks, if one of them asks for what cannot be, or has no GPU.
-            MemoryError: on all ranks, if that is all that fails on one of them, or their node has
-                less memory than they ask for.
-        """
+        """Zeros in the node's memory, or in ordinary memory where that cannot be; arguments and
+        errors as of :meth:`collectives.Communicator.empty`."""
         alone = self._alone
         problem: Exception | None = None
         try:
@@ -207,12 +200,8 @@ class Resources:
         return items
 
     def share(self, array: Any) -> None:
-        """Moves an array into the node's memory, where that can be.
-
-        Raises:
-            InvalidBuffer: on all ranks, if one of them passes what cannot be.
-            MemoryError: on all ranks.
-        """
+        """Moves an array into the node's memory, where that can be; errors as of
+        :meth:`collectives.Communicator.share`."""
         alone, own = self._alone, None
         place: Place | None = None
         problem: Exception | None = None

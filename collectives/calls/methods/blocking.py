@@ -93,7 +93,7 @@ class Blocking:
         if (
             algorithm is None
             and out_of_place
-            and self._engine.leaves_to_native("reduce_scatter", sendbuf, recvbuf, unequal=True)
+            and self._engine.leaves_to_native("reduce_scatterv", sendbuf, recvbuf)
         ):
             return MPI.Intracomm.Reduce_scatter(self, sendbuf, recvbuf, recvcounts, op)  # type: ignore[arg-type]
         given = Arguments("reduce_scatter", sendbuf, recvbuf, op, 0, True, recvcounts)
@@ -107,9 +107,7 @@ class Blocking:
 
     def Allgatherv(self, sendbuf: Any, recvbuf: Any, *, algorithm: Asked = None) -> None:
         """Gathers blocks of unequal length from every rank into every rank's ``recvbuf``."""
-        if algorithm is None and self._engine.leaves_to_native(
-            "allgather", recvbuf, sendbuf, unequal=True
-        ):
+        if algorithm is None and self._engine.leaves_to_native("allgatherv", recvbuf, sendbuf):
             return MPI.Intracomm.Allgatherv(self, sendbuf, recvbuf)  # type: ignore[arg-type]
         return self._engine.run(Arguments("allgather", sendbuf, recvbuf, vector=True), algorithm)
 
@@ -121,9 +119,7 @@ class Blocking:
 
     def Alltoallv(self, sendbuf: Any, recvbuf: Any, *, algorithm: Asked = None) -> None:
         """Sends blocks of unequal length to every rank, and receives them."""
-        if algorithm is None and self._engine.leaves_to_native(
-            "alltoall", recvbuf, sendbuf, unequal=True
-        ):
+        if algorithm is None and self._engine.leaves_to_native("alltoallv", recvbuf, sendbuf):
             return MPI.Intracomm.Alltoallv(self, sendbuf, recvbuf)  # type: ignore[arg-type]
         return self._engine.run(Arguments("alltoall", sendbuf, recvbuf, vector=True), algorithm)
 
@@ -160,9 +156,7 @@ class Blocking:
         self, sendbuf: Any, recvbuf: Any, root: int = 0, *, algorithm: Asked = None
     ) -> None:
         """Gathers blocks of unequal length into ``recvbuf`` of rank ``root``."""
-        if algorithm is None and self._engine.leaves_to_native(
-            "gather", sendbuf, recvbuf, unequal=True
-        ):
+        if algorithm is None and self._engine.leaves_to_native("gatherv", sendbuf, recvbuf):
             return MPI.Intracomm.Gatherv(self, sendbuf, recvbuf, root)  # type: ignore[arg-type]
         given = Arguments("gather", sendbuf, recvbuf, root=root, vector=True)
         return self._engine.run(given, algorithm)
@@ -181,9 +175,7 @@ class Blocking:
         self, sendbuf: Any, recvbuf: Any, root: int = 0, *, algorithm: Asked = None
     ) -> None:
         """Sends blocks of unequal length of rank ``root`` to all ranks."""
-        if algorithm is None and self._engine.leaves_to_native(
-            "scatter", recvbuf, sendbuf, unequal=True
-        ):
+        if algorithm is None and self._engine.leaves_to_native("scatterv", recvbuf, sendbuf):
             return MPI.Intracomm.Scatterv(self, sendbuf, recvbuf, root)  # type: ignore[arg-type]
         given = Arguments("scatter", sendbuf, recvbuf, root=root, vector=True)
         return self._engine.run(given, algorithm)

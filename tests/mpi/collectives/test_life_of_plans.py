@@ -407,7 +407,7 @@ def test_checking_compares_operations_counts_and_odd_arguments():
         calls = {
             "commute": lambda: comm.Allreduce(np.ones(2), np.zeros(2), add),
             "counts do not": lambda: comm.Allgatherv(ones, [room, wrong], algorithm="ring"),
-            "from rank": lambda: comm.Alltoallv(
+            "for rank": lambda: comm.Alltoallv(
                 [room[: 2 * comm.size].copy(), counts], [room, wrong]
             ),
             "root None|root 0": lambda: comm.Bcast(ones, None if odd else 0),
