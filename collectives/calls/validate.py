@@ -75,12 +75,12 @@ class Validator:
         except (CollectiveError, TypeError, ValueError, BufferError, MPI.Exception) as error:
             refused = error
         if self.settings.check:
-            lengths = call.lengths if call is not None else {}
+            lengths = {} if refused or call is None else call.lengths
             form += ", reproducible" if self.settings.reproducible else ""
             self._expect_alike(f"{refused or call}{form}", lengths)
-        if call is None:
-            assert refused is not None, "a call is parsed or refused"
+        if refused is not None:
             raise refused
+        assert call is not None, "a call is parsed or refused"
         if own(call.collective, call.algorithm):
             self.progress.expect_whole()
             call = replace(call, proved=self._proofs.schedule(call, algorithm))
