@@ -99,6 +99,13 @@ def _give_shapes(module: Any, data: Any, seed: int) -> None:
             part.training = training
 
 
+def byte_sum(tensor: Any) -> int:
+    """Sum of a tensor's bytes, in any memory; no order of summation changes it."""
+    import torch
+
+    return int(tensor.detach().contiguous().reshape(-1).view(torch.uint8).sum())
+
+
 def names(module: Any, layers: Mapping[str, nn.Layer] | None) -> dict[str, str]:
     """The trainer's name of each entry of a torch module's ``state_dict``."""
     from mpitrain.adapters.torch.modules import names_in
