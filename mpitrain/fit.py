@@ -18,7 +18,7 @@ from mpitrain.run import train
 from mpitrain.start import start
 from mpitrain.training.loop import Loop
 from mpitrain.training.parts import Parts
-from mpitrain.user_objects import byte_sum
+from mpitrain.user_objects import bit_sum
 
 
 class Trainer(ClosedTogether):
@@ -148,9 +148,9 @@ class Trainer(ClosedTogether):
         self.loop.close()
 
     def _versions(self) -> list[tuple[int, int]]:
-        """Version and sum of the bytes of each parameter: ``p.data`` changes the bytes alone."""
+        """Version and sum of the bits of each parameter: ``p.data`` changes the bits alone."""
         parameters = self.module.parameters() if self.module is not None else ()
-        return [(p._version, byte_sum(p)) for p in parameters]
+        return [(p._version, bit_sum(p)) for p in parameters]
 
     def _expect_taken(self) -> None:
         """Check that the module's parameters were not changed since the trainer copied them."""

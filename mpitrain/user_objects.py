@@ -99,11 +99,12 @@ def _give_shapes(module: Any, data: Any, seed: int) -> None:
             part.training = training
 
 
-def byte_sum(tensor: Any) -> int:
-    """Sum of a tensor's bytes, in any memory; no order of summation changes it."""
+def bit_sum(tensor: Any) -> int:
+    """Sum of a tensor's bits as integers, in any memory; no order of summation changes it."""
     import torch
 
-    return int(tensor.detach().contiguous().reshape(-1).view(torch.uint8).sum())
+    kind = {1: torch.uint8, 2: torch.int16, 4: torch.int32}.get(tensor.element_size(), torch.int64)
+    return int(tensor.detach().contiguous().reshape(-1).view(kind).sum())
 
 
 def names(module: Any, layers: Mapping[str, nn.Layer] | None) -> dict[str, str]:
