@@ -8,7 +8,6 @@ import numpy as np
 
 from collectives.codec import Bytes, Draw
 from mpitrain.arrays import Array
-from mpitrain.compress.blocks import round_by_dice
 from mpitrain.compress.blockwise import (
     covering,
     join,
@@ -20,6 +19,7 @@ from mpitrain.compress.blockwise import (
     times,
     write_scales,
 )
+from mpitrain.compress.integers import round_by_dice
 from mpitrain.compress.options import Named, expect_block
 from mpitrain.compress.packing import pack, packed, unpack
 

@@ -7,8 +7,8 @@ import numpy as np
 
 from collectives.codec import Bytes, Codec, Draw
 from mpitrain.arrays import Array
-from mpitrain.compress.blocks import Int8
 from mpitrain.compress.codec import Feedback, feedback_of
+from mpitrain.compress.integers import Int8
 from mpitrain.compress.options import Named, expect_share, kept_of
 from mpitrain.compress.rotate import padded, random_signs, rotate, unrotate
 from mpitrain.compress.seeds import generator, subset

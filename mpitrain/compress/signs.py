@@ -18,7 +18,7 @@ from mpitrain.compress.blockwise import (
     split,
     write_scales,
 )
-from mpitrain.compress.memory import LocalMomentum
+from mpitrain.compress.feedback import LocalMomentum
 from mpitrain.compress.options import Named, expect_block, expect_decay
 from mpitrain.compress.packing import packed
 

@@ -7,7 +7,6 @@ import numpy as np
 
 from collectives.codec import Bytes, Draw
 from mpitrain.arrays import Array
-from mpitrain.compress.blocks import round_by_dice
 from mpitrain.compress.blockwise import (
     covering,
     join,
@@ -21,6 +20,7 @@ from mpitrain.compress.blockwise import (
     times,
     write_scales,
 )
+from mpitrain.compress.integers import round_by_dice
 from mpitrain.compress.options import Named, expect_block, expect_least
 from mpitrain.compress.packing import pack_trits, packed_trits, unpack_trits
 

@@ -19,7 +19,7 @@ from collectives.codec import Dice, FeedbackMemory, Residual
 from collectives.coded import Coding, Gathered, Part, Phased, TwoPhase
 from mpitrain.arrays import Array, Shape
 from mpitrain.compress import AnyCodec, LinearCodec, Momentum, Remembering, Sketch, Sparse
-from mpitrain.compress.memory import UpdateResidual
+from mpitrain.compress.feedback import UpdateResidual
 from mpitrain.parallel.linear_sum import LinearSum
 from mpitrain.parallel.packed_bucket import Packed, Together
 from mpitrain.parallel.sparse_sum import SparseSum

@@ -10,7 +10,7 @@ from codec_cases import CODES, LENGTHS, ROLLING, draw, dyadic, through, two_phas
 from collectives.codec import Residual
 from mpitrain.compress import CodecError, parse
 from mpitrain.compress.codec import Remembering, feedback_of
-from mpitrain.compress.memory import UpdateResidual
+from mpitrain.compress.feedback import UpdateResidual
 from mpitrain.compress.packing import pack, pack_trits, packed, packed_trits, unpack, unpack_trits
 from mpitrain.compress.table import CODECS, describe, kind_of
 
