@@ -5,7 +5,7 @@ import pytest
 from codec_cases import dyadic, linear_sum
 
 from mpitrain.compress import LinearCodec, parse
-from mpitrain.compress.orthogonal import orthonormal
+from mpitrain.compress.powersgd import orthonormal
 from mpitrain.compress.seeds import subset
 
 SHAPES = {"w": (12, 20), "conv": (8, 3, 3, 3), "b": (20,), "odd": (1, 7), "x": (), "none": (0, 4)}
