@@ -53,6 +53,23 @@ def through(codec, x, seed=0):
     return decoded
 
 
+def once(codec, x, seed):
+    """What the code of ``x`` stands for, by these dice."""
+    code, decoded = np.empty(codec.nbytes(len(x)), np.uint8), np.empty_like(x)
+    codec.encode(x, code, draw(seed))
+    codec.decode(code, decoded)
+    return decoded
+
+
+def sent_by(code, x, step=0):
+    """The vector that the chosen elements are."""
+    chosen = code.select(x, step)
+    assert chosen.dtype == np.uint32 and (np.diff(chosen.astype(np.int64)) > 0).all()
+    found = np.zeros_like(x)
+    found[chosen] = code.values(x[chosen])
+    return found
+
+
 def vectors(n, dtype=np.float32):
     """Vectors of n numbers by name, some of them awkward."""
     rng, limits = np.random.default_rng(n), np.finfo(dtype)

@@ -5,7 +5,7 @@ from functools import cache
 
 import numpy as np
 import pytest
-from codec_cases import draw, linear_sum, two_phase
+from codec_cases import linear_sum, once, sent_by, two_phase
 
 from collectives.codec import Residual
 from mpitrain.compress import LinearCodec, Remembering, Sparse, feedback_of, parse
@@ -97,15 +97,8 @@ def summed(code, own, flats, sketches, step):
         return two_phase(code, given, step), (given, given)
     found = []
     for r, x in enumerate(given):
-        decoded = np.zeros_like(x)
-        if isinstance(code, Sparse):
-            chosen = code.select(x, step)
-            decoded[chosen] = code.values(x[chosen])
-        else:
-            message = np.empty(code.nbytes(len(x)), np.uint8)
-            code.encode(x, message, draw(RANKS * step + r))
-            code.decode(message, decoded)
-        found.append(decoded)
+        is_sparse = isinstance(code, Sparse)
+        found.append(sent_by(code, x, step) if is_sparse else once(code, x, RANKS * step + r))
     return sum(found), (given, found)
 
 
