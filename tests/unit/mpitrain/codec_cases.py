@@ -1,4 +1,4 @@
-"""What the tests of codes share: codes, vectors, dice, ranks in one process."""
+"""Common parts of the tests of codecs: codecs, vectors, dice, ranks in one process."""
 
 import numpy as np
 
@@ -31,7 +31,7 @@ CODED = (
     "rotate:block=64,keep=0.5+qsgd:levels=100,norm=max",
     "rotate:block=0+sign",
 )
-#: Those that roll dice.
+#: Words of codecs that roll dice.
 ROLLING = ("stochastic", "terngrad", "qsgd", "atomo", "rotate")
 
 
@@ -41,7 +41,7 @@ def draw(seed=0):
 
 
 def through(codec, x, seed=0):
-    """What the code of ``x`` stands for; every byte of the code is written, ``x`` is not."""
+    """The code of ``x``, decoded; every byte of the code is written, ``x`` is not."""
     kept, code = x.copy(), np.empty(codec.nbytes(len(x)), np.uint8)
     for garbage in (0xA5, 0x5A):
         before, code = code, np.full_like(code, garbage)
@@ -54,7 +54,7 @@ def through(codec, x, seed=0):
 
 
 def once(codec, x, seed):
-    """What the code of ``x`` stands for, by these dice."""
+    """The code of ``x`` by these dice, decoded."""
     code, decoded = np.empty(codec.nbytes(len(x)), np.uint8), np.empty_like(x)
     codec.encode(x, code, draw(seed))
     codec.decode(code, decoded)
@@ -98,7 +98,7 @@ def dyadic(rng, n, dtype=np.float64):
 
 
 def two_phase(codec, ranks, seed=0):
-    """What the exchange of that name makes of vectors of several ranks, without ranks."""
+    """Result of the exchange of this name for vectors of several ranks, without ranks."""
     size, n = len(ranks), len(ranks[0])
     parts = np.array_split(np.arange(n), size)
     total = np.empty_like(ranks[0])
@@ -113,7 +113,7 @@ CODES = {text: parse(text) for text in CODED}
 
 
 def linear_sum(sketches, step, ranks):
-    """What the exchange of a code that adds up leaves in the tensors of ranks, without ranks.
+    """Exchange of a codec that adds up, in the tensors of several ranks, without ranks.
 
     Returns:
         Of each rank what of its own values the sum has.

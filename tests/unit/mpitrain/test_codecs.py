@@ -1,4 +1,4 @@
-"""Codes of gradients: their bytes, what they lose, and that nothing is lost without a word."""
+"""Codecs of gradients: their bytes, what they lose, and that nothing is lost without a word."""
 
 from pathlib import Path
 
@@ -152,7 +152,7 @@ def test_bfloat16_is_that_of_ml_dtypes():
 
 
 def variance(codec, x):
-    """Of each number over the dice, in closed form."""
+    """Variance of each number over the dice, in closed form."""
     block = codec.block or len(x)
     found = []
     for part in (np.abs(x[i : i + block]).astype(np.float64) for i in range(0, len(x), block)):

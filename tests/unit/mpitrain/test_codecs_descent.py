@@ -12,7 +12,7 @@ from mpitrain.compress import LinearCodec, Remembering, Sparse, feedback_of, par
 
 RANKS, SHAPE, STEPS, RATE = 4, (12, 20), 200, 0.3
 
-#: Of each code the most that may be left; about half was found.
+#: Most that may be left by each codec; about half was found.
 GAPS = {
     "bf16": 1,
     "int8": 1,
@@ -40,7 +40,7 @@ QUICK += ("powersgd:rank=2,min_rate=0", "randomk:keep=0.2", "threshold:tau=0.125
 
 @cache
 def problem():
-    """Of each rank samples and labels, which differ between ranks; and the least loss."""
+    """Samples and labels of each rank, which differ between ranks; and the least loss."""
     rng = np.random.default_rng(0)
     truth = rng.normal(size=SHAPE)
     inputs = rng.normal(size=(RANKS, 40, SHAPE[1]))
@@ -103,7 +103,7 @@ def summed(code, own, flats, sketches, step):
 
 
 def gap(code):
-    """What is left of the distance to the least loss, in millionths of that at the start."""
+    """Distance left to the least loss, in millionths of the distance at the start."""
     inputs, labels, least = problem()
     start = loss(np.zeros(SHAPE), inputs, labels) - least
     return (descend(code) - least) / start * 1e6

@@ -98,7 +98,7 @@ def by_hand(gradients, keep, m, nesterov, masking, limit, dense):
 
 
 def run(code, gradients, dense=(), ranks=1):
-    """What is sent of each gradient, and u and v after all of them."""
+    """Sent part of each gradient, and u and v after all of them."""
     is_dense = np.zeros(len(gradients[0]), bool)
     for part in dense:
         is_dense[part] = True

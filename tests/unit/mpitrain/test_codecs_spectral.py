@@ -10,7 +10,7 @@ from mpitrain.compress.rotate import random_signs, rotate
 
 
 def drawn(codec, x, draws):
-    """What several codes of ``x`` stand for."""
+    """Several codes of ``x``, decoded."""
     return np.array([once(codec, x, seed) for seed in range(draws)])
 
 

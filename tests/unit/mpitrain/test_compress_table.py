@@ -1,4 +1,4 @@
-"""What [compress] may say."""
+"""Values that [compress] takes."""
 
 import re
 

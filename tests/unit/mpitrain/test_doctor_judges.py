@@ -1,4 +1,4 @@
-"""What the doctor makes of what ranks found on machines that these tests do not run on."""
+"""Findings of the doctor on machines that these tests do not run on."""
 
 from mpi4py import MPI
 

@@ -171,7 +171,7 @@ def test_words_that_are_none():
 
 
 def shown(capsys, *words):
-    """What ``submit --dry-run`` prints."""
+    """Output of ``submit --dry-run``."""
     assert run(parse(["submit", "--dry-run", *words])) == 0
     return capsys.readouterr().out
 
@@ -222,7 +222,7 @@ LINES = [words for words in commands_of(ROOT / "docs/sites.md") if "submit" in w
 
 @pytest.mark.parametrize("words", LINES, ids=lambda words: " ".join(words)[:60])
 def test_the_lines_of_sites_make_scripts(words, capsys, tmp_path, monkeypatch):
-    """Those for PBS are such as qsub takes."""
+    """Scripts for PBS are such as qsub takes."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MPITRAIN_NETWORK", "10.0.0.0/16")
     Path("job.toml").write_text("")
@@ -361,7 +361,7 @@ FAKES = {
 
 
 def contained(folder, status, ends, **environment):
-    """What jobs/container.sbatch returns, and what it has called, where the ranks end like this."""
+    """Status of jobs/container.sbatch, and its calls, where the ranks end like this."""
     for name, text in FAKES.items():
         (folder / name).write_text(f"#!/bin/bash\n{text}\n")
         (folder / name).chmod(0o755)
