@@ -75,7 +75,7 @@ class OneBit(Named):
     1-bit SGD (Seide et al. 2014).  There a block is a column of a weight matrix, the weights of
     one neuron.  Messages are flat: a block here is ``block`` consecutive elements, a row of a
     matrix where ``block`` is its length.  Bytes: n/8 + 8 a block.  Biased:
-    with feedback, without which it does not converge.  No other code of signs with two
+    with feedback, without which it does not converge.  No other codec of signs with two
     values leaves less.
 
     Attributes:

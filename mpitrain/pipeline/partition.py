@@ -12,7 +12,6 @@ the pipeline is as fast as its slowest stage or message:
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
@@ -64,6 +63,8 @@ class Costs:
         self.bandwidth = bandwidth
         self.memory_bytes = memory_bytes
         self._seconds = np.cumsum([0.0, *(layer.seconds for layer in profile)])
+        #: Seconds of a micro-batch on one worker.
+        self.total = float(self._seconds[-1])
         self._weights = np.cumsum([0.0, *(layer.parameter_bytes for layer in profile)])
         self._activations = np.cumsum([0.0, *(layer.activation_bytes for layer in profile)])
 
@@ -89,11 +90,6 @@ class Costs:
         weights = self._weights[stop] - self._weights[first]
         activations = self._activations[stop] - self._activations[first]
         return bool(4 * weights + in_flight * (weights + activations) <= self.memory_bytes)
-
-    @cached_property
-    def total(self) -> float:
-        """Seconds of a micro-batch on one worker."""
-        return float(self._seconds[-1])
 
 
 def partition(costs: Costs, workers: int) -> StagePlans:
