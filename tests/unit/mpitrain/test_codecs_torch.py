@@ -8,7 +8,7 @@ import pytest
 from codec_cases import linear_sum
 
 from mpitrain.compress import parse
-from mpitrain.compress.orthogonal import orthonormal
+from mpitrain.compress.powersgd import orthonormal
 
 SHAPES = {"w": (24, 40), "v": (24, 40), "conv": (16, 8, 3, 3), "b": (24,), "small": (4, 4)}
 STEPS, START, RANK, SEED = 8, 2, 2, 7
