@@ -1,9 +1,10 @@
 """Arrays and tensors that share memory: torch and NumPy, or torch and CuPy."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import torch
@@ -93,18 +94,15 @@ def moved(before: Moved, name: str, constant: torch.Tensor, device: torch.device
     return before[name][1]
 
 
-@contextmanager
-def on_stream_of(array: Array) -> Iterator[None]:
+def on_stream_of(array: Array) -> AbstractContextManager[Any]:
     """Let torch queue its work on CuPy's stream, so that neither has to wait for the other."""
     xp = array_namespace(array)
     if xp is np or not torch.cuda.is_available():
-        yield
-        return
+        return nullcontext()
     queue = xp.cuda.get_current_stream().ptr
     if queue == torch.cuda.current_stream().cuda_stream:
-        yield
-        return
+        return nullcontext()
     # torch takes the null stream's 0 for no stream at all, and would make one.
     stream = torch.cuda.ExternalStream(queue) if queue else torch.cuda.default_stream()
-    with torch.cuda.stream(stream):
-        yield
+    found: AbstractContextManager[Any] = torch.cuda.stream(stream)
+    return found

@@ -27,9 +27,6 @@ from mpitrain.nn import Layer
 from mpitrain.nn.context import RESTING, Context
 from mpitrain.nn.layer import Verdict
 
-#: Kinds of devices of torch.autocast.
-_KINDS = ("cpu", "cuda")
-
 
 class TorchLayer(Layer):
     """A module as a layer, for pipelines, ZeRO, checkpoints and all else.
@@ -183,19 +180,18 @@ class TorchLayer(Layer):
     def forward(
         self, parameters: Parameters, x: Array, context: Context = RESTING
     ) -> tuple[Array, Any]:
-        if not any(map(torch.is_autocast_enabled, _KINDS)):
-            with on_stream_of(x):
-                return self._forward(parameters, x, context)
-        self._watched.verdict.say(
-            ImpureModule(
-                f"{self._watched.name}: torch.autocast is on around the trainer, which would not "
-                "be on in the same places in every layout; turn it on in the module's forward(), "
-                "or take run.compute = 'bfloat16'"
+        casting = list(filter(torch.is_autocast_enabled, ("cpu", "cuda")))
+        if casting:
+            self._watched.verdict.say(
+                ImpureModule(
+                    f"{self._watched.name}: torch.autocast is on around the trainer, which would "
+                    "not be on in the same places in every layout; turn it on in the module's "
+                    "forward(), or take run.compute = 'bfloat16'"
+                )
             )
-        )
         with ExitStack() as stack:
             stack.enter_context(on_stream_of(x))
-            for kind in _KINDS:
+            for kind in casting:
                 stack.enter_context(torch.autocast(kind, enabled=False))
             return self._forward(parameters, x, context)
 

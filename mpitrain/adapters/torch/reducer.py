@@ -112,7 +112,7 @@ class Reducer(Session):
             raise ValueError(
                 f"DataParallel: the ranks have different communication hooks: {', '.join(names)}"
             )
-        self.buckets.register(Hook(function, state))
+        self.buckets.hook = Hook(function, state)
 
     def close(self) -> None:
         """Free what is bound; collective.

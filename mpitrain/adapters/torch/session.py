@@ -61,12 +61,6 @@ class Join:
     following: int
     absent: bool = False
 
-    @property
-    def code(self) -> int:
-        """A number for these options, for comparison."""
-        flags = self.divide_by_initial_world_size + 2 * self.throw_on_early_termination
-        return flags + 4 * self.following
-
 
 class Session:
     """Meetings of the replicas of a module, at each of which all sums that were started end.
