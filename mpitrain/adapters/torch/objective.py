@@ -4,7 +4,6 @@ import warnings
 from collections.abc import Mapping
 from contextlib import suppress
 from itertools import product
-from math import isclose, isfinite
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ import torch
 from mpitrain.adapters.torch.arrays import Moved, as_array, as_tensors, moved, on_stream_of
 from mpitrain.adapters.torch.checks.loss import LossGradients, LossMeans, Wide, gradients
 from mpitrain.adapters.torch.checks.metric import MetricMeans
-from mpitrain.adapters.torch.checks.probe import MISFITS, Function, one_line
+from mpitrain.adapters.torch.checks.probe import MISFITS, Function, one_line, rows
 from mpitrain.arrays import Array, Scalar, Shape, array_namespace
 from mpitrain.config import ConfigError
 from mpitrain.fields import as_given, fields, joined, named, partial, zeros
@@ -111,10 +110,10 @@ class TorchLoss:
             try:
                 with warnings.catch_warnings():  # torch warns of shapes that are broadcast
                     warnings.simplefilter("error", UserWarning)
-                    (parts, found), *alone = (
-                        self._tried(given, wanted, rows)
-                        for rows in (slice(2), slice(1), slice(1, 2))
-                    )
+                    (parts, found), *_ = [
+                        self._tried(given, wanted, some)
+                        for some in (slice(2), slice(1), slice(1, 2))
+                    ]
                     is_loss = (
                         isinstance(found, torch.Tensor) and not found.dim() and found.requires_grad
                     )
@@ -139,20 +138,11 @@ class TorchLoss:
             )
         # A rank may have no samples in the first batch, and must know the unused fields then, too.
         self._unused = frozenset(parts.keys() - by.keys())
-        both, mean = found.item(), sum(one.item() for _, one in alone) / 2
-        if not isclose(both, mean, rel_tol=1e-3, abs_tol=1e-5):
+        samples = [(rows(given, row), rows(wanted, row)) for row in range(2)]
+        if fault := self._means.by_value(*samples):
             with suppress(*MISFITS), Wide():  # the function may compute in 16 bits
-                both, one, other = (
-                    self._tried(given, wanted, rows)[1].item()
-                    for rows in (slice(2), slice(1), slice(1, 2))
-                )
-                mean = (one + other) / 2
-        if not isclose(both, mean, rel_tol=1e-3, abs_tol=1e-5) and isfinite(both - mean):
-            raise ValueError(
-                f"{name_of(self.function)} of two samples is {both:.6g}, and the mean over them "
-                f"{mean:.6g}; only a mean over samples with equal weights is the same in every "
-                "layout of ranks"
-            )
+                fault = self._means.by_value(*samples)
+        _refuse(fault)
         self._means.label = {name: part[:1] for name, part in wanted.items()}
         self._try_labels(outputs, labels, kind, next(iter(given.values())).dtype)
 
@@ -172,8 +162,7 @@ class TorchLoss:
             except MISFITS:  # there are fewer classes, or labels are no classes
                 continue
             self._means.compare(given, wanted, whole)
-            if (fault := self._means.fault) is not None:
-                raise ValueError(str(fault).removeprefix("loss: "))
+            _refuse(self._means.fault)
             return
 
     def _cast(
@@ -185,11 +174,11 @@ class TorchLoss:
         return {"": labels[""].to(next(iter(outputs.values())).dtype)}
 
     def _tried(
-        self, outputs: dict[str, torch.Tensor], labels: dict[str, torch.Tensor], rows: slice
+        self, outputs: dict[str, torch.Tensor], labels: dict[str, torch.Tensor], some: slice
     ) -> tuple[dict[str, torch.Tensor], Any]:
         """Outputs of these rows, and their loss."""
-        parts = _needing_gradients({name: part[rows].clone() for name, part in outputs.items()})
-        truth = {name: part[rows] for name, part in labels.items()}
+        parts = _needing_gradients({name: part[some].clone() for name, part in outputs.items()})
+        truth = {name: part[some] for name, part in labels.items()}
         return parts, self.function(as_given(parts), as_given(truth))
 
 
@@ -231,6 +220,11 @@ class TorchMetric:
         return float(totals[0] / totals[1])
 
 
+def _refuse(fault: ValueError | None) -> None:
+    if fault is not None:
+        raise ValueError(str(fault).removeprefix("loss: "))
+
+
 def _tensors(array: Array) -> dict[str, torch.Tensor]:
     return as_tensors(fields(array))
 
@@ -249,8 +243,8 @@ def _drawn(arrays: Mapping[str, Array], wide: torch.dtype, seed: int) -> dict[st
         if part.is_floating_point():
             found[name] = torch.rand(part.shape, generator=draw, dtype=wide)
         else:
-            rows = torch.arange(len(part)).reshape(-1, *[1] * (part.dim() - 1)) % 2
-            found[name] = part + rows.to(part.dtype)
+            classes = torch.arange(len(part)).reshape(-1, *[1] * (part.dim() - 1)) % 2
+            found[name] = part + classes.to(part.dtype)
     return found
 
 

@@ -87,7 +87,8 @@ class LossMeans:
         row = _strongest(whole.by, self._calls) if isfinite(whole.value) else None
         try:
             if row is None:
-                return self._by_value(rows(outputs, 0), rows(labels, 0))
+                sample, label = rows(outputs, 0), rows(labels, 0)
+                return self.by_value((sample, label), (sample, self._common(label)))
             least = torch.finfo(next(iter(whole.by.values())).dtype).eps
             if self._share(outputs, labels, row, whole.by, Slack(64 * least, 0.0)) is None:
                 return None
@@ -132,17 +133,14 @@ class LossMeans:
         """
         sample, label = rows(outputs, row), rows(labels, row)
         count = length(labels)
-        given = [self._two(sample, label), *([(sample, label)] if count > 1 else [])]
-        two, *found_alone = self._of_each(*given)
+        two = beside(sample, sample), beside(label, self._common(label))
+        given = [two, *([(sample, label)] if count > 1 else [])]
+        by_two, *found_alone = self._of_each(*given)
         alone = found_alone[0] if found_alone else whole
-        for found, number, of in ((whole, count, row), (two, 2, 0)):
+        for found, number, of in ((whole, count, row), (by_two, 2, 0)):
             if number > 1 and (part := _part(found, of, alone, number, slack)) is not None:
                 return part, number
         return None
-
-    def _two(self, sample: Tensors, label: Tensors) -> tuple[Tensors, Tensors]:
-        """The sample twice, the second time with the common label."""
-        return beside(sample, sample), beside(label, self._common(label))
 
     def _common(self, like: Tensors) -> Tensors:
         """The common label, with the types of another one."""
@@ -174,13 +172,13 @@ class LossMeans:
         return LossGradients(mean.item(), gradients(mean, leaves))
 
     @torch.no_grad()
-    def _by_value(self, sample: Tensors, label: Tensors) -> ValueError | None:
-        """Check two samples by their losses, where no gradient shows anything."""
-        one, other, found = (
-            value(self._function, *given)
-            for given in ((sample, label), (sample, self._common(label)), self._two(sample, label))
-        )
-        mean = (one + other) / 2
+    def by_value(
+        self, one: tuple[Tensors, Tensors], other: tuple[Tensors, Tensors]
+    ) -> ValueError | None:
+        """Check two samples, outputs and labels, by their losses."""
+        both = beside(one[0], other[0]), beside(one[1], other[1])
+        mean = (value(self._function, *one) + value(self._function, *other)) / 2
+        found = value(self._function, *both)
         is_unknown = isinf(found) or not (isfinite(found) or isfinite(mean))
         if is_unknown or isclose(found, mean, rel_tol=1e-3, abs_tol=1e-5):
             return None
