@@ -140,13 +140,6 @@ def test_weighed_batches_are_means_over_samples(comm):
             net.weigh(0)
 
 
-@ONE_RANK_DIFFERS
-def test_a_rank_that_does_not_weigh_is_found(comm):
-    net = data_parallel(comm, perceptron())
-    with pytest.raises(RuntimeError, match="rank 0 weighs its batch, rank 1 goes forward"):
-        net(data(1)[0]) if comm.rank else net.weigh(1)
-
-
 def test_the_call_of_torchs(comm):
     from mpitrain.adapters.torch import DistributedDataParallel
 
@@ -319,15 +312,6 @@ def test_join_of_ranks_with_unequally_many_batches(comm, divisor, first, passes)
 def batches_of(comm, batches):
     """Rank 1 has one batch less."""
     return range(batches - (comm.rank == 1))
-
-
-@ONE_RANK_DIFFERS
-def test_a_rank_that_ends_early_without_join_is_found(comm):
-    net = data_parallel(comm, perceptron())
-    with pytest.raises(RuntimeError, match="rank 0 goes forward in training, rank 1 closes"):
-        for _ in batches_of(comm, 3):
-            net(data(1)[0]).sum().backward()
-        net.close()
 
 
 @ONE_RANK_DIFFERS

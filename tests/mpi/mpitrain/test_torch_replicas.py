@@ -271,16 +271,6 @@ class Branches(nn.Module):
         return sum(self.parts[index](x) for index in which)
 
 
-def test_what_no_rank_uses_stays_as_it_is(comm):
-    make = lambda: (Branches(), [0, 2])  # noqa: E731
-    (one, which), (module, _) = make(), make()
-    with data_parallel(comm, module, bucket_bytes=100) as net:
-        fit(net, lambda v: own(v, comm), forward=lambda x: net(x, which))
-        assert net.module.parts[1].weight.grad is None
-        alone(one, forward=lambda x: one(x, which))
-        assert_equal(comm, net.module, one)
-
-
 def test_ranks_may_use_other_parts_in_another_order(comm):
     x, y = batches()
     one = Branches()
@@ -348,14 +338,6 @@ def test_an_error_in_backward_on_one_rank_ends_in_one_on_all(comm):
         net(torch.ones(1, 8).double())
 
 
-@ONE_RANK_DIFFERS
-def test_a_rank_that_is_elsewhere_is_found(comm):
-    net = data_parallel(comm, perceptron())
-    out = net(torch.ones(1, 8).double())
-    with pytest.raises(RuntimeError, match="rank 0 goes forward in training, rank 1 averages"):
-        out.sum().backward() if comm.rank else net(torch.ones(1, 8).double())
-
-
 def test_one_rank_may_evaluate_alone(comm):
     with data_parallel(comm, perceptron()) as net:
         if comm.rank == 0:
@@ -369,31 +351,38 @@ def test_one_rank_may_evaluate_alone(comm):
         assert_equal(comm, net.module, alone(perceptron()))
 
 
+def embedded(net):
+    net(torch.tensor([1])).sum().backward()
+
+
+def stepping(net):
+    for parameter in net.parameters():
+        parameter.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", None))
+    net(torch.ones(1, 8).double()).sum().backward()
+
+
+def graph_on_one_rank(net):
+    last = MPI.COMM_WORLD.rank == RANKS - 1
+    net(torch.ones(1, 8).double()).square().sum().backward(create_graph=last)
+
+
 @pytest.mark.filterwarnings("ignore:Using backward")
-def test_a_graph_of_the_gradient_is_refused(comm):
-    with data_parallel(comm, perceptron()) as net:
-        loss = net(torch.ones(1, 8).double()).square().sum()
-        with pytest.raises(RuntimeError, match="create_graph=True"):
-            loss.backward(create_graph=comm.rank == RANKS - 1)
+@pytest.mark.parametrize(
+    ("make", "act", "match"),
+    [
+        (lambda: nn.Embedding(5, 2, sparse=True), embedded, "weight: its gradient is sparse"),
+        (perceptron, stepping, "step after backward"),
+        (perceptron, graph_on_one_rank, "create_graph=True"),
+    ],
+)
+def test_gradients_that_have_no_mean_are_refused(comm, make, act, match):
+    with data_parallel(comm, make()) as net:
+        with pytest.raises(RuntimeError, match=match):
+            act(net)
         net.zero_grad()
-        fit(net, lambda values: own(values, comm))
-        assert_equal(comm, net.module, alone(perceptron()))
-
-
-def test_sparse_gradients_are_refused(comm):
-    with (
-        data_parallel(comm, nn.Embedding(5, 2, sparse=True)) as net,
-        pytest.raises(RuntimeError, match="weight: its gradient is sparse"),
-    ):
-        net(torch.tensor([1])).sum().backward()
-
-
-def test_a_step_within_backward_is_refused(comm):
-    with data_parallel(comm, perceptron()) as net:
-        for parameter in net.parameters():
-            parameter.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", None))
-        with pytest.raises(RuntimeError, match="step after backward"):
-            net(torch.ones(1, 8).double()).sum().backward()
+        if act is graph_on_one_rank:  # training goes on
+            fit(net, lambda values: own(values, comm))
+            assert_equal(comm, net.module, alone(perceptron()))
 
 
 class Checkpointed(nn.Module):
@@ -485,14 +474,6 @@ def test_two_replicas_in_one_backward_pass_in_any_order(comm, overlap):
         assert_equal(comm, b, two)
 
 
-@ONE_RANK_DIFFERS
-def test_replicas_that_go_forward_in_another_order_are_found(comm):
-    nets = [data_parallel(comm, perceptron()) for _ in range(2)]
-    match = "rank 0 goes forward in training in DataParallel .*, rank 1 goes forward in training in"
-    with pytest.raises(RuntimeError, match=match):
-        nets[comm.rank % 2](torch.ones(1, 8).double())
-
-
 def unfreeze(module):
     module[0].requires_grad_(True)
 
@@ -552,23 +533,14 @@ def test_a_module_that_changes_on_one_rank_is_refused_on_all(comm, change):
 
 
 @ONE_RANK_DIFFERS
-@pytest.mark.parametrize("change", [swap, load])
-def test_values_that_change_on_one_rank_are_found_on_all(comm, change):
+@pytest.mark.parametrize(("change", "steps"), [(swap, 1), (load, 1), (load, 4)])
+def test_values_that_change_on_one_rank_are_found_on_all(comm, change, steps):
+    """At once, as torch counts the changes, or in the next pass in which values are compared."""
     with data_parallel(comm, perceptron()) as net:
-        fit(net, lambda values: own(values, comm), steps=1)
+        fit(net, lambda values: own(values, comm), steps=steps)
         if comm.rank == 1:
             change(net.module)
-        with pytest.raises(ReplicaMismatch, match="forward pass 2"):
-            fit(net, lambda values: own(values, comm), steps=1)
-
-
-@ONE_RANK_DIFFERS
-def test_a_rank_that_loads_alone_is_found_at_once(comm):
-    with data_parallel(comm, perceptron()) as net:
-        fit(net, lambda values: own(values, comm), steps=4)
-        if comm.rank == 1:
-            load(net.module)
-        with pytest.raises(ReplicaMismatch, match="forward pass 5"):
+        with pytest.raises(ReplicaMismatch, match=f"forward pass {steps + 1}"):
             fit(net, lambda values: own(values, comm), steps=1)
 
 
@@ -675,26 +647,43 @@ def test_other_options_on_other_ranks_are_refused(comm, options):
         data_parallel(comm, perceptron(), **(options if comm.rank == 1 else {}))
 
 
+GOES_FORWARD = "rank 0 goes forward in training"
+
+
 @ONE_RANK_DIFFERS
-@pytest.mark.parametrize("how", ["eval", "no_sync", "close", "another"])
-def test_a_rank_in_another_mode_is_found(comm, how):
-    net = data_parallel(comm, perceptron())
+@pytest.mark.parametrize(
+    ("how", "match"),
+    [
+        ("eval", "the replicas have parted"),
+        ("no_sync", "the replicas have parted"),
+        ("another", "the replicas have parted"),
+        ("backward", f"{GOES_FORWARD}, rank 1 averages"),
+        ("second", f"{GOES_FORWARD} in DataParallel .*, rank 1 goes forward in training in"),
+        ("weigh", f"{GOES_FORWARD}, rank 1 weighs its batch"),
+        ("close", f"{GOES_FORWARD}, rank 1 closes"),
+    ],
+)
+def test_a_rank_that_is_elsewhere_is_found(comm, how, match):
+    net, second = (data_parallel(comm, perceptron()) for _ in range(2))
     x = torch.ones(1, 8).double()
-
-    def step():
-        if comm.rank == 1 and how == "close":
-            net.close()
-        elif comm.rank == 1 and how == "another":
-            data_parallel(comm, perceptron())
-        else:
-            net(x).sum().backward()
-
-    if comm.rank == 1 and how == "eval":
-        net.eval()
+    out = net(x)
+    if how != "backward":
+        out.sum().backward()
+    differs = {
+        "eval": lambda: net.eval()(x).sum().backward(),
+        "close": net.close,
+        "another": lambda: data_parallel(comm, perceptron()),
+        "backward": lambda: out.sum().backward(),
+        "second": lambda: second(x),
+        "weigh": lambda: net.weigh(1),
+    }
     lazy = comm.rank == 1 and how == "no_sync"
     with (
-        pytest.raises(RuntimeError, match="the replicas have parted"),
+        pytest.raises(RuntimeError, match=match),
         net.no_sync() if lazy else nullcontext(),
     ):
-        step()
+        if comm.rank == 1 and how in differs:
+            differs[how]()
+        else:
+            net(x).sum().backward()
         net.close()  # who has gone on is found there
