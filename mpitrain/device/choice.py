@@ -75,11 +75,6 @@ def lacking(found: Sequence[RankGPUs]) -> str:
     return "; ".join(told[:3]) + more
 
 
-def number_for(local: int, visible: int) -> int:
-    """Index of a rank's GPU among the visible ones."""
-    return local % visible
-
-
 def local_rank(comm: MPI.Intracomm) -> int:
     """Number of the rank on its machine; collective."""
     node = comm.Split_type(MPI.COMM_TYPE_SHARED)
@@ -105,7 +100,7 @@ def look(local: int, compute: str = "same") -> RankGPUs:
         visible = cupy.cuda.runtime.getDeviceCount()
         if not visible:
             return RankGPUs("it sees no GPU; CUDA_VISIBLE_DEVICES may hide it")
-        number = number_for(local, visible)
+        number = local % visible
         with cupy.cuda.Device(number):
             cupy.asnumpy(cupy.zeros(1, np.float32) + 1)  # a kernel that works
             return RankGPUs("", visible, local, number, _identity(cupy, number))

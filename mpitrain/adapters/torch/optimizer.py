@@ -17,13 +17,6 @@ from mpitrain.optim.optimizers import Optimizer, State
 #: Makes an optimiser of some parameters, as ``lambda p: torch.optim.AdamW(p, lr=3e-3)``.
 Factory = Callable[[Sequence[torch.nn.Parameter]], torch.optim.Optimizer]
 
-#: Optimisers that update each number by its own past alone, so that shards can be updated; others
-#: are tried.
-_ELEMENTWISE = (
-    torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adamax, torch.optim.RAdam,
-    torch.optim.RMSprop, torch.optim.Adagrad, torch.optim.Adadelta, torch.optim.Rprop,
-)  # fmt: skip
-
 #: Options that an optimiser reads only when it is made.
 _BEGINNINGS = ("initial_accumulator_value",)
 
@@ -149,7 +142,7 @@ def _tried(made: torch.optim.Optimizer, options: Mapping[str, Any]) -> TorchOpti
     try:
         with torch.random.fork_rng(devices=[]):
             found = TorchOptimizer(made, options)
-            why = "" if type(made) in _ELEMENTWISE else _difference(found)
+            why = _difference(found)
     except (AttributeError, KeyError, RuntimeError, TypeError, ValueError, IndexError) as error:
         why = f"{type(error).__name__}: {one_line(error)}"
         if isinstance(error, ConfigError):

@@ -73,7 +73,7 @@ def waiting(net, bucket):
 
 
 def chained(net, bucket):
-    """What follows a sum is another one, in one order on all ranks."""
+    """Another sum follows the first one, in one order on all ranks."""
 
     def again(done):
         return net.all_reduce(done.value()[0].div_(RANKS)).wait()[0]

@@ -2,6 +2,7 @@
 
 import copy
 from contextlib import nullcontext
+from functools import partial
 from itertools import product
 
 import numpy as np
@@ -13,17 +14,14 @@ from mpitrain.parallel.replicas import ReplicaMismatch
 torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
 nn = torch.nn
 torch.set_num_threads(1)
+from mpitrain.adapters.torch import DataParallel, DistributedDataParallel  # noqa: E402
+
 pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
+data_parallel = partial(DataParallel, bucket_bytes=300)
 
 RANKS = MPI.COMM_WORLD.size
 EXACT = dict(rtol=1e-12, atol=1e-14)
 ONE_RANK_DIFFERS = pytest.mark.skipif(RANKS == 1, reason="needs a rank that differs")
-
-
-def data_parallel(comm, module, **options):
-    from mpitrain.adapters.torch import DataParallel
-
-    return DataParallel(comm, module, bucket_bytes=300, **options)
 
 
 def perceptron():
@@ -65,8 +63,7 @@ def squares(scores, truth):
     return nn.functional.mse_loss(scores, truth, reduction="sum")
 
 
-def mse(scores, truth):
-    return nn.functional.mse_loss(scores, truth)
+mse = nn.functional.mse_loss
 
 
 def gradients(module):
@@ -141,36 +138,27 @@ def test_weighed_batches_are_means_over_samples(comm):
 
 
 def test_the_call_of_torchs(comm):
-    from mpitrain.adapters.torch import DistributedDataParallel
-
+    """By position, by name, and with torch's defaults, on all ranks or on those of ``comm``."""
     x, y = data(RANKS * 4)
     one, rows = perceptron(), slice(4 * comm.rank, 4 * comm.rank + 4)
-    options = dict(bucket_cap_mb=0.001, find_unused_parameters=True, device_ids=None)
-    for where in ({}, {"comm": comm}, {"comm": MPI.COMM_WORLD}):
-        with DistributedDataParallel(perceptron(), **options, **where) as net:
-            mse(net(x[rows]), y[rows]).backward()
-            one.zero_grad()
-            mse(one(x), y).backward()
-            assert_alike(gradients(net), gradients(one))
-    for wrong in (dict(process_group=comm), dict(bucket_cap=1)):
-        with pytest.raises(TypeError, match=f"has no option {next(iter(wrong))}; "):
-            DistributedDataParallel(perceptron(), **wrong)
-
-
-def test_what_scripts_pass_to_torchs(comm):
-    """By position, by name, and as they are when left out."""
-    from mpitrain.adapters.torch import DistributedDataParallel
-
+    mse(one(x), y).backward()
     left_out = dict(process_group=None, bucket_cap_mb=None, check_reduction=False)
     left_out |= dict(delay_all_reduce_named_params=None, skip_all_reduce_unused_params=False)
     for given, named in (
+        ((), dict(bucket_cap_mb=0.001, find_unused_parameters=True, device_ids=None)),
+        ((), dict(comm=comm)),
+        ((), dict(comm=MPI.COMM_WORLD)),
         ((), dict(device_ids=["cpu"], output_device="cpu")),
         ((["cpu"], torch.device("cpu"), 0), {}),
         ((None, None), dict(dim=0)),
         ((), left_out),
     ):
         with DistributedDataParallel(perceptron(), *given, **named) as net:
-            mse(net(data(4)[0]), data(4)[1]).backward()
+            mse(net(x[rows]), y[rows]).backward()
+            assert_alike(gradients(net), gradients(one))
+    for wrong in (dict(process_group=comm), dict(bucket_cap=1)):
+        with pytest.raises(TypeError, match=f"has no option {next(iter(wrong))}; "):
+            DistributedDataParallel(perceptron(), **wrong)
 
 
 @pytest.mark.parametrize(
@@ -185,8 +173,6 @@ def test_what_scripts_pass_to_torchs(comm):
     ],
 )  # fmt: skip
 def test_what_torchs_call_cannot_be_is_said_on_all_ranks(comm, wrong, kind, message):
-    from mpitrain.adapters.torch import DistributedDataParallel
-
     given = wrong if comm.rank == RANKS - 1 else {}
     with pytest.raises(kind, match=message):
         DistributedDataParallel(perceptron(), comm=comm, **given)
@@ -355,7 +341,7 @@ def test_who_leaves_a_join_wrongly_is_found_on_all_ranks(comm, options, before, 
 @ONE_RANK_DIFFERS
 @pytest.mark.parametrize("way", ["refused", "zeroed", "by ranks with a batch"])
 def test_means_that_pile_up_in_a_join(comm, way):
-    """What an earlier pass has averaged must not shrink when ranks have gone."""
+    """The mean of an earlier pass must not shrink when ranks have gone."""
     x, _ = data(1)
     refused = pytest.raises(RuntimeError, match=r"accumulate in no_sync\(\), weigh\(\)")
     one = perceptron()

@@ -2,6 +2,7 @@
 
 import copy
 from contextlib import nullcontext
+from itertools import product
 
 import numpy as np
 import pytest
@@ -12,17 +13,13 @@ from mpitrain.parallel.replicas import ReplicaMismatch
 torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
 nn = torch.nn
 torch.set_num_threads(1)
+from mpitrain.adapters.torch import DataParallel as data_parallel  # noqa: E402
+
 pytestmark = pytest.mark.mpi
 
 RANKS = MPI.COMM_WORLD.size
 STEPS = 6
 ONE_RANK_DIFFERS = pytest.mark.skipif(RANKS == 1, reason="needs a rank that differs")
-
-
-def data_parallel(comm, module, **options):
-    from mpitrain.adapters.torch import DataParallel
-
-    return DataParallel(comm, module, **options)
 
 
 def perceptron():
@@ -40,8 +37,7 @@ def own(values, comm):
     return values[4 * comm.rank : 4 * comm.rank + 4]
 
 
-def mse(scores, truth):
-    return nn.functional.mse_loss(scores, truth)
+mse = nn.functional.mse_loss
 
 
 def fit(module, rank_part, steps=STEPS, forward=None, **zero):
@@ -60,7 +56,7 @@ def alone(module, **options):
 
 
 def assert_equal(comm, found, expected, **tolerance):
-    """The same on all ranks, bit by bit, and as in one process."""
+    """All ranks have equal bits, and the numbers of one process."""
     flat = b"".join(p.detach().contiguous().numpy().tobytes() for p in found.parameters())
     assert len(set(comm.allgather(flat))) == 1
     for one, other in zip(found.parameters(), expected.parameters(), strict=True):
@@ -386,49 +382,33 @@ def test_gradients_that_have_no_mean_are_refused(comm, make, act, match):
 
 
 class Checkpointed(nn.Module):
-    """``where``: which of two halves are computed again."""
+    """``where``: which of two layers, or of two calls of one layer, are computed again."""
 
-    def __init__(self, reentrant, where):
+    def __init__(self, reentrant, where, shared):
         super().__init__()
         torch.manual_seed(0)
-        self.stem = nn.Linear(8, 8).double()
-        self.halves = nn.ModuleList([nn.Linear(8, 8), nn.Linear(8, 2)]).double()
+        self.stem, self.head = nn.Linear(8, 8).double(), nn.Linear(8, 2).double()
+        one, other = (nn.Linear(8, 8).double() for _ in range(2))
+        self.middle = nn.ModuleList([one, one if shared else other])
         self.options, self.where = dict(use_reentrant=reentrant), where
 
     def forward(self, x):
         x = self.stem(x).tanh()
-        for index, half in enumerate(self.halves):
+        for index, layer in enumerate(self.middle):
             if index in self.where:
-                x = torch.utils.checkpoint.checkpoint(half, x, **self.options)
+                x = torch.utils.checkpoint.checkpoint(layer, x, **self.options)
             else:
-                x = half(x)
-        return x
-
-
-@pytest.mark.parametrize("where", [[0], [1], [0, 1]], ids=str)
-@pytest.mark.parametrize("reentrant", [True, False])
-def test_checkpointed_modules(comm, reentrant, where):
-    assert_trains_as_alone(comm, lambda: Checkpointed(reentrant, where))
-
-
-class Shared(nn.Module):
-    """One layer in two segments that are computed again: autograd comes by it twice in a pass."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.stem, self.twice = nn.Linear(8, 8).double(), nn.Linear(8, 8).double()
-        self.head = nn.Linear(8, 2).double()
-
-    def forward(self, x):
-        x = self.stem(x)
-        for _ in range(2):
-            x = torch.utils.checkpoint.checkpoint(self.twice, x, use_reentrant=True)
+                x = layer(x)
         return self.head(x)
 
 
-def test_a_layer_in_two_reentrant_segments(comm):
-    assert_trains_as_alone(comm, Shared)
+@pytest.mark.parametrize(
+    ("reentrant", "where", "shared"),
+    [*product((True, False), ([0], [1], [0, 1]), (False,)), (True, [0, 1], True)],
+)
+def test_checkpointed_modules(comm, reentrant, where, shared):
+    """Autograd comes by a shared layer twice in a pass."""
+    assert_trains_as_alone(comm, lambda: Checkpointed(reentrant, where, shared))
 
 
 def test_a_checkpoint_around_the_replica(comm):

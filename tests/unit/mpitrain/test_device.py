@@ -10,7 +10,7 @@ from collectives import Communicator
 from mpitrain.config import Config, ConfigError, Parallel, Run, load, needs_host
 from mpitrain.data import Samples
 from mpitrain.device import HOST, choose
-from mpitrain.device.choice import RankGPUs, lacking, look, number_for
+from mpitrain.device.choice import RankGPUs, lacking, look
 from mpitrain.device.cuda import Cuda
 from mpitrain.device.host import Device
 from mpitrain.doctor.devices import judge_devices
@@ -78,6 +78,8 @@ def test_auto_takes_a_gpu_that_works(cupy, alone):
 def test_what_is_wrong_with_a_gpu_is_said(cupy, monkeypatch):
     monkeypatch.setattr(cupy.cuda.runtime, "getDeviceCount", lambda: 0)
     assert "sees no GPU" in look(0).why
+    monkeypatch.setattr(cupy.cuda.runtime, "getDeviceCount", lambda: 4)
+    assert [look(local).number for local in range(6)] == [0, 1, 2, 3, 0, 1]
 
     def fail():
         raise cupy.cuda.runtime.CUDARuntimeError("cudaErrorInsufficientDriver")
@@ -89,7 +91,6 @@ def test_what_is_wrong_with_a_gpu_is_said(cupy, monkeypatch):
 
 
 def test_ranks_are_told_apart():
-    assert [number_for(local, 4) for local in range(6)] == [0, 1, 2, 3, 0, 1]
     assert lacking([RankGPUs(""), RankGPUs("")]) == ""
     told = lacking([RankGPUs("no"), RankGPUs(""), RankGPUs("bad"), RankGPUs("x"), RankGPUs("y")])
     assert told == "rank 0: no; rank 2: bad; rank 3: x; 1 more ranks cannot, either"

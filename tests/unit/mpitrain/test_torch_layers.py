@@ -1,4 +1,4 @@
-"""Which torch modules can be layers of the trainer, and what the others are told."""
+"""Modules of torch are layers of the trainer, or are refused with the way out."""
 
 import random
 from contextlib import nullcontext
@@ -399,7 +399,7 @@ def test_a_module_is_cut_behind_some_of_its_modules():
     # Two tensors cross behind the second call: what it gave, and what it was given.
     one, two = cut(module, ["twice"])
     assert torch.equal(two(*one(x)), module(x)) and len(one(x)) == 2
-    # What two parts have is the first one's.
+    # A parameter of two parts is the first one's.
     made = layers(module, ["body"])
     assert made["part1"].tied == {"shift": "part0.shift"}
     assert trained(module, made)["part1.head.1.bias"] is module.head[1].bias
