@@ -70,6 +70,19 @@ def as_tensors(arrays: Mapping[str, Array]) -> dict[str, torch.Tensor]:
     }
 
 
+def tensors_of(
+    arrays: Mapping[str, Array], kind: torch.dtype | None = None
+) -> dict[str, torch.Tensor]:
+    """Tensors of arrays by name; numbers in records as wide as ``kind``."""
+    found = as_tensors(arrays)
+    if kind is None or not kind.is_floating_point:
+        return found
+    return {
+        name: part.to(kind) if name and part.is_floating_point() else part
+        for name, part in found.items()
+    }
+
+
 def as_bytes(tensor: torch.Tensor) -> Array:
     """The bytes of a tensor of any type, layout and device, of shape (bytes,); a copy if need be.
 

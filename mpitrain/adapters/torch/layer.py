@@ -10,7 +10,15 @@ import numpy as np
 import torch
 from numpy.typing import DTypeLike
 
-from mpitrain.adapters.torch.arrays import Moved, as_array, as_bytes, as_tensor, moved, on_stream_of
+from mpitrain.adapters.torch.arrays import (
+    Moved,
+    as_array,
+    as_bytes,
+    as_tensor,
+    moved,
+    on_stream_of,
+    tensors_of,
+)
 from mpitrain.adapters.torch.checks.module import (
     Watched,
     examine,
@@ -18,8 +26,7 @@ from mpitrain.adapters.torch.checks.module import (
     expect_the_same_trained,
 )
 from mpitrain.adapters.torch.checks.module_class import ImpureModule, is_held, keeps_running, refuse
-from mpitrain.adapters.torch.checks.probe import is_due, one_line
-from mpitrain.adapters.torch.module_calls import call_with, expect_outputs, tensors_of
+from mpitrain.adapters.torch.checks.probe import call_with, expect_outputs, is_due, one_line
 from mpitrain.adapters.torch.stand_ins import set_context, stand_ins, with_stand_ins
 from mpitrain.arrays import Array, Gradients, Parameters, Shape, array_namespace
 from mpitrain.fields import Fields, as_given, fields, joined, named, partial, unused, zeros

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 import torch
 
 from collectives import Communicator
-from mpitrain.adapters.torch.backward_pass import BackwardPass, is_alive
 from mpitrain.adapters.torch.buckets import refusal
 from mpitrain.adapters.torch.checks.probe import is_due
 from mpitrain.adapters.torch.comm_hooks import Function, Hook
@@ -21,7 +20,7 @@ from mpitrain.adapters.torch.rendezvous import (
     Meeting,
     Refused,
 )
-from mpitrain.adapters.torch.session import GradientState, Session
+from mpitrain.adapters.torch.session import BackwardPass, GradientState, Session, is_alive
 from mpitrain.parallel.overlap_trial import OverlapTrial
 
 #: Attribute of a gradient that is a mean: its version then, as torch counts changes.
