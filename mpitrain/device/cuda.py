@@ -14,11 +14,12 @@ from mpitrain.arrays import Array, Scalar
 from mpitrain.device.host import Device, Later
 
 
-class _Copy:
+class _Copy(Later):
     """Copy into pinned memory, with the event that follows it."""
 
     def __init__(self, device: "Cuda", host: Array, event: Any) -> None:
-        self._device, self._host, self._event = device, host, event
+        super().__init__(host)
+        self._device, self._event = device, event
 
     @property
     def done(self) -> bool:
