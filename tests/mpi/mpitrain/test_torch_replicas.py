@@ -55,6 +55,15 @@ def alone(module, **options):
     return module
 
 
+def assert_acts_as_alone(comm, make, act, **options):
+    """``act(module, part)`` on this rank's part of the values leads to one process's module."""
+    one = make()
+    act(one, lambda values: values)
+    with data_parallel(comm, make(), bucket_bytes=100, **options) as net:
+        act(net, lambda values: own(values, comm))
+        assert_equal(comm, net.module, one)
+
+
 def assert_equal(comm, found, expected, **tolerance):
     """All ranks have equal bits, and the numbers of one process."""
     flat = b"".join(p.detach().contiguous().numpy().tobytes() for p in found.parameters())
@@ -62,12 +71,6 @@ def assert_equal(comm, found, expected, **tolerance):
     for one, other in zip(found.parameters(), expected.parameters(), strict=True):
         tolerance = tolerance or dict(rtol=1e-10, atol=1e-12)
         torch.testing.assert_close(one, other, **tolerance)
-
-
-def assert_trains_as_alone(comm, make, **options):
-    with data_parallel(comm, make(), bucket_bytes=500, **options) as net:
-        fit(net, lambda values: own(values, comm))
-        assert_equal(comm, net.module, alone(make()))
 
 
 @pytest.mark.parametrize("overlap", [True, False])
@@ -408,30 +411,30 @@ class Checkpointed(nn.Module):
 )
 def test_checkpointed_modules(comm, reentrant, where, shared):
     """Autograd comes by a shared layer twice in a pass."""
-    assert_trains_as_alone(comm, lambda: Checkpointed(reentrant, where, shared))
+    assert_acts_as_alone(comm, lambda: Checkpointed(reentrant, where, shared), fit)
 
 
-def test_a_checkpoint_around_the_replica(comm):
-    with data_parallel(comm, perceptron()) as net:
-        again = lambda x: torch.utils.checkpoint.checkpoint(net, x, use_reentrant=False)  # noqa: E731
-        fit(net, lambda values: own(values, comm), forward=again)
-        assert_equal(comm, net.module, alone(perceptron()))
+def checkpointed(module, part):
+    again = lambda x: torch.utils.checkpoint.checkpoint(module, x, use_reentrant=False)  # noqa: E731
+    fit(module, part, forward=again)
 
 
-def test_two_forward_passes_and_one_graph_twice(comm):
+def of_several_graphs(module, part):
+    """Two forward passes, and one graph twice."""
     x, y = batches()
-    one = perceptron()
-    with data_parallel(comm, perceptron(), bucket_bytes=100) as net:
-        for module, part in ((one, lambda v: v), (net, lambda v: own(v, comm))):
-            optimizer = torch.optim.SGD(module.parameters(), 0.1)
-            for step in range(2):
-                loss = mse(module(part(x[step])), part(y[step]))
-                loss = loss + mse(module(part(x[step + 2])), part(y[step + 2]))
-                loss.backward(retain_graph=True)
-                loss.backward()
-                optimizer.step()
-                optimizer.zero_grad()
-        assert_equal(comm, net.module, one)
+    optimizer = torch.optim.SGD(module.parameters(), 0.1)
+    for step in range(2):
+        loss = mse(module(part(x[step])), part(y[step]))
+        loss = loss + mse(module(part(x[step + 2])), part(y[step + 2]))
+        loss.backward(retain_graph=True)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("act", [checkpointed, of_several_graphs])
+def test_graphs_are_those_of_one_process(comm, act):
+    assert_acts_as_alone(comm, perceptron, act)
 
 
 @pytest.mark.parametrize("overlap", [True, False])
@@ -489,14 +492,13 @@ def test_a_module_may_change_between_steps(comm, change, wrapper):
         module[0].requires_grad_(False)
         return module
 
-    one = make()
-    with data_parallel(comm, make(), bucket_bytes=100) as net:
-        for module, part in ((one, lambda v: v), (net, lambda v: own(v, comm))):
-            forward = module if wrapper or module is one else net.module
-            fit(module, part, steps=3, forward=forward)
-            change(module if module is one else net.module)
-            fit(module, part, steps=3, forward=forward)
-        assert_equal(comm, net.module, one)
+    def act(module, part):
+        inner = getattr(module, "module", module)
+        for _ in range(2):
+            fit(module, part, steps=3, forward=module if wrapper else inner)
+            change(inner)
+
+    assert_acts_as_alone(comm, make, act)
 
 
 @ONE_RANK_DIFFERS
@@ -568,15 +570,15 @@ def test_any_layout_of_memory(comm):
         return body.to(memory_format=torch.channels_last)
 
     x = torch.randn(RANKS * 4, 2, 4, 4, generator=torch.Generator().manual_seed(0)).double()
-    one = make()
-    with data_parallel(comm, make()) as net:
-        for module, some in ((one, x), (net, own(x, comm))):
-            optimizer = torch.optim.AdamW(module.parameters(), 0.01, fused=True)
-            for _ in range(3):
-                optimizer.zero_grad()
-                module(some).square().mean().backward()
-                optimizer.step()
-        assert_equal(comm, net.module, one)
+
+    def act(module, part):
+        optimizer = torch.optim.AdamW(module.parameters(), 0.01, fused=True)
+        for _ in range(3):
+            optimizer.zero_grad()
+            module(part(x)).square().mean().backward()
+            optimizer.step()
+
+    assert_acts_as_alone(comm, make, act)
 
 
 def test_gradients_given_by_hand(comm):
