@@ -133,10 +133,9 @@ class LossMeans:
         """
         sample, label = rows(outputs, row), rows(labels, row)
         count = length(labels)
-        two = beside(sample, sample), beside(label, self._common(label))
-        given = [two, *([(sample, label)] if count > 1 else [])]
-        by_two, *found_alone = self._of_each(*given)
-        alone = found_alone[0] if found_alone else whole
+        twice = beside(sample, sample), beside(label, self._common(label))
+        _, by_two = self._mean(*twice)
+        alone = self._mean(sample, label)[1] if count > 1 else whole
         for found, number, of in ((whole, count, row), (by_two, 2, 0)):
             if number > 1 and (part := _part(found, of, alone, number, slack)) is not None:
                 return part, number
@@ -147,29 +146,19 @@ class LossMeans:
         common = self.label or like
         return {name: common[name].to(part) for name, part in like.items()}
 
-    def _of_each(self, *given: tuple[Tensors, Tensors]) -> list[Tensors]:
-        """Gradients of the losses of these outputs and labels, in one backward pass."""
-        leaves = [_leaves(outputs) for outputs, _ in given]
-        losses = [
-            self._function(as_given(outputs), as_given(labels))
-            for outputs, (_, labels) in zip(leaves, given, strict=True)
-        ]
-        wanted = [part for some in leaves for part in some.values() if part.requires_grad]
-        found = iter(torch.autograd.grad(losses, wanted, allow_unused=True, materialize_grads=True))
-        return [
-            {name: next(found) for name, part in some.items() if part.requires_grad}
-            for some in leaves
-        ]
-
     def gradients(self, outputs: Tensors, labels: Tensors) -> LossGradients:
         """The loss of some samples, and its gradients by those outputs that it depends on.
 
         Raises:
             RuntimeError: the loss is no number that depends on the outputs.
         """
-        leaves = _leaves(outputs)
+        mean, by = self._mean(outputs, labels)
+        return LossGradients(mean.item(), by)
+
+    def _mean(self, outputs: Tensors, labels: Tensors) -> tuple[torch.Tensor, Tensors]:
+        leaves = {n: p.detach().requires_grad_(p.is_floating_point()) for n, p in outputs.items()}
         mean = self._function(as_given(leaves), as_given(labels))
-        return LossGradients(mean.item(), gradients(mean, leaves))
+        return mean, gradients(mean, leaves)
 
     @torch.no_grad()
     def by_value(
@@ -214,10 +203,6 @@ def gradients(mean: torch.Tensor, outputs: Tensors) -> Tensors:
     by = {name: part for name, part in outputs.items() if part.requires_grad}
     found = torch.autograd.grad(mean, list(by.values()), allow_unused=True)
     return {name: one for name, one in zip(by, found, strict=True) if one is not None}
-
-
-def _leaves(parts: Tensors) -> dict[str, torch.Tensor]:
-    return {n: p.detach().requires_grad_(p.is_floating_point()) for n, p in parts.items()}
 
 
 def _strongest(by: Tensors, turn: int) -> int | None:
