@@ -48,18 +48,19 @@ def lars(kept, p, g, lr, step):
     return p - kept["speed"]
 
 
+CASES = [
+    *((SGD(*how), partial(sgd, momentum=how[0], weight_decay=how[1], nesterov=how[2]), 1.0)
+      for how in product((0.0, 0.9), (0.0, 0.01), (False, True))),
+    *((Adam(0.8, 0.9, 1e-6, *how), partial(adam, weight_decay=how[0], decoupled=how[1]), 1.0)
+      for how in product((0.0, 0.1), (False, True))),
+    (LAMB(0.8, 0.9, 1e-6, 0.1), partial(adam, weight_decay=0.1, decoupled=True), 1.0),
+    (LARS(momentum=0.5, weight_decay=0.01, trust=0.02), lars, 0.3),
+]  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    ("optimizer", "recurrence", "ratio"),
-    [
-        *((SGD(*how), partial(sgd, momentum=how[0], weight_decay=how[1], nesterov=how[2]), 1.0)
-          for how in product((0.0, 0.9), (0.0, 0.01), (False, True))),
-        *((Adam(0.8, 0.9, 1e-6, *how), partial(adam, weight_decay=how[0], decoupled=how[1]), 1.0)
-          for how in product((0.0, 0.1), (False, True))),
-        (LAMB(0.8, 0.9, 1e-6, 0.1), partial(adam, weight_decay=0.1, decoupled=True), 1.0),
-        (LARS(momentum=0.5, weight_decay=0.01, trust=0.02), lars, 0.3),
-    ],
-    ids=str,
-)  # fmt: skip
+    ("optimizer", "recurrence", "ratio"), CASES, ids=[str(optimizer) for optimizer, *_ in CASES]
+)
 def test_steps_are_those_of_the_recurrence(optimizer, recurrence, ratio):
     history, inputs = run(optimizer, ratio=ratio)
     expected, kept = history[0].tolist(), [{} for _ in range(5)]
