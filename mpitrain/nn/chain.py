@@ -87,10 +87,18 @@ class Chain(Layer):
 
 
 class Wrapper(Chain):
-    """A layer around another one, with the same parameters and attributes."""
+    """A layer around another one, with the same parameters and attributes.
+
+    Attributes:
+        layer: the wrapped layer.
+    """
 
     def __init__(self, layer: Layer) -> None:
         super().__init__({"": layer})
+        self.layer = layer
+
+    def gradients(self, parameters: Parameters, kept: Any) -> Gradients:
+        return self.layer.gradients(parameters, kept)
 
 
 class Residual(Chain):
@@ -141,12 +149,12 @@ class Recomputed(Wrapper):
     def forward(
         self, parameters: Parameters, x: Array, context: Context = RESTING
     ) -> tuple[Array, Any]:
-        return super().forward(parameters, x, context)[0], (x, context)
+        return go_forward(self.layer, "", parameters, x, context)[0], (x, context)
 
-    def backward(self, parameters: Parameters, saved: Any, dy: Array) -> tuple[Array, list[Any]]:
+    def backward(self, parameters: Parameters, saved: Any, dy: Array) -> tuple[Array, Any]:
         x, context = saved
-        _, activations = super().forward(parameters, x, replace(context, again=True))
-        return super().backward(parameters, activations, dy)
+        _, activations = go_forward(self.layer, "", parameters, x, replace(context, again=True))
+        return self.layer.backward(parameters, activations, dy)
 
 
 def full_name(layer: str, own: str) -> str:
