@@ -1,6 +1,6 @@
 """A torch module as a layer of the trainer."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from types import ModuleType
@@ -25,7 +25,7 @@ from mpitrain.adapters.torch.checks.module import (
     expect_given_values,
     expect_the_same_trained,
 )
-from mpitrain.adapters.torch.checks.module_class import ImpureModule, is_held, keeps_running, refuse
+from mpitrain.adapters.torch.checks.module_class import is_held, keeps_running, refuse
 from mpitrain.adapters.torch.checks.probe import call_with, expect_outputs, is_due, one_line
 from mpitrain.adapters.torch.stand_ins import set_context, stand_ins, with_stand_ins
 from mpitrain.arrays import Array, Gradients, Parameters, Shape, array_namespace
@@ -189,12 +189,10 @@ class TorchLayer(Layer):
     ) -> tuple[Array, Any]:
         casting = list(filter(torch.is_autocast_enabled, ("cpu", "cuda")))
         if casting:
-            self._watched.verdict.say(
-                ImpureModule(
-                    f"{self._watched.name}: torch.autocast is on around the trainer, which would "
-                    "not be on in the same places in every layout; turn it on in the module's "
-                    "forward(), or take run.compute = 'bfloat16'"
-                )
+            self._watched.say(
+                ": torch.autocast is on around the trainer, which would not be on in the same "
+                "places in every layout; turn it on in the module's forward(), or take "
+                "run.compute = 'bfloat16'"
             )
         with ExitStack() as stack:
             stack.enter_context(on_stream_of(x))
@@ -241,7 +239,7 @@ class TorchLayer(Layer):
             np.array_equal(as_bytes(then), as_bytes(now)) for then, now in zip(before, own.values())
         ):
             self._watched.say(
-                "changes its parameters in its forward pass, as max_norm does; the replicas of a "
+                " changes its parameters in its forward pass, as max_norm does; the replicas of a "
                 "sharded one would differ"
             )
         found = joined({name: as_array(part, xp) for name, part in y.items()})
@@ -279,20 +277,13 @@ class TorchLayer(Layer):
         if not counts:  # a rank without samples does not use what other ranks do not use
             whole, kept = whole[:0], dict.fromkeys(own)
         left = dx.keys() - used.keys()
-        if xp is not np and outputs:
-            self._expect_used(left & inputs.keys())
-        return partial(whole, left if xp is np else ()), kept
-
-    def _expect_used(self, left: Collection[str]) -> None:
-        """Refuse inputs without a part in the loss on a GPU, whose arrays cannot be marked so."""
-        if left:
-            self._watched.verdict.say(
-                ImpureModule(
-                    f"{self._watched.name}: the loss does not follow from its input, so that the "
-                    "layers before it stay as they are, which the trainer can do on the CPU alone; "
-                    "leave them out, or set run.device = 'cpu'"
-                )
+        if xp is not np and outputs and left & inputs.keys():
+            self._watched.say(
+                ": the loss does not follow from its input, so that the layers before it stay as "
+                "they are, which the trainer can do on the CPU alone; leave them out, or set "
+                "run.device = 'cpu'"
             )
+        return partial(whole, left if xp is np else ()), kept
 
     def gradients(self, parameters: Parameters, kept: Any) -> Gradients:
         return {
