@@ -2,7 +2,6 @@
 
 import warnings
 from collections.abc import Mapping
-from contextlib import suppress
 from itertools import product
 from typing import Any
 
@@ -10,9 +9,9 @@ import numpy as np
 import torch
 
 from mpitrain.adapters.torch.arrays import Moved, as_array, as_tensors, moved, on_stream_of
-from mpitrain.adapters.torch.checks.loss import LossGradients, LossMeans, Wide, gradients
+from mpitrain.adapters.torch.checks.loss import LossGradients, LossMeans, gradients
 from mpitrain.adapters.torch.checks.metric import MetricMeans
-from mpitrain.adapters.torch.checks.probe import MISFITS, Function, one_line, rows
+from mpitrain.adapters.torch.checks.probe import MISFITS, Function, one_line
 from mpitrain.arrays import Array, Scalar, Shape, array_namespace
 from mpitrain.config import ConfigError
 from mpitrain.fields import as_given, fields, joined, named, partial, zeros
@@ -138,12 +137,8 @@ class TorchLoss:
             )
         # A rank may have no samples in the first batch, and must know the unused fields then, too.
         self._unused = frozenset(parts.keys() - by.keys())
-        samples = [(rows(given, row), rows(wanted, row)) for row in range(2)]
-        if fault := self._means.by_value(*samples):
-            with suppress(*MISFITS), Wide():  # the function may compute in 16 bits
-                fault = self._means.by_value(*samples)
-        _refuse(fault)
         self._means.label = {name: part[:1] for name, part in wanted.items()}
+        self._expect_mean(given, wanted)
         self._try_labels(outputs, labels, kind, next(iter(given.values())).dtype)
 
     def _try_labels(self, outputs: Shape, labels: Shape, kind: Any, wide: torch.dtype) -> None:
@@ -158,12 +153,16 @@ class TorchLoss:
             try:
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")
-                    whole = self._means.gradients(given, wanted)
+                    self._there(as_given(given), as_given(wanted))
             except MISFITS:  # there are fewer classes, or labels are no classes
                 continue
-            self._means.compare(given, wanted, whole)
-            _refuse(self._means.fault)
+            self._expect_mean(given, wanted)
             return
+
+    def _expect_mean(self, given: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+        self._means.compare(given, wanted, self._means.gradients(given, wanted))
+        if self._means.fault is not None:
+            raise ValueError(str(self._means.fault).removeprefix("loss: "))
 
     def _cast(
         self, labels: dict[str, torch.Tensor], outputs: dict[str, torch.Tensor]
@@ -218,11 +217,6 @@ class TorchMetric:
 
     def value(self, totals: Array) -> float:
         return float(totals[0] / totals[1])
-
-
-def _refuse(fault: ValueError | None) -> None:
-    if fault is not None:
-        raise ValueError(str(fault).removeprefix("loss: "))
 
 
 def _tensors(array: Array) -> dict[str, torch.Tensor]:

@@ -87,8 +87,7 @@ class LossMeans:
         row = _strongest(whole.by, self._calls) if isfinite(whole.value) else None
         try:
             if row is None:
-                sample, label = rows(outputs, 0), rows(labels, 0)
-                return self.by_value((sample, label), (sample, self._common(label)))
+                return self._by_value(rows(outputs, 0), rows(labels, 0))
             least = torch.finfo(next(iter(whole.by.values())).dtype).eps
             if self._share(outputs, labels, row, whole.by, Slack(64 * least, 0.0)) is None:
                 return None
@@ -161,13 +160,11 @@ class LossMeans:
         return mean, gradients(mean, leaves)
 
     @torch.no_grad()
-    def by_value(
-        self, one: tuple[Tensors, Tensors], other: tuple[Tensors, Tensors]
-    ) -> ValueError | None:
-        """Check two samples, outputs and labels, by their losses."""
-        both = beside(one[0], other[0]), beside(one[1], other[1])
-        mean = (value(self._function, *one) + value(self._function, *other)) / 2
-        found = value(self._function, *both)
+    def _by_value(self, sample: Tensors, label: Tensors) -> ValueError | None:
+        """Check a sample with two labels by its losses, where no gradient shows anything."""
+        common = self._common(label)
+        mean = sum(value(self._function, sample, one) for one in (label, common)) / 2
+        found = value(self._function, beside(sample, sample), beside(label, common))
         is_unknown = isinf(found) or not (isfinite(found) or isfinite(mean))
         if is_unknown or isclose(found, mean, rel_tol=1e-3, abs_tol=1e-5):
             return None
