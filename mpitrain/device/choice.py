@@ -84,12 +84,7 @@ def local_rank(comm: MPI.Intracomm) -> int:
 
 
 def look(local: int, compute: str = "same") -> RankGPUs:
-    """Looks for a GPU on this rank; loads CuPy.
-
-    Args:
-        local: number of the rank on its machine.
-        compute: value of ``run.compute``.
-    """
+    """Looks for a GPU on this rank, which has the number ``local`` on its machine; loads CuPy."""
     try:
         import cupy
     except ImportError as error:

@@ -57,10 +57,7 @@ def one(optimizer: Optimizer) -> Grouping:
 def by_name(optim: Optim, usual: Optimizer, names: Sequence[str]) -> Grouping:
     """The groups of ``optim.groups``.
 
-    Args:
-        optim: the table.
-        usual: optimiser of parameters in no group.
-        names: names of all parameters of the model.
+    ``usual`` is the optimiser of parameters in no group, ``names`` are those of all parameters.
 
     Raises:
         ConfigError: a pattern fits no parameter.

@@ -53,14 +53,10 @@ class GradientBucket(GradBucket):
         under_way: UnderWay,
         number: tuple[int, int] = (0, 1),
     ) -> None:
-        """Bind the all-reduce; collective.
+        """Bind ``comm.Allreduce_init`` with this ``algorithm``; collective.
 
-        Args:
-            comm: the ranks.
-            parameters: the parameters.
-            algorithm: argument of ``comm.Allreduce_init``.
-            under_way: sums that hooks have started.
-            number: number of this bucket, and of all buckets.
+        ``under_way`` has the sums that hooks have started; ``number`` is the number of this bucket,
+        and of all buckets.
         """
         first, size = parameters[0], sum(p.numel() for p in parameters)
         kind = as_array(torch.empty(0, dtype=first.dtype)).dtype
@@ -170,12 +166,8 @@ class GradientBuckets:
     ) -> None:
         """Make buckets for these parameters, in the place of earlier ones; collective.
 
-        Args:
-            trained: the parameters.
-            bucket_bytes: least size of a bucket.
-            algorithm: argument of ``comm.Allreduce_init``.
-            arrived: called when autograd has accumulated a gradient, with the number of the bucket,
-                the index in the bucket, and the parameter.
+        A bucket has at least ``bucket_bytes``.  ``arrived`` is called when autograd has accumulated
+        a gradient, with the number of the bucket, the index in the bucket, and the parameter.
         """
         self.unbind()
         parts = _cut(trained, bucket_bytes)
@@ -207,9 +199,8 @@ class GradientBuckets:
     def start(self, weight: float | None, *, complete: bool) -> None:
         """Start sums, in the same order on all ranks, whatever the order of autograd.
 
-        Args:
-            weight: this rank's weight in the mean, see :meth:`GradientBucket.start`.
-            complete: stop at the first bucket that misses a gradient.
+        ``weight`` is this rank's in the mean, see :meth:`GradientBucket.start`; with ``complete``,
+        stop at the first bucket that misses a gradient.
         """
         for bucket in self._buckets:
             if complete and bucket.missing:

@@ -175,10 +175,7 @@ class UnderWay:
     ) -> Tensors:
         """A future of the tensor that a started request writes.
 
-        Args:
-            request: an object with ``Test``.
-            tensor: value of the future.
-            ended: called before the future gets its value.
+        ``ended`` is called before the future gets its value.
         """
         future = _Driven(self)
         self._sums.append(_HookSum(request, future, tensor, ended))

@@ -54,11 +54,6 @@ class Inventory:
     def check(self, comm: MPI.Intracomm, options: object, fault: str = "") -> None:
         """Check that the ranks have equal modules and options, and no fault; collective.
 
-        Args:
-            comm: the ranks.
-            options: options of the replica.
-            fault: fault that the caller has found, if there is one.
-
         Raises:
             ValueError: on all ranks: one cannot be a replica.
         """

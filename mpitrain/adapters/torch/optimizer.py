@@ -36,11 +36,7 @@ class TorchOptimizer(Optimizer):
     """
 
     def __init__(self, like: torch.optim.Optimizer, options: Mapping[str, Any]) -> None:
-        """Try it on two numbers.
-
-        Args:
-            like: the optimiser.
-            options: options of a group of its parameters.
+        """Try an optimiser on two numbers with the ``options`` of a group of its parameters.
 
         Raises:
             ConfigError: it has state that no checkpoint would have.

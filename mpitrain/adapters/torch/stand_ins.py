@@ -185,9 +185,7 @@ class _Normalised(torch.autograd.Function):
 def with_stand_ins(module: nn.Module, training: bool) -> nn.Module:
     """The module itself, or a copy with stand-ins for its dropout and batch norm.
 
-    Args:
-        module: a module, or a part of one.
-        training: mode of the whole module.
+    ``training`` is the mode of the whole module, of which this one may be a part.
     """
     if not any(_replaced(part, training) for part in module.modules()):
         return module

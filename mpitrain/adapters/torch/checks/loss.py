@@ -123,12 +123,8 @@ class LossMeans:
     ) -> tuple[float, int] | None:
         """The part of a sample in a mean, and the mean's samples; None if it is as it should be.
 
-        Args:
-            outputs: outputs for the micro-batch.
-            labels: labels of the micro-batch.
-            row: number of the sample.
-            whole: gradients of the micro-batch.
-            slack: differences that count as rounding.
+        ``row`` is the sample's in the micro-batch, whose gradients are ``whole``; differences up to
+        ``slack`` count as rounding.
         """
         sample, label = rows(outputs, row), rows(labels, row)
         count = length(labels)
@@ -222,12 +218,8 @@ def _strongest(by: Tensors, turn: int) -> int | None:
 def _part(found: Tensors, row: int, alone: Tensors, count: int, slack: Slack) -> float | None:
     """The part of a sample that differs most from ``1 / count``; None if only rounding differs.
 
-    Args:
-        found: gradients of ``count`` samples.
-        row: number of the sample among them.
-        alone: gradients of the sample alone.
-        count: number of samples.
-        slack: differences that count as rounding.
+    The sample is number ``row`` of ``count`` samples with the gradients ``found``; ``alone`` are
+    its own gradients.
     """
     for name in found.keys() | alone.keys():
         like = found[name][row] if name in found else alone[name][0]

@@ -161,8 +161,7 @@ def examine(watched: Watched, run: Run, buffers: Tensors, x: Sequence[torch.Tens
 
     Args:
         watched: the module.
-        run: forward pass of the module.
-        buffers: buffers of the forward pass.
+        run: its forward pass, which has these ``buffers``.
         x: a batch of at least one sample, with all inputs of the module.
 
     Raises:
