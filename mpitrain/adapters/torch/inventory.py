@@ -11,6 +11,7 @@ from torch.nn.parameter import is_lazy
 
 from collectives.errors import INSTALL_CUPY
 from mpitrain.adapters.torch.arrays import as_array, as_bytes
+from mpitrain.adapters.torch.rendezvous import by_rank
 from mpitrain.parallel.replicas import check_replicas
 
 #: Changes of a module: none, of buffers alone, of parameters.
@@ -63,9 +64,8 @@ class Inventory:
             for name, t in [*self.parameters.items(), *buffers]
         ]
         told = comm.allgather((layout, fault or self._fault(), options))
-        faults = [f"rank {rank}: {fault}" for rank, (_, fault, _) in enumerate(told) if fault]
-        if faults:
-            raise ValueError(f"DataParallel: {'; '.join(faults)}")
+        if faults := by_rank([fault for _, fault, _ in told]):
+            raise ValueError(f"DataParallel: {faults}")
         first, _, usual = told[0]
         for rank, (found, _, given) in enumerate(told):
             if given != usual:
