@@ -73,9 +73,9 @@ class TorchLoss:
 
     def _of(self, outputs: Array, labels: Array, divisor: float) -> tuple[Scalar, Array]:
         xp = array_namespace(outputs)
-        parts = _tensors(outputs)
+        parts = as_tensors(fields(outputs))
         wide = _needing_gradients(_wide(parts))
-        truth = self._cast(_tensors(labels), wide)
+        truth = self._cast(as_tensors(fields(labels)), wide)
         versions = [part._version for part in truth.values()]
         mean = self._there(as_given(wide), as_given(truth))
         by = gradients(mean, wide)
@@ -198,7 +198,7 @@ class TorchMetric:
     def add(self, outputs: Array, labels: Array) -> Array:
         if not len(labels):
             return np.zeros(2)
-        scores, truth = _wide(_tensors(outputs)), _tensors(labels)
+        scores, truth = _wide(as_tensors(fields(outputs))), as_tensors(fields(labels))
         with torch.no_grad(), on_stream_of(outputs):
             found = self._there(as_given(scores), as_given(truth))
         try:
@@ -217,10 +217,6 @@ class TorchMetric:
 
     def value(self, totals: Array) -> float:
         return float(totals[0] / totals[1])
-
-
-def _tensors(array: Array) -> dict[str, torch.Tensor]:
-    return as_tensors(fields(array))
 
 
 def _wide(parts: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
