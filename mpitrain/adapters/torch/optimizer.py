@@ -154,7 +154,7 @@ def _tried(made: torch.optim.Optimizer, options: Mapping[str, Any]) -> TorchOpti
 
 def _difference(own: TorchOptimizer) -> str:
     """How steps on a matrix differ from steps on its pieces; empty if they do not."""
-    draw, rate = torch.Generator().manual_seed(0), own.lr or 1e-3
+    draw, rate = torch.Generator().manual_seed(0), max(own.lr, 1e-3)
     begin = torch.randn(3, 4, generator=draw, dtype=torch.float64)
     whole, flat = torch.nn.Parameter(begin.clone()), begin.reshape(-1).clone().numpy()
     state = {slot: flat * 0 for slot in own.slots}
