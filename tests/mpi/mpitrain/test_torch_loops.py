@@ -220,59 +220,40 @@ def test_join_of_ranks_with_unequally_many_batches(comm, divisor, first, passes)
 
     counts = [(rank if first else RANKS - 1 - rank) + 1 for rank in range(RANKS)]
     sizes = [3 + rank for rank in range(RANKS)]
-    x, y = data(max(sizes))
-    step_of = lambda s, p: (0.1 * (s + 1) + 0.3 * p) * x, y
-    draw, truth = step_of
-    net = data_parallel(comm, make())
-    optimizer, schedule = tools(net)
-    replicas = [make() for _ in range(RANKS)]  # one process: each replica, by hand
-    each = [tools(replica) for replica in replicas]
+    x, truth = data(max(sizes))
 
-    def share(active):
-        for r in active[1:]:
-            for buffer, value in zip(replicas[r].buffers(), replicas[active[0]].buffers()):
-                buffer.copy_(value)
+    def loss(module, rank, step, number):
+        drawn, rows = (0.1 * (step + 1) + 0.3 * number) * x, slice(sizes[rank])
+        return mse(module(drawn[rows]), truth[rows])
 
+    net, one = data_parallel(comm, make()), make()
+    own, ones = tools(net), tools(one)
     for _ in range(2):
-        with net.join(optimizer, schedule, divide_by_initial_world_size=divisor == "all"):
+        with net.join(*own, divide_by_initial_world_size=divisor == "all"):
             for step in range(counts[comm.rank]):
                 for number in range(passes):
-                    rows = slice(sizes[comm.rank])
-                    with net.no_sync() if number < passes - 1 else nullcontext():
-                        if divisor == "samples" and number == passes - 1:
+                    last = number == passes - 1
+                    with nullcontext() if last else net.no_sync():
+                        if divisor == "samples" and last:
                             net.weigh(sizes[comm.rank])
-                        mse(net(draw(step, number)[rows]), truth[rows]).backward()
-                optimizer.step()
-                schedule.step()
-                optimizer.zero_grad()
+                        loss(net, comm.rank, step, number).backward()
+                for tool in own:
+                    tool.step()
+                net.zero_grad()
         for step in range(max(counts)):
             active = [r for r in range(RANKS) if counts[r] > step]
-            parts = [sizes[r] if divisor == "samples" else 1 for r in active]
-            whole = RANKS if divisor == "all" else sum(parts)
-            for number in range(passes):
-                if number == passes - 1:  # the others' go forward without a word
-                    share(active)
-                for r in active:
-                    rows = slice(sizes[r])
-                    mse(replicas[r](draw(step, number)[rows]), truth[rows]).backward()
-            share(active)
-            means = [
-                sum(g * part for g, part in zip(of, parts)) / whole
-                for of in zip(*(gradients(replicas[r]) for r in active))
-            ]
-            for r in active:
-                for parameter, mean in zip(replicas[r].parameters(), means):
-                    parameter.grad = mean.clone()
-                each[r][0].step()
-                each[r][1].step()
-                each[r][0].zero_grad()
-        last = max(active)
-        for r in range(RANKS):
-            if r != last:
-                replicas[r].load_state_dict(replicas[last].state_dict())
-                for mine, theirs in zip(each[r], each[last]):
-                    mine.load_state_dict(copy.deepcopy(theirs.state_dict()))
-        assert_alike(net.module.state_dict().values(), replicas[0].state_dict().values())
+            parts = {r: sizes[r] if divisor == "samples" else 1 for r in active}
+            whole = RANKS if divisor == "all" else sum(parts.values())
+            for number, r in product(range(passes), active):
+                kept = [buffer.clone() for buffer in one.buffers()]
+                (loss(one, r, step, number) * parts[r] / whole).backward()
+                if r != active[0]:  # whose buffers all ranks take over
+                    for buffer, values in zip(one.buffers(), kept):
+                        buffer.copy_(values)
+            for tool in ones:
+                tool.step()
+            one.zero_grad()
+        assert_alike(net.module.state_dict().values(), one.state_dict().values())
     flat = b"".join(value.numpy().tobytes() for value in net.module.state_dict().values())
     assert len(set(comm.allgather(flat))) == 1
     net.close()
