@@ -218,7 +218,7 @@ def test_join_of_ranks_with_unequally_many_batches(comm, divisor, first, passes)
         optimizer = torch.optim.SGD(module.parameters(), 0.05, momentum=0.9)
         return optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.5)
 
-    counts = [(rank if first else RANKS - 1 - rank) + 1 for rank in range(RANKS)]
+    counts = [(rank if first else RANKS - 1 - rank) + 2 for rank in range(RANKS)]
     sizes = [3 + rank for rank in range(RANKS)]
     x, truth = data(max(sizes))
 

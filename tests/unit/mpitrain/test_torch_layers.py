@@ -249,12 +249,18 @@ def test_dropout_in_place_changes_what_others_see():
     assert np.array_equal(y, x)
 
 
-def test_batch_norm_over_all_ranks_is_one():
-    torch.manual_seed(0)
-    layer = layers(nn.Sequential(nn.SyncBatchNorm(6).double()))["part0"]
-    x, values = np.random.default_rng(0).normal(size=(4, 6)), layer.parameters(None, np, np.float64)
-    y, _ = layer.forward(values, x, Context(True, samples=np.arange(4), state=layer.state("f8")))
-    np.testing.assert_allclose(y, nn.BatchNorm1d(6).double()(torch.from_numpy(x)).detach())
+@pytest.mark.parametrize("momentum", [0.3, None])
+def test_batch_norm_is_torchs(momentum):
+    """Also that over all ranks; running values are their mean over all passes without momentum."""
+    layer = layers(nn.Sequential(nn.SyncBatchNorm(6, momentum=momentum).double()))["part0"]
+    own, rng = nn.BatchNorm1d(6, momentum=momentum).double(), np.random.default_rng(0)
+    state, values = layer.state("f8"), values_of(layer)
+    for _ in range(3):
+        x = rng.normal(size=(4, 6))
+        y, _ = layer.forward(values, x, Context(True, samples=np.arange(4), state=state))
+        np.testing.assert_allclose(y, own(torch.from_numpy(x)).detach())
+    for name, found in state.items():
+        np.testing.assert_allclose(found, own.get_buffer(name))
 
 
 def test_buffers_have_the_type_that_parameters_have():
