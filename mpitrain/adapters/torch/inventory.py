@@ -177,15 +177,13 @@ def share(comm: MPI.Intracomm, tensors: Iterable[torch.Tensor], root: int = 0) -
     tensors = list(tensors)
     if not tensors:
         return
-    own = np.concatenate([as_bytes(tensor) for tensor in tensors])
-    packed = own.copy()
+    own = [as_bytes(tensor) for tensor in tensors]
+    packed = np.concatenate(own)
     comm.Bcast(packed, root)
-    start = 0
-    for tensor in tensors:
-        stop = start + tensor.numel() * tensor.element_size()
-        if not np.array_equal(packed[start:stop], own[start:stop]):
-            values = torch.from_numpy(packed[start:stop].copy())
+    ends = np.cumsum([part.size for part in own])[:-1]
+    for tensor, mine, given in zip(tensors, own, np.split(packed, ends), strict=True):
+        if not np.array_equal(given, mine):
+            values = torch.from_numpy(given.copy())
             # As torch does it: tensors saved by autograd in an earlier forward pass stay valid.
             with torch.autograd._unsafe_preserve_version_counter(tensor):
                 tensor.detach().copy_(values.view(tensor.dtype).view(tensor.shape))
-        start = stop
