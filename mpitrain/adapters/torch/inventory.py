@@ -38,14 +38,13 @@ class Inventory:
         self._seen_buffers = self._look_at_buffers()
         self._changes = self._count()
 
-    def change(self) -> int:
-        """Change of the module's parts since; values may change."""
-        if self._look() != self._seen:
-            return OTHER_PARAMETERS
-        return self.change_of_buffers()
+    def change(self, *, buffers_alone: bool = False) -> int:
+        """Change of the module's parts since, or of its buffers alone; values may change.
 
-    def change_of_buffers(self) -> int:
-        """Change of the buffers, which a forward pass may make or replace."""
+        A forward pass may make or replace buffers.
+        """
+        if not buffers_alone and self._look() != self._seen:
+            return OTHER_PARAMETERS
         return SAME if self._look_at_buffers() == self._seen_buffers else OTHER_BUFFERS
 
     def changes(self) -> int:
@@ -80,7 +79,8 @@ class Inventory:
                 raise ValueError(
                     f"DataParallel: the ranks have different modules: only rank 0 has {mine[:1]}, "
                     f"and only rank {rank} has {theirs[:1]} (name, type, shape, whether it needs a "
-                    "gradient); make the same module on all ranks"
+                    "gradient); make the same module on all ranks, or leave buffers to each rank "
+                    "by broadcast_buffers=False"
                 )
 
     def compare(self, comm: MPI.Intracomm, when: str) -> None:

@@ -194,14 +194,9 @@ class Reducer(Session):
         inventory = self._look()
         if agreed.numbers[0] == OTHER_PARAMETERS:
             self._bind(inventory)
-            return
-        try:
+        else:
             inventory.check(self._words, self._options)
-        except ValueError as error:
-            raise ValueError(
-                f"{error}, or leave buffers to each rank by broadcast_buffers=False"
-            ) from None
-        self._inventory = inventory
+            self._inventory = inventory
 
     def _check_unchanged(self, agreed: Meeting) -> None:
         if agreed.joined:
@@ -219,8 +214,7 @@ class Reducer(Session):
         self.buckets.start(self._weight, complete=False)
         late, known = self.buckets.late(), self.buckets.known()
         # Ranks that met before the forward pass know the parameters already.
-        verified = self.state.verified
-        changed = self._inventory.change_of_buffers() if verified else self._inventory.change()
+        changed = self._inventory.change(buffers_alone=self.state.verified)
         incomplete = any(late) or not all(known)
         agreed = self._meet(AVERAGE, changed, incomplete, self.state.onto_mean, fault=self._fault())
         self._check_average(agreed)
