@@ -39,10 +39,9 @@ class Cuda(Device):
     Attributes:
         name: as ``cuda:0 NVIDIA H100``.
         gpu: CuPy's object for it.
-        shared: number of ranks that compute on it.
     """
 
-    def __init__(self, number: int, shared: int = 1) -> None:
+    def __init__(self, number: int) -> None:
         """``number``: index among the GPUs that this rank sees."""
         import cupy
 
@@ -50,7 +49,6 @@ class Cuda(Device):
         self.gpu = cupy.cuda.Device(number)
         self.gpu.use()
         label = cupy.cuda.runtime.getDeviceProperties(number)["name"].decode()
-        self.shared = shared
         self.name = f"cuda:{number} {label}"
         #: Copies to the GPU have a stream of their own, and go beside the kernels.
         self._copies = cupy.cuda.Stream(non_blocking=True)

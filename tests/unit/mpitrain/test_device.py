@@ -94,7 +94,7 @@ def test_ranks_are_told_apart():
 
 
 def test_the_doctor_says_who_shares():
-    own = [RankGPUs("", 2, n, n, f"gpu {n}") for n in range(2)]
+    own = [RankGPUs("", n, f"gpu {n}") for n in range(2)]
     assert judge_devices(own).status is Status.OK
     assert judge_devices([RankGPUs("no GPU")] * 2).text == "cpu; no rank has a GPU"
     shared = judge_devices([own[0], own[0], own[1]])
