@@ -199,8 +199,8 @@ class GradientBuckets:
     def start(self, weight: float | None, *, complete: bool) -> None:
         """Start sums, in the same order on all ranks, whatever the order of autograd.
 
-        ``weight`` is this rank's in the mean, see :meth:`GradientBucket.start`; with ``complete``,
-        stop at the first bucket that misses a gradient.
+        ``weight`` is this rank's weight in the mean (:meth:`GradientBucket.start`).  With
+        ``complete``, stop at the first bucket that misses a gradient.
         """
         for bucket in self._buckets:
             if complete and bucket.missing:

@@ -123,8 +123,8 @@ class LossMeans:
     ) -> tuple[float, int] | None:
         """The part of a sample in a mean, and the mean's samples; None if it is as it should be.
 
-        ``row`` is the sample's in the micro-batch, whose gradients are ``whole``; differences up to
-        ``slack`` count as rounding.
+        ``row`` is the number of the sample in the micro-batch, ``whole`` are the gradients of the
+        micro-batch.  Differences up to ``slack`` count as rounding.
         """
         sample, label = rows(outputs, row), rows(labels, row)
         count = length(labels)
