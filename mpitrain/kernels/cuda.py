@@ -191,4 +191,5 @@ class CudaKernels(Kernels):
 def _numbers(how: AdamOptions, step: int) -> tuple[float | int, ...]:
     """Options of Adam in the order of its kernels' arguments."""
     corrections = 1.0 / (1.0 - how.beta1**step), 1.0 / (1.0 - how.beta2**step) ** 0.5
-    return *how[:4], int(how.decoupled), *corrections
+    numbers = how.beta1, how.beta2, how.epsilon, how.weight_decay, int(how.decoupled)
+    return *numbers, *corrections
