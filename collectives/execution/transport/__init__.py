@@ -19,32 +19,6 @@ class Request(Protocol):
     def Free(self) -> None: ...
 
 
-class Envelope(Protocol):
-    """The envelope of a message that is sent once and is not bytes alone.
-
-    Attributes:
-        message: the buffer specification for mpi4py's calls.
-    """
-
-    message: list[Any]
-
-    def seal(self) -> None:
-        """Before it is sent."""
-
-    def is_there(self) -> bool:
-        """After MPI has sent or received it: whether it is to be taken as sent or received."""
-
-    def check(self, comm: Any, peer: int) -> None:
-        """After MPI has received it from a rank of ``comm``: returns once it is there.
-
-        Raises:
-            CorruptMessage: the bytes are not those that were sent.
-        """
-
-    def free(self) -> None:
-        """Releases what it has at the MPI library."""
-
-
 class Transport(Protocol):
     """Two-sided messages between the ranks of a communicator.
 
