@@ -31,11 +31,11 @@ from collectives.execution.shared import Places
 from collectives.execution.tags import Tags
 from collectives.execution.traffic import Traffic
 from collectives.execution.transport.shared_memory import Meeting
-from collectives.failure import Watchdog, Watched
+from collectives.failure import Watchdog, WatchedPlan
 
-AnyPlan = Plan | NativePlan | Watched
+AnyPlan = Plan | NativePlan | WatchedPlan
 #: A nonblocking call under way.
-Begun = Plan | NativeRequest | Watched
+Begun = Plan | NativeRequest | WatchedPlan
 _LEFT_TO_NATIVE = Native(
     "nothing of ours was measured to be faster here; collectives tune, with mpirun, measures"
 )
@@ -272,7 +272,7 @@ class Engine:
             plan = self._make(arguments, algorithm, repeats)
         finally:
             watchdog.leave(call, completes=repeats)
-        return Watched(plan, call, watchdog)
+        return WatchedPlan(plan, call, watchdog)
 
     def begin(self, arguments: Arguments, algorithm: Algorithm | str | None = None) -> Begun:
         """Begins a nonblocking call."""
