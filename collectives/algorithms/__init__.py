@@ -4,8 +4,9 @@ import difflib
 from collections.abc import Callable
 
 from collectives.algorithms.algorithm import Algorithm, Option
+from collectives.algorithms.registry import REGISTRY
 from collectives.algorithms.segments import MOST_SEGMENTS, segmented
-from collectives.algorithms.table import ALGORITHMS, REGISTRY
+from collectives.algorithms.table import ALGORITHMS
 from collectives.contracts import CONTRACTS
 from collectives.errors import UnknownAlgorithm
 from collectives.schedule import Schedule
@@ -14,14 +15,8 @@ from collectives.schedule import Schedule
 _LONGEST = 32
 
 
-def names(collective: str) -> list[str]:
-    """Names of the algorithms of ``collective``; raises :class:`UnknownAlgorithm`."""
-    return REGISTRY.names(collective)
-
-
-def find(collective: str, name: str) -> Algorithm:
-    """The entry for ``name``; raises :class:`UnknownAlgorithm` with the nearest name."""
-    return REGISTRY.find(collective, name)
+names = REGISTRY.names
+find = REGISTRY.find
 
 
 def check(collective: str, algorithm: object, size: int | None = None) -> None:
@@ -105,9 +100,9 @@ def own(collective: str, algorithm: str) -> list[str]:
     Empty if it names algorithms of the package alone.
     """
     name, options = parse(algorithm)
-    digest = REGISTRY.digest(collective, name)
-    parts = [d for value in options.values() for d in REGISTRY.digests(str(value))]
-    return [digest, *parts] if digest else parts
+    parts = [a for value in options.values() for a in REGISTRY if a.name == str(value)]
+    keys = [(collective, name), *((part.collective, part.name) for part in parts)]
+    return [digest for key in keys if (digest := REGISTRY.digest(*key))]
 
 
 def in_segments(collective: str, algorithm: str, size: int, best: Callable[[Schedule], int]) -> str:
