@@ -8,7 +8,7 @@ from collectives.execution.messages import Operands, bind
 from collectives.execution.plan import Binding
 from collectives.execution.progress import Progress
 from collectives.execution.transport.cuda_memory import CudaMemory
-from collectives.execution.transport.device import DirectTransport, StagedTransport
+from collectives.execution.transport.device import StagedTransport
 from collectives.execution.transport.local import connect
 from tests import queued_cupy
 from tests.queued_cupy import Machine, RecordedLocal
@@ -31,7 +31,7 @@ class Ranks:
         for local, memory in zip(connect(size), self.memories):
             recorded = RecordedLocal(local, self.machine)
             staged = StagedTransport(recorded, memory)
-            self.transports.append(staged if road == "staged" else DirectTransport(recorded))
+            self.transports.append(staged if road == "staged" else recorded)
         self.streams = []
         for gpu in range(size):
             with self.cupy.cuda.Device(gpu):

@@ -1,6 +1,6 @@
 """How bytes get to a peer: what a plan needs of MPI, and what stands in for it without MPI."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -38,10 +38,3 @@ class Transport(Protocol):
 
     def testall(self, requests: Sequence[Any]) -> bool:
         """Whether all of ``requests`` have completed; makes progress."""
-
-
-class DeviceTransport(Transport, Protocol):
-    """A transport for memory whose work is queued; its messages start behind a gate."""
-
-    def prepared(self, requests: Sequence[Any]) -> list[Callable[[], object]]:
-        """The actions to queue before the gate, so that these requests may start."""
