@@ -1,6 +1,5 @@
 """The algorithms, one file each, and functions that find and build them by name and options."""
 
-import difflib
 from collections.abc import Callable
 
 from collectives.algorithms.algorithm import Algorithm, Option
@@ -8,7 +7,7 @@ from collectives.algorithms.registry import REGISTRY
 from collectives.algorithms.segments import MOST_SEGMENTS, segmented
 from collectives.algorithms.table import ALGORITHMS
 from collectives.contracts import CONTRACTS
-from collectives.errors import UnknownAlgorithm
+from collectives.errors import UnknownAlgorithm, hint
 from collectives.schedule import Schedule
 
 #: Characters of an option's value.
@@ -56,9 +55,7 @@ def check_default(algorithm: object, size: int | None = None) -> None:
         )
     known = ["auto", "native", *dict.fromkeys(entry.name for entry in REGISTRY)]
     if name not in known:
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
-        raise UnknownAlgorithm(f"no collective has an algorithm {name!r}; {hint}")
+        raise UnknownAlgorithm(f"no collective has an algorithm {name!r}; {hint(name, known)}")
     refused = None
     for collective in having or ["allreduce"]:  # auto and native are everywhere the same
         try:

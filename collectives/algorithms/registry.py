@@ -4,13 +4,12 @@ Entries are added and never replaced or removed, so a name keeps its meaning whi
 lives.
 """
 
-import difflib
 from collections.abc import Iterator
 
 from collectives.algorithms.algorithm import Algorithm, Option
 from collectives.algorithms.guard import guarded
 from collectives.contracts import contract
-from collectives.errors import UnknownAlgorithm
+from collectives.errors import UnknownAlgorithm, hint
 from collectives.schedule import Schedule
 
 #: Words that ``algorithm=`` and the benchmark take besides names of algorithms.
@@ -62,11 +61,8 @@ class Registry:
         if name in known:
             return self._entries[collective, name][0]
         others = [of for of, other in self._entries if other == name]
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
-        if others:
-            hint = f"it is one for {' and '.join(others)}"
-        raise UnknownAlgorithm(f"no {collective} algorithm {name!r}; {hint}")
+        which = f"it is one for {' and '.join(others)}" if others else hint(name, known)
+        raise UnknownAlgorithm(f"no {collective} algorithm {name!r}; {which}")
 
     def schedule(
         self, collective: str, name: str, size: int, root: int = 0, **options: Option

@@ -14,7 +14,7 @@ from collectives.schedule import Copy, Schedule, Send
 #: Numbers of ranks at which :func:`register` proves an algorithm; other numbers, and options, are
 #: proved before a communicator first uses them.
 SIZES = range(1, 10)
-#: What a proof has found where a claim is not so.
+#: Reasons of a refusal, by the claim that the proof has not confirmed.
 _REFUTED = {
     "keeps_order": "it does not reduce in rank order",
     "uneven": "it moves blocks to places of other blocks' lengths",

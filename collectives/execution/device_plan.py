@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, cast
 
-from collectives.execution.memory import DeviceMemory, Event, Queued, is_queued
+from collectives.execution.memory import DeviceMemory, Event, is_queued
 from collectives.execution.plan import Binding, BoundRound, Plan
 from collectives.execution.waiting import give_way
 
@@ -63,7 +63,7 @@ class OpeningGate(Gate):
         events: behind what each of the caller's streams had queued.
     """
 
-    def __init__(self, memory: Queued, is_alone: Callable[[], bool]) -> None:
+    def __init__(self, memory: DeviceMemory, is_alone: Callable[[], bool]) -> None:
         self.events: list[Event] = []
         self._memory = memory
         self._is_alone = is_alone
