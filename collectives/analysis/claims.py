@@ -44,7 +44,7 @@ def prove_claims(algorithm: Algorithm, schedule: Schedule) -> Proof:
 
 
 def _expect_uniform(schedule: Schedule) -> None:
-    """Every round with messages has as many, as far and as long, on every rank."""
+    """Rounds with messages have equal numbers, distances and lengths of them, on every rank."""
     first: list[tuple[bool, int, int]] = []
     for rank in range(schedule.size):
         for number, steps in enumerate(schedule.rounds(rank)):

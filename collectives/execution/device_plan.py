@@ -129,7 +129,7 @@ class DevicePlan(Plan):
     def is_only_queued(self) -> bool:
         """Whether its messages are over, and only the streams have not come to its end, so that
         ``Wait`` does not make the host wait."""
-        return self._next >= len(self._rounds) - 1
+        return self._next >= len(self.rounds) - 1
 
     def __call__(self) -> None:
         self.Start()

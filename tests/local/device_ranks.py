@@ -4,6 +4,7 @@ from contextlib import ExitStack, contextmanager
 
 import numpy as np
 
+from collectives.algorithms import build
 from collectives.execution.messages import Operands, bind
 from collectives.execution.plan import Binding
 from collectives.execution.progress import Progress
@@ -67,6 +68,14 @@ class Ranks:
                 plan = bind(schedule, end, Operands(given, out), combine, binding)
             plans.append(plan)
         return plans
+
+    def all_reduce(self, count=60, algorithm="ring", tags=None):
+        """Plans of an all-reduce, their inputs still queued; and its result."""
+        size = len(self.memories)
+        inputs = [np.arange(count) * (rank + 1) for rank in range(size)]
+        sends = [self.put(rank, items) for rank, items in enumerate(inputs)]
+        plans = self.bind(build("allreduce", algorithm, size), sends, [count] * size, tags=tags)
+        return plans, sum(inputs)
 
     def start(self, plans):
         for rank, plan in enumerate(plans):

@@ -85,7 +85,7 @@ class Ranks(Layout):
                 if buffer.size:
                     ends[:] = buffer[[0, -1]]
                     buffer[[0, -1]] = -99
-            for bound in self.plans[rank]._rounds:
+            for bound in self.plans[rank].rounds:
                 for call in (*bound.starts, *bound.finish):
                     flag = getattr(call, "__self__", None)
                     while isinstance(flag, Flag) and not flag.Test():

@@ -34,7 +34,7 @@ from collectives.execution.waiting import give_way
 _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
 _BITS = {"Gb/s": 1e9, "Mb/s": 1e6, "kb/s": 1e3}
 _NUMBER = r"(\d+(?:\.\d+)?)"
-#: Sleeping takes some 0.1 ms longer than it is told to.
+#: Seconds below which a rank polls: a sleep takes some 0.1 ms longer than asked for.
 _SHORT = 2e-4
 #: Arrivals that are remembered, for those that come in at the same time.
 _REMEMBERED = 64
@@ -86,7 +86,7 @@ class Link:
         return link
 
     def seconds(self, nbytes: int) -> float:
-        """Seconds that so many bytes keep it busy."""
+        """Seconds that ``nbytes`` keep it busy."""
         return 8 * nbytes / self.bandwidth
 
     def __str__(self) -> str:
@@ -130,7 +130,7 @@ class Adapter:
     def receive(self, nbytes: int, due: float) -> float:
         """When a message is there: as it is due, or later if others arrive in the meantime.
 
-        It takes the first gap between those that is long enough, in whatever order they are told.
+        It takes the first gap between those that is long enough, in whatever order they are seen.
         """
         length = self.link.seconds(nbytes)
         with self._turn:

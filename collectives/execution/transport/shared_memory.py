@@ -201,7 +201,7 @@ class NodeMemory:
         return partial(self._runs[slot].advance, ticks)
 
     def locate(self, address: int, nbytes: int) -> Place | None:
-        """Where so much memory lies, or ``None`` if it is ordinary."""
+        """Place of ``nbytes`` of memory; ``None`` if it is ordinary."""
         for number, window in self.windows.in_use():
             offset = address - window.address
             if offset >= 0 and offset + nbytes <= window.nbytes:
