@@ -24,8 +24,8 @@ from collectives.calls.methods import (
 from collectives.calls.settings import Settings
 from collectives.execution.progress import Moving
 from collectives.execution.traffic import Traffic
-from collectives.execution.transport import Bytes, Envelope
-from collectives.execution.transport.mpi import MPITransport
+from collectives.execution.transport import Bytes
+from collectives.execution.transport.mpi import Envelope, MPITransport
 from collectives.failure import report_calls
 from collectives.failure.abort import abort_when_uncaught
 from collectives.launchers import check_launch

@@ -23,8 +23,7 @@ from collectives.execution.messages import TAGS_PER_PLAN
 from collectives.execution.pairs import Array, Stream, add
 from collectives.execution.tags import Tags
 from collectives.execution.traffic import Traffic
-from collectives.execution.transport import Envelope
-from collectives.execution.transport.mpi import largest_tag
+from collectives.execution.transport.mpi import Envelope, largest_tag
 from collectives.sparse_arguments import agreed, expect_rising
 
 #: In the header of a message, where the number of pairs would be: the vector follows.

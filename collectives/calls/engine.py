@@ -27,11 +27,11 @@ from collectives.execution.plan import Plan
 from collectives.execution.shared import Places
 from collectives.execution.traffic import Traffic
 from collectives.execution.transport.shared_memory import Meeting
-from collectives.failure import Watchdog, Watched
+from collectives.failure import Watchdog, WatchedPlan
 
-AnyPlan = Plan | NativePlan | Watched
+AnyPlan = Plan | NativePlan | WatchedPlan
 #: A nonblocking call under way.
-Begun = Plan | NativeRequest | Watched
+Begun = Plan | NativeRequest | WatchedPlan
 _LEFT_TO_NATIVE = Native("nothing of ours was measured to be faster; collectives tune measures")
 
 
@@ -230,7 +230,7 @@ class Engine:
             return self._make(arguments, algorithm, repeats)
         call = watchdog.enter(arguments, str(algorithm or self.settings.algorithm))
         try:
-            return Watched(self._make(arguments, algorithm, repeats), call, watchdog)
+            return WatchedPlan(self._make(arguments, algorithm, repeats), call, watchdog)
         finally:
             watchdog.leave(call, completes=repeats)
 

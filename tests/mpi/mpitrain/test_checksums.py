@@ -6,7 +6,7 @@ from mpi4py import MPI
 
 from collectives import CollectiveError, Communicator, CorruptMessage, sparse_allreduce
 from collectives.algorithms import names
-from collectives.execution.transport.checked import CheckedTransport, Sealed, SealedSend
+from collectives.execution.transport.checked import CheckedTransport, Sealed
 from mpitrain.pipeline.mailbox import Expected, Mailbox, Spec
 
 pytestmark = pytest.mark.mpi
@@ -15,17 +15,15 @@ pytestmark = pytest.mark.mpi
 class OneByteWrong(CheckedTransport):
     """Rank 0's first message has another byte than was sealed."""
 
-    def send_init(self, data, peer, tag):
-        if self.rank:
-            return super().send_init(data, peer, tag)
-        return _WrongSend(self.channel, data, peer, tag)
+    @classmethod
+    def envelope(cls, data):
+        return _Changed(data) if MPI.COMM_WORLD.rank == 0 else Sealed(data)
 
 
-class _WrongSend(SealedSend):
-    def Start(self):
-        self.sealed.seal()
-        self.sealed.data[len(self.sealed.data) // 2] ^= 4
-        self.request.Start()
+class _Changed(Sealed):
+    def seal(self):
+        super().seal()
+        self.data[len(self.data) // 2] ^= 4
 
 
 @pytest.fixture(scope="module")
