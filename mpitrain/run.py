@@ -7,12 +7,10 @@ from time import perf_counter
 from typing import Protocol
 
 import numpy as np
-from mpi4py import MPI
 
 from mpitrain.arrays import Array, Scalar
 from mpitrain.callbacks import running
-from mpitrain.metrics import Overlap, Record, Skipped, Step, Summary, Write
-from mpitrain.parallel.overlap_trial import OverlapTrial
+from mpitrain.metrics import Record, Skipped, Step, Summary, Write
 from mpitrain.step.agreement import Agreed, NonFinite, Told, named, nonfinite
 from mpitrain.step.ledger import Ledger, Noted
 from mpitrain.training.batches import MicroBatches
@@ -90,14 +88,12 @@ class SynchronousLoop(Loop):
     """
 
     def __init__(self, parts: Parts) -> None:
-        """Begin the trial of ``parallel.overlap = "auto"``; collective."""
         super().__init__(parts)
         sync = parts.config.sync
         #: Number of gradients.  Each is a mean over its worker's samples alone.
         self._workers = parts.grid.layout.replicas[0] if sync.drifts else 1
         #: Steps on which the ranks have not agreed yet; None: they agree in each step.
         self._ledger = Ledger(parts.comm, self._workers, sync.agree) if sync.agree > 1 else None
-        self._trial = _trial(parts)
 
     def batches(self, epoch: int) -> Generator[Batch]:
         self.parts.account.begin()
@@ -204,7 +200,6 @@ class SynchronousLoop(Loop):
         parts.summation.commit()
         parts.scale.went_well()
         parts.steps_done = number + 1
-        overlap = self._try_overlap(agreed.seconds / parts.comm.size)
         if parts.steps_done == parts.total_steps:
             told, agreed = self._with_last_exchange(told, agreed)
         noted = Noted(
@@ -220,7 +215,7 @@ class SynchronousLoop(Loop):
             unfit,
         )
         if self._ledger is None:
-            return [parts.account.record(noted, agreed, agreed.grad_norm / scale), *overlap]
+            return [parts.account.record(noted, agreed, agreed.grad_norm / scale)]
         self._ledger.noted.append(noted)
         is_due = (
             parts.steps_done % self._ledger.every == 0
@@ -278,23 +273,3 @@ class SynchronousLoop(Loop):
         parts.steps_done = number
         synced = parts.account.synced(parts.strategy.exchanges, parts.strategy.since)
         return Skipped(number, data or culprits, parts.scale.value, synced)
-
-    def _try_overlap(self, seconds: float) -> list[Overlap]:
-        """Continue the trial of overlap after a step of ``seconds``; its result once decided."""
-        trial = self._trial
-        if trial is None or trial.decided:
-            return []
-        ends = trial.tell(seconds)
-        if ends:
-            trial.decide(*trial.seconds)
-        self.parts.store.set_overlap(trial.overlap)
-        return [Overlap(self.parts.steps_done, trial.overlap, *trial.seconds)] if ends else []
-
-
-def _trial(parts: Parts) -> OverlapTrial | None:
-    """A trial of overlap, if sums of some rank can overlap with computation; collective."""
-    parallel = parts.config.parallel
-    if parallel.overlap != "auto" or parts.config.sync.kind != "every_step":
-        return None
-    overlaps = parts.comm.allreduce(parts.store.set_overlap(True), MPI.LOR)
-    return OverlapTrial() if overlaps else None

@@ -12,9 +12,7 @@ class Compress(Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         codec: codec of the gradients of matrices between replicas: ``bf16``, ``powersgd:rank=4``
-            and others, which docs/communication.md lists; ``none``: no codec.  ``auto`` times dense
-            sums and a few codecs before the first step, and takes the fastest on this link, which
-            may be ``none``.
+            and others, which docs/communication.md lists; ``none``: no codec.
         feedback: whether the residual, which a step's codes leave out, is added to the next step's
             gradients; ``auto``: where the codec needs it.
         start: first steps without a codec.

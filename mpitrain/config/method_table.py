@@ -50,7 +50,7 @@ class Method:
 @cache
 def _parsed(text: str) -> AnyCodec | None:
     try:
-        return None if text in ("none", "auto") else parse(text)
+        return None if text == "none" else parse(text)
     except CodecError:  # the check of the table reports it
         return None
 
@@ -94,7 +94,6 @@ CODED = "sums of gradients that can be coded"
 DEATHS = "ranks that see one another die"
 DELAYED = "messages that can be delayed"
 ELEMENTWISE = "a codec of single numbers"
-EVERY_STEP = "a sum of the gradients of every step"
 EXCHANGE = "exchanges of all workers together"
 FEW_ROWS = "a model of which a sample changes a few rows"
 FORWARD = "forward passes of all workers together"
@@ -202,8 +201,6 @@ _CODECS = (
            used=lambda job: isinstance(code := codec(job), Momentum) and bool(code.clip)),
     Method("vote", "a codec that votes", {"compress.codec": "signum"},
            (WHOLE_SUM, REPLICA_SUMS, SIZES), used=lambda job: getattr(codec(job), "votes", False)),
-    Method("auto-codec", "codec = 'auto'", {"compress.codec": "auto"}, (EVERY_STEP,),
-           {ELEMENTWISE: "tries codecs of whole matrices"}, _is("compress", "codec", "auto")),
     Method("gathered", "exchange = 'gathered'", {"compress.exchange": "gathered"},
            (WHOLE_SUM, SUMMED), beside={"compress.codec": "int8:rounding=stochastic"}),
     Method("nodes", "level = 'nodes'", {"compress.level": "nodes"}, (WHOLE_SUM, SUMMED),
@@ -213,8 +210,8 @@ _CODECS = (
 )
 
 _WORKERS = (REPLICA_STATE, REPLICATED, WIDTHS, CLOCK, HOST)
-_DRIFTS = {CLOCK: "exchanges them after several steps", EVERY_STEP: "sums after several steps",
-           FORWARD: "lets workers train by themselves", RESIDUALS: "exchanges updates"}
+_DRIFTS = {CLOCK: "exchanges them after several steps", FORWARD: "lets workers train by themselves",
+           RESIDUALS: "exchanges updates"}
 _AS_IT_IS = {SIZES: "adds the sum to the weights as it is"}
 _SYNC = (
     Method("local", "local SGD", {"sync.kind": "local"}, _WORKERS, _DRIFTS | _AS_IT_IS,
@@ -233,7 +230,7 @@ _SYNC = (
     Method("quorum", "a quorum", {"sync.kind": "quorum"}, (*_WORKERS, ONE_RANK, READABLE),
            {CHECKED: "sends gradients without", CLOCK: "sums without the last workers",
             CODED: "gathers gradients at one rank as they are",
-            DELAYED: "sends gradients at once", EVERY_STEP: "leaves out the last workers",
+            DELAYED: "sends gradients at once",
             EXCHANGE: "leaves out the last workers", FORWARD: "lets workers be ahead of others",
             LOSS_SCALE: "sums gradients of several steps"}, _is("sync", "kind", "quorum")),
     Method("adasum", "adasum", {"sync.combine": "adasum"},
@@ -249,7 +246,6 @@ _SERVERS = (
            (ONE_RANK, REPLICA_STATE, CLOCK, HOST, REPLICATED, RULES, *_SHARD_SUMS),
            {CHECKED: "has messages without", CLOCK: "serves each worker when it asks",
             DEATHS: "waits for workers one by one", DELAYED: "has messages that are not",
-            EVERY_STEP: "takes each gradient by itself",
             EXCHANGE: "takes each gradient by itself", FORWARD: "lets workers be ahead of others",
             GRADIENT: "has a part of each tensor", REPLICAS: "lets workers be ahead of others",
             SKIPPING: "never skips one", STEPS: "lets workers be ahead of others",
@@ -260,16 +256,15 @@ _SERVERS = (
     Method("hogwild", "hogwild", {"server.hogwild": True},
            (*_WHOLE_WORKERS, FEW_ROWS, SOME_ROWS, CODED),
            {CLOCK: "updates one copy at any time", CODED: "sends none",
-            DEATHS: "has ranks in one memory", DELAYED: "sends none", EVERY_STEP: "sums nothing",
+            DEATHS: "has ranks in one memory", DELAYED: "sends none",
             EXCHANGE: "exchanges nothing", FORWARD: "lets each rank train by itself",
             REPLICAS: "has one copy", SKIPPING: "never skips one",
             STEPS: "lets each rank train by itself"}, beside=_CLICKS),
     Method("clients", "a federated client", {"federated.clients": 4},
            (*_WHOLE_WORKERS, REPLICATED, RULES, CODED, READS),
            {CLOCK: "exchanges them in rounds", CODED: "sends changes of weights",
-            EVERY_STEP: "sends changes of weights", EXCHANGE: "sends its changes to a server",
-            FORWARD: "trains by itself", LOSS_SCALE: "begins anew in each round",
-            STEPS: "trains by itself"}),
+            EXCHANGE: "sends its changes to a server", FORWARD: "trains by itself",
+            LOSS_SCALE: "begins anew in each round", STEPS: "trains by itself"}),
 )
 
 _NUMBERS = (

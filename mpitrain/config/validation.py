@@ -133,9 +133,6 @@ def _compress(job: Tables) -> Faults:
     if c.codec == "none":
         if c != Compress():
             yield "compress.codec", "none, and other keys of the table say how; name a codec"
-    elif c.codec == "auto":
-        if Compress("auto", start=c.start, least=c.least) != c:
-            yield "compress.codec", "auto chooses the codec; other keys it takes: start and least"
     else:
         try:
             yield from codec_faults(c, parse(c.codec))

@@ -68,19 +68,13 @@ def in_replicas(parts: Parts, flat: Array) -> tuple[Store, Communicator | None]:
     comm, config, grid, arena = parts.comm, parts.config, parts.grid, parts.arena
     comms, replica = grid.groups, grid.place.replica
     allocate = parts.device.allocate(grid.data)
-    replica_comm, why = None, ""
+    replica_comm = None
     if config.sync.kind != "every_step":
         comms, replica_comm = grid.within()
-    if config.compress.codec == "auto":
-        config, why = build.choose_codec(comm, config, comms, arena, replica, allocate)
-        parts.config = config
     summation = build.summation(config, replica)
     together(comm, lambda: summation.check(arena), ConfigError)
     reduction = build.reduction(config, comms, replica)
-    store = build.store(config, arena, flat, reduction, allocate)
-    if why:
-        store.reason = f"{store.reason}; compress.codec = 'auto' is {why}"
-    return store, replica_comm
+    return build.store(config, arena, flat, reduction, allocate), replica_comm
 
 
 @dataclass(frozen=True)

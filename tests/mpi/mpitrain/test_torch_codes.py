@@ -89,7 +89,7 @@ def test_a_gradient_that_is_no_number_on_one_rank_is_none_on_all(comm):
 
 def test_what_cannot_be_is_refused(comm):
     with DataParallel(comm, module()) as replica:
-        for codec, why in (("nosuch", "no code"), ("auto", "is no code"), ("none", "is no code")):
+        for codec, why in (("nosuch", "no codec"), ("auto", "no codec"), ("none", "is no codec")):
             with pytest.raises(ValueError, match=why):
                 Compression(replica, codec)
         with pytest.raises(ValueError, match="owners"):
