@@ -35,7 +35,7 @@ _OURS = tuple(str(Path(__file__).parents[2] / name) for name in ("mpitrain", "co
 #: Modules of objects that carry a job out and are no part of it.
 _RUNNERS = (
     "collectives.", "mpi4py.", "mpitrain.training.", "mpitrain.server.", "mpitrain.federated.",
-    "mpitrain.fit", "mpitrain.ranks.", "mpitrain.metrics.",
+    "mpitrain.trainer", "mpitrain.ranks.", "mpitrain.metrics.",
 )  # fmt: skip
 #: Time before which no program that imports this has begun.
 _BEGUN = time.time() - 600

@@ -7,7 +7,7 @@ from importlib.resources import files
 from itertools import product
 
 from mpitrain.config import ConfigError
-from mpitrain.config.combining import combined, refusals, tables_of, uses
+from mpitrain.config.conflicts import combined, refusals, tables_of, uses
 from mpitrain.config.method_table import METHODS, Method
 from mpitrain.config.numbers import toml
 from mpitrain.config.validation import faults

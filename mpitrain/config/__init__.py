@@ -5,7 +5,7 @@
 Every field is documented in the class of its table.
 """
 
-from mpitrain.config.combining import expect, needs_host
+from mpitrain.config.conflicts import expect, needs_host
 from mpitrain.config.errors import ConfigError
 from mpitrain.config.exchange import Compress
 from mpitrain.config.federated import Federated

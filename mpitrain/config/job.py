@@ -1,6 +1,6 @@
 """A job whose tables fit together."""
 
-from mpitrain.config.combining import refusals
+from mpitrain.config.conflicts import refusals
 from mpitrain.config.tables import Tables
 from mpitrain.config.validation import faults
 

@@ -42,8 +42,7 @@ from mpitrain.sync import Strategy, Workers
 from mpitrain.sync.workers import layer_numbers
 from mpitrain.training import build
 from mpitrain.training.account import Account
-from mpitrain.training.feed import Feed
-from mpitrain.training.fitting import (
+from mpitrain.training.compatibility import (
     expect_fitting,
     expect_labels,
     expect_labels_in_memory,
@@ -53,6 +52,7 @@ from mpitrain.training.fitting import (
     named_metrics,
     whole_state,
 )
+from mpitrain.training.feed import Feed
 from mpitrain.training.parts import NO_OBJECTS, Parts, UserObjects, nothing
 from mpitrain.training.passes import Passes
 from mpitrain.training.purity import Purity

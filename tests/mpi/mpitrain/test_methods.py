@@ -9,7 +9,7 @@ from mpi4py import MPI
 
 import mpitrain
 from mpitrain.config import Config, expect_read
-from mpitrain.config.combining import CHOSEN, combined, refusals, tables_of, uses
+from mpitrain.config.conflicts import CHOSEN, combined, refusals, tables_of, uses
 from mpitrain.config.own import brought
 from mpitrain.config.validation import faults
 from mpitrain.metrics import Step
