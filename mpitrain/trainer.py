@@ -192,7 +192,7 @@ class Trainer(ClosedTogether):
         self._taken = None
         tests: list[Epoch] = []
 
-        def tell(record: Record) -> None:
+        def on_record(record: Record) -> None:
             if isinstance(record, Epoch):
                 tests.append(record)
 
@@ -207,8 +207,8 @@ class Trainer(ClosedTogether):
                         self.loop,
                         go_on=resume,
                         allow_changes=allow_changes,
-                        tell=tell,
-                        way="fit(resume=True)",
+                        on_record=on_record,
+                        resume_hint="fit(resume=True)",
                     )
             finally:
                 parts.stop = given

@@ -110,7 +110,7 @@ def train(comm: Communicator, options: argparse.Namespace) -> int:
                             loop,
                             go_on=go_on,
                             allow_changes=options.allow_changes,
-                            way="train --resume",
+                            resume_hint="train --resume",
                         )
                     break
                 except MPI.Exception as error:
