@@ -4,11 +4,14 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from mpitrain.config.exchange import Compress
 from mpitrain.config.federated import Federated
 from mpitrain.config.numbers import Count, Fraction, NonNegative, Part, Positive, Seed
 from mpitrain.config.server import Server
-from mpitrain.config.sync import Sync
+from mpitrain.config.sync import Compress, Sync
+
+
+class ConfigError(ValueError):
+    """The job asks for something that does not exist or cannot be."""
 
 
 class Run(Struct, frozen=True, forbid_unknown_fields=True):
