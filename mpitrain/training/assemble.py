@@ -5,7 +5,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypedDict, Unpack
 
 from mpi4py import MPI
 
@@ -102,16 +102,29 @@ class Variant:
 USUAL = Variant()
 
 
+class Hooks(TypedDict, total=False):
+    """Objects that a caller of :func:`assemble` may give besides the job and the program's own.
+
+    Attributes:
+        span: context manager that records an activity in the trace.
+        stop: flag that asks to stop after a step.
+        before_step: function that each rank calls with the parts before each step.
+        device: device of the arrays; by default the one that ``run.device`` names.
+    """
+
+    span: Span
+    stop: StopFlag | None
+    before_step: Callable[[Parts], None] | None
+    device: Device | None
+
+
 def assemble(
     comm: MPI.Intracomm,
     config: Config,
     objects: UserObjects = NO_OBJECTS,
     *,
-    span: Span = no_span,
-    stop: StopFlag | None = None,
-    before_step: Callable[[Parts], None] | None = None,
-    device: Device | None = None,
     variant: Variant = USUAL,
+    **hooks: Unpack[Hooks],
 ) -> Parts:
     """Load the data, initialise the parameters from the seed, set up communication; collective.
 
@@ -121,11 +134,8 @@ def assemble(
         config: the job.
         objects: the program's own objects.  A check ensures that all ranks have the same data and
             the same values in layers.
-        span: context manager that records an activity in the trace.
-        stop: flag that asks to stop after a step.
-        before_step: function that each rank calls with the parts before each step.
-        device: device of the arrays; by default the one that ``run.device`` names.
         variant: functions that make the parts in which this kind of job differs.
+        hooks: see :class:`Hooks`.
 
     Raises:
         ConfigError: on all ranks: their jobs differ (:mod:`mpitrain.ranks.same`), a value of the
@@ -145,7 +155,7 @@ def assemble(
         comm.watch()
         if not comm.traffic:  # before plans are made, as earlier ones do not count
             comm.count_traffic()
-        device = device or choose(config, comm)
+        device = hooks.get("device") or choose(config, comm)
         data, digest = load_on_all(
             comm, lambda: objects.data or load(config.data, config.run.dtype), config.data.path
         )
@@ -156,7 +166,8 @@ def assemble(
         built = _build_model(comm, config, objects, data, device, variant.spread, opened)
         parts = Parts(
             comm, config, objects, data, digest, sampler, rates, total_steps, device, *built,
-            span, stop or StopFlag(), before_step or nothing, opened, Watch(config, built.metrics),
+            hooks.get("span", no_span), hooks.get("stop") or StopFlag(),
+            hooks.get("before_step") or nothing, opened, Watch(config, built.metrics),
         )  # fmt: skip
         _add_update(parts, variant)
         _add_pipeline(parts)
