@@ -53,7 +53,7 @@ from mpitrain.training.compatibility import (
     whole_state,
 )
 from mpitrain.training.feed import Feed
-from mpitrain.training.parts import NO_OBJECTS, Parts, UserObjects, nothing
+from mpitrain.training.parts import NO_OBJECTS, Parts, UserObjects
 from mpitrain.training.passes import Passes
 from mpitrain.training.purity import Purity
 from mpitrain.training.watch import Watch
@@ -167,7 +167,7 @@ def assemble(
         parts = Parts(
             comm, config, objects, data, digest, sampler, rates, total_steps, device, *built,
             hooks.get("span", no_span), hooks.get("stop") or StopFlag(),
-            hooks.get("before_step") or nothing, opened, Watch(config, built.metrics),
+            hooks.get("before_step") or (lambda parts: None), opened, Watch(config, built.metrics),
         )  # fmt: skip
         _add_update(parts, variant)
         _add_pipeline(parts)

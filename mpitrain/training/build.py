@@ -230,10 +230,10 @@ def strategy(config: Config, workers: Workers) -> Strategy:
 
 def compression(table: Compress, every: int = 1) -> CodingOptions:
     """Options of the codec that [compress] names, for sums after ``every`` steps."""
-    code = parse(table.codec)
-    feedback = (feedback_of(code) if table.feedback == "auto" else table.feedback) == "on"
+    codec = parse(table.codec)
+    feedback = (feedback_of(codec) if table.feedback == "auto" else table.feedback) == "on"
     return CodingOptions(
-        code,
+        codec,
         feedback,
         table.start,
         table.least,
