@@ -33,7 +33,7 @@ from mpitrain.adapters.torch.buckets import GradientBucket
 from mpitrain.adapters.torch.comm_hooks import UnderWay
 from mpitrain.arrays import Gradients
 from mpitrain.group import TensorGroup
-from mpitrain.models.gpt import GPT
+from mpitrain.models import gpt
 from mpitrain.models.model import SequentialModel
 from mpitrain.objective.cross_entropy import CrossEntropy
 from mpitrain.optim.optimizers import Adam
@@ -163,15 +163,7 @@ def _measure(comm: Communicator, options: argparse.Namespace) -> dict[str, list[
     late = DataParallel(comm, TorchGPT(*shape), overlap=False, algorithm=options.algorithm)
     own = list(TorchGPT(*shape).parameters())
     alone = GradientBucket(comm, own, options.algorithm, UnderWay(comm))
-    layers = GPT(
-        vocabulary=options.vocabulary,
-        context=options.context,
-        width=options.width,
-        blocks=options.blocks,
-        heads=options.heads,
-        group=TensorGroup(),
-        sequence=False,
-    ).layers()
+    layers = gpt.layers(*shape, TensorGroup())
     native = Ours(
         comm,
         SequentialModel(layers, CrossEntropy(TensorGroup(), options.vocabulary), TensorGroup()),

@@ -257,7 +257,8 @@ class Communicator(  # type: ignore[misc]
             MismatchError: on all ranks, with ``check``, if one of them makes another call.
             CollectiveError: a collective was left in the middle on this rank before.
         """
-        return self._engine.empty(shape, dtype, memory)
+        with self._engine.changing_memory("empty"):
+            return self._engine.resources.empty(shape, dtype, memory)
 
     def share(self, array: Any) -> Any:
         """Moves an ordinary array into memory that the ranks of a node can all address; returns it.
@@ -286,7 +287,8 @@ class Communicator(  # type: ignore[misc]
                 communicator shares.
             MemoryError: on all ranks, if the node has less memory than all of them ask for.
         """
-        self._engine.share(array)
+        with self._engine.changing_memory("share"):
+            self._engine.resources.share(array)
         return array
 
     def Revoke(self) -> None:

@@ -18,6 +18,7 @@ from mpitrain.run import train
 from mpitrain.start import start
 from mpitrain.training.loop import Loop
 from mpitrain.training.parts import Parts
+from mpitrain.user_objects import bit_sum
 
 
 class Trainer(ClosedTogether):
@@ -111,8 +112,8 @@ class Trainer(ClosedTogether):
             self.loop: Loop = start(
                 whole, job, objects, span=span, stop=stop, before_step=before_step
             )
-        #: Versions of the module's parameters when the loop copied them; ``None`` once it trains.
-        self._taken: list[int] | None = self._versions()
+        #: The module's parameters when the loop copied them; ``None`` once it trains.
+        self._taken: list[tuple[int, int]] | None = self._versions()
 
     @property
     def parts(self) -> Parts:
@@ -146,8 +147,10 @@ class Trainer(ClosedTogether):
         """Free the communicators; a second call does nothing."""
         self.loop.close()
 
-    def _versions(self) -> list[int]:
-        return [p._version for p in self.module.parameters()] if self.module is not None else []
+    def _versions(self) -> list[tuple[int, int]]:
+        """Version and sum of the bits of each parameter: ``p.data`` changes the bits alone."""
+        parameters = self.module.parameters() if self.module is not None else ()
+        return [(p._version, bit_sum(p)) for p in parameters]
 
     def _expect_taken(self) -> None:
         """Check that the module's parameters were not changed since the trainer copied them."""

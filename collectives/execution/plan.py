@@ -74,6 +74,7 @@ class Plan:
         collective: name of the collective.
         nbytes: size of the larger buffer.
         keep: takes a plan for one run, as another plan, at the end of that run.
+        is_freed: whether it cannot be used any more.
     """
 
     def __init__(
@@ -98,7 +99,7 @@ class Plan:
 
         self.keep = binding.keep
         self._transient = False
-        self._freed = False
+        self.is_freed = False
         self._broken = False
         #: The plans of the thread that moves it along.
         self.among: list[Moving] = []
@@ -123,7 +124,7 @@ class Plan:
             CollectiveError: a collective of this communicator was left in the middle before.
         """
         # Another plan is under way, and its peers may need us to go on with it; or this one is.
-        if self._progress.here or self._progress.left or self._freed:
+        if self._progress.here or self._progress.left or self.is_freed:
             self.Start()
             self.Wait()
             return
@@ -144,7 +145,7 @@ class Plan:
             CollectiveError: a collective of this communicator was left in the middle before.
         """
         self._progress.expect_whole()
-        if self._freed:
+        if self.is_freed:
             raise RuntimeError(f"{self!r} was freed; make another one")
         if self.is_underway:
             raise RuntimeError(f"{self!r} was started twice without Wait or a true Test in between")
@@ -215,11 +216,6 @@ class Plan:
                 self._start_round()
 
     @property
-    def is_freed(self) -> bool:
-        """Whether it cannot be used any more."""
-        return self._freed
-
-    @property
     def is_underway(self) -> bool:
         """Whether it was started and has not completed."""
         return self._next < len(self._rounds)
@@ -242,7 +238,7 @@ class Plan:
                 request.Free()
         self._rounds, self._program, self._next = [], [], 0
         self._tags = None
-        self._freed = True
+        self.is_freed = True
 
     def abandon(self) -> None:
         """Gives it up in the middle: ``Wait`` and ``Test`` say so from now on."""
@@ -250,7 +246,7 @@ class Plan:
         if self.is_underway and self in self._progress.plans:
             self._progress.remove(self)
         self._rounds, self._program, self._next = [], [], 0
-        self._freed = self._broken = True
+        self.is_freed = self._broken = True
 
     def _leave(self, error: BaseException, number: int) -> None:
         """An exception ends it in round ``number``, counted from 0.
@@ -258,7 +254,7 @@ class Plan:
         Raises:
             CorruptMessage: in place of one that does not know the collective and the round.
         """
-        if self._freed:  # it was left before the exception came here
+        if self.is_freed:  # it was left before the exception came here
             return
         where = f"{self.collective} by {self.algorithm} of {self.nbytes} bytes, round {number}"
         self._progress.leave(f"the {where},", error)
@@ -285,7 +281,7 @@ class Plan:
         again = Plan(*given, Binding(self.reason, self._progress, self._tags))
         self._rounds, self._program, self._next = [], [], 0
         self._tags = None
-        self._freed = True
+        self.is_freed = True
         keep(again)
 
     @property

@@ -140,7 +140,7 @@ def _coded(
                 how, shapes, replicas, itemsize, shard=-(-elements // replicas)
             )
         else:
-            keep = getattr(how.code, "keep", 1.0)  # other codecs send all elements
+            keep = getattr(how.codec, "keep", 1.0)  # other codecs send all elements
             sent = coded_bytes(how, shapes, replicas, itemsize, round(keep * elements))
         found.append((codec, sent / replicas))
     return found

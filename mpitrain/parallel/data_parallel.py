@@ -5,9 +5,8 @@ from collections.abc import Sequence
 from mpitrain.arrays import Array, Gradients
 from mpitrain.group import share
 from mpitrain.parallel.arena import DATA, Arena, Bucket
-from mpitrain.parallel.in_flight import SumsInFlight
 from mpitrain.parallel.store import Allocate, Piece, Reduction, Store
-from mpitrain.parallel.summation import Sum
+from mpitrain.parallel.summation import Sum, SumsInFlight
 
 
 class WholeGradients(Store):

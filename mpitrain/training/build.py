@@ -20,8 +20,7 @@ from mpitrain.models import SequentialModel
 from mpitrain.optim.optimizers import LAMB, LARS, SGD, Adam, Optimizer
 from mpitrain.parallel.adasum_sum import Adasum
 from mpitrain.parallel.arena import Arena
-from mpitrain.parallel.coded_sum import CodingOptions
-from mpitrain.parallel.compressed_summation import CompressedSummation
+from mpitrain.parallel.compressed_summation import CodingOptions, CompressedSummation
 from mpitrain.parallel.data_parallel import Replicated
 from mpitrain.parallel.grid import Layout
 from mpitrain.parallel.node_shared import NodeShared

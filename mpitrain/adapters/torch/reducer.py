@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 import torch
 
 from collectives import Communicator
-from mpitrain.adapters.torch.backward_pass import BackwardPass, is_alive
 from mpitrain.adapters.torch.buckets import refusal
 from mpitrain.adapters.torch.checks.probe import is_due
 from mpitrain.adapters.torch.comm_hooks import Function, Hook
@@ -20,7 +19,7 @@ from mpitrain.adapters.torch.rendezvous import (
     Meeting,
     Refused,
 )
-from mpitrain.adapters.torch.session import GradientState, Session
+from mpitrain.adapters.torch.session import BackwardPass, GradientState, Session, is_alive
 
 #: Attribute of a gradient that is a mean: its version then, as torch counts changes.
 _MEAN_AT = "_mpitrain_mean_at"
@@ -108,7 +107,7 @@ class Reducer(Session):
             raise ValueError(
                 f"DataParallel: the ranks have different communication hooks: {', '.join(names)}"
             )
-        self.buckets.register(Hook(function, state))
+        self.buckets.hook = Hook(function, state)
 
     def close(self) -> None:
         """Free what is bound; collective.
@@ -173,14 +172,9 @@ class Reducer(Session):
         inventory = self._look()
         if agreed.numbers[0] == OTHER_PARAMETERS:
             self._bind(inventory)
-            return
-        try:
+        else:
             inventory.check(self._words, self._options)
-        except ValueError as error:
-            raise ValueError(
-                f"{error}, or leave buffers to each rank by broadcast_buffers=False"
-            ) from None
-        self._inventory = inventory
+            self._inventory = inventory
 
     def _check_unchanged(self, agreed: Meeting) -> None:
         if agreed.joined:
@@ -198,8 +192,7 @@ class Reducer(Session):
         self.buckets.start(self._weight, complete=False)
         late, known = self.buckets.late(), self.buckets.known()
         # Ranks that met before the forward pass know the parameters already.
-        verified = self.state.verified
-        changed = self._inventory.change_of_buffers() if verified else self._inventory.change()
+        changed = self._inventory.change(buffers_alone=self.state.verified)
         incomplete = any(late) or not all(known)
         agreed = self._meet(AVERAGE, changed, incomplete, self.state.onto_mean, fault=self._fault())
         self._check_average(agreed)

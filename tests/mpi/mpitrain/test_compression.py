@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from collectives import Communicator
 from mpitrain.checkpoint import Writer
 from mpitrain.checkpoint.saving import checkpoints, resume, save
+from mpitrain.compress import CODECS
 from mpitrain.config import Compress, Optim
 from mpitrain.metrics import Skipped
 from mpitrain.start import start
@@ -32,7 +33,7 @@ def coded(config, codec="bf16", feedback="on", **how):
 
 
 def residuals(trainer):
-    """What codes left out on this rank, by name and element of the arena."""
+    """Values that codes left out on this rank, by name and element of the arena."""
     found = {}
     for kept in trainer.parts.summation.kept():
         flat = found.setdefault(kept.name, np.zeros(trainer.parts.arena.size))
@@ -97,6 +98,34 @@ def test_replicas_stay_equal_and_what_is_left_out_is_small(comm, exchange):
             assert 0 < np.abs(left).max() < 2**-7 * max(1.0, 4 * largest), record
 
 
+#: Others than the defaults, for gradients of a small model.
+TRAINED = {
+    "topk": "topk:keep=0.1",
+    "dgc": "dgc:keep=0.1,momentum=0.5,clip=10",
+    "randomk": "randomk:keep=0.3",
+    "blocks": "blocks:keep=0.3,block=16",
+    "threshold": "threshold:tau=0.01",
+    "strom": "strom:tau=0.01",
+    "rotate": "rotate+int4",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.at_most(5)
+@pytest.mark.parametrize("name", CODECS)
+def test_the_loss_falls_and_replicas_stay_equal(comm, name):
+    config = mlp()
+    optim = replace(
+        config.optim, momentum=0.0, nesterov=False, lr=0.02 if name == "signum" else config.optim.lr
+    )
+    config = replace(config, optim=optim, compress=Compress(TRAINED.get(name, name), least=1))
+    with start(comm, config) as trainer:
+        losses = [record.loss for record in islice(trainer.run_epoch(0), 14)]
+        trainer.parts.check_replicas("after some steps")
+    print(f"{name}: from {losses[0]:.4g} to {losses[-1]:.4g}")
+    assert sum(losses[-3:]) < 0.97 * sum(losses[:3]), losses
+
+
 KEEPING = [
     "sign",
     "signum",
@@ -134,7 +163,7 @@ def momentum_job(model, **layout):
 
 @pytest.mark.parametrize("model", ["gpt", "recommender"])
 def test_momentum_of_what_is_not_coded_is_all_of_it_in_a_checkpoint(comm, folder, model):
-    """Of tensors on several stages, and of tables of which each rank has other rows."""
+    """Tensors on several stages, and tables of which each rank has other rows."""
     layout = {"pipe": 2 if RANKS % 2 == 0 else RANKS} if model == "gpt" else {}
     interrupted(comm, folder, momentum_job(model, **layout))
 

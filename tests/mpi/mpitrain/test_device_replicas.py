@@ -42,7 +42,7 @@ def module(dtype=torch.float64):
 
 
 def batches(steps, rows=8):
-    """The same on all ranks, of which each takes its own rows."""
+    """Equal on all ranks, each of which takes its own rows."""
     draw = torch.Generator().manual_seed(11)
     for _ in range(steps):
         x = torch.rand(rows * SIZE, 6, generator=draw, dtype=torch.float64)

@@ -284,8 +284,8 @@ def rooted(y, t):
         ({"model": with_hook_on_dropout}, r"3 .Dropout. has a hook or a forward"),
         ({"model": with_own_norm}, r"4.1 .BatchNorm1d. has a hook or a forward"),
         ({"model": norm_twice}, r"part2. .BatchNorm1d. is in part0, too"),
-        ({"loss": summed}, "only a mean over samples with equal weights is the same"),
-        ({"loss": rooted}, "only a mean over samples with equal weights is the same"),
+        ({"loss": summed}, "it must be a mean over samples with equal weights"),
+        ({"loss": rooted}, "it must be a mean over samples with equal weights"),
     ],
 )
 def test_what_would_train_other_numbers_is_refused(comm, folder, changed, message):

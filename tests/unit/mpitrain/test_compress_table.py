@@ -1,4 +1,4 @@
-"""What [compress] may say."""
+"""Values that [compress] takes."""
 
 import re
 
@@ -10,7 +10,7 @@ from collectives.codec import Residual
 from mpitrain.commands.plan import explain
 from mpitrain.compress import parse
 from mpitrain.config import Config, ConfigError
-from mpitrain.parallel.coded_sum import CodingOptions
+from mpitrain.parallel.compressed_summation import CodingOptions
 
 SGD = {"name": "sgd", "momentum": 0.0}
 LOCAL = {"kind": "local", "period": 5}

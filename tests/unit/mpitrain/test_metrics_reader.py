@@ -1,4 +1,4 @@
-"""What is written to ``metrics.jsonl`` is read back as the same records, by every version."""
+"""Lines of ``metrics.jsonl`` are read back as the same records, by every version."""
 
 import json
 import math
