@@ -188,7 +188,7 @@ def expect_without_momentum(job: Config, given: "Optimizer") -> None:
         ConfigError: both keep a state.
     """
     codec = job.compress.codec
-    if codec in ("none", "auto") or not isinstance(parse(codec), Momentum) or not given.slots:
+    if codec == "none" or not isinstance(parse(codec), Momentum) or not given.slots:
         return
     if name_of(given) != "SGD" or getattr(given, "momentum", True):
         raise ConfigError(

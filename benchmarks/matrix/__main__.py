@@ -88,7 +88,7 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
     )
     for option, told in (
         ("jobs", "digits gpt"),
-        ("methods", "none bf16 int8 powersgd topk dgc sign auto local diloco delayed, or a codec"),
+        ("methods", "none bf16 int8 powersgd topk dgc sign local diloco delayed, or a codec"),
         ("algorithms", "all-reduces of dense sums, as 'python -m collectives list' has them"),
         ("layouts", "'data' 'pipe x data' 'tensor x data' 'zero 1'"),
         ("links", "'shared memory' '1 Gb/s' '100 Mb/s' '100 ms', or latency=20ms,bandwidth=1Gb/s"),

@@ -235,7 +235,7 @@ def _measured(
         shared: tuple[type[Exception], ...] = (*SHARED_ERRORS, CheckpointError)
         try:
             try:
-                test = train(loop, tell=tell, way="").test_loss
+                test = train(loop, on_record=tell, resume_hint="").test_loss
             except Stopped:  # all ranks together, and nothing is under way
                 test = evaluate(loop.parts, 0).test_loss
         except shared:

@@ -8,7 +8,7 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 from mpitrain.config import ConfigError
-from mpitrain.config.combining import combined, refusals, tables_of, uses
+from mpitrain.config.conflicts import combined, refusals, tables_of, uses
 from mpitrain.config.method_table import METHODS, Method
 from mpitrain.config.numbers import toml
 from mpitrain.config.validation import faults

@@ -130,7 +130,7 @@ def _coded(
     others = ["bf16", "int8", "powersgd:rank=4", "topk:keep=0.01"]
     if zero > 1:
         others = ["bf16", "int8:rounding=stochastic", "terngrad"]
-    named = [table.codec] if table.codec not in ("none", "auto") else []
+    named = [table.codec] if table.codec != "none" else []
     found = []
     for codec in dict.fromkeys([*named, *others]):
         how = compression(Compress(codec, least=table.least))

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from mpitrain.metrics import (
     Log,
-    Overlap,
     Resumed,
     Saved,
     Skipped,
@@ -221,8 +220,6 @@ def _events(log: Log) -> str:
                         "long as its peers",
                     )
                 )
-            case Overlap():
-                rows.append((f"step {record.step} overlap", str(record)))
             case Resumed():
                 rows += [("checkpoint refused", why) for why in record.refused]
                 rows.append((f"step {record.step} resumed", record.path))

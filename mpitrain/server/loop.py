@@ -178,7 +178,7 @@ class ServedLoop(Loop):
         own.seconds = perf_counter() - start
         reducing = own.idle if own.work is None else own.work.pushing
         pulling = {self._members.roles.server(0): own.work.pulling} if own.work else {}
-        parts.account.busy.add(own.seconds, reducing, pulling)
+        parts.account.add(own.seconds, reducing, pulling)
         with parts.span("meet", "communicate"):
             parts.refresh()
             own.moved = parts.account.moved()

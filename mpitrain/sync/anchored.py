@@ -13,7 +13,7 @@ import numpy as np
 
 from mpitrain.arrays import Array
 from mpitrain.parallel.summation import Keeper
-from mpitrain.step.agreement import Agreed, Told
+from mpitrain.step.agreement import Agreed, StepReport
 from mpitrain.step.gradient import GlobalGradient
 from mpitrain.sync.exchange import Exchange, Selection
 from mpitrain.sync.strategy import Strategy
@@ -82,7 +82,7 @@ class Anchored(Strategy, ABC):
     def begin(self) -> None:
         self.anchor[...] = self.workers.parameters
 
-    def agree(self, step: int, gradient: GlobalGradient, own: Told) -> Agreed:
+    def agree(self, step: int, gradient: GlobalGradient, own: StepReport) -> Agreed:
         averages = step < self._start and not self.is_alone
         if averages:
             gradients = self.workers.gradients

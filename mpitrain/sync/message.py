@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mpitrain.arrays import Array
-from mpitrain.step.agreement import Told
+from mpitrain.step.agreement import StepReport
 
 #: Numbers in the header: the step, the number of gradients in a mean, and a report.
 _HEADER = 11
@@ -41,7 +41,7 @@ class Message:
         """Number of the step in the run, counted from 0."""
         return int(self.header[0])
 
-    def write(self, step: int, gradients: Array, own: Told, used: Sequence[bool]) -> None:
+    def write(self, step: int, gradients: Array, own: StepReport, used: Sequence[bool]) -> None:
         """Fill in one worker's gradient of a step, its report, and the tensors that were used."""
         self.used[...] = used
         self.header[:] = [step, 1, *own.numbers]

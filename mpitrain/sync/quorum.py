@@ -24,7 +24,7 @@ from mpi4py import MPI
 from collectives.execution.waiting import give_way
 from mpitrain.arrays import Array
 from mpitrain.parallel.summation import Keeper, KeptElements
-from mpitrain.step.agreement import Agreed, Told
+from mpitrain.step.agreement import Agreed, StepReport
 from mpitrain.step.gradient import GlobalGradient
 from mpitrain.sync.message import Late, Message, mean
 from mpitrain.sync.strategy import Strategy, Taken
@@ -105,7 +105,7 @@ class Quorum(Strategy):
             self._computes = self._is_root or not self._has_result()
         return self._computes
 
-    def agree(self, step: int, gradient: GlobalGradient, own: Told) -> Agreed:
+    def agree(self, step: int, gradient: GlobalGradient, own: StepReport) -> Agreed:
         self._post_receives()
         self._resend()
         tensors = self.workers.arena.tensors
@@ -122,7 +122,8 @@ class Quorum(Strategy):
         norm = float(np.sqrt(gradient.own_squares()))
         pairs = zip(tensors, result.used, strict=True)
         unused = frozenset(tensor.name for tensor, used in pairs if not used)
-        return Agreed.of(result.header[2:].tolist(), norm, norm, unused=unused)
+        numbers = result.header[2:].tolist()
+        return Agreed(*numbers, grad_norm=norm, own_norm=norm, unused=unused)
 
     def progress(self) -> None:
         if self._is_root:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from mpitrain.arrays import Array
 from mpitrain.parallel.store import Sink
 from mpitrain.parallel.summation import Keeper
-from mpitrain.step.agreement import Agreed, Told
+from mpitrain.step.agreement import Agreed, StepReport
 from mpitrain.step.gradient import GlobalGradient
 
 #: For each worker the steps, counted from 1, whose gradients are in a mean.
@@ -29,7 +29,7 @@ class Strategy:
         reason: why this algorithm was chosen.
         exchanges: exchanges that took effect since the beginning.
         since: steps since the last exchange.
-        strayed: distance from the anchor; see :class:`~mpitrain.step.agreement.Told`.
+        strayed: distance from the anchor; see :class:`~mpitrain.step.agreement.StepReport`.
         taken: steps of each worker in the last mean; empty: every step has all gradients.
         keepers: objects that keep other state from step to step than the arrays below.
     """
@@ -50,7 +50,7 @@ class Strategy:
         """Whether this rank computes gradients in the step; else it only follows."""
         return True
 
-    def agree(self, step: int, gradient: GlobalGradient, own: Told) -> Agreed:
+    def agree(self, step: int, gradient: GlobalGradient, own: StepReport) -> Agreed:
         """Complete the gradients that the update takes, and report the step."""
         return gradient.agree(own)
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from msgspec.structs import replace
 
 from collectives import Communicator
 from collectives.codec import Dice
@@ -21,7 +20,6 @@ from mpitrain.models import SequentialModel
 from mpitrain.optim.optimizers import LAMB, LARS, SGD, Adam, Optimizer
 from mpitrain.parallel.adasum_sum import Adasum
 from mpitrain.parallel.arena import Arena
-from mpitrain.parallel.codec_trial import choose
 from mpitrain.parallel.compressed_summation import CodingOptions, CompressedSummation
 from mpitrain.parallel.data_parallel import Replicated
 from mpitrain.parallel.grid import Layout
@@ -184,7 +182,7 @@ def reduction(config: Config, groups: Mapping[str, Communicator], replica: int) 
     p = config.parallel
     # If replicas train by themselves, each gradient belongs to one replica and stays exact.
     how = dense(config) if config.sync.kind != "every_step" else summation(config, replica)
-    return Reduction(groups, how, p.bucket_bytes, bool(p.overlap))
+    return Reduction(groups, how, p.bucket_bytes, p.overlap)
 
 
 def strategy(config: Config, workers: Workers) -> Strategy:
@@ -231,10 +229,10 @@ def strategy(config: Config, workers: Workers) -> Strategy:
 
 def compression(table: Compress, every: int = 1) -> CodingOptions:
     """Options of the codec that [compress] names, for sums after ``every`` steps."""
-    code = parse(table.codec)
-    feedback = (feedback_of(code) if table.feedback == "auto" else table.feedback) == "on"
+    codec = parse(table.codec)
+    feedback = (feedback_of(codec) if table.feedback == "auto" else table.feedback) == "on"
     return CodingOptions(
-        code,
+        codec,
         feedback,
         table.start,
         table.least,
@@ -244,31 +242,6 @@ def compression(table: Compress, every: int = 1) -> CodingOptions:
         table.units == "update",
         table.level == "nodes",
     )
-
-
-def choose_codec(
-    comm: Communicator,
-    config: Config,
-    groups: Mapping[str, Communicator],
-    arena: Arena,
-    replica: int,
-    allocate: Allocate,
-) -> tuple[Config, str]:
-    """The job with the codec that a trial chose in the place of ``auto``, and why; collective."""
-
-    def with_codec(codec: str) -> Config:
-        return replace(config, compress=replace(config.compress, codec=codec))
-
-    def make(codec: str) -> Summation:
-        least = config.compress.least
-        how = Compress() if codec == "none" else Compress(codec, least=least)
-        return reduction(replace(config, compress=how), groups, replica).summation
-
-    itemsize, size = np.dtype(config.run.dtype).itemsize, config.parallel.bucket_bytes
-    choice = choose(comm, groups, arena, itemsize, size, make, allocate)
-    if choice.codec == "none":
-        return replace(config, compress=Compress()), f"none: {choice.why}"
-    return with_codec(choice.codec), f"{choice.codec}: {choice.why}"
 
 
 def store(

@@ -77,10 +77,6 @@ class UserObjects:
 NO_OBJECTS = UserObjects()
 
 
-def nothing(parts: "Parts") -> None:
-    """Does nothing before a step."""
-
-
 @dataclass
 class Parts:
     """A job on this rank: its data, its share of the model, and its progress.

@@ -115,7 +115,7 @@ def steps(
             running = trainer.run_epoch(0)
             next(running)
             for overlap in (False, True):
-                trainer.parts.store.set_overlap(overlap)
+                trainer.parts.store.overlaps = overlap
                 begin = timeline.now
                 next(running)
                 found.append(timeline.now - begin)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from mpitrain.ranks.processes import running
 from tests.launch.programs import needs_launcher, needs_torch, run, scratch
+from tests.processes import running
 
 pytestmark = [scratch, needs_launcher]
 PREAMBLE = """

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from mpitrain.checkpoint import CheckpointReader
-from mpitrain.ranks.processes import running
 from tests.launch import programs
 from tests.launch.programs import ended, scratch
+from tests.processes import running
 
 pytestmark = scratch
 #: Drawn moments at which a run is killed, of each kind.

@@ -16,7 +16,7 @@ from collectives.__main__ import main as collectives_main
 from collectives.communicator import Communicator
 from collectives.launchers import beside
 from mpitrain.__main__ import main as mpitrain_main
-from mpitrain.fit import Trainer
+from mpitrain.trainer import Trainer
 from tests.launch.programs import LAUNCHER, ROOT, needs_launcher, scratch
 from tests.unit.collectives.test_launchers import TOLD
 

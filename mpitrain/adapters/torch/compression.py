@@ -51,8 +51,8 @@ class Compression:
         Raises:
             ValueError: there is no such codec, or it cannot be combined with the other arguments.
         """
-        if codec in ("none", "auto"):
-            raise CodecError(f"{codec!r} is no code; leave the hook out, or name one")
+        if codec == "none":
+            raise CodecError("'none' is no codec; leave the hook out, or name one")
         try:
             table = msgspec.convert(
                 dict(codec=codec, start=start, least=least, exchange=exchange, feedback=feedback),

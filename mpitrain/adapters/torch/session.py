@@ -83,7 +83,6 @@ class GradientState:
         unsummed: whether a pass in ``no_sync`` has left gradients.
         onto_mean: whether a pass has added to a mean, while ranks may run out of batches.
         weight: this rank's weight in the next mean; None: all ranks have the same.
-        begun: clock at the forward pass, where steps are timed.
     """
 
     pending: bool = False
@@ -91,7 +90,6 @@ class GradientState:
     unsummed: bool = False
     onto_mean: bool = False
     weight: float | None = None
-    begun: float | None = None
 
 
 @dataclass

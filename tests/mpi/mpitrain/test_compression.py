@@ -9,11 +9,10 @@ from msgspec.structs import replace
 
 from collectives import Communicator
 from mpitrain.checkpoint import Writer
-from mpitrain.checkpoint.saving import checkpoints, resume, save, settled
+from mpitrain.checkpoint.saving import checkpoints, resume, save
 from mpitrain.compress import CODECS
 from mpitrain.config import Compress, Optim
 from mpitrain.metrics import Skipped
-from mpitrain.parallel.codec_trial import CANDIDATES
 from mpitrain.start import start
 from tests.mpi.mpitrain.layouts import alone, curve, job, layouts, mlp, whole
 
@@ -321,33 +320,6 @@ def test_a_skipped_step_leaves_what_was_left_out_as_it_was(comm):
         left = residuals(trainer)["residual"]
         # In units of the gradients, not of the loss scale.
         assert 0 < np.abs(left).max() < 1
-
-
-def test_auto_is_the_code_that_it_names(comm):
-    config = replace(mlp(), compress=Compress("auto", least=1))
-    with start(comm, config) as trainer:
-        chosen = trainer.parts.config.compress.codec
-        assert chosen in ("none", *CANDIDATES)
-        assert f"'auto' is {chosen}: " in trainer.parts.store.reason
-        assert comm.allgather(chosen) == [chosen] * RANKS
-        found = [record.loss for record in islice(trainer.run_epoch(0), 3)]
-    named = replace(config, compress=Compress(chosen, least=1 if chosen != "none" else 1024))
-    expected, _ = curve(comm, named, steps=3)
-    np.testing.assert_array_equal(found, expected[:, 0])
-
-
-@pytest.mark.parametrize("codec", ["int8", "none"])
-def test_a_run_goes_on_with_what_auto_had_chosen(comm, folder, codec):
-    """Another choice would be another run, and lose what the first one's codes left out."""
-    how = Compress(codec, "on", least=1) if codec != "none" else Compress()
-    config = replace(mlp(), compress=how, run=replace(mlp().run, dir=str(folder)))
-    auto = replace(config, compress=Compress("auto"))
-    assert settled(comm, auto) == auto  # there is no checkpoint
-    with start(comm, config) as trainer:
-        list(islice(trainer.run_epoch(0), 2))
-        save(trainer.parts, Writer(comm, checkpoints(config), keep=2, background=False))
-    assert settled(comm, config) == config
-    assert settled(comm, auto).compress.codec == codec
 
 
 @pytest.mark.mpi(min_size=3)

@@ -99,14 +99,6 @@ def test_a_hook_s_sums_lie_there_too(device):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
 
 
-def test_overlap_is_chosen(device):
-    net = module()
-    with DataParallel(device, net, bucket_bytes=200, overlap="auto") as replica:
-        for x, y in batches(13):
-            torch.nn.functional.mse_loss(replica(x[:8]), y[:8]).backward()
-        assert replica.overlaps in (True, False)
-
-
 @pytest.mark.parametrize(
     ("given", "message"),
     [

@@ -16,7 +16,7 @@ from mpitrain.config import ConfigError, Sync
 from mpitrain.metrics import Step, read_records
 from mpitrain.run import train
 from mpitrain.start import start
-from mpitrain.step.agreement import Told
+from mpitrain.step.agreement import StepReport
 from mpitrain.sync import Quorum
 from tests.mpi.mpitrain.layouts import curve, mlp, whole
 from tests.mpi.mpitrain.test_sync_arithmetic import gradient, workers
@@ -47,7 +47,7 @@ def sums(comm, quorum, steps, gradient_of, before=lambda step: None):
         computed = quorum.computes(step)
         own[...] = gradient_of(comm.rank, step) if computed else np.nan
         quorum.progress()
-        agreed = quorum.agree(step, Gradient(own), Told(float(comm.rank + 1)))
+        agreed = quorum.agree(step, Gradient(own), StepReport(float(comm.rank + 1)))
         quorum.after_step(step)
         found.append((own.copy(), quorum.taken, computed, agreed))
     return found

@@ -236,7 +236,7 @@ def test_first_steps_are_those_of_one_process(comm):
     own = workers(comm)
     strategy = Local(own, period=4, outer=outer("plain"), start=5)
 
-    agreed = Agreed.of([0.0] * 9, 1.0, 1.0)
+    agreed = Agreed(0.0, grad_norm=1.0, own_norm=1.0)
 
     class Agrees:
         def agree(self, told):

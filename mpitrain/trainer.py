@@ -92,7 +92,7 @@ class Trainer(ClosedTogether):
                 after each epoch.
             classes: number of classes, if labels are integers; by default the number of scores of
                 the model's last layer, or 0 if there is a label for each number of the outputs.
-            span, stop, before_step: see :func:`mpitrain.training.assemble.assemble`.
+            span, stop, before_step: see :class:`mpitrain.training.assemble.Hooks`.
             settings: keys that only one of the job file's tables has (``batch_size=48``,
                 ``epochs=3``, ``seed=7``), and whole tables (``parallel={"pipe": 2}``).  For a torch
                 module, ``dtype`` is by default the type of its parameters.
@@ -195,7 +195,7 @@ class Trainer(ClosedTogether):
         self._taken = None
         tests: list[Epoch] = []
 
-        def tell(record: Record) -> None:
+        def on_record(record: Record) -> None:
             if isinstance(record, Epoch):
                 tests.append(record)
 
@@ -210,8 +210,8 @@ class Trainer(ClosedTogether):
                         self.loop,
                         go_on=resume,
                         allow_changes=allow_changes,
-                        tell=tell,
-                        way="fit(resume=True)",
+                        on_record=on_record,
+                        resume_hint="fit(resume=True)",
                     )
             finally:
                 parts.stop = given
