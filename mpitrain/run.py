@@ -185,7 +185,9 @@ class SynchronousLoop(Loop):
         parts = self.parts
         waiting = parts.comm.waiting("the mean of the workers' weights")
         with parts.span("exchange", "communicate"), waiting:
-            seconds = parts.strategy.after_step(parts.steps_done)
+            began = perf_counter()
+            parts.strategy.after_step(parts.steps_done)
+            seconds = perf_counter() - began
         parts.passes.forget()
         return seconds
 
@@ -212,8 +214,6 @@ class SynchronousLoop(Loop):
             batch.epoch,
             len(batch.indices[0]),
             lr,
-            parts.strategy.exchanges,
-            parts.strategy.since,
             told,
             agreed.own_norm**2 * parts.grid.layout.replicas[0] / parts.comm.size,
             failed,
@@ -276,7 +276,7 @@ class SynchronousLoop(Loop):
         parts.scale.overflowed()
         parts.account.ended(self._exchange())
         parts.steps_done = number
-        synced = parts.account.synced(parts.strategy.exchanges, parts.strategy.since)
+        synced = parts.account.synced(number)
         return Skipped(number, data or culprits, parts.scale.value, synced)
 
     def _try_overlap(self, seconds: float) -> list[Overlap]:
