@@ -176,7 +176,9 @@ class SynchronousLoop(Loop):
         parts = self.parts
         waiting = parts.comm.waiting("the mean of the workers' weights")
         with parts.span("exchange", "communicate"), waiting:
-            seconds = parts.strategy.after_step(parts.steps_done)
+            began = perf_counter()
+            parts.strategy.after_step(parts.steps_done)
+            seconds = perf_counter() - began
         parts.passes.forget()
         return seconds
 
@@ -207,8 +209,6 @@ class SynchronousLoop(Loop):
             epoch=batch.epoch,
             samples=len(batch.indices[0]),
             lr=lr,
-            exchanges=parts.strategy.exchanges,
-            since=parts.strategy.since,
             report=report,
             squares=agreed.own_norm**2 * parts.grid.layout.replicas[0] / parts.comm.size,
             failed=failed,
@@ -249,5 +249,5 @@ class SynchronousLoop(Loop):
         parts.scale.overflowed()
         parts.account.ended(self._exchange())
         parts.steps_done = number
-        synced = parts.account.synced(parts.strategy.exchanges, parts.strategy.since)
+        synced = parts.account.synced(number)
         return Skipped(number, data or culprits, parts.scale.value, synced)

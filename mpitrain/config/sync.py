@@ -136,6 +136,23 @@ class Sync(Struct, frozen=True, forbid_unknown_fields=True):
         """Whether workers have weights of their own between exchanges."""
         return self.kind in ("local", "delayed")
 
+    @property
+    def offsets(self) -> list[int]:
+        """Steps of a period after which each fragment's exchange starts."""
+        return [(number + 1) * self.period // self.fragments for number in range(self.fragments)]
+
+    def exchanges(self, steps: int) -> tuple[int, int]:
+        """Exchanges that have taken effect after ``steps`` steps, and the steps since the last."""
+        if not self.drifts:
+            return steps, 0
+        found, since = min(steps, self.start), max(0, steps - self.start)
+        started = steps - self.start - self.delay
+        for offset in self.offsets:
+            if started >= offset:
+                turns, past = divmod(started - offset, self.period)
+                found, since = found + turns + 1, min(since, past)
+        return found, since
+
     def needed(self, workers: int) -> int:
         """Workers for which a step of ``quorum`` waits."""
         # Rounding errors do not count: 0.95 of 20 workers are 19.

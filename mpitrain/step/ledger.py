@@ -15,7 +15,7 @@ class LocalStep:
 
     Attributes:
         step: number of the step, counted from 1.
-        epoch, samples, lr, exchanges, since: as in :class:`~mpitrain.metrics.Step`.
+        epoch, samples, lr: as in :class:`~mpitrain.metrics.Step`.
         report: report of the rank.
         squares: this rank's part of the sum of the workers' squared gradient norms.
         failed: text that names tensors of this worker that were not finite; the weights stayed the
@@ -27,8 +27,6 @@ class LocalStep:
     epoch: int
     samples: int
     lr: float
-    exchanges: int
-    since: int
     report: StepReport
     squares: float
     failed: str = ""

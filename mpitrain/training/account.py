@@ -9,6 +9,7 @@ from msgspec import UNSET, UnsetType
 
 from collectives import Communicator
 from mpitrain.arrays import Scalar
+from mpitrain.config import Sync
 from mpitrain.metrics import RankTime, Step, Straggler, Synced, Times
 from mpitrain.parallel.grid import Coordinates
 from mpitrain.step.agreement import Agreed, StepReport
@@ -27,7 +28,7 @@ class Account:
     """
 
     def __init__(
-        self, comm: Communicator, strategy: Strategy, *, peers: Hashable, synchronises: bool
+        self, comm: Communicator, strategy: Strategy, *, peers: Hashable, sync: Sync
     ) -> None:
         """All sums begin at 0.
 
@@ -35,10 +36,10 @@ class Account:
             comm: all ranks.
             strategy: decides when workers synchronise.
             peers: ranks with equal values have the same amount of work.
-            synchronises: workers do not synchronise in every step; records show when they do.
+            sync: unless workers synchronise in every step, records show when they do.
         """
         self._comm, self._strategy = comm, strategy
-        self._peers, self._synchronises = peers, synchronises
+        self._peers, self._sync = peers, sync
         self._traffic = comm.traffic or comm.count_traffic()
         self._before = self._traffic.sent, self._traffic.shared
         #: Seconds and bytes of communication after the ranks had agreed on the last step.
@@ -155,14 +156,15 @@ class Account:
             read_share=min(1.0, agreed.read_seconds / agreed.seconds),
             sent_bytes=agreed.sent_bytes / ranks,
             shared_bytes=agreed.shared_bytes / ranks,
-            sync=self.synced(own.exchanges, own.since),
+            sync=self.synced(own.step),
         )
 
-    def synced(self, exchanges: int, since: int) -> Synced | UnsetType:
+    def synced(self, step: int) -> Synced | UnsetType:
         """Fields of the synchronisation in a record; unset if workers synchronise in every step."""
-        if not self._synchronises:
+        if self._sync.kind == "every_step":
             return UNSET
-        return Synced(exchanges, since, self._drift, [list(one) for one in self._strategy.taken])
+        taken = [list(one) for one in self._strategy.taken]
+        return Synced(*self._sync.exchanges(step), self._drift, taken)
 
     def straggler(self, step: int) -> Straggler | None:
         """The rank that kept the others waiting since the last call, or None; collective.

@@ -346,7 +346,6 @@ def _strategy(parts: Parts) -> Strategy:
         counted=parts.gradient.counted(),
         summation=lambda: build.summation(config, replica),
         dense=build.dense(config),
-        agrees_late=config.sync.agree > 1,
         never_used=lambda: updater.never_used(frozenset(updater.left_out)),
     )
     strategy = build.strategy(config, workers)
@@ -378,7 +377,7 @@ def _add_pipeline(parts: Parts) -> None:
         comm,
         parts.strategy,
         peers=(grid.place.stage, comm.rank >= comm.size - config.server.ranks),
-        synchronises=config.sync.kind != "every_step",
+        sync=config.sync,
     )
     enabled = run.compute == "float16"
     parts.scale = LossScale(run.loss_scale, run.loss_scale_window, enabled=enabled)

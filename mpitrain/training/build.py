@@ -30,9 +30,7 @@ from mpitrain.parallel.zero import ShardedGradients, ShardedOptimizer, ShardedPa
 from mpitrain.pipeline.actions import Pipeline
 from mpitrain.pipeline.replay import PipelineError, Report, replay
 from mpitrain.pipeline.schedules import SCHEDULES
-from mpitrain.ranks.together import together
 from mpitrain.sync import Delayed, Local, Quorum, Strategy, Workers
-from mpitrain.sync.outer import outer
 from mpitrain.sync.replay import choices
 
 
@@ -202,29 +200,12 @@ def strategy(config: Config, workers: Workers) -> Strategy:
         case "every_step":
             return Strategy()
         case "local":
-            return Local(
-                workers,
-                period=s.period,
-                outer=outer(s.outer),
-                start=s.start,
-                fragments=s.fragments,
-                delay=s.delay,
-                mix=s.mix,
-                averages_state=s.state == "averaged",
-            )
+            return Local(workers, s)
         case "delayed":
-            return Delayed(workers, period=s.period, delay=s.delay, start=s.start)
+            return Delayed(workers, s)
         case "quorum":
-            comm = workers.comm
-            replay = None
-            if s.replay:
-                found = together(
-                    comm,
-                    lambda: choices(Path(s.replay), comm.size) if comm.rank == 0 else None,
-                    ConfigError,
-                )
-                replay = comm.bcast(found)
-            return Quorum(workers, s.needed(comm.size), s.behind, replay)
+            replay = choices(workers.comm, Path(s.replay)) if s.replay else {}
+            return Quorum(workers, s, replay)
 
 
 def compression(table: Compress, every: int = 1) -> CodingOptions:
