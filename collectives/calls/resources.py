@@ -238,7 +238,7 @@ class Resources:
         return self.ranks_per_node < self.comm.size or self.settings.needs_messages
 
     def agreed(self, what: str, problem: Exception | None, mine: Any = None) -> list[Any]:
-        """What each rank passes as ``mine``, unless one has a problem.  Collective.
+        """Values that the ranks pass as ``mine``, unless one has a problem.  Collective.
 
         Raises:
             MemoryError: on all ranks, if memory is all that lacks on some.
