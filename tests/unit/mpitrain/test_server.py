@@ -272,8 +272,9 @@ def test_a_run_that_goes_on_replaces_what_came_after_its_checkpoint(tmp_path):
     found.begin(0, 4)
     found.begin(4, 6)
     nothing_after(found, 8, 6)
-    steps = [one["step"] for one in map(msgspec.json.decode, path.open()) if "step" in one]
-    assert steps == [0, 4]
+    lines = [msgspec.json.decode(line) for line in path.open()]
+    assert [one["step"] for one in lines if one["event"] == "begun"] == [0, 4]
+    assert [one["stop"] for one in lines if one["event"] == "window"] == [4, 6]
     logged(tmp_path, windows=())  # a new run
     assert len(path.read_bytes().splitlines()) == 1
 
@@ -288,6 +289,9 @@ def test_a_log_that_was_cut_off_ends_before_its_last_window(tmp_path):
         nothing_after(found, 8, 8)
         logged(tmp_path, 8, windows=((8, 10),))
         Replay(tmp_path, begun()).begin(8, 10)
+    path.write_bytes(data[:-1])  # only the end of the last line is missing
+    logged(tmp_path, 10, windows=((10, 12),))
+    Replay(tmp_path, begun()).begin(10, 12)
 
 
 @pytest.mark.parametrize(
