@@ -1,0 +1,250 @@
+"""The backend as torch sees it: a ``Backend`` from torch 2.14 on, a ``ProcessGroup`` before."""
+
+import functools
+import sys
+import threading
+import weakref
+import zlib
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from mpi4py import MPI
+
+from collectives.communicator import Communicator
+from collectives.torch import NAME
+from collectives.torch.messages import Message
+from collectives.torch.operations import Operations
+from collectives.torch.order import Order
+
+#: Tags of the messages by which MPI makes a communicator are below this.
+_TAGS = 32000
+
+
+class _Group(Operations):
+    """What both kinds have beside the operations.
+
+    Args:
+        comm: communicator of the group's ranks; it is freed with the group.
+        timeout: time after which a call that waits ends the job, with a report.
+        store: torch's store of the group.
+    """
+
+    def __init__(self, comm: Communicator, timeout: timedelta, store: Any) -> None:
+        super().__init__(comm.rank, comm.size)
+        self.comm = comm
+        self.timeout = timeout
+        self.store = store
+        self._order = Order(NAME)
+        self._under_way: set[Message] = set()
+        self._calls = 0
+        self._coalescing = 0
+        # At exit, too: what is under way would meet the end of MPI.
+        self._end = weakref.finalize(
+            self, _end, comm, self._order, self._under_way, timeout.total_seconds()
+        )
+
+    def rank(self) -> int:
+        return self.comm.rank
+
+    def size(self) -> int:
+        return self.comm.size
+
+    def name(self) -> str:
+        return NAME
+
+    getRank, getSize, getBackendName, _get_backend_name = rank, size, name, name
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        self.timeout = timeout
+
+    _set_default_timeout = set_timeout
+
+    def _set_sequence_number_for_group(self) -> None:
+        self._calls = 0
+
+    def _get_sequence_number_for_group(self) -> int:
+        return self._calls
+
+    def monitored_barrier(self, options: Any = None, wait_all_ranks: bool = False) -> None:
+        """A barrier; the watchdog names the ranks that do not come."""
+        self.barrier()
+
+    def abort(self) -> None:
+        MPI.COMM_WORLD.Abort(1)
+
+    def shutdown(self) -> None:
+        """Ends the group, after what is under way.  Collective over its ranks."""
+        self._end()
+
+
+def _end(comm: Communicator, order: Order, under_way: set[Message], seconds: float) -> None:
+    """Carries out what is under way, and frees the communicator.
+
+    It ends the job if that takes longer than ``seconds``, as a rank that leaves with a call under
+    way would never see the end of it.
+    """
+    if MPI.Is_finalized():
+        return
+
+    def finish() -> None:
+        for message in list(under_way):
+            message.wait()
+        order.close()
+        comm.Free()
+
+    if not (under_way or order.is_busy):
+        finish()
+        return
+    thread = threading.Thread(target=finish, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if thread.is_alive():
+        print(
+            f"{NAME}: rank {MPI.COMM_WORLD.rank} leaves with calls under way that do not end "
+            f"within {seconds:g} s; wait for them before the program ends",
+            file=sys.stderr,
+            flush=True,
+        )
+        MPI.COMM_WORLD.Abort(1)
+
+
+def _outside_dynamo(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Hides a method from ``torch.compile``, which traces what a compiled module's hooks call.
+
+    It does what ``torch._dynamo.disable`` does, in 0.1 us in the place of 0.8, and without its
+    import of 1.5 s.
+    """
+    from torch._C._dynamo.eval_frame import (
+        _FrameAction,
+        _FrameExecStrategy,
+        set_code_exec_strategy,
+        set_eval_frame,
+    )
+
+    @functools.wraps(method)
+    def call(*args: Any, **named: Any) -> Any:
+        before = set_eval_frame(None)
+        try:
+            return method(*args, **named)
+        finally:
+            set_eval_frame(before)
+
+    skip = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.DEFAULT)
+    set_code_exec_strategy(call.__code__, skip)
+    return call
+
+
+for _name, _method in list(vars(Operations).items()):
+    if callable(_method) and not _name.startswith("__"):
+        setattr(Operations, _name, _outside_dynamo(_method))
+
+
+class MPIBackend(_Group, torch._C._distributed_c10d.Backend):
+    """A backend under torch's own group; other devices' backends stand beside it."""
+
+    supports_splitting = supports_time_estimate = False
+    supports_coalescing = True
+
+    def start_coalescing(self) -> None:
+        self._coalescing += 1
+
+    def end_coalescing(self) -> dist._Work:
+        self._coalescing -= 1
+        return self._order.later(lambda: None, [])
+
+
+class MPIProcessGroup(_Group, dist.ProcessGroup):
+    """The group itself, as torch before 2.14 knows no backend in Python."""
+
+    supports_splitting = supports_coalescing = supports_time_estimate = False
+    _group_names = ("", "")
+
+    def getGroupName(self) -> str:
+        return self._group_names[0]
+
+    def setGroupName(self, name: str) -> None:
+        self._group_names = name, self._group_names[1]
+
+    def getGroupDesc(self) -> str:
+        return self._group_names[1]
+
+    def setGroupDesc(self, text: str) -> None:
+        self._group_names = self._group_names[0], text
+
+    _set_group_name, _set_group_desc = setGroupName, setGroupDesc
+    group_name, group_desc = property(getGroupName), property(getGroupDesc)
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [torch.device("cpu")]
+
+    def _get_backend(self, device: torch.device) -> "MPIProcessGroup":
+        if torch.device(device).type != "cpu":
+            raise RuntimeError(f"No backend type associated with device type {device}")
+        return self
+
+    def get_group_store(self) -> Any:
+        return self.store
+
+    def _has_hooks(self) -> bool:
+        return False
+
+    def _start_coalescing(self, device: Any = None) -> None:
+        self._coalescing += 1
+
+    def _end_coalescing(self, device: Any = None) -> dist._Work:
+        self._coalescing -= 1
+        return self._order.later(lambda: None, [])
+
+
+def create(options: Any) -> Any:
+    """The group that torch asks for by its ``DistributedBackendOptions``; on its ranks only.
+
+    Raises:
+        RuntimeError: torch and MPI do not count the same ranks.
+    """
+    world, ranks = MPI.COMM_WORLD, list(options.global_ranks_in_group)
+    given = options.group_rank, options.group_size
+    if not ranks and given not in ((world.rank, world.size), (-1, -1)):
+        raise RuntimeError(
+            f"torch calls this process rank {given[0]} of {given[1]}, MPI rank {world.rank} of "
+            f"{world.size}; start the program with mpirun or srun, not torchrun, and let mpi:// "
+            "number the ranks"
+        )
+    made = create_group(ranks, options.group_id, options.timeout, options.store)
+    if isinstance(made, MPIBackend):
+        # torch's own method would lose the rank from which the message came.
+        options.process_group.recv_anysource = made.recv_anysource
+    return made
+
+
+def create_group(ranks: list[int], name: str, timeout: timedelta, store: Any) -> Any:
+    """A group of these ranks of ``MPI.COMM_WORLD``, of all if there are none; on its ranks only.
+
+    Raises:
+        RuntimeError: MPI lets only one thread call it.
+    """
+    if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
+        raise RuntimeError(
+            "torch's calls in the background need an MPI library with MPI_THREAD_MULTIPLE, and "
+            f"this one gives level {MPI.Query_thread()}; take another build of it, or unset "
+            "mpi4py.rc.thread_level"
+        )
+    world = MPI.COMM_WORLD
+    if ranks:
+        group = world.Get_group().Incl(ranks)
+        made = world.Create_group(group, zlib.crc32(name.encode()) % _TAGS)
+        group.Free()
+    else:
+        made = world.Dup()
+    kind = MPIBackend if _has_backends() else MPIProcessGroup
+    return kind(Communicator(made), timeout, store)
+
+
+def _has_backends() -> bool:
+    """Whether torch takes a backend that is written in Python."""
+    version = tuple(int(part) for part in torch.__version__.split(".")[:2])
+    return version >= (2, 14)
