@@ -32,6 +32,9 @@ class _Group(Operations):
         store: torch's store of the group.
     """
 
+    supports_splitting = supports_time_estimate = False
+    supports_coalescing = True
+
     def __init__(self, comm: Communicator, timeout: timedelta, store: Any) -> None:
         super().__init__(comm.rank, comm.size)
         self.comm = comm
@@ -40,7 +43,6 @@ class _Group(Operations):
         self._order = Order(NAME)
         self._under_way: set[Message] = set()
         self._calls = 0
-        self._coalescing = 0
         # At exit, too: what is under way would meet the end of MPI.
         self._end = weakref.finalize(
             self, _end, comm, self._order, self._under_way, timeout.total_seconds()
@@ -145,21 +147,10 @@ for _name, _method in list(vars(Operations).items()):
 class MPIBackend(_Group, torch._C._distributed_c10d.Backend):
     """A backend under torch's own group; other devices' backends stand beside it."""
 
-    supports_splitting = supports_time_estimate = False
-    supports_coalescing = True
-
-    def start_coalescing(self) -> None:
-        self._coalescing += 1
-
-    def end_coalescing(self) -> dist._Work:
-        self._coalescing -= 1
-        return self._order.later(lambda: None, [])
-
 
 class MPIProcessGroup(_Group, dist.ProcessGroup):
     """The group itself, as torch before 2.14 knows no backend in Python."""
 
-    supports_splitting = supports_coalescing = supports_time_estimate = False
     _group_names = ("", "")
 
     def getGroupName(self) -> str:
@@ -192,13 +183,6 @@ class MPIProcessGroup(_Group, dist.ProcessGroup):
     def _has_hooks(self) -> bool:
         return False
 
-    def _start_coalescing(self, device: Any = None) -> None:
-        self._coalescing += 1
-
-    def _end_coalescing(self, device: Any = None) -> dist._Work:
-        self._coalescing -= 1
-        return self._order.later(lambda: None, [])
-
 
 def create(options: Any) -> Any:
     """The group that torch asks for by its ``DistributedBackendOptions``; on its ranks only.
@@ -214,11 +198,14 @@ def create(options: Any) -> Any:
             f"{world.size}; start the program with mpirun or srun, not torchrun, and let mpi:// "
             "number the ranks"
         )
-    made = create_group(ranks, options.group_id, options.timeout, options.store)
-    if isinstance(made, MPIBackend):
-        # torch's own method would lose the rank from which the message came.
-        options.process_group.recv_anysource = made.recv_anysource
-    return made
+    return create_group(ranks, options.group_id, options.timeout, options.store)
+
+
+def _receive_from_any(self: dist.ProcessGroup, tensors: list[torch.Tensor], tag: int) -> Any:
+    """``ProcessGroup.recv_anysource``; torch's own loses the source of a work in Python."""
+    backend = self._get_backend(tensors[0].device)
+    own = backend.recv_anysource if isinstance(backend, MPIBackend) else self._recv_from_any
+    return own(tensors, tag)
 
 
 def create_group(ranks: list[int], name: str, timeout: timedelta, store: Any) -> Any:
@@ -240,8 +227,12 @@ def create_group(ranks: list[int], name: str, timeout: timedelta, store: Any) ->
         group.Free()
     else:
         made = world.Dup()
-    kind = MPIBackend if _has_backends() else MPIProcessGroup
-    return kind(Communicator(made), timeout, store)
+    if not _has_backends():
+        return MPIProcessGroup(Communicator(made), timeout, store)
+    if not hasattr(dist.ProcessGroup, "_recv_from_any"):
+        dist.ProcessGroup._recv_from_any = dist.ProcessGroup.recv_anysource
+        dist.ProcessGroup.recv_anysource = _receive_from_any
+    return MPIBackend(Communicator(made), timeout, store)
 
 
 def _has_backends() -> bool:

@@ -9,7 +9,7 @@ from mpi4py import MPI
 
 from collectives.communicator import Communicator
 from collectives.torch.messages import Message
-from collectives.torch.order import Order
+from collectives.torch.order import Order, Together
 from collectives.torch.reduction import Reduction, reduction
 from collectives.torch.tensors import Flat, check_dense, dense, memory
 
@@ -30,12 +30,29 @@ class Operations:
     _order: Order
     _under_way: set[Message]
     _calls: int
+    #: Works of a coalescing block; ``None`` outside of one.
+    _block: list[dist._Work] | None = None
+
+    def _start_coalescing(self, device: Any = None) -> None:
+        self._block = []
+
+    def _end_coalescing(self, device: Any = None) -> dist._Work:
+        """One work for all that the block has begun."""
+        works, self._block = self._block or [], None
+        return Together(works)
+
+    start_coalescing, end_coalescing = _start_coalescing, _end_coalescing
 
     def _submit(self, call: Callable[[], None], value: Any, options: Any) -> dist._Work:
         self._calls += 1
         if getattr(options, "asyncOp", False):
-            return self._order.later(call, value)
-        return self._order.now(call, value)
+            return self._begun(self._order.later(call, value))
+        return self._begun(self._order.now(call, value))
+
+    def _begun(self, work: dist._Work) -> dist._Work:
+        if self._block is not None:
+            self._block.append(work)
+        return work
 
     # --- sums and other reductions ----------------------------------------------------------------
 
@@ -369,10 +386,10 @@ class Operations:
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> dist._Work:
         return self.recv(tensors, MPI.ANY_SOURCE, tag)
 
-    def _message(self, request: MPI.Request, flat: Flat, receives: bool) -> Message:
+    def _message(self, request: MPI.Request, flat: Flat, receives: bool) -> dist._Work:
         for earlier in list(self._under_way):  # lets go of those that nobody waits for
             earlier.is_completed()
-        return Message(request, flat, receives, self._under_way)
+        return self._begun(Message(request, flat, receives, self._under_way))
 
     def _sparse_sum(self, tensor: torch.Tensor) -> torch.Tensor:
         """Sum over the ranks of a coalesced sparse tensor, by an all-gather of what is there."""

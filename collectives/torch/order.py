@@ -109,6 +109,37 @@ class Collective(dist._Work):
         return self._future
 
 
+class Together(dist._Work):
+    """Several works as one, which a coalescing block returns."""
+
+    def __init__(self, works: list[dist._Work]) -> None:
+        super().__init__()
+        self._works = works
+
+    def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
+        for work in self._works:
+            work.wait()
+        return True
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def is_completed(self) -> bool:
+        return all([work.is_completed() for work in self._works])
+
+    def is_success(self) -> bool:
+        return all(work.is_success() for work in self._works)
+
+    def exception(self) -> BaseException | None:
+        return next((error for work in self._works if (error := work.exception())), None)
+
+    def result(self) -> list[Any]:
+        return [work.result() for work in self._works]
+
+    def get_future(self) -> Future[Any]:
+        return torch.futures.collect_all([work.get_future() for work in self._works])
+
+
 class Order:
     """The collectives of one group, in the order in which the program called them.
 
