@@ -1,7 +1,6 @@
 """The backend as torch sees it: a ``Backend`` from torch 2.14 on, a ``ProcessGroup`` before."""
 
 import functools
-import sys
 import threading
 import weakref
 import zlib
@@ -14,6 +13,7 @@ import torch.distributed as dist
 from mpi4py import MPI
 
 from collectives.communicator import Communicator
+from collectives.failure.watchdog import Watchdog
 from collectives.torch import NAME
 from collectives.torch.messages import Message
 from collectives.torch.operations import Operations
@@ -28,7 +28,7 @@ class _Group(Operations):
 
     Args:
         comm: communicator of the group's ranks; it is freed with the group.
-        timeout: time after which a call that waits ends the job, with a report.
+        timeout: time after which a call that waits ends the job; the report names who is missing.
         store: torch's store of the group.
     """
 
@@ -38,15 +38,13 @@ class _Group(Operations):
     def __init__(self, comm: Communicator, timeout: timedelta, store: Any) -> None:
         super().__init__(comm.rank, comm.size)
         self.comm = comm
-        self.timeout = timeout
         self.store = store
+        self._watchdog = Watchdog(comm, _seconds(timeout))
         self._order = Order(NAME)
         self._under_way: set[Message] = set()
         self._calls = 0
         # At exit, too: what is under way would meet the end of MPI.
-        self._end = weakref.finalize(
-            self, _end, comm, self._order, self._under_way, timeout.total_seconds()
-        )
+        self._end = weakref.finalize(self, _end, comm, self._order, self._under_way, self._watchdog)
 
     def rank(self) -> int:
         return self.comm.rank
@@ -60,7 +58,7 @@ class _Group(Operations):
     getRank, getSize, getBackendName, _get_backend_name = rank, size, name, name
 
     def set_timeout(self, timeout: timedelta) -> None:
-        self.timeout = timeout
+        self._watchdog.timeout = _seconds(timeout)
 
     _set_default_timeout = set_timeout
 
@@ -70,10 +68,6 @@ class _Group(Operations):
     def _get_sequence_number_for_group(self) -> int:
         return self._calls
 
-    def monitored_barrier(self, options: Any = None, wait_all_ranks: bool = False) -> None:
-        """A barrier; the watchdog names the ranks that do not come."""
-        self.barrier()
-
     def abort(self) -> None:
         MPI.COMM_WORLD.Abort(1)
 
@@ -82,35 +76,22 @@ class _Group(Operations):
         self._end()
 
 
-def _end(comm: Communicator, order: Order, under_way: set[Message], seconds: float) -> None:
-    """Carries out what is under way, and frees the communicator.
-
-    It ends the job if that takes longer than ``seconds``, as a rank that leaves with a call under
-    way would never see the end of it.
-    """
+def _end(comm: Communicator, order: Order, under_way: set[Message], watchdog: Watchdog) -> None:
+    """Carries out what is under way, and frees the communicator."""
     if MPI.Is_finalized():
         return
-
-    def finish() -> None:
-        for message in list(under_way):
-            message.wait()
-        order.close()
+    for message in list(under_way):
+        message.wait()
+    order.close()
+    with watchdog.waiting("the end of the group", numbered=True):
         comm.Free()
+    watchdog.close()
 
-    if not (under_way or order.is_busy):
-        finish()
-        return
-    thread = threading.Thread(target=finish, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if thread.is_alive():
-        print(
-            f"{NAME}: rank {MPI.COMM_WORLD.rank} leaves with calls under way that do not end "
-            f"within {seconds:g} s; wait for them before the program ends",
-            file=sys.stderr,
-            flush=True,
-        )
-        MPI.COMM_WORLD.Abort(1)
+
+def _seconds(timeout: timedelta) -> float:
+    """Seconds of a timeout; torch's negative ones mean no limit."""
+    seconds = timeout.total_seconds()
+    return seconds if seconds > 0 else float(threading.TIMEOUT_MAX)
 
 
 def _outside_dynamo(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -140,7 +121,9 @@ def _outside_dynamo(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 for _name, _method in list(vars(Operations).items()):
-    if callable(_method) and not _name.startswith("__"):
+    if callable(_method) and (
+        not _name.startswith("_") or _name.endswith(("_base", "_coalescing"))
+    ):
         setattr(Operations, _name, _outside_dynamo(_method))
 
 

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from mpi4py import MPI
 from torch.futures import Future
 
+from collectives.failure.watchdog import Watchdog
 from collectives.torch.order import NO_TIMEOUT
 from collectives.torch.tensors import Flat
 
@@ -22,12 +23,19 @@ class Message(dist._Work):
         receives: whether it is written back to its tensor at the end.
         under_way: messages of the group; this one is in it until it is complete, so that one
             that the program drops goes on.
+        watchdog: sees who waits for the message.
     """
 
     def __init__(
-        self, request: MPI.Request, flat: Flat, receives: bool, under_way: "set[Message]"
+        self,
+        request: MPI.Request,
+        flat: Flat,
+        receives: bool,
+        under_way: "set[Message]",
+        watchdog: Watchdog,
     ) -> None:
         super().__init__()
+        self._watchdog = watchdog
         self._request, self._flat, self._receives = request, flat, receives
         self._under_way = under_way
         self._status = MPI.Status()
@@ -45,7 +53,9 @@ class Message(dist._Work):
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
         with self._guard:
             if not self._is_complete:
-                self._request.Wait(self._status)
+                what = "recv" if self._receives else "send"
+                with self._watchdog.waiting(what, numbered=False):
+                    self._request.Wait(self._status)
                 self._complete()
         return True
 

@@ -8,6 +8,7 @@ import torch.distributed as dist
 from mpi4py import MPI
 
 from collectives.communicator import Communicator
+from collectives.failure.watchdog import Watchdog
 from collectives.torch.messages import Message
 from collectives.torch.order import Order, Together
 from collectives.torch.reduction import Reduction, reduction
@@ -27,6 +28,7 @@ class Operations:
     """
 
     comm: Communicator
+    _watchdog: Watchdog
     _order: Order
     _under_way: set[Message]
     _calls: int
@@ -43,11 +45,16 @@ class Operations:
 
     start_coalescing, end_coalescing = _start_coalescing, _end_coalescing
 
-    def _submit(self, call: Callable[[], None], value: Any, options: Any) -> dist._Work:
+    def _submit(self, what: str, call: Callable[[], None], value: Any, options: Any) -> dist._Work:
+        """Runs a call, now or in the background, and has it watched under a name."""
         self._calls += 1
-        if getattr(options, "asyncOp", False):
-            return self._begun(self._order.later(call, value))
-        return self._begun(self._order.now(call, value))
+
+        def watched() -> None:
+            with self._watchdog.waiting(what, numbered=True):
+                call()
+
+        run = self._order.later if getattr(options, "asyncOp", False) else self._order.now
+        return self._begun(run(watched, value))
 
     def _begun(self, work: dist._Work) -> dist._Work:
         if self._block is not None:
@@ -62,16 +69,15 @@ class Operations:
             return self.allreduce_sparse(tensors, options)
         check_dense(tensors)
         op = _op(options)
-        for tensor in tensors:
-            reduction(op, tensor.dtype)
+        how = [reduction(op, tensor.dtype) for tensor in tensors]
 
         def call() -> None:
-            for tensor in tensors:
+            for tensor, one in zip(tensors, how):
                 flat = Flat([tensor], reads=True)
-                self._sum(flat.whole, reduction(op, tensor.dtype))
+                self._sum(flat.whole, one)
                 flat.write_back()
 
-        return self._submit(call, tensors, options)
+        return self._submit("allreduce", call, tensors, options)
 
     def allreduce_coalesced(self, tensors: Any, options: Any = None, **_: Any) -> dist._Work:
         """One sum over all tensors of a dtype."""
@@ -86,7 +92,7 @@ class Operations:
                 self._sum(flat.whole, how)
                 flat.write_back()
 
-        return self._submit(call, tensors, options)
+        return self._submit("allreduce_coalesced", call, tensors, options)
 
     def allreduce_sparse(self, tensors: Any, options: Any = None) -> dist._Work:
         """Sums of sparse tensors in COO format; the ranks' indices may differ."""
@@ -102,7 +108,7 @@ class Operations:
                 indices = total.indices()
                 tensor.copy_(torch.sparse_coo_tensor(indices, values, tensor.shape))
 
-        return self._submit(call, tensors, options)
+        return self._submit("allreduce_sparse", call, tensors, options)
 
     def reduce(self, tensors: Any, options: Any = None, **_: Any) -> dist._Work:
         tensors = _listed(tensors)
@@ -124,9 +130,11 @@ class Operations:
                     self._finish(flat.whole, part, one)
                     flat.write_back()
 
-        return self._submit(call, tensors, options)
+        return self._submit("reduce", call, tensors, options)
 
-    def reduce_scatter(self, outputs: Any, inputs: Any, options: Any = None, **_: Any) -> dist._Work:
+    def reduce_scatter(
+        self, outputs: Any, inputs: Any, options: Any = None, **_: Any
+    ) -> dist._Work:
         """Blocks may be unequal."""
         output = _listed(outputs)[0]
         parts = inputs[0] if isinstance(inputs[0], list | tuple) else inputs
@@ -138,7 +146,7 @@ class Operations:
             flat = Flat(parts, reads=True).whole
             self._reduce_scatter(output, flat, reduction(op, output.dtype), counts)
 
-        return self._submit(call, [output], options)
+        return self._submit("reduce_scatter", call, [output], options)
 
     def reduce_scatter_single(
         self, output: torch.Tensor, source: torch.Tensor, options: Any = None
@@ -162,7 +170,7 @@ class Operations:
             for output, source in zip(outputs, inputs):
                 self._reduce_scatter(output, dense(source), reduction(op, output.dtype), None)
 
-        return self._submit(call, outputs, options)
+        return self._submit("reduce_scatter_single", call, outputs, options)
 
     def _check_reduced(self, parts: Tensors, output: torch.Tensor, items: int) -> None:
         check_dense([*parts, output])
@@ -194,8 +202,9 @@ class Operations:
 
     def _finish(self, result: torch.Tensor, part: torch.Tensor, how: Reduction) -> None:
         """Makes the mean of a sum, and brings it to the result's memory and dtype."""
-        how.divide(part, self.comm.size)
-        if part.data_ptr() != result.data_ptr():
+        if how.mean:
+            how.divide(part, self.comm.size)
+        if part is not result and part.data_ptr() != result.data_ptr():
             result.copy_(part.view(result.shape))
 
     # --- copies -----------------------------------------------------------------------------------
@@ -211,7 +220,7 @@ class Operations:
                 self.comm.Bcast(memory(flat.whole), root)
                 flat.write_back()
 
-        return self._submit(call, tensors, options)
+        return self._submit("broadcast", call, tensors, options)
 
     def allgather(self, outputs: Any, inputs: Any, options: Any = None, **_: Any) -> dist._Work:
         """Tensors may have another size on each rank."""
@@ -231,7 +240,7 @@ class Operations:
                     self.comm.Allgatherv(sent, [received, counts])
                 flat.write_back()
 
-        return self._submit(call, outputs, options)
+        return self._submit("allgather", call, outputs, options)
 
     def allgather_coalesced(
         self, outputs: Any, inputs: Any, options: Any = None, **_: Any
@@ -264,7 +273,7 @@ class Operations:
                 self.comm.Allgather(sent, memory(flat.whole))
                 flat.write_back()
 
-        return self._submit(call, outputs, options)
+        return self._submit("all_gather_single", call, outputs, options)
 
     def gather(self, outputs: Any, inputs: Any, options: Any = None, **_: Any) -> dist._Work:
         (source,), root = _listed(inputs), options.rootRank
@@ -280,7 +289,7 @@ class Operations:
             if flat:
                 flat.write_back()
 
-        return self._submit(call, parts, options)
+        return self._submit("gather", call, parts, options)
 
     def scatter(self, outputs: Any, inputs: Any, options: Any = None, **_: Any) -> dist._Work:
         (output,), root = _listed(outputs), options.rootRank
@@ -292,12 +301,10 @@ class Operations:
         def call() -> None:
             flat = Flat([output], reads=False)
             source = Flat(parts, reads=True).whole if parts else None
-            self.comm.Scatter(
-                None if source is None else memory(source), memory(flat.whole), root
-            )
+            self.comm.Scatter(None if source is None else memory(source), memory(flat.whole), root)
             flat.write_back()
 
-        return self._submit(call, [output], options)
+        return self._submit("scatter", call, [output], options)
 
     def all_to_all_single(
         self,
@@ -324,7 +331,7 @@ class Operations:
                 self.comm.Alltoall(sent, received)
             flat.write_back()
 
-        return self._submit(call, [output], options)
+        return self._submit("all_to_all_single", call, [output], options)
 
     def alltoall(self, outputs: Any, inputs: Any, options: Any = None, **_: Any) -> dist._Work:
         """Every pair of ranks may exchange another number of items."""
@@ -341,7 +348,7 @@ class Operations:
             )
             flat.write_back()
 
-        return self._submit(call, outputs, options)
+        return self._submit("alltoall", call, outputs, options)
 
     def _check_parts(self, parts: Tensors, one: torch.Tensor, what: str) -> None:
         check_dense([*parts, one])
@@ -371,7 +378,7 @@ class Operations:
     # --- waiting, and messages --------------------------------------------------------------------
 
     def barrier(self, options: Any = None, **_: Any) -> dist._Work:
-        return self._submit(self.comm.Barrier, [], options)
+        return self._submit("barrier", self.comm.Barrier, [], options)
 
     def send(self, tensors: Tensors, to: int, tag: int = 0) -> dist._Work:
         check_dense(tensors)
@@ -389,7 +396,7 @@ class Operations:
     def _message(self, request: MPI.Request, flat: Flat, receives: bool) -> dist._Work:
         for earlier in list(self._under_way):  # lets go of those that nobody waits for
             earlier.is_completed()
-        return self._begun(Message(request, flat, receives, self._under_way))
+        return self._begun(Message(request, flat, receives, self._under_way, self._watchdog))
 
     def _sparse_sum(self, tensor: torch.Tensor) -> torch.Tensor:
         """Sum over the ranks of a coalesced sparse tensor, by an all-gather of what is there."""

@@ -160,11 +160,6 @@ class Order:
         self._thread: threading.Thread | None = None
         self._ends = False
 
-    @property
-    def is_busy(self) -> bool:
-        """Whether calls are left or under way."""
-        return bool(self._calls) or self._runner is not None
-
     def now(self, call: Callable[[], None], value: Any) -> dist._Work:
         """Runs a call after those that came before."""
         if self._runner == threading.get_ident():

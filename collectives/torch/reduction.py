@@ -21,6 +21,7 @@ _OPS = {
     int(_R.BXOR): (MPI.BXOR, MPI.LXOR),
 }
 _BITWISE = {int(_R.BAND), int(_R.BOR), int(_R.BXOR)}
+_PREMUL_SUM = int(_R.PREMUL_SUM)
 _SUMS = {int(_R.SUM), int(_R.AVG), int(_R.PREMUL_SUM)}
 
 
@@ -55,13 +56,15 @@ def reduction(op: Any, dtype: torch.dtype) -> Reduction:
     Raises:
         ValueError: the reduction has no meaning for the dtype.
     """
-    kind = getattr(op, "op", op)  # comparing pybind11's enumerations takes 2 us each
-    found = _reduction(int(kind), str(kind), dtype)
-    return found._replace(factor=op.factor) if int(kind) == int(_R.PREMUL_SUM) else found
+    # A number, as to compare pybind11's enumerations takes 2 us.
+    kind = int(getattr(op, "op", op))
+    found = _reduction(kind, dtype)
+    return found._replace(factor=op.factor) if kind == _PREMUL_SUM else found
 
 
 @lru_cache(256)
-def _reduction(kind: int, name: str, dtype: torch.dtype) -> Reduction:
+def _reduction(kind: int, dtype: torch.dtype) -> Reduction:
+    name = str(_R(kind))
     if kind not in _OPS:
         raise ValueError(f"there is no reduction {name}")
     numbers = dtype.is_floating_point or dtype.is_complex

@@ -43,7 +43,7 @@ def check_dense(tensors: Sequence[torch.Tensor]) -> None:
         ValueError: a tensor is sparse or lies on another device.
     """
     for tensor in tensors:
-        if tensor.layout is not torch.strided or tensor.device.type != "cpu":
+        if tensor.layout is not torch.strided or not tensor.is_cpu:
             raise ValueError(
                 f"expected dense tensors on the CPU, got one with the layout {tensor.layout} on "
                 f"{tensor.device}; a backend for that device can stand beside this one, as in "
@@ -52,7 +52,7 @@ def check_dense(tensors: Sequence[torch.Tensor]) -> None:
 
 
 class Flat:
-    """One contiguous tensor in the place of several.
+    """One contiguous tensor, ``whole``, in the place of several.
 
     It is a view of them where they lie one behind the other, and else a copy, which
     :meth:`write_back` copies into them.
@@ -62,7 +62,7 @@ class Flat:
         reads: whether their values are needed.
     """
 
-    __slots__ = ("tensors", "whole", "is_view")
+    __slots__ = ("is_view", "tensors", "whole")
 
     def __init__(self, tensors: Sequence[torch.Tensor], reads: bool) -> None:
         self.tensors = tensors
@@ -88,11 +88,12 @@ class Flat:
 
 
 def _view_of_all(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
-    """Flat view of tensors that lie one behind the other in one storage."""
+    """A view of tensors that lie one behind the other in one storage; one tensor is itself."""
     first = tensors[0]
     if len(tensors) == 1:
-        plain = first.is_contiguous() and not first.is_conj() and not first.is_neg()
-        return first.detach().view(-1) if plain else None
+        if not first.is_contiguous() or first.is_conj() or first.is_neg():
+            return None
+        return first.detach() if first.requires_grad else first
     storage, end, items = first.untyped_storage().data_ptr(), first.data_ptr(), 0
     for tensor in tensors:
         if (
