@@ -33,7 +33,7 @@ from mpitrain.adapters.torch.buckets import GradientBucket
 from mpitrain.adapters.torch.comm_hooks import UnderWay
 from mpitrain.arrays import Gradients
 from mpitrain.group import TensorGroup
-from mpitrain.models.gpt import GPT
+from mpitrain.models import gpt
 from mpitrain.models.model import SequentialModel
 from mpitrain.objective.cross_entropy import CrossEntropy
 from mpitrain.optim.optimizers import Adam
@@ -163,15 +163,7 @@ def _measure(comm: Communicator, options: argparse.Namespace) -> dict[str, list[
     late = DataParallel(comm, TorchGPT(*shape), overlap=False, algorithm=options.algorithm)
     own = list(TorchGPT(*shape).parameters())
     alone = GradientBucket(comm, own, options.algorithm, UnderWay(comm))
-    layers = GPT(
-        vocabulary=options.vocabulary,
-        context=options.context,
-        width=options.width,
-        blocks=options.blocks,
-        heads=options.heads,
-        group=TensorGroup(),
-        sequence=False,
-    ).layers()
+    layers = gpt.layers(*shape, TensorGroup())
     native = Ours(
         comm,
         SequentialModel(layers, CrossEntropy(TensorGroup(), options.vocabulary), TensorGroup()),
@@ -277,20 +269,21 @@ def _report(comm: Communicator, options: argparse.Namespace, rows: dict[str, lis
 
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="benchmarks.ddp", description=__doc__)
-    parser.add_argument("--vocabulary", type=int, default=256)
-    parser.add_argument("--context", type=int, default=64)
-    parser.add_argument("--width", type=int, default=256)
-    parser.add_argument("--blocks", type=int, default=4)
-    parser.add_argument("--heads", type=int, default=4)
-    parser.add_argument("--batch", type=int, default=8, help="samples a rank")
-    parser.add_argument("--steps", type=int, default=30)
-    parser.add_argument("--warmup", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=0, help="a rank; its share of the cores")
-    parser.add_argument("--load", type=int, default=0, help="busy processes beside the ranks")
-    parser.add_argument("--address", default="", help="address of rank 0, if it has no name")
-    parser.add_argument("--algorithm", default="auto", help="our all-reduce")
-    parser.add_argument("--bucket-bytes", type=int, default=2**20)
-    parser.add_argument("-J", "--json", type=Path, help="write all times there")
+    add = parser.add_argument
+    add("--vocabulary", type=int, default=256)
+    add("--context", type=int, default=64)
+    add("--width", type=int, default=256)
+    add("--blocks", type=int, default=4)
+    add("--heads", type=int, default=4)
+    add("--batch", type=int, default=8, help="samples a rank")
+    add("--steps", type=int, default=30)
+    add("--warmup", type=int, default=5)
+    add("--threads", type=int, default=0, help="a rank; its share of the cores")
+    add("--load", type=int, default=0, help="busy processes beside the ranks")
+    add("--address", default="", help="address of rank 0, if it has no name")
+    add("--algorithm", default="auto", help="our all-reduce")
+    add("--bucket-bytes", type=int, default=2**20)
+    add("-J", "--json", type=Path, help="write all times there")
     return parser.parse_args()
 
 

@@ -79,11 +79,12 @@ def _times(comm: Communicator, nbytes: int, memory: str) -> list[tuple[float, fl
 def main() -> int:
     """Measures the sizes and memories that the command line names."""
     parser = argparse.ArgumentParser(prog="benchmarks.first_call", description=__doc__)
-    parser.add_argument("-b", "--minbytes", type=size, default=1 << 20, help="smallest array (1M)")
-    parser.add_argument("-e", "--maxbytes", type=size, default=1 << 26, help="largest array (64M)")
-    parser.add_argument("-f", "--stepfactor", type=int, default=4, help="factor between sizes (4)")
+    add = parser.add_argument
+    add("-b", "--minbytes", type=size, default=1 << 20, help="smallest array (1M)")
+    add("-e", "--maxbytes", type=size, default=1 << 26, help="largest array (64M)")
+    add("-f", "--stepfactor", type=int, default=4, help="factor between sizes (4)")
     memories = ("numpy", "shared", "adopted")
-    parser.add_argument("--memory", nargs="+", choices=memories, default=memories)
+    add("--memory", nargs="+", choices=memories, default=memories)
     options = parser.parse_args()
     lengths = [*sizes(options.minbytes, options.maxbytes, options.stepfactor, None)]
     comm = Communicator(MPI.COMM_WORLD)

@@ -30,13 +30,14 @@ _MOST_ITERS = 2000
 def main() -> int:
     """Measures and writes the file."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("collective", choices=_COLLECTIVES)
-    parser.add_argument("-n", "--ranks", type=int, default=2)
-    parser.add_argument("-b", "--minbytes", type=size, default=8)
-    parser.add_argument("-e", "--maxbytes", type=size, default=1 << 20)
-    parser.add_argument("-f", "--stepfactor", type=int, default=8)
-    parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("-J", "--output_file", type=Path, required=True)
+    add = parser.add_argument
+    add("collective", choices=_COLLECTIVES)
+    add("-n", "--ranks", type=int, default=2)
+    add("-b", "--minbytes", type=size, default=8)
+    add("-e", "--maxbytes", type=size, default=1 << 20)
+    add("-f", "--stepfactor", type=int, default=8)
+    add("--repeats", type=int, default=7)
+    add("-J", "--output_file", type=Path, required=True)
     options = parser.parse_args()
     try:
         from torch import multiprocessing

@@ -78,14 +78,15 @@ def disagreement(found: Sequence[Rounding]) -> float:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Prints a row for each algorithm."""
     parser = argparse.ArgumentParser(prog="benchmarks.rounding", description=__doc__)
-    parser.add_argument("-n", "--ranks", type=rank_count, default=8, help="number of ranks (8)")
-    parser.add_argument("-d", "--datatype", default="float", help="float, double or half (float)")
-    parser.add_argument("--count", type=positive, default=100_000, help="numbers a rank (100000)")
+    add = parser.add_argument
+    add("-n", "--ranks", type=rank_count, default=8, help="number of ranks (8)")
+    add("-d", "--datatype", default="float", help="float, double or half (float)")
+    add("--count", type=positive, default=100_000, help="numbers a rank (100000)")
     spread = "powers of ten of the numbers' sizes (3)"
-    parser.add_argument("--spread", type=not_negative, default=3.0, help=spread)
-    parser.add_argument("--seed", type=int, default=0, help="seed of the numbers (0)")
+    add("--spread", type=not_negative, default=3.0, help=spread)
+    add("--seed", type=int, default=0, help="seed of the numbers (0)")
     which = "names with options, mine.py:name, or all (all)"
-    parser.add_argument("--algorithm", default="all", metavar="A,B", help=which)
+    add("--algorithm", default="all", metavar="A,B", help=which)
     return program.run(parser, arguments, rounding)
 
 

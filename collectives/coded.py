@@ -38,8 +38,6 @@ class Part(Protocol):
 
     def Test(self) -> bool: ...
 
-    def Wait(self) -> object: ...
-
 
 class Phased(ABC):
     """Plans one after the other with work in between, as one plan.
@@ -119,6 +117,7 @@ class Phased(ABC):
 
     def abandon(self) -> None:
         """Gives it up in the middle: ``Wait`` and ``Test`` say so from now on."""
+        self._progress.keep((self._run, self._current))  # messages may still arrive in it
         self._current, self._broken = None, True
         if self in self._progress.plans:
             self._progress.remove(self)

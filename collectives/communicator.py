@@ -24,8 +24,8 @@ from collectives.calls.methods import (
 from collectives.calls.settings import Settings
 from collectives.execution.progress import Moving
 from collectives.execution.traffic import Traffic
-from collectives.execution.transport import Bytes, Envelope
-from collectives.execution.transport.mpi import MPITransport
+from collectives.execution.transport import Bytes
+from collectives.execution.transport.mpi import Envelope, MPITransport
 from collectives.failure import report_calls
 from collectives.failure.abort import abort_when_uncaught
 from collectives.launchers import check_launch
@@ -257,7 +257,8 @@ class Communicator(  # type: ignore[misc]
             MismatchError: on all ranks, with ``check``, if one of them makes another call.
             CollectiveError: a collective was left in the middle on this rank before.
         """
-        return self._engine.empty(shape, dtype, memory)
+        with self._engine.changing_memory("empty"):
+            return self._engine.resources.empty(shape, dtype, memory)
 
     def share(self, array: Any) -> Any:
         """Moves an ordinary array into memory that the ranks of a node can all address; returns it.
@@ -286,7 +287,8 @@ class Communicator(  # type: ignore[misc]
                 communicator shares.
             MemoryError: on all ranks, if the node has less memory than all of them ask for.
         """
-        self._engine.share(array)
+        with self._engine.changing_memory("share"):
+            self._engine.resources.share(array)
         return array
 
     def Revoke(self) -> None:

@@ -1,5 +1,8 @@
 """The package's exceptions.  Each message is one sentence that names the fix where there is one."""
 
+import difflib
+from collections.abc import Iterable
+
 #: How to get CuPy, which has a package for each CUDA.
 INSTALL_CUPY = "pip install cupy-cuda13x (or cupy-cuda12x)"
 
@@ -23,6 +26,13 @@ class ScheduleError(CollectiveError):
 
 class TooLarge(CollectiveError):
     """A schedule has more ranks or steps than can be handled in minutes."""
+
+
+def hint(name: str, known: Iterable[str], otherwise: str = "there are") -> str:
+    """``did you mean 'ring'?`` for the known name that is nearest, or all that are known."""
+    known = list(known)
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {near[0]!r}?" if near else f"{otherwise} {', '.join(known)}"
 
 
 class InvalidBuffer(CollectiveError, ValueError):

@@ -9,15 +9,13 @@ for machine learning", SC 2019 (their SSAR_Recursive_double, with the switch of 
 
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 from mpi4py import MPI
 
 from collectives.algorithms.butterfly import Fold
-from collectives.calls.engine import Engine
 from collectives.coded import Part, Phased
 from collectives.communicator import Communicator
 from collectives.errors import CollectiveError, InvalidBuffer
@@ -25,8 +23,7 @@ from collectives.execution.messages import TAGS_PER_PLAN
 from collectives.execution.pairs import Array, Stream, add
 from collectives.execution.tags import Tags
 from collectives.execution.traffic import Traffic
-from collectives.execution.transport import Bytes, Envelope
-from collectives.execution.transport.mpi import largest_tag
+from collectives.execution.transport.mpi import Envelope, largest_tag
 from collectives.sparse_arguments import agreed, expect_rising
 
 #: In the header of a message, where the number of pairs would be: the vector follows.
@@ -48,8 +45,8 @@ def sparse_allreduce(
     left.  A sum that comes to 0 keeps its pair.  Sums of 16-bit numbers are rounded in every round.
 
     Cost: ceil(log2 p) rounds, two more where p is no power of two; in round k, the pairs of 2^k
-    ranks merged, or ``length`` values if they are fewer bytes; and one all-reduce of 72 bytes by
-    which the ranks agree that the calls belong together.
+    ranks merged, or ``length`` values if they are fewer bytes; and one all-gather of some 100 bytes
+    a rank, by which the ranks agree that the calls belong together.
 
     Args:
         comm: a :class:`~collectives.Communicator`, or any other, which is duplicated for the call.
@@ -70,32 +67,119 @@ def sparse_allreduce(
             cannot be.
         MismatchError: on all ranks, if they differ in length, types or ``dense_at``.
     """
-    with _engine(comm) as engine:
-        mine, length, limit = agreed(engine, indices, values, length, dense_at, traffic)
-        assert mine.indices is not None, "callers give pairs"
-        types = mine.indices.dtype, mine.values.dtype
-        exchange = _Exchange(engine, types, length, limit, traffic, largest_tag())
-        messages = _recursive_doubling(exchange, mine)
-        try:
-            while True:
-                _Messages(engine, next(messages)).Wait()
-        except StopIteration as ended:
-            total: Stream = ended.value
+    with _ours(comm) as own:
+        mine, length, limit = agreed(own._engine, indices, values, length, dense_at, traffic)
+        run = _Sum(own, mine, length, limit, traffic, largest_tag())
+        run.Start()
+        run.Wait()
+    total = run.total
     return total.values if total.indices is None else (total.indices, total.values)
 
 
-class SparseAllreduce(Phased):
-    """The plan of a sparse all-reduce: what :func:`sparse_allreduce` does, to be started again and
-    again with other pairs.
+class _Sum(Phased):
+    """A sum of pairs, by recursive doubling on vectors that grow.
 
-    The ranks agree on length and types when it is made, and never again; its messages have tags of
-    their own.
+    On the wire, a vector is a header of 8 bytes that says how many pairs follow, or that the vector
+    does.
 
     Attributes:
         total: the sum of the last run: pairs, or the vector with ``indices`` ``None``.
     """
 
     algorithm = "sparse recursive doubling"
+
+    def __init__(
+        self,
+        comm: Communicator,
+        mine: Stream,
+        length: int,
+        limit: int,
+        traffic: Traffic | None,
+        tag: int,
+    ) -> None:
+        """Its messages have ``tag``; ``limit`` is the most pairs that travel as such."""
+        assert mine.indices is not None, "callers give pairs"
+        super().__init__(comm, [])
+        self._mine = self.total = mine
+        self._index_type, self._value_type = mine.indices.dtype, mine.values.dtype
+        self._length, self._limit, self._tag = length, limit, tag
+        self._channel = comm._engine.resources.channel
+        self._envelope = comm._engine.settings.transport.envelope
+        self._traffics = [t for t in (traffic, comm.traffic) if t is not None]
+
+    def phases(self) -> Iterator[Part]:
+        rank, fold = self._channel.rank, Fold(self._channel.size)
+        held = self._form(self._mine)
+        if fold.sits_out(rank):
+            yield self._send(rank - 1, held)
+            self.total = yield from self._receive(rank - 1)
+            return
+        if fold.is_doubled(rank):
+            theirs = yield from self._receive(rank + 1)
+            held = self._form(add(held, theirs))
+        for k in range(fold.dimensions):
+            peer = fold.rank(fold.vertex(rank) ^ (1 << k))
+            sending = self._send(peer, held)
+            theirs = yield from self._receive(peer)
+            yield sending
+            held = self._form(add(held, theirs) if rank < peer else add(theirs, held))
+        if fold.is_doubled(rank):
+            yield self._send(rank + 1, held)
+        self.total = held
+
+    def _form(self, stream: Stream) -> Stream:
+        """``stream``, as the vector that it is if there are too many pairs."""
+        if stream.indices is None or len(stream.indices) <= self._limit:
+            return stream
+        values = np.zeros(self._length, self._value_type)
+        values[stream.indices] = stream.values
+        return Stream(None, values)
+
+    def _send(self, peer: int, stream: Stream) -> "_Messages":
+        """Starts to send it."""
+        pairs = _DENSE if stream.indices is None else len(stream.indices)
+        parts = [p for p in (np.array([pairs]), stream.indices, stream.values) if p is not None]
+        for traffic in self._traffics:
+            traffic.send(len(parts) - 1, sum(part.nbytes for part in parts))
+            traffic.dense += self._length * self._value_type.itemsize
+        return self._started(peer, parts, sends=True)
+
+    def _receive(self, peer: int) -> Generator[Part, None, Stream]:
+        """Receives a vector from the peer."""
+        header = np.empty(1, np.int64)
+        yield self._started(peer, [header], sends=False)
+        pairs = int(header[0])
+        if pairs == _DENSE:
+            values = np.empty(self._length, self._value_type)
+            yield self._started(peer, [values], sends=False)
+            return Stream(None, values)
+        indices, values = np.empty(pairs, self._index_type), np.empty(pairs, self._value_type)
+        yield self._started(peer, [indices, values], sends=False)
+        return Stream(indices, values)
+
+    def _started(self, peer: int, parts: list[Array], sends: bool) -> "_Messages":
+        """Messages to or from the peer."""
+        start = self._channel.Isend if sends else self._channel.Irecv
+        made = _Messages(self._channel, None if sends else peer)
+        for part in parts:
+            data = part.view(np.uint8)
+            envelope = self._envelope(data)
+            if envelope:
+                made.envelopes.append(envelope)
+                if sends:
+                    envelope.seal()
+            message = envelope.message if envelope else [data, data.nbytes, MPI.BYTE]
+            made.requests.append(start(message, peer, self._tag))
+        return made
+
+
+class SparseAllreduce(_Sum):
+    """The plan of a sparse all-reduce: what :func:`sparse_allreduce` does, to be started again and
+    again with other pairs.
+
+    The ranks agree on length and types when it is made, and never again; its messages have tags of
+    their own.
+    """
 
     def __init__(
         self,
@@ -112,16 +196,12 @@ class SparseAllreduce(Phased):
             InvalidBuffer, MismatchError: on all ranks, as there.
             CollectiveError: there are more plans than tags, or sums are reproducible here.
         """
-        with _engine(comm) as engine:
+        with _ours(comm) as own:
             nothing = np.empty(0, np.uint32), np.empty(0, dtype)
-            mine, size, limit = agreed(engine, *nothing, length, dense_at, traffic)
-            tags = engine.tags()
-        types = nothing[0].dtype, mine.values.dtype
-        tag = (tags.number + 1) * TAGS_PER_PLAN
-        self._exchange = _Exchange(engine, types, size, limit, traffic, tag)
+            mine, size, limit = agreed(own._engine, *nothing, length, dense_at, traffic)
+            tags = own._engine.resources.take_tags()
         self._tags: Tags | None = tags
-        self._mine = self.total = mine
-        super().__init__(comm, [])
+        super().__init__(own, mine, size, limit, traffic, (tags.number + 1) * TAGS_PER_PLAN)
 
     def give(self, indices: Array, values: Array) -> None:
         """Sets the pairs of the next run, which the caller leaves alone until it is complete.
@@ -133,7 +213,7 @@ class SparseAllreduce(Phased):
         Raises:
             InvalidBuffer: on this rank, before anything is sent; they are no such pairs.
         """
-        kinds = self._exchange.index_type, self._exchange.value_type
+        kinds = self._index_type, self._value_type
         if (
             (indices.dtype, values.dtype) != kinds
             or indices.ndim != 1
@@ -143,7 +223,7 @@ class SparseAllreduce(Phased):
                 f"pairs of this plan are as many indices of {kinds[0]} as values of {kinds[1]}, "
                 f"not {indices.shape} of {indices.dtype} and {values.shape} of {values.dtype}"
             )
-        expect_rising(indices, self._exchange.length)
+        expect_rising(indices, self._length)
         self._mine = Stream(indices, values)
 
     @property
@@ -161,162 +241,47 @@ class SparseAllreduce(Phased):
         super().Free()
         self._tags = None
 
-    def phases(self) -> Iterator[Part]:
-        messages = _recursive_doubling(self._exchange, self._mine)
-        try:
-            while True:
-                yield _Messages(self._exchange.engine, next(messages))
-        except StopIteration as ended:
-            self.total = ended.value
-
-
-class _Message(NamedTuple):
-    """A message under way; ``source`` is the sender of one that arrives."""
-
-    request: MPI.Request
-    envelope: Envelope | None
-    source: int | None = None
-
 
 @dataclass
 class _Messages:
-    """Messages under way."""
+    """Messages under way, as a part of a sum; ``source`` is the sender of those that arrive."""
 
-    engine: Engine
-    messages: list[_Message]
+    channel: MPI.Intracomm
+    source: int | None
+    requests: list[MPI.Request] = field(default_factory=list)
+    envelopes: list[Envelope] = field(default_factory=list)
 
     def Start(self) -> None:
         """Does nothing: they have been started."""
 
     def Test(self) -> bool:
-        if not MPI.Request.Testall([message.request for message in self.messages]):
+        """Returns whether all are there."""
+        if not MPI.Request.Testall(self.requests):
             return False
-        return self._open()
-
-    def Wait(self) -> None:
-        self.engine.complete(*(message.request for message in self.messages))
-        while not self._open():
-            self.engine.progress.advance()
-
-    def _open(self) -> bool:
-        """Whether all are there, once MPI has them."""
-        waiting = [m for m in self.messages if m.envelope and not m.envelope.is_there()]
-        if waiting:
+        if not all(envelope.is_there() for envelope in self.envelopes):
             return False
-        while self.messages:
-            _, envelope, source = self.messages.pop()
-            if envelope:
-                if source is not None:
-                    envelope.check(self.engine.channel, source)
-                envelope.free()
+        while self.envelopes:
+            envelope = self.envelopes.pop()
+            if self.source is not None:
+                envelope.check(self.channel, self.source)
+            envelope.free()
         return True
 
 
-#: Yields messages to wait for.
-_Steps = Generator[list[_Message], None, Stream]
-
-
-def _recursive_doubling(exchange: "_Exchange", mine: Stream) -> _Steps:
-    """As :func:`collectives.algorithms.butterfly.recursive_doubling`, on vectors that grow."""
-    rank, fold = exchange.rank, Fold(exchange.size)
-    held = exchange.form(mine)
-    if fold.sits_out(rank):
-        yield exchange.send(rank - 1, held)
-        return (yield from exchange.receive(rank - 1))
-    if fold.is_doubled(rank):
-        theirs = yield from exchange.receive(rank + 1)
-        held = exchange.form(add(held, theirs))
-    for k in range(fold.dimensions):
-        peer = fold.rank(fold.vertex(rank) ^ (1 << k))
-        sending = exchange.send(peer, held)
-        theirs = yield from exchange.receive(peer)
-        yield sending
-        held = exchange.form(add(held, theirs) if rank < peer else add(theirs, held))
-    if fold.is_doubled(rank):
-        yield exchange.send(rank + 1, held)
-    return held
-
-
-class _Exchange:
-    """Vectors on the wire: a header of 8 bytes that says how many pairs follow, or the vector."""
-
-    def __init__(
-        self,
-        engine: Engine,
-        types: "tuple[np.dtype[Any], np.dtype[Any]]",
-        length: int,
-        limit: int,
-        traffic: Traffic | None,
-        tag: int,
-    ) -> None:
-        """Makes messages; ``types`` are the MPI types of indices and of values."""
-        self.engine = engine
-        self.channel = engine.channel
-        self.rank, self.size = self.channel.rank, self.channel.size
-        self.tag = tag
-        self.index_type, self.value_type = types
-        self.length, self.limit = length, limit
-        self.traffics = [t for t in (traffic, engine.progress.traffic) if t is not None]
-
-    def form(self, stream: Stream) -> Stream:
-        """``stream``, as the vector that it is if there are too many pairs."""
-        if stream.indices is None or len(stream.indices) <= self.limit:
-            return stream
-        values = np.zeros(self.length, self.value_type)
-        values[stream.indices] = stream.values
-        return Stream(None, values)
-
-    def send(self, peer: int, stream: Stream) -> list[_Message]:
-        """Starts to send it."""
-        pairs = _DENSE if stream.indices is None else len(stream.indices)
-        parts = [np.array([pairs]), stream.indices, stream.values]
-        messages = [part.view(np.uint8) for part in parts if part is not None]
-        for traffic in self.traffics:
-            traffic.send(len(messages) - 1, sum(message.nbytes for message in messages))
-            traffic.dense += self.length * self.value_type.itemsize
-        return [self._sending(peer, message) for message in messages]
-
-    def receive(self, peer: int) -> _Steps:
-        """Receives a vector from the peer."""
-        header = np.empty(1, np.int64)
-        yield [self._receiving(peer, header)]
-        pairs = int(header[0])
-        if pairs == _DENSE:
-            values = np.empty(self.length, self.value_type)
-            yield [self._receiving(peer, values)]
-            return Stream(None, values)
-        indices, values = np.empty(pairs, self.index_type), np.empty(pairs, self.value_type)
-        yield [self._receiving(peer, indices), self._receiving(peer, values)]
-        return Stream(indices, values)
-
-    def _sending(self, peer: int, data: Bytes) -> _Message:
-        envelope = self.engine.settings.transport.envelope(data)
-        if envelope:
-            envelope.seal()
-        message = envelope.message if envelope else [data, data.nbytes, MPI.BYTE]
-        return _Message(self.channel.Isend(message, peer, self.tag), envelope)
-
-    def _receiving(self, peer: int, items: Array) -> _Message:
-        data = items.view(np.uint8)
-        envelope = self.engine.settings.transport.envelope(data)
-        message = envelope.message if envelope else [data, data.nbytes, MPI.BYTE]
-        return _Message(self.channel.Irecv(message, peer, self.tag), envelope, peer)
-
-
 @contextmanager
-def _engine(comm: MPI.Intracomm) -> Iterator[Engine]:
-    """The engine of ``comm``; a communicator that is not ours gets one for this call."""
+def _ours(comm: MPI.Intracomm) -> Iterator[Communicator]:
+    """``comm``, or one of ours on it for this call."""
     if isinstance(comm, Communicator):
         if comm._engine.settings.reproducible:
             raise CollectiveError(
                 "sparse_allreduce sums in an order of its own, which reproducible=True excludes; "
                 "use another communicator for it"
             )
-        yield comm._engine
+        yield comm
         return
     ours = Communicator(comm)
     try:
-        yield ours._engine
+        yield ours
     except CollectiveError:  # on all ranks, so that they can free it together
         ours.close()
         raise

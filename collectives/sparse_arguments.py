@@ -2,11 +2,9 @@
 
 import operator
 import sys
-import zlib
 from typing import Any, SupportsIndex
 
 import numpy as np
-from mpi4py import MPI
 
 from collectives.calls.engine import Engine
 from collectives.errors import InvalidBuffer, MismatchError
@@ -14,8 +12,6 @@ from collectives.execution.pairs import Array, Stream
 from collectives.execution.traffic import Traffic
 
 _INDEX_TYPES = (np.dtype(np.uint32), np.dtype(np.uint64))
-#: Room for the reason why a rank refuses its arguments.
-_REASON_BYTES = 256
 _COMPARED = ("length", "dense_at", "type of the values", "type of the indices")
 
 
@@ -29,37 +25,22 @@ def agreed(
 ) -> tuple[Stream, int, int]:
     """This rank's pairs, the length, and the most pairs that travel as such, once no rank refuses
     its arguments."""
-    refused: Exception | None = None
-    told = np.full(1 + 2 * len(_COMPARED), np.iinfo(np.int64).min)
+    problem, mine, told = None, None, None
+    size = limit = 0
     try:
         mine, size, limit = _read(indices, values, length, dense_at, traffic)
         assert mine.indices is not None, "callers give pairs"
-        kinds = [zlib.crc32(array.dtype.name.encode()) for array in (mine.values, mine.indices)]
-        numbers = np.array([size, limit, *kinds])
-        told[:] = [0, *numbers, *-numbers]
+        told = size, limit, mine.values.dtype.name, mine.indices.dtype.name
     except Exception as error:  # whatever it is: the others are waiting
-        refused = error
-        told[0] = engine.channel.size - engine.channel.rank
-    engine.complete(engine.channel.Iallreduce(MPI.IN_PLACE, told, MPI.MAX))
-    if told[0]:
-        known = isinstance(refused, InvalidBuffer)
-        reason = str(refused) if known else f"{type(refused).__name__}: {refused}"
-        _raise_all(engine, engine.channel.size - int(told[0]), reason)
-    most, least = told[1 : 1 + len(_COMPARED)], -told[1 + len(_COMPARED) :]
-    for what, highest, lowest in zip(_COMPARED, most, least):
-        if highest != lowest:
-            numbers_differ = f": {lowest} to {highest}" if what in ("length", "dense_at") else ""
-            raise MismatchError(f"the ranks' sparse_allreduce differ in {what}{numbers_differ}")
+        problem = error
+    every = engine.resources.agreed("sparse_allreduce", problem, told)
+    assert mine is not None, "no rank has a problem"
+    for what, each in zip(_COMPARED, zip(*every)):
+        if len(set(each)) > 1:
+            raise MismatchError(
+                f"the ranks' sparse_allreduce differ in {what}: {min(each)} and {max(each)}"
+            )
     return mine, size, limit
-
-
-def _raise_all(engine: Engine, rank: int, reason: str) -> None:
-    """Raises the refusal of ``rank`` on all ranks."""
-    text = np.zeros(_REASON_BYTES, np.uint8)
-    encoded = reason.encode()[:_REASON_BYTES]
-    text[: len(encoded)] = list(encoded)
-    engine.complete(engine.channel.Ibcast(text, rank))
-    raise InvalidBuffer(f"rank {rank}: {text.tobytes().rstrip(bytes(1)).decode(errors='replace')}")
 
 
 def _read(

@@ -7,9 +7,9 @@ if TYPE_CHECKING:
     from collectives import __version__
     from mpitrain.config import Config, ConfigError, load
     from mpitrain.data.stream import Stream
-    from mpitrain.fit import Trainer
     from mpitrain.ranks.stop import Stopped
     from mpitrain.run import train
+    from mpitrain.trainer import Trainer
 
 _WHERE = {
     "__version__": "collectives",
@@ -18,7 +18,7 @@ _WHERE = {
     "load": "mpitrain.config",
     "Stopped": "mpitrain.ranks.stop",
     "Stream": "mpitrain.data.stream",
-    "Trainer": "mpitrain.fit",
+    "Trainer": "mpitrain.trainer",
     "train": "mpitrain.run",
 }
 __all__ = ["Config", "ConfigError", "Stopped", "Stream", "Trainer", "__version__", "load", "train"]

@@ -40,110 +40,143 @@ from mpitrain.training.evaluation import evaluate
 from mpitrain.training.parts import SHARED_ERRORS, Parts
 
 
-class Checkpoints:
-    """Writes checkpoints of the newest step and of the best test."""
+def is_test_due(parts: Parts) -> bool:
+    """Whether a test is due after the step that was taken last."""
+    every = parts.sampler.steps_per_epoch * parts.config.evaluate.every
+    is_last = parts.steps_done == parts.total_steps
+    return parts.data.test is not None and (is_last or parts.steps_done % every == 0)
 
-    def __init__(self, parts: Parts, write: Write, writer: Writer, resumed: Resumed | None) -> None:
-        """``resumed``: the checkpoint that the run goes on from."""
-        self._parts, self._write, self._writer = parts, write, writer
+
+def is_test_missing(parts: Parts) -> bool:
+    """Whether the checkpoint that the run goes on from was written before its test."""
+    return parts.watch.tested < parts.steps_done and is_test_due(parts)
+
+
+class Callbacks:
+    """A run in progress: its records, tests and checkpoints, and the search for stragglers."""
+
+    def __init__(
+        self, parts: Parts, report: Write, writer: Writer, resumed: Resumed | None
+    ) -> None:
+        """Write the first records; collective.
+
+        Args:
+            parts: the job on this rank.
+            report: takes each record, on all ranks.
+            writer: writes checkpoints.
+            resumed: the checkpoint that the run goes on from.
+        """
+        self._parts, self._report, self._writer = parts, report, writer
+        self._tested: Epoch | None = None
         self._saved = resumed.step if resumed else None
+        self._searched = parts.steps_done
+        #: Sums over all steps.
+        self._sums: Counter[str] = Counter()
+        self.write(_start(parts))
+        if resumed:
+            self.write(resumed)
+        parts.check_replicas("before the first step")
 
-    def is_due(self) -> bool:
-        """Whether ``checkpoint.every`` asks for a checkpoint after this step."""
-        every = self._parts.config.checkpoint.every
-        return bool(every) and self._parts.steps_done % every == 0 and not self._parts.stopping
+    def write(self, record: Record) -> None:
+        """Report a record, and add a step to the sums."""
+        if isinstance(record, Step):
+            for name in ("samples", "seconds", "sent_bytes", "shared_bytes"):
+                self._sums[name] += getattr(record, name)
+            for name in ("comm_share", "wait_share", "read_share"):
+                self._sums[name] += record.seconds * getattr(record, name)
+            self._sums["steps"] += 1
+        self._report(record)
 
-    def save(self, *, best: bool = False) -> None:
-        """Begin to write a checkpoint; collective."""
-        self._record(save(self._parts, self._writer, best=best))
-        if not best:
-            self._saved = self._parts.steps_done
+    def after_steps(self) -> None:
+        """Do what is due after a step, or after several that were taken together; collective.
 
-    def poll(self) -> None:
-        """Complete the checkpoint that is being written, if all its files are there; collective."""
-        self._record(self._writer.poll())
+        A rank that is much slower than its peers is searched for every ``run.log_every`` steps.
+        """
+        parts, done = self._parts, self._parts.steps_done
+        often, every = parts.config.run.log_every, parts.config.checkpoint.every
+        if done // often > self._searched // often:
+            self._searched = done
+            if slow := parts.account.straggler(done):
+                self.write(slow)
+        self._write_saved(self._writer.poll())
+        if every and done % every == 0 and not parts.stopping:
+            self._save()
 
-    def finish(self) -> None:
-        """Save the last step unless that was done, and wait for all files; collective."""
-        if self._saved != self._parts.steps_done:
-            self.save()
-        self._record(self._writer.finish())
+    def test(self) -> None:
+        """Test, and save the weights if they are the best; collective.
 
-    def _record(self, saved: tuple[Path, float] | None) -> None:
-        if saved:
-            folder, seconds = saved
-            self._write(Saved(int(folder.name.rpartition("-")[2]), str(folder), seconds))
-
-
-class Tests:
-    """Tests the model every ``evaluate.every`` epochs and after the last step.
-
-    Attributes:
-        last: the last test of this run, if there was one.
-    """
-
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
-        self.last: Epoch | None = None
-
-    def is_due(self) -> bool:
-        """Whether a test is due after the step that was taken last."""
+        Raises:
+            NonFinite: on all ranks: the test loss is not finite.
+        """
         parts = self._parts
-        every = parts.sampler.steps_per_epoch * parts.config.evaluate.every
-        is_last = parts.steps_done == parts.total_steps
-        return parts.data.test is not None and (is_last or parts.steps_done % every == 0)
+        self._tested = found = self._evaluate()
+        self.write(found)
+        if not isfinite(found.test_loss):
+            raise NonFinite(
+                f"the test loss is not finite after step {parts.steps_done}: the last update "
+                "spoiled the parameters, or samples to test on hold numbers that are not finite; "
+                "train --resume goes on from the newest checkpoint, with a smaller optim.lr or "
+                "other samples"
+            )
+        parts.watch.note(found, parts.steps_done)
+        if parts.watch.is_best():
+            self._save(best=True)
 
-    def is_missing(self) -> bool:
-        """Whether the checkpoint that the run goes on from was written before its test."""
-        return self._parts.watch.tested < self._parts.steps_done and self.is_due()
+    def stop(self) -> None:
+        """Save the last step; collective.
 
-    def evaluate(self) -> Epoch:
-        """Test the model; collective."""
+        Raises:
+            Stopped: always, on all ranks.
+        """
+        parts = self._parts
+        self._save()
+        self._complete()
+        self.write(parts.account.times(parts.grid.place))
+        raise Stopped(
+            f"stopped after step {parts.steps_done} of {parts.total_steps} ({parts.stop_reason()})"
+        )
+
+    def finish(self) -> Summary:
+        """Save the last step, give all replicas the same weights, and sum up; collective."""
+        parts, tested = self._parts, self._tested
+        self._complete()
+        if tested is None and parts.data.test is not None:
+            tested = self._evaluate()
+        parts.drain()
+        self.write(parts.account.times(parts.grid.place))
+        summary = self._summary(tested)
+        self.write(summary)
+        return summary
+
+    def _evaluate(self) -> Epoch:
         parts = self._parts
         return evaluate(parts, (parts.steps_done - 1) // parts.sampler.steps_per_epoch)
 
+    def _save(self, *, best: bool = False) -> None:
+        """Begin to write a checkpoint; collective."""
+        self._write_saved(save(self._parts, self._writer, best=best))
+        if not best:
+            self._saved = self._parts.steps_done
 
-class Stragglers:
-    """Searches every ``run.log_every`` steps for a rank that keeps the others waiting."""
+    def _complete(self) -> None:
+        """Save the last step unless that was done, and wait for all files; collective."""
+        if self._saved != self._parts.steps_done:
+            self._save()
+        self._write_saved(self._writer.finish())
 
-    def __init__(self, parts: Parts, write: Write) -> None:
-        self._parts, self._write = parts, write
-        self._looked = parts.steps_done
+    def _write_saved(self, saved: tuple[Path, float] | None) -> None:
+        if saved:
+            folder, seconds = saved
+            self.write(Saved(int(folder.name.rpartition("-")[2]), str(folder), seconds))
 
-    def is_due(self) -> bool:
-        """Whether the steps since the last search have passed a multiple of ``run.log_every``."""
-        every = self._parts.config.run.log_every
-        return self._parts.steps_done // every > self._looked // every
-
-    def look(self) -> None:
-        """Record the slowest rank, if it is much slower than its peers; collective."""
-        self._looked = self._parts.steps_done
-        if slow := self._parts.account.straggler(self._looked):
-            self._write(slow)
-
-
-class Totals:
-    """Sums over all steps of a run."""
-
-    def __init__(self) -> None:
-        self._sums: Counter[str] = Counter()
-
-    def add(self, step: Record) -> None:
-        """Add a step; other records are ignored."""
-        if isinstance(step, Step):
-            for name in ("samples", "seconds", "sent_bytes", "shared_bytes"):
-                self._sums[name] += getattr(step, name)
-            for name in ("comm_share", "wait_share", "read_share"):
-                self._sums[name] += step.seconds * getattr(step, name)
-            self._sums["steps"] += 1
-
-    def summary(self, parts: Parts, result: Epoch | None) -> Summary:
-        """The record at the end of a run; ``result``: its last test."""
-        sums, steps, seconds = self._sums, max(1, self._sums["steps"]), self._sums["seconds"] or 1.0
+    def _summary(self, tested: Epoch | None) -> Summary:
+        """The record at the end of a run; ``tested``: its last test."""
+        parts, sums = self._parts, self._sums
+        steps, seconds = max(1, sums["steps"]), sums["seconds"] or 1.0
         return Summary(
-            test_loss=result.test_loss if result else nan,
-            tested=result is not None,
-            metrics=result.metrics if result else {},
+            test_loss=tested.test_loss if tested else nan,
+            tested=tested is not None,
+            metrics=tested.metrics if tested else {},
             ranks=parts.comm.size,
             algorithm=parts.store.algorithm,
             reason=parts.store.reason,
@@ -158,88 +191,13 @@ class Totals:
         )
 
 
-class Callbacks:
-    """A run in progress: its records, tests and checkpoints.
-
-    Attributes:
-        write: takes each record, on all ranks.
-        checkpoints, tests, stragglers: tasks between steps; each says when it is due.
-    """
-
-    def __init__(
-        self, parts: Parts, tests: Tests, write: Write, writer: Writer, resumed: Resumed | None
-    ) -> None:
-        """Write the first records; collective."""
-        self._parts, self._totals, self.tests = parts, Totals(), tests
-
-        def record(one: Record) -> None:
-            self._totals.add(one)
-            write(one)
-
-        self.write = record
-        self.checkpoints = Checkpoints(parts, record, writer, resumed)
-        self.stragglers = Stragglers(parts, record)
-        record(_start(parts))
-        if resumed:
-            record(resumed)
-        parts.check_replicas("before the first step")
-
-    def test(self) -> None:
-        """Test, and save the weights if they are the best; collective.
-
-        Raises:
-            NonFinite: on all ranks: the test loss is not finite.
-        """
-        parts = self._parts
-        self.tests.last = found = self.tests.evaluate()
-        self.write(found)
-        if not isfinite(found.test_loss):
-            raise NonFinite(
-                f"the test loss is not finite after step {parts.steps_done}: the last update "
-                "spoiled the parameters, or samples to test on hold numbers that are not finite; "
-                "train --resume goes on from the newest checkpoint, with a smaller optim.lr or "
-                "other samples"
-            )
-        parts.watch.tell(found, parts.steps_done)
-        if parts.watch.is_best():
-            self.checkpoints.save(best=True)
-
-    def stop(self) -> None:
-        """Save the last step; collective.
-
-        Raises:
-            Stopped: always, on all ranks.
-        """
-        parts = self._parts
-        self.checkpoints.save()
-        self.checkpoints.finish()
-        self.write(parts.account.times(parts.grid.place))
-        raise Stopped(
-            f"stopped after step {parts.steps_done} of {parts.total_steps} ({parts.stop_reason()})"
-        )
-
-    def finish(self) -> Summary:
-        """Save the last step, give all replicas the same weights, and sum up; collective."""
-        parts, result = self._parts, self.tests.last
-        self.checkpoints.finish()
-        if result is None and parts.data.test is not None:
-            result = self.tests.evaluate()
-        parts.drain()
-        self.write(parts.account.times(parts.grid.place))
-        summary = self._totals.summary(parts, result)
-        self.write(summary)
-        return summary
-
-
 @contextmanager
 def running(
-    parts: Parts, *, go_on: bool, allow_changes: bool, tell: Write | None, way: str
+    parts: Parts, go_on: bool, allow_changes: bool, on_record: Write | None, resume_hint: str
 ) -> Iterator[Callbacks]:
     """Lock the run's folder, restore its newest checkpoint, open its reports; collective.
 
-    Args:
-        parts: the job on this rank.
-        go_on, allow_changes, tell, way: see :func:`mpitrain.train`, which also lists the errors.
+    Arguments and errors are those of :func:`mpitrain.train`.
     """
     parts.expect_open()
     comm, config = parts.comm, parts.config
@@ -260,16 +218,12 @@ def running(
         if not resumed:
             writer.set_aside()
             together(comm, lambda: remove_trace(folder) if comm.rank == 0 else None, ConfigError)
-        tests = Tests(parts)
-        with (
-            _ended_together(parts, writer, way),
-            _reports(parts, tell, tests_again=tests.is_missing()) as write,
-        ):
-            yield Callbacks(parts, tests, write, writer, resumed)
+        with _ended_together(parts, writer, resume_hint), _reports(parts, on_record) as report:
+            yield Callbacks(parts, report, writer, resumed)
 
 
 @contextmanager
-def _ended_together(parts: Parts, writer: Writer, way: str) -> Iterator[None]:
+def _ended_together(parts: Parts, writer: Writer, resume_hint: str) -> Iterator[None]:
     """After an error on all ranks, complete the checkpoint that is being written."""
     shared: tuple[type[Exception], ...] = (*SHARED_ERRORS, CheckpointError)
     try:
@@ -279,8 +233,8 @@ def _ended_together(parts: Parts, writer: Writer, way: str) -> Iterator[None]:
         writer.abandon()
         raise
     except Stopped as stopped:
-        if way and parts.comm.rank == 0:
-            print(f"mpitrain: {stopped}; {way} goes on from there", file=sys.stderr)
+        if resume_hint and parts.comm.rank == 0:
+            print(f"mpitrain: {stopped}; {resume_hint} goes on from there", file=sys.stderr)
         raise
     except shared as error:
         # The checkpoint that is being written holds a step before the error.
@@ -293,17 +247,17 @@ def _ended_together(parts: Parts, writer: Writer, way: str) -> Iterator[None]:
 
 
 @contextmanager
-def _reports(parts: Parts, tell: Write | None, *, tests_again: bool) -> Iterator[Write]:
-    """Open the reports on rank 0; yields a function that gives records to ``tell`` and reports."""
+def _reports(parts: Parts, on_record: Write | None) -> Iterator[Write]:
+    """Open the reports on rank 0; yields a function that takes records for them and the caller."""
     if parts.comm.rank > 0:
-        yield tell or (lambda record: None)
+        yield on_record or (lambda record: None)
         return
-    steps, done = parts.total_steps, parts.steps_done
+    steps, done, tests_again = parts.total_steps, parts.steps_done, is_test_missing(parts)
     with recorder(parts.config, steps, done, tests_again=tests_again) as report:
 
         def write(record: Record) -> None:
-            if tell:
-                tell(record)
+            if on_record:
+                on_record(record)
             report(record)
 
         yield write

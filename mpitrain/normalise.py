@@ -8,8 +8,7 @@ import msgspec
 from mpi4py import MPI
 
 from mpitrain import nn, user_objects
-from mpitrain.config import Brought, Config, ConfigError, Optim, expect_read
-from mpitrain.config.settings import configured
+from mpitrain.config import Brought, Config, ConfigError, Optim, configured, expect_read
 from mpitrain.data import program as own_data
 from mpitrain.ranks.same import expect_same_job, name_of
 from mpitrain.ranks.together import together

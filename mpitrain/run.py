@@ -1,22 +1,19 @@
 """A run of training: the loop over epochs, and the step of synchronous training."""
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import replace
 from math import nan
 from time import perf_counter
 from typing import Protocol
 
 import numpy as np
-from mpi4py import MPI
 
 from mpitrain.arrays import Array, Scalar
-from mpitrain.callbacks import running
-from mpitrain.metrics import Overlap, Record, Skipped, Step, Summary, Write
-from mpitrain.parallel.overlap_trial import OverlapTrial
-from mpitrain.step.agreement import Agreed, NonFinite, Told, named, nonfinite
-from mpitrain.step.ledger import Ledger, Noted
+from mpitrain.callbacks import is_test_due, is_test_missing, running
+from mpitrain.metrics import Record, Skipped, Step, Summary, Write
+from mpitrain.step.agreement import Agreed, NonFinite, StepReport, named, nonfinite
+from mpitrain.step.ledger import Ledger, LocalStep
 from mpitrain.training.batches import MicroBatches
-from mpitrain.training.loop import Batch, Loop, forward_backward, left_of, read
+from mpitrain.training.loop import Batch, Loop, forward_backward, read_batches, remaining
 from mpitrain.training.parts import Parts
 
 
@@ -34,8 +31,8 @@ def train(
     *,
     go_on: bool = False,
     allow_changes: bool = False,
-    tell: Write | None = None,
-    way: str = "mpitrain.train(trainer, go_on=True)",
+    on_record: Write | None = None,
+    resume_hint: str = "mpitrain.train(trainer, go_on=True)",
 ) -> Summary:
     """Run all steps that are left; rank 0 reports to the console and to ``metrics.jsonl``.
 
@@ -45,9 +42,9 @@ def train(
         loop: the loop of a job (:func:`mpitrain.start.start`), or an :class:`mpitrain.Trainer`.
         go_on: begin with the newest complete checkpoint in ``run.dir``, if there is one.
         allow_changes: accept the checkpoint of another job whose tensors have the same shapes.
-        tell: function that all ranks call with each record.
-        way: command or call that goes on after :class:`Stopped`, for a line that rank 0 prints;
-            empty: no line.
+        on_record: function that all ranks call with each record.
+        resume_hint: command or call that goes on after :class:`Stopped`, for a line that rank 0
+            prints; empty: no line.
 
     Raises:
         NonFinite: on all ranks: a loss or gradient is not finite.  No checkpoint holds such values.
@@ -63,21 +60,17 @@ def train(
         RuntimeError: the loop is closed.
     """
     parts = loop.parts
-    with running(parts, go_on=go_on, allow_changes=allow_changes, tell=tell, way=way) as run:
-        if run.tests.is_missing():
+    with running(parts, go_on, allow_changes, on_record, resume_hint) as run:
+        if is_test_missing(parts):
             run.test()
         while parts.steps_done < parts.total_steps and not parts.watch.ended():
             for records in loop.steps(parts.steps_done // parts.sampler.steps_per_epoch):
                 for record in records:
                     run.write(record)
-                if run.stragglers.is_due():
-                    run.stragglers.look()
-                run.checkpoints.poll()
-                if run.checkpoints.is_due():
-                    run.checkpoints.save()
+                run.after_steps()
             if parts.stopping:
                 run.stop()
-            if run.tests.is_due():
+            if is_test_due(parts):
                 run.test()
         return run.finish()
 
@@ -90,18 +83,16 @@ class SynchronousLoop(Loop):
     """
 
     def __init__(self, parts: Parts) -> None:
-        """Begin the trial of ``parallel.overlap = "auto"``; collective."""
         super().__init__(parts)
         sync = parts.config.sync
         #: Number of gradients.  Each is a mean over its worker's samples alone.
         self._workers = parts.grid.layout.replicas[0] if sync.drifts else 1
         #: Steps on which the ranks have not agreed yet; None: they agree in each step.
         self._ledger = Ledger(parts.comm, self._workers, sync.agree) if sync.agree > 1 else None
-        self._trial = _trial(parts)
 
     def batches(self, epoch: int) -> Generator[Batch]:
         self.parts.account.begin()
-        return read(self.parts, epoch, left_of(self.parts, epoch))
+        return read_batches(self.parts, epoch, remaining(self.parts, epoch))
 
     @np.errstate(over="ignore", invalid="ignore")
     def step(self, batch: Batch) -> Sequence[Record]:
@@ -128,38 +119,38 @@ class SynchronousLoop(Loop):
             parts.summation.begin(number, parts.scale.value, parts.rates.common(number))
             source = self._source(batch)
             loss, comm_seconds = forward_backward(parts, parts.passes, number, source)
-        told = self._told(loss, comm_seconds)
-        agreed = parts.strategy.agree(number, parts.gradient, told)
-        parts.account.met()
+        report = self._report(loss, comm_seconds)
+        agreed = parts.strategy.agree(number, parts.gradient, report)
+        parts.account.agreed()
         if self._ledger is None:
             if agreed.faulty:
                 parts.purity.expect(f"step {number + 1}")
-            parts.stopping = agreed.stopping
+            parts.stopping = bool(agreed.stopping)
         if agreed.finite:
             self._descend(agreed)
-            return self._finish(batch, told, agreed)
+            return self._finish(batch, report, agreed)
         unfit = source.unfit() if source else ""
         if self._ledger is None:
             return [self._skip(loss, unfit, state_before)]
         # Only this worker skips its update, and goes on with its old weights; the other ranks learn
         # it when they next agree.
         culprits = ", ".join(parts.gradient.own_culprits(loss)[:3])
-        return self._finish(batch, told, agreed, culprits or "the norm of its gradient", unfit)
+        return self._finish(batch, report, agreed, culprits or "the norm of its gradient", unfit)
 
     def _source(self, batch: Batch) -> MicroBatches:
         """The micro-batches of a batch; reads the batch if that was not done."""
         parts = self.parts
         if batch.held is None:
-            (batch,) = read(parts, batch.epoch, iter(batch.indices))
+            (batch,) = read_batches(parts, batch.epoch, iter(batch.indices))
         assert batch.held is not None
         return parts.passes.source(batch.held, batch.indices, parts.scale.value * self._workers)
 
-    def _told(self, loss: Scalar, comm_seconds: float) -> Told:
+    def _report(self, loss: Scalar, comm_seconds: float) -> StepReport:
         """This rank's report of the step that it has computed."""
         parts = self.parts
         # The tensor ranks of the last stage all have one loss; the sum must count it once.
         own = loss if parts.grid.place.tensor == 0 else 0.0
-        return parts.account.tell(
+        return parts.account.report(
             own if parts.summation.is_finite else nan,
             comm_seconds,
             parts.passes.runner().waited,
@@ -185,18 +176,20 @@ class SynchronousLoop(Loop):
         parts = self.parts
         waiting = parts.comm.waiting("the mean of the workers' weights")
         with parts.span("exchange", "communicate"), waiting:
-            seconds = parts.strategy.after_step(parts.steps_done)
+            began = perf_counter()
+            parts.strategy.after_step(parts.steps_done)
+            seconds = perf_counter() - began
         parts.passes.forget()
         return seconds
 
     def _finish(
-        self, batch: Batch, told: Told, agreed: Agreed, failed: str = "", unfit: str = ""
+        self, batch: Batch, report: StepReport, agreed: Agreed, failed: str = "", unfit: str = ""
     ) -> Sequence[Record]:
         """Publish the update, synchronise workers and count the step.
 
         Returns records of the steps on which the ranks have agreed.
         """
-        parts, number = self.parts, self.parts.steps_done
+        parts, number, ledger = self.parts, self.parts.steps_done, self._ledger
         lr, scale = parts.rates.rate(number), parts.scale.value
         with parts.span("publish", "communicate"):
             published = parts.store.publish()
@@ -204,59 +197,39 @@ class SynchronousLoop(Loop):
         parts.summation.commit()
         parts.scale.went_well()
         parts.steps_done = number + 1
-        overlap = self._try_overlap(agreed.seconds / parts.comm.size)
-        if parts.steps_done == parts.total_steps:
-            told, agreed = self._with_last_exchange(told, agreed)
-        noted = Noted(
-            number + 1,
-            batch.epoch,
-            len(batch.indices[0]),
-            lr,
-            parts.strategy.exchanges,
-            parts.strategy.since,
-            told,
-            agreed.own_norm**2 * parts.grid.layout.replicas[0] / parts.comm.size,
-            failed,
-            unfit,
+        is_last = parts.steps_done == parts.total_steps
+        if is_last:
+            last = parts.account.last()
+            report = report.plus(last)
+            if ledger is None:
+                late = parts.comm.allreduce(np.array(last.numbers)).tolist()
+                agreed = agreed.plus(StepReport(*late))
+        own = LocalStep(
+            step=number + 1,
+            epoch=batch.epoch,
+            samples=len(batch.indices[0]),
+            lr=lr,
+            report=report,
+            squares=agreed.own_norm**2 * parts.grid.layout.replicas[0] / parts.comm.size,
+            failed=failed,
+            unfit=unfit,
         )
-        if self._ledger is None:
-            return [parts.account.record(noted, agreed, agreed.grad_norm / scale), *overlap]
-        self._ledger.noted.append(noted)
-        is_due = (
-            parts.steps_done % self._ledger.every == 0
-            or parts.steps_done % parts.sampler.steps_per_epoch == 0
-            or parts.steps_done == parts.total_steps
-        )
-        return self._agree_late(self._ledger) if is_due else []
+        if ledger is None:
+            return [parts.account.record(own, agreed, agreed.grad_norm / scale)]
+        ledger.steps.append(own)
+        periods = ledger.every, parts.sampler.steps_per_epoch
+        is_due = is_last or any(parts.steps_done % period == 0 for period in periods)
+        return self._agree_late(ledger) if is_due else []
 
     def _agree_late(self, ledger: Ledger) -> list[Step]:
         """Records of the steps since the last agreement of the ranks; collective."""
         parts, began = self.parts, perf_counter()
         found = ledger.agree()
-        parts.account.busy.met += perf_counter() - began
+        parts.account.met += perf_counter() - began
         if any(agreed.faulty for _, agreed in found):
             parts.purity.expect(f"until step {parts.steps_done}")
         parts.stopping = parts.stopping or any(agreed.stopping for _, agreed in found)
-        return [parts.account.record(one, agreed, agreed.grad_norm) for one, agreed in found]
-
-    def _with_last_exchange(self, told: Told, agreed: Agreed) -> tuple[Told, Agreed]:
-        """Add the seconds and bytes of the last step's end, as no later step reports them.
-
-        Returns this rank's report and the sum over the ranks.  Collective, unless the ranks agree
-        only after several steps.
-        """
-        whole = self.parts.account.settled(told)
-        if self._ledger is not None:
-            return whole, agreed
-        more = np.subtract(whole.numbers[1:], told.numbers[1:])  # but for the loss: nan - nan
-        seconds, reducing, _, _, _, sent, shared, _ = self.parts.comm.allreduce(more).tolist()
-        return whole, replace(
-            agreed,
-            seconds=agreed.seconds + seconds,
-            comm_seconds=agreed.comm_seconds + reducing,
-            sent_bytes=agreed.sent_bytes + sent,
-            shared_bytes=agreed.shared_bytes + shared,
-        )
+        return [parts.account.record(own, agreed, agreed.grad_norm) for own, agreed in found]
 
     def _skip(self, loss: Scalar, unfit: str, state: Mapping[str, Array]) -> Skipped:
         """Takes a step that changes no parameter, and lowers the loss scale; collective.
@@ -276,25 +249,5 @@ class SynchronousLoop(Loop):
         parts.scale.overflowed()
         parts.account.ended(self._exchange())
         parts.steps_done = number
-        synced = parts.account.synced(parts.strategy.exchanges, parts.strategy.since)
+        synced = parts.account.synced(number)
         return Skipped(number, data or culprits, parts.scale.value, synced)
-
-    def _try_overlap(self, seconds: float) -> list[Overlap]:
-        """Continue the trial of overlap after a step of ``seconds``; its result once decided."""
-        trial = self._trial
-        if trial is None or trial.decided:
-            return []
-        ends = trial.tell(seconds)
-        if ends:
-            trial.decide(*trial.seconds)
-        self.parts.store.set_overlap(trial.overlap)
-        return [Overlap(self.parts.steps_done, trial.overlap, *trial.seconds)] if ends else []
-
-
-def _trial(parts: Parts) -> OverlapTrial | None:
-    """A trial of overlap, if sums of some rank can overlap with computation; collective."""
-    parallel = parts.config.parallel
-    if parallel.overlap != "auto" or parts.config.sync.kind != "every_step":
-        return None
-    overlaps = parts.comm.allreduce(parts.store.set_overlap(True), MPI.LOR)
-    return OverlapTrial() if overlaps else None

@@ -1,31 +1,24 @@
 """Choice of the loop that trains a job."""
 
-from collections.abc import Callable
+from typing import Unpack
 
 from mpi4py import MPI
 
 from mpitrain.config import Config
-from mpitrain.device import Device
 from mpitrain.federated import FEDERATED, FederatedLoop
-from mpitrain.pipeline.runtime import Span, no_span
-from mpitrain.ranks.stop import StopFlag
 from mpitrain.run import SynchronousLoop
 from mpitrain.server import ServedLoop, ServerPlacing
-from mpitrain.training.assemble import USUAL, assemble, closed_if_refused
+from mpitrain.training.assemble import USUAL, Hooks, assemble, closed_if_refused
 from mpitrain.training.asynchronous import AsynchronousLoop
 from mpitrain.training.loop import Loop
-from mpitrain.training.parts import NO_OBJECTS, Parts, UserObjects
+from mpitrain.training.parts import NO_OBJECTS, UserObjects
 
 
 def start(
     comm: MPI.Intracomm,
     config: Config,
     objects: UserObjects = NO_OBJECTS,
-    *,
-    span: Span = no_span,
-    stop: StopFlag | None = None,
-    before_step: Callable[[Parts], None] | None = None,
-    device: Device | None = None,
+    **hooks: Unpack[Hooks],
 ) -> Loop:
     """Make the parts of a job and the loop that its tables ask for; collective.
 
@@ -37,16 +30,7 @@ def start(
         variant = FEDERATED
     elif is_served:
         variant = placing.variant(config)
-    parts = assemble(
-        comm,
-        config,
-        objects,
-        span=span,
-        stop=stop,
-        before_step=before_step,
-        device=device,
-        variant=variant,
-    )
+    parts = assemble(comm, config, objects, variant=variant, **hooks)
     with closed_if_refused(parts.comm, parts.opened):
         if config.federated.clients:
             return FederatedLoop(parts)

@@ -99,6 +99,14 @@ def _give_shapes(module: Any, data: Any, seed: int) -> None:
             part.training = training
 
 
+def bit_sum(tensor: Any) -> int:
+    """Sum of a tensor's bits as integers, in any memory; no order of summation changes it."""
+    import torch
+
+    kind = {1: torch.uint8, 2: torch.int16, 4: torch.int32}.get(tensor.element_size(), torch.int64)
+    return int(tensor.detach().contiguous().reshape(-1).view(kind).sum())
+
+
 def names(module: Any, layers: Mapping[str, nn.Layer] | None) -> dict[str, str]:
     """The trainer's name of each entry of a torch module's ``state_dict``."""
     from mpitrain.adapters.torch.modules import names_in
@@ -180,7 +188,7 @@ def expect_without_momentum(job: Config, given: "Optimizer") -> None:
         ConfigError: both keep a state.
     """
     codec = job.compress.codec
-    if codec in ("none", "auto") or not isinstance(parse(codec), Momentum) or not given.slots:
+    if codec == "none" or not isinstance(parse(codec), Momentum) or not given.slots:
         return
     if name_of(given) != "SGD" or getattr(given, "momentum", True):
         raise ConfigError(

@@ -78,7 +78,8 @@ def _said(options: argparse.Namespace, extent: Extent) -> list[str]:
 
 
 def _add_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "--out",
         type=Path,
         default=Path("runs/matrix"),
@@ -87,18 +88,16 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
     )
     for option, told in (
         ("jobs", "digits gpt"),
-        ("methods", "none bf16 int8 powersgd topk dgc sign auto local diloco delayed, or a codec"),
+        ("methods", "none bf16 int8 powersgd topk dgc sign local diloco delayed, or a codec"),
         ("algorithms", "all-reduces of dense sums, as 'python -m collectives list' has them"),
         ("layouts", "'data' 'pipe x data' 'tensor x data' 'zero 1'"),
         ("links", "'shared memory' '1 Gb/s' '100 Mb/s' '100 ms', or latency=20ms,bandwidth=1Gb/s"),
     ):
-        parser.add_argument(f"--{option}", nargs="+", default=[], metavar="NAME", help=told)
-    parser.add_argument("--full", action="store_true", help="all combinations: hours")
-    parser.add_argument("--quick", action="store_true", help="a few cells of a few steps: a try")
-    parser.add_argument("--steps", type=positive, default=160, help="steps of each cell (160)")
-    parser.add_argument(
-        "--seconds", type=above_zero, default=30.0, help="a cell is stopped after these (30)"
-    )
+        add(f"--{option}", nargs="+", default=[], metavar="NAME", help=told)
+    add("--full", action="store_true", help="all combinations: hours")
+    add("--quick", action="store_true", help="a few cells of a few steps: a try")
+    add("--steps", type=positive, default=160, help="steps of each cell (160)")
+    add("--seconds", type=above_zero, default=30.0, help="a cell is stopped after these (30)")
 
 
 if __name__ == "__main__":

@@ -35,7 +35,6 @@ METHODS: Mapping[str, tuple[str, ...]] = {
     "topk": ("compress.codec=topk:keep=0.01",),
     "dgc": ("compress.codec=dgc:keep=0.05,masking=false",),
     "sign": ("compress.codec=sign",),
-    "auto": ("compress.codec=auto",),
     "local": ("sync.kind=local", "sync.period=8", "sync.agree=8"),
     "diloco": (
         "sync.kind=local", "sync.period=8", "sync.agree=8",

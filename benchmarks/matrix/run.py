@@ -20,6 +20,7 @@ from benchmarks.matrix import cells
 from benchmarks.matrix.page import write_page
 from benchmarks.matrix.results import VERSION, Cell, Matrix, Result, read_matrix, write_matrix
 from collectives import CollectiveError, Communicator, UnknownAlgorithm, provenance
+from collectives.bench.report import processor
 from collectives.errors import install
 from mpitrain.checkpoint import CheckpointError
 from mpitrain.config import Config, ConfigError, load
@@ -157,7 +158,7 @@ def _open(comm: Communicator, path: Path, extent: Extent, command: str) -> Matri
         "cores": str(len(os.sched_getaffinity(0))),
         "memory": f"{pages / 2**30:.0f} GiB",
         "system": f"{platform.system()} {platform.machine()}",
-        "processor": _processor(),
+        "processor": processor(),
     }
     return Matrix(
         VERSION,
@@ -169,16 +170,6 @@ def _open(comm: Communicator, path: Path, extent: Extent, command: str) -> Matri
         software,
         software.pop("date"),
     )
-
-
-def _processor() -> str:
-    """Its model, where Linux tells it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return "unknown"
-    found = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(found, "unknown")
 
 
 def _train(comm: Communicator, cell: Cell, extent: Extent, folder: Path, attempt: int) -> Result:
@@ -244,7 +235,7 @@ def _measured(
         shared: tuple[type[Exception], ...] = (*SHARED_ERRORS, CheckpointError)
         try:
             try:
-                test = train(loop, tell=tell, way="").test_loss
+                test = train(loop, on_record=tell, resume_hint="").test_loss
             except Stopped:  # all ranks together, and nothing is under way
                 test = evaluate(loop.parts, 0).test_loss
         except shared:

@@ -1,27 +1,21 @@
 """The algorithms, one file each, and functions that find and build them by name and options."""
 
-import difflib
 from collections.abc import Callable
 
 from collectives.algorithms.algorithm import Algorithm, Option
+from collectives.algorithms.registry import REGISTRY
 from collectives.algorithms.segments import MOST_SEGMENTS, segmented
-from collectives.algorithms.table import ALGORITHMS, REGISTRY
+from collectives.algorithms.table import ALGORITHMS
 from collectives.contracts import CONTRACTS
-from collectives.errors import UnknownAlgorithm
+from collectives.errors import UnknownAlgorithm, hint
 from collectives.schedule import Schedule
 
 #: Characters of an option's value.
 _LONGEST = 32
 
 
-def names(collective: str) -> list[str]:
-    """Names of the algorithms of ``collective``; raises :class:`UnknownAlgorithm`."""
-    return REGISTRY.names(collective)
-
-
-def find(collective: str, name: str) -> Algorithm:
-    """The entry for ``name``; raises :class:`UnknownAlgorithm` with the nearest name."""
-    return REGISTRY.find(collective, name)
+names = REGISTRY.names
+find = REGISTRY.find
 
 
 def check(collective: str, algorithm: object, size: int | None = None) -> None:
@@ -61,9 +55,7 @@ def check_default(algorithm: object, size: int | None = None) -> None:
         )
     known = ["auto", "native", *dict.fromkeys(entry.name for entry in REGISTRY)]
     if name not in known:
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
-        raise UnknownAlgorithm(f"no collective has an algorithm {name!r}; {hint}")
+        raise UnknownAlgorithm(f"no collective has an algorithm {name!r}; {hint(name, known)}")
     refused = None
     for collective in having or ["allreduce"]:  # auto and native are everywhere the same
         try:
@@ -105,9 +97,9 @@ def own(collective: str, algorithm: str) -> list[str]:
     Empty if it names algorithms of the package alone.
     """
     name, options = parse(algorithm)
-    digest = REGISTRY.digest(collective, name)
-    parts = [d for value in options.values() for d in REGISTRY.digests(str(value))]
-    return [digest, *parts] if digest else parts
+    parts = [a for value in options.values() for a in REGISTRY if a.name == str(value)]
+    keys = [(collective, name), *((part.collective, part.name) for part in parts)]
+    return [digest for key in keys if (digest := REGISTRY.digest(*key))]
 
 
 def in_segments(collective: str, algorithm: str, size: int, best: Callable[[Schedule], int]) -> str:

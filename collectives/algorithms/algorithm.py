@@ -1,13 +1,12 @@
 """An algorithm: a generator of rounds with its name and properties."""
 
-import difflib
 import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
 from collectives.contracts import Member, contract
-from collectives.errors import UnknownAlgorithm
+from collectives.errors import UnknownAlgorithm, hint
 from collectives.schedule import Copy, Round, Schedule, recvbuf, sendbuf
 
 Option = int | str
@@ -96,10 +95,8 @@ class Algorithm:
         """Raises :class:`UnknownAlgorithm` for an option that does not exist at this size."""
         for key, value in options.items():
             if key not in self.options:
-                known = [*self.options, "segments"]
-                near = difflib.get_close_matches(key, known, n=1)
-                hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(known)}"
-                raise UnknownAlgorithm(f"{self.name} has no option {key!r}; {hint}")
+                nearest = hint(key, [*self.options, "segments"], "it has")
+                raise UnknownAlgorithm(f"{self.name} has no option {key!r}; {nearest}")
             if type(value) is not type(self.options[key]):
                 kind = "a number" if isinstance(self.options[key], int) else "a name"
                 raise UnknownAlgorithm(f"{self.name}: {key}={value} must be {kind}")

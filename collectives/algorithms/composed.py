@@ -3,19 +3,19 @@
 from math import isqrt
 
 from collectives.algorithms import hierarchical
-from collectives.algorithms.registry import Registry
+from collectives.algorithms.registry import REGISTRY
 from collectives.errors import UnknownAlgorithm
 from collectives.schedule import Schedule
 
 
 def hierarchical_allreduce(
-    registry: Registry, size: int, local: int = 0, intra: str = "ring", inter: str = "ring"
+    size: int, local: int = 0, intra: str = "ring", inter: str = "ring"
 ) -> Schedule:
     """``intra`` names a reduce-scatter and an all-gather, ``inter`` an all-reduce."""
     local, nodes = _split("hierarchical", size, local)
-    scatter = _part(registry, "reduce_scatter", intra, local)
-    gather = _part(registry, "allgather", intra, local)
-    across = _part(registry, "allreduce", inter, nodes)
+    scatter = REGISTRY.schedule("reduce_scatter", intra, local)
+    gather = REGISTRY.schedule("allgather", intra, local)
+    across = REGISTRY.schedule("allreduce", inter, nodes)
     for part in (across, gather):
         if part.workspace or not part.in_place:
             raise UnknownAlgorithm(f"hierarchical cannot use {part}: it needs memory of its own")
@@ -23,16 +23,14 @@ def hierarchical_allreduce(
 
 
 def allreduce_by_leaders(
-    registry: Registry, size: int, local: int = 0, intra: str = "ring", inter: str = "ring"
+    size: int, local: int = 0, intra: str = "ring", inter: str = "ring"
 ) -> Schedule:
     """``intra`` and ``inter`` name all-reduces."""
     local, nodes = _split("leaders", size, local)
-    inside, across = (
-        _part(registry, "allreduce", intra, local),
-        _part(registry, "allreduce", inter, nodes),
-    )
     return hierarchical.by_leaders(
-        inside, across, _part(registry, "broadcast", "binomial_tree", local)
+        REGISTRY.schedule("allreduce", intra, local),
+        REGISTRY.schedule("allreduce", inter, nodes),
+        REGISTRY.schedule("broadcast", "binomial_tree", local),
     )
 
 
@@ -43,7 +41,3 @@ def _split(name: str, size: int, local: int) -> tuple[int, int]:
     if size % local:
         raise UnknownAlgorithm(f"{name}: {size} ranks are no whole number of nodes of {local}")
     return local, size // local
-
-
-def _part(registry: Registry, collective: str, name: str, size: int) -> Schedule:
-    return registry.schedule(collective, name, size)

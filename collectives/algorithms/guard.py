@@ -1,6 +1,7 @@
 """Checks around a program's own algorithm, whose functions may return or raise anything."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import count
 from typing import cast
@@ -29,12 +30,8 @@ def guarded(algorithm: Algorithm, size: int, root: int = 0, **options: Option) -
         UnknownAlgorithm: the functions raise it for a size or option that they do not support.
     """
     where = f"{algorithm.collective} {algorithm.name} on {size} ranks"
-    try:
+    with _said(where):
         schedule = algorithm.schedule(size, root, **options)
-    except CollectiveError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise ScheduleError(f"{where}: {words(error)}") from error
     if not isinstance(schedule, Schedule):
         raise ScheduleError(f"{where}: compose gave {schedule!r}, not a Schedule")
     most = _most(size)
@@ -61,13 +58,9 @@ def _guarded(schedule: Schedule, rank: int) -> Iterator[Round]:
     rounds: Iterator[Round] | None = None
     for number in count():
         where = f"{schedule}: rank {rank} round {number}"
-        try:
+        with _said(where):
             rounds = rounds or iter(schedule.generate(rank))
             steps = next(rounds, _END)
-        except CollectiveError:
-            raise
-        except (Exception, SystemExit) as error:
-            raise ScheduleError(f"{where}: {words(error)}") from error
         if steps is _END:
             return
         if number == most:
@@ -75,6 +68,17 @@ def _guarded(schedule: Schedule, rank: int) -> Iterator[Round]:
         if why := flaw(steps):
             raise ScheduleError(f"{where}: {why}")
         yield cast(Round, steps)
+
+
+@contextmanager
+def _said(where: str) -> Iterator[None]:
+    """Makes an error of the program's own a :class:`ScheduleError` that says where it came up."""
+    try:
+        yield
+    except CollectiveError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise ScheduleError(f"{where}: {words(error)}") from error
 
 
 def _most(size: int) -> int:

@@ -1,29 +1,19 @@
 """The registry: algorithms of the package and of the program, by collective and name.
 
-The only one is ``REGISTRY`` in ``table.py``.  Entries are added and never replaced or removed, so
-a name keeps its meaning while the process lives.
+Entries are added and never replaced or removed, so a name keeps its meaning while the process
+lives.
 """
 
-import difflib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from collectives.algorithms.algorithm import Algorithm, Option
 from collectives.algorithms.guard import guarded
 from collectives.contracts import contract
-from collectives.errors import UnknownAlgorithm
+from collectives.errors import UnknownAlgorithm, hint
 from collectives.schedule import Schedule
 
 #: Words that ``algorithm=`` and the benchmark take besides names of algorithms.
 RESERVED = ("auto", "native", "nccl", "all")
-
-
-def expect_name(name: object) -> None:
-    """Raises :class:`UnknownAlgorithm` if ``name`` cannot be the name of an algorithm."""
-    if not isinstance(name, str) or not name.isidentifier() or name in RESERVED:
-        raise UnknownAlgorithm(
-            f"an algorithm cannot have the name {name!r}; take letters, digits and _, and none of "
-            f"{', '.join(RESERVED)}"
-        )
 
 
 class Registry:
@@ -45,8 +35,13 @@ class Registry:
         Raises:
             UnknownAlgorithm: the name is taken, or cannot be one.
         """
-        expect_name(algorithm.name)
-        key = (algorithm.collective, algorithm.name)
+        name: object = algorithm.name
+        if not isinstance(name, str) or not name.isidentifier() or name in RESERVED:
+            raise UnknownAlgorithm(
+                f"an algorithm cannot have the name {name!r}; take letters, digits and _, and none "
+                f"of {', '.join(RESERVED)}"
+            )
+        key = (algorithm.collective, name)
         # In one step, as another thread may add the same one.
         there, known = self._entries.setdefault(key, (algorithm, digest))
         if there is not algorithm and (not digest or digest != known):
@@ -54,11 +49,6 @@ class Registry:
                 f"there is another {algorithm.collective} algorithm {algorithm.name!r}; give this "
                 "one a name of its own"
             )
-
-    def extend(self, algorithms: Iterable[Algorithm]) -> None:
-        """Adds the package's own."""
-        for algorithm in algorithms:
-            self.add(algorithm)
 
     def names(self, collective: str) -> list[str]:
         """Names of the algorithms of ``collective``; raises :class:`UnknownAlgorithm`."""
@@ -71,11 +61,8 @@ class Registry:
         if name in known:
             return self._entries[collective, name][0]
         others = [of for of, other in self._entries if other == name]
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
-        if others:
-            hint = f"it is one for {' and '.join(others)}"
-        raise UnknownAlgorithm(f"no {collective} algorithm {name!r}; {hint}")
+        which = f"it is one for {' and '.join(others)}" if others else hint(name, known)
+        raise UnknownAlgorithm(f"no {collective} algorithm {name!r}; {which}")
 
     def schedule(
         self, collective: str, name: str, size: int, root: int = 0, **options: Option
@@ -98,7 +85,6 @@ class Registry:
         _, digest = self._entries.get((collective, name), (None, ""))
         return digest
 
-    def digests(self, name: str) -> list[str]:
-        """Digests of the program's algorithms of this name, for all collectives."""
-        entries = [*self._entries.items()]
-        return [digest for (_, own), (_, digest) in entries if own == name and digest]
+
+#: All algorithms: those of ``table.py``, then those that were registered.
+REGISTRY = Registry()

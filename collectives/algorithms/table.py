@@ -6,8 +6,6 @@ the verifier's tests, ``python -m collectives list``, the benchmark and
 :func:`collectives.register`.
 """
 
-from functools import partial
-
 from collectives.algorithms import (
     binomial_tree,
     bruck,
@@ -26,11 +24,8 @@ from collectives.algorithms import (
     swing,
 )
 from collectives.algorithms.algorithm import Algorithm
-from collectives.algorithms.registry import Registry
+from collectives.algorithms.registry import REGISTRY
 from collectives.algorithms.rooted import rotated
-
-#: All algorithms: those of the table, then those that were registered.
-REGISTRY = Registry()
 
 ALGORITHMS = (
     Algorithm("allreduce", "ring", ring.allreduce,
@@ -62,10 +57,10 @@ ALGORITHMS = (
         "De Sensi et al. 2024", chunks=butterfly.chunks),
     Algorithm("allreduce", "hierarchical", None,
         "reduce-scatter in each node, intra; across, inter; all-gather: each rank sends its shard",
-        "Ying et al. 2018", compose=partial(composed.hierarchical_allreduce, REGISTRY)),
+        "Ying et al. 2018", compose=composed.hierarchical_allreduce),
     Algorithm("allreduce", "leaders", None,
         "all-reduce in each node, of the nodes' first ranks, and broadcast in each node",
-        "Jia et al. 2018", compose=partial(composed.allreduce_by_leaders, REGISTRY)),
+        "Jia et al. 2018", compose=composed.allreduce_by_leaders),
     Algorithm("allreduce", "spanning_trees", spanning_trees.named_allreduce,
         "the most trees that links=complete, ring, torus or dgx1 can carry, each with its share",
         "Wang et al. 2020", chunks=spanning_trees.named_chunks),
@@ -155,4 +150,5 @@ ALGORITHMS = (
         "whom a rank has heard of doubles in every round",
         "Hensgen, Finkel & Manber 1988"),
 )  # fmt: skip
-REGISTRY.extend(ALGORITHMS)
+for algorithm in ALGORITHMS:
+    REGISTRY.add(algorithm)

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 from collectives.algorithms import REGISTRY, Algorithm
 from collectives.algorithms.guard import guarded
-from collectives.algorithms.registry import expect_name
 from collectives.analysis.verify import Proof, prove, verify
 from collectives.contracts import contract
 from collectives.errors import CollectiveError, InvalidBuffer, ScheduleError, UnknownAlgorithm
@@ -15,6 +14,11 @@ from collectives.schedule import Copy, Schedule, Send
 #: Numbers of ranks at which :func:`register` proves an algorithm; other numbers, and options, are
 #: proved before a communicator first uses them.
 SIZES = range(1, 10)
+#: Reasons of a refusal, by the claim that the proof has not confirmed.
+_REFUTED = {
+    "keeps_order": "it does not reduce in rank order",
+    "uneven": "it moves blocks to places of other blocks' lengths",
+}
 
 
 def prove_claims(algorithm: Algorithm, schedule: Schedule) -> Proof:
@@ -31,12 +35,8 @@ def prove_claims(algorithm: Algorithm, schedule: Schedule) -> Proof:
             raise ScheduleError(f"{schedule} says in_place=True, and {error}") from None
         except ScheduleError as error:
             raise ScheduleError(f"{error}; correct it, or say in_place=False") from None
-    for claim in ("keeps_order", "uneven"):
+    for claim, why in _REFUTED.items():
         if getattr(algorithm, claim) and not getattr(proof, claim):
-            why = {
-                "keeps_order": "it does not reduce in rank order",
-                "uneven": "it moves blocks to places of other blocks' lengths",
-            }[claim]
             raise ScheduleError(f"{schedule} says {claim}=True, and {why}")
     if algorithm.uniform:
         _expect_uniform(schedule)
@@ -44,7 +44,7 @@ def prove_claims(algorithm: Algorithm, schedule: Schedule) -> Proof:
 
 
 def _expect_uniform(schedule: Schedule) -> None:
-    """Every round with messages has as many, as far and as long, on every rank."""
+    """Rounds with messages have equal numbers, distances and lengths of them, on every rank."""
     first: list[tuple[bool, int, int]] = []
     for rank in range(schedule.size):
         for number, steps in enumerate(schedule.rounds(rank)):
@@ -119,7 +119,6 @@ def register(algorithm: Algorithm) -> Algorithm:
     contract(collective)
     if any(entry is algorithm for entry in REGISTRY):
         return algorithm
-    expect_name(name)
     if not callable(algorithm.rounds or algorithm.compose):
         raise UnknownAlgorithm(f"{collective} {name} needs rounds, a generator function")
     a = algorithm
@@ -139,7 +138,5 @@ def register(algorithm: Algorithm) -> Algorithm:
         proved += size > 1
     if refused is not None and not proved:
         raise UnknownAlgorithm(f"{collective} {name} is for none of 2 to 9 ranks: {refused}")
-    identity = content.hexdigest()[:12]
-    if REGISTRY.digest(collective, name) != identity:
-        REGISTRY.add(algorithm, identity)
+    REGISTRY.add(algorithm, content.hexdigest()[:12])
     return algorithm

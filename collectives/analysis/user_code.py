@@ -5,7 +5,6 @@
 ``collectives.algorithms``.
 """
 
-import difflib
 import hashlib
 import importlib.util
 import re
@@ -19,7 +18,7 @@ from types import ModuleType
 from collectives.algorithms import REGISTRY, Algorithm
 from collectives.algorithms.registry import RESERVED
 from collectives.analysis.claims import register
-from collectives.errors import UnknownAlgorithm
+from collectives.errors import UnknownAlgorithm, hint
 
 #: The group of entry points in which packages name their algorithms.
 GROUP = "collectives.algorithms"
@@ -100,12 +99,10 @@ def _of_file(path: Path, name: str | None) -> list[Algorithm]:
         raise UnknownAlgorithm(
             f"{path} has no algorithm; give it one: mine = Algorithm('allreduce', 'mine', rounds)"
         )
-    listed = ", ".join(known)
     if name is None:
-        raise UnknownAlgorithm(f"{path} has {listed}; say which, as {path}:{next(iter(known))}")
-    near = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"there are {listed}"
-    raise UnknownAlgorithm(f"{path} has no algorithm {name!r}; {hint}")
+        first = next(iter(known))
+        raise UnknownAlgorithm(f"{path} has {', '.join(known)}; say which, as {path}:{first}")
+    raise UnknownAlgorithm(f"{path} has no algorithm {name!r}; {hint(name, known)}")
 
 
 def _is_packages_own(algorithm: Algorithm) -> bool:

@@ -49,13 +49,13 @@ class Case:
     dtype: np.dtype[Any]
     op: str
     algorithms: list[str]
-    in_place: bool
-    memory: str
-    iters: int | None
-    warmup: int
     repeats: int
-    check: bool
-    average: int
+    memory: str = "numpy"
+    in_place: bool = False
+    iters: int | None = None
+    warmup: int = 1
+    check: bool = False
+    average: int = 3
     rotating: int = 0
     floor: bool = False
     tests: int | None = None

@@ -17,18 +17,12 @@ from mpi4py import MPI
 from collectives.about import program, provenance
 from collectives.analysis.pictures import pyplot
 from collectives.bench.measure import Result
+from collectives.calls.native import THREAD_LEVELS
 from collectives.errors import CollectiveError
 from collectives.files import replace
 
 #: Relative distance of quartiles from the median that is marked as noise.
 NOISY = 0.2
-
-_THREADS = {
-    MPI.THREAD_SINGLE: "single",
-    MPI.THREAD_FUNNELED: "funneled",
-    MPI.THREAD_SERIALIZED: "serialized",
-    MPI.THREAD_MULTIPLE: "multiple",
-}
 
 
 def environment(comm: MPI.Intracomm) -> dict[str, Any]:
@@ -36,16 +30,17 @@ def environment(comm: MPI.Intracomm) -> dict[str, Any]:
     hosts = comm.allgather(MPI.Get_processor_name())
     return {
         **provenance(),
-        "threads": _THREADS[MPI.Query_thread()],
+        "threads": THREAD_LEVELS[MPI.Query_thread()],
         "ranks": comm.size,
         "nodes": len(set(hosts)),
         "hosts": sorted(set(hosts)),
         "cores": os.cpu_count(),
-        "processor": _processor(),
+        "processor": processor(),
     }
 
 
-def _processor() -> str:
+def processor() -> str:
+    """Model of the processor, where Linux says it."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

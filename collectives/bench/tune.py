@@ -159,20 +159,8 @@ def _half_round_trip(comm: Communicator, nbytes: int, turns: int) -> float:
 
 
 def _case(collective: str, memory: str, nbytes: int, repeats: int, size: int) -> Case:
-    return Case(
-        collective=collective,
-        nbytes=nbytes,
-        dtype=np.dtype(np.float32),
-        op="sum",
-        algorithms=candidates(collective, size),
-        in_place=False,
-        memory=memory,
-        iters=None,
-        warmup=1,
-        repeats=repeats,
-        check=False,
-        average=3,
-    )
+    ours = candidates(collective, size)
+    return Case(collective, nbytes, np.dtype(np.float32), "sum", ours, repeats, memory)
 
 
 def _in_words(rule: Rule) -> str:

@@ -1,13 +1,8 @@
-"""The arguments of a collective call, from mpi4py's methods and back.
-
-The blocking, the nonblocking and the persistent method of a collective take the same arguments:
-those of the function here with its name in lower case.
-"""
+"""The arguments of a collective call, and back to those of mpi4py's method."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 from mpi4py import MPI
 
 #: Names of mpi4py's blocking methods; those of v-variants end in ``v``.
@@ -24,8 +19,6 @@ _METHODS = {
     "exscan": "Exscan",
     "barrier": "Barrier",
 }
-#: The buffer of a barrier.
-NOTHING = np.empty(0, np.uint8)
 
 
 class Arguments(NamedTuple):
@@ -75,70 +68,3 @@ class Arguments(NamedTuple):
         if collective == "reduce":
             return (*given, op, root)
         return given if op is None else (*given, op)
-
-
-def allreduce(sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM) -> Arguments:
-    return Arguments("allreduce", sendbuf, recvbuf, op)
-
-
-def reduce_scatter_block(sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM) -> Arguments:
-    return Arguments("reduce_scatter", sendbuf, recvbuf, op)
-
-
-def reduce_scatter(
-    sendbuf: Any, recvbuf: Any, recvcounts: Sequence[int] | None = None, op: MPI.Op = MPI.SUM
-) -> Arguments:
-    return Arguments("reduce_scatter", sendbuf, recvbuf, op, 0, True, recvcounts)
-
-
-def allgather(sendbuf: Any, recvbuf: Any) -> Arguments:
-    return Arguments("allgather", sendbuf, recvbuf)
-
-
-def allgatherv(sendbuf: Any, recvbuf: Any) -> Arguments:
-    return Arguments("allgather", sendbuf, recvbuf, vector=True)
-
-
-def alltoall(sendbuf: Any, recvbuf: Any) -> Arguments:
-    return Arguments("alltoall", sendbuf, recvbuf)
-
-
-def alltoallv(sendbuf: Any, recvbuf: Any) -> Arguments:
-    return Arguments("alltoall", sendbuf, recvbuf, vector=True)
-
-
-def bcast(buf: Any, root: int = 0) -> Arguments:
-    return Arguments("broadcast", MPI.IN_PLACE, buf, root=root)
-
-
-def reduce(sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM, root: int = 0) -> Arguments:
-    return Arguments("reduce", sendbuf, recvbuf, op, root)
-
-
-def gather(sendbuf: Any, recvbuf: Any, root: int = 0) -> Arguments:
-    return Arguments("gather", sendbuf, recvbuf, root=root)
-
-
-def gatherv(sendbuf: Any, recvbuf: Any, root: int = 0) -> Arguments:
-    return Arguments("gather", sendbuf, recvbuf, root=root, vector=True)
-
-
-def scatter(sendbuf: Any, recvbuf: Any, root: int = 0) -> Arguments:
-    return Arguments("scatter", sendbuf, recvbuf, root=root)
-
-
-def scatterv(sendbuf: Any, recvbuf: Any, root: int = 0) -> Arguments:
-    return Arguments("scatter", sendbuf, recvbuf, root=root, vector=True)
-
-
-def scan(sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM) -> Arguments:
-    return Arguments("scan", sendbuf, recvbuf, op)
-
-
-def exscan(sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM) -> Arguments:
-    return Arguments("exscan", sendbuf, recvbuf, op)
-
-
-def barrier() -> Arguments:
-    """The reduction of a byte that nobody looks at."""
-    return Arguments("barrier", np.zeros(1, np.uint8), np.zeros(1, np.uint8), MPI.BOR)

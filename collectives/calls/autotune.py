@@ -13,7 +13,7 @@ that table when a communicator first needs it, and tells the others, whose files
 import logging
 import os
 import platform
-from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -29,14 +29,14 @@ from collectives.calls.call import Call
 from collectives.calls.native import can_be_native, fault_of_native, library
 from collectives.calls.native_plan import NativePlan
 from collectives.calls.parse_call import parse_call
+from collectives.calls.rendezvous import Rendezvous
 from collectives.calls.resources import Resources
-from collectives.calls.tuner import AUTOTUNED_BYTES, Choice, Entry, Kind, Rule, Table, load
+from collectives.calls.tuner import AUTOTUNED_BYTES, Entry, Kind, Rule, Table, load
 from collectives.errors import CollectiveError
 from collectives.execution.memory import Items
 from collectives.execution.plan import Plan
-from collectives.execution.progress import Progress
 from collectives.execution.shared import Places
-from collectives.files import replace
+from collectives.files import replace as replace_file
 
 Seconds = npt.NDArray[np.float64]
 #: Rules by collective, kind of memory and log2 of bytes.
@@ -57,35 +57,24 @@ def table_of_host() -> Path:
 
 
 class Autotune:
-    """The findings of one communicator; its methods are called by all ranks in the same order.
+    """The findings of one communicator; its methods are called by all ranks in the same order."""
 
-    Args:
-        progress: the communicator's plans that are under way.
-        bind: meets and binds a call, as a plan of its own.
-    """
-
-    def __init__(
-        self,
-        resources: Resources,
-        progress: Progress,
-        binder: Binder,
-        bind: Callable[[Call], Plan | NativePlan],
-    ) -> None:
+    def __init__(self, resources: Resources, rendezvous: Rendezvous, binder: Binder) -> None:
         self._resources = resources
-        self._progress = progress
+        self._progress = resources.progress
+        self._rendezvous = rendezvous
         self._binder = binder
-        self._bind = bind
         self._found: Findings | None = None
 
-    def choice(self, call: Call, places: Places | None, measures: bool) -> Choice | None:
-        """The algorithm that is faster for such a call; ``None`` where autotune has no say.
+    def tuned(self, call: Call, places: Places | None, measures: bool) -> Call:
+        """The call with the algorithm that is faster for it, where autotune has a say.
 
         Args:
             places: where all ranks' buffers lie, if that is in the node's memory.
             measures: measures what is not known; a nonblocking call does not wait for that.
         """
         if not self._is_worth_it(call):
-            return None
+            return call
         self._progress.expect_whole()
         memory = self._binder.memory_of(call, places)
         size = min(call.nbytes, _MOST_BYTES).bit_length() - 1
@@ -95,12 +84,13 @@ class Autotune:
         rule = self._found.get(kind)
         if rule is None:
             if not measures:
-                return None
+                return call
             rule = self._found[kind] = self._measured(call, memory, 1 << size)
             if self._resources.comm.rank == 0:
                 self._write()
         ratio = "fastest" if rule.algorithm == "native" else f"{rule.ratio:.2f}x native"
-        return Choice(rule.algorithm, f"autotuned at {1 << size} bytes: {ratio}")
+        why = f"autotuned at {1 << size} bytes: {ratio}"
+        return replace(call, algorithm=rule.algorithm, why=why)
 
     def _is_worth_it(self, call: Call) -> bool:
         """Whether two ways of a call are worth comparing; the same on all ranks."""
@@ -125,7 +115,7 @@ class Autotune:
         algorithms = {"native": "native", "ours": ours}
         traffic, self._progress.traffic = self._progress.traffic, None  # counts the caller's calls
         try:
-            plans = {turn: self._bind(_call_on(call, arrays, a)) for turn, a in algorithms.items()}
+            plans = {turn: self._plan(_call_on(call, arrays, a)) for turn, a in algorithms.items()}
         finally:
             self._progress.traffic = traffic
         seconds = np.empty(len(ORDER))
@@ -141,6 +131,9 @@ class Autotune:
         about = f"{call.collective}, {memory}, {nbytes} bytes"
         log.info("autotune of %s: %s takes 1/%.2f of native's time", about, ours, ratio)
         return Rule(nbytes, ours, ratio) if ratio > 1 else Rule(nbytes, "native", 1.0)
+
+    def _plan(self, call: Call) -> Plan | NativePlan:
+        return self._binder.bind(call, self._rendezvous.places_of(call), planned=True)
 
     def _scratch(self, count: int, call: Call, memory: Kind) -> Items:
         """An array of zeros in such memory."""
@@ -182,7 +175,7 @@ class Autotune:
         made = Table(1, about, table.alpha_us, table.bandwidth_GBs, [*others, *mine])
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            replace(path, msgspec.json.format(msgspec.json.encode(made), indent=1).decode())
+            replace_file(path, msgspec.json.format(msgspec.json.encode(made), indent=1).decode())
         except OSError as error:
             log.warning("what autotune found is not remembered: %s: %s", path, error)
 

@@ -9,7 +9,6 @@ from itertools import chain
 from typing import cast
 
 import numpy as np
-from mpi4py import MPI
 
 from collectives.algorithms import build, in_segments
 from collectives.calls.buffers import CallBuffer
@@ -25,24 +24,17 @@ from collectives.errors import CollectiveError
 from collectives.execution.memory import HOST, Items, Memory, is_queued
 from collectives.execution.messages import Operands, bind
 from collectives.execution.plan import Action, Binding, Plan
-from collectives.execution.progress import Progress
 from collectives.execution.shared import Places, bind_shared, runs_shared
-from collectives.execution.tags import Mask, Tags
 from collectives.execution.transport.cuda_memory import CudaMemory
 
 log = logging.getLogger("collectives")
 
 
 class Binder:
-    """Binds the calls of one communicator; its methods do the same on all ranks.
+    """Binds the calls of one communicator; its methods do the same on all ranks."""
 
-    Args:
-        progress: the communicator's plans that are under way.
-    """
-
-    def __init__(self, resources: Resources, progress: Progress) -> None:
+    def __init__(self, resources: Resources) -> None:
         self._resources = resources
-        self._progress = progress
 
     def bind(
         self,
@@ -76,10 +68,10 @@ class Binder:
         keep: Callable[[Plan], object] | None,
     ) -> Plan | NativePlan:
         """As :meth:`bind`; what is allocated in it is the plans' stream's."""
-        resources, progress = self._resources, self._progress
+        resources, progress = self._resources, self._resources.progress
         if resources.settings.reproducible and is_rounded(call):
             progress.expect_whole()
-            binding = Binding("reproducible", progress, self.tags() if planned else None)
+            binding = Binding("reproducible", progress, resources.take_tags() if planned else None)
             operands = staged(call, not planned, widens=False)
             return bind_exact(call, resources.transport, operands, binding)
         algorithm, reason = self._choice(call, self.memory_of(call, places), planned)
@@ -102,34 +94,15 @@ class Binder:
         schedule = build(call.collective, algorithm, size, root, items, call.proved)
         node, dtype = resources.node, call.buffer.items.dtype
         if node and places and runs_shared(schedule, places) and not call.widens:
-            tags = node.slots.take(self._used_anywhere) if planned else None
+            tags = node.slots.take(resources.used_anywhere) if planned else None
             if tags is not None or not planned:
                 binding = replace(binding, tags=tags)
                 return bind_shared(schedule, node, places, call.count, dtype, call.combine, binding)
             log.warning("messages instead of shared memory: %d plans use it", node.slots.most)
-        binding = replace(binding, tags=self.tags() if planned else None, keep=None)
+        binding = replace(binding, tags=resources.take_tags() if planned else None, keep=None)
         operands = staged(call, not planned, call.widens, memory)
         transport = resources.devices.transport_of(call.buffer.gpu)
         return bind(schedule, transport, operands, call.combine, binding)
-
-    def tags(self) -> Tags:
-        """Tags that no other plan has; collective.
-
-        Raises:
-            CollectiveError: on all ranks, if there are more plans than tags.
-        """
-        tags = self._resources.tags.take(self._used_anywhere)
-        if tags is None:
-            raise CollectiveError(
-                f"there are {self._resources.tags.most} plans on this communicator, and this MPI "
-                "has no tags for more; Free some"
-            )
-        return tags
-
-    def _used_anywhere(self, used: Mask) -> Mask:
-        """The numbers that any rank uses."""
-        self._resources.wait(self._resources.channel.Iallreduce(MPI.IN_PLACE, used, MPI.BOR))
-        return used
 
     def memory_of(self, call: Call, places: Places | None) -> Kind:
         """The kind of memory that the table is asked about."""

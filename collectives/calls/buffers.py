@@ -3,7 +3,6 @@
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
-from math import gcd
 from typing import Any
 
 import numpy as np
@@ -93,16 +92,12 @@ class CallBuffer:
         Ranks may describe the same bytes by different types, and must cut them at the same places.
         """
         size = self.items.itemsize
-
-        def units(items: tuple[int, ...] | None) -> tuple[int, ...] | None:
-            return items and tuple(n * size // nbytes for n in items)
-
         return replace(
             self,
             # By bytes: NumPy cuts items of 3 bytes into no others.
             items=self.items.view(np.uint8).view(np.dtype(f"u{nbytes}")),
-            counts=units(self.counts),
-            displacements=units(self.displacements),
+            counts=_scaled(self.counts, size, nbytes),
+            displacements=_scaled(self.displacements, size, nbytes),
         )
 
     def of_type(self, datatype: MPI.Datatype) -> list[Any]:
@@ -113,16 +108,8 @@ class CallBuffer:
         if len(self.counts) == 1:  # the one block of a rank that is not the root
             (start,) = self.displacements or (0,)
             return [nbytes[start * size :][: self.counts[0] * size], datatype]
-
-        def items(numbers: tuple[int, ...] | None) -> tuple[int, ...] | None:
-            return numbers and tuple(n * size // datatype.extent for n in numbers)
-
-        return [nbytes, items(self.counts), items(self.displacements), datatype]
-
-
-def unit_of(block_bytes: int) -> int:
-    """Bytes of the largest unsigned integer that a block is a whole number of."""
-    return gcd(block_bytes, 8)
+        scaled = (_scaled(n, size, datatype.extent) for n in (self.counts, self.displacements))
+        return [nbytes, *scaled, datatype]
 
 
 def read_buffer(
@@ -148,16 +135,12 @@ def read_buffer(
     readonly = readonly or role == "send"
     space = _Space(data, named, role, readonly=readonly, moves=moves)
     start = number(displacement or 0, role, "displacement")
-    if count is None:
-        whole = space.whole_items(start)
-        if whole % max(blocks, 1):
-            raise InvalidBuffer(
-                f"the {role} buffer of {whole} items is not a multiple of the {blocks} blocks that "
-                "as many ranks need"
-            )
-        length = whole
-    else:
-        length = number(count, role, "count") * max(blocks, 1)
+    length = space.whole_items(start) if count is None else number(count, role, "count") * blocks
+    if length % blocks:
+        raise InvalidBuffer(
+            f"the {role} buffer of {length} items cannot be cut into {blocks} equal blocks, one "
+            "for each rank"
+        )
     return space.buffer([Block(start, length)])
 
 
@@ -248,28 +231,23 @@ class _Space:
     def buffer(self, blocks: list[Block], counts: tuple[int, ...] | None = None) -> CallBuffer:
         """These items; ``counts`` are those of a v-variant."""
         if self.is_of_nothing:
-            return CallBuffer(self.memory.view(np.uint8)[:0], MPI.BYTE, _times(counts, 0))
+            return CallBuffer(self.memory.view(np.uint8)[:0], MPI.BYTE, _scaled(counts, 0))
         for j, (start, count) in enumerate(blocks):
             asked = f"{count} were asked for" if counts is None else f"block {j} is {count} items"
             self._expect(start, count, f"{asked} from item {start} on" if start else asked)
         if self.gapped:
             return self._packed(blocks, counts)
-        if counts is None:
-            start, length = blocks[0]
-            items = self.memory
-            if self.dtype is not items.dtype or length * self.extent != items.nbytes:
-                part = items.view(np.uint8)[start * self.extent : (start + length) * self.extent]
-                items = part.view(self.dtype)
-            return CallBuffer(items, self.datatype, writable=self.writable)
         starts, lengths = zip(*blocks)
-        first = starts[0] if lengths[0] else 0
-        behind = tuple(accumulate(lengths[:-1], initial=first))
-        raw = self.memory.view(np.uint8)
-        if all(d == p for d, p, n in zip(starts, behind, lengths) if n):
-            part = raw[first * self.extent : (first + sum(lengths)) * self.extent]
-            return CallBuffer(part.view(self.dtype), self.datatype, counts)
-        whole = raw[: len(raw) // self.extent * self.extent].view(self.dtype)
-        return CallBuffer(whole, self.datatype, counts, starts)
+        first, length = starts[0] if lengths[0] else 0, sum(lengths)
+        behind = accumulate(lengths[:-1], initial=first)
+        displacements = None
+        if any(n and d != p for d, p, n in zip(starts, behind, lengths)):
+            first, length, displacements = 0, self.memory.nbytes // self.extent, starts
+        items = self.memory
+        if self.dtype is not items.dtype or length * self.extent != items.nbytes:
+            part = items.view(np.uint8)[first * self.extent : (first + length) * self.extent]
+            items = part.view(self.dtype)
+        return CallBuffer(items, self.datatype, counts, displacements, writable=self.writable)
 
     def _packed(self, blocks: list[Block], counts: tuple[int, ...] | None) -> CallBuffer:
         assert self.datatype is not None, "only a type that was named has gaps"
@@ -280,7 +258,7 @@ class _Space:
         else:
             gaps = Gaps(self.memory, HOST.address(self.memory), self.datatype, blocks)
         return CallBuffer(
-            packed.view(np.uint8), self.datatype, _times(counts, size), None, gaps, self.writable
+            packed.view(np.uint8), self.datatype, _scaled(counts, size), None, gaps, self.writable
         )
 
     def _expect(self, start: int, count: int, asked: str) -> None:
@@ -297,8 +275,8 @@ class _Space:
             )
 
 
-def _times(numbers: tuple[int, ...] | None, factor: int) -> tuple[int, ...] | None:
-    return None if numbers is None else tuple(n * factor for n in numbers)
+def _scaled(numbers: tuple[int, ...] | None, by: int, unit: int = 1) -> tuple[int, ...] | None:
+    return None if numbers is None else tuple(n * by // unit for n in numbers)
 
 
 def _inferred(dtype: "np.dtype[Any]") -> MPI.Datatype | None:

@@ -14,7 +14,7 @@ from collectives.execution.plan import Action
 from collectives.execution.transport import Transport
 from collectives.execution.transport.cuda_memory import CudaMemory
 from collectives.execution.transport.cuda_probe import probe
-from collectives.execution.transport.device import DirectTransport, StagedTransport
+from collectives.execution.transport.device import StagedTransport
 from collectives.execution.transport.mpi import MPITransport
 
 log = logging.getLogger("collectives")
@@ -69,11 +69,10 @@ class Devices:
         if gpu is None:
             return self._host()
         if gpu not in self._transports:
-            direct = self.road(gpu) == "direct"
-            memory = cast(DeviceMemory, self.memory(gpu))
-            self._transports[gpu] = (
-                DirectTransport(self._host()) if direct else StagedTransport(self._host(), memory)
-            )
+            transport: Transport = self._host()
+            if self.road(gpu) == "staged":
+                transport = StagedTransport(transport, cast(DeviceMemory, self.memory(gpu)))
+            self._transports[gpu] = transport
         return self._transports[gpu]
 
     def road(self, gpu: int) -> str:

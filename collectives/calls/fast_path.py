@@ -17,7 +17,6 @@ from collectives.calls.resources import Resources
 from collectives.calls.tuner import AUTOTUNED_BYTES, NEVER, ORDINARY, SHARED, Situation
 from collectives.contracts import contract
 from collectives.execution.memory import is_on_device
-from collectives.execution.progress import Progress
 
 #: NumPy's letters of types that are MPI's, too.  A string's are those of its letters, and mpi4py
 #: names types of times without taking such a buffer.
@@ -129,40 +128,37 @@ class Limits(dict[str, Limit]):
     """The limit of each collective.
 
     It is a dictionary, as an all-reduce of 8 bytes takes less than ten Python calls.
-
-    Args:
-        unequal: for v-variants.  Few ranks know how long the others' blocks are, so that all of
-            them are left to the library, or none.
     """
 
-    def __init__(self, resources: Resources, progress: Progress, unequal: bool = False) -> None:
+    def __init__(self, resources: Resources) -> None:
         self._resources = resources
-        self._progress = progress
-        self._unequal = unequal
 
-    def __missing__(self, collective: str) -> Limit:
+    def __missing__(self, name: str) -> Limit:
+        """The limit of a collective; a v-variant's name has a ``v`` behind it."""
         resources, settings = self._resources, self._resources.settings
+        collective, unequal = name.removesuffix("v"), name.endswith("v")
         reduces = contract(collective).reduces
         auto = settings.algorithm == "auto" and not settings.check and not settings.timeout
         auto = auto and not settings.needs_messages and not (settings.reproducible and reduces)
-        below = self.of_auto(collective) if auto else 0
-        if (self._unequal and below < NEVER) or self._progress.traffic is not None:
+        below = self.of_auto(collective, unequal) if auto else 0
+        # Few ranks know how long the others' blocks are: all v-variants are left to MPI, or none.
+        if (unequal and below < NEVER) or resources.progress.traffic is not None:
             below = 0
         if not reduces:
             types = DTYPES, frozenset[int]()
         else:
             types = (DTYPES, _BARRED) if below and resources.comm.size <= 2 else _ROUNDED
-        found = self[collective] = Limit(min(below, COUNTABLE), *types)
+        found = self[name] = Limit(min(below, COUNTABLE), *types)
         return found
 
-    def of_auto(self, collective: str) -> int:
+    def of_auto(self, collective: str, unequal: bool = False) -> int:
         """The bytes below which ``auto`` takes the MPI library's own.  Collective at first use.
 
         No array lies in memory that the ranks share before one was asked for.
         """
         resources = self._resources
         per_node, table = resources.facts
-        memories = ORDINARY if resources.node is None or self._unequal else SHARED
+        memories = ORDINARY if resources.node is None or unequal else SHARED
         call = Situation(library(), collective, 0, resources.comm.size, per_node)
         below = table.native_below(call, memories)
         return min(below, AUTOTUNED_BYTES) if resources.settings.autotune else below

@@ -103,8 +103,3 @@ def waits_for_device(arguments: Arguments, is_direct: bool) -> Action | None:
 
 def _data(spec: Any) -> Any:
     return spec[0] if type(spec) in (list, tuple) and spec else spec
-
-
-def call_native(comm: MPI.Intracomm, arguments: Arguments) -> None:
-    """The MPI library's own collective, once."""
-    getattr(MPI.Intracomm, arguments.method)(comm, *arguments.for_mpi4py)

@@ -14,7 +14,7 @@ from collectives.execution.plan import Action
 from collectives.execution.progress import Progress
 
 if TYPE_CHECKING:
-    from collectives.failure import Watched
+    from collectives.failure import WatchedPlan
 
 
 class Native(NamedTuple):
@@ -143,7 +143,7 @@ class NativeRequest(MPI.Request):
     algorithm = "native"
     collective: str
     reason: str
-    watched: "Watched | None"
+    watched: "WatchedPlan | None"
     _progress: Progress
     _buffers: Any
 

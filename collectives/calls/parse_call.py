@@ -1,6 +1,7 @@
 """Parses a collective call as the caller made it, or refuses it."""
 
 from dataclasses import replace
+from math import gcd
 from operator import index
 from typing import Any
 
@@ -8,7 +9,7 @@ from mpi4py import MPI
 
 from collectives.algorithms import check, find, parse
 from collectives.calls.arguments import Arguments
-from collectives.calls.buffers import CallBuffer, read_buffer, unit_of, vector_buffer
+from collectives.calls.buffers import CallBuffer, read_buffer, vector_buffer
 from collectives.calls.call import Call
 from collectives.calls.fast_path import nbytes_of
 from collectives.calls.mpi4py_spec import LETTERS
@@ -61,7 +62,7 @@ def parse_call(arguments: Arguments, algorithm: str, rank: int, size: int) -> Ca
     if not blocks.reduces:
         send, recv = _as_units(arguments, send, recv, to_send, to_recv)
         if algorithm in ("auto", "native"):
-            arguments, send, recv = _with_types(arguments, send, recv)
+            send, recv = send and _with_type(send), recv and _with_type(recv)
     elif send and recv and recv.items.size and send.items.dtype != recv.items.dtype:
         raise InvalidBuffer(
             f"{collective}: the send buffer is {send.items.dtype}, the receive buffer "
@@ -125,7 +126,8 @@ def _as_units(
             f"{arguments.collective}: a block of the send buffer has {blocks[0]} bytes, and one of "
             f"the receive buffer {blocks[1]}"
         )
-    unit = 1 if arguments.vector else unit_of(blocks[0])
+    # Bytes of the largest unsigned integer that a block is a whole number of.
+    unit = 1 if arguments.vector else gcd(blocks[0], 8)
     return send and send.in_units(unit), recv and recv.in_units(unit)
 
 
@@ -259,18 +261,11 @@ def _input_where_the_result_goes(
     return whole, replace(whole, items=whole.items[: whole.items.size // member.size])
 
 
-def _with_types(
-    arguments: Arguments, send: CallBuffer | None, recv: CallBuffer | None
-) -> tuple[Arguments, CallBuffer | None, CallBuffer | None]:
+def _with_type(buffer: CallBuffer) -> CallBuffer:
     """Items that MPI has no type for as bytes, so that the library's own collective can move them:
     other ranks, which may describe theirs by a type that it has, leave theirs to it as well."""
-    if send is not None and _is_without_type(send):
-        arguments = arguments._replace(sendbuf=send.of_type(MPI.BYTE))
-        send = replace(send, datatype=MPI.BYTE)
-    if recv is not None and _is_without_type(recv):
-        arguments = arguments._replace(recvbuf=recv.of_type(MPI.BYTE))
-        recv = replace(recv, datatype=MPI.BYTE)
-    return arguments, send, recv
+    lacks = buffer.datatype is None and not is_on_device(buffer.items)
+    return replace(buffer, datatype=MPI.BYTE) if lacks else buffer
 
 
 def _with_sure_words(
@@ -302,7 +297,3 @@ def _sure_words(spec: Any, buffer: CallBuffer | None) -> Any:
     if buffer is None or buffer.datatype is None or buffer.gaps or buffer.memory is not HOST:
         return spec
     return buffer.of_type(buffer.datatype)
-
-
-def _is_without_type(buffer: CallBuffer) -> bool:
-    return buffer.datatype is None and not is_on_device(buffer.items)

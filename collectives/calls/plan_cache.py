@@ -109,7 +109,8 @@ class PlanCache:
         self._entries.clear()
 
     def free(self) -> None:
-        """Frees all plans."""
+        """Forgets all calls, and frees their plans."""
+        self._entries.clear()
         while self._plans:
             self._plans.popitem()[1].Free()
 

@@ -7,7 +7,6 @@ from collectives.calls.call import Call
 from collectives.calls.resources import Resources
 from collectives.execution.memory import HOST
 from collectives.execution.plan import Plan
-from collectives.execution.progress import Progress
 from collectives.execution.shared import Places
 from collectives.execution.transport.shared_memory import WORDS, Meeting
 from collectives.execution.transport.windows import Place
@@ -28,11 +27,9 @@ class Rendezvous:
         auto_below: the bytes below which ``auto`` takes the library's own collective.
     """
 
-    def __init__(
-        self, resources: Resources, progress: Progress, auto_below: Callable[[str], int]
-    ) -> None:
+    def __init__(self, resources: Resources, auto_below: Callable[[str], int]) -> None:
         self._resources = resources
-        self._progress = progress
+        self._progress = resources.progress
         self._auto_below = auto_below
 
     def location(self, call: Call) -> Location | None:
@@ -77,6 +74,11 @@ class Rendezvous:
         if (send < 0 or uses(send)) and (recv < 0 or uses(recv)):
             return self.meet(mine)
         return None
+
+    def places_of(self, call: Call) -> Places | None:
+        """Lets the ranks meet for a call; :meth:`places` of their buffers."""
+        location = self.location(call)
+        return None if location is None else self.places(self.meet(location))
 
     def places(self, meeting: Meeting) -> Places | None:
         """The places of all ranks' buffers in memory that all of them map; ``None`` if one lies

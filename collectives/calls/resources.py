@@ -2,7 +2,6 @@
 
 import logging
 import pickle
-from collections.abc import Callable
 from math import prod
 from operator import index
 from typing import Any
@@ -17,7 +16,8 @@ from collectives.calls.tuner import Table, load
 from collectives.errors import CollectiveError, InvalidBuffer
 from collectives.execution.memory import Items
 from collectives.execution.messages import TAGS_PER_PLAN
-from collectives.execution.tags import TagPool
+from collectives.execution.progress import Progress
+from collectives.execution.tags import Mask, TagPool, Tags
 from collectives.execution.transport.cuda_memory import CudaMemory
 from collectives.execution.transport.delayed import clock
 from collectives.execution.transport.mpi import MPITransport, largest_tag
@@ -34,21 +34,13 @@ class Resources:
     Attributes:
         devices: the GPUs, where buffers are on them.
         node: memory that all ranks can address, once some was asked for and can be had.
+        progress: the communicator's plans that are under way.
     """
 
-    def __init__(
-        self,
-        comm: MPI.Intracomm,
-        settings: Settings,
-        wait: Callable[[MPI.Request], None],
-        drain: Callable[[], None],
-    ) -> None:
-        """``wait`` waits for a request while plans that are under way move along; ``drain`` ends
-        the plans of this communicator."""
+    def __init__(self, comm: MPI.Intracomm, settings: Settings) -> None:
         self._given = comm
         self.settings = settings
-        self.wait = wait
-        self._drain = drain
+        self.progress = Progress()
         self.node: NodeMemory | None = None
         self.tags = TagPool(min(largest_tag() // TAGS_PER_PLAN - 1, 1 << 30))
         self._transport: MPITransport | None = None
@@ -56,7 +48,7 @@ class Resources:
         # ranks that come to two communicators in another order would wait for one another.
         self._ranks_per_node: int | None = None
         self._table: Table | None = None
-        self.devices = Devices(comm, settings, lambda: self.transport, drain)
+        self.devices = Devices(comm, settings, lambda: self.transport, self.progress.drain)
 
     @property
     def comm(self) -> MPI.Intracomm:
@@ -101,6 +93,16 @@ class Resources:
         """The duplicate."""
         return self.transport.channel
 
+    def wait(self, request: MPI.Request) -> None:
+        """Waits for a request, and moves the plans under way along meanwhile."""
+        try:
+            while not request.Test():
+                self.progress.advance()
+        except BaseException as error:  # raised by a signal handler
+            self.progress.leave("an agreement of the ranks", error)
+            self.progress.keep(request)
+            raise
+
     def gathered(self, mine: Any) -> list[Any]:
         """The objects that all ranks pass; collective."""
         pickled, channel = np.frombuffer(pickle.dumps(mine), np.uint8), self.channel
@@ -110,11 +112,30 @@ class Resources:
         self.wait(channel.Iallgatherv(pickled, [told, lengths]))
         return [pickle.loads(part.tobytes()) for part in np.split(told, np.cumsum(lengths)[:-1])]
 
+    def take_tags(self) -> Tags:
+        """Tags that no other plan has; collective.
+
+        Raises:
+            CollectiveError: on all ranks, if there are more plans than tags.
+        """
+        tags = self.tags.take(self.used_anywhere)
+        if tags is None:
+            raise CollectiveError(
+                f"there are {self.tags.most} plans on this communicator, and this MPI has no tags "
+                "for more; Free some"
+            )
+        return tags
+
+    def used_anywhere(self, used: Mask) -> Mask:
+        """The numbers that any rank uses; collective."""
+        self.wait(self.channel.Iallreduce(MPI.IN_PLACE, used, MPI.BOR))
+        return used
+
     @property
     def ranks_per_node(self) -> int:
         """Number of ranks on the fullest node."""
         if self._ranks_per_node is None:
-            self._drain()
+            self.progress.drain()
             node = self.comm.Split_type(MPI.COMM_TYPE_SHARED)
             most = np.array([node.size])
             self.comm.Allreduce(MPI.IN_PLACE, most, MPI.MAX)
@@ -127,13 +148,12 @@ class Resources:
         """The tuning table, as rank 0 finds it."""
         if self._table is not None:
             return self._table
-        self._drain()
+        self.progress.drain()
         told: Table | CollectiveError | None = None
-        if self.comm.rank == 0:
-            try:
-                told = load(self.settings.tuning)
-            except CollectiveError as error:
-                told = error
+        try:
+            told = load(self.settings.tuning) if self.comm.rank == 0 else None
+        except CollectiveError as error:
+            told = error
         told = self.comm.bcast(told)
         if not isinstance(told, Table):
             raise told or CollectiveError("rank 0 has no tuning table")
@@ -146,28 +166,23 @@ class Resources:
         return self.settings._replace(device=self.devices.way)
 
     def empty(self, shape: Any, dtype: Any, memory: str) -> Items:
-        """Zeros in the node's memory, or in ordinary memory where that cannot be.
-
-        Args:
-            memory: ``"numpy"`` or ``"cupy"``.
-
-        Raises:
-            InvalidBuffer: on all ranks, if one of them asks for what cannot be, or has no GPU.
-            MemoryError: on all ranks, if that is all that fails on one of them, or their node has
-                less memory than they ask for.
-        """
+        """Zeros in the node's memory, or in ordinary memory where that cannot be; arguments and
+        errors as of :meth:`collectives.Communicator.empty`."""
         alone = self._alone
         problem: Exception | None = None
         try:
             if memory not in ("numpy", "cupy"):
-                raise ValueError(f'memory={memory!r} is neither "numpy" nor "cupy"')
+                raise InvalidBuffer(f'memory={memory!r} is neither "numpy" nor "cupy"')
             kind = self.devices.memory(CudaMemory().gpu if memory == "cupy" else None)
             dtype = _read_type(dtype)
             dimensions = _read_shape(shape, dtype)
             items = kind.zeros(dimensions, dtype) if alone else None
         except Exception as error:  # the other ranks learn of any error
             problem = error
-        self._expect_none("empty", problem, f'memory="{memory}"')
+        memories = self.agreed("Communicator.empty", problem, memory)
+        if len(ranks := {each: memories.index(each) for each in memories}) > 1:
+            calls = ", ".join(f'rank {rank} with memory="{each}"' for each, rank in ranks.items())
+            raise InvalidBuffer(f"Communicator.empty, {calls}: call it alike on all ranks")
         if items is not None:
             return items
         try:
@@ -180,34 +195,28 @@ class Resources:
             items = kind.zeros(dimensions, dtype)
         except MemoryError as error:
             problem = error
-        self._expect_none("empty", problem)
+        self.agreed("Communicator.empty", problem)
         assert items is not None, "without a problem there is an array"
         return items
 
     def share(self, array: Any) -> None:
-        """Moves an array into the node's memory, where that can be.
-
-        Raises:
-            InvalidBuffer: on all ranks, if one of them passes what cannot be.
-            MemoryError: on all ranks.
-        """
+        """Moves an array into the node's memory, where that can be; errors as of
+        :meth:`collectives.Communicator.share`."""
         alone, own = self._alone, None
         place: Place | None = None
-        problem: InvalidBuffer | None = None
+        problem: Exception | None = None
         try:
             own = extent(array)
             place = self.node.locate(own.address, own.nbytes) if self.node and own.nbytes else None
             if place is None:
                 own.expect_ordinary()
-        except InvalidBuffer as error:
-            problem = error
         except Exception as error:  # a tensor's methods may raise anything
-            problem = InvalidBuffer(f"{type(error).__name__}: {error}")
-        self._expect_none("share", problem)
+            problem = error
+        mine = own and (place and place.window, own.nbytes)
+        told = self.agreed("Communicator.share", problem, mine)
         assert own is not None, "without a problem it has an extent"
         if alone:
             return
-        told = self.channel.allgather((place and place.window, own.nbytes))
         there = {window for window, nbytes in told if nbytes}
         if there and None not in there and len(there) == 1:
             return  # as all of them are since an earlier call
@@ -228,20 +237,25 @@ class Resources:
         """Whether arrays cannot be shared, whatever the memory; the same on all ranks."""
         return self.ranks_per_node < self.comm.size or self.settings.needs_messages
 
-    def _expect_none(self, method: str, problem: Exception | None, alike: str = "") -> None:
-        """Raises on all ranks if one has a problem, ``MemoryError`` if memory is all that lacks; or
-        if what is to be alike is not."""
-        own = problem and (str(problem), isinstance(problem, MemoryError))
-        every = self.channel.allgather((own, alike))
+    def agreed(self, what: str, problem: Exception | None, mine: Any = None) -> list[Any]:
+        """Values that the ranks pass as ``mine``, unless one has a problem.  Collective.
+
+        Raises:
+            MemoryError: on all ranks, if memory is all that lacks on some.
+            InvalidBuffer: on all ranks, if there is another problem.
+        """
+        own = None
+        if problem is not None:
+            known = isinstance(problem, CollectiveError | MemoryError)
+            text = str(problem) if known else f"{type(problem).__name__}: {problem}"
+            own = text, isinstance(problem, MemoryError)
+        every = self.gathered((own, mine))
         told = [(rank, one) for rank, (one, _) in enumerate(every) if one]
         if told:
             problems = "; ".join(f"rank {rank}: {text}" for rank, (text, _) in told[:3])
             kind = MemoryError if all(lacks for _, (_, lacks) in told) else InvalidBuffer
-            raise kind(f"Communicator.{method}: {problems}")
-        words = [word for _, word in every]
-        if len(ranks := {word: words.index(word) for word in words}) > 1:
-            calls = ", ".join(f"rank {rank} with {word}" for word, rank in ranks.items())
-            raise InvalidBuffer(f"Communicator.{method}, {calls}: call it alike on all ranks")
+            raise kind(f"{what}: {problems}")
+        return [word for _, word in every]
 
     def revoke(self) -> None:
         """Ends all waits in the duplicate, and lets go of it."""
@@ -269,7 +283,7 @@ def _read_shape(shape: Any, dtype: "np.dtype[Any]") -> tuple[int, ...]:
     # NumPy multiplies those of an array without items, too.
     items = prod(max(1, length) for length in lengths)
     if min(lengths, default=0) < 0 or items * dtype.itemsize >= 1 << 62:
-        raise ValueError(f"{shape!r} is no shape of an array")
+        raise InvalidBuffer(f"{shape!r} is no shape of an array")
     np.empty((0,) * len(lengths), dtype)  # raises for too many dimensions
     return lengths
 
@@ -280,5 +294,5 @@ def _read_type(dtype: Any) -> "np.dtype[Any]":
         dtype = name = name.removeprefix("torch.")
     kind = small_float(name) if name.startswith(("bfloat", "float8")) else np.dtype(dtype)
     if kind.hasobject or not kind.itemsize:
-        raise TypeError(f"arrays of {kind} cannot be shared between processes")
+        raise InvalidBuffer(f"arrays of {kind} cannot be shared between processes")
     return kind

@@ -18,16 +18,11 @@ from collectives.contracts import contract
 from collectives.errors import CollectiveError
 
 DEFAULT = Path(__file__).with_name("tuned.json")
-
-
 #: Version of the file's format.
 _VERSION = 1
-
 Kind = Literal["numpy", "shared", "adopted", "cupy", "ipc"]
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 Count = Annotated[int, msgspec.Meta(ge=1, le=(1 << 31) - 1)]
-
-
 #: Memory that a program's own arrays lie in, and all where they may lie on a host.
 ORDINARY: tuple[Kind, ...] = ("numpy",)
 SHARED: tuple[Kind, ...] = ("numpy", "shared", "adopted")
@@ -294,15 +289,12 @@ def load(path: str | Path | None = None) -> Table:
         if source.exists() and not source.is_file():  # a FIFO or a device may have no end
             raise OSError("it is not an ordinary file")
         table = _DECODER.decode(source.read_bytes())
-    except (OSError, msgspec.DecodeError) as error:
-        raise CollectiveError(f"cannot read the tuning table {source}: {error}") from None
-    except RecursionError:
-        raise CollectiveError(
-            f"cannot read the tuning table {source}: it is nested too deeply"
-        ) from None
-    if table.version != _VERSION:
-        raise CollectiveError(
-            f"cannot read the tuning table {source}: it is of version {table.version}, and this "
-            f"program reads version {_VERSION}; measure again: python -m collectives tune"
-        )
+        if table.version != _VERSION:
+            raise OSError(
+                f"it is of version {table.version}, and this program reads version {_VERSION}; "
+                "measure again: python -m collectives tune"
+            )
+    except (OSError, msgspec.DecodeError, RecursionError) as error:
+        why = "it is nested too deeply" if isinstance(error, RecursionError) else error
+        raise CollectiveError(f"cannot read the tuning table {source}: {why}") from None
     return table

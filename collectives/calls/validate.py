@@ -1,11 +1,10 @@
 """Parses a call, compares it across the ranks, and has a program's own algorithm proved."""
 
 import logging
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
-from typing import Any
 
 import numpy as np
 from mpi4py import MPI
@@ -17,7 +16,7 @@ from collectives.analysis.user_code import is_own, named
 from collectives.calls.arguments import Arguments
 from collectives.calls.buffers import read_buffer
 from collectives.calls.call import Call
-from collectives.calls.fast_path import is_misread
+from collectives.calls.fast_path import DTYPES, is_misread
 from collectives.calls.parse_call import expect_able, parse_call
 from collectives.calls.reproducible import is_rounded
 from collectives.calls.resources import Resources
@@ -28,7 +27,6 @@ from collectives.errors import (
     ScheduleError,
     UnknownAlgorithm,
 )
-from collectives.execution.progress import Progress
 from collectives.failure.history import call_site
 from collectives.schedule import Schedule
 
@@ -42,16 +40,15 @@ class Validator:
 
     Args:
         comm: the caller's own.  It may be freed: MPI raises then, where a copy would crash.
-        progress: the communicator's plans that are under way.
     """
 
-    def __init__(self, comm: MPI.Intracomm, resources: Resources, progress: Progress) -> None:
+    def __init__(self, comm: MPI.Intracomm, resources: Resources) -> None:
         self.comm = comm
         self.settings = resources.settings
         self.resources = resources
-        self.progress = progress
+        self.progress = resources.progress
         self._compared = 0
-        self._proofs = Proofs(resources.gathered)
+        self._proofs = Proofs(resources)
 
     def default(self, collective: str) -> str:
         """The communicator's algorithm, where this collective has it."""
@@ -67,35 +64,27 @@ class Validator:
         ``form``.
         """
         refused: Exception | None = None
-        call: Call | None = None
+        call = None
         try:
             arguments = self._with_counts(arguments)
-            call = self._parsed(arguments, self._named(algorithm, arguments))
+            name = self._named(algorithm, arguments)
+            call = parse_call(arguments, name, self.comm.rank, self.comm.size)
+            # Refused before the ranks meet if it cannot be done, so that it can be made again.
+            if self.settings.reproducible and is_rounded(call):
+                call.refuse_overlap()
         except (CollectiveError, TypeError, ValueError, BufferError, MPI.Exception) as error:
             refused = error
         if self.settings.check:
-            lengths = call.lengths if call is not None else {}
+            lengths = {} if refused or call is None else call.lengths
             form += ", reproducible" if self.settings.reproducible else ""
             self._expect_alike(f"{refused or call}{form}", lengths)
-        if call is None:
-            assert refused is not None, "a call is parsed or refused"
+        if refused is not None:
             raise refused
+        assert call is not None, "a call is parsed or refused"
         if own(call.collective, call.algorithm):
             self.progress.expect_whole()
-            size = call.member.size
-            proved = self._proofs.schedule(
-                call, algorithm, lambda: self.resources.ranks_per_node == size
-            )
-            call = replace(call, proved=proved)
+            call = replace(call, proved=self._proofs.schedule(call, algorithm))
         expect_able(call)
-        return call
-
-    def _parsed(self, arguments: Arguments, algorithm: str) -> Call:
-        """The call, refused before the ranks meet if it cannot be done, so that it can be made
-        again."""
-        call = parse_call(arguments, algorithm, self.comm.rank, self.comm.size)
-        if self.settings.reproducible and is_rounded(call):
-            call.refuse_overlap()
         return call
 
     def for_native(self, arguments: Arguments) -> Arguments:
@@ -104,8 +93,12 @@ class Validator:
         Raises:
             InvalidBuffer: mpi4py would take the items for others than they are.
         """
-        reduces = arguments.op is not None
-        if not (is_misread(arguments.recvbuf, reduces) or is_misread(arguments.sendbuf, reduces)):
+        sent, received, reduces = arguments.sendbuf, arguments.recvbuf, arguments.op is not None
+        if type(received) is np.ndarray and received.dtype in DTYPES:  # the usual case
+            alike = type(sent) is np.ndarray and sent.dtype is received.dtype
+            if alike or sent is MPI.IN_PLACE:
+                return arguments
+        if not (is_misread(received, reduces) or is_misread(sent, reduces)):
             return arguments
         return parse_call(arguments, "native", self.comm.rank, self.comm.size).arguments
 
@@ -181,17 +174,13 @@ class Validator:
             for block, nbytes in told.items():
                 first, length = known.setdefault(block, (rank, nbytes))
                 if length != nbytes:
+                    ranks_of = block if isinstance(block, tuple) else (block,)
+                    name = " for ".join(f"rank {r}" for r in ranks_of)
                     raise MismatchError(
                         f"the ranks' counts do not belong together {where}: {call}: rank {first} "
                         f"(at {everybody[first][1]}) has {length} bytes where rank {rank} (at "
-                        f"{place}) has {nbytes}: {_block(block)}"
+                        f"{place}) has {nbytes}: the block of {name}"
                     )
-
-
-def _block(block: Hashable) -> str:
-    if isinstance(block, tuple):
-        return f"the block from rank {block[0]} to rank {block[1]}"
-    return f"the block of rank {block}"
 
 
 class Proofs:
@@ -200,17 +189,15 @@ class Proofs:
     Each rank generates the parts of all ranks, proves them and keeps them, and the ranks compare
     their digests.  So what was proved is what runs, whatever a generator does later.
 
-    Args:
-        gathered: gives the objects that all ranks pass; collective.
     """
 
-    def __init__(self, gathered: Callable[[Any], list[Any]]) -> None:
-        self._gathered = gathered
+    def __init__(self, resources: Resources) -> None:
+        self._resources = resources
         #: As callers asked, which is the same on all ranks even where one cannot have it.
         self._agreed: set[tuple[str, str, object]] = set()
         self._proved: dict[tuple[str, str, int], Schedule] = {}
 
-    def schedule(self, call: Call, asked: Algorithm | str, whole: Callable[[], bool]) -> Schedule:
+    def schedule(self, call: Call, asked: Algorithm | str) -> Schedule:
         """The schedule of a program's own algorithm, without segments; it is proved before its
         first use, which is collective.
 
@@ -219,7 +206,6 @@ class Proofs:
 
         Args:
             asked: the algorithm as the caller named it.
-            whole: whether to keep the parts of all ranks, which shared memory needs; collective.
 
         Raises:
             ScheduleError: on all ranks: it is wrong at this number of ranks.
@@ -228,10 +214,9 @@ class Proofs:
         """
         key = (call.collective, call.algorithm, call.root)
         agreed = (call.collective, str(asked), call.root)
-        schedule = self._proved.get(key)
+        schedule, found, problem = self._proved.get(key), "", None
         if schedule is not None and agreed in self._agreed:
             return schedule
-        found, problem = "", None
         if schedule is None:
             try:
                 schedule = _proved(call)
@@ -242,7 +227,8 @@ class Proofs:
                 problem = ScheduleError(f"{call.collective} {call.algorithm}: {words(error)}")
         self._agree(call.algorithm, found, problem)
         assert schedule is not None, "no rank has a problem"
-        if found and not whole():
+        # Shared memory needs the parts of all ranks.
+        if found and self._resources.ranks_per_node < call.member.size:
             mine = tuple(schedule.rounds(call.member.rank))
             schedule = replace(schedule, generate=lambda rank: iter(mine))
         self._proved[key] = schedule
@@ -267,25 +253,23 @@ class Proofs:
         Another rank may not know a program's own class of errors: the error is of that one of ours
         which the class inherits from.
         """
-        mine = problem and (_ours(type(problem)), str(problem))
-        told = self._gathered((found, mine))
-        first = told[0]
-        if first[1] is not None:
-            kind, text = first[1]
-            raise kind(text)
+        mine, ours = None, CollectiveError.__module__
+        if problem is not None:
+            kind = next(kind for kind in type(problem).__mro__ if kind.__module__ == ours)
+            mine = kind, str(problem)
+        told = self._resources.gathered((found, mine))
         for rank, (_, other) in enumerate(told):
+            if other is not None and rank == 0:
+                kind, text = other
+                raise kind(text)
             if other is not None:
                 raise MismatchError(f"rank {rank}: {other[1]}; rank 0 has this algorithm")
-        others = [str(rank) for rank, (digest, _) in enumerate(told) if digest != first[0]]
+        others = [str(rank) for rank, (digest, _) in enumerate(told) if digest != told[0][0]]
         if others:
             raise MismatchError(
                 f"{name}: ranks {', '.join(others)} registered another algorithm of this name than "
                 "rank 0; register the same on all ranks"
             )
-
-
-def _ours(error: type[CollectiveError]) -> type[CollectiveError]:
-    return next(kind for kind in error.__mro__ if kind.__module__ == CollectiveError.__module__)
 
 
 def _proved(call: Call) -> Schedule:

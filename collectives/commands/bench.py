@@ -201,7 +201,7 @@ def _measure(comm: "Communicator", options: argparse.Namespace) -> int:
                 )
                 try:
                     measured = measure_pairs(comm, case) if pairs else measure(comm, case)
-                except UnknownAlgorithm as error:  # not of so many ranks, on all ranks
+                except UnknownAlgorithm as error:  # not for this number of ranks, on all ranks
                     return _refuse(comm, error)
                 native = next((r for r in measured if r.algorithm == "native"), None)
                 for result in measured:

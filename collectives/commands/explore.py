@@ -27,28 +27,19 @@ def add(commands: "Commands") -> None:
         "order.",
         epilog="example: python -m collectives explore ring --with swing -n 4,8,16 -o ring.html",
     )
-    exploring.add_argument("algorithm", help="name, with options if it has any, or mine.py:name")
-    exploring.add_argument(
+    add = exploring.add_argument
+    add("algorithm", help="name, with options if it has any, or mine.py:name")
+    add(
         "--with",
         dest="beside",
         metavar="ALGORITHM",
         help="a second algorithm, side by side and in step",
     )
-    exploring.add_argument(
-        "-c", "--collective", choices=CONTRACTS, default="allreduce", help="collective (allreduce)"
-    )
-    exploring.add_argument(
-        "-n", "--ranks", type=ranks, default=[8], help=f"numbers of ranks: {RANKS} (8)"
-    )
-    exploring.add_argument(
-        "--root", type=int, default=0, help="root of a broadcast, reduce, gather or scatter (0)"
-    )
-    exploring.add_argument(
-        "--in-place", action="store_true", help="with the input in recvbuf, as MPI.IN_PLACE"
-    )
-    exploring.add_argument(
-        "-o", "--output", type=Path, help="HTML file to write (COLLECTIVE_ALGORITHM.html)"
-    )
+    add("-c", "--collective", choices=CONTRACTS, default="allreduce", help="collective (allreduce)")
+    add("-n", "--ranks", type=ranks, default=[8], help=f"numbers of ranks: {RANKS} (8)")
+    add("--root", type=int, default=0, help="root of a broadcast, reduce, gather or scatter (0)")
+    add("--in-place", action="store_true", help="with the input in recvbuf, as MPI.IN_PLACE")
+    add("-o", "--output", type=Path, help="HTML file to write (COLLECTIVE_ALGORITHM.html)")
     exploring.set_defaults(run=run)
 
 

@@ -36,50 +36,47 @@ def add(commands: "Commands") -> None:
     timing = commands.add_parser(
         "simulate", help="simulate algorithms on a model of a network: which one wins"
     )
-    timing.add_argument(
+    add = timing.add_argument
+    add(
         "collective",
         nargs="?",
         choices=CONTRACTS,
         default="allreduce",
         help="collective (allreduce)",
     )
-    timing.add_argument(
+    add(
         "--ranks",
         type=ranks,
         default=ranks("8..65536"),
         help=f"numbers of ranks: {RANKS} (8..65536)",
     )
-    timing.add_argument(
-        "--topology", choices=TOPOLOGIES, default="fat-tree", help="network (fat-tree)"
-    )
-    timing.add_argument("--size", type=size, default=64 << 20, help="bytes of the buffer (64M)")
-    timing.add_argument(
-        "--ports", choices=("one", "multi"), default="one", help="ports of a rank (one)"
-    )
+    add("--topology", choices=TOPOLOGIES, default="fat-tree", help="network (fat-tree)")
+    add("--size", type=size, default=64 << 20, help="bytes of the buffer (64M)")
+    add("--ports", choices=("one", "multi"), default="one", help="ports of a rank (one)")
     which = "names with options, mine.py:name, or all (all)"
-    timing.add_argument("--algorithm", default="all", metavar="A,B", help=which)
+    add("--algorithm", default="all", metavar="A,B", help=which)
     add_network(timing)
-    timing.add_argument("--plot", type=Path, help="write a PNG")
+    add("--plot", type=Path, help="write a PNG")
     timing.set_defaults(run=simulate_sizes)
 
     pricing = commands.add_parser(
         "cost", help="print closed forms, ours and a textbook's, beside the simulator"
     )
-    pricing.add_argument("-n", "--ranks", type=rank_count, default=8, help="number of ranks (8)")
-    pricing.add_argument("--size", type=size, default=1 << 20, help="bytes of the buffer (1M)")
+    add = pricing.add_argument
+    add("-n", "--ranks", type=rank_count, default=8, help="number of ranks (8)")
+    add("--size", type=size, default=1 << 20, help="bytes of the buffer (1M)")
     add_network(pricing)
-    pricing.add_argument(
-        "--reduction", type=above_zero, default=100.0, help="speed of a reduction in GB/s (100)"
-    )
+    add("--reduction", type=above_zero, default=100.0, help="speed of a reduction in GB/s (100)")
     beside = "all-reduces of your own beside these, as mine.py:name: by the simulator"
-    pricing.add_argument("--algorithm", default="", metavar="A,B", help=beside)
+    add("--algorithm", default="", metavar="A,B", help=beside)
     pricing.set_defaults(run=cost)
 
     fitting = commands.add_parser(
         "fit", help="fit alpha, beta and gamma to files of 'bench -J', and show the errors"
     )
-    fitting.add_argument("files", nargs="+", type=Path, metavar="JSON", help="file of 'bench -J'")
-    fitting.add_argument(
+    add = fitting.add_argument
+    add("files", nargs="+", type=Path, metavar="JSON", help="file of 'bench -J'")
+    add(
         "--memory",
         choices=MEMORIES,
         default="numpy",

@@ -33,23 +33,21 @@ def add(commands: "Commands") -> None:
     listing = commands.add_parser(
         "list", help="list the algorithms, their costs and who found them"
     )
+    add = listing.add_argument
     which = "one collective, or mine.py:name for an algorithm of your own; default: all"
-    listing.add_argument("collective", nargs="?", type=collective_or_file, help=which)
-    listing.add_argument(
-        "-n", "--ranks", type=rank_count, default=8, help="number of ranks for the costs (8)"
-    )
+    add("collective", nargs="?", type=collective_or_file, help=which)
+    add("-n", "--ranks", type=rank_count, default=8, help="number of ranks for the costs (8)")
     listing.set_defaults(run=_list)
 
     proving = commands.add_parser(
         "verify", help="prove the algorithms correct on many numbers of ranks"
     )
-    proving.add_argument("collective", nargs="?", type=collective_or_file, help=which)
+    add = proving.add_argument
+    add("collective", nargs="?", type=collective_or_file, help=which)
     only = "prove only this algorithm, NAME:key=value with options, or mine.py:name"
-    proving.add_argument("--algorithm", help=only)
-    proving.add_argument(
-        "--ranks", type=ranks, help=f"numbers of ranks: {RANKS} (1-33,64; with --mutations 2-5)"
-    )
-    proving.add_argument(
+    add("--algorithm", help=only)
+    add("--ranks", type=ranks, help=f"numbers of ranks: {RANKS} (1-33,64; with --mutations 2-5)")
+    add(
         "--mutations",
         action="store_true",
         help="break every step of every schedule and count how many mutants the proof rejects",
@@ -59,16 +57,13 @@ def add(commands: "Commands") -> None:
     drawing = commands.add_parser(
         "draw", help="draw one algorithm: a grid in the terminal and a picture"
     )
-    drawing.add_argument(
-        "algorithm", help="name, NAME:key=value with options, mine.py:name, or all"
-    )
-    drawing.add_argument(
-        "-c", "--collective", choices=CONTRACTS, default="allreduce", help="collective (allreduce)"
-    )
-    drawing.add_argument("-n", "--ranks", type=rank_count, default=8, help="number of ranks (8)")
+    add = drawing.add_argument
+    add("algorithm", help="name, NAME:key=value with options, mine.py:name, or all")
+    add("-c", "--collective", choices=CONTRACTS, default="allreduce", help="collective (allreduce)")
+    add("-n", "--ranks", type=rank_count, default=8, help="number of ranks (8)")
     file = "a .png or .svg (COLLECTIVE_ALGORITHM_RANKS.png); for all, a folder (pictures)"
-    drawing.add_argument("-o", "--output", type=Path, help=file)
-    drawing.add_argument("--text", action="store_true", help="print the grid, write no PNG")
+    add("-o", "--output", type=Path, help=file)
+    add("--text", action="store_true", help="print the grid, write no PNG")
     drawing.set_defaults(run=_draw)
 
 

@@ -20,24 +20,21 @@ def add(commands: "Commands") -> None:
     tuning = commands.add_parser(
         "tune", help="measure under mpirun which algorithm 'auto' should choose"
     )
-    tuning.add_argument(
-        "collective", nargs="?", choices=CONTRACTS, help="measure only this collective"
-    )
-    tuning.add_argument("-b", "--minbytes", type=size, default=8, help="smallest buffer (8)")
-    tuning.add_argument(
-        "-e", "--maxbytes", type=size, default=16 << 20, help="largest buffer (16M)"
-    )
-    tuning.add_argument(
+    add = tuning.add_argument
+    add("collective", nargs="?", choices=CONTRACTS, help="measure only this collective")
+    add("-b", "--minbytes", type=size, default=8, help="smallest buffer (8)")
+    add("-e", "--maxbytes", type=size, default=16 << 20, help="largest buffer (16M)")
+    add(
         "-f",
         "--stepfactor",
         type=int,
         default=2,
         help="multiply each size by this to get the next (2)",
     )
-    tuning.add_argument("--repeats", type=positive, default=5, help="repeats in each pass (5)")
+    add("--repeats", type=positive, default=5, help="repeats in each pass (5)")
     passes = "measure everything this often, minutes apart; a rule must win 3 of 4 repeats (2)"
-    tuning.add_argument("--passes", type=positive, default=2, help=passes)
-    tuning.add_argument(
+    add("--passes", type=positive, default=2, help=passes)
+    add(
         "-o",
         "--output",
         type=Path,

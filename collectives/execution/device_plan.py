@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, cast
 
-from collectives.execution.memory import DeviceMemory, Event, Queued, is_queued
+from collectives.execution.memory import DeviceMemory, Event, is_queued
 from collectives.execution.plan import Binding, BoundRound, Plan
 from collectives.execution.waiting import give_way
 
@@ -63,7 +63,7 @@ class OpeningGate(Gate):
         events: behind what each of the caller's streams had queued.
     """
 
-    def __init__(self, memory: Queued, is_alone: Callable[[], bool]) -> None:
+    def __init__(self, memory: DeviceMemory, is_alone: Callable[[], bool]) -> None:
         self.events: list[Event] = []
         self._memory = memory
         self._is_alone = is_alone
@@ -129,7 +129,7 @@ class DevicePlan(Plan):
     def is_only_queued(self) -> bool:
         """Whether its messages are over, and only the streams have not come to its end, so that
         ``Wait`` does not make the host wait."""
-        return self._next >= len(self._rounds) - 1
+        return self._next >= len(self.rounds) - 1
 
     def __call__(self) -> None:
         self.Start()

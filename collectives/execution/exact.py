@@ -24,7 +24,7 @@ Floats = npt.NDArray[np.float64]
 _BLOCK = 1 << 15
 #: The bits of a float64's exponent.
 _EXPONENT = 0x7FF << 52
-#: From here on, a partial sum might overflow: these are summed as so much smaller ones.
+#: Partial sums might overflow from here on: such numbers are scaled down first.
 _HUGE = 2.0**1000
 _LESS = 2.0**-100
 
@@ -115,7 +115,7 @@ def _one(terms: Floats) -> float:
 
 def _exact_parts(terms: Floats) -> list[Floats]:
     """A few arrays with the same sum, each itself exact; ``terms`` ends as zeros."""
-    # The sum of so many multiples of one unit has as many bits more.
+    # A sum of n multiples of one unit has log2(n) bits more than each.
     growth = 2.0 ** (len(terms) + 1).bit_length() * 2
     parts: list[Floats] = []
     high = np.empty_like(terms)

@@ -77,8 +77,8 @@ class Event(Protocol):
         """The host waits for it."""
 
 
-class Queued(Protocol):
-    """Memory with streams of queued work."""
+class DeviceMemory(Memory, Protocol):
+    """Memory whose work is queued, on the stream that is current when something is called."""
 
     def event(self) -> Event:
         """A new event of this device."""
@@ -94,10 +94,6 @@ class Queued(Protocol):
 
     def working(self) -> AbstractContextManager[object]:
         """In it, the own stream is the current one."""
-
-
-class DeviceMemory(Memory, Queued, Protocol):
-    """Memory whose work is queued, on the stream that is current when something is called."""
 
     def synchronize(self) -> object:
         """Returns when all is done that was queued on the current stream."""

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
-from typing import NamedTuple, Self, cast
+from typing import NamedTuple, Self
 
 import numpy as np
 
@@ -13,7 +13,8 @@ from collectives.execution.device_plan import Gate, behind, plan_class
 from collectives.execution.memory import Combine, DeviceMemory, Items, Memory, is_queued
 from collectives.execution.plan import Action, Binding, BoundRound, Plan
 from collectives.execution.traffic import Traffic
-from collectives.execution.transport import Bytes, DeviceTransport, Request, Transport
+from collectives.execution.transport import Bytes, Request, Transport
+from collectives.execution.transport.device import StagedSend
 from collectives.schedule import Chunk, Copy, Recv, RecvReduce, Round, Schedule, Send
 
 #: Tags of one plan; messages between two ranks cycle through them.
@@ -97,11 +98,11 @@ class _Binder:
     def gated(self, bound: list[BoundRound], memory: DeviceMemory) -> list[BoundRound]:
         """Puts a gate before each round with messages: before it, the stream has not written what
         MPI sends, and may still use what MPI receives into."""
-        transport = cast(DeviceTransport, self.transport)
         gate, rounds = Gate(memory.event()), []
         for each in bound:
             if each.requests:
-                rounds += behind(gate, BoundRound(starts=transport.prepared(each.requests)))
+                copies = [r.prepare for r in each.requests if isinstance(r, StagedSend)]
+                rounds += behind(gate, BoundRound(starts=[*copies]))
             rounds.append(each)
         return rounds
 

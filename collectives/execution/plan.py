@@ -73,6 +73,8 @@ class Plan:
         reason: why it was chosen.
         collective: name of the collective.
         nbytes: size of the larger buffer.
+        rounds: its rounds, for a plan that has it as a part.
+        is_freed: whether it cannot be used any more.
         keep: takes a plan for one run, as another plan, at the end of that run.
     """
 
@@ -89,7 +91,7 @@ class Plan:
         self.algorithm = algorithm
         self.reason = binding.reason
         self.nbytes = nbytes
-        self._rounds = rounds
+        self.rounds = rounds
         self._testall = testall
         self._progress = binding.progress
         self._tags = binding.tags
@@ -98,17 +100,12 @@ class Plan:
 
         self.keep = binding.keep
         self._transient = False
-        self._freed = False
+        self.is_freed = False
         self._broken = False
         #: The plans of the thread that moves it along.
         self.among: list[Moving] = []
         # Only one thread at a time moves it along.
         self._turn = Lock()
-
-    @property
-    def rounds(self) -> list[BoundRound]:
-        """Its rounds, for a plan that has it as a part."""
-        return self._rounds
 
     def begin(self) -> Self:
         """Starts a plan that is for one run, and frees itself at the end of it."""
@@ -123,7 +120,7 @@ class Plan:
             CollectiveError: a collective of this communicator was left in the middle before.
         """
         # Another plan is under way, and its peers may need us to go on with it; or this one is.
-        if self._progress.here or self._progress.left or self._freed:
+        if self._progress.here or self._progress.left or self.is_freed:
             self.Start()
             self.Wait()
             return
@@ -131,7 +128,7 @@ class Plan:
             for call in self._program:
                 call()
         except BaseException as error:
-            steps = [(*r.starts, *r.finish) for r in self._rounds]
+            steps = [(*r.starts, *r.finish) for r in self.rounds]
             number = next((n for n, calls in enumerate(steps) if call in calls), 0)
             self._leave(error, number)
             raise
@@ -144,7 +141,7 @@ class Plan:
             CollectiveError: a collective of this communicator was left in the middle before.
         """
         self._progress.expect_whole()
-        if self._freed:
+        if self.is_freed:
             raise RuntimeError(f"{self!r} was freed; make another one")
         if self.is_underway:
             raise RuntimeError(f"{self!r} was started twice without Wait or a true Test in between")
@@ -169,8 +166,8 @@ class Plan:
             turn = self._turn.acquire(blocking=False)
             if not turn:
                 return False
-            while self._next < len(self._rounds):
-                current = self._rounds[self._next]
+            while self._next < len(self.rounds):
+                current = self.rounds[self._next]
                 if current.requests and not self._testall(current.requests):
                     return False
                 for call in current.reductions:
@@ -208,21 +205,16 @@ class Plan:
 
     def _finish(self) -> None:
         with self._turn:
-            while self._next < len(self._rounds):
-                for call in self._rounds[self._next].finish:
+            while self._next < len(self.rounds):
+                for call in self.rounds[self._next].finish:
                     call()
                 self._next += 1
                 self._start_round()
 
     @property
-    def is_freed(self) -> bool:
-        """Whether it cannot be used any more."""
-        return self._freed
-
-    @property
     def is_underway(self) -> bool:
         """Whether it was started and has not completed."""
-        return self._next < len(self._rounds)
+        return self._next < len(self.rounds)
 
     @property
     def completed(self) -> int:
@@ -237,20 +229,24 @@ class Plan:
         """
         if self.is_underway:
             raise RuntimeError(f"{self!r} is under way; Wait for it before Free")
-        for bound in self._rounds:
+        for bound in self.rounds:
             for request in bound.requests:
                 request.Free()
-        self._rounds, self._program, self._next = [], [], 0
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Forgets rounds and tags, which it does not use again."""
+        self.rounds, self._program, self._next = [], [], 0
         self._tags = None
-        self._freed = True
+        self.is_freed = True
 
     def abandon(self) -> None:
         """Gives it up in the middle: ``Wait`` and ``Test`` say so from now on."""
-        self._progress.keep((self._rounds, self.keep))
+        self._progress.keep((self.rounds, self.keep))
         if self.is_underway and self in self._progress.plans:
             self._progress.remove(self)
-        self._rounds, self._program, self._next = [], [], 0
-        self._freed = self._broken = True
+        self.rounds, self._program, self._next = [], [], 0
+        self.is_freed = self._broken = True
 
     def _leave(self, error: BaseException, number: int) -> None:
         """An exception ends it in round ``number``, counted from 0.
@@ -258,7 +254,7 @@ class Plan:
         Raises:
             CorruptMessage: in place of one that does not know the collective and the round.
         """
-        if self._freed:  # it was left before the exception came here
+        if self.is_freed:  # it was left before the exception came here
             return
         where = f"{self.collective} by {self.algorithm} of {self.nbytes} bytes, round {number}"
         self._progress.leave(f"the {where},", error)
@@ -267,12 +263,12 @@ class Plan:
             raise CorruptMessage(f"{where}: {error}") from error
 
     def _start_round(self) -> None:
-        if self._next == len(self._rounds):
+        if self._next == len(self.rounds):
             self._progress.remove(self)
             if self._transient:
                 self._end_run()
             return
-        for call in self._rounds[self._next].starts:
+        for call in self.rounds[self._next].starts:
             call()
 
     def _end_run(self) -> None:
@@ -281,11 +277,9 @@ class Plan:
             self.Free()
             return
         keep, self.keep = self.keep, None
-        given = self.collective, self.algorithm, self.nbytes, self._rounds, self._testall
+        given = self.collective, self.algorithm, self.nbytes, self.rounds, self._testall
         again = Plan(*given, Binding(self.reason, self._progress, self._tags))
-        self._rounds, self._program, self._next = [], [], 0
-        self._tags = None
-        self._freed = True
+        self._let_go()
         keep(again)
 
     @property

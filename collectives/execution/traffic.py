@@ -27,7 +27,7 @@ class Traffic:
         self.sent += nbytes
 
     def share(self, nbytes: int) -> None:
-        """A run in shared memory starts, which moves so many bytes."""
+        """A run in shared memory starts, which moves ``nbytes``."""
         self.shared += nbytes
 
     def leave(self) -> None:

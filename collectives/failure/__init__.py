@@ -4,6 +4,6 @@
 """
 
 from collectives.failure.watchdog import Watchdog, report_calls
-from collectives.failure.watched import Watched
+from collectives.failure.watched_plan import WatchedPlan
 
-__all__ = ["Watchdog", "Watched", "report_calls"]
+__all__ = ["Watchdog", "WatchedPlan", "report_calls"]

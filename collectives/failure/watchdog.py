@@ -16,8 +16,8 @@ from typing import Any, NoReturn
 from mpi4py import MPI
 
 from collectives.failure.abort import expect_end
+from collectives.failure.failure_detector import FailureDetector, Neighbour
 from collectives.failure.history import Entered, History, size_of
-from collectives.failure.neighbours import Neighbour, Neighbours
 from collectives.failure.peers import MOST_BYTES, Peers
 from collectives.failure.report import deadlock, is_meeting, note, place, report, stacks
 
@@ -73,14 +73,14 @@ class Watchdog:
         self.calls = History()
         self._comm = comm
         self._peers = Peers(comm)
-        self._neighbours = None
+        self._detector = None
         world = MPI.Comm.Compare(comm, MPI.COMM_WORLD) in (MPI.IDENT, MPI.CONGRUENT)
         # One ring is enough.  Threads may make watchdogs in another order on each rank, so the
         # ranks agree whether there is a ring.
-        here = any(other._neighbours for other in _running())
+        here = any(other._detector for other in _running())
         if timeout and world and not any(comm.allgather(here)):
             hosts, addresses = self._peers.hosts, self._peers.addresses
-            self._neighbours = Neighbours(comm, hosts, addresses, self._peers.token)
+            self._detector = FailureDetector(comm, hosts, addresses, self._peers.token)
         self._looked_at = float("-inf")
         self._noted: set[str] = set()
         self._process = os.getpid()
@@ -130,8 +130,8 @@ class Watchdog:
                     break
         self.drop()
         self._thread.join(_ANSWER_S + _GRACE_S)
-        if self._neighbours:
-            self._neighbours.close()
+        if self._detector:
+            self._detector.close()
 
     def drop(self) -> None:
         """Stops watching, without waiting for the thread."""
@@ -164,7 +164,7 @@ class Watchdog:
         with selectors.DefaultSelector() as ready:
             ready.register(self._peers.socket, selectors.EVENT_READ)
             ready.register(self._wakeup, selectors.EVENT_READ)
-            for neighbour in self._neighbours.alive if self._neighbours else ():
+            for neighbour in self._detector.alive if self._detector else ():
                 ready.register(neighbour.connection, selectors.EVENT_READ, neighbour)
             while not self._stop:
                 for key, _ in ready.select(min(_SELECT_S, self.timeout / 4)):
@@ -180,8 +180,8 @@ class Watchdog:
 
     def _read(self, key: selectors.SelectorKey) -> None:
         """Reads from a socket that has become readable."""
-        if self._neighbours and isinstance(key.data, Neighbour):
-            if text := self._neighbours.listen(key.data):
+        if self._detector and isinstance(key.data, Neighbour):
+            if text := self._detector.listen(key.data):
                 _say(text)
         elif key.fileobj is self._peers.socket:
             self._peers.answer(self._status())

@@ -35,7 +35,7 @@ _OURS = tuple(str(Path(__file__).parents[2] / name) for name in ("mpitrain", "co
 #: Modules of objects that carry a job out and are no part of it.
 _RUNNERS = (
     "collectives.", "mpi4py.", "mpitrain.training.", "mpitrain.server.", "mpitrain.federated.",
-    "mpitrain.fit", "mpitrain.ranks.", "mpitrain.metrics.",
+    "mpitrain.trainer", "mpitrain.ranks.", "mpitrain.metrics.",
 )  # fmt: skip
 #: Time before which no program that imports this has begun.
 _BEGUN = time.time() - 600
@@ -74,9 +74,7 @@ class Description:
     #: Objects by their ``id``, kept alive so that it stays theirs; names that a class reads.
     _done: dict[int, tuple[Any, frozenset[str]]] = field(default_factory=dict)
 
-    def tell(
-        self, name: str, what: Any, read: frozenset[str] = frozenset(), depth: int = 0
-    ) -> None:
+    def add(self, name: str, what: Any, read: frozenset[str] = frozenset(), depth: int = 0) -> None:
         """Adds an object and everything that it consists of.
 
         Args:
@@ -92,14 +90,14 @@ class Description:
         elif depth > _DEPTH or isinstance(what, ModuleType) or _runs(what):
             return
         elif hasattr(what, "shape") and hasattr(what, "dtype"):
-            self.tell_array(name, what)
+            self.add_array(name, what)
         elif isinstance(what, Mapping | list | tuple | set | frozenset):
-            self._tell_several(name, what, read, depth)
+            self._add_several(name, what, read, depth)
         elif id(what) not in self._done:
             self._done[id(what)] = what, frozenset()
-            self._tell_object(name, what, read, depth)
+            self._add_object(name, what, read, depth)
 
-    def tell_array(self, name: str, array: Any) -> None:
+    def add_array(self, name: str, array: Any) -> None:
         """Adds the values of an array or a tensor."""
         if self.values:
             try:
@@ -107,20 +105,20 @@ class Description:
             except (TypeError, ValueError, RuntimeError):  # a kind that has no bytes
                 self.parts[name] = type(array).__qualname__
 
-    def tell_module(self, name: str, module: Any, depth: int = 0) -> None:
+    def add_module(self, name: str, module: Any, depth: int = 0) -> None:
         """Adds a torch module, part by part, without the values of parameters and buffers."""
         for own, part in module.named_modules():
             full = f"{name}.{own}" if own else name
             self.parts[full] = type(part).__qualname__
-            self._tell_methods(full, type(part), depth)
+            self._add_methods(full, type(part), depth)
             for key, value in vars(part).items():
                 if not key.startswith("_") and key != "training":
-                    self.tell(f"{full}.{key}", value, depth=depth + 1)
+                    self.add(f"{full}.{key}", value, depth=depth + 1)
             for key in _HOOKS:
                 for number, hook in enumerate((vars(part).get(key) or {}).values()):
-                    self.tell(f"{full}.{key.strip('_')}.{number}", hook, depth=depth + 1)
+                    self.add(f"{full}.{key.strip('_')}.{number}", hook, depth=depth + 1)
 
-    def _tell_several(self, name: str, several: Any, read: frozenset[str], depth: int) -> None:
+    def _add_several(self, name: str, several: Any, read: frozenset[str], depth: int) -> None:
         if isinstance(several, set | frozenset):
             several = sorted(several, key=str)
         is_mapping = isinstance(several, Mapping)
@@ -131,43 +129,43 @@ class Description:
             self.options[name] = f"{len(several)} values"
         else:
             for key, one in several.items() if is_mapping else enumerate(several):
-                self.tell(f"{name}.{key}", one, read, depth + 1)
+                self.add(f"{name}.{key}", one, read, depth + 1)
 
-    def _tell_object(self, name: str, what: Any, read: frozenset[str], depth: int) -> None:
+    def _add_object(self, name: str, what: Any, read: frozenset[str], depth: int) -> None:
         if isinstance(what, partial):
-            self.tell(name, what.func, read, depth + 1)
-            self.tell(f"{name}.args", what.args, read, depth + 1)
-            self.tell(f"{name}.keywords", what.keywords, read, depth + 1)
+            self.add(name, what.func, read, depth + 1)
+            self.add(f"{name}.args", what.args, read, depth + 1)
+            self.add(f"{name}.keywords", what.keywords, read, depth + 1)
         elif isinstance(what, MethodType):
-            self._tell_function(f"{name}.{what.__name__}", what.__func__, depth)
-            self.tell(name, what.__self__, _names(what.__func__), depth + 1)
+            self._add_function(f"{name}.{what.__name__}", what.__func__, depth)
+            self.add(name, what.__self__, _names(what.__func__), depth + 1)
         elif isinstance(what, FunctionType | BuiltinFunctionType):
-            self._tell_function(name, what, depth)
+            self._add_function(name, what, depth)
         elif isinstance(what, type):
             self.parts[name] = what.__qualname__
-            self._tell_methods(name, what, depth)
+            self._add_methods(name, what, depth)
         elif hasattr(what, "named_modules") and hasattr(what, "named_buffers"):
-            self.tell_module(name, what, depth)
+            self.add_module(name, what, depth)
             for own, tensor in (*what.named_parameters(), *what.named_buffers()):
-                self.tell_array(f"{name}.{own}", tensor)
+                self.add_array(f"{name}.{own}", tensor)
         elif hasattr(what, "whole") and _package(type(what)) == "mpitrain":
             if what.whole is not None:  # else another layer of the module describes it
-                self.tell_module(name.removesuffix(".part0"), what.whole, depth)
+                self.add_module(name.removesuffix(".part0"), what.whole, depth)
         else:
-            self._tell_instance(name, what, read, depth)
+            self._add_instance(name, what, read, depth)
 
-    def _tell_instance(self, name: str, what: Any, read: frozenset[str], depth: int) -> None:
+    def _add_instance(self, name: str, what: Any, read: frozenset[str], depth: int) -> None:
         kind = type(what)
         self.parts[name] = kind.__qualname__
-        read |= self._tell_methods(name, kind, depth)
+        read |= self._add_methods(name, kind, depth)
         # Public attributes describe a package's callable object, as a transform; those of others,
         # as a table of data, include paths, caches and counters.
         shows = _package(kind) == "mpitrain" or (_is_installed(kind) and callable(what))
         for key, value in getattr(what, "__dict__", {}).items():
             if key in read or (not key.startswith("_") and (shows or callable(value))):
-                self.tell(f"{name}.{key}", value, read, depth + 1)
+                self.add(f"{name}.{key}", value, read, depth + 1)
 
-    def _tell_methods(self, name: str, kind: type, depth: int) -> frozenset[str]:
+    def _add_methods(self, name: str, kind: type, depth: int) -> frozenset[str]:
         """Adds the methods of a class that others call, and the methods that these call.
 
         Returns:
@@ -193,20 +191,20 @@ class Description:
                 names = _names(function)
                 read |= names
                 due += sorted(names & own.keys())
-                self._tell_function(f"{name}.{key}", function, depth)
+                self._add_function(f"{name}.{key}", function, depth)
             if not functions and not key.startswith("__"):
-                self.tell(f"{name}.{key}", own[key], depth=depth + 1)
+                self.add(f"{name}.{key}", own[key], depth=depth + 1)
         self._done[id(kind)] = kind, frozenset(read)
         return frozenset(read)
 
-    def _tell_function(self, name: str, function: Any, depth: int) -> None:
+    def _add_function(self, name: str, function: Any, depth: int) -> None:
         function = _unwrapped(function)
         if _is_installed(function) or not isinstance(function, FunctionType):
             self.parts[name] = getattr(function, "__qualname__", type(function).__qualname__)
             return
         self.code[f"code of {name}"] = _digest_of(function.__code__, function.__doc__)
         for key, value in _surroundings(function).items():
-            self.tell(f"{name}.{key}", value, _names(function), depth + 1)
+            self.add(f"{name}.{key}", value, _names(function), depth + 1)
 
 
 def _runs(what: Any) -> bool:

@@ -124,26 +124,26 @@ def _made(parts: "Parts", *, values: bool = True) -> Recipe:
     own = parts.objects
     for name, what in (("model", own.layers), ("loss", own.loss), ("metrics", own.metrics)):
         for key, one in what.items() if isinstance(what, Mapping) else [("", what)]:
-            _tell(found, f"{name}.{key}" if key else name, getattr(one, "function", one))
+            _add(found, f"{name}.{key}" if key else name, getattr(one, "function", one))
     for name, tensor in constants(parts).items():
-        found.tell_array(f"model.{name}", tensor)  # nothing without values
-    _tell_optimizers(found, parts)
+        found.add_array(f"model.{name}", tensor)  # nothing without values
+    _add_optimizers(found, parts)
     found.values = False  # the digest of the data has them
     if isinstance(parts.data.train, OwnSamples):
         data = parts.data.train.data
-        _tell(found, "data", data.source if isinstance(data, Stream) else data)
+        _add(found, "data", data.source if isinstance(data, Stream) else data)
     return Recipe(found.parts, found.options, found.code, MAGIC_NUMBER.hex())
 
 
-def _tell(found: Description, name: str, what: Any) -> None:
+def _add(found: Description, name: str, what: Any) -> None:
     """Describes an object, by its kind alone if it fails when it is looked at."""
     try:
-        found.tell(name, what)
+        found.add(name, what)
     except Exception:
         found.parts[name] = type(what).__qualname__
 
 
-def _tell_optimizers(found: Description, parts: "Parts") -> None:
+def _add_optimizers(found: Description, parts: "Parts") -> None:
     """Describes each group's optimiser, and which parameters are in other groups than the first."""
     numbers: dict[int, int] = {}
     for name in parts.model.names():
@@ -152,9 +152,9 @@ def _tell_optimizers(found: Description, parts: "Parts") -> None:
         own = f"optimizer{number or ''}"
         if own not in found.parts:
             kind = getattr(optimizer, "kind", None)  # torch's class; its options follow
-            _tell(found, own, optimizer if kind is None else kind)
+            _add(found, own, optimizer if kind is None else kind)
             for key, value in described(optimizer).items():
-                found.tell(key.replace("optimizer", own), value)
+                found.add(key.replace("optimizer", own), value)
         if number:
             found.parts[f"optimizer of {name}"] = own
     for key in [key for key in found.options if key.rpartition(".")[2] in _FREE]:

@@ -3,15 +3,12 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from msgspec.structs import replace
-
-from collectives import Communicator
 from mpitrain.checkpoint.manifest import CheckpointError
 from mpitrain.checkpoint.reader import newest
 from mpitrain.checkpoint.recipe import kept_constants, recipe_of
 from mpitrain.checkpoint.state import collect, restore
 from mpitrain.checkpoint.writer import Writer
-from mpitrain.config import Compress, Config
+from mpitrain.config import Config
 from mpitrain.metrics import Resumed
 from mpitrain.ranks.together import together
 
@@ -39,22 +36,6 @@ def save(parts: "Parts", writer: Writer, *, best: bool = False) -> tuple[Path, f
             writer.keep_constants(manifest.constants, lambda: kept_constants(parts))
         writer.begin(parts.steps_done, arrays, pieces, manifest, best=best)
     return before
-
-
-def settled(comm: Communicator, config: Config) -> Config:
-    """The job with the codec that ``compress.codec = "auto"`` chose when the run began.
-
-    A resumed run keeps this codec, because the checkpoint holds its residuals, and because another
-    codec would make it another run.  Collective.
-    """
-    if config.compress.codec != "auto":
-        return config
-    checkpoint, _ = newest(checkpoints(config), comm)
-    if checkpoint is None:
-        return config
-    codec = checkpoint.job.compress.codec
-    how = Compress() if codec == "none" else replace(config.compress, codec=codec)
-    return replace(config, compress=how)
 
 
 def resume(parts: "Parts", *, allow_changes: bool = False) -> Resumed | None:

@@ -198,7 +198,7 @@ def restore(
 
 def _sections(parts: "Parts", index: int) -> Iterator[tuple[str, Array]]:
     """Arrays in the place of a piece by section; workers that drift have sections of their own."""
-    if not parts.strategy.drifts:
+    if not parts.config.sync.drifts:
         yield from _alike(parts, index)
         return
     piece, replica = parts.store.pieces[index], parts.grid.place.replica

@@ -56,7 +56,7 @@ def among(counted: slice, grid: ProcessGrid) -> slice:
 
 def named(parts: "Parts", counts: Mapping[str, int]) -> dict[str, int]:
     """Counts by tensor, under this worker's names in a checkpoint."""
-    if not parts.strategy.drifts:
+    if not parts.config.sync.drifts:
         return dict(counts)
     return {section(name, parts.grid.place.replica): count for name, count in counts.items()}
 
@@ -75,7 +75,7 @@ def left_out(parts: "Parts", checkpoint: CheckpointReader, as_they_were: bool) -
 def are_those_of(parts: "Parts", checkpoint: CheckpointReader) -> bool:
     """Whether the same number of workers goes on with the same [sync]."""
     then = _workers(checkpoint, "parameters")
-    if not parts.strategy.drifts:
+    if not parts.config.sync.drifts:
         return not then
     return then == parts.grid.data.size and checkpoint.job.sync == parts.config.sync
 

@@ -12,7 +12,7 @@ from collectives.about import program
 from collectives.commands.arguments import above_zero, not_negative, positive
 from collectives.commands.program import add_commands, add_verbose, add_version, parsed
 from mpitrain.commands import offline
-from mpitrain.commands.jobs import add_job
+from mpitrain.commands.offline import add_job
 
 if TYPE_CHECKING:
     from collectives.commands.arguments import Commands

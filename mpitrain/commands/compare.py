@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mpitrain.metrics import Log, Start, Step, Summary, measured, read_records
+from mpitrain.report.facts import flat
 
 #: No column is shortened: runs of several jobs differ in many settings.
 _WIDTH = 10_000
@@ -54,11 +55,7 @@ def compare(folder: Path) -> str:
 
 def _settings(start: Start) -> dict[str, Any]:
     """The settings, versions and number of ranks of a run."""
-    found: dict[str, Any] = {"ranks": start.ranks}
-    found |= start.software
-    for table, keys in start.config.items():
-        found |= {f"{table}.{key}": value for key, value in keys.items()}
-    return found
+    return {"ranks": start.ranks, **start.software, **flat(start.config)}
 
 
 def _tested(summary: Summary) -> str:

@@ -5,19 +5,28 @@ import difflib
 from collections.abc import Sequence
 from importlib.resources import files
 from itertools import product
+from typing import TYPE_CHECKING
 
 from mpitrain.config import ConfigError
-from mpitrain.config.combining import combined, refusals, tables_of, uses
+from mpitrain.config.conflicts import combined, refusals, tables_of, uses
 from mpitrain.config.method_table import METHODS, Method
 from mpitrain.config.numbers import toml
 from mpitrain.config.validation import faults
+
+if TYPE_CHECKING:
+    from collectives.commands.arguments import Commands
 
 #: Rows of the table; commands have none, because a job file does not choose them.
 _ROWS = [method for method in METHODS if method.title != "this command"]
 
 
-def add(parser: argparse.ArgumentParser) -> None:
-    """The options."""
+def add(commands: "Commands") -> None:
+    """Adds the command."""
+    parser = commands.add_parser(
+        "methods",
+        help="print which methods of training can be combined, and why others cannot",
+        epilog="example: %(prog)s zero pipe",
+    )
     parser.add_argument(
         "names",
         nargs="*",
@@ -25,9 +34,10 @@ def add(parser: argparse.ArgumentParser) -> None:
         help="methods, or beginnings of their names: print whether these go together (all pairs)",
     )
     parser.add_argument("--markdown", action="store_true", help="print the page docs/methods.md")
+    parser.set_defaults(act=methods)
 
 
-def methods(options: argparse.Namespace) -> int:
+def methods(options: argparse.Namespace) -> None:
     """Prints the table, or an answer for each combination of the named methods.
 
     Raises:
@@ -41,7 +51,6 @@ def methods(options: argparse.Namespace) -> int:
     else:
         for chosen in product(*map(_named, options.names)):
             print(f"{' + '.join(method.name for method in chosen)}: {answer(chosen)}")
-    return 0
 
 
 def _named(name: str) -> list[Method]:

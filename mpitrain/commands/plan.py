@@ -130,7 +130,7 @@ def _coded(
     others = ["bf16", "int8", "powersgd:rank=4", "topk:keep=0.01"]
     if zero > 1:
         others = ["bf16", "int8:rounding=stochastic", "terngrad"]
-    named = [table.codec] if table.codec not in ("none", "auto") else []
+    named = [table.codec] if table.codec != "none" else []
     found = []
     for codec in dict.fromkeys([*named, *others]):
         how = compression(Compress(codec, least=table.least))
@@ -140,7 +140,7 @@ def _coded(
                 how, shapes, replicas, itemsize, shard=-(-elements // replicas)
             )
         else:
-            keep = getattr(how.code, "keep", 1.0)  # other codecs send all elements
+            keep = getattr(how.codec, "keep", 1.0)  # other codecs send all elements
             sent = coded_bytes(how, shapes, replicas, itemsize, round(keep * elements))
         found.append((codec, sent / replicas))
     return found

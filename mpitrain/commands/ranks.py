@@ -24,7 +24,7 @@ from collectives.analysis.pictures import expect_picture
 from collectives.commands.program import show_log
 from mpitrain import data
 from mpitrain.checkpoint import CheckpointError
-from mpitrain.checkpoint.saving import checkpoints, resume, settled
+from mpitrain.checkpoint.saving import checkpoints, resume
 from mpitrain.commands.arguments import parse
 from mpitrain.config import Config, ConfigError, Server, Sync, expect, load
 from mpitrain.config.own import brought
@@ -102,8 +102,7 @@ def train(comm: Communicator, options: argparse.Namespace) -> int:
         with stop_flag(options.grace, comm) as stop:
             trace = Trace(comm.rank, enabled=config.run.trace)
             try:
-                job = settled(comm, config) if go_on else config
-                loop = _loop(comm, job, span=trace.span, stop=stop)
+                loop = _loop(comm, config, span=trace.span, stop=stop)
                 parts = loop.parts
                 try:
                     with loop, trace.to_file(parts.comm, traced, Stopped):
@@ -111,7 +110,7 @@ def train(comm: Communicator, options: argparse.Namespace) -> int:
                             loop,
                             go_on=go_on,
                             allow_changes=options.allow_changes,
-                            way="train --resume",
+                            resume_hint="train --resume",
                         )
                     break
                 except MPI.Exception as error:
@@ -152,7 +151,7 @@ def _loop(
 def evaluate(comm: Communicator, options: argparse.Namespace) -> int:
     """Test the newest checkpoint of a job."""
     # A test needs no servers and no exchange of workers, however the model was trained.
-    config = settled(comm, replace(load_once(comm, options), server=Server(), sync=Sync()))
+    config = replace(load_once(comm, options), server=Server(), sync=Sync())
     with _loop(comm, config) as loop:
         found = resume(loop.parts)
         if found is None:

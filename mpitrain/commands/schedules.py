@@ -36,7 +36,7 @@ def add(commands: "Commands") -> None:
     parser.set_defaults(act=schedules)
 
 
-def schedules(options: argparse.Namespace) -> int:
+def schedules(options: argparse.Namespace) -> None:
     """Prove, time and draw schedules."""
     from mpitrain.pipeline import draw
     from mpitrain.pipeline.actions import Pipeline
@@ -78,4 +78,3 @@ def schedules(options: argparse.Namespace) -> int:
         options.html.parent.mkdir(parents=True, exist_ok=True)
         options.html.write_text(explorer(pipelines, times), encoding="utf-8")
         print(f"wrote {options.html}")
-    return 0

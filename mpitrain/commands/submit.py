@@ -4,7 +4,7 @@ import re
 import shlex
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 from mpitrain.config import ConfigError, examples
@@ -73,8 +73,6 @@ class JobRequest:
     directive: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        if self.scheduler not in SCHEDULERS:
-            raise ConfigError(f"--scheduler {self.scheduler!r}: there are {', '.join(SCHEDULERS)}")
         cores = 1 if self.cpus_per_task is None else self.cpus_per_task
         for key, count, least in (
             ("--nodes", self.nodes, 1),
@@ -107,19 +105,6 @@ class JobRequest:
             raise ConfigError("--mem 0: PBS has no word for all of a node; take --exclusive")
         if pbs and self.qos is not None:
             raise ConfigError("--qos: PBS has queues instead; name one with --partition")
-
-
-def request(**asked: object) -> JobRequest:
-    """A ``JobRequest`` of the parameters that a program gives.
-
-    Raises:
-        ConfigError: a parameter does not exist, or ``JobRequest`` refuses its value.
-    """
-    known = [field.name for field in fields(JobRequest)]
-    unknown = sorted(set(asked) - set(known))
-    if unknown:
-        raise ConfigError(f"no parameter {unknown[0]!r}; there are {', '.join(known)}")
-    return JobRequest(**asked)  # type: ignore[arg-type]
 
 
 def seconds(time: str) -> int:

@@ -27,18 +27,13 @@ def add(submit: argparse.ArgumentParser) -> None:
         "%(prog)s train.py --scheduler pbs --site aurora -- --epochs 3"
     )
     add = submit.add_argument
-    add(
-        "--scheduler",
-        choices=tuple(scripts.SCHEDULERS),
-        default="slurm",
-        help="who runs it (slurm)",
-    )
-    add("--nodes", type=int, default=2, help="nodes (2)")
-    add("--ranks-per-node", type=int, default=2, help="ranks on each node (2)")
+    add("--scheduler", choices=tuple(scripts.SCHEDULERS), help="who runs it (slurm)")
+    add("--nodes", type=int, help="nodes (2)")
+    add("--ranks-per-node", type=int, help="ranks on each node (2)")
     add("--cpus-per-task", type=int, help="cores of each rank")
-    add("--gpus-per-node", type=int, default=0, help="GPUs on each node (0)")
+    add("--gpus-per-node", type=int, help="GPUs on each node (0)")
     add("--mem", help="memory of each node, as 64G")
-    add("--time", default="01:00:00", help="time limit in SLURM's form (01:00:00)")
+    add("--time", help="time limit in SLURM's form (01:00:00)")
     add("--partition", "--queue", help="SLURM's partition, PBS's queue")
     add("--account", help="the account or project that pays")
     add("--qos", help="SLURM's quality of service")
@@ -46,7 +41,7 @@ def add(submit: argparse.ArgumentParser) -> None:
     add("--exclusive", action="store_true", help="no other job on these nodes")
     add("--name", help="name of the job")
     add(
-        "--directive", action="append", default=[], metavar="OPTION",
+        "--directive", action="append", metavar="OPTION",
         help="one more option of #SBATCH (reservation=x) or #PBS (filesystems=home, '-W x=y'); "
         "may be given several times",
     )  # fmt: skip
@@ -70,6 +65,8 @@ def add(submit: argparse.ArgumentParser) -> None:
         "--jobs", type=Path,
         help="folder of the scripts (jobs/ here if it has train.sbatch, else the package's own)",
     )  # fmt: skip
+    defaults = {field.name: field.default for field in fields(scripts.JobRequest)}
+    submit.set_defaults(**defaults | {"directive": []})
     add("--dry-run", action="store_true", help="print the script instead of submitting it")
 
 
@@ -79,7 +76,7 @@ def run(options: argparse.Namespace) -> str:
     Raises:
         ConfigError: the job, the request or an option is wrong, or the scheduler refuses.
     """
-    asked = scripts.request(
+    asked = scripts.JobRequest(
         **{f.name: getattr(options, f.name) for f in fields(scripts.JobRequest)}
     )
     script = scripts.render(

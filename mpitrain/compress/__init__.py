@@ -1,9 +1,8 @@
 """Codecs for gradients, of three kinds, which decide the collective."""
 
+from collectives.codec import Codec, FeedbackMemory
 from mpitrain.compress.codec import (
-    Codec,
     Feedback,
-    FeedbackMemory,
     LinearCodec,
     Momentum,
     Remembering,

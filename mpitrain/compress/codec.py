@@ -9,32 +9,21 @@
 A codec knows no ranks and no MPI.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 
 from collectives.codec import Codec, FeedbackMemory
 from mpitrain.arrays import Array
 
-__all__ = [
-    "Codec",
-    "Feedback",
-    "LinearCodec",
-    "FeedbackMemory",
-    "Momentum",
-    "Remembering",
-    "Sketch",
-    "Sparse",
-    "feedback_of",
-]
-
 #: Whether the error of a codec is added to the next numbers: "on": yes; "off": it may be; "never":
 #: that would do harm.
 Feedback = Literal["on", "off", "never"]
 
 
-class Sketch(Protocol):
+class Sketch(ABC):
     """Encoder of some tensors, bound to them, in phases of sums over ranks.
 
     Attributes:
@@ -43,24 +32,31 @@ class Sketch(Protocol):
             with :meth:`commit`.
     """
 
-    @property
-    def sums(self) -> Sequence[Array]: ...
+    sums: Sequence[Array]
 
     @property
-    def state(self) -> Mapping[str, Array]: ...
+    def state(self) -> Mapping[str, Array]:
+        return {}
 
+    @abstractmethod
     def phases(self, step: int) -> Iterator[None]:
         """Encode and decode: before each yield one array of :attr:`sums` is filled, after it the
         array holds the sum over ranks; at the end the tensors hold the decoded sum."""
 
+    @abstractmethod
     def sent(self, tensors: Mapping[str, Array]) -> None:
         """Writes this rank's part of the decoded sum; after :meth:`phases`."""
 
-    def commit(self) -> None:
+    def commit(self) -> None:  # noqa: B027
         """Keeps the changes of this step."""
 
-    def rollback(self) -> None:
+    def rollback(self) -> None:  # noqa: B027
         """Drops the changes of this step."""
+
+
+def type_of(tensors: Mapping[str, Array]) -> "np.dtype[Any]":
+    """Type that holds the numbers of all tensors."""
+    return np.result_type(*tensors.values()) if tensors else np.dtype(np.float32)
 
 
 @runtime_checkable

@@ -8,9 +8,8 @@ from typing import ClassVar
 import numpy as np
 
 from mpitrain.arrays import Array
-from mpitrain.compress.flat import gather, scatter, type_of
+from mpitrain.compress.codec import Sketch, type_of
 from mpitrain.compress.options import Named, expect_least
-from mpitrain.compress.orthogonal import orthonormal, renewed
 from mpitrain.compress.seeds import generator
 
 
@@ -75,7 +74,7 @@ class _Factors:
         return renewed(np.zeros(self.q.shape), generator(*self.words, *more))
 
 
-class PowerSketch:
+class PowerSketch(Sketch):
     """PowerSGD of some tensors; see :class:`~mpitrain.compress.codec.Sketch`."""
 
     def __init__(self, codec: PowerSGD, tensors: Mapping[str, Array], seed: int) -> None:
@@ -113,7 +112,7 @@ class PowerSketch:
         for f in all_factors:
             q = f.start if self._codec.warm else f.drawn(step)
             f.p[...] = f.m @ q.astype(f.m.dtype)
-        gather(self._dense, self._own_rest)
+        _gather(self._dense, self._own_rest)
         self._rest[...] = self._own_rest
         yield
         for f in all_factors:
@@ -125,13 +124,13 @@ class PowerSketch:
         for f in all_factors:
             np.matmul(f.p, f.q.T, out=f.m)
             f.next[...] = renewed(orthonormal(f.q), generator(*f.words, step, "renewed"))
-        scatter(self._rest, self._dense)
+        _scatter(self._rest, self._dense)
         self._is_pending = True
 
     def sent(self, tensors: Mapping[str, Array]) -> None:
         for name, f in self._factors.items():
             tensors[name][...] = (f.p @ f.own_q.T).reshape(tensors[name].shape)
-        scatter(self._own_rest, {name: tensors[name] for name in self._dense})
+        _scatter(self._own_rest, {name: tensors[name] for name in self._dense})
 
     def commit(self) -> None:
         if self._is_pending:
@@ -141,3 +140,48 @@ class PowerSketch:
 
     def rollback(self) -> None:
         self._is_pending = False
+
+
+def _gather(tensors: Mapping[str, Array], flat: Array) -> None:
+    """Write the tensors into ``flat``, one after the other."""
+    at = 0
+    for tensor in tensors.values():
+        flat[at : at + tensor.size] = tensor.reshape(-1)
+        at += tensor.size
+
+
+def _scatter(flat: Array, tensors: Mapping[str, Array]) -> None:
+    """Write what :func:`_gather` wrote into tensors of the same shapes."""
+    at = 0
+    for tensor in tensors.values():
+        tensor[...] = flat[at : at + tensor.size].reshape(tensor.shape)
+        at += tensor.size
+
+
+def orthonormal(matrix: Array) -> Array:
+    """An orthonormal basis of the columns of ``matrix``, by Gram and Schmidt, each twice.
+
+    A column that depends linearly on those before it, up to rounding, becomes 0.
+
+    Returns:
+        A new array, float64, of the same shape.
+    """
+    columns = np.array(matrix.T, np.float64)
+    least = 8 * np.sqrt(max(matrix.shape, default=0)) * np.finfo(matrix.dtype).eps
+    for number, column in enumerate(columns):
+        column /= np.abs(column).max(initial=0) or 1  # no square under- or overflows
+        before, length = columns[:number], np.sqrt(column @ column)
+        for _ in range(2):  # twice is enough (Giraud et al. 2005)
+            column -= (before @ column) @ before
+        left = np.sqrt(column @ column)
+        column *= 1 / left if left > least * length else 0
+    return np.ascontiguousarray(columns.T)
+
+
+def renewed(basis: Array, random: np.random.Generator) -> Array:
+    """Basis with random directions in place of zeros, which no power iteration would leave."""
+    missing = ~basis.any(0)
+    if not missing.any():
+        return basis
+    found = np.concatenate([basis[:, ~missing], random.normal(size=(len(basis), missing.sum()))], 1)
+    return orthonormal(found)

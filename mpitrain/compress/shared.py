@@ -9,7 +9,7 @@ import numpy as np
 
 from mpitrain.arrays import Array
 from mpitrain.compress.blockwise import number, single
-from mpitrain.compress.flat import type_of
+from mpitrain.compress.codec import Sketch, type_of
 from mpitrain.compress.options import Named, expect_block, expect_share, kept_of
 from mpitrain.compress.seeds import subset
 from mpitrain.compress.topk import largest
@@ -50,21 +50,7 @@ class RandomK(Named):
         return _RandomSketch(self, tensors, seed)
 
 
-class _Stateless:
-    """Sketch without state."""
-
-    @property
-    def state(self) -> dict[str, Array]:
-        return {}
-
-    def commit(self) -> None:
-        """Keeps nothing."""
-
-    def rollback(self) -> None:
-        """Drops nothing."""
-
-
-class _RandomSketch(_Stateless):
+class _RandomSketch(Sketch):
     def __init__(self, codec: RandomK, tensors: Mapping[str, Array], seed: int) -> None:
         self._codec, self._tensors, self._seed = codec, tensors, seed
         kind = type_of(tensors)
@@ -127,7 +113,7 @@ class Blocks(Named):
         return _BlockSketch(self, tensors)
 
 
-class _BlockSketch(_Stateless):
+class _BlockSketch(Sketch):
     def __init__(self, codec: Blocks, tensors: Mapping[str, Array]) -> None:
         self._tensors, self._block = tensors, codec.block
         kind = type_of(tensors)

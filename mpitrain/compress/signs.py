@@ -5,7 +5,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from collectives.codec import Bytes, Draw
+from collectives.codec import Bytes, Draw, Residual
 from mpitrain.arrays import Array
 from mpitrain.compress.blockwise import (
     join,
@@ -18,7 +18,6 @@ from mpitrain.compress.blockwise import (
     split,
     write_scales,
 )
-from mpitrain.compress.memory import LocalMomentum
 from mpitrain.compress.options import Named, expect_block, expect_decay
 from mpitrain.compress.packing import packed
 
@@ -76,7 +75,7 @@ class OneBit(Named):
     1-bit SGD (Seide et al. 2014).  There a block is a column of a weight matrix, the weights of
     one neuron.  Messages are flat: a block here is ``block`` consecutive elements, a row of a
     matrix where ``block`` is its length.  Bytes: n/8 + 8 a block.  Biased:
-    with feedback, without which it does not converge.  No other code of signs with two
+    with feedback, without which it does not converge.  No other codec of signs with two
     values leaves less.
 
     Attributes:
@@ -132,7 +131,7 @@ class Signum(Named):
     def __post_init__(self) -> None:
         expect_decay("momentum", self.momentum)
 
-    def memory(self, value: Array) -> LocalMomentum:
+    def memory(self, value: Array) -> "LocalMomentum":
         return LocalMomentum(value, self.momentum)
 
     def nbytes(self, n: int) -> int:
@@ -143,6 +142,33 @@ class Signum(Named):
 
     def decode(self, code: Bytes, x: Array) -> None:
         x[...] = _signs(code, len(x))
+
+
+class LocalMomentum(Residual):
+    """A rank's own mean of gradients, m = b m + (1 - b) g, which is sent instead of g.
+
+    Attributes:
+        value: m, shape (n,).
+    """
+
+    def __init__(self, value: Array, momentum: float) -> None:
+        """``value``: memory of m, zeros at first; ``momentum``: b."""
+        super().__init__(value)
+        self._momentum = momentum
+
+    @property
+    def arrays(self) -> dict[str, Array]:
+        return {"m": self.value}
+
+    def add_to(self, x: Array) -> None:
+        """Replaces the gradient ``x`` by the mean."""
+        x *= 1 - self._momentum
+        x += self._momentum * self.value
+        self.pending[...] = x
+        self._is_pending = True
+
+    def keep(self, x: Array, sent: Array, part: slice = slice(None)) -> None:
+        """Keeps nothing: the mean does not depend on what was sent."""
 
 
 def _signs(bits: Bytes, n: int) -> Array:

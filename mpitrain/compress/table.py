@@ -8,17 +8,16 @@ import msgspec
 
 from collectives.codec import Codec
 from mpitrain.compress.atomo import Atomo
-from mpitrain.compress.blocks import Int4, Int8
 from mpitrain.compress.casts import BF16, FP16
 from mpitrain.compress.codec import LinearCodec, Sparse, feedback_of
 from mpitrain.compress.dgc import DGC
-from mpitrain.compress.dither import QSGD
+from mpitrain.compress.dither import QSGD, TernGrad
+from mpitrain.compress.integers import Int4, Int8
 from mpitrain.compress.options import shown
 from mpitrain.compress.powersgd import PowerSGD
-from mpitrain.compress.rotated import Rotated
+from mpitrain.compress.rotate import Rotated
 from mpitrain.compress.shared import Blocks, RandomK
 from mpitrain.compress.signs import OneBit, Sign, Signum
-from mpitrain.compress.ternary import TernGrad
 from mpitrain.compress.threshold import Strom, Threshold
 from mpitrain.compress.topk import TopK
 

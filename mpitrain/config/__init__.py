@@ -5,16 +5,14 @@
 Every field is documented in the class of its table.
 """
 
-from mpitrain.config.combining import expect, needs_host
-from mpitrain.config.errors import ConfigError
-from mpitrain.config.exchange import Compress
+from mpitrain.config.conflicts import expect, needs_host
 from mpitrain.config.federated import Federated
-from mpitrain.config.job import Config
-from mpitrain.config.reading import expect_read, load
+from mpitrain.config.reading import configured, expect_read, load
 from mpitrain.config.server import Server
-from mpitrain.config.sync import Sync
+from mpitrain.config.sync import Compress, Sync
 from mpitrain.config.tables import (
     Checkpoint,
+    ConfigError,
     Data,
     Evaluate,
     Group,
@@ -27,6 +25,7 @@ from mpitrain.config.tables import (
     Train,
 )
 from mpitrain.config.unread import Brought
+from mpitrain.config.validation import Config
 
 __all__ = [
     "Brought",
@@ -47,6 +46,7 @@ __all__ = [
     "Server",
     "Sync",
     "Train",
+    "configured",
     "expect",
     "expect_read",
     "load",

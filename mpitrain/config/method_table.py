@@ -1,7 +1,7 @@
 """The methods of training: what each needs, and what it does not offer to others.
 
 Two methods go together if neither needs something that the other does not offer.
-:mod:`mpitrain.config.combining` reads the table; docs/methods.md shows it.
+:mod:`mpitrain.config.conflicts` reads the table; docs/methods.md shows it.
 """
 
 from collections.abc import Callable, Mapping
@@ -9,16 +9,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from mpitrain.compress import (
-    AnyCodec,
-    CodecError,
-    LinearCodec,
-    Momentum,
-    Remembering,
-    Sparse,
-    feedback_of,
-    parse,
-)
+from mpitrain import compress
 from mpitrain.config.tables import Tables
 
 
@@ -48,14 +39,14 @@ class Method:
 
 
 @cache
-def _parsed(text: str) -> AnyCodec | None:
+def _parsed(text: str) -> compress.AnyCodec | None:
     try:
-        return None if text in ("none", "auto") else parse(text)
-    except CodecError:  # the check of the table reports it
+        return None if text == "none" else compress.parse(text)
+    except compress.CodecError:  # the check of the table reports it
         return None
 
 
-def codec(job: Tables) -> AnyCodec | None:
+def codec(job: Tables) -> compress.AnyCodec | None:
     """The codec that a job names; None if it names none, or one that does not exist."""
     return _parsed(job.compress.codec)
 
@@ -63,7 +54,7 @@ def codec(job: Tables) -> AnyCodec | None:
 def keeps_residual(job: Tables) -> bool:
     """Whether the residual, which the codec leaves out of a gradient, is added to the next one."""
     named, asked = codec(job), job.compress.feedback
-    return named is not None and (feedback_of(named) if asked == "auto" else asked) == "on"
+    return named is not None and (compress.feedback_of(named) if asked == "auto" else asked) == "on"
 
 
 def _is_codec(kind: Any) -> Callable[[Tables], bool]:
@@ -94,7 +85,6 @@ CODED = "sums of gradients that can be coded"
 DEATHS = "ranks that see one another die"
 DELAYED = "messages that can be delayed"
 ELEMENTWISE = "a codec of single numbers"
-EVERY_STEP = "a sum of the gradients of every step"
 EXCHANGE = "exchanges of all workers together"
 FEW_ROWS = "a model of which a sample changes a few rows"
 FORWARD = "forward passes of all workers together"
@@ -190,20 +180,18 @@ _CODECS = (
            instead="take an unbiased codec, as int8:rounding=stochastic, or set "
                    "compress.feedback = 'off'"),
     Method("linear", "a codec whose codes add up", {"compress.codec": "powersgd"}, (),
-           {ELEMENTWISE: "codes whole matrices"}, _is_codec(LinearCodec)),
+           {ELEMENTWISE: "codes whole matrices"}, _is_codec(compress.LinearCodec)),
     Method("sparse", "a codec of few elements", {"compress.codec": "topk"}, (),
-           {ELEMENTWISE: "chooses elements of whole matrices"}, _is_codec(Sparse)),
+           {ELEMENTWISE: "chooses elements of whole matrices"}, _is_codec(compress.Sparse)),
     Method("memory", "a codec with a memory", {"compress.codec": "signum"}, (RANK_GRADIENTS,),
-           {ELEMENTWISE: "remembers whole gradients"}, _is_codec(Remembering)),
+           {ELEMENTWISE: "remembers whole gradients"}, _is_codec(compress.Remembering)),
     Method("momentum-codec", "a codec that has the momentum", {"compress.codec": "dgc"},
-           (NO_MOMENTUM,), used=_is_codec(Momentum)),
+           (NO_MOMENTUM,), used=_is_codec(compress.Momentum)),
     Method("clip-codec", "a codec that clips", {"compress.codec": "dgc:clip=1"},
            (ONE_RANK, REPLICATED),
-           used=lambda job: isinstance(code := codec(job), Momentum) and bool(code.clip)),
+           used=lambda job: isinstance(code := codec(job), compress.Momentum) and bool(code.clip)),
     Method("vote", "a codec that votes", {"compress.codec": "signum"},
            (WHOLE_SUM, REPLICA_SUMS, SIZES), used=lambda job: getattr(codec(job), "votes", False)),
-    Method("auto-codec", "codec = 'auto'", {"compress.codec": "auto"}, (EVERY_STEP,),
-           {ELEMENTWISE: "tries codecs of whole matrices"}, _is("compress", "codec", "auto")),
     Method("gathered", "exchange = 'gathered'", {"compress.exchange": "gathered"},
            (WHOLE_SUM, SUMMED), beside={"compress.codec": "int8:rounding=stochastic"}),
     Method("nodes", "level = 'nodes'", {"compress.level": "nodes"}, (WHOLE_SUM, SUMMED),
@@ -213,8 +201,8 @@ _CODECS = (
 )
 
 _WORKERS = (REPLICA_STATE, REPLICATED, WIDTHS, CLOCK, HOST)
-_DRIFTS = {CLOCK: "exchanges them after several steps", EVERY_STEP: "sums after several steps",
-           FORWARD: "lets workers train by themselves", RESIDUALS: "exchanges updates"}
+_DRIFTS = {CLOCK: "exchanges them after several steps", FORWARD: "lets workers train by themselves",
+           RESIDUALS: "exchanges updates"}
 _AS_IT_IS = {SIZES: "adds the sum to the weights as it is"}
 _SYNC = (
     Method("local", "local SGD", {"sync.kind": "local"}, _WORKERS, _DRIFTS | _AS_IT_IS,
@@ -233,7 +221,7 @@ _SYNC = (
     Method("quorum", "a quorum", {"sync.kind": "quorum"}, (*_WORKERS, ONE_RANK, READABLE),
            {CHECKED: "sends gradients without", CLOCK: "sums without the last workers",
             CODED: "gathers gradients at one rank as they are",
-            DELAYED: "sends gradients at once", EVERY_STEP: "leaves out the last workers",
+            DELAYED: "sends gradients at once",
             EXCHANGE: "leaves out the last workers", FORWARD: "lets workers be ahead of others",
             LOSS_SCALE: "sums gradients of several steps"}, _is("sync", "kind", "quorum")),
     Method("adasum", "adasum", {"sync.combine": "adasum"},
@@ -249,7 +237,6 @@ _SERVERS = (
            (ONE_RANK, REPLICA_STATE, CLOCK, HOST, REPLICATED, RULES, *_SHARD_SUMS),
            {CHECKED: "has messages without", CLOCK: "serves each worker when it asks",
             DEATHS: "waits for workers one by one", DELAYED: "has messages that are not",
-            EVERY_STEP: "takes each gradient by itself",
             EXCHANGE: "takes each gradient by itself", FORWARD: "lets workers be ahead of others",
             GRADIENT: "has a part of each tensor", REPLICAS: "lets workers be ahead of others",
             SKIPPING: "never skips one", STEPS: "lets workers be ahead of others",
@@ -260,16 +247,15 @@ _SERVERS = (
     Method("hogwild", "hogwild", {"server.hogwild": True},
            (*_WHOLE_WORKERS, FEW_ROWS, SOME_ROWS, CODED),
            {CLOCK: "updates one copy at any time", CODED: "sends none",
-            DEATHS: "has ranks in one memory", DELAYED: "sends none", EVERY_STEP: "sums nothing",
+            DEATHS: "has ranks in one memory", DELAYED: "sends none",
             EXCHANGE: "exchanges nothing", FORWARD: "lets each rank train by itself",
             REPLICAS: "has one copy", SKIPPING: "never skips one",
             STEPS: "lets each rank train by itself"}, beside=_CLICKS),
     Method("clients", "a federated client", {"federated.clients": 4},
            (*_WHOLE_WORKERS, REPLICATED, RULES, CODED, READS),
            {CLOCK: "exchanges them in rounds", CODED: "sends changes of weights",
-            EVERY_STEP: "sends changes of weights", EXCHANGE: "sends its changes to a server",
-            FORWARD: "trains by itself", LOSS_SCALE: "begins anew in each round",
-            STEPS: "trains by itself"}),
+            EXCHANGE: "sends its changes to a server", FORWARD: "trains by itself",
+            LOSS_SCALE: "begins anew in each round", STEPS: "trains by itself"}),
 )
 
 _NUMBERS = (

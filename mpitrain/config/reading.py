@@ -1,9 +1,9 @@
-"""A job file read, with what the command line says on top of it."""
+"""A job from a file and the command line, or with keys that a program sets."""
 
 import difflib
 import os
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,9 @@ from msgspec.structs import replace
 from collectives import ScheduleError, UnknownAlgorithm, algorithms
 from collectives.analysis.user_code import named
 from mpitrain.config import examples
-from mpitrain.config.errors import ConfigError
-from mpitrain.config.job import Config
+from mpitrain.config.tables import ConfigError
 from mpitrain.config.unread import Brought, unread
+from mpitrain.config.validation import Config
 
 #: Bytes of a job file; more is something else, as a device that never ends.
 _LARGEST = 1 << 20
@@ -73,6 +73,44 @@ def converted(tables: dict[str, Any]) -> Config:
         reason, _, place = str(error).partition(" - at `$")
         where = place.strip("`").lstrip(".")
         raise ConfigError(f"{where}: {reason}" if where else reason) from error
+
+
+def configured(config: Config, settings: Mapping[str, Any]) -> Config:
+    """The job with some settings: keys that one table alone has, or tables.
+
+    Raises:
+        TypeError: for a keyword that is none of them.
+        ConfigError: for a value that cannot be.
+    """
+    if not isinstance(config, Config):
+        raise TypeError(
+            f"config is a {type(config).__name__}, and a Config is needed; give tables of a job as "
+            "keywords, as in data={...}"
+        )
+    tables = msgspec.to_builtins(config)
+    fields = {t.name: msgspec.structs.fields(t.type) for t in msgspec.structs.fields(Config)}
+    places: dict[str, list[str]] = {}
+    for table, keys in fields.items():
+        for key in keys:
+            places.setdefault(key.name, []).append(table)
+    for name, value in settings.items():
+        value = str(value) if isinstance(value, Path) else value
+        if name in tables:
+            if not isinstance(value, Mapping):
+                raise TypeError(f"{name} is a table; write {name}={{...}}, not {value!r}")
+            tables[name] |= value
+        elif len(found := places.get(name, [])) == 1:
+            tables[found[0]][name] = value
+        elif found:
+            known = " or ".join(f"{table}={{{name!r}: ...}}" for table in found)
+            raise TypeError(f"{name} is a key of several tables; write {known}")
+        else:
+            near = difflib.get_close_matches(name, [*tables, *places], n=1, cutoff=0.5)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise TypeError(f"{name} is no setting of a job{hint}")
+    job = converted(tables)
+    expect_read(job)
+    return job
 
 
 def _with_data_beside(path: Path, job: Config) -> Config:

@@ -4,11 +4,14 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from mpitrain.config.exchange import Compress
 from mpitrain.config.federated import Federated
 from mpitrain.config.numbers import Count, Fraction, NonNegative, Part, Positive, Seed
 from mpitrain.config.server import Server
-from mpitrain.config.sync import Sync
+from mpitrain.config.sync import Compress, Sync
+
+
+class ConfigError(ValueError):
+    """The job asks for something that does not exist or cannot be."""
 
 
 class Run(Struct, frozen=True, forbid_unknown_fields=True):
@@ -258,9 +261,8 @@ class Parallel(Struct, frozen=True, forbid_unknown_fields=True):
             library's, ``auto`` takes what was measured to be fastest.  ``zero = 1`` needs a
             reduce-scatter; ``zero`` 2 and 3 and ``node_shared`` need ``auto``.
         bucket_bytes: gradients are reduced in pieces of at least this many bytes.
-        overlap: reduce a piece while the layers below it are still computing their gradients;
-            ``auto`` times the first steps both ways, and keeps the better, which the log names.
-            The numbers are the same; ``zero`` 2 and 3 always overlap.
+        overlap: reduce a piece while the layers below it are still computing their gradients.  The
+            numbers are the same; ``zero`` 2 and 3 always overlap.
         checksums: checksum on every message of gradients, parameters and activations: a message
             that arrives changed stops all ranks, with its name.  Costs a pass over each message at
             both ends.
@@ -283,7 +285,7 @@ class Parallel(Struct, frozen=True, forbid_unknown_fields=True):
     recompute: bool = False
     algorithm: str = "auto"
     bucket_bytes: Count = 25 * 2**20
-    overlap: bool | Literal["auto"] = True
+    overlap: bool = True
     checksums: bool = False
 
 

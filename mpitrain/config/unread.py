@@ -10,7 +10,7 @@ from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from mpitrain.config.job import Config
+from mpitrain.config.validation import Config
 
 
 class _Readers(NamedTuple):

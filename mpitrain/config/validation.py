@@ -1,29 +1,29 @@
-"""Checks of values: single keys, and keys that must fit one another."""
+"""A job whose tables fit together, and the checks of single keys and of keys that must fit."""
 
 import math
 from collections.abc import Iterator
 
 import msgspec
 
-from mpitrain.compress import (
-    AnyCodec,
-    CodecError,
-    LinearCodec,
-    Momentum,
-    Remembering,
-    Sparse,
-    feedback_of,
-    parse,
-)
-from mpitrain.config.exchange import Compress
+from mpitrain import compress
+from mpitrain.config.conflicts import refusals
 from mpitrain.config.federated import Federated
 from mpitrain.config.metric_names import refusal
 from mpitrain.config.server import MOST_GROUPS
-from mpitrain.config.sync import Sync, parse_outer
+from mpitrain.config.sync import Compress, Sync, parse_outer
 from mpitrain.config.tables import Tables
 
 #: Why a key is refused, as (key, sentence).
 Faults = Iterator[tuple[str, str]]
+
+
+class Config(Tables, frozen=True, forbid_unknown_fields=True):
+    """A training job; each attribute is the TOML table of its name."""
+
+    def __post_init__(self) -> None:
+        """Raises ``ValueError``: values that cannot be, or methods that do not go together."""
+        for place, why in (*refusals(self), *faults(self)):
+            raise ValueError(f"{place}: {why}")
 
 
 def faults(job: Tables) -> Faults:
@@ -133,36 +133,33 @@ def _compress(job: Tables) -> Faults:
     if c.codec == "none":
         if c != Compress():
             yield "compress.codec", "none, and other keys of the table say how; name a codec"
-    elif c.codec == "auto":
-        if Compress("auto", start=c.start, least=c.least) != c:
-            yield "compress.codec", "auto chooses the codec; other keys it takes: start and least"
     else:
         try:
-            yield from codec_faults(c, parse(c.codec))
-        except CodecError as error:
+            yield from codec_faults(c, compress.parse(c.codec))
+        except compress.CodecError as error:
             yield "compress.codec", str(error)
         for key in ("start", "least"):
             if job.server.ranks and getattr(c, key) != getattr(Compress(), key):
                 yield f"compress.{key}", "a push to a server is coded whole; leave it out"
 
 
-def codec_faults(c: Compress, codec: AnyCodec) -> Faults:
+def codec_faults(c: Compress, codec: compress.AnyCodec) -> Faults:
     """Keys of a [compress] table that do not fit its codec."""
-    is_linear, feedback = isinstance(codec, LinearCodec), feedback_of(codec)
+    is_linear, feedback = isinstance(codec, compress.LinearCodec), compress.feedback_of(codec)
     asked = feedback if c.feedback == "auto" else c.feedback
     if is_linear and c.exchange != "auto":
         yield "compress.exchange", f"{codec} adds up and goes by all-reduces; leave exchange out"
     if c.flush_every and (not is_linear or c.feedback == "off" or feedback == "never"):
         yield "compress.flush_every", f"{codec} keeps nothing that drifts apart; leave it out"
-    if c.units == "update" and (asked != "on" or isinstance(codec, Remembering)):
+    if c.units == "update" and (asked != "on" or isinstance(codec, compress.Remembering)):
         yield "compress.units", f"{codec} keeps no residual here; leave units out"
     if c.feedback == "on" and feedback == "never":
         yield "compress.feedback", f"what {codec} leaves out would grow; set feedback = 'off'"
-    if c.feedback == "off" and isinstance(codec, Remembering) and feedback == "on":
+    if c.feedback == "off" and isinstance(codec, compress.Remembering) and feedback == "on":
         yield "compress.feedback", f"what {codec} keeps is its momentum, too; leave feedback out"
-    if isinstance(codec, Sparse) and c.exchange != "auto":
+    if isinstance(codec, compress.Sparse) and c.exchange != "auto":
         yield "compress.exchange", f"{codec} goes by the sparse all-reduce; leave exchange out"
-    if isinstance(codec, Momentum) and c.start:
+    if isinstance(codec, compress.Momentum) and c.start:
         yield (
             "compress.start",
             f"{codec} warms up by itself, see its option warmup; leave start out",

@@ -22,15 +22,11 @@ class RankGPUs(NamedTuple):
 
     Attributes:
         why: reason why it cannot compute on a GPU, or empty.
-        visible: number of GPUs that it sees.
-        local: number of the rank on its machine.
         number: index of its GPU among the visible ones.
         identity: unique name of this GPU.
     """
 
     why: str
-    visible: int = 0
-    local: int = 0
     number: int = 0
     identity: str = ""
 
@@ -58,14 +54,13 @@ def choose(config: Config, comm: Communicator) -> Device:
             raise ConfigError(f"run.device = 'cuda': {reason}")
         log.info("run.device = 'auto' is cpu: %s", reason)
         return HOST
-    own = found[comm.rank]
     sharing = Counter(one.identity for one in found)
     if comm.rank == 0 and (most := max(sharing.values())) > 1:
         log.warning(
             "%d ranks share %d GPUs, up to %d ranks one: each computes in its turn",
             comm.size, len(sharing), most,
         )  # fmt: skip
-    return Cuda(own.number, sharing[own.identity])
+    return Cuda(found[comm.rank].number)
 
 
 def lacking(found: Sequence[RankGPUs]) -> str:
@@ -73,11 +68,6 @@ def lacking(found: Sequence[RankGPUs]) -> str:
     told = [f"rank {rank}: {one.why}" for rank, one in enumerate(found) if one.why]
     more = f"; {len(told) - 3} more ranks cannot, either" if told[3:] else ""
     return "; ".join(told[:3]) + more
-
-
-def number_for(local: int, visible: int) -> int:
-    """Index of a rank's GPU among the visible ones."""
-    return local % visible
 
 
 def local_rank(comm: MPI.Intracomm) -> int:
@@ -89,12 +79,7 @@ def local_rank(comm: MPI.Intracomm) -> int:
 
 
 def look(local: int, compute: str = "same") -> RankGPUs:
-    """Looks for a GPU on this rank; loads CuPy.
-
-    Args:
-        local: number of the rank on its machine.
-        compute: value of ``run.compute``.
-    """
+    """Looks for a GPU on this rank, which has the number ``local`` on its machine; loads CuPy."""
     try:
         import cupy
     except ImportError as error:
@@ -105,10 +90,10 @@ def look(local: int, compute: str = "same") -> RankGPUs:
         visible = cupy.cuda.runtime.getDeviceCount()
         if not visible:
             return RankGPUs("it sees no GPU; CUDA_VISIBLE_DEVICES may hide it")
-        number = number_for(local, visible)
+        number = local % visible
         with cupy.cuda.Device(number):
             cupy.asnumpy(cupy.zeros(1, np.float32) + 1)  # a kernel that works
-            return RankGPUs("", visible, local, number, _identity(cupy, number))
+            return RankGPUs("", number, _identity(cupy, number))
     except Exception as error:  # from a driver, a compiler, memory
         return RankGPUs(f"its GPU does not work ({type(error).__name__}: {error})")
 

@@ -14,11 +14,12 @@ from mpitrain.arrays import Array, Scalar
 from mpitrain.device.host import Device, Later
 
 
-class _Copy:
+class _Copy(Later):
     """Copy into pinned memory, with the event that follows it."""
 
     def __init__(self, device: "Cuda", host: Array, event: Any) -> None:
-        self._device, self._host, self._event = device, host, event
+        super().__init__(host)
+        self._device, self._event = device, event
 
     @property
     def done(self) -> bool:
@@ -38,10 +39,9 @@ class Cuda(Device):
     Attributes:
         name: as ``cuda:0 NVIDIA H100``.
         gpu: CuPy's object for it.
-        shared: number of ranks that compute on it.
     """
 
-    def __init__(self, number: int, shared: int = 1) -> None:
+    def __init__(self, number: int) -> None:
         """``number``: index among the GPUs that this rank sees."""
         import cupy
 
@@ -49,7 +49,6 @@ class Cuda(Device):
         self.gpu = cupy.cuda.Device(number)
         self.gpu.use()
         label = cupy.cuda.runtime.getDeviceProperties(number)["name"].decode()
-        self.shared = shared
         self.name = f"cuda:{number} {label}"
         #: Copies to the GPU have a stream of their own, and go beside the kernels.
         self._copies = cupy.cuda.Stream(non_blocking=True)

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from time import perf_counter
 from types import ModuleType
-from typing import Protocol
 
 import numpy as np
 from mpi4py import MPI
@@ -12,27 +11,20 @@ from collectives import Communicator
 from mpitrain.arrays import Array, Scalar
 
 
-class Later(Protocol):
-    """Copy on its way to the host."""
+class Later:
+    """Copy on its way to the host; on the CPU it has arrived."""
+
+    def __init__(self, host: Array) -> None:
+        self._host = host
 
     @property
     def done(self) -> bool:
         """Whether it has arrived."""
+        return True
 
     def get(self) -> Array:
         """The host's array; waits until it has arrived, in any thread."""
-
-
-class _Now:
-    """Copy that has arrived."""
-
-    done = True
-
-    def __init__(self, array: Array) -> None:
-        self._array = array
-
-    def get(self) -> Array:
-        return self._array
+        return self._host
 
 
 class Device:
@@ -74,11 +66,11 @@ class Device:
 
     def bring(self, array: Array) -> Later:
         """Begins to copy an array that will not change to the host."""
-        return _Now(array)
+        return Later(array)
 
     def snapshot(self, array: Array) -> Later:
         """Begins to copy the present values of an array to the host."""
-        return _Now(array.copy())
+        return Later(array.copy())
 
     def allocate(self, comm: Communicator) -> Callable[..., Array]:
         """Allocator ``(size, dtype)`` of arrays that the ranks of ``comm`` sum fastest."""

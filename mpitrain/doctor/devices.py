@@ -7,7 +7,7 @@ from mpi4py import MPI
 
 from collectives.errors import INSTALL_CUPY
 from mpitrain.device.choice import RankGPUs, lacking, local_rank, look
-from mpitrain.doctor.finding import Finding, Status, in_parts
+from mpitrain.doctor.finding import Finding, in_parts, ok, warn
 
 
 def devices(comm: MPI.Intracomm, folder: Path) -> Finding:
@@ -24,16 +24,16 @@ def devices(comm: MPI.Intracomm, folder: Path) -> Finding:
 def judge_devices(found: list[RankGPUs]) -> Finding:
     """Judge whether each rank has a GPU, or all take the CPU."""
     if all(one.why == "no GPU" for one in found):
-        return Finding("device", Status.OK, "cpu; no rank has a GPU")
+        return ok("cpu; no rank has a GPU")
     if why := lacking(found):
-        return Finding(
-            "device", Status.WARN, f"run.device = 'auto' is cpu: {why}",
+        return warn(
+            f"run.device = 'auto' is cpu: {why}",
             f"start every rank where it sees a GPU and has CuPy: {INSTALL_CUPY}",
-        )  # fmt: skip
+        )
     count = Counter(one.identity for one in found)
     if len(count) < len(found):
-        return Finding(
-            "device", Status.WARN, f"{len(found)} ranks share {len(count)} GPUs",
+        return warn(
+            f"{len(found)} ranks share {len(count)} GPUs",
             "start as many ranks on a node as it has GPUs, each of which all of them see",
-        )  # fmt: skip
-    return Finding("device", Status.OK, "a GPU of its own for each rank")
+        )
+    return ok("a GPU of its own for each rank")

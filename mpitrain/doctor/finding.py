@@ -1,7 +1,7 @@
 """The finding of a check, and how all ranks come to the same one."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -22,16 +22,31 @@ class Finding:
     """A check's result.
 
     Attributes:
-        name: the check's name.
         status: whether all is well, something is worth a look, or the check failed.
         text: description of the result.
         fix: advice in one sentence; empty if nothing has to be done.
+        name: the check's name.
     """
 
-    name: str
     status: Status
     text: str
     fix: str = ""
+    name: str = ""
+
+
+def ok(text: str) -> Finding:
+    """All is well."""
+    return Finding(Status.OK, text)
+
+
+def warn(text: str, fix: str) -> Finding:
+    """Something is worth a look."""
+    return Finding(Status.WARN, text, fix)
+
+
+def fail(text: str, fix: str) -> Finding:
+    """The check failed."""
+    return Finding(Status.FAIL, text, fix)
 
 
 Check = Callable[[MPI.Intracomm, Path], Finding]
@@ -78,12 +93,12 @@ def in_parts(
         problems = [one for one in comm.allgather(problem) if one]
         if problems:
             others = f" (and {len(problems) - 1} more ranks)" if problems[1:] else ""
-            return Finding(name, Status.FAIL, problems[0] + others, fix)
+            return Finding(Status.FAIL, problems[0] + others, fix, name)
     found = comm.allgather(own)
     try:
-        return judge(found)
+        return replace(judge(found), name=name)
     except Exception as error:
-        return Finding(name, Status.FAIL, described(error), _FIX)
+        return Finding(Status.FAIL, described(error), _FIX, name)
 
 
 def described(error: Exception) -> str:

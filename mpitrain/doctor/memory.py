@@ -10,7 +10,7 @@ from mpi4py import MPI
 from collectives import InvalidBuffer
 from collectives.execution.memory import HOST
 from collectives.execution.transport.shared_memory import NodeMemory
-from mpitrain.doctor.finding import Finding, Status, in_parts
+from mpitrain.doctor.finding import Finding, fail, in_parts, ok, warn
 
 #: Size below which shared memory is too small for the queues and large messages of MPI.
 _SHM_BYTES = 64 << 20
@@ -59,17 +59,17 @@ def judge_node_memory(found: list[Shared]) -> Finding:
     """Judge whether every node has shared memory, and its ranks share it."""
     wrong = [rank for rank, own in enumerate(found) if not own.right]
     if wrong:
-        return Finding(
-            "shared", Status.FAIL, f"rank {wrong[0]} does not see what its neighbour has stored",
+        return fail(
+            f"rank {wrong[0]} does not see what its neighbour has stored",
             "do not use Communicator.empty here, and report it with this output",
-        )  # fmt: skip
+        )
     problems = [own.problem for own in found if own.problem]
     if problems:
-        return Finding(
-            "shared", Status.WARN, problems[0],
+        return warn(
+            problems[0],
             "start the ranks of a node in one container; collectives send messages otherwise",
-        )  # fmt: skip
-    return Finding("shared", Status.OK, "ranks of a node read one another's arrays")
+        )
+    return ok("ranks of a node read one another's arrays")
 
 
 def windows(comm: MPI.Intracomm, folder: Path) -> Finding:
@@ -103,27 +103,30 @@ def windows(comm: MPI.Intracomm, folder: Path) -> Finding:
         return right, shutil.disk_usage("/dev/shm").free
 
     return in_parts(
-        comm, "windows", [lambda _: _node(comm), allocate, store, read, free], judge_windows,
+        comm,
+        "windows",
+        [lambda _: _node(comm), allocate, store, read, free],
+        judge_windows,
         "enlarge /dev/shm (--shm-size of a container), and do not set parallel.node_shared "
         "until this works",
-    )  # fmt: skip
+    )
 
 
 def judge_windows(found: list[tuple[bool, int]]) -> Finding:
     """Judge whether windows are shared, and ``/dev/shm`` has room."""
     wrong = [rank for rank, (right, _) in enumerate(found) if not right]
     if wrong:
-        return Finding(
-            "windows", Status.FAIL, f"rank {wrong[0]} does not see what its neighbour has stored",
+        return fail(
+            f"rank {wrong[0]} does not see what its neighbour has stored",
             "do not set parallel.node_shared with this MPI",
-        )  # fmt: skip
+        )
     free = min(free for _, free in found)
     if free < _SHM_BYTES:
-        return Finding(
-            "windows", Status.WARN, f"/dev/shm has {free >> 20} MiB free",
+        return warn(
+            f"/dev/shm has {free >> 20} MiB free",
             "empty it of what dead jobs left, or start the container with a larger --shm-size",
-        )  # fmt: skip
-    return Finding("windows", Status.OK, f"MPI's work; /dev/shm has {free >> 20} MiB free")
+        )
+    return ok(f"MPI's work; /dev/shm has {free >> 20} MiB free")
 
 
 def _node(comm: MPI.Intracomm) -> MPI.Intracomm:

@@ -14,7 +14,8 @@ from collectives import Communicator
 from collectives.calls.native import library
 from collectives.calls.tuner import Situation, choose, load
 from collectives.execution.transport.cuda_probe import probe
-from mpitrain.doctor.finding import Finding, Status, gathered, in_parts, leader
+from mpitrain.clocks import ahead
+from mpitrain.doctor.finding import Finding, gathered, in_parts, leader, ok, warn
 
 #: Prefixes of the environment variables that choose a transport, of each MPI library.
 _CHOICES = (
@@ -24,7 +25,7 @@ _CHOICES = (
 _VARIABLES_SHOWN = 6
 _SMALL, _LARGE = 1, 4 << 20
 _WARM_UP, _SMALL_TURNS, _LARGE_TURNS = 20, 200, 8
-_CLOCK_TURNS = 10
+_CLOCK_TRIPS = 10
 #: Bytes of the all-reduce by which the tuning is judged.
 _JUDGED = 512 << 10
 #: Seconds that clocks may differ: time stamps of one run are compared across nodes.
@@ -60,14 +61,14 @@ def judge_gpus(found: list[tuple[bool, str] | None]) -> Finding:
     """Judge whether MPI takes device memory on all nodes that have GPUs."""
     measured = [(rank, one) for rank, one in enumerate(found) if one is not None]
     if not measured:
-        return Finding("GPU", Status.OK, "no GPU")
+        return ok("no GPU")
     for rank, (works, text) in measured:
         if not works:
-            return Finding(
-                "GPU", Status.WARN, f"MPI does not take device memory, rank {rank}: {text}",
+            return warn(
+                f"MPI does not take device memory, rank {rank}: {text}",
                 "messages go through the host; a CUDA-aware MPI with UCX would send them directly",
-            )  # fmt: skip
-    return Finding("GPU", Status.OK, "MPI takes device memory")
+            )
+    return ok("MPI takes device memory")
 
 
 def network(comm: MPI.Intracomm, folder: Path) -> Finding:
@@ -109,26 +110,24 @@ def judge_network(found: list[Links]) -> Finding:
     for rank, other in enumerate(found):
         if other.variables != first.variables:
             differing = sorted({*other.variables} ^ {*first.variables})
-            return Finding(
-                "network", Status.WARN,
+            return warn(
                 f"ranks 0 and {rank} have different transport variables: {' '.join(differing)}",
                 "set them in the job script, which passes them to all (srun --export=ALL, "
                 "mpirun -x NAME)",
-            )  # fmt: skip
+            )
         if len(other.infiniband) != len(first.infiniband):
-            return Finding(
-                "network", Status.WARN,
+            return warn(
                 f"rank 0 has {len(first.infiniband)} InfiniBand devices, rank {rank} has "
                 f"{len(other.infiniband)}",
                 "ask for nodes of one kind (--constraint)",
-            )  # fmt: skip
+            )
         down = [device for device in other.infiniband if "ACTIVE" not in device]
         if down:
-            return Finding(
-                "network", Status.WARN, f"rank {rank}: {down[0]} is not active",
+            return warn(
+                f"rank {rank}: {down[0]} is not active",
                 "choose an active one (UCX_NET_DEVICES), or tell your administrators",
-            )  # fmt: skip
-    return Finding("network", Status.OK, text)
+            )
+    return ok(text)
 
 
 def messages(comm: MPI.Intracomm, folder: Path) -> Finding:
@@ -160,40 +159,24 @@ def _ping_pong(comm: MPI.Intracomm, count: int, turns: int) -> float:
 def judge_messages(found: list[tuple[float, float]]) -> Finding:
     """Judge the measurement of rank 0, which fails far below the speed of a gigabit link."""
     if len(found) == 1:
-        return Finding("messages", Status.OK, "a single rank sends none")
+        return ok("a single rank sends none")
     latency, per_large = found[0]
     bandwidth = _LARGE / per_large
     text = f"rank 0 to {len(found) - 1}: {1e6 * latency:.1f} us, {bandwidth / 1e9:.2f} GB/s"
     if latency > 1e-3 or bandwidth < 0.1e9:
-        return Finding(
-            "messages", Status.WARN, text,
+        return warn(
+            text,
             "too slow for a cluster's network: see 'cores' for ranks that share a core, and "
             "'network' for the interface (UCX_NET_DEVICES, OMPI_MCA_btl_tcp_if_include)",
-        )  # fmt: skip
-    return Finding("messages", Status.OK, text)
+        )
+    return ok(text)
 
 
 def clocks(comm: MPI.Intracomm, folder: Path) -> Finding:
     """How far the ranks' clocks are from rank 0's."""
 
     def local() -> float:
-        """Seconds that rank 0's clock is ahead.
-
-        The round trip that was fastest bounds the error by half of itself (Cristian, 1989).
-        """
-        best = (float("inf"), 0.0)
-        for peer in range(1, comm.size):
-            for _ in range(_CLOCK_TURNS):
-                if comm.rank == 0:
-                    comm.recv(source=peer)
-                    comm.send(time(), peer)
-                elif comm.rank == peer:
-                    asked = time()
-                    comm.send(None, 0)
-                    there = comm.recv(source=0)
-                    answered = time()
-                    best = min(best, (answered - asked, there - (asked + answered) / 2))
-        return best[1]
+        return ahead(comm, range(1, comm.size), _CLOCK_TRIPS, time)
 
     return gathered(comm, "clocks", local, judge_clocks)
 
@@ -203,11 +186,11 @@ def judge_clocks(found: list[float]) -> Finding:
     apart = max(found) - min(found)
     if apart > _APART_S:
         worst = max(range(len(found)), key=lambda rank: abs(found[rank]))
-        return Finding(
-            "clocks", Status.WARN, f"{apart:.2f} s apart; rank {worst}'s is furthest from rank 0's",
+        return warn(
+            f"{apart:.2f} s apart; rank {worst}'s is furthest from rank 0's",
             "run NTP or chrony on the nodes",
-        )  # fmt: skip
-    return Finding("clocks", Status.OK, f"within {1e3 * apart:.1f} ms")
+        )
+    return ok(f"within {1e3 * apart:.1f} ms")
 
 
 def tuning(comm: MPI.Intracomm, folder: Path) -> Finding:
@@ -228,8 +211,8 @@ def judge_tuning(found: list[tuple[bool, str]]) -> Finding:
     measured, reason = found[0]
     if len(found) > 1 and not measured:
         tune = f"mpirun -n {len(found)} python -m collectives tune -o tuned.json"
-        return Finding(
-            "tuning", Status.WARN, f"auto: {reason.partition('; ')[0]}",
+        return warn(
+            f"auto: {reason.partition('; ')[0]}",
             f"measure this allocation: {tune}",
-        )  # fmt: skip
-    return Finding("tuning", Status.OK, f"auto: {reason}")
+        )
+    return ok(f"auto: {reason}")

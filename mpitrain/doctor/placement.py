@@ -9,7 +9,7 @@ from typing import NamedTuple
 from mpi4py import MPI
 from threadpoolctl import threadpool_info  # type: ignore[import-untyped]
 
-from mpitrain.doctor.finding import Finding, Status, in_parts, leader, runs_of
+from mpitrain.doctor.finding import Finding, in_parts, leader, ok, runs_of, warn
 
 #: Most nodes that the finding lists; all are judged.
 _SHOWN = 8
@@ -95,14 +95,14 @@ def judge_ranks(found: list[Place]) -> Finding:
         shown.append(f"and {len(nodes) - _SHOWN} more nodes")
     text = "; ".join(shown)
     if len({len(own) for own in nodes.values()}) > 1:
-        return Finding(
-            "ranks", Status.WARN, text,
+        return warn(
+            text,
             "start as many ranks on every node (--ntasks-per-node), as hierarchical algorithms "
             "and parallel.node_shared want",
-        )  # fmt: skip
+        )
     if len({place.gpus > 0 for place in found}) > 1:
-        return Finding("ranks", Status.WARN, text, "ask for nodes of one kind: not all have a GPU")
-    return Finding("ranks", Status.OK, text)
+        return warn(text, "ask for nodes of one kind: not all have a GPU")
+    return ok(text)
 
 
 def cores(comm: MPI.Intracomm, folder: Path) -> Finding:
@@ -123,27 +123,23 @@ def judge_cores(found: list[Cores]) -> Finding:
         crowded = _crowded([own.affinity for own in here])
         if crowded:
             count, where = crowded
-            return Finding(
-                "cores", Status.WARN, f"{count} ranks on {_cores(where)} of {here[0].host}",
+            return warn(
+                f"{count} ranks on {_cores(where)} of {here[0].host}",
                 "start no more ranks than cores, and bind each to cores of its own "
                 "(--bind-to core, --cpus-per-task); polling ranks take turns otherwise",
-            )  # fmt: skip
+            )
         everywhere = frozenset[int]().union(*(own.affinity for own in here))
         if sum(own.threads for own in here) > len(everywhere):
-            return Finding(
-                "cores", Status.WARN,
+            return warn(
                 f"{len(here)} ranks of {max(own.threads for own in here)} BLAS threads on "
                 f"{_cores(everywhere)} of {here[0].host}",
                 "set OMP_NUM_THREADS to cores per rank; the trainer limits its own",
-            )  # fmt: skip
+            )
     fewest = min(len(own.affinity) for own in found)
     threads = sorted({own.threads for own in found})
     counts = f"{threads[0]}" if len(threads) == 1 else f"{threads[0]} to {threads[-1]}"
     plural = "" if counts == "1" else "s"
-    return Finding(
-        "cores", Status.OK,
-        f"each rank may use {fewest} or more, with {counts} BLAS thread{plural}",
-    )  # fmt: skip
+    return ok(f"each rank may use {fewest} or more, with {counts} BLAS thread{plural}")
 
 
 def _crowded(affinities: Sequence[frozenset[int]]) -> tuple[int, frozenset[int]] | None:

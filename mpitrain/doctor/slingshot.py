@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from mpi4py import MPI
 
-from mpitrain.doctor.finding import Finding, Status, gathered
+from mpitrain.doctor.finding import Finding, fail, gathered, ok, warn
 from mpitrain.doctor.placement import visible_gpus
 
 _SUPPORT = "MPICH_GPU_SUPPORT_ENABLED"
@@ -69,28 +69,26 @@ def judge_slingshot(found: list[Fabric]) -> Finding:
             why = "its MPI has not loaded libcxi: messages take TCP"
             if own.variables.get("OMPI_MCA_pml") == "ucx":
                 why = "OMPI_MCA_pml=ucx, and UCX knows no Slingshot"
-            return Finding(
-                "Slingshot", Status.FAIL, f"rank {rank} has {' '.join(own.adapters)}, but {why}",
+            return fail(
+                f"rank {rank} has {' '.join(own.adapters)}, but {why}",
                 "build mpi4py with the site's MPI (docs/sites.md), or take an Open MPI whose "
                 "libfabric knows cxi with --site slingshot_openmpi; pip's MPIs do not",
-            )  # fmt: skip
+            )
         support = own.variables.get(_SUPPORT, "0")
         if own.cray and support == "1" and not own.gtl:
-            return Finding(
-                "Slingshot", Status.FAIL,
+            return fail(
                 f"rank {rank}: {_SUPPORT}=1, and Cray MPICH has no GTL library here",
                 "build mpi4py again with the module craype-accel-* loaded, or set it to 0, where "
                 "messages go through the host",
-            )  # fmt: skip
+            )
         if own.cray and own.gpus and support != "1":
-            return Finding(
-                "Slingshot", Status.WARN,
+            return warn(
                 f"rank {rank}: Cray MPICH takes no GPU's memory, as {_SUPPORT} is {support}",
                 "nothing where messages go through the host or NCCL; a program that hands arrays "
                 "on a GPU to MPI crashes: set it to 1, with an mpi4py built for it",
-            )  # fmt: skip
+            )
     first = found[0]
     if not first.adapters:
-        return Finding("Slingshot", Status.OK, "Cray MPICH" if first.cray else "none")
+        return ok("Cray MPICH" if first.cray else "none")
     text = f"{' '.join(first.adapters)}, by {'Cray MPICH' if first.cray else 'libcxi'}"
-    return Finding("Slingshot", Status.OK, text)
+    return ok(text)

@@ -10,7 +10,7 @@ from mpi4py import MPI
 
 from collectives import LaunchError, check_launch
 from collectives.calls.native import THREAD_LEVELS, release
-from mpitrain.doctor.finding import Finding, Status, gathered
+from mpitrain.doctor.finding import Finding, fail, gathered, ok, warn
 
 _NEEDED = ("mpi4py", "numpy")
 _EXTRA = ("cupy", "cupy-cuda11x", "cupy-cuda12x", "cupy-cuda13x", "torch")
@@ -34,11 +34,11 @@ def packages(comm: MPI.Intracomm, folder: Path) -> Finding:
 def judge_packages(found: list[str]) -> Finding:
     """Judge whether all ranks have the same environment."""
     if len(set(found)) > 1:
-        return Finding(
-            "packages", Status.FAIL, f"differ: {'; '.join(sorted(set(found)))}",
+        return fail(
+            f"differ: {'; '.join(sorted(set(found)))}",
             "start all ranks from one environment, on a file system that all nodes see",
-        )  # fmt: skip
-    return Finding("packages", Status.OK, found[0])
+        )
+    return ok(found[0])
 
 
 def library(comm: MPI.Intracomm, folder: Path) -> Finding:
@@ -65,18 +65,18 @@ def judge_library(found: list[tuple[str, list[str]]]) -> Finding:
     """Judge whether all ranks have the same MPI, and each process only one."""
     texts = sorted({text for text, _ in found})
     if len(texts) > 1:
-        return Finding(
-            "MPI", Status.FAIL, f"ranks differ: {'; '.join(texts)}",
+        return fail(
+            f"ranks differ: {'; '.join(texts)}",
             "load one MPI on all nodes: the same module, or the same virtual environment",
-        )  # fmt: skip
+        )
     for _, paths in found:
         if len({str(Path(path).parent) for path in paths}) > 1:
-            return Finding(
-                "MPI", Status.WARN, f"{texts[0]}; one process has loaded {' and '.join(paths)}",
+            return warn(
+                f"{texts[0]}; one process has loaded {' and '.join(paths)}",
                 "clear LD_LIBRARY_PATH and LD_PRELOAD, so that only mpi4py's MPI is loaded",
-            )  # fmt: skip
+            )
     where = ", ".join(found[0][1]) or "linked statically or not named libmpi"
-    return Finding("MPI", Status.OK, f"{texts[0]}, {where}")
+    return ok(f"{texts[0]}, {where}")
 
 
 def threads(comm: MPI.Intracomm, folder: Path) -> Finding:
@@ -89,13 +89,13 @@ def judge_threads(found: list[int]) -> Finding:
     lowest = min(found)
     text = f"MPI's thread level is {THREAD_LEVELS[lowest]}"
     if lowest == MPI.THREAD_SINGLE:
-        return Finding(
-            "threads", Status.WARN, f"{text}, and checkpoints are written by a thread",
+        return warn(
+            f"{text}, and checkpoints are written by a thread",
             "unset MPI4PY_RC_THREAD_LEVEL and MPI4PY_RC_THREADS, or use an MPI built for threads",
-        )  # fmt: skip
+        )
     if lowest < MPI.THREAD_MULTIPLE:
         text += "; the watchdog of COLLECTIVES_TIMEOUT then ends its own rank only"
-    return Finding("threads", Status.OK, text)
+    return ok(text)
 
 
 def launcher(comm: MPI.Intracomm, folder: Path) -> Finding:
@@ -112,8 +112,8 @@ def launcher(comm: MPI.Intracomm, folder: Path) -> Finding:
         wrong = [text for text in found if text]
         if wrong:
             text, _, fix = wrong[0].partition("; ")
-            return Finding("launcher", Status.FAIL, text, fix or "use the mpirun of this MPI")
+            return fail(text, fix or "use the mpirun of this MPI")
         count = "1 rank" if comm.size == 1 else f"{comm.size} ranks"
-        return Finding("launcher", Status.OK, f"{count}, as started")
+        return ok(f"{count}, as started")
 
     return gathered(comm, "launcher", local, judge)

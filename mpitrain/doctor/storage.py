@@ -9,7 +9,7 @@ from uuid import uuid4
 
 from mpi4py import MPI
 
-from mpitrain.doctor.finding import Finding, Status, in_parts, runs_of
+from mpitrain.doctor.finding import Finding, fail, in_parts, ok, runs_of, warn
 
 _LEAST_BYTES = 1 << 30
 #: A network file system may show a new file late.
@@ -42,9 +42,12 @@ def checkpoints(comm: MPI.Intracomm, folder: Path) -> Finding:
         return False, free
 
     finding = in_parts(
-        comm, "checkpoints", [write, read], lambda found: judge_checkpoints(folder, found),
+        comm,
+        "checkpoints",
+        [write, read],
+        lambda found: judge_checkpoints(folder, found),
         "choose a folder that can be written, on a file system that all nodes mount",
-    )  # fmt: skip
+    )
     if comm.rank == 0:
         for path in (target, beside):
             try:
@@ -61,16 +64,15 @@ def judge_checkpoints(folder: Path, found: list[tuple[bool, int]]) -> Finding:
     """
     blind = [rank for rank, (seen, _) in enumerate(found) if not seen]
     if blind:
-        return Finding(
-            "checkpoints", Status.FAIL,
+        return fail(
             f"{folder}: what rank 0 writes, ranks {runs_of(blind)} do not see",
             "put run.dir on a file system that all nodes mount",
-        )  # fmt: skip
+        )
     free = found[0][1]
     if free < _LEAST_BYTES:
-        return Finding(
-            "checkpoints", Status.WARN, f"{folder}: {free >> 20} MiB free",
+        return warn(
+            f"{folder}: {free >> 20} MiB free",
             "make room, or choose a run.dir with more: a checkpoint takes 8 to 16 bytes a "
             "parameter",
-        )  # fmt: skip
-    return Finding("checkpoints", Status.OK, f"{folder}: {free >> 30} GiB free")
+        )
+    return ok(f"{folder}: {free >> 30} GiB free")

@@ -17,7 +17,7 @@ from mpitrain.optim.lr import Rates
 from mpitrain.parallel.data_parallel import Replicated
 from mpitrain.parallel.store import Store
 from mpitrain.run import SynchronousLoop
-from mpitrain.step.agreement import Agreed, NonFinite, Told
+from mpitrain.step.agreement import Agreed, NonFinite, StepReport
 from mpitrain.step.gradient import GlobalGradient
 from mpitrain.sync import Strategy
 from mpitrain.training.assemble import Variant, assemble
@@ -63,7 +63,7 @@ class Proximal(Strategy):
         self._store, self._mu = store, mu
         self.start: Array = np.empty(0)
 
-    def agree(self, step: int, gradient: GlobalGradient, own: Told) -> Agreed:
+    def agree(self, step: int, gradient: GlobalGradient, own: StepReport) -> Agreed:
         for piece in self._store.pieces if self._mu else ():
             start = self.start[piece.start : piece.stop]
             piece.gradients[...] += self._mu * (piece.parameters - start)

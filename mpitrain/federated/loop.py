@@ -132,7 +132,7 @@ class FederatedLoop(Loop):
         parts.stopping = parts.comm.allreduce(parts.stop.raised(), op=MPI.LOR)
         loss, seen = self._losses(trained)
         lasted = perf_counter() - begun
-        parts.account.busy.add(lasted, summing, {})
+        parts.account.add(lasted, summing, {})
         means = [lasted, summing, *parts.account.moved()]
         seconds, reducing, sent_bytes, shared_bytes = (
             parts.comm.allreduce(own) / parts.comm.size for own in means

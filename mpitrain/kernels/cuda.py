@@ -66,32 +66,27 @@ class CudaKernels(Kernels):
     def normalise(self, x: Array, epsilon: float) -> tuple[Array, Array]:
         x = self._dense(x)
         normal, scale = self._like(x), self._scales(x)
-        columns = x.shape[-1]
-        self._rows("normalise", scale.size, x, normal, scale, epsilon, columns, like=x)
+        self._rows("normalise", x, normal, scale, epsilon, like=x)
         return normal, scale
 
     def normalise_gradient(self, dnormal: Array, normal: Array, scale: Array) -> Array:
         dnormal, normal = self._dense(dnormal), self._dense(normal)
-        dx, columns = self._like(normal), normal.shape[-1]
-        given = dnormal, normal, scale, dx, columns
-        self._rows("normalise_gradient", scale.size, *given, like=normal)
+        dx = self._like(normal)
+        self._rows("normalise_gradient", dnormal, normal, scale, dx, like=normal)
         return dx
 
     def layer_norm(
         self, x: Array, weight: Array, bias: Array, epsilon: float
     ) -> tuple[Array, Array, Array]:
         x = self._dense(x)
-        y, normal = self._like(x), self._like(x)
-        scale, columns = self._scales(x), x.shape[-1]
-        given = x, weight, bias, y, normal, scale, epsilon, columns
-        self._rows("layer_norm", scale.size, *given, like=x)
+        y, normal, scale = self._like(x), self._like(x), self._scales(x)
+        self._rows("layer_norm", x, weight, bias, y, normal, scale, epsilon, like=x)
         return y, normal, scale
 
     def layer_norm_gradient(self, dy: Array, weight: Array, normal: Array, scale: Array) -> Array:
         dy = self._dense(dy)
-        dx, columns = self._like(normal), normal.shape[-1]
-        given = dy, weight, normal, scale, dx, columns
-        self._rows("layer_norm_gradient", scale.size, *given, like=normal)
+        dx = self._like(normal)
+        self._rows("layer_norm_gradient", dy, weight, normal, scale, dx, like=normal)
         return dx
 
     def norm_gradients(self, dy: Array, normal: Array) -> tuple[Array, Array]:
@@ -104,27 +99,21 @@ class CudaKernels(Kernels):
         return weight, bias
 
     def causal_softmax(self, scores: Array, scale: float) -> Array:
-        positions = scores.shape[-1]
-        rows = prod(scores.shape[:-1])
-        self._rows("causal_softmax", rows, scores, scale, positions, like=scores)
+        self._rows("causal_softmax", scores, scale, like=scores)
         return scores
 
     def causal_softmax_gradient(self, dattention: Array, attention: Array, scale: float) -> Array:
-        positions = attention.shape[-1]
-        rows = prod(attention.shape[:-1])
-        given = dattention, attention, scale, positions
-        self._rows("causal_softmax_gradient", rows, *given, like=attention)
+        self._rows("causal_softmax_gradient", dattention, attention, scale, like=attention)
         return dattention
 
     def softmax_loss(
         self, rows: Array, labels: Array, divisor: float, smoothing: float
     ) -> tuple[Scalar, Array]:
         rows = self._dense(rows)
-        count, columns = rows.shape
-        losses, gradient = self._xp.empty(count, rows.dtype), self._like(rows)
+        losses, gradient = self._xp.empty(len(rows), rows.dtype), self._like(rows)
         labels = self._xp.ascontiguousarray(labels, np.int64)
-        given = rows, labels, losses, gradient, float(divisor), smoothing, columns
-        self._rows("softmax_loss", count, *given, like=rows)
+        given = rows, labels, losses, gradient, float(divisor), smoothing
+        self._rows("softmax_loss", *given, like=rows)
         return losses.sum() / divisor, gradient
 
     def scatter_add(self, table: Array, rows: Array, values: Array) -> None:
@@ -172,9 +161,10 @@ class CudaKernels(Kernels):
         """Launches blocks that stride over all elements of ``like``."""
         self._launch(name, min(_BLOCKS, -(-like.size // THREADS)), *arguments, like=like)
 
-    def _rows(self, name: str, rows: int, *arguments: Any, like: Array) -> None:
-        """Launches a block for each row."""
-        self._launch(name, rows if like.size else 0, *arguments, like=like)
+    def _rows(self, name: str, *arguments: Any, like: Array) -> None:
+        """Launches a block for each row of ``like``; the last argument is the length of a row."""
+        columns = like.shape[-1]
+        self._launch(name, like.size // max(1, columns), *arguments, columns, like=like)
 
     def _launch(self, name: str, blocks: int, *arguments: Any, like: Array) -> None:
         if blocks:
@@ -201,4 +191,5 @@ class CudaKernels(Kernels):
 def _numbers(how: AdamOptions, step: int) -> tuple[float | int, ...]:
     """Options of Adam in the order of its kernels' arguments."""
     corrections = 1.0 / (1.0 - how.beta1**step), 1.0 / (1.0 - how.beta2**step) ** 0.5
-    return *how[:4], int(how.decoupled), *corrections
+    numbers = how.beta1, how.beta2, how.epsilon, how.weight_decay, int(how.decoupled)
+    return *numbers, *corrections

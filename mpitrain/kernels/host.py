@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -13,22 +13,24 @@ GELU_SCALE = math.sqrt(2.0 / math.pi)
 GELU_CUBIC = 0.044715
 
 
-class SGDOptions(NamedTuple):
+@dataclass(frozen=True)
+class SGDOptions:
     """Options of :class:`mpitrain.optim.optimizers.SGD`."""
 
-    momentum: float
-    weight_decay: float
-    nesterov: bool
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    nesterov: bool = False
 
 
-class AdamOptions(NamedTuple):
+@dataclass(frozen=True)
+class AdamOptions:
     """Options of :class:`mpitrain.optim.optimizers.Adam`."""
 
-    beta1: float
-    beta2: float
-    epsilon: float
-    weight_decay: float
-    decoupled: bool
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-8
+    weight_decay: float = 0.0
+    decoupled: bool = False
 
 
 class Kernels:

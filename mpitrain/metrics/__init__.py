@@ -11,7 +11,6 @@ from mpitrain.metrics.lines import ReportError, json_lines
 from mpitrain.metrics.reader import Log, read_records
 from mpitrain.metrics.records import (
     Epoch,
-    Overlap,
     RankTime,
     Record,
     Resumed,
@@ -32,7 +31,6 @@ from mpitrain.metrics.words import is_share, measured, shown
 __all__ = [
     "Epoch",
     "Log",
-    "Overlap",
     "RankTime",
     "Record",
     "ReportError",

@@ -9,7 +9,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemaining
 
 from mpitrain.metrics.records import (
     Epoch,
-    Overlap,
     Record,
     Resumed,
     Round,
@@ -53,7 +52,7 @@ def console(steps: int, log_every: int) -> Iterator[Write]:
                 case Round():
                     if record.step == 1 or record.step % log_every == 0:
                         terminal.print(str(record))
-                case Epoch() | Overlap():
+                case Epoch():
                     terminal.print(str(record))
                 case Skipped():
                     terminal.print(

@@ -197,28 +197,6 @@ class Straggler(Struct, frozen=True, tag="straggler", tag_field="event"):
     factor: float
 
 
-class Overlap(Struct, frozen=True, tag="overlap", tag_field="event"):
-    """The decision of ``parallel.overlap = "auto"``.
-
-    Attributes:
-        step: last step.
-        overlap: whether sums of gradients overlap with the backward pass from now on.
-        seconds_with, seconds_without: median of a step, mean over the ranks.
-    """
-
-    step: int
-    overlap: bool
-    seconds_with: float
-    seconds_without: float
-
-    def __str__(self) -> str:
-        kept = "with overlap" if self.overlap else "without overlap"
-        return (
-            f"gradients are summed {kept} from step {self.step + 1} on: {self.seconds_with:.4g} s "
-            f"a step with it, {self.seconds_without:.4g} s without"
-        )
-
-
 class Saved(Struct, frozen=True, tag="saved", tag_field="event"):
     """A checkpoint was written.
 
@@ -344,7 +322,5 @@ def _also(metrics: Mapping[str, float]) -> str:
     return f"{measured(metrics)}, " if metrics else ""
 
 
-Record = (
-    Start | Step | Round | Skipped | Straggler | Overlap | Epoch | Saved | Resumed | Times | Summary
-)
+Record = Start | Step | Round | Skipped | Straggler | Epoch | Saved | Resumed | Times | Summary
 Write = Callable[[Record], None]

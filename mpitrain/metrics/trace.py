@@ -12,6 +12,7 @@ import msgspec
 from mpi4py import MPI
 from msgspec import Meta, Struct
 
+from mpitrain.clocks import ahead
 from mpitrain.config import ConfigError
 from mpitrain.files import check_regular
 
@@ -74,25 +75,8 @@ class Trace:
         """
         zero = comm.bcast(perf_counter())
         clocks = comm.allgather(_clock())
-        ahead = 0.0
-        for rank, clock in enumerate(clocks):
-            if clock == clocks[0]:
-                continue
-            if comm.rank == 0:
-                for _ in range(_TRIPS):
-                    comm.recv(source=rank)
-                    comm.send(perf_counter(), rank)
-            elif comm.rank == rank:
-                ahead = min(self._trip(comm) for _ in range(_TRIPS))[1]
-        self._zero = zero + ahead
-
-    def _trip(self, comm: MPI.Intracomm) -> tuple[float, float]:
-        """(seconds there and back, our clock minus rank 0's)"""
-        there = perf_counter()
-        comm.send(None, 0)
-        theirs = comm.recv(source=0)
-        back = perf_counter()
-        return back - there, (there + back) / 2 - theirs
+        elsewhere = [rank for rank, clock in enumerate(clocks) if clock != clocks[0]]
+        self._zero = zero + ahead(comm, elsewhere, _TRIPS, perf_counter)
 
     @contextmanager
     def to_file(

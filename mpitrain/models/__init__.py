@@ -1,14 +1,14 @@
 """Models by name: chains of named layers, cut between them into stages."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import assert_never
 
 from mpitrain import nn, objective
 from mpitrain.config import Config, ConfigError
 from mpitrain.data.dataset import Dataset
 from mpitrain.group import TensorGroup
-from mpitrain.models import convnets, perceptron, recommender
-from mpitrain.models.gpt import GPT
+from mpitrain.models import convnets, gpt, perceptron, recommender
 from mpitrain.models.model import SequentialModel
 from mpitrain.objective import LossFunction
 
@@ -55,27 +55,16 @@ def _layers(
         case "mlp":
             return perceptron.layers(shape, own.hidden, classes, group)
         case "convnet" | "vgg":
-            return _fitting(
-                lambda: convnets.vgg(
-                    shape, own.channels, own.hidden, classes, 1 if own.kind == "convnet" else 2
-                ),
-                own.channels,
-                shape,
-            )
+            convolutions = 1 if own.kind == "convnet" else 2
+            with _fitting(own.channels, shape):
+                return convnets.vgg(shape, own.channels, own.hidden, classes, convolutions)
         case "resnet":
-            return _fitting(
-                lambda: convnets.resnet(shape, own.channels, classes), own.channels, shape
-            )
+            with _fitting(own.channels, shape):
+                return convnets.resnet(shape, own.channels, classes)
         case "gpt":
-            return GPT(
-                vocabulary=classes,
-                context=config.data.context,
-                width=own.width,
-                blocks=own.layers,
-                heads=own.heads,
-                group=group,
-                sequence=config.parallel.sequence and group.size > 1,
-            ).layers()
+            sizes = classes, config.data.context, own.width, own.layers, own.heads
+            sequence = config.parallel.sequence and group.size > 1
+            return gpt.layers(*sizes, group, sequence=sequence)
         case "recommender":
             return recommender.layers(
                 config.data.tables, config.data.rows, own.width, own.hidden, classes, replicas
@@ -84,11 +73,10 @@ def _layers(
             assert_never(own.kind)
 
 
-def _fitting(
-    make: Callable[[], dict[str, nn.Layer]], channels: tuple[int, ...], shape: nn.Shape
-) -> dict[str, nn.Layer]:
+@contextmanager
+def _fitting(channels: tuple[int, ...], shape: nn.Shape) -> Iterator[None]:
     try:
-        return make()
+        yield
     except ValueError as error:
         raise ConfigError(
             f"model.channels: {len(channels)} blocks are too many for images of shape "

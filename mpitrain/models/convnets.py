@@ -3,6 +3,7 @@
 from itertools import pairwise
 
 from mpitrain import nn
+from mpitrain.models.perceptron import after_flatten
 
 
 def vgg(
@@ -25,10 +26,7 @@ def vgg(
             parts[f"relu{index}"] = nn.ReLU()
         found[f"block{block}"] = nn.Chain({**parts, "pool": nn.MaxPool2d(2)})
     (width,) = nn.Chain({**found, "flatten": nn.Flatten()}).output_shape(shape)
-    for index, (before, after) in enumerate(pairwise([width, *hidden, classes])):
-        first: dict[str, nn.Layer] = {"relu": nn.ReLU()} if index else {"flatten": nn.Flatten()}
-        found[f"linear{index}"] = nn.Chain({**first, "linear": nn.Linear(before, after)})
-    return found
+    return found | after_flatten([width, *hidden, classes])
 
 
 def resnet(shape: nn.Shape, channels: tuple[int, ...], classes: int) -> dict[str, nn.Layer]:

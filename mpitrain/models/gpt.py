@@ -1,6 +1,6 @@
 """A decoder-only transformer (Radford et al. 2019), whole or shared by tensor ranks."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
 from math import sqrt
 
 from mpitrain import nn
@@ -9,11 +9,19 @@ from mpitrain.nn.embedding import PositionEmbedding, TokenEmbedding, Unembedding
 from mpitrain.parallel.tensor_parallel import Enter, Leave
 
 
-@dataclass(frozen=True, kw_only=True)
-class GPT:
+def layers(
+    vocabulary: int,
+    context: int,
+    width: int,
+    blocks: int,
+    heads: int,
+    group: TensorGroup,
+    *,
+    sequence: bool = False,
+) -> dict[str, nn.Layer]:
     """Embedding, blocks of attention and perceptron with pre-norm, and the tied table's scores.
 
-    Attributes:
+    Args:
         vocabulary: number of tokens.
         context: most positions of a sample.
         width: features of a position; the perceptron's hidden layer is four times as wide.
@@ -24,65 +32,49 @@ class GPT:
         sequence: whether they also share the positions between these (Korthikanti et al. 2022).
     """
 
-    vocabulary: int
-    context: int
-    width: int
-    blocks: int
-    heads: int
-    group: TensorGroup
-    sequence: bool
+    def over_positions(layer: nn.Layer) -> nn.Layer:
+        """A layer on one rank's positions has one rank's term of the gradients."""
+        if sequence:
+            layer.summed = frozenset({"weight", "bias"})
+        return layer
 
-    def layers(self) -> dict[str, nn.Layer]:
-        """The layers by name, in order."""
-        embedding = {
-            "tokens": TokenEmbedding(self.vocabulary, self.width, self.group),
-            "leave": Leave(self.group, sequence=self.sequence),
-            "positions": PositionEmbedding(
-                self.context, self.width, self.group, sequence=self.sequence
-            ),
-        }
-        head = {
-            "norm": self._over_positions(nn.LayerNorm(self.width)),
-            "enter": Enter(self.group, sequence=self.sequence),
-            "scores": Unembedding(self.vocabulary, self.width, tied="embedding.tokens.token"),
-        }
-        return {
-            "embedding": nn.Chain(embedding),
-            **{f"block{index}": self._block() for index in range(self.blocks)},
-            "head": nn.Chain(head),
-        }
-
-    def _block(self) -> nn.Layer:
-        width = self.width
-        attention: dict[str, nn.Layer] = {
-            "qkv": nn.Linear(width, 3 * width, split="outputs", deviation=0.02),
-            "heads": nn.CausalAttention(width // self.heads),
-        }
-        perceptron: dict[str, nn.Layer] = {
-            "up": nn.Linear(width, 4 * width, split="outputs", deviation=0.02),
-            "gelu": nn.GELU(),
-        }
-        return nn.Chain(
+    def shared(inner: dict[str, nn.Layer], inputs: int) -> nn.Layer:
+        """Norm, the layers that the group shares, a matrix with split inputs, and the bias."""
+        deviation = 0.02 / sqrt(2 * blocks)
+        return nn.Residual(
             {
-                "attention": nn.Residual(self._shared(attention, width)),
-                "mlp": nn.Residual(self._shared(perceptron, 4 * width)),
+                "norm": over_positions(nn.LayerNorm(width)),
+                "enter": Enter(group, sequence=sequence),
+                **inner,
+                "out": nn.Linear(inputs, width, bias=False, split="inputs", deviation=deviation),
+                "leave": Leave(group, sequence=sequence),
+                "bias": over_positions(nn.Bias(width)),
             }
         )
 
-    def _shared(self, inner: dict[str, nn.Layer], inputs: int) -> dict[str, nn.Layer]:
-        """Norm, the layers that the group shares, a matrix with split inputs, and the bias."""
-        deviation = 0.02 / sqrt(2 * self.blocks)
-        return {
-            "norm": self._over_positions(nn.LayerNorm(self.width)),
-            "enter": Enter(self.group, sequence=self.sequence),
-            **inner,
-            "out": nn.Linear(inputs, self.width, bias=False, split="inputs", deviation=deviation),
-            "leave": Leave(self.group, sequence=self.sequence),
-            "bias": self._over_positions(nn.Bias(self.width)),
-        }
+    embedding = {
+        "tokens": TokenEmbedding(vocabulary, width, group),
+        "leave": Leave(group, sequence=sequence),
+        "positions": PositionEmbedding(context, width, group, sequence=sequence),
+    }
+    head = {
+        "norm": over_positions(nn.LayerNorm(width)),
+        "enter": Enter(group, sequence=sequence),
+        "scores": Unembedding(vocabulary, width, tied="embedding.tokens.token"),
+    }
+    every = {f"block{index}": _block(width, heads, shared) for index in range(blocks)}
+    return {"embedding": nn.Chain(embedding), **every, "head": nn.Chain(head)}
 
-    def _over_positions(self, layer: nn.Layer) -> nn.Layer:
-        """A layer on one rank's positions has one rank's term of the gradients."""
-        if self.sequence:
-            layer.summed = frozenset({"weight", "bias"})
-        return layer
+
+def _block(
+    width: int, heads: int, shared: Callable[[dict[str, nn.Layer], int], nn.Layer]
+) -> nn.Layer:
+    attention: dict[str, nn.Layer] = {
+        "qkv": nn.Linear(width, 3 * width, split="outputs", deviation=0.02),
+        "heads": nn.CausalAttention(width // heads),
+    }
+    perceptron: dict[str, nn.Layer] = {
+        "up": nn.Linear(width, 4 * width, split="outputs", deviation=0.02),
+        "gelu": nn.GELU(),
+    }
+    return nn.Chain({"attention": shared(attention, width), "mlp": shared(perceptron, 4 * width)})

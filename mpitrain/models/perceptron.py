@@ -1,11 +1,21 @@
 """Linear layers with ReLU between them."""
 
 import math
+from collections.abc import Sequence
 from itertools import pairwise
 
 from mpitrain import nn
 from mpitrain.group import TensorGroup
 from mpitrain.parallel.tensor_parallel import Enter, Leave
+
+
+def after_flatten(widths: Sequence[int]) -> dict[str, nn.Layer]:
+    """Linear layers between these widths; the first one flattens its input."""
+    found: dict[str, nn.Layer] = {}
+    for index, (before, after) in enumerate(pairwise(widths)):
+        first: dict[str, nn.Layer] = {"relu": nn.ReLU()} if index else {"flatten": nn.Flatten()}
+        found[f"linear{index}"] = nn.Chain({**first, "linear": nn.Linear(before, after)})
+    return found
 
 
 def layers(

@@ -1,7 +1,6 @@
 """Embedding tables spread over ranks, and linear layers on their vectors (Naumov et al. 2019)."""
 
 from collections.abc import Mapping
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -10,6 +9,7 @@ from mpitrain import nn
 from mpitrain.arrays import Array, Parameters, Shape, array_namespace
 from mpitrain.group import TensorGroup, share
 from mpitrain.kernels import kernels_of
+from mpitrain.models.perceptron import after_flatten
 from mpitrain.nn.layer import Initial
 
 
@@ -17,13 +17,8 @@ def layers(
     tables: int, rows: int, width: int, hidden: tuple[int, ...], classes: int, group: TensorGroup
 ) -> dict[str, nn.Layer]:
     """Tables of ``rows`` vectors of ``width`` numbers, then a perceptron."""
-    found: dict[str, nn.Layer] = {
-        "tables": nn.Chain({"rows": SpreadTables(tables, rows, width, group)})
-    }
-    for index, (before, after) in enumerate(pairwise([tables * width, *hidden, classes])):
-        first: dict[str, nn.Layer] = {"relu": nn.ReLU()} if index else {"flatten": nn.Flatten()}
-        found[f"linear{index}"] = nn.Chain({**first, "linear": nn.Linear(before, after)})
-    return found
+    own = nn.Chain({"rows": SpreadTables(tables, rows, width, group)})
+    return {"tables": own, **after_flatten([tables * width, *hidden, classes])}
 
 
 class SpreadTables(nn.Layer):

@@ -32,7 +32,7 @@ class Chain(Layer):
         for name, layer in self.layers.items():
             own = of(layer)
             values = own if isinstance(own, Mapping) else dict.fromkeys(own)
-            found |= {f"{name}.{key}": value for key, value in values.items()}
+            found |= {full_name(name, key): value for key, value in values.items()}
         return found
 
     def parameters(
@@ -80,13 +80,13 @@ class Chain(Layer):
 
     def gradients(self, parameters: Parameters, kept: list[Any]) -> Gradients:
         return {
-            f"{name}.{own}": gradient
+            full_name(name, own): gradient
             for (name, layer), rest in zip(self.layers.items(), kept, strict=True)
             for own, gradient in layer.gradients(_own(parameters, name), rest).items()
         }
 
 
-class Wrapper(Layer):
+class Wrapper(Chain):
     """A layer around another one, with the same parameters and attributes.
 
     Attributes:
@@ -94,47 +94,23 @@ class Wrapper(Layer):
     """
 
     def __init__(self, layer: Layer) -> None:
+        super().__init__({"": layer})
         self.layer = layer
-        for attribute in Layer.__annotations__:
-            setattr(self, attribute, getattr(layer, attribute))
-        self.sees, self.holds = layer.sees, layer.holds
-
-    def parameters(
-        self, rng: np.random.Generator, xp: ModuleType, dtype: DTypeLike
-    ) -> dict[str, Array]:
-        return self.layer.parameters(rng, xp, dtype)
-
-    def shapes(self) -> dict[str, Shape]:
-        return self.layer.shapes()
-
-    def state(self, dtype: DTypeLike) -> dict[str, Array]:
-        return self.layer.state(dtype)
-
-    def brought(self) -> dict[str, Array]:
-        return self.layer.brought()
-
-    def constants(self) -> dict[str, Any]:
-        return self.layer.constants()
-
-    def verdicts(self) -> list[Verdict]:
-        return self.layer.verdicts()
-
-    def output_shape(self, shape: Shape) -> Shape:
-        return self.layer.output_shape(shape)
 
     def gradients(self, parameters: Parameters, kept: Any) -> Gradients:
         return self.layer.gradients(parameters, kept)
 
 
-class Residual(Wrapper):
+class Residual(Chain):
     """``y = shortcut(x) + body(x)`` (He et al. 2016); without a shortcut, ``x + body(x)``."""
 
     def __init__(self, body: Mapping[str, Layer], shortcut: Mapping[str, Layer] | None = None):
-        self.branches = {"body": Chain(body)} | ({"shortcut": Chain(shortcut)} if shortcut else {})
-        super().__init__(Chain(self.branches))
+        super().__init__(
+            {"body": Chain(body)} | ({"shortcut": Chain(shortcut)} if shortcut else {})
+        )
 
     def output_shape(self, shape: Shape) -> Shape:
-        shapes = {name: branch.output_shape(shape) for name, branch in self.branches.items()}
+        shapes = {name: branch.output_shape(shape) for name, branch in self.layers.items()}
         straight = shapes.get("shortcut", shape)
         if shapes["body"] != straight:
             raise ValueError(
@@ -144,24 +120,23 @@ class Residual(Wrapper):
 
     def forward(
         self, parameters: Parameters, x: Array, context: Context = RESTING
-    ) -> tuple[Array, dict[str, Any]]:
-        y, saved = x, {}
-        for name, branch in reversed(self.branches.items()):
-            out, saved[name] = go_forward(branch, name, _own(parameters, name), x, context)
+    ) -> tuple[Array, list[Any]]:
+        y, saved = x, []
+        for name, branch in reversed(self.layers.items()):
+            out, memory = go_forward(branch, name, _own(parameters, name), x, context)
             y = out if name == "shortcut" else y + out
-        return y, saved
+            saved.append(memory)
+        return y, saved[::-1]
 
     def backward(
-        self, parameters: Parameters, saved: dict[str, Any], dy: Array
-    ) -> tuple[Array, dict[str, Any]]:
-        dx, kept = dy, {}
-        for name, branch in reversed(self.branches.items()):
-            along, kept[name] = branch.backward(_own(parameters, name), saved[name], dy)
+        self, parameters: Parameters, saved: list[Any], dy: Array
+    ) -> tuple[Array, list[Any]]:
+        dx, kept = dy, []
+        for (name, branch), memory in zip(reversed(self.layers.items()), reversed(saved)):
+            along, rest = branch.backward(_own(parameters, name), memory, dy)
             dx = along if name == "shortcut" else dx + along
-        return dx, kept
-
-    def gradients(self, parameters: Parameters, kept: dict[str, Any]) -> Gradients:
-        return super().gradients(parameters, [kept[name] for name in self.branches])
+            kept.append(rest)
+        return dx, kept[::-1]
 
 
 class Recomputed(Wrapper):
@@ -173,19 +148,22 @@ class Recomputed(Wrapper):
 
     def forward(
         self, parameters: Parameters, x: Array, context: Context = RESTING
-    ) -> tuple[Array, tuple[Array, Context]]:
+    ) -> tuple[Array, Any]:
         return go_forward(self.layer, "", parameters, x, context)[0], (x, context)
 
-    def backward(
-        self, parameters: Parameters, saved: tuple[Array, Context], dy: Array
-    ) -> tuple[Array, Any]:
+    def backward(self, parameters: Parameters, saved: Any, dy: Array) -> tuple[Array, Any]:
         x, context = saved
         _, activations = go_forward(self.layer, "", parameters, x, replace(context, again=True))
         return self.layer.backward(parameters, activations, dy)
 
 
+def full_name(layer: str, own: str) -> str:
+    """Name in a chain of what ``layer`` names ``own``; a wrapped layer has no name."""
+    return f"{layer}.{own}" if layer else own
+
+
 def _own(parameters: Parameters, name: str) -> Parameters:
-    prefix = f"{name}."
+    prefix = full_name(name, "")
     return {
         key.removeprefix(prefix): value
         for key, value in parameters.items()

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from mpitrain.arrays import Array, Parameters, Shape, array_namespace
 from mpitrain.kernels.host import total
 from mpitrain.nn.layer import Initial, Layer, he_deviation, matmul
+from mpitrain.nn.pooling import window_counts, windows
 from mpitrain.nn.sizes import expect_image, expect_sizes
-from mpitrain.nn.windows import window_counts, windows
 
 
 class Conv2d(Layer):

@@ -6,15 +6,9 @@ from mpitrain.arrays import Shape
 
 
 def expect_sizes(layer: str, *, least: int = 1, **sizes: int) -> None:
-    """Check that sizes are whole numbers of at least ``least``.
+    """Raise ``ValueError`` unless a layer's sizes are whole numbers of at least ``least``.
 
-    Args:
-        layer: name of the layer, for the error.
-        least: 1 for lengths and strides, 0 for borders.
-        sizes: values by the names of the layer's arguments.
-
-    Raises:
-        ValueError: a size is not.
+    ``sizes`` are values by the names of the layer's arguments.
     """
     for name, size in sizes.items():
         try:

@@ -1,8 +1,9 @@
 """Groups of parameters, by name, with optimisers and rates of their own."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from functools import cache
 from typing import Any
 
 from mpitrain.config import ConfigError, Optim
@@ -18,25 +19,18 @@ class ParameterGroup:
         optimizer: the optimiser, of the same kind in all groups of a job.
         rate: factor on the job's learning rate.
         number: number among the groups of an optimiser of torch.
+        table: rate and other scheduled options in each step, if they are in a table.
     """
 
     optimizer: Optimizer
     rate: float = 1.0
     number: int = 0
+    table: ScheduleTable | None = None
 
     def at(self, step: int) -> "ParameterGroup":
         """The group in a step, counted from 0."""
-        return self
-
-
-@dataclass(frozen=True)
-class Scheduled(ParameterGroup):
-    """A group whose rate and other scheduled options are in a table."""
-
-    table: ScheduleTable | None = None
-
-    def at(self, step: int) -> ParameterGroup:
-        assert self.table is not None and self.table.options is not None
+        if self.table is None or self.table.options is None:
+            return self
         row = step // self.table.steps
         changed = {name: of[row] for name, of in self.table.options[self.number].items()}
         torchs: Any = self.optimizer
@@ -50,15 +44,8 @@ Grouping = Callable[[str], ParameterGroup]
 
 def scheduled(grouping: Grouping, table: ScheduleTable) -> Grouping:
     """Groups with the rates of a table that has a column for each."""
-    found: dict[int, Scheduled] = {}
-
-    def of(name: str) -> ParameterGroup:
-        own = grouping(name)
-        if own.number not in found:
-            found[own.number] = Scheduled(own.optimizer, own.rate, own.number, table)
-        return found[own.number]
-
-    return of
+    in_table = cache(lambda group: replace(group, table=table))
+    return lambda name: in_table(grouping(name))
 
 
 def one(optimizer: Optimizer) -> Grouping:
@@ -70,33 +57,24 @@ def one(optimizer: Optimizer) -> Grouping:
 def by_name(optim: Optim, usual: Optimizer, names: Sequence[str]) -> Grouping:
     """The groups of ``optim.groups``.
 
-    Args:
-        optim: the table.
-        usual: optimiser of parameters in no group.
-        names: names of all parameters of the model.
+    ``usual`` is the optimiser of parameters in no group, ``names`` are those of all parameters.
 
     Raises:
         ConfigError: a pattern fits no parameter.
     """
     found: dict[str, ParameterGroup] = {}
     for number, asked in enumerate(optim.groups):
-        changed: Any = {}
+        own: Any = usual
         if asked.weight_decay is not None:
-            changed["weight_decay"] = asked.weight_decay
-        own = replace(usual, **changed) if changed else usual  # type: ignore[type-var]
+            own = replace(own, weight_decay=asked.weight_decay)
         group = ParameterGroup(own, asked.lr)
         for pattern in asked.names:
             if not (fit := [name for name in names if fnmatchcase(name, pattern)]):
                 raise ConfigError(
                     f"optim.groups: {pattern!r} of group {number} fits no parameter; there are "
-                    f"{_some(names)}"
+                    f"{', '.join(names[:8])}{', ...' if len(names) > 8 else ''}"
                 )
             for name in fit:
                 found.setdefault(name, group)
     rest = ParameterGroup(usual)
     return lambda name: found.get(name, rest)
-
-
-def _some(names: Iterable[str]) -> str:
-    shown = list(names)
-    return ", ".join([*shown[:8], *(["..."] if len(shown) > 8 else [])])

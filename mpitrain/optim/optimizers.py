@@ -54,8 +54,7 @@ class Optimizer(ABC):
         self.apply(p, self.prepare(p, g, state, number), state, rate)
 
 
-@dataclass(frozen=True)
-class SGD(Optimizer):
+class SGD(SGDOptions, Optimizer):
     """Stochastic gradient descent with momentum.
 
     ``g = gradient + weight_decay * parameter``, ``v = momentum * v + g``, and the parameter moves
@@ -63,48 +62,31 @@ class SGD(Optimizer):
     rate is outside of the velocity, so that changing it needs no correction (Goyal et al. 2017).
     """
 
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    nesterov: bool = False
     slots = ("velocity",)
 
     def prepare(self, p: Array, g: Array, state: State, step: int) -> Array:
-        return sgd_direction(p, g, state["velocity"], self._how)
+        return sgd_direction(p, g, state["velocity"], self)
 
     def take_step(
         self, p: Array, g: Array, state: State, number: int, rate: float, scale: float
     ) -> None:
-        kernels_of(p).sgd(p, g, state["velocity"], self._how, rate, scale)
-
-    @property
-    def _how(self) -> SGDOptions:
-        return SGDOptions(self.momentum, self.weight_decay, self.nesterov)
+        kernels_of(p).sgd(p, g, state["velocity"], self, rate, scale)
 
 
-@dataclass(frozen=True)
-class Adam(Optimizer):
+class Adam(AdamOptions, Optimizer):
     """Adam (Kingma & Ba 2015); with ``decoupled``, AdamW (Loshchilov & Hutter 2019)."""
 
-    beta1: float = 0.9
-    beta2: float = 0.999
-    epsilon: float = 1e-8
-    weight_decay: float = 0.0
-    decoupled: bool = False
     slots = ("mean", "square")
 
     def prepare(self, p: Array, g: Array, state: State, step: int) -> Array:
         own = state["mean"], state["square"]
-        return kernels_of(p).adam_direction(p, g, *own, self._how, step)
+        return kernels_of(p).adam_direction(p, g, *own, self, step)
 
     def take_step(
         self, p: Array, g: Array, state: State, number: int, rate: float, scale: float
     ) -> None:
         own = state["mean"], state["square"]
-        kernels_of(p).adam(p, g, *own, self._how, number, rate, scale)
-
-    @property
-    def _how(self) -> AdamOptions:
-        return AdamOptions(self.beta1, self.beta2, self.epsilon, self.weight_decay, self.decoupled)
+        kernels_of(p).adam(p, g, *own, self, number, rate, scale)
 
 
 @dataclass(frozen=True)

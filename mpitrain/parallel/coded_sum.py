@@ -1,4 +1,4 @@
-"""The sum of one bucket by codes.
+"""The sum of one bucket by codecs, over all ranks or between nodes.
 
 A bucket's matrices are coded; vectors and small tensors, a thousandth of the bytes, travel
 uncompressed at the same time.  The part of a gradient that a step's codes leave out is added to the
@@ -7,152 +7,68 @@ rank is not finite, or the loss scale is too large, the ranks skip the step toge
 residuals are as before the step.
 """
 
-from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from math import prod
-from typing import Protocol
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
+from mpi4py import MPI
 
-from collectives.codec import Dice, FeedbackMemory, Residual
+from collectives.codec import FeedbackMemory, Residual
 from collectives.coded import Coding, Gathered, Part, Phased, TwoPhase
-from mpitrain.arrays import Array, Shape
-from mpitrain.compress import AnyCodec, LinearCodec, Momentum, Remembering, Sketch, Sparse
-from mpitrain.compress.memory import UpdateResidual
-from mpitrain.parallel.linear_sum import LinearSum
-from mpitrain.parallel.packed_bucket import Packed, Together
-from mpitrain.parallel.sparse_sum import SparseSum
-from mpitrain.parallel.summation import Dense, KeptElements, Summand
+from collectives.communicator import AnyPlan, Communicator
+from mpitrain.arrays import Array
+from mpitrain.compress import LinearCodec, Momentum, Remembering, Sketch, Sparse
+from mpitrain.config import ConfigError
+from mpitrain.parallel.codec_sums import LinearSum, SparseSum, TensorSum
+from mpitrain.parallel.packed_bucket import Packed, Together, ordered
+from mpitrain.parallel.summation import KeptElements, Summand
+from mpitrain.ranks.together import together
+
+if TYPE_CHECKING:
+    from mpitrain.parallel.compressed_summation import CompressedSummation
 
 
-@dataclass(frozen=True)
-class CodingOptions:
-    """How gradients are coded.
-
-    Attributes:
-        code: the codec.
-        feedback: whether the part that a step left out is added to the next step.
-        start: steps before which all gradients travel uncompressed.
-        least: elements below which a tensor travels uncompressed.
-        exchange: collective for a ``Codec``: ``two_phase``, ``gathered``, or ``auto`` for the one
-            that rounds less often at the same bytes.
-        flush_every: steps after which the ranks average the residuals of a ``LinearCodec``, so that
-            they do not drift apart; 0: never.
-        every: steps from one sum to the next.
-        updates: whether residuals are kept in units of weights, that is times the learning rate.
-        nodes: whether one rank of each node codes its node's sum.
-    """
-
-    code: AnyCodec
-    feedback: bool
-    start: int = 0
-    least: int = 1024
-    exchange: str = "auto"
-    flush_every: int = 0
-    every: int = 1
-    updates: bool = False
-    nodes: bool = False
-
-    def flushes(self, step: int) -> bool:
-        """Whether the ranks average residuals in the sum of this step, counted from 0.
-
-        They do in the first sum after each ``flush_every`` steps.
-        """
-        done, often = step + 1, self.flush_every
-        return often > 0 and done // often != (done - self.every) // often
-
-    @property
-    def votes(self) -> bool:
-        """Whether the result is no sum, so that all gradients must be coded."""
-        return getattr(self.code, "votes", False)
-
-    def codes(self, shape: Shape) -> bool:
-        """Whether the gradients of a tensor are coded."""
-        return self.votes or (len(shape) > 1 and prod(shape) >= self.least)
-
-    def gathers(self, ranks: int) -> bool:
-        """Whether codes of a ``Codec`` are gathered by all ranks, not added up by owners."""
-        by_itself = self.exchange == "auto" and ranks == 2 and not self.votes
-        return self.exchange == "gathered" or by_itself
-
-
-class KeepingSum(Protocol):
+class KeepingSum(Phased):
     """A sum that keeps values from step to step.
 
     Attributes:
         is_finite: whether this rank's coded gradients of the step are finite.
-        working: seconds of computation in all runs so far.
     """
 
-    is_finite: bool
-    working: float
+    is_finite = True
 
     @property
-    def encoded(self) -> int: ...
-
-    def commit(self) -> None: ...
-    def rollback(self) -> None: ...
-    def kept(self) -> Iterator[KeptElements]: ...
-    def state(self) -> Mapping[str, Array]: ...
-
-
-@dataclass
-class CodingRun:
-    """State that the coded sums of a run share.
-
-    Attributes:
-        how: how gradients are coded.
-        dice: random numbers, with the run's step.
-        dense: uncompressed sums.
-        sums: sums that were bound and not freed.
-        tells: whether all ranks learn that the gradients of one are not finite, so that the sum is
-            not, either; otherwise the caller looks at :attr:`is_finite`.
-        anew: whether sums are bound in each backward pass and run once; they keep nothing.
-        scale: factor on the gradients of this step.
-        rate: learning rate of this step.
-        share: factor on this rank's gradients before they are coded.
-    """
-
-    how: CodingOptions
-    dice: Dice
-    dense: Dense
-    tells: bool = False
-    anew: bool = False
-    sums: list[KeepingSum] = field(default_factory=list, init=False)
-    scale: float = field(default=1.0, init=False)
-    rate: float = field(default=1.0, init=False)
-    share: float = field(default=1.0, init=False)
-    #: Whether the gradients of freed sums were finite.
-    _were_finite: bool = field(default=True, init=False)
-    #: Number of sums of each bucket that were bound in this step.
-    _bound: Counter[int] = field(default_factory=Counter, init=False)
-
-    def coded(self, summand: Summand, packed: Packed) -> "CodedSum":
-        """The sum of codes of each rank of ``summand.comm``; collective."""
-        turn = self._bound[summand.bucket.start]
-        self._bound[summand.bucket.start] += 1
-        found = CodedSum(summand, packed, self, turn)
-        self.sums.append(found)
-        return found
-
-    def residual(self, value: Array) -> Residual:
-        """A residual in the memory ``value``."""
-        updates = self.how.updates
-        return UpdateResidual(value, lambda: self.rate) if updates else Residual(value)
-
-    def forget(self, one: KeepingSum) -> None:
-        """A sum was freed."""
-        self._were_finite = self.is_finite
-        self.sums.remove(one)
+    @abstractmethod
+    def encoded(self) -> int:
+        """Bytes of this rank's code, and of the gradients that travel uncompressed."""
 
     @property
-    def is_finite(self) -> bool:
-        """Whether all gradients of this rank that were coded in this step were finite."""
-        return self._were_finite and all(one.is_finite for one in self.sums)
+    @abstractmethod
+    def memories(self) -> Iterator[FeedbackMemory | Sketch]:
+        """Objects that keep the values."""
+
+    @abstractmethod
+    def kept(self) -> Iterator[KeptElements]:
+        """Values kept, by elements of the arena."""
+
+    def state(self) -> Mapping[str, Array]:
+        """Other arrays, by name, the same on all replicas."""
+        return {}
+
+    def commit(self) -> None:
+        """End a step that counts."""
+        for memory in self.memories:
+            memory.commit()
+
+    def rollback(self) -> None:
+        """End a step that is skipped."""
+        for memory in self.memories:
+            memory.rollback()
 
 
-class CodedSum(Phased):
+class CodedSum(KeepingSum):
     """The sum of one bucket, its matrices by codes.
 
     Attributes:
@@ -161,58 +77,58 @@ class CodedSum(Phased):
             shape (coded elements,).
         rest_memory: values that all ranks keep of the sum of the rest, as a momentum.
         owner_residual: part of the own shard of the sum that its code left out.
-        is_finite: whether the gradients of this step are finite.
     """
 
-    def __init__(self, summand: Summand, packed: Packed, run: CodingRun, turn: int = 0) -> None:
+    def __init__(
+        self, summand: Summand, packed: Packed, run: "CompressedSummation", turn: int = 0
+    ) -> None:
         """Bind the sum; collective.  ``turn``: earlier sums of the bucket in this step."""
-        self.packed, self.is_finite = packed, True
+        self.packed = packed
         self._summand, self._coding = summand, run
         # A bucket has fewer elements than that: each turn has dice of its own.
         self._place = summand.bucket.start + (turn << 40)
         how, comm = run.how, summand.comm
         self.memory: FeedbackMemory | None = None
         self.rest_memory: FeedbackMemory | None = None
-        if isinstance(how.code, Remembering):
-            self.memory = how.code.memory(np.zeros_like(packed.coded.array))
-            if isinstance(how.code, Momentum):
-                self.rest_memory = how.code.of_sum(np.zeros_like(packed.rest.sum))
+        if isinstance(how.codec, Remembering):
+            self.memory = how.codec.memory(np.zeros_like(packed.coded.array))
+            if isinstance(how.codec, Momentum):
+                self.rest_memory = how.codec.of_sum(np.zeros_like(packed.rest.sum))
         elif how.feedback:
             self.memory = run.residual(np.zeros_like(packed.coded.array))
         self.owner_residual: Residual | None = None
         self._coded = self._sum() if packed.coded.array.size else None
-        self.algorithm = self._coded.algorithm if self._coded else str(how.code)
+        self.algorithm = self._coded.algorithm if self._coded else str(how.codec)
         self.reason = f"{packed.share:.0%} of elements"
         self._rest = packed.bind_rest(comm)
         self._dense = run.dense.bind(summand) if how.start and not run.anew else None
         super().__init__(comm, [])
 
     def _sum(self) -> Phased:
-        """The sum of the coded elements, by the collective for the kind of code."""
+        """The sum of the coded elements, by the collective for the kind of codec."""
         run, comm, packed, memory = self._coding, self._summand.comm, self.packed, self.memory
-        how, code, dice = run.how, run.how.code, run.dice
-        if isinstance(code, LinearCodec):
+        how, codec, dice = run.how, run.how.codec, run.dice
+        if isinstance(codec, LinearCodec):
             flushes = how.flushes if how.flush_every else None
-            return LinearSum(comm, code, packed, memory, dice, flushes)
-        if isinstance(code, Sparse):
-            return SparseSum(comm, code, packed, memory, dice)
+            return LinearSum(comm, codec, packed, memory, dice, flushes)
+        if isinstance(codec, Sparse):
+            return SparseSum(comm, codec, packed, memory, dice)
         own, total, counts = packed.coded.array, packed.coded.total, packed.coded.counts
         if how.gathers(comm.size) and counts is None:
-            return Gathered(comm, Coding(code, memory, None, dice, self._place), own, total)
+            return Gathered(comm, Coding(codec, memory, None, dice, self._place), own, total)
         if how.feedback and counts is None:
             shard = packed.part.stop - packed.part.start
             self.owner_residual = run.residual(np.zeros(shard, total.dtype))
-        coding = Coding(code, memory, self.owner_residual, dice, self._place)
+        coding = Coding(codec, memory, self.owner_residual, dice, self._place)
         return TwoPhase(comm, coding, own, total, counts, lasts=not run.anew)
 
     @property
     def encoded(self) -> int:
-        """Bytes of this rank's code, and of the rest."""
-        code, rest = self._coding.how.code, self.packed.rest.array.nbytes
-        if isinstance(self._coded, LinearSum | SparseSum):
+        codec, rest = self._coding.how.codec, self.packed.rest.array.nbytes
+        if isinstance(self._coded, TensorSum):
             return self._coded.encoded + rest
-        assert not isinstance(code, LinearCodec | Sparse), "these have sums of their own"
-        return code.nbytes(self.packed.coded.array.size) + rest
+        assert not isinstance(codec, LinearCodec | Sparse), "these have sums of their own"
+        return codec.nbytes(self.packed.coded.array.size) + rest
 
     def phases(self) -> Iterator[Part]:
         run, rest = self._coding, self._rest
@@ -231,24 +147,13 @@ class CodedSum(Phased):
             self.rest_memory.add_to(self.packed.rest.sum)
         self.packed.unpack(scale, self.is_finite)
 
-    def commit(self) -> None:
-        """End a step that counts."""
-        for one in self._remembering:
-            one.commit()
-
-    def rollback(self) -> None:
-        """End a step that is skipped."""
-        for one in self._remembering:
-            one.rollback()
-
     @property
-    def _remembering(self) -> Iterator[FeedbackMemory | Sketch]:
+    def memories(self) -> Iterator[FeedbackMemory | Sketch]:
         yield from filter(None, (self.memory, self.rest_memory, self.owner_residual))
         if isinstance(self._coded, LinearSum):
             yield self._coded.sketch
 
     def kept(self) -> Iterator[KeptElements]:
-        """Values kept, by elements of the arena."""
         packed, alone = self.packed, "" if self.owner_residual else "owner"
         for name, values in self.memory.arrays.items() if self.memory else ():
             part = slice(0, values.size)
@@ -273,3 +178,123 @@ class CodedSum(Phased):
             if plan is not None:
                 plan.Free()
         self._coding.forget(self)
+
+
+class NodeSum(KeepingSum):
+    """A reduction to the first rank of each node, a sum by codes over these, and a broadcast.
+
+    Memory of a node costs nothing to send, and the sum of k gradients loses less by a code than
+    each of them would (BytePS, Jiang et al. 2020).  On one node it is an all-reduce, and nothing is
+    coded.  First ranks keep the residuals of the codes.  A residual that another rank has after a
+    resume on other nodes is added to its next gradients, so that nothing is lost.
+
+    Cost, of s bytes on m nodes of k ranks: (k - 1) s up and down in each node, and the codec's own
+    on m ranks.
+
+    Attributes:
+        nodes: number of nodes.
+    """
+
+    def __init__(self, summand: Summand, packed: Packed, run: "CompressedSummation") -> None:
+        """Bind the sum; collective.
+
+        Args:
+            summand: the gradients; all ranks get the whole sum.
+            packed: the coded elements, and the rest.
+            run: how gradients are coded.
+
+        Raises:
+            ConfigError: on all ranks; MPI has no communicators left.
+        """
+        assert summand.counts is None, "the job was refused"
+        comm, own, how = summand.comm, summand.own, run.how
+        self._summand, self._packed, self._coding = summand, packed, run
+        self._node = _made(comm, lambda: comm.Split_type(MPI.COMM_TYPE_SHARED, comm.rank))
+        is_first = self._node.rank == 0
+        self._alike = _made(comm, lambda: comm.Split(is_first, comm.rank))
+        self.nodes: int = comm.allreduce(int(is_first))
+        self.algorithm = f"{how.codec} between {self.nodes} nodes"
+        self.reason = f"{packed.share:.0%} of elements"
+        self._up: AnyPlan | None = None
+        self._down: AnyPlan | None = None
+        if self.nodes == 1:
+            self.algorithm, self.reason = "dense", "one node"
+            self._up = ordered(self._node, own)
+        elif self._node.size > 1:
+            ends = (MPI.IN_PLACE, own) if is_first else (own, None)
+            self._up = self._node.Reduce_init(*ends, algorithm="binomial_tree")
+            self._down = self._node.Bcast_init(own, algorithm="binomial_tree")
+        self._across = None
+        self._left: Residual | None = None
+        if is_first and self.nodes > 1:
+            between = replace(summand, comm=self._alike, total=own)
+            self._across = run.coded(between, packed.of(between))
+        else:
+            if how.feedback:
+                self._left = run.residual(np.zeros_like(packed.coded.array))
+            run.sums.append(self)
+        super().__init__(comm, [plan for plan in (self._up, self._down) if plan])
+
+    def phases(self) -> Iterator[Part]:
+        own = self._summand.own
+        if self._left is not None and self._left.value.any():
+            self._hand_over(self._left)
+        if self._up:
+            yield self._up
+        if self._across:
+            yield self._across
+        if self._down:
+            yield self._down
+        if self._summand.total is not own:
+            self._summand.total[...] = own
+
+    def _hand_over(self, left: Residual) -> None:
+        """Add a residual to the gradients."""
+        due = np.zeros_like(left.value)
+        left.add_to(due)
+        left.keep(due, due)
+        due *= self._coding.scale
+        for run in self._packed.runs_of(slice(0, due.size), coded=True):
+            part = due[run.at : run.at + run.stop - run.start]
+            self._summand.own[run.start : run.stop] += part
+
+    @property
+    def encoded(self) -> int:
+        return self._summand.own.nbytes
+
+    @property
+    def memories(self) -> Iterator[FeedbackMemory | Sketch]:
+        if self._left:
+            yield self._left
+
+    def kept(self) -> Iterator[KeptElements]:
+        """The residual that this rank is to hand over."""
+        for name, values in self._left.arrays.items() if self._left else ():
+            part = slice(0, values.size)
+            yield from self._packed.kept(
+                name, values, part, coded=True, is_per_replica=True, when_alone="owner"
+            )
+
+    def Free(self) -> None:
+        super().Free()
+        if self._across:
+            self._across.Free()
+        else:
+            self._coding.forget(self)
+        self._alike.Free()
+        self._node.Free()
+
+
+def _made(comm: Communicator, make: Callable[[], Communicator]) -> Communicator:
+    """A communicator for one bucket, because buckets are complete in any order."""
+
+    def tried() -> Communicator:
+        try:
+            return make()
+        except MPI.Exception as error:
+            raise ConfigError(
+                "compress.level: nodes takes two communicators for each bucket of gradients, and "
+                "MPI has no more of them; raise parallel.bucket_bytes, or set level = 'ranks'"
+            ) from error
+
+    return together(comm, tried, ConfigError)

@@ -1,55 +1,157 @@
-"""Sums of gradients by codes, for every store."""
+"""Sums of gradients by codecs, for every store."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from math import prod
 from typing import ClassVar
 
 import numpy as np
 
-from mpitrain.arrays import Array
-from mpitrain.compress import Momentum
+from collectives.codec import Dice, Residual
+from mpitrain.arrays import Array, Shape
+from mpitrain.compress import AnyCodec, Momentum
+from mpitrain.compress.feedback import UpdateResidual
 from mpitrain.config import ConfigError
 from mpitrain.parallel.arena import DATA, Arena
-from mpitrain.parallel.coded_sum import CodingRun
-from mpitrain.parallel.node_sum import NodeSum
+from mpitrain.parallel.coded_sum import CodedSum, KeepingSum, NodeSum
 from mpitrain.parallel.packed_bucket import Packed
-from mpitrain.parallel.summation import KeptElements, Sum, Summand, Summation
+from mpitrain.parallel.summation import Dense, KeptElements, Sum, Summand, Summation
 
 
-class CompressedSummation(CodingRun, Summation):
-    """A :class:`~mpitrain.parallel.summation.Summation` by codes.
+@dataclass(frozen=True)
+class CodingOptions:
+    """How gradients are coded.
+
+    Attributes:
+        codec: the codec.
+        feedback: whether the part that a step left out is added to the next step.
+        start: steps before which all gradients travel uncompressed.
+        least: elements below which a tensor travels uncompressed.
+        exchange: collective for a ``Codec``: ``two_phase``, ``gathered``, or ``auto`` for the one
+            that rounds less often at the same bytes.
+        flush_every: steps after which the ranks average the residuals of a ``LinearCodec``, so that
+            they do not drift apart; 0: never.
+        every: steps from one sum to the next.
+        updates: whether residuals are kept in units of weights, that is times the learning rate.
+        nodes: whether one rank of each node codes its node's sum.
+    """
+
+    codec: AnyCodec
+    feedback: bool
+    start: int = 0
+    least: int = 1024
+    exchange: str = "auto"
+    flush_every: int = 0
+    every: int = 1
+    updates: bool = False
+    nodes: bool = False
+
+    def flushes(self, step: int) -> bool:
+        """Whether the ranks average residuals in the sum of this step, counted from 0.
+
+        They do in the first sum after each ``flush_every`` steps.
+        """
+        done, often = step + 1, self.flush_every
+        return often > 0 and done // often != (done - self.every) // often
+
+    @property
+    def votes(self) -> bool:
+        """Whether the result is no sum, so that all gradients must be coded."""
+        return getattr(self.codec, "votes", False)
+
+    def codes(self, shape: Shape) -> bool:
+        """Whether the gradients of a tensor are coded."""
+        return self.votes or (len(shape) > 1 and prod(shape) >= self.least)
+
+    def gathers(self, ranks: int) -> bool:
+        """Whether codes of a ``Codec`` are gathered by all ranks, not added up by owners."""
+        by_itself = self.exchange == "auto" and ranks == 2 and not self.votes
+        return self.exchange == "gathered" or by_itself
+
+
+@dataclass
+class CompressedSummation(Summation):
+    """A :class:`~mpitrain.parallel.summation.Summation` by codecs, and the state of its sums.
 
     Sums over other groups of ranks than the replicas stay dense: tensors that pipeline stages or
     tensor ranks hold together must stay exactly equal.
+
+    Attributes:
+        how: how gradients are coded.
+        dice: random numbers, with the run's step.
+        dense: uncompressed sums.
+        tells: whether all ranks learn that the gradients of one are not finite, so that the sum is
+            not, either; otherwise the caller looks at :attr:`is_finite`.
+        anew: whether sums are bound in each backward pass and run once; they keep nothing.
+        sums: sums that were bound and not freed.
+        scale: factor on the gradients of this step.
+        rate: learning rate of this step.
+        share: factor on this rank's gradients before they are coded.
     """
 
     acts_alone: ClassVar[bool] = True
-    _has_begun = False
+
+    how: CodingOptions
+    dice: Dice
+    dense: Dense
+    tells: bool = False
+    anew: bool = False
+    sums: list[KeepingSum] = field(default_factory=list, init=False)
+    scale: float = field(default=1.0, init=False)
+    rate: float = field(default=1.0, init=False)
+    share: float = field(default=1.0, init=False)
+    _has_begun: bool = field(default=False, init=False)
+    #: Whether the gradients of freed sums were finite.
+    _were_finite: bool = field(default=True, init=False)
+    #: Number of sums of each bucket that were bound in this step.
+    _bound: Counter[int] = field(default_factory=Counter, init=False)
 
     def check(self, arena: Arena) -> None:
         """Check that all gradients may be coded; not collective.
 
         Raises:
-            ConfigError: the code votes, and some gradients are summed over more than the replicas.
+            ConfigError: the codec votes, and some gradients are summed over more than the replicas.
         """
         exact = [tensor.name for tensor in arena.tensors if tensor.group != DATA]
         if self.how.votes and exact:
             raise ConfigError(
-                f"compress.codec: {self.how.code} has no sums, and {', '.join(exact[:3])} "
+                f"compress.codec: {self.how.codec} has no sums, and {', '.join(exact[:3])} "
                 "are summed over other ranks than the replicas; set another codec"
             )
 
     def bind(self, summand: Summand) -> Sum:
-        """The sum of these arrays; collective over ``summand.comm``."""
         how, is_data = self.how, summand.bucket.group == DATA
         if self.anew and self._has_begun and self.dice.step < how.start:
             return self.dense.bind(summand)
         packed = Packed(summand, lambda shape: is_data and how.codes(shape), tells=self.tells)
-        if not packed.coded.array.size and not isinstance(how.code, Momentum):
+        if not packed.coded.array.size and not isinstance(how.codec, Momentum):
             return self.dense.bind(summand)
         return NodeSum(summand, packed, self) if how.nodes else self.coded(summand, packed)
 
+    def coded(self, summand: Summand, packed: Packed) -> CodedSum:
+        """The sum of codes of each rank of ``summand.comm``; collective."""
+        turn = self._bound[summand.bucket.start]
+        self._bound[summand.bucket.start] += 1
+        found = CodedSum(summand, packed, self, turn)
+        self.sums.append(found)
+        return found
+
+    def residual(self, value: Array) -> Residual:
+        """A residual in the memory ``value``."""
+        return UpdateResidual(value, lambda: self.rate) if self.how.updates else Residual(value)
+
+    def forget(self, one: KeepingSum) -> None:
+        """Note that a sum was freed."""
+        self._were_finite = self.is_finite
+        self.sums.remove(one)
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether all gradients of this rank that were coded in this step were finite."""
+        return self._were_finite and all(one.is_finite for one in self.sums)
+
     def begin(self, step: int, scale: float, rate: float = 1.0) -> None:
-        """Begin ``step``, counted from 0, whose gradients come multiplied by ``scale``."""
         self.dice.step, self.scale, self.rate, self.share = step, scale, rate, 1.0
         self._has_begun = self._were_finite = True
         self._bound.clear()
@@ -59,31 +161,27 @@ class CompressedSummation(CodingRun, Summation):
     @property
     def needs_all(self) -> bool:
         """Whether the first sum may begin only when all gradients of this rank are there."""
-        code = self.how.code
-        return isinstance(code, Momentum) and code.clip > 0
+        codec = self.how.codec
+        return isinstance(codec, Momentum) and codec.clip > 0
 
     def prepare(self, gradients: Array, ranks: int) -> None:
         """Clip by the length of all gradients of this rank, one of ``ranks``."""
-        code = self.how.code
-        if isinstance(code, Momentum) and code.clip:
+        codec = self.how.codec
+        if isinstance(codec, Momentum) and codec.clip:
             # Gradients that are not finite are not sent at all.
             squares = float(np.square(gradients, dtype=np.float64).sum())
-            self.share = code.share(squares / self.scale**2, ranks)
+            self.share = codec.share(squares / self.scale**2, ranks)
 
     def commit(self) -> None:
-        """End a step that counts."""
         for one in self.sums:
             one.commit()
 
     def rollback(self) -> None:
-        """End a step that is skipped."""
         for one in self.sums:
             one.rollback()
 
     def kept(self) -> Iterator[KeptElements]:
-        """Values kept by all sums."""
         return (kept for one in self.sums for kept in one.kept())
 
     def state(self) -> Mapping[str, Array]:
-        """State of ``Linear`` codes."""
         return {k: array for one in self.sums for k, array in one.state().items()}

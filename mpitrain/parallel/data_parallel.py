@@ -5,9 +5,8 @@ from collections.abc import Sequence
 from mpitrain.arrays import Array, Gradients
 from mpitrain.group import share
 from mpitrain.parallel.arena import DATA, Arena, Bucket
-from mpitrain.parallel.in_flight import SumsInFlight
 from mpitrain.parallel.store import Allocate, Piece, Reduction, Store
-from mpitrain.parallel.summation import Sum
+from mpitrain.parallel.summation import Sum, SumsInFlight
 
 
 class WholeGradients(Store):
@@ -17,6 +16,7 @@ class WholeGradients(Store):
 
     Attributes:
         gradients: flat array in the arena's layout.
+        overlaps: whether sums start while layers below are still to be computed.
     """
 
     def __init__(self, arena: Arena, reduction: Reduction, gradients: Array) -> None:
@@ -29,7 +29,7 @@ class WholeGradients(Store):
         self._in_flight = SumsInFlight(self.buckets)
         self._ready: set[int] = set()
         self._started = 0
-        self.set_overlap(reduction.overlap)
+        self.overlaps = reduction.overlap and not reduction.summation.needs_all
 
     def bind_sums(self, shards: Sequence[Array] = ()) -> None:
         """Bind the sum of each bucket; collective.
@@ -44,11 +44,6 @@ class WholeGradients(Store):
                 self._sums[bucket] = self.bind(bucket, own, shards[index] if shards else None)
         self.describe(self._sums)
 
-    def set_overlap(self, on: bool) -> bool:
-        may = not self.reduction.summation.needs_all
-        self._overlap = on and may
-        return bool(self._sums) and may
-
     def reset(self) -> None:
         self.used.clear()
         self.gradients[...] = 0
@@ -61,7 +56,7 @@ class WholeGradients(Store):
 
     def ready(self, layer: int) -> None:
         self._ready.add(layer)
-        if self._overlap:
+        if self.overlaps:
             self._start()
 
     def progress(self) -> None:

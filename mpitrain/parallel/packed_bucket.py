@@ -242,11 +242,6 @@ class Together:
         """Move them along; true once all are complete."""
         return all([plan.Test() for plan in self._plans])
 
-    def Wait(self) -> None:
-        """Complete all of them."""
-        for plan in self._plans:
-            plan.Wait()
-
 
 def ordered(comm: Communicator, array: Array) -> AnyPlan:
     """The all-reduce of an array in place, by an algorithm whose messages have tags of their own.

@@ -8,7 +8,7 @@ from collectives.codec import shards
 from mpitrain.arrays import Shape
 from mpitrain.compress import LinearCodec, Sparse
 from mpitrain.compress.adasum import levels
-from mpitrain.parallel.coded_sum import CodingOptions
+from mpitrain.parallel.compressed_summation import CodingOptions
 
 #: Bytes before the pairs in a message of the sparse all-reduce.
 _HEADER = 8
@@ -59,19 +59,19 @@ def coded_bytes(
         return inside + coded_bytes(replace(how, nodes=False), shapes, nodes, itemsize, pairs)
     coded = [shape for shape in shapes if how.codes(shape)]
     rest = itemsize * sum(prod(shape) for shape in shapes if not how.codes(shape))
-    sent, n, code = dense_bytes(rest, ranks), sum(map(prod, coded)), how.code
+    sent, n, codec = dense_bytes(rest, ranks), sum(map(prod, coded)), how.codec
     if shard is not None:
-        assert not isinstance(code, LinearCodec | Sparse), "these give every rank the whole sum"
-        return sent // 2 + (ranks * (ranks - 1) * code.nbytes(shard) if n else 0)
+        assert not isinstance(codec, LinearCodec | Sparse), "these give every rank the whole sum"
+        return sent // 2 + (ranks * (ranks - 1) * codec.nbytes(shard) if n else 0)
     if not n:
         return sent
-    if isinstance(code, LinearCodec):
-        return sent + dense_bytes(code.nbytes(coded, itemsize), ranks)
-    if isinstance(code, Sparse):
+    if isinstance(codec, LinearCodec):
+        return sent + dense_bytes(codec.nbytes(coded, itemsize), ranks)
+    if isinstance(codec, Sparse):
         return sent + sparse_bytes(n, pairs, ranks, itemsize)
     if how.gathers(ranks):
-        return sent + ranks * (ranks - 1) * code.nbytes(n)
-    return sent + 2 * ranks * (ranks - 1) * code.nbytes(shards(n, ranks)[0])
+        return sent + ranks * (ranks - 1) * codec.nbytes(n)
+    return sent + 2 * ranks * (ranks - 1) * codec.nbytes(shards(n, ranks)[0])
 
 
 def adasum_bytes(shapes: Sequence[Shape], ranks: int, itemsize: int = 4) -> int:

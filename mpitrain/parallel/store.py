@@ -130,10 +130,6 @@ class Store(ABC):
         for piece in self.pieces:
             piece.gradients[...] = 0
 
-    def set_overlap(self, on: bool) -> bool:
-        """Choose overlap from the next step on; returns whether the choice has an effect."""
-        return False
-
     @abstractmethod
     def accumulate(self, layer: int, gradients: Gradients) -> None:
         """Add the gradients of all of a layer's parameters; None counts as 0, and as no use."""

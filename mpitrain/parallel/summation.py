@@ -1,21 +1,27 @@
-"""The one place where sums of gradients over ranks are made, for every store.
+"""Sums of gradients over ranks, for every store.
 
-A store describes the gradients and the memory of their sum in a :class:`Summand`; a
-:class:`Summation` makes a :class:`Sum` of it, which is started in each step.  Another way of
-summing is another Summation.  It finds the bucket's tensors by name.  State for the next step is
-kept by bucket, because a store without whole gradients makes its sums anew in each backward pass.
-A second collective of a Sum, started in ``Test``, needs a communicator of its own: buckets are
-complete in another order on each rank.
+A store describes a bucket's gradients and the memory of their sum in a :class:`Summand`, of which a
+:class:`Summation` makes a :class:`Sum`.  When the layers of a bucket are ready, the store gives
+this to :class:`SumsInFlight`, which starts it and moves it along: see ``ready`` and ``wait`` of
+:mod:`~mpitrain.parallel.data_parallel`.
+
+Another way of summing is another Summation.  It keeps state for the next step by bucket, because a
+store without whole gradients makes its sums anew in each backward pass.  A second collective of a
+Sum, started in ``Test``, needs a communicator of its own: buckets are complete in another order on
+each rank.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from time import perf_counter
+from typing import ClassVar, NamedTuple, Protocol
 
 from mpi4py import MPI
 
-from collectives import Communicator
+from collectives import Communicator, CorruptMessage
+from collectives.execution.waiting import give_way
 from mpitrain.arrays import Array
 from mpitrain.parallel.arena import Arena, Bucket
 
@@ -191,3 +197,86 @@ class Dense(Summation):
         return comm.Reduce_scatter_init(
             summand.own, total, list(summand.counts), algorithm=self.algorithm
         )
+
+
+class _StartedSum(NamedTuple):
+    bucket: Bucket
+    its_sum: Sum
+    complete: Callable[[], None]
+
+
+class SumsInFlight:
+    """Sums that were started and are not complete.
+
+    MPI moves long messages only inside its calls: call :meth:`progress` as often as is cheap.
+    """
+
+    def __init__(self, buckets: Sequence[Bucket]) -> None:
+        """``buckets``: the numbering of buckets in errors."""
+        self._buckets = buckets
+        self._started: list[_StartedSum] = []
+        self._seconds = 0.0
+
+    def start(
+        self, bucket: Bucket, its_sum: Sum, complete: Callable[[], None] = lambda: None
+    ) -> None:
+        """Start a sum, in the same order on all ranks; ``complete`` is called at its end.
+
+        Several sums of one bucket end in the order in which they were started.
+        """
+        with self.timed():
+            its_sum.Start()
+        self._started.append(_StartedSum(bucket, its_sum, complete))
+
+    def progress(self) -> None:
+        """Move all sums along without waiting."""
+        if self._started:
+            with self.timed():
+                self._move(lambda its_sum: its_sum.Test())
+
+    def wait(self) -> float:
+        """Complete all sums.
+
+        Returns:
+            Seconds that this rank spent in communication since the last call.
+
+        Raises:
+            CorruptMessage: a message arrived changed, where messages carry checksums; the error
+                names the bucket.
+        """
+        with self.timed():
+            # In turns: buckets may be on different communicators, whose ranks wait for one another.
+            while self._started:
+                self._move(arrived)
+                if self._started:
+                    give_way()
+        seconds, self._seconds = self._seconds, 0.0
+        return seconds
+
+    @contextmanager
+    def timed(self) -> Iterator[None]:
+        """Count the time of a block as communication."""
+        start = perf_counter()
+        yield
+        self._seconds += perf_counter() - start
+
+    def _move(self, is_done: Callable[[Sum], bool]) -> None:
+        left: list[_StartedSum] = []
+        late: set[int] = set()  # buckets with a sum that is not complete
+        for one in self._started:
+            if id(one.bucket) in late:
+                left.append(one)
+                continue
+            try:
+                done = is_done(one.its_sum)
+            except CorruptMessage as error:
+                number, layers = self._buckets.index(one.bucket), one.bucket.layers
+                raise CorruptMessage(
+                    f"bucket {number}, layers {min(layers)} to {max(layers)}: {error}"
+                ) from error
+            if done:
+                one.complete()
+            else:
+                left.append(one)
+                late.add(id(one.bucket))
+        self._started = left

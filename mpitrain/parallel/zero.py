@@ -12,9 +12,8 @@ from functools import partial
 from mpitrain.arrays import Array, Gradients, Parameters, array_namespace
 from mpitrain.parallel.arena import COPIES, DATA, SUMMED, Arena, Bucket
 from mpitrain.parallel.data_parallel import WholeGradients
-from mpitrain.parallel.in_flight import SumsInFlight
 from mpitrain.parallel.store import Allocate, Piece, Reduction, Store
-from mpitrain.parallel.summation import Sum
+from mpitrain.parallel.summation import Sum, SumsInFlight
 
 
 class ShardedOptimizer(WholeGradients):

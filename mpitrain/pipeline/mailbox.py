@@ -9,7 +9,8 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives import Communicator
-from collectives.execution.transport import Bytes, Envelope
+from collectives.execution.transport import Bytes
+from collectives.execution.transport.mpi import Envelope
 from collectives.execution.waiting import give_way
 from mpitrain.arrays import Array, Shape
 from mpitrain.device import HOST, Device, Later

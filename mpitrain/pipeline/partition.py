@@ -12,7 +12,6 @@ the pipeline is as fast as its slowest stage or message:
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
@@ -51,38 +50,21 @@ class StagePlans:
         return "-".join(str(stage.replicas) for stage in self.stages)
 
 
-@dataclass(frozen=True)
-class ClusterLinks:
-    """Links of a cluster: groups of ``workers`` with ``bandwidth`` bytes/s among them.
-
-    Attributes:
-        bandwidth: between any two workers, or inside of a group.
-        group: workers of a group; 0: all are one group.
-        across: bytes/s between workers of different groups.
-    """
-
-    bandwidth: float
-    group: int = 0
-    across: float = 0.0
-
-    def of(self, workers: int) -> float:
-        """Bandwidth of the slowest link among this number of workers in a row."""
-        return self.bandwidth if not self.group or workers <= self.group else self.across
-
-
 class Costs:
-    """Costs of stages by a profile."""
+    """Costs of stages by a profile, over links of ``bandwidth`` bytes/s between any two workers."""
 
     def __init__(
         self,
         profile: Sequence[LayerProfile],
-        links: ClusterLinks,
+        bandwidth: float,
         memory_bytes: float | None = None,
     ) -> None:
         self.profile = profile
-        self.links = links
+        self.bandwidth = bandwidth
         self.memory_bytes = memory_bytes
         self._seconds = np.cumsum([0.0, *(layer.seconds for layer in profile)])
+        #: Seconds of a micro-batch on one worker.
+        self.total = float(self._seconds[-1])
         self._weights = np.cumsum([0.0, *(layer.parameter_bytes for layer in profile)])
         self._activations = np.cumsum([0.0, *(layer.activation_bytes for layer in profile)])
 
@@ -90,12 +72,12 @@ class Costs:
         """Seconds a micro-batch of layers ``first <= i < stop`` on ``replicas`` workers."""
         compute = self._seconds[stop] - self._seconds[first]
         weights = self._weights[stop] - self._weights[first]
-        reduce = 2 * (replicas - 1) / replicas * weights / self.links.of(replicas)
+        reduce = 2 * (replicas - 1) / replicas * weights / self.bandwidth
         return float(max(compute, reduce)) / replicas
 
-    def message(self, layer: int, workers: int) -> float:
+    def message(self, layer: int) -> float:
         """Seconds for a layer's activation to go on and its gradient to come back."""
-        return 2 * self.profile[layer].activation_bytes / self.links.of(workers)
+        return 2 * self.profile[layer].activation_bytes / self.bandwidth
 
     def fits(self, first: int, stop: int, in_flight: int) -> bool:
         """Whether a stage fits into a worker's memory.
@@ -108,11 +90,6 @@ class Costs:
         weights = self._weights[stop] - self._weights[first]
         activations = self._activations[stop] - self._activations[first]
         return bool(4 * weights + in_flight * (weights + activations) <= self.memory_bytes)
-
-    @cached_property
-    def total(self) -> float:
-        """Seconds of a micro-batch on one worker."""
-        return float(self._seconds[-1])
 
 
 def partition(costs: Costs, workers: int) -> StagePlans:
@@ -188,7 +165,7 @@ def _best_from(
             if rest is None or not costs.fits(first, stop, in_flight):
                 continue
             own = costs.stage(first, stop, replicas)
-            message = costs.message(stop - 1, workers) if stop < layers else 0.0
+            message = costs.message(stop - 1) if stop < layers else 0.0
             seconds = max(own, message, rest[0])
             if found is None or seconds < found[0]:
                 found = seconds, StagePlan(first, stop, replicas, own)

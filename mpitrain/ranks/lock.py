@@ -17,9 +17,9 @@ import msgspec
 from mpi4py import MPI
 from msgspec import Struct
 
+from collectives.failure.processes import find
 from mpitrain.config import ConfigError
 from mpitrain.files import check_regular
-from mpitrain.ranks.processes import began
 from mpitrain.ranks.together import together
 
 NAME = "lock.json"
@@ -63,6 +63,12 @@ class Owner(Struct, frozen=True):
             return bool(known) and began(self.process) == self.began
         beside = self.step and self.step == own.step  # two of one step, which run at once
         return bool(not self.job or self.job != own.job or beside)
+
+
+def began(number: int) -> str:
+    """Start of a process in the system's ticks; empty if it has ended, also as a zombie."""
+    process = find(number)
+    return "" if process is None or process.has_ended else process.began
 
 
 @contextmanager

@@ -220,8 +220,8 @@ def curve(log: Log) -> list[tuple[int, Epoch]]:
 
 def changed(config: Mapping[str, Mapping[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Settings that differ from the defaults, with these defaults, and the other settings."""
-    defaults = _flat(msgspec.to_builtins(Config()))
-    told = _flat(config)
+    defaults = flat(msgspec.to_builtins(Config()))
+    told = flat(config)
     other = {key: value for key, value in told.items() if _same(value, defaults.get(key, _NONE))}
     return {key: defaults.get(key) for key in told if key not in other}, other
 
@@ -235,7 +235,8 @@ def _same(value: object, default: object) -> bool:
     return value == default
 
 
-def _flat(config: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def flat(config: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Values of a job by table and key, as in ``optim.lr``."""
     return {
         f"{table}.{key}": value for table, keys in config.items() for key, value in keys.items()
     }

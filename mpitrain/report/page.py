@@ -7,7 +7,6 @@ from pathlib import Path
 
 from mpitrain.metrics import (
     Log,
-    Overlap,
     Resumed,
     Saved,
     Skipped,
@@ -156,9 +155,7 @@ def _bar(number: int, rank: facts.Rank, longest: float) -> str:
 
 def _settings(start: Start) -> str:
     defaults, others = facts.changed(start.config)
-    values = {
-        f"{t}.{key}": value for t, keys in start.config.items() for key, value in keys.items()
-    }
+    values = facts.flat(start.config)
     rows = [(key, _told(values[key], default)) for key, default in defaults.items()]
     body = _table(rows) if rows else "<p>none</p>"
     return body + _folded(f"{len(others)} settings as by default", _table(others.items()))
@@ -223,8 +220,6 @@ def _events(log: Log) -> str:
                         "long as its peers",
                     )
                 )
-            case Overlap():
-                rows.append((f"step {record.step} overlap", str(record)))
             case Resumed():
                 rows += [("checkpoint refused", why) for why in record.refused]
                 rows.append((f"step {record.step} resumed", record.path))

@@ -11,22 +11,6 @@ from mpitrain.metrics import Served, Step
 from mpitrain.server.service_log import Push
 
 
-@dataclass
-class Work:
-    """Work of a worker between two meetings.
-
-    Attributes:
-        losses: this group's part of the mean loss, for each batch.
-        norms: Euclidean norm of this group's gradient, for each batch.
-        pulling, pushing: seconds of pulling and of pushing.
-    """
-
-    losses: dict[int, float] = field(default_factory=dict)
-    norms: dict[int, float] = field(default_factory=dict)
-    pulling: float = 0.0
-    pushing: float = 0.0
-
-
 def next_meeting(first: int, end: int, window: int, every: int) -> int:
     """The step after which all ranks meet again.
 
@@ -44,14 +28,16 @@ def next_meeting(first: int, end: int, window: int, every: int) -> int:
 
 @dataclass
 class RankReport:
-    """Report of a rank at a meeting.
+    """Report of a rank at a meeting, on the batches since the last one.
 
     Attributes:
+        losses: part of the mean loss of this worker's group, by batch; empty on a server.
+        norms: Euclidean norm of the gradient of this worker's group, by batch.
+        leads: whether this worker sends the messages of its group.
         seconds: seconds since the last meeting.
         reading: seconds of reading samples.
-        idle: seconds that a server waited for messages.
-        work: the worker's report of its own work; ``None`` on a server.
-        leads: whether this worker sends the messages of its group.
+        pulling: seconds of pulling.
+        pushing: seconds of pushing; on a server, of waiting for messages.
         sent: bytes sent to servers or workers, by clock.
         pushes: pushes that a server applied.
         moved: bytes sent in all messages and collectives, and bytes moved in shared memory.
@@ -59,11 +45,13 @@ class RankReport:
             a worker itself, updates.
     """
 
+    losses: dict[int, float] = field(default_factory=dict)
+    norms: dict[int, float] = field(default_factory=dict)
+    leads: bool = False
     seconds: float = 0.0
     reading: float = 0.0
-    idle: float = 0.0
-    work: Work | None = None
-    leads: bool = False
+    pulling: float = 0.0
+    pushing: float = 0.0
     sent: Counter[int] = field(default_factory=Counter)
     pushes: Sequence[Push] = ()
     moved: tuple[int, int] = (0, 0)
@@ -92,15 +80,19 @@ def steps(
         rate: the learning rate of a step.
         shares: samples of each group in a batch with this number of samples.
     """
-    workers = [one for one in told if one.work is not None]
-    servers = [one for one in told if one.work is None]
-    leaders = [one.work for one in workers if one.work and one.leads]
+    workers = [one for one in told if one.losses]
+    servers = [one for one in told if not one.losses]
+    leaders = [one for one in workers if one.leads]
     seconds = sum(one.seconds for one in told) / len(told) / len(batches)
     spent = sum(one.seconds for one in workers)
+    pushing, pulling, reading = (
+        min(1.0, sum(parts) / spent)
+        for parts in zip(*((one.pushing, one.pulling, one.reading) for one in workers))
+    )
     sent, shared = (sum(part) / len(told) / len(batches) for part in zip(*(t.moved for t in told)))
     found = []
     for clock, samples in enumerate(batches, first):
-        norms = [work.norms[clock] for work in leaders]
+        norms = [one.norms[clock] for one in leaders]
         if squares := [one.squares[clock] for one in told if clock in one.squares]:
             norm = sqrt(sum(squares))
         else:
@@ -112,24 +104,20 @@ def steps(
                 step=clock + 1,
                 epoch=epoch,
                 samples=samples,
-                loss=sum(work.losses[clock] for work in leaders),
+                loss=sum(one.losses[clock] for one in leaders),
                 grad_norm=norm,
                 lr=rate(clock),
                 seconds=seconds,
                 samples_per_s=samples / seconds,
-                comm_share=_share([w.work.pushing for w in workers if w.work], spent),
-                wait_share=_share([w.work.pulling for w in workers if w.work], spent),
-                read_share=_share([w.reading for w in workers], spent),
+                comm_share=pushing,
+                wait_share=pulling,
+                read_share=reading,
                 sent_bytes=sent,
                 shared_bytes=shared,
                 served=_served(clock, workers, servers),
             )
         )
     return found
-
-
-def _share(parts: Sequence[float], whole: float) -> float:
-    return min(1.0, sum(parts) / whole)
 
 
 def _served(

@@ -10,7 +10,6 @@ dense gradients; with ``hogwild = "tables"`` these are summed over the ranks in 
 the tables are without locks.
 """
 
-from collections import Counter
 from collections.abc import Callable
 from time import perf_counter
 
@@ -26,7 +25,7 @@ from mpitrain.parallel.arena import DATA, OWN, Arena
 from mpitrain.parallel.data_parallel import WholeGradients
 from mpitrain.parallel.store import Piece, Reduction
 from mpitrain.parallel.summation import Dense
-from mpitrain.server.messages import MessageKind
+from mpitrain.server.messages import MessageKind, ParameterExchange
 
 
 class NodeCopy(WholeGradients):
@@ -106,17 +105,13 @@ class NodeCopy(WholeGradients):
         self._node.Free()
 
 
-class Unlocked:
-    """Updates the one copy of the parameters instead of pulling and pushing."""
+class Unlocked(ParameterExchange):
+    """Updates the one copy of the parameters in place, instead of pulling and pushing."""
 
     def __init__(self, flat: Array) -> None:
         """``flat``: the copy."""
-        self.sent: Counter[int] = Counter()
+        super().__init__()
         self._flat = flat
-
-    def pull(self, clock: int) -> bool:
-        """Do nothing: the parameters are computed on in place."""
-        return True
 
     def push(self, clock: int, clocks: int, gradient: Array, rate: float) -> None:
         """Take a step along the gradient without a lock, in the elements where it is not 0."""
@@ -129,14 +124,8 @@ class Unlocked:
         step *= rate
         self._flat[start + index] -= step
 
-    def end(self, kind: MessageKind, clock: int) -> None:
-        """Do nothing: no message is under way."""
 
-    def free(self) -> None:
-        """Do nothing: there is nothing to release."""
-
-
-class HogwildTables:
+class HogwildTables(Unlocked):
     """Updates tables without locks, and the rest together: all ranks meet before each batch.
 
     A dense gradient is there on all ranks as soon as nobody computes on the parameters any more;
@@ -145,13 +134,10 @@ class HogwildTables:
 
     def __init__(self, store: NodeCopy, begins: Callable[[int], None]) -> None:
         """``begins``: called before each batch with its number; it may raise."""
-        self.sent: Counter[int] = Counter()
-        #: Squared norm of a batch's gradient in the own tables' rows and pieces, by clock.
-        self.squares: dict[int, float] = {}
+        super().__init__(store.flat)
         self._store, self._begins = store, begins
         self._tables = [t for t in store.arena.tensors if t.group == OWN]
         self._pieces = [piece for piece in store.pieces if piece.group != OWN]
-        self._unlocked = Unlocked(store.flat)
         self._has_ended = False
 
     def pull(self, clock: int) -> bool:
@@ -165,7 +151,7 @@ class HogwildTables:
         squares = 0.0
         for table in self._tables:
             own = gradient[table.start : table.stop]
-            self._unlocked.push_part(table.start, own, rate)
+            self.push_part(table.start, own, rate)
             squares += square_sum(own)
         for piece in self._pieces:
             own = gradient[piece.start : piece.stop]
@@ -174,9 +160,6 @@ class HogwildTables:
         self.squares[clock] = squares
 
     def end(self, kind: MessageKind, clock: int) -> None:
-        """The others hear of it where they meet next."""
+        """End the work; the others hear of a failure where they meet next."""
         if not self._has_ended:
             self._store.meet(kind is MessageKind.FAILED)
-
-    def free(self) -> None:
-        """Do nothing: there is nothing to release."""

@@ -25,8 +25,8 @@ from mpitrain.server.hogwild import NodeCopy
 from mpitrain.server.messages import check_size
 from mpitrain.server.roles import Members, Roles, roles
 from mpitrain.server.serve import Serving
-from mpitrain.server.service_log import Begun, LogError, decisive
-from mpitrain.server.service_order import ServiceOrder, check_folders
+from mpitrain.server.service_log import Begun, LogError, ServiceLog, decisive
+from mpitrain.server.service_order import Replay, RoundRobin
 from mpitrain.server.store import ServerStore, Spread, WorkerStore
 from mpitrain.server.work import Worker
 from mpitrain.step.agreement import NonFinite
@@ -138,11 +138,10 @@ class ServedLoop(Loop):
         #: Micro-batches of each worker.
         self._reads = [reads(pipeline, report, place) for place in places]
         self._micro_batches = passes.parts
-        order = together(parts.comm, lambda: _order(parts, members), ConfigError)
+        serving = together(parts.comm, lambda: _serving(parts, members), ConfigError)
         self._side: Serving | Worker
-        if members.is_server:
-            assert order is not None, "each server has one"
-            self._side = Serving(parts, members, order)
+        if serving:
+            self._side = Serving(parts, members, *serving)
         else:
             self._side = Worker(parts, members, passes, self._reads[parts.comm.rank])
 
@@ -176,9 +175,8 @@ class ServedLoop(Loop):
             DataError, NonFinite, ConfigError, LogError,
         )  # fmt: skip
         own.seconds = perf_counter() - start
-        reducing = own.idle if own.work is None else own.work.pushing
-        pulling = {self._members.roles.server(0): own.work.pulling} if own.work else {}
-        parts.account.busy.add(own.seconds, reducing, pulling)
+        pulling = {self._members.roles.server(0): own.pulling} if own.losses else {}
+        parts.account.add(own.seconds, own.pushing, pulling)
         with parts.span("meet", "communicate"):
             parts.refresh()
             own.moved = parts.account.moved()
@@ -209,15 +207,17 @@ class ServedLoop(Loop):
         return [sum(map(own, roles.members(group))) for group in range(roles.groups)]
 
 
-def _order(parts: Parts, members: Members) -> ServiceOrder | None:
-    """The order in which this server serves."""
-    own, every = parts.config.server, members.roles
-    if own.hogwild:
-        return None
-    folder = Path(parts.config.run.dir)
-    check_folders(own.replay, folder)
+def _serving(parts: Parts, members: Members) -> tuple[RoundRobin, ServiceLog] | None:
+    """This server's order of service and log; None on a worker."""
+    own, every, folder = parts.config.server, members.roles, Path(parts.config.run.dir)
+    if own.replay and Path(own.replay).resolve() == folder.resolve():
+        raise ConfigError(
+            f"server.replay = {own.replay!r} is this run's own run.dir, whose log it would replace;"
+            " set another run.dir"
+        )
     if not members.is_server:
         return None
     job = decisive(parts.config, parts.data_digest)
     begun = Begun(1, members.number, every.servers, every.groups, 0, job)
-    return ServiceOrder(folder, own.replay, begun)
+    order = Replay(Path(own.replay), begun) if own.replay else RoundRobin(every.groups)
+    return order, ServiceLog(folder, begun)

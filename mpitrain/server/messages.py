@@ -7,7 +7,7 @@ posted theirs and wait, so that nobody waits in a send for one that waits in a s
 from collections import Counter
 from collections.abc import Sequence
 from enum import IntEnum
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import numpy as np
 from mpi4py import MPI
@@ -17,6 +17,8 @@ from collectives.codec import Codec, Dice
 from mpitrain.arrays import Array
 from mpitrain.compress import parse
 from mpitrain.config import Config, ConfigError
+from mpitrain.server.roles import Members
+from mpitrain.server.store import Spread
 
 _TAG = 1
 _BYTE = np.dtype(np.uint8)
@@ -70,20 +72,10 @@ class ParameterMessage:
         """Fill in the header."""
         self._header[0] = (kind, clock, clocks, 0)
 
-    @property
-    def kind(self) -> MessageKind:
-        """The kind of message."""
-        return MessageKind(self._header["kind"][0])
-
-    @property
-    def clock(self) -> int:
-        """The (first) batch of the message."""
-        return int(self._header["clock"][0])
-
-    @property
-    def clocks(self) -> int:
-        """Number of batches."""
-        return int(self._header["clocks"][0])
+    def header(self) -> tuple[MessageKind, int, int]:
+        """The kind of message, its first batch, and the number of batches."""
+        kind, clock, clocks, _ = self._header[0].tolist()
+        return MessageKind(kind), clock, clocks
 
 
 def _pushed(size: int, dtype: Any, codec: Codec | None) -> ParameterMessage:
@@ -106,79 +98,70 @@ def check_size(elements: int, servers: int, dtype: Any) -> None:
         )
 
 
-class ParameterExchange(Protocol):
+class ParameterExchange:
     """Where a worker has its parameters from, and its gradients go.
 
     Attributes:
         sent: bytes sent, by clock.
+        squares: squared norm of the sum of a clock's gradients, in the part that this worker
+            updates, by clock.
     """
 
-    sent: Counter[int]
+    def __init__(self) -> None:
+        self.sent: Counter[int] = Counter()
+        self.squares: dict[int, float] = {}
 
     def pull(self, clock: int) -> bool:
-        """The worker's parameters are those to compute the batch ``clock`` on; False: stop."""
+        """Make the worker's parameters those to compute the batch ``clock`` on; False: stop."""
+        return True
 
     def push(self, clock: int, clocks: int, gradient: Array, rate: float) -> None:
-        """A gradient of ``clocks`` batches from ``clock`` on, which may change at once.
+        """Use a gradient of ``clocks`` batches from ``clock`` on, which may change at once.
 
         ``rate``: the learning rate, for those who take the step themselves.
         """
 
     def end(self, kind: MessageKind, clock: int) -> None:
-        """Nothing more before the meeting."""
+        """End the work before the meeting."""
 
     def free(self) -> None:
-        """Release what is bound."""
+        """Release the messages."""
 
 
-def push_codec(config: Config) -> Codec | None:
+def _codec(config: Config) -> Codec | None:
     """The codec of pushed gradients; ``None``: they are pushed as they are."""
     text = config.compress.codec
     return None if text == "none" else cast(Codec, parse(text))
 
 
 class Clients:
-    """A server's messages from and to each worker.
+    """A server's messages from and to the first worker of each group.
 
     Attributes:
-        inbox: last message of each worker; :meth:`pushed` has its numbers.
-        outbox: last message to each worker.
+        inbox: last message of each group; :meth:`pushed` has its numbers.
+        outbox: last message to each group.
         sent: bytes of parameters sent, by clock.
     """
 
-    def __init__(
-        self,
-        comm: MPI.Intracomm,
-        workers: Sequence[int],
-        size: int,
-        dtype: Any,
-        traffic: Traffic,
-        codec: Codec | None = None,
-    ) -> None:
+    def __init__(self, members: Members, parameters: Array, config: Config, traffic: Traffic):
         """Bind the messages.
 
         Args:
-            comm: communicator of workers and servers alone.
-            workers: ranks of workers that talk to servers.
-            size: elements of this server's part.
-            dtype: type of the parameters.
-            traffic: counter of bytes, besides.
-            codec: codec of pushed gradients, if there is one.
+            members: the ranks.
+            parameters: this server's part, whose size and type the messages have.
+            config: the job.
+            traffic: counter of bytes.
         """
-        self._traffic = traffic
-        self._codec = codec
-        self._decoded: Array = np.empty(size if codec else 0, dtype)
-        self.inbox = [_pushed(size, dtype, codec) for _ in workers]
+        wire, size, dtype = members.wire, parameters.size, parameters.dtype
+        workers = members.roles.leaders()
+        self._traffic, self._codec = traffic, _codec(config)
+        self._decoded: Array = np.empty(size if self._codec else 0, dtype)
+        self.inbox = [_pushed(size, dtype, self._codec) for _ in workers]
         self.outbox = [ParameterMessage(size, dtype) for _ in workers]
         self.sent: Counter[int] = Counter()
-        self._receives = [
-            comm.Recv_init(message.buffer, worker, _TAG)
-            for worker, message in zip(workers, self.inbox, strict=True)
-        ]
-        self._sends = [
-            comm.Send_init(message.buffer, worker, _TAG)
-            for worker, message in zip(workers, self.outbox, strict=True)
-        ]
+        to = list(zip(workers, self.inbox, self.outbox, strict=True))
+        self._receives = [wire.Recv_init(push.buffer, rank, _TAG) for rank, push, _ in to]
+        self._sends = [wire.Send_init(reply.buffer, rank, _TAG) for rank, _, reply in to]
 
     def listen(self, worker: int) -> None:
         """Receive the next message of a worker."""
@@ -221,46 +204,33 @@ class Clients:
             request.Free()
 
 
-class Servers:
-    """A worker's messages to and from each server.
-
-    Attributes:
-        sent: bytes sent, by clock.
-    """
+class Servers(ParameterExchange):
+    """Messages of a group's first worker to and from each server."""
 
     def __init__(
-        self,
-        comm: Communicator,
-        wire: MPI.Intracomm,
-        servers: Sequence[int],
-        parts: Sequence[slice],
-        parameters: Array,
-        traffic: Traffic,
-        codec: Codec | None = None,
-        dice: Dice | None = None,
+        self, comm: Communicator, members: Members, spread: Spread, config: Config, traffic: Traffic
     ) -> None:
         """Bind the messages.
 
         Args:
             comm: communicator with the watchdog.
-            wire: communicator of workers and servers alone.
-            servers: ranks of the servers.
-            parts: elements of each server.
-            parameters: flat parameters, which pulls replace.
-            traffic: counter of bytes, besides.
-            codec: codec of pushed gradients, if there is one.
-            dice: random numbers of the codec, for this worker and the last clock of a push.
+            members: the ranks.
+            spread: parameters, which pulls replace.
+            config: the job.
+            traffic: counter of bytes.
         """
-        self._codec, self._dice = codec, dice or Dice()
-        self._comm = comm
-        self._traffic = traffic
-        self._parts = parts
-        self._parameters = parameters
-        self.sent: Counter[int] = Counter()
-        sizes = [part.stop - part.start for part in parts]
-        self._pushed = [_pushed(size, parameters.dtype, codec) for size in sizes]
-        self._pulled = [ParameterMessage(size, parameters.dtype) for size in sizes]
-        self._asked = [ParameterMessage(0, parameters.dtype) for _ in sizes]
+        super().__init__()
+        wire, roles = members.wire, members.roles
+        self._comm, self._traffic = comm, traffic
+        self._parts, self._parameters = spread.parts, spread.flat
+        self._codec = _codec(config)
+        #: Random numbers of the codec, for this group and the last clock of a push.
+        self._dice = Dice(config.run.seed, roles.group(comm.rank))
+        sizes, dtype = [part.stop - part.start for part in spread.parts], spread.flat.dtype
+        self._pushed = [_pushed(size, dtype, self._codec) for size in sizes]
+        self._pulled = [ParameterMessage(size, dtype) for size in sizes]
+        self._asked = [ParameterMessage(0, dtype) for _ in sizes]
+        servers = [roles.server(number) for number in range(roles.servers)]
         to = list(zip(servers, self._pushed, self._pulled, self._asked, strict=True))
         self._pushes = [wire.Send_init(push.buffer, rank, _TAG) for rank, push, _, _ in to]
         self._pulls = [wire.Recv_init(pull.buffer, rank, _TAG) for rank, _, pull, _ in to]
@@ -272,7 +242,7 @@ class Servers:
         self._ask(MessageKind.PULL, clock)
         with self._comm.waiting("the parameters of the servers", by_all=False):
             MPI.Request.Waitall(self._pulls)
-        if any(message.kind is MessageKind.STOP for message in self._pulled):
+        if any(message.header()[0] is MessageKind.STOP for message in self._pulled):
             return False
         for part, message in zip(self._parts, self._pulled, strict=True):
             self._parameters[part] = message.values
@@ -287,8 +257,7 @@ class Servers:
         for part, message in zip(self._parts, self._pushed, strict=True):
             self._write(gradient[part], part.start, message, clock + clocks - 1)
             message.write(MessageKind.PUSH, clock, clocks)
-            self.sent[clock + clocks - 1] += message.nbytes
-            self._traffic.send(1, message.nbytes)
+            self._count(message, clock + clocks - 1)
         MPI.Prequest.Startall(self._pushes)
 
     def _write(self, gradient: Array, start: int, message: ParameterMessage, clock: int) -> None:
@@ -298,8 +267,11 @@ class Servers:
         self._dice.step = clock
         self._codec.encode(gradient, message.values, lambda: self._dice.draw(start, 0))
 
+    def _count(self, message: ParameterMessage, clock: int) -> None:
+        self.sent[clock] += message.nbytes
+        self._traffic.send(1, message.nbytes)
+
     def end(self, kind: MessageKind, clock: int) -> None:
-        """Send nothing more before the meeting."""
         self._ask(kind, clock)
         with self._comm.waiting("the servers to take what was pushed", by_all=False):
             MPI.Request.Waitall([*self._asks, *self._pushes])
@@ -308,11 +280,9 @@ class Servers:
         MPI.Request.Waitall(self._asks)
         for message in self._asked:
             message.write(kind, clock)
-            self.sent[clock] += message.nbytes
-            self._traffic.send(1, message.nbytes)
+            self._count(message, clock)
         MPI.Prequest.Startall(self._asks)
 
     def free(self) -> None:
-        """Release the messages."""
         for request in (*self._pushes, *self._pulls, *self._asks):
             request.Free()

@@ -7,10 +7,10 @@ from time import perf_counter
 from mpitrain.config import ConfigError
 from mpitrain.server.account import RankReport
 from mpitrain.server.corrections import correction
-from mpitrain.server.messages import Clients, MessageKind, push_codec
+from mpitrain.server.messages import Clients, MessageKind
 from mpitrain.server.roles import Members
-from mpitrain.server.service_log import Pull, Push
-from mpitrain.server.service_order import ServiceOrder, Turns
+from mpitrain.server.service_log import Pull, Push, ServiceLog
+from mpitrain.server.service_order import RoundRobin
 from mpitrain.server.shard import Shard
 from mpitrain.server.work import begin
 from mpitrain.training.loop import Batch
@@ -20,17 +20,18 @@ from mpitrain.training.parts import Parts
 class Serving:
     """A rank that serves its shard of the parameters to workers."""
 
-    def __init__(self, parts: Parts, members: Members, order: ServiceOrder) -> None:
+    def __init__(self, parts: Parts, members: Members, order: RoundRobin, log: ServiceLog) -> None:
         """Bind the messages.
 
         Args:
             parts: the job on this rank.
             members: the ranks.
             order: order of service.
+            log: the log, which is closed with the parts.
         """
-        parts.opened.callback(order.close)
+        parts.opened.callback(log.close)
         updater, piece, own = parts.updater, parts.store.pieces[0], parts.config.server
-        self._parts, self._order = parts, order
+        self._parts, self._order, self._log = parts, order, log
         self._workers = leaders = members.roles.leaders()
         self._shard = Shard(
             piece,
@@ -41,12 +42,10 @@ class Serving:
             own.limit,
             correction(own, len(leaders)),
         )
-        size, dtype, traffic = piece.parameters.size, piece.parameters.dtype, parts.comm.traffic
+        traffic = parts.comm.traffic
         assert traffic is not None, "it is counted from the beginning"
-        codec = push_codec(parts.config)
-        self._clients = Clients(members.wire, leaders, size, dtype, traffic, codec)
+        self._clients = Clients(members, piece.parameters, parts.config, traffic)
         parts.opened.callback(self._clients.free)
-        self._turns: Turns | None = None
         self._stop_at = 0
 
     def begin(self, first: int, count: int) -> None:
@@ -56,7 +55,8 @@ class Serving:
             ConfigError: the log that is replayed does not have them.
             LogError: the own log cannot be written.
         """
-        self._turns = self._order.turns(first, first + count)
+        self._log.begin(first)
+        self._order.begin(first, first + count)
 
     def act(self, batch: Batch, first: int) -> RankReport:
         """Serve until all workers have taken all batches, or have failed.
@@ -66,18 +66,15 @@ class Serving:
                 have stopped.
             LogError: the own log cannot be written.
         """
-        assert self._turns is not None, "begin() comes first"
         stop = first + len(batch.indices)
-        events, failed, idle = self._serve_all(first, stop, self._turns)
+        events, failed, idle = self._serve_all(first, stop)
         if not failed:
-            self._order.write(first, stop, events)
+            self._log.add(first, stop, events)
         sent, self._clients.sent = self._clients.sent, Counter()
         pushes = [event for event in events if isinstance(event, Push)]
-        return RankReport(idle=idle, sent=sent, pushes=pushes, squares=self._shard.squares)
+        return RankReport(pushing=idle, sent=sent, pushes=pushes, squares=self._shard.squares)
 
-    def _serve_all(
-        self, first: int, stop: int, turns: Turns
-    ) -> tuple[list[Pull | Push], bool, float]:
+    def _serve_all(self, first: int, stop: int) -> tuple[list[Pull | Push], bool, float]:
         """Serve the batches ``first <= i < stop``.
 
         Returns:
@@ -97,23 +94,22 @@ class Serving:
         while running:
             start = perf_counter()
             for worker in self._arrived(running - ready, wait=wait):
-                kind = clients.inbox[worker].kind
+                kind, _, _ = clients.inbox[worker].header()
                 failed = failed or kind is MessageKind.FAILED
-                (running.remove if kind in (MessageKind.DONE, MessageKind.FAILED) else ready.add)(
-                    worker
-                )
+                has_ended = kind in (MessageKind.DONE, MessageKind.FAILED)
+                (running.remove if has_ended else ready.add)(worker)
             idle += perf_counter() - start if wait else 0.0
             if failed or error:
                 self._refuse(ready)
                 wait = True
                 continue
             try:
-                chosen = turns.next({w for w in ready if self._may_be_served(w)})
+                chosen = self._order.next({w for w in ready if self._may_be_served(w)})
                 wait = chosen is None
                 if chosen is not None:
                     ready.remove(chosen)
                     events.append(self._serve(chosen))
-                    turns.served(events[-1])
+                    self._order.served(events[-1])
                 elif running and running == ready:
                     raise ConfigError(
                         "server.replay: no worker sends what the log has next; replay it with the "
@@ -133,18 +129,19 @@ class Serving:
             return self._clients.arrived(wait=True)
 
     def _may_be_served(self, worker: int) -> bool:
-        return self._clients.inbox[worker].kind is MessageKind.PUSH or self._shard.may_pull(worker)
+        kind, _, _ = self._clients.inbox[worker].header()
+        return kind is MessageKind.PUSH or self._shard.may_pull(worker)
 
     def _serve(self, worker: int) -> Pull | Push:
         shard, clients = self._shard, self._clients
-        message, step = clients.inbox[worker], shard.step
+        step, (kind, clock, clocks) = shard.step, clients.inbox[worker].header()
+        out = clients.sending(worker)
         done: Pull | Push
-        if message.kind is MessageKind.PULL:
-            done = shard.pull(worker, message.clock, clients.sending(worker))
-            clients.answer(worker, MessageKind.PARAMETERS, message.clock)
+        if kind is MessageKind.PULL:
+            done = shard.pull(worker, clock, out)
+            clients.answer(worker, MessageKind.PARAMETERS, clock)
         else:
-            pulled = clients.sending(worker)
-            done = shard.push(worker, message.clock, message.clocks, clients.pushed(worker), pulled)
+            done = shard.push(worker, clock, clocks, clients.pushed(worker), out)
         clients.listen(worker)
         if step < shard.step < self._stop_at:
             begin(self._parts, shard.step)
@@ -153,9 +150,9 @@ class Serving:
     def _refuse(self, ready: set[int]) -> None:
         """Tell those who want parameters to stop; what the others push is not applied."""
         for worker in ready:
-            message = self._clients.inbox[worker]
-            if message.kind is MessageKind.PULL:
+            kind, clock, _ = self._clients.inbox[worker].header()
+            if kind is MessageKind.PULL:
                 self._clients.sending(worker)
-                self._clients.answer(worker, MessageKind.STOP, message.clock)
+                self._clients.answer(worker, MessageKind.STOP, clock)
             self._clients.listen(worker)
         ready.clear()

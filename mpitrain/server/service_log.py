@@ -12,19 +12,22 @@ from typing import Any
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
-from mpitrain.config import Config, ConfigError
+from mpitrain.config import Config
 from mpitrain.files import check_regular
 from mpitrain.ranks.together import SharedError
-
-_FORMAT = 1
 
 
 class LogError(SharedError):
     """A log cannot be written; the message names the file and why."""
 
 
-class Begun(Struct, frozen=True, forbid_unknown_fields=True, tag="begun", tag_field="event"):
+class Line(Struct, frozen=True, forbid_unknown_fields=True, tag_field="event", tag=str.lower):
+    """A line of the log."""
+
+
+class Begun(Line, frozen=True):
     """The beginning or resumption of a run.
 
     Attributes:
@@ -43,9 +46,7 @@ class Begun(Struct, frozen=True, forbid_unknown_fields=True, tag="begun", tag_fi
     job: dict[str, Any]
 
 
-class LoggedWindow(
-    Struct, frozen=True, forbid_unknown_fields=True, tag="window", tag_field="event"
-):
+class LoggedWindow(Line, frozen=True, tag="window"):
     """The batches ``first <= i < stop`` between two meetings; ``events`` lines follow."""
 
     first: int
@@ -53,7 +54,7 @@ class LoggedWindow(
     events: int
 
 
-class Pull(Struct, frozen=True, forbid_unknown_fields=True, tag="pull", tag_field="event"):
+class Pull(Line, frozen=True):
     """A worker was sent the parameters.
 
     Attributes:
@@ -67,7 +68,7 @@ class Pull(Struct, frozen=True, forbid_unknown_fields=True, tag="pull", tag_fiel
     version: int
 
 
-class Push(Struct, frozen=True, forbid_unknown_fields=True, tag="push", tag_field="event"):
+class Push(Line, frozen=True):
     """A worker's gradient was applied; with ``bound = 0``, when the last one of its clock came.
 
     Attributes:
@@ -90,6 +91,8 @@ class Push(Struct, frozen=True, forbid_unknown_fields=True, tag="push", tag_fiel
 
 
 Event = Begun | LoggedWindow | Pull | Push
+#: Errors of a line that is none of a log.
+NOT_A_LINE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 def name(server: int) -> str:
@@ -97,15 +100,19 @@ def name(server: int) -> str:
     return f"server-{server}.jsonl"
 
 
-def remove_others(folder: Path, servers: int) -> None:
-    """Delete logs of an earlier run with more servers; ``LogError``: one cannot be deleted."""
-    for path in folder.glob("server-*.jsonl"):
-        number = path.stem.removeprefix("server-")
-        if number.isdecimal() and path.name == name(int(number)) and int(number) >= servers:
-            try:
-                path.unlink()
-            except OSError as error:
-                raise LogError(f"{path} cannot be removed: {error.strerror}") from error
+def lines(path: Path) -> list[bytes]:
+    """The lines of a log, with their ends.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    check_regular(path)
+    return path.read_bytes().splitlines(keepends=True)
+
+
+def event(line: bytes) -> Event:
+    """The event of a line; one of :data:`NOT_A_LINE` is raised if it is none."""
+    return msgspec.json.decode(line, type=Event)
 
 
 def decisive(job: Config, data: str) -> dict[str, Any]:
@@ -132,16 +139,30 @@ def decisive(job: Config, data: str) -> dict[str, Any]:
 class ServiceLog:
     """The log that a server writes, a window at a time."""
 
-    def __init__(self, path: Path, begun: Begun) -> None:
-        """Keep the log up to ``begun.step``, and begin.
+    def __init__(self, folder: Path, begun: Begun) -> None:
+        """Write nothing yet.
+
+        Args:
+            folder: folder of the run.
+            begun: first line of the log, but for the step.
+        """
+        self._path, self._begun = folder / name(begun.server), begun
+        self._file: FileIO | None = None
+
+    def begin(self, step: int) -> None:
+        """Keep an earlier run's log up to a step, and begin; further calls do nothing.
 
         Raises:
-            LogError: it cannot be written.
+            LogError: it cannot be written, or another server's of the run before be deleted.
         """
-        self._path = path
+        if self._file:
+            return
+        path = self._path
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            kept = b"".join(_until(path, begun.step)) if begun.step and path.exists() else b""
+            if self._begun.server == step == 0:
+                _remove_others(path.parent, self._begun.servers)
+            kept = b"".join(_until(path, step)) if step and path.exists() else b""
             beside = path.with_suffix(".unfinished")
             beside.unlink(missing_ok=True)
             beside.write_bytes(kept)
@@ -149,7 +170,7 @@ class ServiceLog:
             self._file = FileIO(path, "a")
         except OSError as error:
             raise LogError(self._why(error)) from error
-        self._write([begun])
+        self._write([replace(self._begun, step=step)])
 
     def add(self, first: int, stop: int, events: Sequence[Pull | Push]) -> None:
         """Write a window and the messages served in it.
@@ -159,8 +180,9 @@ class ServiceLog:
         """
         self._write([LoggedWindow(first, stop, len(events)), *events])
 
-    def _write(self, lines: Sequence[Event]) -> None:
-        data = b"".join(msgspec.json.encode(line) + b"\n" for line in lines)
+    def _write(self, written: Sequence[Event]) -> None:
+        assert self._file, "begin() comes first"
+        data = b"".join(msgspec.json.encode(line) + b"\n" for line in written)
         try:
             while data:
                 data = data[self._file.write(data) :]
@@ -169,113 +191,29 @@ class ServiceLog:
 
     def close(self) -> None:
         """Close the file."""
-        self._file.close()
+        if self._file:
+            self._file.close()
 
     def _why(self, error: OSError) -> str:
         return (
-            f"{self._path} cannot be written: {error.strerror}; make room or choose another "
-            "run.dir, and train --resume goes on from the newest checkpoint"
+            f"{error.filename or self._path} cannot be written: {error.strerror}; make room or "
+            "choose another run.dir, and train --resume goes on from the newest checkpoint"
         )
 
 
-class ReplayedLog:
-    """An existing log, by windows.
-
-    Attributes:
-        path: the file.
-        begun: the runs in it.
-    """
-
-    def __init__(self, path: Path) -> None:
-        """Read it.
-
-        Raises:
-            ConfigError: it cannot be read, or is no log of a server.
-        """
-        self.path = path
-        self.begun: list[Begun] = []
-        self._windows: dict[int, tuple[LoggedWindow, list[Pull | Push]]] = {}
-        events: list[Pull | Push] = []
-        for event in _read(path):
-            match event:
-                case Begun():
-                    self.begun.append(event)
-                case LoggedWindow():
-                    events = []
-                    self._windows[event.first] = event, events
-                case _:
-                    events.append(event)
-        if not self.begun:
-            raise ConfigError(f"server.replay: {path} is empty; it is no log of a server")
-
-    def expect(self, mine: Begun) -> None:
-        """Check that the log is of the same training.
-
-        Raises:
-            ConfigError: it is of another training.
-        """
-        for begun in self.begun:
-            for what in ("format", "server", "servers", "workers"):
-                then, now = getattr(begun, what), getattr(mine, what)
-                if then != now:
-                    raise ConfigError(
-                        f"server.replay: {self.path} has {what} = {then}, and this run {now}; "
-                        "replay it on as many ranks, with the same [server] table"
-                    )
-            for key, now in mine.job.items():
-                then = begun.job.get(key)
-                if then != now:
-                    raise ConfigError(
-                        f"server.replay: {self.path} is of another training: {key} was {then!r}, "
-                        f"and is {now!r}"
-                    )
-
-    def window(self, first: int, stop: int) -> Sequence[Pull | Push]:
-        """The messages served in a window.
-
-        Raises:
-            ConfigError: the log does not have the window.
-        """
-        whole = {f: w for f, w in self._windows.items() if len(w[1]) == w[0].events}
-        found = whole.get(first)
-        if found is None:
-            ends = [window.stop for window, _ in whole.values()]
-            raise ConfigError(
-                f"server.replay: {self.path} has nothing after step {first}; the last step in "
-                f"it is {max(ends, default=0)}: set train.steps to that"
-            )
-        if found[0].stop != stop:
-            raise ConfigError(
-                f"server.replay: in {self.path} the ranks met after steps {first} and "
-                f"{found[0].stop}, and this job meets after {stop}; set train.steps = "
-                f"{found[0].stop} or as in the logged run"
-            )
-        return found[1]
-
-
-def _read(path: Path) -> Iterator[Event]:
-    try:
-        check_regular(path)
-        lines = path.read_bytes().splitlines(keepends=True)
-    except OSError as error:
-        raise ConfigError(f"server.replay: {path} cannot be read: {error.strerror}") from error
-    for number, line in enumerate(lines, 1):
-        try:
-            yield msgspec.json.decode(line, type=Event)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            if number == len(lines) and not line.endswith(b"\n"):
-                return  # the line was cut off, as was its window
-            raise ConfigError(
-                f"server.replay: {path}, line {number}, is no line of a server's log: {error}"
-            ) from error
+def _remove_others(folder: Path, servers: int) -> None:
+    """Delete logs of an earlier run with more servers."""
+    for path in folder.glob("server-*.jsonl"):
+        number = path.stem.removeprefix("server-")
+        if number.isdecimal() and path.name == name(int(number)) and int(number) >= servers:
+            path.unlink()
 
 
 def _until(path: Path, step: int) -> Iterator[bytes]:
     """The lines of a file before the first window that goes beyond a step."""
-    check_regular(path)
-    with suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        for line in path.read_bytes().splitlines(keepends=True):
-            event = msgspec.json.decode(line, type=Event)
-            if (isinstance(event, LoggedWindow) and event.stop > step) or not line.endswith(b"\n"):
+    with suppress(*NOT_A_LINE):
+        for line in lines(path):
+            found = event(line)
+            if (isinstance(found, LoggedWindow) and found.stop > step) or not line.endswith(b"\n"):
                 return
             yield line

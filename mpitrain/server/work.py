@@ -10,15 +10,14 @@ from typing import cast
 
 import numpy as np
 
-from collectives.codec import Dice
 from mpitrain.arrays import Array
 from mpitrain.config import ConfigError
 from mpitrain.data import DataError
 from mpitrain.kernels import square_sum
 from mpitrain.parallel.data_parallel import WholeGradients
-from mpitrain.server.account import RankReport, Work
+from mpitrain.server.account import RankReport
 from mpitrain.server.hogwild import HogwildTables, NodeCopy, Unlocked
-from mpitrain.server.messages import MessageKind, ParameterExchange, Servers, push_codec
+from mpitrain.server.messages import MessageKind, ParameterExchange, Servers
 from mpitrain.server.roles import Members
 from mpitrain.server.store import WorkerStore
 from mpitrain.step.agreement import NonFinite, nonfinite
@@ -45,6 +44,7 @@ class Worker:
         self._rate = parts.rates.rate
         passes.runner()
         self._feed = parts.feed.among(members.group)
+        self._told = RankReport()
         self._link = _link(parts, members)
         if self._link:
             parts.opened.callback(self._link.free)
@@ -69,7 +69,7 @@ class Worker:
         reading = feed.batches(
             "train", batch.epoch, batch.indices, 1, self._passes.parts, lambda steps: self._own
         )
-        told = RankReport(leads=link is not None)
+        told = self._told = RankReport(leads=link is not None)
 
         def timed() -> Iterator[tuple[list[Array], Held]]:
             for some in reading:
@@ -77,29 +77,27 @@ class Worker:
                 yield some
 
         with closing(reading):
-            told.work = self._until(first, first + len(batch.indices), timed())
+            self._until(first, first + len(batch.indices), timed())
         if link:
             told.sent, link.sent = link.sent, Counter()
-        if isinstance(link, HogwildTables):
             told.squares, link.squares = link.squares, {}
         return told
 
-    def _until(self, first: int, stop: int, reading: Iterable[tuple[list[Array], Held]]) -> Work:
+    def _until(self, first: int, stop: int, reading: Iterable[tuple[list[Array], Held]]) -> None:
         """Take the batches ``first <= i < stop``."""
-        work, clock = Work(), first
+        clock = first
         try:
             for clock, (batches, held) in enumerate(reading, first):
-                if (clock - first) % self._server.fetch == 0 and not self._pull(clock, work):
+                if (clock - first) % self._server.fetch == 0 and not self._pull(clock):
                     break
-                self._clock(clock, batches[0], held, work)
-                self._push(clock, first, stop, work)
+                self._clock(clock, batches[0], held)
+                self._push(clock, first, stop)
         except (DataError, NonFinite, ConfigError):
-            self._end(MessageKind.FAILED, clock, work)
+            self._end(MessageKind.FAILED, clock)
             raise
-        self._end(MessageKind.DONE, clock, work)
-        return work
+        self._end(MessageKind.DONE, clock)
 
-    def _pull(self, clock: int, work: Work) -> bool:
+    def _pull(self, clock: int) -> bool:
         start = perf_counter()
         goes_on = self._link is None or self._link.pull(clock)
         if self._group.size > 1:
@@ -107,23 +105,23 @@ class Worker:
             if goes_on:
                 self._group.Bcast(self._parameters, 0, algorithm="native")
         self._parts.passes.forget()
-        work.pulling += perf_counter() - start
+        self._told.pulling += perf_counter() - start
         return goes_on
 
-    def _clock(self, clock: int, batch: Array, held: Held, work: Work) -> None:
+    def _clock(self, clock: int, batch: Array, held: Held) -> None:
         loss, unused = self._compute(clock, batch, held)
         if self._group.size > 1:
-            told = self._group.allgather((loss, unused))
-            loss = sum(part for part, _ in told)
-            unused = next((name for _, name in told if name), "")
+            every = self._group.allgather((loss, unused))
+            loss = sum(part for part, _ in every)
+            unused = next((name for _, name in every if name), "")
         if unused:
             raise ConfigError(
                 f"server: {unused} has no part in the loss of step {clock + 1}, and servers update "
                 "all parameters; freeze it (requires_grad = False), or train without servers"
             )
-        work.losses[clock] = loss
-        work.norms[clock] = sqrt(square_sum(self._store.gradients))
-        if not (isfinite(loss) and isfinite(work.norms[clock])):
+        norm = sqrt(square_sum(self._store.gradients))
+        self._told.losses[clock], self._told.norms[clock] = loss, norm
+        if not (isfinite(loss) and isfinite(norm)):
             data = self._passes.source(held, [batch]).unfit()
             if self._group.size > 1:
                 data = next(filter(None, self._group.allgather(data)), "")
@@ -132,7 +130,7 @@ class Worker:
             self._parameters -= self._rate(clock) * self._store.gradients
             self._parts.passes.forget()
 
-    def _push(self, clock: int, first: int, stop: int, work: Work) -> None:
+    def _push(self, clock: int, first: int, stop: int) -> None:
         start = perf_counter()
         kept = self._kept
         if self._server.push > 1:
@@ -143,14 +141,14 @@ class Worker:
                 self._link.push(clock + 1 - clocks, clocks, kept, self._rate(clock))
             if self._server.push > 1:
                 kept[...] = 0
-        work.pushing += perf_counter() - start
+        self._told.pushing += perf_counter() - start
 
-    def _end(self, kind: MessageKind, clock: int, work: Work) -> None:
+    def _end(self, kind: MessageKind, clock: int) -> None:
         start = perf_counter()
         if self._link:
             self._link.end(kind, clock)
         self._kept[...] = 0
-        work.pushing += perf_counter() - start
+        self._told.pushing += perf_counter() - start
 
     # Overflow ends in a loss that is not finite, which ends the run.
     @np.errstate(over="ignore", invalid="ignore")
@@ -185,15 +183,6 @@ def _link(parts: Parts, members: Members) -> ParameterExchange | None:
         return Unlocked(store.flat)
     if members.group.rank > 0:
         return None
-    roles, spread, traffic = members.roles, cast(WorkerStore, store).spread, parts.comm.traffic
+    spread, traffic = cast(WorkerStore, store).spread, parts.comm.traffic
     assert traffic is not None, "it is counted from the beginning"
-    return Servers(
-        parts.comm,
-        members.wire,
-        [roles.server(number) for number in range(roles.servers)],
-        spread.parts,
-        spread.flat,
-        traffic,
-        push_codec(parts.config),
-        Dice(parts.config.run.seed, roles.group(parts.comm.rank)),
-    )
+    return Servers(parts.comm, members, spread, parts.config, traffic)

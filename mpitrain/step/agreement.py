@@ -1,8 +1,8 @@
 """Reports of single ranks on a step, and their sums over all ranks."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields, replace
 from math import isfinite
+from typing import Self
 
 from mpi4py import MPI
 
@@ -40,7 +40,7 @@ def named(comm: MPI.Intracomm, own: str) -> str:
 
 
 @dataclass(frozen=True)
-class Told:
+class StepReport:
     """Report of a rank on a step.
 
     Attributes:
@@ -61,73 +61,40 @@ class Told:
     comm_seconds: float = 0.0
     wait_seconds: float = 0.0
     read_seconds: float = 0.0
-    stopping: bool = False
-    sent_bytes: int = 0
-    shared_bytes: int = 0
-    faulty: bool = False
-    strayed: tuple[float, float] = (0.0, 0.0)
+    stopping: float = False
+    sent_bytes: float = 0
+    shared_bytes: float = 0
+    faulty: float = False
+    strayed: tuple[float, float] = field(default=(0.0, 0.0), kw_only=True)
 
     @property
     def numbers(self) -> list[float]:
-        """The numbers that are summed over the ranks, in order."""
-        spent = [self.seconds, self.comm_seconds, self.wait_seconds, self.read_seconds]
-        return [
-            self.loss,
-            *spent,
-            float(self.stopping),
-            self.sent_bytes,
-            self.shared_bytes,
-            float(self.faulty),
-        ]
+        """The numbers that are summed over the ranks, in order: all but ``strayed``."""
+        return [getattr(self, one.name) for one in fields(StepReport)[:-1]]
+
+    def plus(self, more: "StepReport") -> Self:
+        """This report with the numbers of another one added."""
+        names = [one.name for one in fields(StepReport)[:-1]]
+        return replace(self, **{name: getattr(self, name) + getattr(more, name) for name in names})
 
 
-@dataclass(frozen=True)
-class Agreed:
-    """Reports of all ranks on a step, summed.
+@dataclass(frozen=True, kw_only=True)
+class Agreed(StepReport):
+    """Reports of all ranks on a step, summed; ``loss`` is the mean over the global batch.
 
     Attributes:
-        loss: mean over the global batch.
         grad_norm: Euclidean norm of the global gradient, before clipping; if workers have gradients
             of their own, the root of the mean square of their norms.
         own_norm: norm of this worker's gradient; equals ``grad_norm`` if all have the same.
-        seconds, comm_seconds, wait_seconds, read_seconds: sums over the ranks.
-        stopping: whether a rank was asked to stop.
-        sent_bytes, shared_bytes: sums over the ranks.
         unused: names of the tensors that had no part in the loss on any rank.
-        faulty: whether a layer of a rank is not a pure function.
         drift: distance of the workers' weights from the anchor at the last exchange, divided by the
             anchor's norm; None: the step before had no exchange.
     """
 
-    loss: float
-    grad_norm: float
-    own_norm: float
-    seconds: float
-    comm_seconds: float
-    wait_seconds: float
-    read_seconds: float
-    stopping: bool
-    sent_bytes: float
-    shared_bytes: float
-    faulty: bool = False
+    grad_norm: float = 0.0
+    own_norm: float = 0.0
     unused: frozenset[str] = frozenset()
     drift: float | None = None
-
-    @classmethod
-    def of(
-        cls,
-        told: Sequence[float],
-        grad_norm: float,
-        own_norm: float,
-        drift: float | None = None,
-        unused: frozenset[str] = frozenset(),
-    ) -> "Agreed":
-        """Make it from the sums of :attr:`Told.numbers`."""
-        loss, seconds, reducing, waiting, reading, stopping, sent, shared, faulty = told
-        return cls(
-            loss, grad_norm, own_norm, seconds, reducing, waiting, reading, stopping > 0,
-            sent, shared, faulty > 0, unused, drift,
-        )  # fmt: skip
 
     @property
     def finite(self) -> bool:

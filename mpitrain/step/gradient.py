@@ -13,7 +13,7 @@ from mpitrain.device import HOST, Device
 from mpitrain.kernels import kernels_of, square_sum
 from mpitrain.parallel.grid import ProcessGrid
 from mpitrain.parallel.store import Store, overlaps
-from mpitrain.step.agreement import Agreed, Told, named
+from mpitrain.step.agreement import Agreed, StepReport, named
 
 
 class GlobalGradient:
@@ -44,7 +44,7 @@ class GlobalGradient:
         self._gradients = layout.replicas[0] if worker else 1, grid.place.replica if worker else 0
         self._names: list[str] | None = None
 
-    def agree(self, own: Told) -> Agreed:
+    def agree(self, own: StepReport) -> Agreed:
         """Sum the reports of all ranks and their parts of the squared norm; one message."""
         count, ours = self._gradients
         squares = np.zeros(count)
@@ -57,9 +57,9 @@ class GlobalGradient:
         norm, own_norm = _root(squares.mean()), _root(squares[ours])
         strayed, anchor = values[-count - 2 : -count].tolist()
         drift = _root(strayed / anchor) if anchor else None
-        *told, some = values[: -count - 2].tolist()
+        *numbers, some = values[: -count - 2].tolist()
         unused = self._unused(self._one_gradient) if some else frozenset[str]()
-        return Agreed.of(told, norm, own_norm, drift, unused)
+        return Agreed(*numbers, grad_norm=norm, own_norm=own_norm, unused=unused, drift=drift)
 
     def used(self) -> Set[str]:
         """Names of the tensors that this rank has used."""
@@ -78,7 +78,7 @@ class GlobalGradient:
         comm.Allreduce(MPI.IN_PLACE, used, op=MPI.MAX, algorithm="native")
         return frozenset(name for name, found in zip(self._names, used, strict=True) if not found)
 
-    def agree_within(self, own: Told) -> Agreed:
+    def agree_within(self, own: StepReport) -> Agreed:
         """Sum the reports within this worker, as :meth:`agree`; no message to other workers."""
         loss, squares = self._device.read([own.loss, self.own_squares()])
         missing = len(self._store.used) < len(self._store.arena.tensors)
@@ -86,9 +86,9 @@ class GlobalGradient:
         if self._one_gradient.size > 1:
             self._one_gradient.Allreduce(MPI.IN_PLACE, values, op=MPI.SUM, algorithm="native")
         norm = _root(values[-1])
-        *told, some = values[:-1].tolist()
+        *numbers, some = values[:-1].tolist()
         unused = self._unused(self._one_gradient) if some else frozenset[str]()
-        return Agreed.of(told, norm, norm, unused=unused)
+        return Agreed(*numbers, grad_norm=norm, own_norm=norm, unused=unused)
 
     def counted(self) -> list[slice]:
         """The elements of the arena for which this rank answers."""

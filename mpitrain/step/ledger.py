@@ -6,17 +6,17 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives import Communicator
-from mpitrain.step.agreement import Agreed, NonFinite, Told, named, nonfinite
+from mpitrain.step.agreement import Agreed, NonFinite, StepReport, named, nonfinite
 
 
 @dataclass(frozen=True)
-class Noted:
+class LocalStep:
     """A step as one rank knows it.
 
     Attributes:
         step: number of the step, counted from 1.
-        epoch, samples, lr, exchanges, since: as in :class:`~mpitrain.metrics.Step`.
-        told: report of the rank.
+        epoch, samples, lr: as in :class:`~mpitrain.metrics.Step`.
+        report: report of the rank.
         squares: this rank's part of the sum of the workers' squared gradient norms.
         failed: text that names tensors of this worker that were not finite; the weights stayed the
             same.  Empty: the step went well.
@@ -27,9 +27,7 @@ class Noted:
     epoch: int
     samples: int
     lr: float
-    exchanges: int
-    since: int
-    told: Told
+    report: StepReport
     squares: float
     failed: str = ""
     unfit: str = ""
@@ -40,42 +38,37 @@ class Ledger:
 
     Attributes:
         every: steps from one agreement to the next.
-        noted: steps that the ranks have not agreed on.
+        steps: steps that the ranks have not agreed on.
     """
 
     def __init__(self, comm: Communicator, workers: int, every: int) -> None:
         """``comm``: all ranks; ``workers``: number of workers; ``every``: steps to an agreement."""
         self._comm, self._workers = comm, workers
         self.every = every
-        self.noted: list[Noted] = []
+        self.steps: list[LocalStep] = []
 
-    def agree(self) -> list[tuple[Noted, Agreed]]:
+    def agree(self) -> list[tuple[LocalStep, Agreed]]:
         """The steps since the last call, with reports summed over the ranks; one message.
 
         Raises:
             NonFinite: on all ranks: a loss or gradient was not finite.
         """
-        noted, self.noted = self.noted, []
-        if not noted:
+        steps, self.steps = self.steps, []
+        if not steps:
             return []
-        rows = np.array(
-            [
-                [*one.told.numbers, *one.told.strayed, one.squares, bool(one.failed)]
-                for one in noted
-            ],
-            float,
-        )
+        own = [
+            [*one.report.numbers, *one.report.strayed, one.squares, bool(one.failed)]
+            for one in steps
+        ]
+        rows = np.array(own, float)
         self._comm.Allreduce(MPI.IN_PLACE, rows, op=MPI.SUM, algorithm="native")
-        for one, failed in zip(noted, rows[:, -1], strict=True):
-            if failed:
-                raise self._why(one)
         found = []
-        for one, (*told, strayed, anchor, squares, _) in zip(noted, rows.tolist(), strict=True):
+        for one, row in zip(steps, rows.tolist(), strict=True):
+            *numbers, strayed, anchor, squares, failed = row
+            if failed:
+                culprits, data = (named(self._comm, text) for text in (one.failed, one.unfit))
+                raise NonFinite(nonfinite(one.step, culprits, data))
             norm = float(np.sqrt(squares / self._workers))
             drift = float(np.sqrt(strayed / anchor)) if anchor else None
-            found.append((one, Agreed.of(told, norm, norm, drift)))
+            found.append((one, Agreed(*numbers, grad_norm=norm, own_norm=norm, drift=drift)))
         return found
-
-    def _why(self, one: Noted) -> NonFinite:
-        culprits, data = (named(self._comm, own) for own in (one.failed, one.unfit))
-        return NonFinite(nonfinite(one.step, culprits, data))

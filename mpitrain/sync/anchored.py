@@ -5,17 +5,17 @@ workers' weights equals the weights of one process that applies the mean of thei
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from time import perf_counter
 
 import numpy as np
 
 from mpitrain.arrays import Array
-from mpitrain.parallel.summation import Keeper
-from mpitrain.step.agreement import Agreed, Told
+from mpitrain.config import Sync
+from mpitrain.parallel.arena import Tensor
+from mpitrain.step.agreement import Agreed, StepReport
 from mpitrain.step.gradient import GlobalGradient
-from mpitrain.sync.exchange import Exchange, Selection
+from mpitrain.sync.exchange import Exchange
 from mpitrain.sync.strategy import Strategy
 from mpitrain.sync.workers import Workers
 
@@ -31,88 +31,58 @@ class Anchored(Strategy, ABC):
     Attributes:
         anchor: common weights, shape (arena.size,); the same bits on all workers after each step.
         workers: this rank's worker, and its peers in the others.
+        exchanges: exchanges of the strategy.
+        is_alone: whether there is one worker only.
+        keeps_all: whether exchanges change nothing: there is one worker, and no codec.
     """
 
-    drifts = True
-
-    def __init__(self, workers: Workers, start: int) -> None:
-        """Set up the mean over the workers; collective over ``workers.comm``.
+    def __init__(self, workers: Workers, sync: Sync, parts: Iterable[Iterable[Tensor]]) -> None:
+        """Set up the exchanges; collective over ``workers.comm``.
 
         Args:
             workers: this rank's worker, and its peers in the others.
-            start: number of first steps, in which the workers average their gradients.
+            sync: periods and delays.
+            parts: tensors of each exchange.
         """
-        self._agrees_late = workers.agrees_late
-        self.workers = workers
+        self.workers, self._sync = workers, sync
         self.anchor = workers.parameters.copy()
-        self._start = start
-        self._all = Exchange(
-            workers.comm, Selection(workers.tensors()), workers.dense, workers.parameters
-        )
-
-    def _largest(self) -> Exchange:
-        return max(self._exchanges(), key=lambda exchange: exchange.chosen.size)
-
-    @property
-    def is_alone(self) -> bool:
-        """Whether there is one worker only."""
-        return self.workers.comm.size == 1
-
-    @property
-    def keeps_all(self) -> bool:
-        """Whether exchanges change nothing: there is one worker, and no codec."""
-        return self.is_alone and not self._largest().summation.acts_alone
-
-    @property
-    def keepers(self) -> Sequence[Keeper]:
-        return [exchange.summation for exchange in self._exchanges()]
-
-    @abstractmethod
-    def _exchanges(self) -> Sequence[Exchange]:
-        """The exchanges of the strategy."""
+        self._all = Exchange(workers, workers.tensors(), workers.dense)
+        self.exchanges = [Exchange(workers, tensors, workers.summation()) for tensors in parts]
+        largest = max(self.exchanges, key=lambda exchange: exchange.chosen.size)
+        self.algorithm, self.reason = largest.algorithm, largest.reason
+        self.is_alone = workers.comm.size == 1
+        self.keeps_all = self.is_alone and not largest.summation.acts_alone
+        self.keepers = [exchange.summation for exchange in self.exchanges]
 
     @abstractmethod
     def _after(self, done: int) -> None:
         """Start exchanges, and apply due ones, ``done`` steps after the first ``start`` steps."""
 
-    @abstractmethod
-    def _takes_effect(self, done: int) -> bool:
-        """Whether an exchange takes effect after ``done`` steps."""
-
     def begin(self) -> None:
         self.anchor[...] = self.workers.parameters
 
-    def agree(self, step: int, gradient: GlobalGradient, own: Told) -> Agreed:
-        averages = step < self._start and not self.is_alone
+    def agree(self, step: int, gradient: GlobalGradient, own: StepReport) -> Agreed:
+        averages = step < self._sync.start and not self.is_alone
         if averages:
             gradients = self.workers.gradients
             gradients[...] = self.mean(gradients)
-        agreed = gradient.agree_within(own) if self._agrees_late else gradient.agree(own)
+        agreed = gradient.agree_within(own) if self._sync.agree > 1 else gradient.agree(own)
         self.strayed = (0.0, 0.0)
         # With averaged gradients a tensor is unused only if no worker has used it.
         return replace(agreed, unused=gradient.unused_by_all()) if averages else agreed
 
-    def after_step(self, step: int) -> float:
-        began = perf_counter()
-        if step < self._start:
+    def after_step(self, step: int) -> None:
+        if step < self._sync.start:
             self.begin()
         else:
-            self._after(step + 1 - self._start)
-        self._count(step + 1)
-        return perf_counter() - began
-
-    def _count(self, steps_done: int) -> None:
-        done = steps_done - self._start
-        exchanged = done <= 0 or self._takes_effect(done)
-        self.exchanges += exchanged
-        self.since = 0 if exchanged else self.since + 1
+            self._after(step + 1 - self._sync.start)
 
     def progress(self) -> None:
-        for exchange in self._exchanges():
+        for exchange in self.exchanges:
             exchange.test()
 
     def quiesce(self) -> None:
-        for exchange in self._exchanges():
+        for exchange in self.exchanges:
             self._wait(exchange)
 
     def consensus(self) -> Array:
@@ -138,18 +108,12 @@ class Anchored(Strategy, ABC):
     def shared(self) -> Mapping[str, Array]:
         return {"anchor": self.anchor}
 
-    def resumed(self, steps_done: int) -> None:
-        self.exchanges = self.since = 0
-        for step in range(steps_done):
-            self._count(step + 1)
-
     def close(self) -> None:
-        self._all.close()
-        for exchange in self._exchanges():
+        for exchange in (self._all, *self.exchanges):
             exchange.close()
 
     def _wait(self, exchange: Exchange) -> None:
-        exchange.wait(self._exchanges())
+        exchange.wait(self.exchanges)
 
     def _look(self) -> None:
         """Measure the worker's distance from the anchor, before an exchange changes it."""

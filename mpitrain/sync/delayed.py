@@ -9,14 +9,15 @@ all means that were due.  If no own updates are left, weights and anchor are equ
 """
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from mpitrain.arrays import Array
+from mpitrain.config import Sync
 from mpitrain.sync.anchored import Anchored
-from mpitrain.sync.exchange import Exchange, Selection
+from mpitrain.sync.exchange import Exchange
 from mpitrain.sync.workers import Workers
 
 
@@ -38,6 +39,8 @@ class DelayedUpdate:
 class Delayed(Anchored):
     """The workers average their updates; the mean takes effect ``delay`` steps later.
 
+    With ``delay = 0`` it takes effect at once, which is local SGD.
+
     Cost of a period: an all-reduce of the parameters, under way for ``delay`` steps.  Memory, in
     arrays as large as the parameters: one, and two for each of ceil(delay / period) rounds under
     way, in addition to :class:`~mpitrain.sync.anchored.Anchored`.
@@ -46,43 +49,27 @@ class Delayed(Anchored):
         rounds: rounds under way, the oldest first.
     """
 
-    def __init__(self, workers: Workers, *, period: int, delay: int, start: int = 0) -> None:
+    def __init__(self, workers: Workers, sync: Sync) -> None:
         """Set up the exchanges; collective.
 
         Args:
             workers: this rank's worker, and its peers in the others.
-            period: steps whose updates are averaged together.
-            delay: steps until their mean takes effect; 0: at once, which is local SGD.
-            start: number of first steps, in which the workers average their gradients.
+            sync: ``period``, ``delay`` and ``start`` count.
         """
-        super().__init__(workers, start)
-        self._period, self._delay = period, delay
+        slots = max(1, -(-sync.delay // sync.period))
+        super().__init__(workers, sync, [workers.tensors()] * slots)
+        self._period, self._delay = sync.period, sync.delay
         self.rounds: deque[DelayedUpdate] = deque()
         #: The worker's weights at the beginning of the current period.
         self._base = workers.parameters.copy()
-        chosen = Selection(workers.tensors())
-        self._slots = [
-            Exchange(
-                workers.comm, chosen, workers.summation(), workers.parameters, workers.never_used
-            )
-            for _ in range(max(1, -(-delay // period)))
-        ]
-        self._own = [np.zeros_like(workers.parameters) for _ in self._slots]
+        self._own = [np.zeros_like(workers.parameters) for _ in self.exchanges]
         #: For checkpoints: means that have arrived and are not due yet.
-        self._landed = [np.zeros_like(workers.parameters) for _ in self._slots if delay]
-        largest = self._largest()
-        self.algorithm, self.reason = largest.algorithm, largest.reason
-
-    def _exchanges(self) -> Sequence[Exchange]:
-        return self._slots
+        self._landed = [np.zeros_like(own) for own in self._own if sync.delay]
 
     def begin(self) -> None:
         super().begin()
         self._base[...] = self.anchor
         self.rounds.clear()
-
-    def _takes_effect(self, done: int) -> bool:
-        return done > self._delay and (done - self._delay) % self._period == 0
 
     def _after(self, done: int) -> None:
         if self.keeps_all:  # in floating point x + (w - x) is not w
@@ -98,16 +85,18 @@ class Delayed(Anchored):
             if not self._delay:
                 self._land(self.rounds.popleft())
 
+    def _round(self, began: int) -> DelayedUpdate:
+        slot = began // self._period % len(self.exchanges)
+        self.rounds.append(DelayedUpdate(began, self._own[slot], self.exchanges[slot]))
+        return self.rounds[-1]
+
     def _launch(self, done: int) -> None:
         """Start the mean of the workers' updates in the period that ends."""
-        slot = done // self._period % len(self._slots)
-        one = DelayedUpdate(done, self._own[slot], self._slots[slot])
-        weights = self.workers.parameters
+        one, weights = self._round(done), self.workers.parameters
         np.subtract(weights, self._base, out=one.own)
         self._base[...] = weights
         one.exchange.chosen.take(one.own, one.exchange.values)
-        one.exchange.start(self._start + done - 1)
-        self.rounds.append(one)
+        one.exchange.start(self._sync.start + done - 1)
 
     def _land(self, one: DelayedUpdate) -> None:
         """Replace the worker's own updates by the mean."""
@@ -124,9 +113,9 @@ class Delayed(Anchored):
 
     def quiesce(self) -> None:
         super().quiesce()
-        for slot, landed in enumerate(self._landed):
+        for exchange, landed in zip(self.exchanges, self._landed):
             landed[...] = 0
-            self._slots[slot].chosen.put(self._slots[slot].values, landed)
+            exchange.chosen.put(exchange.values, landed)
 
     def arrived(self) -> Mapping[str, Array]:
         return {f"landed{slot}": landed for slot, landed in enumerate(self._landed)}
@@ -136,14 +125,12 @@ class Delayed(Anchored):
         return {"base": self._base} | {f"sent{slot}": own for slot, own in waiting}
 
     def resumed(self, steps_done: int) -> None:
-        super().resumed(steps_done)
         self.rounds.clear()
-        done = steps_done - self._start
+        done = steps_done - self._sync.start
         if self.keeps_all:
             return
         for began in range(self._period, done + 1, self._period):
             if done - began < self._delay:
-                slot = began // self._period % len(self._slots)
-                exchange = self._slots[slot]
-                exchange.chosen.take(self._landed[slot], exchange.values)
-                self.rounds.append(DelayedUpdate(began, self._own[slot], exchange))
+                exchange = self._round(began).exchange
+                landed = self._landed[self.exchanges.index(exchange)]
+                exchange.chosen.take(landed, exchange.values)

@@ -1,6 +1,6 @@
 """Means of selected tensors over the workers, computed while training goes on."""
 
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from collectives import Communicator
 from collectives.execution.waiting import give_way
 from mpitrain.arrays import Array
 from mpitrain.parallel.arena import Bucket, Tensor
 from mpitrain.parallel.summation import Dense, Sum, Summand, Summation
+from mpitrain.sync.workers import Workers
 
 
 @dataclass(frozen=True)
@@ -83,31 +83,22 @@ class Exchange:
         algorithm, reason: algorithm that sums the largest block, and why it was chosen.
     """
 
-    def __init__(
-        self,
-        comm: Communicator,
-        chosen: Selection,
-        summation: Summation,
-        like: Array,
-        never_used: Callable[[], Set[str]] = frozenset,
-    ) -> None:
-        """Set up the sums; collective over ``comm``.
+    def __init__(self, workers: Workers, tensors: Iterable[Tensor], summation: Summation) -> None:
+        """Set up the sums; collective over ``workers.comm``.
 
         Args:
-            comm: one rank of each worker.
-            chosen: the selected elements.
+            workers: this rank's worker, and its peers in the others.
+            tensors: the selected tensors.
             summation: the summation, dense or with a codec.
-            like: array of the type of ``values``.
-            never_used: gives the names of the tensors that this worker has never used.  They must
-                stay as they are, but a codec that cannot code a 0 would change them.
         """
-        self.chosen = chosen
+        comm = self._comm = workers.comm
+        chosen = self.chosen = Selection(tensors)
         self.summation = summation
-        self.values = np.zeros(chosen.size, like.dtype)
+        self.values = np.zeros(chosen.size, workers.parameters.dtype)
         self.algorithm, self.reason = "none", "a single worker"
-        self._workers = comm.size
-        self._comm = comm
-        self._never_used = never_used
+        #: Tensors that this worker has never used.  They must stay as they are, but a codec that
+        #: cannot code a 0 would change them.
+        self._never_used = workers.never_used
         #: For each tensor, whether any worker has used it; and the request of that all-reduce.
         self._used: tuple[Array, Any] | None = None
         self._sums: list[Sum] = []
@@ -133,11 +124,12 @@ class Exchange:
 
     def start(self, step: int) -> None:
         """Start the mean of ``values``; all workers start their exchanges in the same order."""
-        if self._workers > 1:
+        workers = self._comm.size
+        if workers > 1:
             # As with gradients, each worker divides first, so that residuals of codecs add up.
-            self.values /= self._workers
+            self.values /= workers
         self.summation.begin(step, 1.0)
-        self.summation.prepare(self.values, self._workers)
+        self.summation.prepare(self.values, workers)
         if not isinstance(self.summation, Dense):
             never = self._never_used()
             used = np.array([tensor.name not in never for tensor in self._tensors()], np.uint8)

@@ -1,12 +1,11 @@
 """Messages of a quorum: a gradient or a mean, and the report of its step."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from mpitrain.arrays import Array
-from mpitrain.step.agreement import Told
+from mpitrain.step.agreement import StepReport
 
 #: Numbers in the header: the step, the number of gradients in a mean, and a report.
 _HEADER = 11
@@ -23,10 +22,12 @@ class Message:
         mask: float64, shape (workers, 8): steps of each worker in a mean, padded with 0.
         used: float64, shape (tensors,): 1 for each tensor that had a part in the loss.
         body: the gradient or mean, shape (elements,).
+        worker: number of the worker that sends this gradient.
     """
 
-    def __init__(self, workers: int, tensors: int, like: Array) -> None:
+    def __init__(self, workers: int, tensors: int, like: Array, worker: int) -> None:
         """Allocate the message; its body has the size and type of ``like``."""
+        self.worker = worker
         several = _HEADER + workers * _MOST
         numbers = several + tensors
         self.data = np.zeros(8 * numbers + like.nbytes, np.uint8)
@@ -41,7 +42,7 @@ class Message:
         """Number of the step in the run, counted from 0."""
         return int(self.header[0])
 
-    def write(self, step: int, gradients: Array, own: Told, used: Sequence[bool]) -> None:
+    def write(self, step: int, gradients: Array, own: StepReport, used: Sequence[bool]) -> None:
         """Fill in one worker's gradient of a step, its report, and the tensors that were used."""
         self.used[...] = used
         self.header[:] = [step, 1, *own.numbers]
@@ -49,34 +50,26 @@ class Message:
         self.body[...] = gradients
 
 
-@dataclass(frozen=True)
-class Late:
-    """A gradient that has arrived at rank 0 and is in no mean yet."""
-
-    worker: int
-    message: Message
-
-
-def mean(taken: Sequence[Late], step: int, result: Message, workers: int) -> None:
+def mean(taken: Sequence[Message], step: int, result: Message) -> None:
     """Write the mean of the gradients ``taken``, times the number of workers, into ``result``.
 
     The factor gives it the size of a sum over all workers.  The sum is in order of ranks, as at a
     parameter server.
     """
-    ordered = sorted(taken, key=lambda one: (one.worker, one.message.step))
+    ordered = sorted(taken, key=lambda one: (one.worker, one.step))
     result.mask[...] = 0
     result.header[...] = 0
     result.used[...] = 0
     for number, one in enumerate(ordered):
         if number:
-            result.body += one.message.body
+            result.body += one.body
         else:
-            result.body[...] = one.message.body
-        result.header += one.message.header
-        np.maximum(result.used, one.message.used, out=result.used)
+            result.body[...] = one.body
+        result.header += one.header
+        np.maximum(result.used, one.used, out=result.used)
         row = result.mask[one.worker]
-        row[np.count_nonzero(row)] = one.message.step + 1
-    count = result.header[1]
+        row[np.count_nonzero(row)] = one.step + 1
+    count, workers = result.header[1], len(result.mask)
     if count != workers:
         result.body *= workers / count
         result.header[2:] *= workers / count

@@ -14,7 +14,7 @@ between the layers of its backward pass and at the end of a step.
 """
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -23,10 +23,11 @@ from mpi4py import MPI
 
 from collectives.execution.waiting import give_way
 from mpitrain.arrays import Array
-from mpitrain.parallel.summation import Keeper, KeptElements
-from mpitrain.step.agreement import Agreed, Told
+from mpitrain.config import Sync
+from mpitrain.parallel.summation import KeptElements
+from mpitrain.step.agreement import Agreed, StepReport
 from mpitrain.step.gradient import GlobalGradient
-from mpitrain.sync.message import Late, Message, mean
+from mpitrain.sync.message import Message, mean
 from mpitrain.sync.strategy import Strategy, Taken
 from mpitrain.sync.workers import Workers
 
@@ -49,36 +50,29 @@ class Quorum(Strategy):
 
     algorithm = "quorum"
 
-    def __init__(
-        self,
-        workers: Workers,
-        needed: int,
-        behind: int = 4,
-        replay: Mapping[int, Taken] | None = None,
-    ) -> None:
+    def __init__(self, workers: Workers, sync: Sync, replay: Mapping[int, Taken]) -> None:
         """Duplicate the communicator; collective.
 
         Args:
             workers: the worker of this rank, and its peers.
-            needed: number of its own gradients that a step waits for.
-            behind: number of steps that a worker may be behind before the others wait for it.
-            replay: choices of an earlier run, by steps counted from 1.
+            sync: ``quorum`` and ``behind`` count.
+            replay: choices of an earlier run, by steps counted from 1; may be empty.
         """
         self.workers = workers
-        self.reason = f"{needed} of {workers.comm.size} workers"
-        self._needed, self._replay = needed, replay or {}
-        rank = workers.comm.rank
+        self._comm: Any = workers.comm.Dup()
+        self._size, self._rank = workers.comm.size, workers.comm.rank
+        self._is_root = self._rank == 0
+        self._needed, self._behind = sync.needed(self._size), sync.behind
+        self._replay = replay
         #: In a replay, the steps in which this worker computes a gradient.
-        self._computed = {step for taken in self._replay.values() for step in taken[rank]}
+        self._computed = {step for taken in replay.values() for step in taken[self._rank]}
+        self.reason = f"{self._needed} of {self._size} workers"
+        self.keepers = [self]
         #: Whether this worker computes a gradient in the current step.
         self._computes = True
-        self._comm: Any = workers.comm.Dup()
-        self._size = workers.comm.size
-        self._is_root = rank == 0
-        self._behind = behind
         # On rank 0: posted receives by worker, gradients in no mean yet, results under way.
         self._posted: dict[int, tuple[Message, MPI.Request]] = {}
-        self._pending: list[Late] = []
+        self._pending: list[Message] = []
         self._results: deque[tuple[Message, list[MPI.Request]]] = deque()
         # On other ranks: gradients under way, at most two, and the receive of the next result.
         self._sends: list[tuple[Message, MPI.Request]] = []
@@ -92,8 +86,9 @@ class Quorum(Strategy):
         self._late_steps = np.zeros((self._size, 2))
         self._is_resumed = False
 
-    def _message(self) -> Message:
-        return Message(self._size, len(self.workers.arena.tensors), self.workers.gradients)
+    def _message(self, worker: int) -> Message:
+        tensors, like = len(self.workers.arena.tensors), self.workers.gradients
+        return Message(self._size, tensors, like, worker)
 
     # -- a step
 
@@ -101,20 +96,17 @@ class Quorum(Strategy):
         self._post_receives()
         if step + 1 in self._replay:
             self._computes = step + 1 in self._computed
-        else:
-            self._computes = self._is_root or not self._has_result()
+        else:  # a single test may only progress the message without completing it
+            self._computes = not (self._next and any(self._next[1].Test() for _ in range(_TESTS)))
         return self._computes
 
-    def agree(self, step: int, gradient: GlobalGradient, own: Told) -> Agreed:
-        self._post_receives()
+    def agree(self, step: int, gradient: GlobalGradient, own: StepReport) -> Agreed:
         self._resend()
         tensors = self.workers.arena.tensors
         if self._computes:
-            mine = self._message()
-            used = gradient.used()
-            mine.write(
-                step, self.workers.gradients, own, [tensor.name in used for tensor in tensors]
-            )
+            mine, names = self._message(self._rank), gradient.used()
+            used = [tensor.name in names for tensor in tensors]
+            mine.write(step, self.workers.gradients, own, used)
             self._submit(mine)
         result = self._send_mean(step) if self._is_root else self._receive(step)
         self.workers.gradients[...] = result.body
@@ -122,7 +114,8 @@ class Quorum(Strategy):
         norm = float(np.sqrt(gradient.own_squares()))
         pairs = zip(tensors, result.used, strict=True)
         unused = frozenset(tensor.name for tensor, used in pairs if not used)
-        return Agreed.of(result.header[2:].tolist(), norm, norm, unused=unused)
+        numbers = result.header[2:].tolist()
+        return Agreed(*numbers, grad_norm=norm, own_norm=norm, unused=unused)
 
     def progress(self) -> None:
         if self._is_root:
@@ -130,24 +123,19 @@ class Quorum(Strategy):
         else:
             self._sends = [one for one in self._sends if not one[1].Test()]
 
-    # -- rank 0
-
-    def _take_arrivals(self) -> None:
-        """Receive the gradients that have arrived, without waiting."""
-        for worker, (message, request) in list(self._posted.items()):
-            if request.Test():
-                self._pending.append(Late(worker, message))
-                self._received[worker] += 1
+    def _post_receives(self) -> None:
+        """Post the receives that this rank lacks."""
+        if self._is_root:
+            for worker in {*range(1, self._size)} - self._posted.keys():
                 self._post_receive(worker)
-
-    def _post_receive(self, worker: int) -> None:
-        message = self._message()
-        self._posted[worker] = message, self._comm.Irecv(message.data, worker, _GRADIENT)
+        elif self._next is None:
+            message = self._message(0)
+            self._next = message, self._comm.Irecv(message.data, 0, _RESULT)
 
     def _submit(self, message: Message) -> None:
         """Hand a gradient of this worker to rank 0, without waiting."""
         if self._is_root:
-            self._pending.append(Late(0, message))
+            self._pending.append(message)
             return
         # Waiting for the send could deadlock: rank 0 may be waiting for this rank.
         self.progress()
@@ -155,55 +143,12 @@ class Quorum(Strategy):
         self._sent += 1
         self._count_traffic(1, message)
 
-    def _send_mean(self, step: int) -> Message:
-        """Wait for enough gradients, and send the mean of all that are there to all ranks."""
-        wanted = self._replay.get(step + 1)
-        while not self._has_enough(step, wanted):
-            self._take_arrivals()
-            give_way()
-        self._take_arrivals()
-        taken = [one for one in self._pending if _is_wanted(one, wanted)]
-        self._pending = [one for one in self._pending if not _is_wanted(one, wanted)]
-        result = self._result_buffer()
-        mean(taken, step, result, self._size)
-        requests = [
-            self._comm.Issend(result.data, worker, _RESULT) for worker in range(1, self._size)
-        ]
-        self._results.append((result, requests))
-        self._count_traffic(len(requests), result)
-        return result
-
-    def _result_buffer(self) -> Message:
-        """The oldest result, for reuse, if all ranks have received it; else a new one.
-
-        With ``behind`` results under way, it waits for the oldest.
-        """
-        while self._results and not MPI.Request.Testall(self._results[0][1]):
-            if len(self._results) < self._behind:
-                return self._message()
-            self._take_arrivals()
-            give_way()
-        return self._results.popleft()[0] if self._results else self._message()
-
-    def _has_enough(self, step: int, wanted: Taken | None) -> bool:
-        arrived = {(one.worker, one.message.step + 1) for one in self._pending}
-        if wanted is not None:
-            return arrived >= {(w, s) for w, steps in enumerate(wanted) for s in steps}
-        return sum(s == step + 1 for _, s in arrived) >= self._needed
-
-    # -- other ranks
-
     def _count_traffic(self, messages: int, message: Message) -> None:
         if traffic := self._comm.traffic:
             traffic.send(messages, messages * message.data.nbytes)
 
-    def _has_result(self) -> bool:
-        """Whether the result of the step has arrived already."""
-        assert self._next is not None
-        # A single test may only progress the message without completing it.
-        return any(self._next[1].Test() for _ in range(_TESTS))
-
     def _receive(self, step: int) -> Message:
+        """The mean of a step from rank 0."""
         assert self._next is not None
         message, request = self._next
         while not request.Test():
@@ -213,21 +158,57 @@ class Quorum(Strategy):
         self._next = None
         return message
 
-    def _post_receives(self) -> None:
-        """Post the receives that this rank lacks."""
-        if self._is_root:
-            for worker in range(1, self._size):
-                if worker not in self._posted:
-                    self._post_receive(worker)
-        elif self._next is None:
-            message = self._message()
-            self._next = message, self._comm.Irecv(message.data, 0, _RESULT)
+    # -- rank 0
+
+    def _take_arrivals(self) -> None:
+        """Receive the gradients that have arrived, without waiting."""
+        for worker, (message, request) in list(self._posted.items()):
+            if request.Test():
+                self._pending.append(message)
+                self._received[worker] += 1
+                self._post_receive(worker)
+
+    def _post_receive(self, worker: int) -> None:
+        message = self._message(worker)
+        self._posted[worker] = message, self._comm.Irecv(message.data, worker, _GRADIENT)
+
+    def _send_mean(self, step: int) -> Message:
+        """Wait for enough gradients, and send the mean of all that are there to all ranks."""
+        wanted = self._replay.get(step + 1)
+        while not self._has_enough(step, wanted):
+            self._take_arrivals()
+            give_way()
+        self._take_arrivals()
+        taken = [m for m in self._pending if wanted is None or m.step + 1 in wanted[m.worker]]
+        self._pending = [message for message in self._pending if message not in taken]
+        result = self._result_buffer()
+        mean(taken, step, result)
+        requests = [
+            self._comm.Issend(result.data, worker, _RESULT) for worker in range(1, self._size)
+        ]
+        self._results.append((result, requests))
+        self._count_traffic(len(requests), result)
+        return result
+
+    def _has_enough(self, step: int, wanted: Taken | None) -> bool:
+        arrived = {(one.worker, one.step + 1) for one in self._pending}
+        if wanted is not None:
+            return arrived >= {(w, s) for w, steps in enumerate(wanted) for s in steps}
+        return sum(s == step + 1 for _, s in arrived) >= self._needed
+
+    def _result_buffer(self) -> Message:
+        """The oldest result, for reuse, if all ranks have received it; else a new one.
+
+        With ``behind`` results under way, it waits for the oldest.
+        """
+        while self._results and not MPI.Request.Testall(self._results[0][1]):
+            if len(self._results) < self._behind:
+                return self._message(0)
+            self._take_arrivals()
+            give_way()
+        return self._results.popleft()[0] if self._results else self._message(0)
 
     # -- checkpoints
-
-    @property
-    def keepers(self) -> Sequence[Keeper]:
-        return [self]
 
     def kept(self) -> Iterator[KeptElements]:
         """The sum of this worker's gradients that arrived late and are in no mean yet."""
@@ -250,7 +231,7 @@ class Quorum(Strategy):
                 MPI.Request.Waitall(self._results.popleft()[1])
             for one in self._pending:
                 row = self._late_steps[one.worker]
-                row[:] = row[0] + 1, one.message.step + 1
+                row[:] = row[0] + 1, one.step + 1
         while self._sends:
             self.progress()
             give_way()
@@ -261,11 +242,10 @@ class Quorum(Strategy):
         """Send late gradients from rank 0 back to their workers, which write checkpoints."""
         rows = np.zeros((self._size, self._late.size), self._late.dtype)
         for one in self._pending:
-            rows[one.worker] += one.message.body
+            rows[one.worker] += one.body
         self._comm.Scatter(rows if self._is_root else None, self._late, 0)
 
     def resumed(self, steps_done: int) -> None:
-        super().resumed(steps_done)
         self._pending.clear()
         self._is_resumed = True
 
@@ -274,16 +254,15 @@ class Quorum(Strategy):
         if not self._is_resumed:
             return
         self._is_resumed = False
-        count, step = self._late_steps[self._comm.rank]
+        count, step = self._late_steps[self._rank]
         if not self._late.any() and not count:
             return
-        message = self._message()
+        message = self._message(self._rank)
         message.header[:2] = step - 1, max(count, 1)
         message.mask[0, 0] = step
         message.body[...] = self._late
-        message.used[...] = [
-            self._late[tensor.start : tensor.stop].any() for tensor in self.workers.arena.tensors
-        ]
+        tensors = self.workers.arena.tensors
+        message.used[...] = [self._late[one.start : one.stop].any() for one in tensors]
         self._late[...] = 0
         self._submit(message)
 
@@ -298,7 +277,3 @@ class Quorum(Strategy):
         self._posted.clear()
         self._next = None
         self._comm.Free()
-
-
-def _is_wanted(one: Late, wanted: Taken | None) -> bool:
-    return wanted is None or one.message.step + 1 in wanted[one.worker]

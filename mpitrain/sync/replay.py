@@ -1,18 +1,33 @@
 """Reads the choices of an earlier run by quorum from its records."""
 
+from functools import partial
 from pathlib import Path
+
+from mpi4py import MPI
 
 from mpitrain.config import ConfigError
 from mpitrain.metrics import Skipped, Step, read_records
+from mpitrain.ranks.together import together
 from mpitrain.sync.strategy import Taken
 
 
-def choices(path: Path, workers: int) -> dict[int, Taken]:
-    """The gradients that each step of an earlier run took, by steps counted from 1.
+def choices(comm: MPI.Intracomm, path: Path) -> dict[int, Taken]:
+    """The gradients that each step of an earlier run took, by steps counted from 1; collective.
+
+    Args:
+        comm: one rank of each worker.
+        path: the records of the earlier run.
 
     Raises:
-        ConfigError: the file cannot be read, or its run had no quorum or another number of workers.
+        ConfigError: on all ranks: the file cannot be read, or its run had no quorum or another
+            number of workers.
     """
+    read = partial(_read, path, comm.size) if comm.rank == 0 else dict
+    found: dict[int, Taken] = comm.bcast(together(comm, read, ConfigError))
+    return found
+
+
+def _read(path: Path, workers: int) -> dict[int, Taken]:
     try:
         log = read_records(path)
     except (OSError, ValueError) as error:

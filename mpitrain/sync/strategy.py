@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from mpitrain.arrays import Array
 from mpitrain.parallel.store import Sink
 from mpitrain.parallel.summation import Keeper
-from mpitrain.step.agreement import Agreed, Told
+from mpitrain.step.agreement import Agreed, StepReport
 from mpitrain.step.gradient import GlobalGradient
 
 #: For each worker the steps, counted from 1, whose gradients are in a mean.
@@ -24,40 +24,29 @@ class Strategy:
     :meth:`after_step`, a quorum in :meth:`agree`.
 
     Attributes:
-        drifts: workers have weights of their own between exchanges.
         algorithm: algorithm that sums the workers' numbers; empty: the store's algorithm.
         reason: why this algorithm was chosen.
-        exchanges: exchanges that took effect since the beginning.
-        since: steps since the last exchange.
-        strayed: distance from the anchor; see :class:`~mpitrain.step.agreement.Told`.
+        strayed: distance from the anchor; see :class:`~mpitrain.step.agreement.StepReport`.
         taken: steps of each worker in the last mean; empty: every step has all gradients.
         keepers: objects that keep other state from step to step than the arrays below.
     """
 
-    drifts = False
     algorithm = ""
     reason = ""
-    exchanges = 0
-    since = 0
     strayed = (0.0, 0.0)
     taken: Taken = ()
-
-    @property
-    def keepers(self) -> Sequence[Keeper]:
-        return ()
+    keepers: Sequence[Keeper] = ()
 
     def computes(self, step: int) -> bool:
         """Whether this rank computes gradients in the step; else it only follows."""
         return True
 
-    def agree(self, step: int, gradient: GlobalGradient, own: Told) -> Agreed:
+    def agree(self, step: int, gradient: GlobalGradient, own: StepReport) -> Agreed:
         """Complete the gradients that the update takes, and report the step."""
         return gradient.agree(own)
 
-    def after_step(self, step: int) -> float:
-        """Synchronise after a step, taken or skipped; seconds of communication."""
-        self.exchanges += 1
-        return 0.0
+    def after_step(self, step: int) -> None:
+        """Synchronise after a step, taken or skipped."""
 
     def progress(self) -> None:
         """Progress the exchanges that are under way, without waiting."""
@@ -93,7 +82,6 @@ class Strategy:
 
     def resumed(self, steps_done: int) -> None:
         """Go on after ``steps_done`` steps; the arrays above were filled in."""
-        self.exchanges = steps_done
 
     def begin(self) -> None:
         """Begin anew: the weights were replaced, the same on all workers."""

@@ -28,7 +28,6 @@ class Workers:
         counted: elements of the arena that this rank counts in sums over its worker.
         summation: makes the summation for exchanges, dense or with a codec.
         dense: summation without a codec.
-        agrees_late: workers agree on several steps at once.
         never_used: gives the names of the tensors that this worker has never used.
     """
 
@@ -43,7 +42,6 @@ class Workers:
     counted: Sequence[slice]
     summation: Callable[[], Summation]
     dense: Dense
-    agrees_late: bool = False
     never_used: Callable[[], Set[str]] = frozenset
 
     def tensors(self) -> list[Tensor]:

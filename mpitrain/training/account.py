@@ -1,31 +1,34 @@
 """Time and traffic of the steps on this rank, and the records of steps, equal on all ranks."""
 
+import resource
+import socket
 from collections.abc import Hashable, Mapping
-from dataclasses import replace
 from time import perf_counter
 
 from msgspec import UNSET, UnsetType
 
 from collectives import Communicator
 from mpitrain.arrays import Scalar
-from mpitrain.metrics import Step, Straggler, Synced, Times
+from mpitrain.config import Sync
+from mpitrain.metrics import RankTime, Step, Straggler, Synced, Times
 from mpitrain.parallel.grid import Coordinates
-from mpitrain.step.agreement import Agreed, Told
-from mpitrain.step.ledger import Noted
+from mpitrain.step.agreement import Agreed, StepReport
+from mpitrain.step.ledger import LocalStep
 from mpitrain.sync import Strategy
 from mpitrain.training.feed import Feed
-from mpitrain.training.stragglers import Busy
+from mpitrain.training.stragglers import slowest
 
 
 class Account:
     """Measures the seconds and bytes of each step.
 
     Attributes:
-        busy: time of this rank by activity: computing, communicating, waiting.
+        met: seconds of waiting for the other ranks at the end of the last step, which count in the
+            next one.
     """
 
     def __init__(
-        self, comm: Communicator, strategy: Strategy, *, peers: Hashable, synchronises: bool
+        self, comm: Communicator, strategy: Strategy, *, peers: Hashable, sync: Sync
     ) -> None:
         """All sums begin at 0.
 
@@ -33,25 +36,27 @@ class Account:
             comm: all ranks.
             strategy: decides when workers synchronise.
             peers: ranks with equal values have the same amount of work.
-            synchronises: workers do not synchronise in every step; records show when they do.
+            sync: unless workers synchronise in every step, records show when they do.
         """
-        self._comm = comm
-        self._peers = peers
-        self._strategy = strategy
-        self._synchronises = synchronises
+        self._comm, self._strategy = comm, strategy
+        self._peers, self._sync = peers, sync
         self._traffic = comm.traffic or comm.count_traffic()
         self._before = self._traffic.sent, self._traffic.shared
-        #: Bytes moved after the ranks had agreed on the last step; pair as from :meth:`moved`.
-        self._late = 0, 0
-        self._lap = self._told = perf_counter()
-        self._drift = 0.0
-        self.busy = Busy()
+        #: Seconds and bytes of communication after the ranks had agreed on the last step.
+        self._published, self._late = 0.0, (0, 0)
+        self._lap = self._reported = perf_counter()
+        self._drift = self.met = 0.0
+        #: Seconds since the start by activity; waiting by the rank that was waited for.
+        self._computing = self._reducing = self._meeting = 0.0
+        self._waiting: dict[int, float] = {}
+        #: Seconds of computation since the last search for a straggler.
+        self._searched = 0.0
 
     def begin(self) -> None:
         """Begin an epoch: drop time and traffic since the last step, which belong to no step."""
-        self._lap = perf_counter() - self.busy.published
+        self._lap = perf_counter() - self._published
         self.moved()
-        self.busy.begin()
+        self.met = 0.0
 
     def moved(self) -> tuple[int, int]:
         """Bytes that this rank has sent, and moved in shared memory, since the last call."""
@@ -64,21 +69,16 @@ class Account:
 
         The next step reports these seconds and the bytes of that communication.
         """
-        self.busy.published, self._late = seconds, self.moved()
+        self._published, self._late = seconds, self.moved()
 
-    def settled(self, told: Told) -> Told:
-        """The report of the last step with the seconds and bytes that :meth:`ended` noted added."""
-        seconds, (sent, shared) = self.busy.settle(), self._late
-        self._late = 0, 0
-        return replace(
-            told,
-            seconds=told.seconds + seconds,
-            comm_seconds=told.comm_seconds + seconds,
-            sent_bytes=told.sent_bytes + sent,
-            shared_bytes=told.shared_bytes + shared,
-        )
+    def last(self) -> StepReport:
+        """Report of what :meth:`ended` noted in the last step, which no later step reports."""
+        seconds, (sent, shared) = self._published, self._late
+        self._published, self._late = 0.0, (0, 0)
+        self._reducing += seconds
+        return StepReport(0.0, seconds, seconds, sent_bytes=sent, shared_bytes=shared)
 
-    def tell(
+    def report(
         self,
         loss: Scalar,
         comm_seconds: float,
@@ -87,46 +87,68 @@ class Account:
         *,
         stopping: bool,
         faulty: bool,
-    ) -> Told:
-        """This rank's report of the step that it has computed; call :meth:`met` afterwards.
+    ) -> StepReport:
+        """This rank's report of the step that it has computed; call :meth:`agreed` afterwards.
 
         Args:
             loss: this rank's part of the mean over the batch.
             comm_seconds: seconds in the sum of gradients.
             waited: seconds of waiting for activations, by the rank that sends them.
             feed: reader of the samples.
-            stopping, faulty: see :class:`~mpitrain.step.agreement.Told`.
+            stopping, faulty: see :class:`~mpitrain.step.agreement.StepReport`.
         """
-        self._told = perf_counter()
-        seconds = self._told - self._lap
-        self.busy.met += feed.met_seconds
-        self.busy.add(seconds, comm_seconds, waited)
-        comm_seconds += self.busy.published
-        waiting = sum(waited.values()) + self.busy.met
-        strayed = self._strategy.strayed
+        self._reported = perf_counter()
+        seconds = self._reported - self._lap
+        self.met += feed.met_seconds
+        self.add(seconds, comm_seconds, waited)
         sent, shared = (late + now for late, now in zip(self._late, self.moved()))
-        return Told(
-            loss, seconds, comm_seconds, waiting, feed.read_seconds, stopping, sent, shared,
-            faulty, strayed,
-        )  # fmt: skip
+        return StepReport(
+            loss,
+            seconds,
+            comm_seconds + self._published,
+            sum(waited.values()) + self.met,
+            feed.read_seconds,
+            stopping,
+            sent,
+            shared,
+            faulty,
+            strayed=self._strategy.strayed,
+        )
 
-    def met(self) -> None:
+    def add(self, seconds: float, reducing: float, waiting: Mapping[int, float]) -> None:
+        """Add a step of ``seconds``.
+
+        Args:
+            seconds: seconds of the whole step.
+            reducing: seconds in the sum of gradients.
+            waiting: seconds of waiting, by the rank that was waited for.
+        """
+        reducing += self._published
+        for rank, part in waiting.items():
+            self._waiting[rank] = self._waiting.get(rank, 0.0) + part
+        computing = seconds - reducing - sum(waiting.values()) - self.met
+        self._meeting += self.met
+        self._reducing += reducing
+        self._computing += computing
+        self._searched += computing
+
+    def agreed(self) -> None:
         """Note that the ranks have agreed on the step: from now on the next step's time runs."""
-        self.busy.met = perf_counter() - self._told
-        self._lap = self._told
+        self.met = perf_counter() - self._reported
+        self._lap = self._reported
 
-    def record(self, noted: Noted, agreed: Agreed, grad_norm: float) -> Step:
+    def record(self, own: LocalStep, agreed: Agreed, grad_norm: float) -> Step:
         """Record of a step on which all ranks agree; sums over the ranks become means."""
         if agreed.drift is not None:
             self._drift = agreed.drift
-        ranks, samples = self._comm.size, noted.samples
+        ranks, samples = self._comm.size, own.samples
         return Step(
-            step=noted.step,
-            epoch=noted.epoch,
+            step=own.step,
+            epoch=own.epoch,
             samples=samples,
             loss=agreed.loss,
             grad_norm=grad_norm,
-            lr=noted.lr,
+            lr=own.lr,
             seconds=agreed.seconds / ranks,
             samples_per_s=samples * ranks / agreed.seconds,
             comm_share=min(1.0, agreed.comm_seconds / agreed.seconds),
@@ -134,19 +156,31 @@ class Account:
             read_share=min(1.0, agreed.read_seconds / agreed.seconds),
             sent_bytes=agreed.sent_bytes / ranks,
             shared_bytes=agreed.shared_bytes / ranks,
-            sync=self.synced(noted.exchanges, noted.since),
+            sync=self.synced(own.step),
         )
 
-    def synced(self, exchanges: int, since: int) -> Synced | UnsetType:
+    def synced(self, step: int) -> Synced | UnsetType:
         """Fields of the synchronisation in a record; unset if workers synchronise in every step."""
-        if not self._synchronises:
+        if self._sync.kind == "every_step":
             return UNSET
-        return Synced(exchanges, since, self._drift, [list(one) for one in self._strategy.taken])
+        taken = [list(one) for one in self._strategy.taken]
+        return Synced(*self._sync.exchanges(step), self._drift, taken)
 
     def straggler(self, step: int) -> Straggler | None:
-        """The rank that kept the others waiting since the last call, or None; collective."""
-        return self.busy.slowest(self._comm, self._peers, step)
+        """The rank that kept the others waiting since the last call, or None; collective.
+
+        Cost: a small all-gather.
+        """
+        every = self._comm.allgather((self._searched, self._peers, socket.gethostname()))
+        self._searched = 0.0
+        seconds, peers, hosts = zip(*every, strict=True)
+        if (found := slowest(seconds, peers)) is None:
+            return None
+        rank, factor = found
+        return Straggler(step, rank, hosts[rank], factor)
 
     def times(self, place: Coordinates) -> Times:
         """Time of each rank since the start, by activity; collective."""
-        return self.busy.times(self._comm, place.stage, place.tensor)
+        memory = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        spent = self._computing, self._reducing, self._waiting, self._meeting
+        return Times(self._comm.allgather(RankTime(place.stage, place.tensor, *spent, memory)))

@@ -5,7 +5,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypedDict, Unpack
 
 from mpi4py import MPI
 
@@ -42,8 +42,7 @@ from mpitrain.sync import Strategy, Workers
 from mpitrain.sync.workers import layer_numbers
 from mpitrain.training import build
 from mpitrain.training.account import Account
-from mpitrain.training.feed import Feed
-from mpitrain.training.fitting import (
+from mpitrain.training.compatibility import (
     expect_fitting,
     expect_labels,
     expect_labels_in_memory,
@@ -53,7 +52,8 @@ from mpitrain.training.fitting import (
     named_metrics,
     whole_state,
 )
-from mpitrain.training.parts import NO_OBJECTS, Parts, UserObjects, nothing
+from mpitrain.training.feed import Feed
+from mpitrain.training.parts import NO_OBJECTS, Parts, UserObjects
 from mpitrain.training.passes import Passes
 from mpitrain.training.purity import Purity
 from mpitrain.training.watch import Watch
@@ -68,19 +68,13 @@ def in_replicas(parts: Parts, flat: Array) -> tuple[Store, Communicator | None]:
     comm, config, grid, arena = parts.comm, parts.config, parts.grid, parts.arena
     comms, replica = grid.groups, grid.place.replica
     allocate = parts.device.allocate(grid.data)
-    replica_comm, why = None, ""
+    replica_comm = None
     if config.sync.kind != "every_step":
         comms, replica_comm = grid.within()
-    if config.compress.codec == "auto":
-        config, why = build.choose_codec(comm, config, comms, arena, replica, allocate)
-        parts.config = config
     summation = build.summation(config, replica)
     together(comm, lambda: summation.check(arena), ConfigError)
     reduction = build.reduction(config, comms, replica)
-    store = build.store(config, arena, flat, reduction, allocate)
-    if why:
-        store.reason = f"{store.reason}; compress.codec = 'auto' is {why}"
-    return store, replica_comm
+    return build.store(config, arena, flat, reduction, allocate), replica_comm
 
 
 @dataclass(frozen=True)
@@ -108,16 +102,29 @@ class Variant:
 USUAL = Variant()
 
 
+class Hooks(TypedDict, total=False):
+    """Objects that a caller of :func:`assemble` may give besides the job and the program's own.
+
+    Attributes:
+        span: context manager that records an activity in the trace.
+        stop: flag that asks to stop after a step.
+        before_step: function that each rank calls with the parts before each step.
+        device: device of the arrays; by default the one that ``run.device`` names.
+    """
+
+    span: Span
+    stop: StopFlag | None
+    before_step: Callable[[Parts], None] | None
+    device: Device | None
+
+
 def assemble(
     comm: MPI.Intracomm,
     config: Config,
     objects: UserObjects = NO_OBJECTS,
     *,
-    span: Span = no_span,
-    stop: StopFlag | None = None,
-    before_step: Callable[[Parts], None] | None = None,
-    device: Device | None = None,
     variant: Variant = USUAL,
+    **hooks: Unpack[Hooks],
 ) -> Parts:
     """Load the data, initialise the parameters from the seed, set up communication; collective.
 
@@ -127,11 +134,8 @@ def assemble(
         config: the job.
         objects: the program's own objects.  A check ensures that all ranks have the same data and
             the same values in layers.
-        span: context manager that records an activity in the trace.
-        stop: flag that asks to stop after a step.
-        before_step: function that each rank calls with the parts before each step.
-        device: device of the arrays; by default the one that ``run.device`` names.
         variant: functions that make the parts in which this kind of job differs.
+        hooks: see :class:`Hooks`.
 
     Raises:
         ConfigError: on all ranks: their jobs differ (:mod:`mpitrain.ranks.same`), a value of the
@@ -151,7 +155,7 @@ def assemble(
         comm.watch()
         if not comm.traffic:  # before plans are made, as earlier ones do not count
             comm.count_traffic()
-        device = device or choose(config, comm)
+        device = hooks.get("device") or choose(config, comm)
         data, digest = load_on_all(
             comm, lambda: objects.data or load(config.data, config.run.dtype), config.data.path
         )
@@ -162,7 +166,8 @@ def assemble(
         built = _build_model(comm, config, objects, data, device, variant.spread, opened)
         parts = Parts(
             comm, config, objects, data, digest, sampler, rates, total_steps, device, *built,
-            span, stop or StopFlag(), before_step or nothing, opened, Watch(config, built.metrics),
+            hooks.get("span", no_span), hooks.get("stop") or StopFlag(),
+            hooks.get("before_step") or (lambda parts: None), opened, Watch(config, built.metrics),
         )  # fmt: skip
         _add_update(parts, variant)
         _add_pipeline(parts)
@@ -341,7 +346,6 @@ def _strategy(parts: Parts) -> Strategy:
         counted=parts.gradient.counted(),
         summation=lambda: build.summation(config, replica),
         dense=build.dense(config),
-        agrees_late=config.sync.agree > 1,
         never_used=lambda: updater.never_used(frozenset(updater.left_out)),
     )
     strategy = build.strategy(config, workers)
@@ -373,7 +377,7 @@ def _add_pipeline(parts: Parts) -> None:
         comm,
         parts.strategy,
         peers=(grid.place.stage, comm.rank >= comm.size - config.server.ranks),
-        synchronises=config.sync.kind != "every_step",
+        sync=config.sync,
     )
     enabled = run.compute == "float16"
     parts.scale = LossScale(run.loss_scale, run.loss_scale_window, enabled=enabled)

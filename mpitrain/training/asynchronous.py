@@ -11,7 +11,7 @@ from mpitrain import nn
 from mpitrain.metrics import Step
 from mpitrain.parallel.data_parallel import Replicated
 from mpitrain.pipeline.window import Updated, UpdateWindow
-from mpitrain.training.loop import Batch, Loop, left_of, read
+from mpitrain.training.loop import Batch, Loop, read_batches, remaining
 
 
 class AsynchronousLoop(Loop):
@@ -20,7 +20,7 @@ class AsynchronousLoop(Loop):
     def batches(self, epoch: int) -> Generator[Batch]:
         parts = self.parts
         parts.account.begin()
-        return read(parts, epoch, left_of(parts, epoch), parts.config.parallel.window)
+        return read_batches(parts, epoch, remaining(parts, epoch), parts.config.parallel.window)
 
     @np.errstate(over="ignore", invalid="ignore")
     def step(self, batch: Batch) -> list[Step]:
@@ -58,7 +58,7 @@ class AsynchronousLoop(Loop):
         purity.expect(f"until step {done + count}")
         lasted = perf_counter() - start
         comm_seconds = sum(updated.comm_seconds for updated in own)
-        parts.account.busy.add(lasted, comm_seconds, runner.waited)
+        parts.account.add(lasted, comm_seconds, runner.waited)
         waiting = sum(runner.waited.values())
         shares = [comm.allreduce(one) for one in (waiting, parts.feed.read_seconds)]
         moved = [comm.allreduce(one) for one in parts.account.moved()]

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from msgspec.structs import replace
 
 from collectives import Communicator
 from collectives.codec import Dice
@@ -21,9 +20,7 @@ from mpitrain.models import SequentialModel
 from mpitrain.optim.optimizers import LAMB, LARS, SGD, Adam, Optimizer
 from mpitrain.parallel.adasum_sum import Adasum
 from mpitrain.parallel.arena import Arena
-from mpitrain.parallel.codec_trial import choose
-from mpitrain.parallel.coded_sum import CodingOptions
-from mpitrain.parallel.compressed_summation import CompressedSummation
+from mpitrain.parallel.compressed_summation import CodingOptions, CompressedSummation
 from mpitrain.parallel.data_parallel import Replicated
 from mpitrain.parallel.grid import Layout
 from mpitrain.parallel.node_shared import NodeShared
@@ -33,9 +30,7 @@ from mpitrain.parallel.zero import ShardedGradients, ShardedOptimizer, ShardedPa
 from mpitrain.pipeline.actions import Pipeline
 from mpitrain.pipeline.replay import PipelineError, Report, replay
 from mpitrain.pipeline.schedules import SCHEDULES
-from mpitrain.ranks.together import together
 from mpitrain.sync import Delayed, Local, Quorum, Strategy, Workers
-from mpitrain.sync.outer import outer
 from mpitrain.sync.replay import choices
 
 
@@ -185,7 +180,7 @@ def reduction(config: Config, groups: Mapping[str, Communicator], replica: int) 
     p = config.parallel
     # If replicas train by themselves, each gradient belongs to one replica and stays exact.
     how = dense(config) if config.sync.kind != "every_step" else summation(config, replica)
-    return Reduction(groups, how, p.bucket_bytes, bool(p.overlap))
+    return Reduction(groups, how, p.bucket_bytes, p.overlap)
 
 
 def strategy(config: Config, workers: Workers) -> Strategy:
@@ -205,37 +200,20 @@ def strategy(config: Config, workers: Workers) -> Strategy:
         case "every_step":
             return Strategy()
         case "local":
-            return Local(
-                workers,
-                period=s.period,
-                outer=outer(s.outer),
-                start=s.start,
-                fragments=s.fragments,
-                delay=s.delay,
-                mix=s.mix,
-                averages_state=s.state == "averaged",
-            )
+            return Local(workers, s)
         case "delayed":
-            return Delayed(workers, period=s.period, delay=s.delay, start=s.start)
+            return Delayed(workers, s)
         case "quorum":
-            comm = workers.comm
-            replay = None
-            if s.replay:
-                found = together(
-                    comm,
-                    lambda: choices(Path(s.replay), comm.size) if comm.rank == 0 else None,
-                    ConfigError,
-                )
-                replay = comm.bcast(found)
-            return Quorum(workers, s.needed(comm.size), s.behind, replay)
+            replay = choices(workers.comm, Path(s.replay)) if s.replay else {}
+            return Quorum(workers, s, replay)
 
 
 def compression(table: Compress, every: int = 1) -> CodingOptions:
     """Options of the codec that [compress] names, for sums after ``every`` steps."""
-    code = parse(table.codec)
-    feedback = (feedback_of(code) if table.feedback == "auto" else table.feedback) == "on"
+    codec = parse(table.codec)
+    feedback = (feedback_of(codec) if table.feedback == "auto" else table.feedback) == "on"
     return CodingOptions(
-        code,
+        codec,
         feedback,
         table.start,
         table.least,
@@ -245,31 +223,6 @@ def compression(table: Compress, every: int = 1) -> CodingOptions:
         table.units == "update",
         table.level == "nodes",
     )
-
-
-def choose_codec(
-    comm: Communicator,
-    config: Config,
-    groups: Mapping[str, Communicator],
-    arena: Arena,
-    replica: int,
-    allocate: Allocate,
-) -> tuple[Config, str]:
-    """The job with the codec that a trial chose in the place of ``auto``, and why; collective."""
-
-    def with_codec(codec: str) -> Config:
-        return replace(config, compress=replace(config.compress, codec=codec))
-
-    def make(codec: str) -> Summation:
-        least = config.compress.least
-        how = Compress() if codec == "none" else Compress(codec, least=least)
-        return reduction(replace(config, compress=how), groups, replica).summation
-
-    itemsize, size = np.dtype(config.run.dtype).itemsize, config.parallel.bucket_bytes
-    choice = choose(comm, groups, arena, itemsize, size, make, allocate)
-    if choice.codec == "none":
-        return replace(config, compress=Compress()), f"none: {choice.why}"
-    return with_codec(choice.codec), f"{choice.codec}: {choice.why}"
 
 
 def store(

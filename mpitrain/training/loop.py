@@ -102,14 +102,14 @@ class Loop(ClosedTogether):
         self.parts.close()
 
 
-def left_of(parts: Parts, epoch: int) -> Iterator[Array]:
+def remaining(parts: Parts, epoch: int) -> Iterator[Array]:
     """Indices of the samples of each step of an epoch, for the steps that are not done yet."""
     first = parts.steps_done - epoch * parts.sampler.steps_per_epoch
     left = parts.total_steps - parts.steps_done
     return islice(parts.sampler.batches(epoch), first, first + left)
 
 
-def read(
+def read_batches(
     parts: Parts, epoch: int, batches: Iterator[Array], window: int | None = None
 ) -> Generator[Batch]:
     """Read the samples of each step, or of each ``window`` of steps of an asynchronous pipeline."""

@@ -77,10 +77,6 @@ class UserObjects:
 NO_OBJECTS = UserObjects()
 
 
-def nothing(parts: "Parts") -> None:
-    """Does nothing before a step."""
-
-
 @dataclass
 class Parts:
     """A job on this rank: its data, its share of the model, and its progress.
@@ -202,7 +198,7 @@ class Parts:
             ReplicaMismatch: on all ranks: two ranks hold different values.
         """
         # If workers train by themselves, only the ranks of one worker hold the same values.
-        apart = self.strategy.drifts
+        apart = self.config.sync.drifts
         replicas = self.updater.replicas(self.store.reduction.groups if apart else self.grid.groups)
         if self.state and self.grid.data.size > 1:
             replicas.append((self.grid.data, dict(self.state)))

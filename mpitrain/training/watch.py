@@ -54,7 +54,7 @@ class Watch:
         self.seen = dict.fromkeys(self._read, Seen())
         self.tested = 0
 
-    def tell(self, test: Epoch, step: int) -> None:
+    def note(self, test: Epoch, step: int) -> None:
         """Note a test after ``step`` steps; a test whose value is not finite is never the best."""
         self.tested = step
         measured = {**test.metrics, "loss": test.test_loss}

@@ -18,9 +18,9 @@ from msgspec import Struct
 from mpitrain.arrays import Array
 from mpitrain.checkpoint import CheckpointError, CheckpointReader, newest
 from mpitrain.metrics import Start, Straggler, Summary, read_records
-from mpitrain.ranks.processes import running
 from tests.drills.faults import KINDS, Fault
 from tests.drills.outside import Outside
+from tests.processes import running
 
 #: A job without a fault takes no longer.
 _PATIENCE_S = 600.0

@@ -11,7 +11,7 @@ from mpi4py import MPI
 
 from collectives import CheckedTransport, MPITransport
 from collectives.execution.transport import Bytes
-from collectives.execution.transport.checked import SealedSend
+from collectives.execution.transport.checked import Sealed
 from mpitrain.config import ConfigError
 from mpitrain.training.parts import Parts
 from tests.drills.faults import KINDS, Fault
@@ -59,17 +59,17 @@ class Injector:
         """Transport that flips one bit in the next message after ``payload`` has struck."""
         injector = self
 
-        class Corrupting(SealedSend):
-            def Start(self) -> None:
-                self.sealed.seal()
+        class Corrupting(Sealed):
+            def seal(self) -> None:
+                super().seal()
                 if injector._corrupts:
                     injector._corrupts = False
-                    flip(self.sealed.data, injector._rng)
-                self.request.Start()
+                    flip(self.data, injector._rng)
 
         class CorruptingTransport(CheckedTransport):
-            def send_init(self, data: Bytes, peer: int, tag: int) -> SealedSend:
-                return Corrupting(self.channel, data, peer, tag)
+            @classmethod
+            def envelope(cls, data: Bytes) -> Sealed:
+                return Corrupting(data)
 
         return CorruptingTransport
 

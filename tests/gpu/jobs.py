@@ -31,9 +31,9 @@ def trainer_on(device, config, **given):
         yield trainer
 
 
-def trained(device, config, steps=3):
+def trained(device, config, steps=3, **given):
     """(loss, gradient norm) of each step, and the test."""
-    with trainer_on(device, config) as trainer:
+    with trainer_on(device, config, **given) as trainer:
         records = list(islice(trainer.run_epoch(0), steps))
         tested = evaluate(trainer.parts, 0)
         trainer.parts.check_replicas("at the end")

@@ -27,7 +27,7 @@ from collectives.algorithms import build as schedule_of
 from collectives.execution.messages import Operands, bind
 from collectives.execution.plan import Binding
 from collectives.execution.tags import Tags
-from collectives.execution.transport.device import DirectTransport, StagedTransport
+from collectives.execution.transport.device import StagedTransport
 from mpitrain.config import Config, Data, Model, Optim, Run, Train
 from mpitrain.parallel.summation import Summation
 from mpitrain.start import start
@@ -52,7 +52,7 @@ class Mirrored(Summation):
 
     def bind(self, summand):
         mirror = virtual_card.Mirror(self.timeline, self.size)
-        transport = StagedTransport(mirror, self.memory) if self.staged else DirectTransport(mirror)
+        transport = StagedTransport(mirror, self.memory) if self.staged else mirror
         with self.memory.working():
             return bind(
                 schedule_of("allreduce", "ring", self.size),
@@ -115,7 +115,7 @@ def steps(
             running = trainer.run_epoch(0)
             next(running)
             for overlap in (False, True):
-                trainer.parts.store.set_overlap(overlap)
+                trainer.parts.store.overlaps = overlap
                 begin = timeline.now
                 next(running)
                 found.append(timeline.now - begin)

@@ -34,7 +34,10 @@ def reference(drills):
     return drills.reference()
 
 
-def check(drills, reference, kind, seed):
+@pytest.mark.slow  # each starts a job twice
+@pytest.mark.parametrize("seed", range(SWEEPS))
+@pytest.mark.parametrize("kind", HERE)
+def test_a_fault_wherever_it_strikes(drills, reference, kind, seed):
     weights, steps = reference
     fault = draw(kind, seed, RANKS, steps)
     outcome = drills.drill(fault, weights)
@@ -44,19 +47,6 @@ def check(drills, reference, kind, seed):
     assert outcome.verdict == ("went on" if KINDS[kind].survives else "named")
     if kind == "pause":
         assert outcome.words.startswith(f"rank {fault.rank} took ")
-
-
-@pytest.mark.slow  # each starts a job twice
-@pytest.mark.parametrize("kind", HERE)
-def test_a_fault(drills, reference, kind):
-    check(drills, reference, kind, 100)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(SWEEPS))
-@pytest.mark.parametrize("kind", HERE)
-def test_wherever_it_strikes(drills, reference, kind, seed):
-    check(drills, reference, kind, seed)
 
 
 @pytest.mark.slow

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from mpitrain.ranks.processes import running
 from tests.launch.programs import needs_launcher, needs_torch, run, scratch
+from tests.processes import running
 
 pytestmark = [scratch, needs_launcher]
 PREAMBLE = """
@@ -248,18 +248,32 @@ def test_an_exit_status_ends_the_job_with_it(tmp_path):
     assert ended.returncode == 3
 
 
-@pytest.mark.slow
-def test_a_peaceful_exit_ends_nothing(tmp_path):
-    ended = job(
-        tmp_path,
-        """
+PEACEFUL = {
+    "exits": """
         with abort_on_exception(comm):
             comm.Barrier()
             sys.exit(0)
         """,
-    )
+    "is slow, and in time": """
+        with Communicator(MPI.COMM_WORLD, timeout=3) as comm:
+            for turn in range(3):
+                if comm.rank == turn:
+                    time.sleep(1)
+                comm.Barrier()
+        """,
+    "leaves without closing": """
+        comm = Communicator(MPI.COMM_WORLD, timeout=20)
+        comm.Allreduce(MPI.IN_PLACE, np.ones(10), algorithm="ring")
+        """,
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("body", PEACEFUL.values(), ids=PEACEFUL)
+def test_a_peaceful_rank_disturbs_nobody(tmp_path, body):
+    ended = job(tmp_path, body)
     assert ended.returncode == 0
-    assert "rank" not in ended.stderr
+    assert not ended.stderr.strip()
 
 
 def test_checking_ends_in_an_error_on_all_ranks(tmp_path):
@@ -508,22 +522,6 @@ def test_the_last_calls_before_an_exception(tmp_path):
     assert "#1 barrier" in ended.stderr
 
 
-@pytest.mark.slow
-def test_a_slow_rank_that_comes_in_time_disturbs_nobody(tmp_path):
-    ended = job(
-        tmp_path,
-        """
-        with Communicator(MPI.COMM_WORLD, timeout=3) as comm:
-            for turn in range(3):
-                if comm.rank == turn:
-                    time.sleep(1)
-                comm.Barrier()
-        """,
-    )
-    assert ended.returncode == 0
-    assert not ended.stderr.strip()
-
-
 def test_a_timeout_that_is_none(tmp_path):
     ended = job(tmp_path, "", COLLECTIVES_TIMEOUT="soon", ranks=1)
     assert "COLLECTIVES_TIMEOUT='soon' must be a number of seconds" in ended.stderr
@@ -554,19 +552,6 @@ def test_a_rank_that_dies_is_seen_by_its_neighbours(tmp_path, end):
         if any(seen):
             break
     assert max(seen) == 1, ended.stderr
-
-
-@pytest.mark.slow
-def test_ranks_that_leave_without_closing_worry_nobody(tmp_path):
-    ended = job(
-        tmp_path,
-        """
-        comm = Communicator(MPI.COMM_WORLD, timeout=20)
-        comm.Allreduce(MPI.IN_PLACE, np.ones(10), algorithm="ring")
-        """,
-    )
-    assert ended.returncode == 0
-    assert "died" not in ended.stderr
 
 
 def test_ranks_end_with_the_launcher_of_their_node(tmp_path):

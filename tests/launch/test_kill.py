@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from mpitrain.checkpoint import CheckpointReader
-from mpitrain.ranks.processes import running
 from tests.launch import programs
 from tests.launch.programs import ended, scratch
+from tests.processes import running
 
 pytestmark = scratch
 #: Drawn moments at which a run is killed, of each kind.
@@ -148,34 +148,20 @@ def kill_somewhere(folder, layout, rng):
     assert not left, "processes outlive the job"
 
 
-def interrupted(folder, layout, seed):
-    rng = random.Random(seed)
-    kill_somewhere(folder, layout, rng)
-    process = start(folder, layout, "--resume")
-    out, errors = ended(process, 120)
-    assert process.returncode == 0, errors
-    return parameters(folder), out
-
-
-def check(tmp_path, uninterrupted, layout, seed):
-    found, _ = interrupted(tmp_path, layout, seed)
-    expected = uninterrupted(layout)
-    assert found.keys() == expected.keys()
-    for name, values in expected.items():
-        np.testing.assert_array_equal(found[name], values)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(2))
-def test_a_killed_run_ends_with_the_weights_of_one_that_was_not(tmp_path, uninterrupted, seed):
-    check(tmp_path, uninterrupted, list(LAYOUTS)[seed], seed)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(SWEEPS))
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_wherever_it_is_killed(tmp_path, uninterrupted, layout, seed):
-    check(tmp_path, uninterrupted, layout, seed)
+def test_a_killed_run_ends_with_the_weights_of_one_that_was_not(
+    tmp_path, uninterrupted, layout, seed
+):
+    kill_somewhere(tmp_path, layout, random.Random(seed))
+    process = start(tmp_path, layout, "--resume")
+    _, errors = ended(process, 120)
+    assert process.returncode == 0, errors
+    found, expected = parameters(tmp_path), uninterrupted(layout)
+    assert found.keys() == expected.keys()
+    for name, values in expected.items():
+        np.testing.assert_array_equal(found[name], values)
 
 
 @pytest.mark.slow

@@ -198,31 +198,6 @@ def test_two_jobs_do_not_share_a_folder(tmp_path):
     assert "resumed after step" in third.stdout
 
 
-FAILING = """
-from mpi4py import MPI
-from collectives import Communicator
-from collectives.failure.abort import abort_on_exception
-from mpitrain import Config, Trainer
-
-comm = Communicator(MPI.COMM_WORLD)
-with abort_on_exception(comm), Trainer(comm, Config()) as trainer:
-    for record in trainer.run_epoch(0):
-        if comm.rank == 1 and record.step == 3:
-            raise RuntimeError("no space left on device")
-print("finished")
-"""
-
-
-@needs_launcher
-def test_one_rank_that_fails_ends_the_job(tmp_path):
-    (tmp_path / "failing.py").write_text(FAILING)
-    done = run(tmp_path, "failing.py", ranks=3)
-    assert done.returncode != 0
-    assert "[rank 1 of 3 on " in done.stderr
-    assert "RuntimeError: no space left on device" in done.stderr
-    assert "finished" not in done.stdout
-
-
 def test_help_names_the_override(tmp_path):
     done = train(tmp_path, "--help")
     assert done.returncode == 0

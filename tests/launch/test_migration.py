@@ -63,8 +63,7 @@ def test_the_loop_differs_in_its_beginning_and_its_end_alone():
 
 def test_keys_of_the_trainer_are_those_of_a_job():
     """``name=value`` and ``table={...}`` in the tables of the page."""
-    from mpitrain.config import Config, Model
-    from mpitrain.fit import configured
+    from mpitrain.config import Config, Model, configured
 
     rows = [line for line in PAGE.read_text().splitlines() if line.startswith("| ")]
     said = [cell for row in rows for cell in re.findall(r"`(\w+=[^`]+)`", row.split(" | ", 1)[1])]

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from mpitrain.checkpoint.export import find
-from mpitrain.ranks.processes import running
 from tests.launch import programs
 from tests.launch.programs import MPITRAIN, ROOT, ended, run, scratch
+from tests.processes import running
 
 EXAMPLE = ROOT / "jobs" / "examples" / "server.toml"
 pytestmark = [

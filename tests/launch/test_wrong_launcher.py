@@ -16,24 +16,11 @@ from collectives.__main__ import main as collectives_main
 from collectives.communicator import Communicator
 from collectives.launchers import beside
 from mpitrain.__main__ import main as mpitrain_main
-from mpitrain.fit import Trainer
+from mpitrain.trainer import Trainer
 from tests.launch.programs import LAUNCHER, ROOT, needs_launcher, scratch
+from tests.unit.collectives.test_launchers import TOLD
 
 pytestmark = scratch
-
-#: One process of four, of launchers that no MPI library here comes with.
-TOLD = {
-    "srun": {"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "0"},
-    "PALS": {"PALS_RANKID": "0", "PALS_LOCAL_SIZE": "4"},
-    "a rank of PALS": {"PALS_RANKID": "3", "PALS_LOCAL_SIZE": "1"},
-    "flux": {"FLUX_TASK_RANK": "0", "FLUX_JOB_SIZE": "4"},
-    "jsrun": {"JSM_NAMESPACE_RANK": "0", "JSM_NAMESPACE_SIZE": "4"},
-    "torchrun": {"TORCHELASTIC_RUN_ID": "none", "RANK": "0", "WORLD_SIZE": "4"},
-    "Open MPI": {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "4"},
-    "MPICH": {"PMI_RANK": "0", "PMI_SIZE": "4", "MPI_LOCALNRANKS": "4"},
-    "MVAPICH": {"MV2_COMM_WORLD_RANK": "0", "MV2_COMM_WORLD_SIZE": "4"},
-    "PMIx": {"PMIX_RANK": "3"},
-}
 
 
 def a_sum():

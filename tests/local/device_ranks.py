@@ -4,11 +4,12 @@ from contextlib import ExitStack, contextmanager
 
 import numpy as np
 
+from collectives.algorithms import build
 from collectives.execution.messages import Operands, bind
 from collectives.execution.plan import Binding
 from collectives.execution.progress import Progress
 from collectives.execution.transport.cuda_memory import CudaMemory
-from collectives.execution.transport.device import DirectTransport, StagedTransport
+from collectives.execution.transport.device import StagedTransport
 from collectives.execution.transport.local import connect
 from tests import queued_cupy
 from tests.queued_cupy import Machine, RecordedLocal
@@ -31,7 +32,7 @@ class Ranks:
         for local, memory in zip(connect(size), self.memories):
             recorded = RecordedLocal(local, self.machine)
             staged = StagedTransport(recorded, memory)
-            self.transports.append(staged if road == "staged" else DirectTransport(recorded))
+            self.transports.append(staged if road == "staged" else recorded)
         self.streams = []
         for gpu in range(size):
             with self.cupy.cuda.Device(gpu):
@@ -67,6 +68,14 @@ class Ranks:
                 plan = bind(schedule, end, Operands(given, out), combine, binding)
             plans.append(plan)
         return plans
+
+    def all_reduce(self, count=60, algorithm="ring", tags=None):
+        """Plans of an all-reduce, their inputs still queued; and its result."""
+        size = len(self.memories)
+        inputs = [np.arange(count) * (rank + 1) for rank in range(size)]
+        sends = [self.put(rank, items) for rank, items in enumerate(inputs)]
+        plans = self.bind(build("allreduce", algorithm, size), sends, [count] * size, tags=tags)
+        return plans, sum(inputs)
 
     def start(self, plans):
         for rank, plan in enumerate(plans):

@@ -15,13 +15,6 @@ from tests.local.device_ranks import Ranks
 SIZE = 3
 
 
-def _plans(ranks, count=60, algorithm="ring", tags=None):
-    inputs = [np.arange(count) * (rank + 1) for rank in range(SIZE)]
-    sends = [ranks.put(rank, items) for rank, items in enumerate(inputs)]
-    plans = ranks.bind(build("allreduce", algorithm, SIZE), sends, [count] * SIZE, tags=tags)
-    return plans, sum(inputs)
-
-
 def _fits(ranks, total):
     right = all(np.array_equal(got, total) for got in ranks.results())
     return right and not ranks.machine.races
@@ -30,7 +23,7 @@ def _fits(ranks, total):
 def direct(patch, seed, road="direct"):
     """One all-reduce of what a stream of the caller's still writes."""
     ranks = Ranks(patch, SIZE, road, seed)
-    plans, total = _plans(ranks)
+    plans, total = ranks.all_reduce()
     ranks.start(plans)
     ranks.wait(plans)
     return _fits(ranks, total)
@@ -39,10 +32,10 @@ def direct(patch, seed, road="direct"):
 def late(patch, seed):
     """The caller queues more after the start, which is not to be waited for."""
     ranks = Ranks(patch, SIZE, "direct", seed)
-    plans, total = _plans(ranks)
+    plans, total = ranks.all_reduce()
     ranks.start(plans)
     first = ranks.outputs
-    more, _ = _plans(ranks, tags=Tags(1))
+    more, _ = ranks.all_reduce(tags=Tags(1))
     ranks.start(more)  # behind its input, while the first one is under way
     ranks.move(plans, more)
     for plan in (*plans, *more):
@@ -90,7 +83,7 @@ def again(patch, seed):
 def _tested(patch, road, seed):
     """An all-reduce until Test is true, wherever the caller is, and its result."""
     ranks = Ranks(patch, SIZE, road, seed)
-    plans, total = _plans(ranks)
+    plans, total = ranks.all_reduce()
     ranks.start(plans)
     for _ in range(1000):
         if all([plan.Test() for plan in plans]):
@@ -119,7 +112,7 @@ def torch(patch, seed):
         current_stream=lambda gpu: SimpleNamespace(cuda_stream=streams[gpu].ptr),
     )
     patch.setitem(sys.modules, "torch", library)
-    plans, total = _plans(ranks)
+    plans, total = ranks.all_reduce()
     for rank, plan in enumerate(plans):
         with ranks.cupy.cuda.Device(rank):
             plan.Start()
@@ -133,9 +126,9 @@ def torch(patch, seed):
 def pinned(patch, seed):
     """Two plans, of which one takes the pinned memory of the other."""
     ranks = Ranks(patch, SIZE, "staged", seed)
-    first, total = _plans(ranks, tags=Tags(0))
+    first, total = ranks.all_reduce(tags=Tags(0))
     outputs = ranks.outputs
-    second, more = _plans(ranks, 61, tags=Tags(1))
+    second, more = ranks.all_reduce(61, tags=Tags(1))
     outputs = [(outputs, total), (ranks.outputs, more)]
     for _ in range(3):
         ranks.start(first)
@@ -152,7 +145,7 @@ def pinned(patch, seed):
 def dropped(patch, seed):
     """Nobody has closed the communicator, and its last copies are still queued."""
     ranks = Ranks(patch, SIZE, "staged", seed)
-    plans, total = _plans(ranks)
+    plans, total = ranks.all_reduce()
     ranks.start(plans)
     ranks.wait(plans)
     plans.clear()

@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from collectives.algorithms import ALGORITHMS, build
+from collectives.algorithms import ALGORITHMS
 from collectives.errors import InvalidBuffer
 from collectives.execution.local import run
 from collectives.execution.tags import Tags
@@ -26,14 +26,6 @@ def given(schedule, size):
     members = [schedule.member(rank)._replace(chunks=1) for rank in range(size)]
     inputs = [rng.integers(0, 50, 7 * schedule.contract.send_blocks(m)) for m in members]
     return inputs, [7 * schedule.contract.recv_blocks(m) for m in members]
-
-
-def all_reduce(ranks, size, count=60, algorithm="ring", tags=None):
-    """Plans of an all-reduce, their inputs still queued."""
-    schedule = build("allreduce", algorithm, size)
-    inputs = [np.arange(count) * (rank + 1) for rank in range(size)]
-    sends = [ranks.put(rank, items) for rank, items in enumerate(inputs)]
-    return ranks.bind(schedule, sends, [count] * size, tags=tags), sum(inputs)
 
 
 @pytest.mark.parametrize("road", ROADS)
@@ -61,7 +53,7 @@ def test_test_is_true_when_the_host_can_read(monkeypatch):
 
 def test_synchronize_lets_the_host_read(monkeypatch):
     ranks = Ranks(monkeypatch, 2, "staged")
-    plans, total = all_reduce(ranks, 2)
+    plans, total = ranks.all_reduce()
     ranks.start(plans)
     ranks.move(plans)
     for plan in plans:
@@ -73,7 +65,7 @@ def test_synchronize_lets_the_host_read(monkeypatch):
 def test_the_host_does_not_wait_for_the_callers_work(monkeypatch, road):
     """Neither at the start nor at the end: not even for what was queued before."""
     ranks = Ranks(monkeypatch, 2, road)
-    plans, _ = all_reduce(ranks, 2)
+    plans, _ = ranks.all_reduce()
     before = ranks.machine.waits
     ranks.start(plans)
     assert ranks.machine.waits == before
@@ -87,7 +79,7 @@ def test_buffers_that_are_freed_at_once(monkeypatch, seed):
     """The input is dropped after Wait, and its memory is written over by the caller's stream."""
     ranks = Ranks(monkeypatch, 2, "staged", seed)
     for turn in range(3):
-        plans, total = all_reduce(ranks, 2, 60 + turn)
+        plans, total = ranks.all_reduce(60 + turn)
         ranks.start(plans)
         ranks.wait(plans)
         outputs = ranks.results()
@@ -104,14 +96,14 @@ def test_buffers_that_are_freed_at_once(monkeypatch, seed):
 def test_a_plan_is_not_held_up_by_one_that_starts_later(monkeypatch, road):
     """As the sums of buckets, whose backward pass is queued long before it is done."""
     ranks = Ranks(monkeypatch, 3, road)
-    first, total = all_reduce(ranks, 3, tags=Tags(0))
+    first, total = ranks.all_reduce(tags=Tags(0))
     ranks.start(first)
     outputs, reached = ranks.outputs, []
     for rank in range(3):
         with ranks.at(rank):
             later = partial(reached.append, rank)
             ranks.machine.launch(ranks.streams[rank].queue(), "a long pass", later)
-    second, more = all_reduce(ranks, 3, 30, tags=Tags(1))
+    second, more = ranks.all_reduce(30, tags=Tags(1))
     ranks.start(second)
     while not all([plan.Test() for plan in first]):
         pass
@@ -125,9 +117,9 @@ def test_a_plan_is_not_held_up_by_one_that_starts_later(monkeypatch, road):
 @pytest.mark.parametrize("road", ROADS)
 def test_two_plans_under_way_end_in_another_order(monkeypatch, road):
     ranks = Ranks(monkeypatch, 3, road, seed=4)
-    first, total = all_reduce(ranks, 3, 60, tags=Tags(0))
+    first, total = ranks.all_reduce(60, tags=Tags(0))
     outputs = [ranks.outputs]
-    second, more = all_reduce(ranks, 3, 30, "butterfly", tags=Tags(1))
+    second, more = ranks.all_reduce(30, "butterfly", tags=Tags(1))
     outputs.append(ranks.outputs)
     for _ in range(2):
         ranks.start(first)
@@ -144,7 +136,7 @@ def test_staged_messages_go_in_parts_and_share_pinned_memory(monkeypatch):
     monkeypatch.setattr("collectives.execution.transport.device.PART_BYTES", 4096)
     ranks = Ranks(monkeypatch, 4, "staged")
     for count in (5000, 4000):
-        plans, total = all_reduce(ranks, 4, count)
+        plans, total = ranks.all_reduce(count)
         for _ in range(3):
             ranks.start(plans)
             ranks.wait(plans)

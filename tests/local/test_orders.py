@@ -4,38 +4,34 @@ Real ranks meet such an order once in a million runs, and then compute something
 """
 
 import random
-from itertools import chain, permutations, product
+from itertools import chain, permutations
 
 import numpy as np
 import pytest
 
 from collectives.algorithms import ALGORITHMS
 from collectives.analysis.verify import verify
-from collectives.contracts import contract
-from collectives.execution import shared
 from collectives.execution.messages import Operands, bind
 from collectives.execution.plan import Binding
 from collectives.execution.transport.flags import Flag, RunCount, Tick
-from collectives.execution.transport.shared_memory import Place
 from collectives.execution.transport.windows import Edge
-from collectives.schedule import Copy, RecvReduce, Schedule, Send, recvbuf, sendbuf
 from tests.local.references import reference
+from tests.local.shared_ranks import (
+    COUNT,
+    LENDS_AND_WRITES,
+    Layout,
+    Node,
+    in_shared_memory,
+    in_two,
+)
 
-SEND, RECV = Place(0, 0), Place(1, 0)
 
+class CountingNode(Node):
+    """With real counters; the ends of each buffer are on pages of the rank's own."""
 
-def in_two(monkeypatch, schedule, count):
-    """From now on, ``count`` items of each block are cut into two segments."""
-    for limit in ("SEGMENT_BYTES", "COPIED_BYTES"):
-        monkeypatch.setattr(shared, limit, 4 * -(-count // schedule.chunks))
-
-
-class Node:
-    """The memory of a node whose ranks are all in this process, as rank ``rank`` has it."""
-
-    def __init__(self, rank, counters, buffers, ends):
-        self.rank, self.size = rank, len(counters)
-        self.counters, self.buffers, self.ends = counters, buffers, ends
+    def __init__(self, rank, counters, layout, ends):
+        super().__init__(rank, layout.buffers)
+        self.counters, self.ends = counters, ends
         self.runs = RunCount()
 
     def advance(self, slot, ticks):
@@ -47,17 +43,11 @@ class Node:
     def flag(self, rank, slot, value):
         return Flag(self.counters[rank], 0, self.runs, value, False, lambda: None)
 
-    def view(self, rank, place, count, dtype):
-        return self.buffers[rank][place.window][:count]
-
-    def used_by(self, place, plan):
-        pass
-
     def has_edges(self, places):
         return True
 
     def edges(self, place, nbytes):
-        """The first and the last item of each buffer are on pages of the rank's own."""
+        """The first and the last item of each buffer."""
         if place is None or not nbytes:
             return []
         whole = self.buffers[self.rank][place.window][: nbytes // 8]
@@ -65,33 +55,17 @@ class Node:
         return [Edge(own[at, None], whole[at, None]) for at in (0, -1)]
 
 
-class Ranks:
+class Ranks(Layout):
     """All ranks of a collective in shared memory, each with two runs of a plan."""
 
-    def __init__(self, schedule, in_place, count):
-        self.schedule, self.count = schedule, count
-        blocks, size = schedule.contract, schedule.size
-        members = [schedule.member(rank)._replace(chunks=1) for rank in range(size)]
-        self.sent = [count * blocks.send_blocks(member) for member in members]
-        self.first = [
-            blocks.place(m) if in_place and blocks.recv_blocks(m) else None for m in members
-        ]
-        received = [count * blocks.recv_blocks(member) for member in members]
-        self.buffers = [[np.zeros(n) for n in lengths] for lengths in zip(self.sent, received)]
-        self.ends = [[np.zeros(2) for _ in range(2)] for _ in members]
-        counters = [memoryview(np.zeros(4, np.int64)) for _ in range(size)]
-        places = tuple(
-            (SEND if self.sent[rank] and self.first[rank] is None else None, RECV if n else None)
-            for rank, n in enumerate(received)
-        )
-        combine = np.maximum if blocks.idempotent else np.add
+    def __init__(self, schedule, in_place):
+        super().__init__(schedule, in_place)
+        self.ends = [[np.zeros(2) for _ in range(2)] for _ in self.sent]
+        counters = [memoryview(np.zeros(4, np.int64)) for _ in self.sent]
         self.plans = [
-            shared.bind_shared(
-                schedule, Node(rank, counters, self.buffers, self.ends), places, count,
-                np.dtype(float), combine, Binding(),
-            )
-            for rank in range(size)
-        ]  # fmt: skip
+            self.bind(CountingNode(rank, counters, self, self.ends), Binding())
+            for rank in range(schedule.size)
+        ]
 
     def inputs(self, turn):
         rng = np.random.default_rng(turn)
@@ -105,13 +79,13 @@ class Ranks:
             if self.first[rank] is None:
                 send[:] = mine
             else:
-                start = self.first[rank] * self.count
+                start = self.first[rank] * COUNT
                 recv[start : start + mine.size] = mine
             for buffer, ends in zip((send, recv), self.ends[rank], strict=True):
                 if buffer.size:
                     ends[:] = buffer[[0, -1]]
                     buffer[[0, -1]] = -99
-            for bound in self.plans[rank]._rounds:
+            for bound in self.plans[rank].rounds:
                 for call in (*bound.starts, *bound.finish):
                     flag = getattr(call, "__self__", None)
                     while isinstance(flag, Flag) and not flag.Test():
@@ -147,50 +121,19 @@ def orders(size):
         yield lambda ranks, draws=draws: draws.sample(ranks, len(ranks))
 
 
-def in_shared_memory():
-    """Every algorithm that runs there, in place and not; on 3 ranks in the quick tests."""
-    for algorithm in ALGORITHMS:
-        where = (False, True) if contract(algorithm.collective).in_place is not None else (False,)
-        for in_place, size in product(where, (2, 3, 4, 5)):
-            runs = algorithm.in_place or not in_place
-            if (
-                algorithm.collective != "barrier"
-                and runs
-                and not algorithm.schedule(size).workspace
-            ):
-                name = f"{algorithm.collective}-{algorithm.name}-{in_place}-{size}"
-                marks = () if size == 3 else pytest.mark.slow
-                yield pytest.param(algorithm, in_place, size, marks=marks, id=name)
-
-
-@pytest.mark.parametrize(("algorithm", "in_place", "size"), list(in_shared_memory()))
-def test_shared_memory_in_any_order_of_the_ranks(algorithm, in_place, size, monkeypatch):
-    schedule = algorithm.schedule(size)
-    for choose in orders(size):
-        Ranks(schedule, in_place, 12).all(choose)
-    in_two(monkeypatch, schedule, 12)
-    for choose in orders(size):
-        Ranks(schedule, in_place, 12).all(choose)
-
-
-def lends_and_writes(rank):
-    """A scan on 3 ranks, whose rank 1 writes over what rank 2 reads a round before."""
-    copied = (Copy(recvbuf[0], sendbuf[0]),)
-    summed = (RecvReduce(0, recvbuf[0]),)
-    return iter(
-        [
-            [copied, (), (Send(1, recvbuf[0]), Send(2, recvbuf[0]))],
-            [copied, (Send(2, recvbuf[0]),), summed],
-            [copied, (RecvReduce(1, recvbuf[0]),), summed],
-        ][rank]
-    )
+@pytest.mark.parametrize(("schedule", "in_place"), list(in_shared_memory(3)))
+def test_shared_memory_in_any_order_of_the_ranks(schedule, in_place, monkeypatch):
+    for choose in orders(schedule.size):
+        Ranks(schedule, in_place).all(choose)
+    in_two(monkeypatch, schedule)
+    for choose in orders(schedule.size):
+        Ranks(schedule, in_place).all(choose)
 
 
 def test_what_a_peer_reads_is_written_to_later():
-    schedule = Schedule("scan", "by_hand", 3, 1, 0, True, lends_and_writes)
-    assert verify(schedule)
+    assert verify(LENDS_AND_WRITES)
     for choose in orders(3):
-        Ranks(schedule, False, 12).all(choose)
+        Ranks(LENDS_AND_WRITES, False).all(choose)
 
 
 class Leaving:

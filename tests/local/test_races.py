@@ -5,23 +5,18 @@ for whoever has waited for that word.  Orders that no run would ever take count 
 """
 
 import random
-from itertools import combinations, product
+from itertools import combinations
 from typing import NamedTuple
 
 import numpy as np
 import pytest
 
-from collectives.algorithms import ALGORITHMS, build
-from collectives.contracts import contract
+from collectives.algorithms import build
 from collectives.execution.memory import HostMemory
 from collectives.execution.plan import Binding
-from collectives.execution.shared import bind_shared
-from collectives.execution.transport.shared_memory import Place
 from collectives.schedule import Copy, Recv, RecvReduce, Schedule, Send, recvbuf, sendbuf
-from tests.local.test_orders import in_two, lends_and_writes
+from tests.local.shared_ranks import LENDS_AND_WRITES, Layout, Node, in_shared_memory, in_two
 
-SEND, RECV = Place(0, 0), Place(1, 0)
-COUNT = 12
 RUNS = 2
 
 
@@ -63,14 +58,8 @@ class Untouched(HostMemory):
         return function
 
 
-class Node:
-    """As rank ``rank`` has it."""
-
-    def __init__(self, rank, buffers):
-        self.rank, self.size, self.buffers = rank, len(buffers), buffers
-
-    def advance(self, slot, ticks):
-        return lambda: None
+class SayingNode(Node):
+    """With words in the place of counters."""
 
     def tick(self, slot, value):
         return Word(self.rank, value)
@@ -78,37 +67,14 @@ class Node:
     def flag(self, rank, slot, value):
         return Word(rank, value)
 
-    def view(self, rank, place, count, dtype):
-        return self.buffers[rank][place.window][:count]
-
-    def used_by(self, place, plan):
-        pass
-
-    def edges(self, place, nbytes):
-        return []
-
-    def has_edges(self, places):
-        return False
-
 
 def programs(schedule, in_place, met=False):
     """What each rank says, waits for and touches in one run; its caller touches all around it."""
-    blocks, size = schedule.contract, schedule.size
-    members = [schedule.member(rank)._replace(chunks=1) for rank in range(size)]
-    sent = [COUNT * blocks.send_blocks(member) for member in members]
-    received = [COUNT * blocks.recv_blocks(member) for member in members]
-    first = [blocks.place(m) if in_place and blocks.recv_blocks(m) else None for m in members]
-    buffers = [[np.zeros(n) for n in lengths] for lengths in zip(sent, received)]
-    places = tuple(
-        (SEND if sent[rank] and first[rank] is None else None, RECV if received[rank] else None)
-        for rank in range(size)
-    )
+    layout, size = Layout(schedule, in_place), schedule.size
     for rank in range(size):
-        plan = bind_shared(
-            schedule, Node(rank, buffers), places, COUNT, np.dtype(float), np.add,
-            Binding(memory=Untouched(), met=met),
-        )  # fmt: skip
-        callers = Touch((), tuple(buffers[rank]))
+        node = SayingNode(rank, layout.buffers)
+        plan = layout.bind(node, Binding(memory=Untouched(), met=met))
+        callers = Touch((), tuple(layout.buffers[rank]))
         calls = [call for bound in plan.rounds for call in (*bound.starts, *bound.finish)]
         meeting = [Word(rank, 0), *((Word(r, 0), "waited for") for r in range(size))] if met else []
         yield [callers, *meeting, *filter(None, map(event, calls)), callers]
@@ -179,24 +145,11 @@ def races(ranks):
             yield one, other
 
 
-def in_shared_memory():
-    """Every algorithm that runs there, in place and not."""
-    for algorithm in ALGORITHMS:
-        where = (False, True) if contract(algorithm.collective).in_place is not None else (False,)
-        for in_place, size in product(where, (2, 3, 4, 5)):
-            runs = algorithm.in_place or not in_place
-            if algorithm.collective != "barrier" and runs:
-                schedule = algorithm.schedule(size)
-                if not schedule.workspace:
-                    name = f"{algorithm.collective}-{algorithm.name}-{in_place}-{size}"
-                    yield pytest.param(schedule, in_place, id=name)
-
-
 @pytest.mark.parametrize("met", [False, True], ids=["", "met"])
 @pytest.mark.parametrize(("schedule", "in_place"), list(in_shared_memory()))
 def test_there_is_none(schedule, in_place, met, monkeypatch):
     assert not any(races(list(programs(schedule, in_place, met))))
-    in_two(monkeypatch, schedule, COUNT)
+    in_two(monkeypatch, schedule)
     assert not any(races(list(programs(schedule, in_place, met))))
 
 
@@ -247,5 +200,4 @@ def test_there_is_none_in_drawn_rounds(size):
 
 
 def test_there_is_none_where_a_rank_writes_over_what_it_lends():
-    schedule = Schedule("scan", "by_hand", 3, 1, 0, True, lends_and_writes)
-    assert not any(races(list(programs(schedule, False))))
+    assert not any(races(list(programs(LENDS_AND_WRITES, False))))

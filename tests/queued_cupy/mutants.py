@@ -37,13 +37,13 @@ _TRAINER = "mpitrain/device/cuda.py"
 ALONE = [
     Mutant(
         "messages start without a gate", "direct", _MESSAGES,
-        "rounds += behind(gate, BoundRound(starts=transport.prepared(each.requests)))",
-        "rounds.append(BoundRound(starts=transport.prepared(each.requests)))",
+        "rounds += behind(gate, BoundRound(starts=[*copies]))",
+        "rounds.append(BoundRound(starts=[*copies]))",
     ),
     Mutant(
         "receives start without a gate", "receives", _MESSAGES,
-        "            if each.requests:\n                rounds +=",
-        "            if each.requests and len(each.finish) > 1:\n                rounds +=",
+        "            if each.requests:\n                copies",
+        "            if each.requests and len(each.finish) > 1:\n                copies",
     ),
     Mutant(
         "a gate is always open", "direct", _PLAN,
@@ -107,13 +107,12 @@ ALONE = [
         "        weakref.finalize(self, _settle, self._all).atexit = False\n", "",
     ),
     Mutant(
-        "what is sent is copied behind the gate", "staged", _DEVICE,
-        "        return [request.prepare for request in requests if "
-        "isinstance(request, StagedSend)]",
-        "        sends = [r for r in requests if isinstance(r, StagedSend)]\n"
-        "        for each in sends:\n"
-        "            each.Start = lambda r=each: (r.prepare(), r.inner.Start())\n"
-        "        return []",
+        "what is sent is copied behind the gate", "staged", _MESSAGES,
+        "                copies = [r.prepare for r in each.requests if isinstance(r, StagedSend)]"
+        "\n",
+        "                copies = []\n"
+        "                sends = [r for r in each.requests if isinstance(r, StagedSend)]\n"
+        "                each.starts[:0] = [r.prepare for r in sends]\n",
     ),
     Mutant(
         "pinned memory is another's before the copy is queued", "pinned", _DEVICE,

@@ -149,7 +149,7 @@ FAULTS = [
         "buffers: the displacement is left out",
         "tests/mpi/collectives/test_communicator.py",
         "collectives/calls/buffers.py",
-        "part = items.view(np.uint8)[start * self.extent : (start + length) * self.extent]",
+        "part = items.view(np.uint8)[first * self.extent : (first + length) * self.extent]",
         "part = items.view(np.uint8)[: length * self.extent]",
     ),
     Fault(

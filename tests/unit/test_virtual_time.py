@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from collectives.algorithms import build
 from collectives.execution.messages import Operands, bind
 from collectives.execution.plan import Binding
-from collectives.execution.transport.device import DirectTransport, StagedTransport
+from collectives.execution.transport.device import StagedTransport
 from mpitrain.config import Parallel
 from tests.gpu import virtual, virtual_card
 from tests.gpu.timeline import Rates, Span, Timeline
@@ -72,7 +72,7 @@ def test_a_ring_has_its_closed_form(clock, size, road):
     import cupy
 
     memory, mirror = virtual_card.VirtualMemory(0), virtual_card.Mirror(clock, size)
-    transport = StagedTransport(mirror, memory) if road == "staged" else DirectTransport(mirror)
+    transport = StagedTransport(mirror, memory) if road == "staged" else mirror
     part = 40
     items = cupy.empty(size * part // 4, np.float32)
     with memory.working():

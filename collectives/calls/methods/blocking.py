@@ -3,13 +3,15 @@
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from mpi4py import MPI
 
 from collectives.algorithms import Algorithm
-from collectives.calls import arguments
+from collectives.calls.arguments import Arguments
 from collectives.calls.engine import Engine
 
 Asked = Algorithm | str | None
+_NOTHING = np.empty(0, np.uint8)
 
 
 class Blocking:
@@ -62,7 +64,7 @@ class Blocking:
         """Reduces ``sendbuf`` over all ranks into every rank's ``recvbuf``."""
         if algorithm is None and self._engine.leaves_to_native("allreduce", recvbuf, sendbuf):
             return MPI.Intracomm.Allreduce(self, sendbuf, recvbuf, op)  # type: ignore[arg-type]
-        self._engine.run(arguments.allreduce(sendbuf, recvbuf, op), algorithm)
+        return self._engine.run(Arguments("allreduce", sendbuf, recvbuf, op), algorithm)
 
     def Reduce_scatter_block(
         self, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM, *, algorithm: Asked = None
@@ -72,7 +74,7 @@ class Blocking:
             "reduce_scatter", recvbuf, sendbuf, blocks=self.size
         ):
             return MPI.Intracomm.Reduce_scatter_block(self, sendbuf, recvbuf, op)  # type: ignore[arg-type]
-        self._engine.run(arguments.reduce_scatter_block(sendbuf, recvbuf, op), algorithm)
+        return self._engine.run(Arguments("reduce_scatter", sendbuf, recvbuf, op), algorithm)
 
     def Reduce_scatter(
         self,
@@ -91,44 +93,41 @@ class Blocking:
         if (
             algorithm is None
             and out_of_place
-            and self._engine.leaves_to_native("reduce_scatter", sendbuf, recvbuf, unequal=True)
+            and self._engine.leaves_to_native("reduce_scatterv", sendbuf, recvbuf)
         ):
             return MPI.Intracomm.Reduce_scatter(self, sendbuf, recvbuf, recvcounts, op)  # type: ignore[arg-type]
-        self._engine.run(arguments.reduce_scatter(sendbuf, recvbuf, recvcounts, op), algorithm)
+        given = Arguments("reduce_scatter", sendbuf, recvbuf, op, 0, True, recvcounts)
+        return self._engine.run(given, algorithm)
 
     def Allgather(self, sendbuf: Any, recvbuf: Any, *, algorithm: Asked = None) -> None:
         """Gathers every rank's ``sendbuf`` into every rank's ``recvbuf``, in rank order."""
         if algorithm is None and self._engine.leaves_to_native("allgather", recvbuf, sendbuf):
             return MPI.Intracomm.Allgather(self, sendbuf, recvbuf)  # type: ignore[arg-type]
-        self._engine.run(arguments.allgather(sendbuf, recvbuf), algorithm)
+        return self._engine.run(Arguments("allgather", sendbuf, recvbuf), algorithm)
 
     def Allgatherv(self, sendbuf: Any, recvbuf: Any, *, algorithm: Asked = None) -> None:
         """Gathers blocks of unequal length from every rank into every rank's ``recvbuf``."""
-        if algorithm is None and self._engine.leaves_to_native(
-            "allgather", recvbuf, sendbuf, unequal=True
-        ):
+        if algorithm is None and self._engine.leaves_to_native("allgatherv", recvbuf, sendbuf):
             return MPI.Intracomm.Allgatherv(self, sendbuf, recvbuf)  # type: ignore[arg-type]
-        self._engine.run(arguments.allgatherv(sendbuf, recvbuf), algorithm)
+        return self._engine.run(Arguments("allgather", sendbuf, recvbuf, vector=True), algorithm)
 
     def Alltoall(self, sendbuf: Any, recvbuf: Any, *, algorithm: Asked = None) -> None:
         """Sends block j of ``sendbuf`` to rank j, and receives its block into place j."""
         if algorithm is None and self._engine.leaves_to_native("alltoall", recvbuf, sendbuf):
             return MPI.Intracomm.Alltoall(self, sendbuf, recvbuf)  # type: ignore[arg-type]
-        self._engine.run(arguments.alltoall(sendbuf, recvbuf), algorithm)
+        return self._engine.run(Arguments("alltoall", sendbuf, recvbuf), algorithm)
 
     def Alltoallv(self, sendbuf: Any, recvbuf: Any, *, algorithm: Asked = None) -> None:
         """Sends blocks of unequal length to every rank, and receives them."""
-        if algorithm is None and self._engine.leaves_to_native(
-            "alltoall", recvbuf, sendbuf, unequal=True
-        ):
+        if algorithm is None and self._engine.leaves_to_native("alltoallv", recvbuf, sendbuf):
             return MPI.Intracomm.Alltoallv(self, sendbuf, recvbuf)  # type: ignore[arg-type]
-        self._engine.run(arguments.alltoallv(sendbuf, recvbuf), algorithm)
+        return self._engine.run(Arguments("alltoall", sendbuf, recvbuf, vector=True), algorithm)
 
     def Bcast(self, buf: Any, root: int = 0, *, algorithm: Asked = None) -> None:
         """Copies ``buf`` of rank ``root`` to every rank's."""
         if algorithm is None and self._engine.leaves_to_native("broadcast", buf):
             return MPI.Intracomm.Bcast(self, buf, root)  # type: ignore[arg-type]
-        self._engine.run(arguments.bcast(buf, root), algorithm)
+        return self._engine.run(Arguments("broadcast", MPI.IN_PLACE, buf, root=root), algorithm)
 
     def Reduce(
         self,
@@ -143,7 +142,7 @@ class Blocking:
         own, other = (recvbuf, None) if sendbuf is MPI.IN_PLACE else (sendbuf, recvbuf)
         if algorithm is None and self._engine.leaves_to_native("reduce", own, other):
             return MPI.Intracomm.Reduce(self, sendbuf, recvbuf, op, root)  # type: ignore[arg-type]
-        self._engine.run(arguments.reduce(sendbuf, recvbuf, op, root), algorithm)
+        return self._engine.run(Arguments("reduce", sendbuf, recvbuf, op, root), algorithm)
 
     def Gather(self, sendbuf: Any, recvbuf: Any, root: int = 0, *, algorithm: Asked = None) -> None:
         """Gathers every rank's ``sendbuf`` into ``recvbuf`` of rank ``root``."""
@@ -151,17 +150,16 @@ class Blocking:
             "gather", sendbuf, recvbuf, blocks=self.size
         ):
             return MPI.Intracomm.Gather(self, sendbuf, recvbuf, root)  # type: ignore[arg-type]
-        self._engine.run(arguments.gather(sendbuf, recvbuf, root), algorithm)
+        return self._engine.run(Arguments("gather", sendbuf, recvbuf, root=root), algorithm)
 
     def Gatherv(
         self, sendbuf: Any, recvbuf: Any, root: int = 0, *, algorithm: Asked = None
     ) -> None:
         """Gathers blocks of unequal length into ``recvbuf`` of rank ``root``."""
-        if algorithm is None and self._engine.leaves_to_native(
-            "gather", sendbuf, recvbuf, unequal=True
-        ):
+        if algorithm is None and self._engine.leaves_to_native("gatherv", sendbuf, recvbuf):
             return MPI.Intracomm.Gatherv(self, sendbuf, recvbuf, root)  # type: ignore[arg-type]
-        self._engine.run(arguments.gatherv(sendbuf, recvbuf, root), algorithm)
+        given = Arguments("gather", sendbuf, recvbuf, root=root, vector=True)
+        return self._engine.run(given, algorithm)
 
     def Scatter(
         self, sendbuf: Any, recvbuf: Any, root: int = 0, *, algorithm: Asked = None
@@ -171,17 +169,16 @@ class Blocking:
             "scatter", recvbuf, sendbuf, blocks=self.size
         ):
             return MPI.Intracomm.Scatter(self, sendbuf, recvbuf, root)  # type: ignore[arg-type]
-        self._engine.run(arguments.scatter(sendbuf, recvbuf, root), algorithm)
+        return self._engine.run(Arguments("scatter", sendbuf, recvbuf, root=root), algorithm)
 
     def Scatterv(
         self, sendbuf: Any, recvbuf: Any, root: int = 0, *, algorithm: Asked = None
     ) -> None:
         """Sends blocks of unequal length of rank ``root`` to all ranks."""
-        if algorithm is None and self._engine.leaves_to_native(
-            "scatter", recvbuf, sendbuf, unequal=True
-        ):
+        if algorithm is None and self._engine.leaves_to_native("scatterv", recvbuf, sendbuf):
             return MPI.Intracomm.Scatterv(self, sendbuf, recvbuf, root)  # type: ignore[arg-type]
-        self._engine.run(arguments.scatterv(sendbuf, recvbuf, root), algorithm)
+        given = Arguments("scatter", sendbuf, recvbuf, root=root, vector=True)
+        return self._engine.run(given, algorithm)
 
     def Scan(
         self, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM, *, algorithm: Asked = None
@@ -189,7 +186,7 @@ class Blocking:
         """Reduces ``sendbuf`` over the ranks up to this one into ``recvbuf``."""
         if algorithm is None and self._engine.leaves_to_native("scan", recvbuf, sendbuf):
             return MPI.Intracomm.Scan(self, sendbuf, recvbuf, op)  # type: ignore[arg-type]
-        self._engine.run(arguments.scan(sendbuf, recvbuf, op), algorithm)
+        return self._engine.run(Arguments("scan", sendbuf, recvbuf, op), algorithm)
 
     def Exscan(
         self, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM, *, algorithm: Asked = None
@@ -197,10 +194,12 @@ class Blocking:
         """Reduces ``sendbuf`` over the ranks before this one; rank 0's ``recvbuf`` stays."""
         if algorithm is None and self._engine.leaves_to_native("exscan", recvbuf, sendbuf):
             return MPI.Intracomm.Exscan(self, sendbuf, recvbuf, op)  # type: ignore[arg-type]
-        self._engine.run(arguments.exscan(sendbuf, recvbuf, op), algorithm)
+        return self._engine.run(Arguments("exscan", sendbuf, recvbuf, op), algorithm)
 
     def Barrier(self, *, algorithm: Asked = None) -> None:
         """Returns when every rank has called it."""
-        if algorithm is None and self._engine.leaves_to_native("barrier", arguments.NOTHING):
+        if algorithm is None and self._engine.leaves_to_native("barrier", _NOTHING):
             return MPI.Intracomm.Barrier(self)  # type: ignore[arg-type]
-        self._engine.run(arguments.barrier(), algorithm)
+        # The reduction of a byte that nobody looks at.
+        mine, total = np.zeros(1, np.uint8), np.zeros(1, np.uint8)
+        return self._engine.run(Arguments("barrier", mine, total, MPI.BOR), algorithm)

@@ -9,24 +9,33 @@ from typing import Any, Concatenate, ParamSpec
 
 from mpi4py import MPI
 
-from collectives.algorithms import Algorithm
-from collectives.calls import arguments
 from collectives.calls.engine import AnyPlan, Begun, Engine
 from collectives.calls.methods.blocking import Blocking
 
 P = ParamSpec("P")
 
 
+class _Form(Blocking):
+    """The blocking methods, which hand their arguments to ``run``: another form of the call."""
+
+    size = 1
+
+    def __init__(self, run: Callable[..., Any]) -> None:
+        self._engine: Any = self
+        self.run = run
+
+    def leaves_to_native(self, *_: Any, **__: Any) -> bool:
+        """Says no: all forms but the blocking one are parsed."""
+        return False
+
+
 def _nonblocking(
-    blocking: Callable[Concatenate[Blocking, P], None],
+    blocking: Callable[Concatenate[Any, P], None],
 ) -> Callable[Concatenate[Any, P], Begun]:
     """The nonblocking form of a method."""
-    read = getattr(arguments, blocking.__name__.lower())
 
-    def method(
-        self: "Nonblocking", *given: Any, algorithm: Algorithm | str | None = None, **named: Any
-    ) -> Begun:
-        return self._engine.begin(read(*given, **named), algorithm)
+    def method(self: "Nonblocking", *given: Any, **named: Any) -> Any:
+        return blocking(_Form(self._engine.begin), *given, **named)
 
     method.__name__ = f"I{blocking.__name__.lower()}"
     method.__doc__ = f":meth:`{blocking.__name__}` under way."
@@ -35,19 +44,16 @@ def _nonblocking(
 
 
 def _persistent(
-    blocking: Callable[Concatenate[Blocking, P], None],
+    blocking: Callable[Concatenate[Any, P], None],
 ) -> Callable[Concatenate[Any, P], AnyPlan]:
     """The persistent form of a method, which takes ``info`` behind the blocking one's arguments."""
-    read = getattr(arguments, blocking.__name__.lower())
     signature = inspect.signature(blocking)
     *own, algorithm = signature.parameters.values()
     info = inspect.Parameter("info", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=MPI.INFO_NULL)
 
-    def method(
-        self: "Persistent", *given: Any, algorithm: Algorithm | str | None = None, **named: Any
-    ) -> AnyPlan:
+    def method(self: "Persistent", *given: Any, **named: Any) -> Any:
         named.pop("info", None)
-        return self._engine.make(read(*given[: len(own) - 1], **named), algorithm)
+        return blocking(_Form(self._engine.make), *given[: len(own) - 1], **named)
 
     method.__name__ = f"{blocking.__name__}_init"
     method.__doc__ = f"A plan for :meth:`{blocking.__name__}`."

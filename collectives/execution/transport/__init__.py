@@ -1,6 +1,6 @@
 """How bytes get to a peer: what a plan needs of MPI, and what stands in for it without MPI."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,32 +17,6 @@ class Request(Protocol):
     def Wait(self) -> object: ...
 
     def Free(self) -> None: ...
-
-
-class Envelope(Protocol):
-    """The envelope of a message that is sent once and is not bytes alone.
-
-    Attributes:
-        message: the buffer specification for mpi4py's calls.
-    """
-
-    message: list[Any]
-
-    def seal(self) -> None:
-        """Before it is sent."""
-
-    def is_there(self) -> bool:
-        """After MPI has sent or received it: whether it is to be taken as sent or received."""
-
-    def check(self, comm: Any, peer: int) -> None:
-        """After MPI has received it from a rank of ``comm``: returns once it is there.
-
-        Raises:
-            CorruptMessage: the bytes are not those that were sent.
-        """
-
-    def free(self) -> None:
-        """Releases what it has at the MPI library."""
 
 
 class Transport(Protocol):
@@ -64,10 +38,3 @@ class Transport(Protocol):
 
     def testall(self, requests: Sequence[Any]) -> bool:
         """Whether all of ``requests`` have completed; makes progress."""
-
-
-class DeviceTransport(Transport, Protocol):
-    """A transport for memory whose work is queued; its messages start behind a gate."""
-
-    def prepared(self, requests: Sequence[Any]) -> list[Callable[[], object]]:
-        """The actions to queue before the gate, so that these requests may start."""

@@ -35,7 +35,7 @@ class CudaMemory:
 
     @cached_property
     def stream(self) -> Any:
-        """A stream of our own: its work waits for another stream only if it is told to."""
+        """A stream of our own: its work waits for another stream only behind an event."""
         with self.cupy.cuda.Device(self.gpu):
             return self.cupy.cuda.Stream(non_blocking=True, priority=_FIRST)
 

@@ -15,7 +15,6 @@ import copyreg
 import os
 import re
 import threading
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from math import inf, isfinite
@@ -29,13 +28,13 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives.execution.transport import Bytes
-from collectives.execution.transport.mpi import MPITransport
+from collectives.execution.transport.mpi import Envelope, EnvelopedTransport
 from collectives.execution.waiting import give_way
 
 _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
 _BITS = {"Gb/s": 1e9, "Mb/s": 1e6, "kb/s": 1e3}
 _NUMBER = r"(\d+(?:\.\d+)?)"
-#: Sleeping takes some 0.1 ms longer than it is told to.
+#: Seconds below which a rank polls: a sleep takes some 0.1 ms longer than asked for.
 _SHORT = 2e-4
 #: Arrivals that are remembered, for those that come in at the same time.
 _REMEMBERED = 64
@@ -87,7 +86,7 @@ class Link:
         return link
 
     def seconds(self, nbytes: int) -> float:
-        """Seconds that so many bytes keep it busy."""
+        """Seconds that ``nbytes`` keep it busy."""
         return 8 * nbytes / self.bandwidth
 
     def __str__(self) -> str:
@@ -131,7 +130,7 @@ class Adapter:
     def receive(self, nbytes: int, due: float) -> float:
         """When a message is there: as it is due, or later if others arrive in the meantime.
 
-        It takes the first gap between those that is long enough, in whatever order they are told.
+        It takes the first gap between those that is long enough, in whatever order they are seen.
         """
         length = self.link.seconds(nbytes)
         with self._turn:
@@ -147,77 +146,37 @@ class Adapter:
             return begin + length
 
 
-class Stamped:
-    """Bytes and the time at which they are due as one message, for who sends it or receives it.
-
-    Attributes:
-        message: the buffer specification for mpi4py's calls.
-    """
+class Stamped(Envelope):
+    """Bytes and the time at which they are due at their receiver."""
 
     def __init__(self, data: Bytes, adapter: Adapter) -> None:
-        self._data = data
+        super().__init__(data, np.float64)
         self._adapter = adapter
-        self._due = np.zeros(1)
         self._there: float | None = None
-        self._type = MPI.BYTE.Create_hindexed(
-            [data.nbytes, self._due.nbytes], [data.ctypes.data, self._due.ctypes.data]
-        ).Commit()
-        self.message = [MPI.BOTTOM, 1, self._type]
 
     def seal(self) -> None:
-        """Before it is sent."""
-        self._there, self._due[0] = self._adapter.send(self._data.nbytes, monotonic())
+        self._there, self.number[0] = self._adapter.send(self.data.nbytes, monotonic())
 
     def expect(self) -> None:
-        """Before it is received."""
         self._there = None
 
     def is_there(self) -> bool:
-        """After MPI has it: whether it has left, or has arrived, by the time that it takes."""
         return monotonic() >= self._moment()
 
-    def check(self, comm: MPI.Intracomm, peer: int) -> None:
-        """After MPI has it: returns when it is there."""
+    def check(self, comm: MPI.Intracomm, source: int | None) -> None:
         while (left := self._moment() - monotonic()) > 0:
             if left > _SHORT:
                 sleep(left - _SHORT / 2)
             else:
                 give_way()
 
-    def free(self) -> None:
-        """Releases the type."""
-        self._type.Free()
-
     def _moment(self) -> float:
         if self._there is None:
-            self._there = self._adapter.receive(self._data.nbytes, float(self._due[0]))
+            self._there = self._adapter.receive(self.data.nbytes, float(self.number[0]))
         return self._there
 
 
-class StampedRequest:
-    """A persistent send or receive."""
-
-    def __init__(self, stamped: Stamped, request: MPI.Prequest, peer: int, *, sends: bool) -> None:
-        self.stamped, self.request = stamped, request
-        self._peer, self._sends = peer, sends
-
-    def Start(self) -> None:
-        if self._sends:
-            self.stamped.seal()
-        else:
-            self.stamped.expect()
-        self.request.Start()
-
-    def Wait(self) -> None:
-        self.request.Wait()
-        self.stamped.check(MPI.COMM_SELF, self._peer)
-
-    def Free(self) -> None:
-        self.request.Free()
-        self.stamped.free()
-
-
-class DelayedTransport(MPITransport):
+class DelayedTransport(EnvelopedTransport):
     """As :class:`MPITransport` over a slower link; :func:`delayed` gives one with a link.
 
     Attributes:
@@ -230,23 +189,6 @@ class DelayedTransport(MPITransport):
     @classmethod
     def envelope(cls, data: Bytes) -> Stamped:
         return Stamped(data, cls.adapter)
-
-    def send_init(self, data: Bytes, peer: int, tag: int) -> StampedRequest:
-        stamped = self.envelope(data)
-        request = self.channel.Send_init(stamped.message, peer, tag)
-        return StampedRequest(stamped, request, peer, sends=True)
-
-    def recv_init(self, data: Bytes, peer: int, tag: int) -> StampedRequest:
-        stamped = self.envelope(data)
-        request = self.channel.Recv_init(stamped.message, peer, tag)
-        return StampedRequest(stamped, request, peer, sends=False)
-
-    @staticmethod
-    def testall(requests: Sequence[Any]) -> bool:
-        if not MPI.Request.Testall([request.request for request in requests]):
-            return False
-        # All of them are asked, so that each takes its place among the arrivals.
-        return all([request.stamped.is_there() for request in requests])
 
 
 def delayed(link: Link | str) -> type[DelayedTransport]:

@@ -1,7 +1,8 @@
-"""Messages from and to device memory: handed to MPI as they are, or staged through the host.
+"""Messages from and to device memory that are staged through the host.
 
-In both, they start behind a gate (:mod:`collectives.execution.device_plan`): all that was queued
-before has been done then.
+They start behind a gate (:mod:`collectives.execution.device_plan`): all that was queued before has
+been done then.  A CUDA-aware MPI takes device memory as it is, behind the same gate; no reduction
+of the MPI library ever touches it.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,21 +14,6 @@ from collectives.execution.transport.bounce import Bounce, Bounces
 
 #: Staged messages go in parts, so that one part is on the wire while the next one is copied.
 PART_BYTES = 4 << 20
-
-
-class DirectTransport:
-    """For a CUDA-aware MPI, which takes device memory.  No MPI reduction ever touches it."""
-
-    def __init__(self, inner: Transport) -> None:
-        self.inner = inner
-        self.rank, self.size = inner.rank, inner.size
-        self.longest = inner.longest
-        self.send_init, self.recv_init = inner.send_init, inner.recv_init
-        self.testall = inner.testall
-
-    def prepared(self, requests: Sequence[Any]) -> list[Callable[[], object]]:
-        """Nothing: MPI finds the data where they are."""
-        return []
 
 
 class _Staged:
@@ -89,7 +75,7 @@ class StagedSend(_Staged):
     """Copies to pinned memory, then sends."""
 
     def prepare(self) -> None:
-        """Queues the copy, which must be done at the start."""
+        """Queues the copy, which must be done when the message starts."""
         self.memory.download(self.take(), self.data)
 
 
@@ -120,10 +106,6 @@ class StagedTransport:
 
     def recv_init(self, data: Bytes, peer: int, tag: int) -> StagedReceive:
         return StagedReceive(data, self.bounces, lambda host: self.inner.recv_init(host, peer, tag))
-
-    def prepared(self, requests: Sequence[Any]) -> list[Callable[[], object]]:
-        """The copies of what is sent."""
-        return [request.prepare for request in requests if isinstance(request, StagedSend)]
 
     def testall(self, requests: Sequence[Any]) -> bool:
         """Copies each message to the device as soon as it is here."""

@@ -1,16 +1,63 @@
-"""Two-sided MPI: persistent requests on a communicator of our own."""
+"""Two-sided MPI: persistent requests on a communicator of our own, with or without envelopes."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 from mpi4py import MPI
 
-from collectives.execution.transport import Bytes, Envelope, Request
+from collectives.execution.transport import Bytes, Request
 
 
 def largest_tag() -> int:
     """The largest tag of this MPI, which no plan uses."""
     return MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 32767
+
+
+class Envelope:
+    """Bytes and a number as one message: an MPI type joins the two places in memory.
+
+    So the number costs no message of its own.
+
+    Attributes:
+        data: the bytes.
+        number: shape (1,); sent behind them.
+        message: the buffer specification for mpi4py's calls.
+    """
+
+    def __init__(self, data: Bytes, dtype: npt.DTypeLike) -> None:
+        self.data = data
+        self.number = np.zeros(1, dtype)
+        self._type = MPI.BYTE.Create_hindexed(
+            [data.nbytes, self.number.nbytes], [data.ctypes.data, self.number.ctypes.data]
+        ).Commit()
+        self.message = [MPI.BOTTOM, 1, self._type]
+
+    def seal(self) -> None:
+        """Writes the number, before the message is sent."""
+
+    def expect(self) -> None:
+        """Forgets the last message, before another one is received."""
+
+    def is_there(self) -> bool:
+        """After MPI has sent or received it: whether it counts as sent or received."""
+        return True
+
+    def check(self, comm: MPI.Intracomm, source: int | None) -> None:
+        """After MPI has sent or received it: returns once it counts as sent or received.
+
+        Args:
+            comm: the communicator of ``source``.
+            source: the sender of a message that was received; ``None`` for one that was sent.
+
+        Raises:
+            CorruptMessage: the bytes are not those that were sent.
+        """
+
+    def free(self) -> None:
+        """Releases the MPI type."""
+        self._type.Free()
 
 
 class MPITransport:
@@ -47,3 +94,72 @@ class MPITransport:
     @staticmethod
     def testall(requests: Sequence[Any]) -> bool:
         return MPI.Request.Testall(requests)
+
+
+class EnvelopedRequest:
+    """A persistent send or receive of an envelope.
+
+    Args:
+        before: called before each start.
+        channel, source: arguments of :meth:`Envelope.check`.
+    """
+
+    def __init__(
+        self,
+        envelope: Envelope,
+        request: MPI.Prequest,
+        before: Callable[[], None],
+        channel: MPI.Intracomm,
+        source: int | None,
+    ) -> None:
+        self.envelope, self.request = envelope, request
+        self._before, self._channel, self._source = before, channel, source
+        self._checked = True
+
+    def Start(self) -> None:
+        self._checked = False
+        self._before()
+        self.request.Start()
+
+    def Wait(self) -> None:
+        self.request.Wait()
+        self.check()
+
+    def check(self) -> None:
+        """Once: afterwards the bytes are the caller's, who may change them."""
+        if not self._checked:
+            self._checked = True
+            self.envelope.check(self._channel, self._source)
+
+    def Free(self) -> None:
+        self.request.Free()
+        self.envelope.free()
+
+
+class EnvelopedTransport(MPITransport):
+    """A transport whose messages are all envelopes; a subclass makes them."""
+
+    @classmethod
+    def envelope(cls, data: Bytes) -> Envelope:
+        raise NotImplementedError
+
+    def send_init(self, data: Bytes, peer: int, tag: int) -> EnvelopedRequest:
+        envelope = self.envelope(data)
+        request = self.channel.Send_init(envelope.message, peer, tag)
+        return EnvelopedRequest(envelope, request, envelope.seal, self.channel, None)
+
+    def recv_init(self, data: Bytes, peer: int, tag: int) -> EnvelopedRequest:
+        envelope = self.envelope(data)
+        request = self.channel.Recv_init(envelope.message, peer, tag)
+        return EnvelopedRequest(envelope, request, envelope.expect, self.channel, peer)
+
+    @staticmethod
+    def testall(requests: Sequence[Any]) -> bool:
+        if not MPI.Request.Testall([request.request for request in requests]):
+            return False
+        # All of them are asked, as those that come over one link arrive one after the other.
+        if not all([request.envelope.is_there() for request in requests]):
+            return False
+        for request in requests:
+            request.check()
+        return True

@@ -19,7 +19,6 @@ from collectives.execution.memory import HOST, Items, Memory, is_queued
 from collectives.execution.plan import Action, Plan
 from collectives.execution.tags import TagPool
 from collectives.execution.transport import Bytes, cuda_ipc
-from collectives.execution.transport.fences import Fences
 from collectives.execution.transport.flags import (
     BLOCKING,
     MEETING,
@@ -43,6 +42,30 @@ WORDS = 5
 
 #: The words that each rank brought to a meeting.
 Meeting = list[bytes]
+
+
+class Fences:
+    """Full memory fences, for processors that are not x86-64: call it for one.
+
+    Making and closing it are collective.
+
+    Python has none of its own; MPI's ``Win_sync`` on a window of shared memory is one: "the
+    synchronization of the private and public copies" of what is in it (MPI 4.1, 12.7), which the
+    libraries do by a full barrier of the processor.
+    """
+
+    def __init__(self, comm: MPI.Intracomm) -> None:
+        self._window = MPI.Win.Allocate_shared(8, 1, comm=comm)
+        self._window.Lock_all(MPI.MODE_NOCHECK)
+        self._sync = self._window.Sync
+
+    def __call__(self) -> None:
+        self._sync()
+
+    def close(self) -> None:
+        """Frees the window.  Collective."""
+        self._window.Unlock_all()
+        self._window.Free()
 
 
 class NodeMemory:
@@ -178,7 +201,7 @@ class NodeMemory:
         return partial(self._runs[slot].advance, ticks)
 
     def locate(self, address: int, nbytes: int) -> Place | None:
-        """Where so much memory lies, or ``None`` if it is ordinary."""
+        """Place of ``nbytes`` of memory; ``None`` if it is ordinary."""
         for number, window in self.windows.in_use():
             offset = address - window.address
             if offset >= 0 and offset + nbytes <= window.nbytes:

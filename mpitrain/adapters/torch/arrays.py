@@ -1,9 +1,10 @@
 """Arrays and tensors that share memory: torch and NumPy, or torch and CuPy."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import torch
@@ -69,6 +70,19 @@ def as_tensors(arrays: Mapping[str, Array]) -> dict[str, torch.Tensor]:
     }
 
 
+def tensors_of(
+    arrays: Mapping[str, Array], kind: torch.dtype | None = None
+) -> dict[str, torch.Tensor]:
+    """Tensors of arrays by name; numbers in records as wide as ``kind``."""
+    found = as_tensors(arrays)
+    if kind is None or not kind.is_floating_point:
+        return found
+    return {
+        name: part.to(kind) if name and part.is_floating_point() else part
+        for name, part in found.items()
+    }
+
+
 def as_bytes(tensor: torch.Tensor) -> Array:
     """The bytes of a tensor of any type, layout and device, of shape (bytes,); a copy if need be.
 
@@ -93,18 +107,15 @@ def moved(before: Moved, name: str, constant: torch.Tensor, device: torch.device
     return before[name][1]
 
 
-@contextmanager
-def on_stream_of(array: Array) -> Iterator[None]:
+def on_stream_of(array: Array) -> AbstractContextManager[Any]:
     """Let torch queue its work on CuPy's stream, so that neither has to wait for the other."""
     xp = array_namespace(array)
     if xp is np or not torch.cuda.is_available():
-        yield
-        return
+        return nullcontext()
     queue = xp.cuda.get_current_stream().ptr
     if queue == torch.cuda.current_stream().cuda_stream:
-        yield
-        return
+        return nullcontext()
     # torch takes the null stream's 0 for no stream at all, and would make one.
     stream = torch.cuda.ExternalStream(queue) if queue else torch.cuda.default_stream()
-    with torch.cuda.stream(stream):
-        yield
+    found: AbstractContextManager[Any] = torch.cuda.stream(stream)
+    return found

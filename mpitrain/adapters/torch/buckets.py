@@ -33,7 +33,7 @@ def memory_of(parameter: torch.nn.Parameter) -> Literal["numpy", "cupy"]:
     return "cupy" if parameter.is_cuda else "numpy"
 
 
-class GradientBucket:
+class GradientBucket(GradBucket):
     """Gradients of some parameters of one type and device, and their all-reduce.
 
     They lie in memory of their own: autograd, the optimiser and the caller may change ``.grad`` at
@@ -41,10 +41,8 @@ class GradientBucket:
     torch's current stream, which goes on behind them.
 
     Attributes:
-        parameters: parameters in the order of memory.
         missing: indices of those without a gradient so far in this backward pass.
         started: whether the sum was started.
-        hook: communication hook that sums the gradients instead.
     """
 
     def __init__(
@@ -55,47 +53,37 @@ class GradientBucket:
         under_way: UnderWay,
         number: tuple[int, int] = (0, 1),
     ) -> None:
-        """Bind the all-reduce; collective.
+        """Bind ``comm.Allreduce_init`` with this ``algorithm``; collective.
 
-        Args:
-            comm: the ranks.
-            parameters: the parameters.
-            algorithm: argument of ``comm.Allreduce_init``.
-            under_way: sums that hooks have started.
-            number: number of this bucket, and of all buckets.
+        ``under_way`` has the sums that hooks have started; ``number`` is the number of this bucket,
+        and of all buckets.
         """
-        self.parameters = tuple(parameters)
-        sizes = [p.numel() for p in self.parameters]
-        kind = as_array(torch.empty(0, dtype=self.parameters[0].dtype)).dtype
-        memory = comm.empty(sum(sizes), kind, memory=memory_of(self.parameters[0]))
-        self._buffer = as_tensor(memory)
-        parts = self._buffer.split(sizes)
-        self._parts = [part.view(p.shape) for part, p in zip(parts, self.parameters, strict=True)]
-        index, count = number
-        is_last = index + 1 == count
-        self._seen = GradBucket(index, is_last, self._buffer, self._parts, self.parameters)
+        first, size = parameters[0], sum(p.numel() for p in parameters)
+        kind = as_array(torch.empty(0, dtype=first.dtype)).dtype
+        memory = comm.empty(size, kind, memory=memory_of(first))
+        super().__init__(number, as_tensor(memory), tuple(parameters))
         self._under_way = under_way
-        self.hook: Hook | None = None
         self._future: torch.futures.Future[Any] | None = None
         self._ranks = comm.size
         self._plan = comm.Allreduce_init(MPI.IN_PLACE, memory, algorithm=algorithm)
         self._reset()
 
     def _reset(self) -> None:
-        self.missing = set(range(len(self.parameters)))
+        self.missing = set(range(len(self._parameters)))
         self.started = False
 
     @torch.no_grad()
-    def start(self, weight: float | None = None) -> None:
+    def start(self, weight: float | None = None, hook: Hook | None = None) -> None:
         """Copy the gradients in, each times this rank's weight in the mean, and start their sum.
 
         A hook makes the mean itself: its gradients are larger by the number of ranks.
 
         Args:
-            weight: weight of this rank; equal weights when left out; 0 on a rank without samples,
-                whose gradients need not be numbers.
+            weight: weight of this rank; None for equal weights; 0 on a rank without samples, whose
+                gradients need not be numbers.
+            hook: communication hook that sums the gradients instead.
         """
-        for part, parameter in zip(self._parts, self.parameters, strict=True):
+        for part, parameter in zip(self._gradients, self._parameters, strict=True):
             gradient = parameter.grad
             if (
                 weight == 0
@@ -104,15 +92,15 @@ class GradientBucket:
                 or refusal(parameter, gradient)
             ):
                 part.zero_()
-            elif weight is None and self.hook:
+            elif weight is None and hook:
                 part.copy_(gradient)
             elif weight is None:
                 torch.div(gradient, self._ranks, out=part)
             else:
-                torch.mul(gradient, weight * (self._ranks if self.hook else 1), out=part)
+                torch.mul(gradient, weight * (self._ranks if hook else 1), out=part)
         self.started = True
-        if self.hook:
-            self._future = self.hook.start(self._seen)
+        if hook:
+            self._future = hook.start(self)
         else:
             self._plan.Start()
 
@@ -138,7 +126,7 @@ class GradientBucket:
     @torch.no_grad()
     def give_back(self, wanted: Iterator[int], factor: float = 1.0) -> None:
         """Write the sum times ``factor`` into each gradient that is wanted."""
-        for part, parameter, known in zip(self._parts, self.parameters, wanted):
+        for part, parameter, known in zip(self._gradients, self._parameters, wanted):
             if not known:
                 continue
             if parameter.grad is None:
@@ -178,12 +166,8 @@ class GradientBuckets:
     ) -> None:
         """Make buckets for these parameters, in the place of earlier ones; collective.
 
-        Args:
-            trained: the parameters.
-            bucket_bytes: least size of a bucket.
-            algorithm: argument of ``comm.Allreduce_init``.
-            arrived: called when autograd has accumulated a gradient, with the number of the bucket,
-                the index in the bucket, and the parameter.
+        A bucket has at least ``bucket_bytes``.  ``arrived`` is called when autograd has accumulated
+        a gradient, with the number of the bucket, the index in the bucket, and the parameter.
         """
         self.unbind()
         parts = _cut(trained, bucket_bytes)
@@ -196,7 +180,6 @@ class GradientBuckets:
                 parameter.register_post_accumulate_grad_hook(partial(arrived, bucket, index))
                 for index, parameter in enumerate(members)
             ]
-        self.register(self.hook)
 
     def unbind(self) -> None:
         """Let go of the parameters."""
@@ -205,12 +188,6 @@ class GradientBuckets:
         for bucket in self._buckets:
             bucket.free()
         self._watches, self._buckets = [], []
-
-    def register(self, hook: Hook | None) -> None:
-        """Let a hook sum the gradients from now on."""
-        self.hook = hook
-        for bucket in self._buckets:
-            bucket.hook = hook
 
     def note(self, bucket: int, index: int) -> None:
         """Autograd has accumulated a gradient."""
@@ -222,9 +199,8 @@ class GradientBuckets:
     def start(self, weight: float | None, *, complete: bool) -> None:
         """Start sums, in the same order on all ranks, whatever the order of autograd.
 
-        Args:
-            weight: this rank's weight in the mean, see :meth:`GradientBucket.start`.
-            complete: stop at the first bucket that misses a gradient.
+        ``weight`` is this rank's weight in the mean (:meth:`GradientBucket.start`).  With
+        ``complete``, stop at the first bucket that misses a gradient.
         """
         for bucket in self._buckets:
             if complete and bucket.missing:
@@ -237,7 +213,7 @@ class GradientBuckets:
             bucket.start(weight)
         elif not self._errors.own:
             with self._errors.kept():
-                bucket.start(weight)
+                bucket.start(weight, self.hook)
 
     def test(self) -> None:
         """Move the sums along."""
@@ -276,7 +252,7 @@ class GradientBuckets:
 
     def known(self) -> list[bool]:
         """Whether this rank has a gradient, for each parameter."""
-        return [p.grad is not None for bucket in self._buckets for p in bucket.parameters]
+        return [p.grad is not None for bucket in self._buckets for p in bucket.parameters()]
 
     def give_back(self, known: Sequence[bool], factor: float) -> None:
         """Write the sums times ``factor`` into the gradients that any rank has."""
@@ -287,7 +263,7 @@ class GradientBuckets:
     def fault(self) -> str:
         """Why there is no mean; empty if there is one."""
         for bucket in self._buckets:
-            for index, parameter in enumerate(bucket.parameters):
+            for index, parameter in enumerate(bucket.parameters()):
                 if parameter.grad is None and index not in bucket.missing:
                     return (
                         "a gradient was taken away before backward() had ended and averaged it, "

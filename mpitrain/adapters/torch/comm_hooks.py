@@ -23,22 +23,23 @@ class GradBucket:
 
     def __init__(
         self,
-        index: int,
-        is_last: bool,
+        number: tuple[int, int],
         buffer: torch.Tensor,
-        gradients: Sequence[torch.Tensor],
         parameters: Sequence[torch.nn.Parameter],
     ) -> None:
-        self._index, self._is_last = index, is_last
-        self._buffer, self._gradients, self._parameters = buffer, gradients, parameters
+        """``number``: number of this bucket, and of all buckets."""
+        self._number, self._buffer, self._parameters = number, buffer, parameters
+        parts = buffer.split([p.numel() for p in parameters])
+        self._gradients = [part.view(p.shape) for part, p in zip(parts, parameters, strict=True)]
 
     def index(self) -> int:
         """Number among the buckets of a backward pass, in the order of their sums."""
-        return self._index
+        return self._number[0]
 
     def is_last(self) -> bool:
         """Whether it is the last bucket."""
-        return self._is_last
+        index, count = self._number
+        return index + 1 == count
 
     def buffer(self) -> torch.Tensor:
         """This rank's gradients one after the other, along one axis; a hook may change them."""
@@ -174,10 +175,7 @@ class UnderWay:
     ) -> Tensors:
         """A future of the tensor that a started request writes.
 
-        Args:
-            request: an object with ``Test``.
-            tensor: value of the future.
-            ended: called before the future gets its value.
+        ``ended`` is called before the future gets its value.
         """
         future = _Driven(self)
         self._sums.append(_HookSum(request, future, tensor, ended))

@@ -1,4 +1,4 @@
-"""Codes of gradients in a user's own loop: a communication hook, like torch's PowerSGD."""
+"""Codecs of gradients in a user's own loop: a communication hook, like torch's PowerSGD."""
 
 from collections.abc import Mapping
 
@@ -51,19 +51,19 @@ class Compression:
         Raises:
             ValueError: there is no such codec, or it cannot be combined with the other arguments.
         """
-        if codec in ("none", "auto"):
-            raise CodecError(f"{codec!r} is no code; leave the hook out, or name one")
+        if codec == "none":
+            raise CodecError("'none' is no codec; leave the hook out, or name one")
         try:
             table = msgspec.convert(
                 dict(codec=codec, start=start, least=least, exchange=exchange, feedback=feedback),
                 Compress,
             )
-            if isinstance(code := parse(codec), Momentum) and code.clip:
+            if isinstance(parsed := parse(codec), Momentum) and parsed.clip:
                 raise CodecError(
                     f"codec = {codec!r}: the clip is of the whole gradient, of which a hook has a "
                     "bucket; leave it out"
                 )
-            for _, why in codec_faults(table, code):
+            for _, why in codec_faults(table, parsed):
                 raise CodecError(f"codec = {codec!r}: {why}")
         except msgspec.ValidationError as error:
             raise CodecError(str(error)) from error
@@ -116,7 +116,7 @@ class Compression:
         buffer = bucket.buffer()
         if buffer.is_cuda:
             raise TypeError(
-                f"the gradients lie on {buffer.device}, and codes are made on the host; leave the "
+                f"the gradients lie on {buffer.device}, and codecs compute on the host; leave the "
                 "hook out, or keep the module on the CPU"
             )
         own, start = as_array(buffer), self._start
@@ -170,5 +170,5 @@ class Compression:
 def compression_hook(
     state: Compression, bucket: GradBucket
 ) -> torch.futures.Future[list[torch.Tensor]]:
-    """Hook for ``DataParallel.register_comm_hook``: the mean of a bucket by codes."""
+    """Hook for ``DataParallel.register_comm_hook``: the mean of a bucket by a codec."""
     return state.begin(bucket)

@@ -11,6 +11,7 @@ from torch.nn.parameter import is_lazy
 
 from collectives.errors import INSTALL_CUPY
 from mpitrain.adapters.torch.arrays import as_array, as_bytes
+from mpitrain.adapters.torch.rendezvous import by_rank
 from mpitrain.parallel.replicas import check_replicas
 
 #: Changes of a module: none, of buffers alone, of parameters.
@@ -37,14 +38,13 @@ class Inventory:
         self._seen_buffers = self._look_at_buffers()
         self._changes = self._count()
 
-    def change(self) -> int:
-        """Change of the module's parts since; values may change."""
-        if self._look() != self._seen:
-            return OTHER_PARAMETERS
-        return self.change_of_buffers()
+    def change(self, *, buffers_alone: bool = False) -> int:
+        """Change of the module's parts since, or of its buffers alone; values may change.
 
-    def change_of_buffers(self) -> int:
-        """Change of the buffers, which a forward pass may make or replace."""
+        A forward pass may make or replace buffers.
+        """
+        if not buffers_alone and self._look() != self._seen:
+            return OTHER_PARAMETERS
         return SAME if self._look_at_buffers() == self._seen_buffers else OTHER_BUFFERS
 
     def changes(self) -> int:
@@ -53,11 +53,6 @@ class Inventory:
 
     def check(self, comm: MPI.Intracomm, options: object, fault: str = "") -> None:
         """Check that the ranks have equal modules and options, and no fault; collective.
-
-        Args:
-            comm: the ranks.
-            options: options of the replica.
-            fault: fault that the caller has found, if there is one.
 
         Raises:
             ValueError: on all ranks: one cannot be a replica.
@@ -68,9 +63,8 @@ class Inventory:
             for name, t in [*self.parameters.items(), *buffers]
         ]
         told = comm.allgather((layout, fault or self._fault(), options))
-        faults = [f"rank {rank}: {fault}" for rank, (_, fault, _) in enumerate(told) if fault]
-        if faults:
-            raise ValueError(f"DataParallel: {'; '.join(faults)}")
+        if faults := by_rank([fault for _, fault, _ in told]):
+            raise ValueError(f"DataParallel: {faults}")
         first, _, usual = told[0]
         for rank, (found, _, given) in enumerate(told):
             if given != usual:
@@ -85,7 +79,8 @@ class Inventory:
                 raise ValueError(
                     f"DataParallel: the ranks have different modules: only rank 0 has {mine[:1]}, "
                     f"and only rank {rank} has {theirs[:1]} (name, type, shape, whether it needs a "
-                    "gradient); make the same module on all ranks"
+                    "gradient); make the same module on all ranks, or leave buffers to each rank "
+                    "by broadcast_buffers=False"
                 )
 
     def compare(self, comm: MPI.Intracomm, when: str) -> None:
@@ -182,15 +177,13 @@ def share(comm: MPI.Intracomm, tensors: Iterable[torch.Tensor], root: int = 0) -
     tensors = list(tensors)
     if not tensors:
         return
-    own = np.concatenate([as_bytes(tensor) for tensor in tensors])
-    packed = own.copy()
+    own = [as_bytes(tensor) for tensor in tensors]
+    packed = np.concatenate(own)
     comm.Bcast(packed, root)
-    start = 0
-    for tensor in tensors:
-        stop = start + tensor.numel() * tensor.element_size()
-        if not np.array_equal(packed[start:stop], own[start:stop]):
-            values = torch.from_numpy(packed[start:stop].copy())
+    ends = np.cumsum([part.size for part in own])[:-1]
+    for tensor, mine, given in zip(tensors, own, np.split(packed, ends), strict=True):
+        if not np.array_equal(given, mine):
+            values = torch.from_numpy(given.copy())
             # As torch does it: tensors saved by autograd in an earlier forward pass stay valid.
             with torch.autograd._unsafe_preserve_version_counter(tensor):
                 tensor.detach().copy_(values.view(tensor.dtype).view(tensor.shape))
-        start = stop

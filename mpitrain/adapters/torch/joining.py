@@ -20,8 +20,8 @@ class JoiningReducer(Reducer):
             ValueError: on all ranks, if they have different arguments.
         """
         self._settle()
-        most, least, _ = self._meet(JOIN, join.code, -join.code).numbers
-        if most != -least:
+        self._meet(JOIN)
+        if any(given != join for given in self._words.allgather(join)):
             raise ValueError("DataParallel.join: give all ranks the same arguments")
         self.join = join
 

@@ -1,6 +1,6 @@
 """A torch module as a layer of the trainer."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from types import ModuleType
@@ -10,25 +10,29 @@ import numpy as np
 import torch
 from numpy.typing import DTypeLike
 
-from mpitrain.adapters.torch.arrays import Moved, as_array, as_bytes, as_tensor, moved, on_stream_of
+from mpitrain.adapters.torch.arrays import (
+    Moved,
+    as_array,
+    as_bytes,
+    as_tensor,
+    moved,
+    on_stream_of,
+    tensors_of,
+)
 from mpitrain.adapters.torch.checks.module import (
     Watched,
     examine,
     expect_given_values,
     expect_the_same_trained,
 )
-from mpitrain.adapters.torch.checks.module_class import ImpureModule, is_held, keeps_running, refuse
-from mpitrain.adapters.torch.checks.probe import is_due, one_line
-from mpitrain.adapters.torch.module_calls import call_with, expect_outputs, tensors_of
+from mpitrain.adapters.torch.checks.module_class import is_held, keeps_running, refuse
+from mpitrain.adapters.torch.checks.probe import call_with, expect_outputs, is_due, one_line
 from mpitrain.adapters.torch.stand_ins import set_context, stand_ins, with_stand_ins
 from mpitrain.arrays import Array, Gradients, Parameters, Shape, array_namespace
 from mpitrain.fields import Fields, as_given, fields, joined, named, partial, unused, zeros
 from mpitrain.nn import Layer
 from mpitrain.nn.context import RESTING, Context
 from mpitrain.nn.layer import Verdict
-
-#: Kinds of devices of torch.autocast.
-_KINDS = ("cpu", "cuda")
 
 
 class TorchLayer(Layer):
@@ -183,19 +187,16 @@ class TorchLayer(Layer):
     def forward(
         self, parameters: Parameters, x: Array, context: Context = RESTING
     ) -> tuple[Array, Any]:
-        if not any(map(torch.is_autocast_enabled, _KINDS)):
-            with on_stream_of(x):
-                return self._forward(parameters, x, context)
-        self._watched.verdict.say(
-            ImpureModule(
-                f"{self._watched.name}: torch.autocast is on around the trainer, which would not "
-                "be on in the same places in every layout; turn it on in the module's forward(), "
-                "or take run.compute = 'bfloat16'"
+        casting = list(filter(torch.is_autocast_enabled, ("cpu", "cuda")))
+        if casting:
+            self._watched.say(
+                ": torch.autocast is on around the trainer, which would not be on in the same "
+                "places in every layout; turn it on in the module's forward(), or take "
+                "run.compute = 'bfloat16'"
             )
-        )
         with ExitStack() as stack:
             stack.enter_context(on_stream_of(x))
-            for kind in _KINDS:
+            for kind in casting:
                 stack.enter_context(torch.autocast(kind, enabled=False))
             return self._forward(parameters, x, context)
 
@@ -238,7 +239,7 @@ class TorchLayer(Layer):
             np.array_equal(as_bytes(then), as_bytes(now)) for then, now in zip(before, own.values())
         ):
             self._watched.say(
-                "changes its parameters in its forward pass, as max_norm does; the replicas of a "
+                " changes its parameters in its forward pass, as max_norm does; the replicas of a "
                 "sharded one would differ"
             )
         found = joined({name: as_array(part, xp) for name, part in y.items()})
@@ -276,20 +277,13 @@ class TorchLayer(Layer):
         if not counts:  # a rank without samples does not use what other ranks do not use
             whole, kept = whole[:0], dict.fromkeys(own)
         left = dx.keys() - used.keys()
-        if xp is not np and outputs:
-            self._expect_used(left & inputs.keys())
-        return partial(whole, left if xp is np else ()), kept
-
-    def _expect_used(self, left: Collection[str]) -> None:
-        """Refuse inputs without a part in the loss on a GPU, whose arrays cannot be marked so."""
-        if left:
-            self._watched.verdict.say(
-                ImpureModule(
-                    f"{self._watched.name}: the loss does not follow from its input, so that the "
-                    "layers before it stay as they are, which the trainer can do on the CPU alone; "
-                    "leave them out, or set run.device = 'cpu'"
-                )
+        if xp is not np and outputs and left & inputs.keys():
+            self._watched.say(
+                ": the loss does not follow from its input, so that the layers before it stay as "
+                "they are, which the trainer can do on the CPU alone; leave them out, or set "
+                "run.device = 'cpu'"
             )
+        return partial(whole, left if xp is np else ()), kept
 
     def gradients(self, parameters: Parameters, kept: Any) -> Gradients:
         return {

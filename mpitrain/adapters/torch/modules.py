@@ -12,7 +12,8 @@ from mpitrain.adapters.torch.checks.shared_memory import expect_apart
 from mpitrain.adapters.torch.cutting import cut, has_hooks
 from mpitrain.adapters.torch.layer import TorchLayer
 from mpitrain.adapters.torch.stand_ins import expect_replaceable
-from mpitrain.nn import Chain, Layer, Wrapper
+from mpitrain.nn import Chain, Layer
+from mpitrain.nn.chain import full_name
 from mpitrain.ranks.together import together
 from mpitrain.training.averaged import averaged
 from mpitrain.training.parts import Parts
@@ -159,11 +160,9 @@ def _in_module(layer: Layer) -> dict[str, str]:
     """Names in the whole module, by the names in the layer."""
     if isinstance(layer, TorchLayer):
         return {own: layer.prefix + own for own in (*layer.shapes(), *layer.state(np.float32))}
-    if isinstance(layer, Wrapper):
-        return _in_module(layer.layer)
     inner = layer.layers if isinstance(layer, Chain) else {}
     return {
-        f"{name}.{own}": full
+        full_name(name, own): full
         for name, part in inner.items()
         for own, full in _in_module(part).items()
     }

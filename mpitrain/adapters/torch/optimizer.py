@@ -17,13 +17,6 @@ from mpitrain.optim.optimizers import Optimizer, State
 #: Makes an optimiser of some parameters, as ``lambda p: torch.optim.AdamW(p, lr=3e-3)``.
 Factory = Callable[[Sequence[torch.nn.Parameter]], torch.optim.Optimizer]
 
-#: Optimisers that update each number by its own past alone, so that shards can be updated; others
-#: are tried.
-_ELEMENTWISE = (
-    torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adamax, torch.optim.RAdam,
-    torch.optim.RMSprop, torch.optim.Adagrad, torch.optim.Adadelta, torch.optim.Rprop,
-)  # fmt: skip
-
 #: Options that an optimiser reads only when it is made.
 _BEGINNINGS = ("initial_accumulator_value",)
 
@@ -43,11 +36,7 @@ class TorchOptimizer(Optimizer):
     """
 
     def __init__(self, like: torch.optim.Optimizer, options: Mapping[str, Any]) -> None:
-        """Try it on two numbers.
-
-        Args:
-            like: the optimiser.
-            options: options of a group of its parameters.
+        """Try an optimiser on two numbers with the ``options`` of a group of its parameters.
 
         Raises:
             ConfigError: it has state that no checkpoint would have.
@@ -149,7 +138,7 @@ def _tried(made: torch.optim.Optimizer, options: Mapping[str, Any]) -> TorchOpti
     try:
         with torch.random.fork_rng(devices=[]):
             found = TorchOptimizer(made, options)
-            why = "" if type(made) in _ELEMENTWISE else _difference(found)
+            why = _difference(found)
     except (AttributeError, KeyError, RuntimeError, TypeError, ValueError, IndexError) as error:
         why = f"{type(error).__name__}: {one_line(error)}"
         if isinstance(error, ConfigError):
@@ -165,7 +154,7 @@ def _tried(made: torch.optim.Optimizer, options: Mapping[str, Any]) -> TorchOpti
 
 def _difference(own: TorchOptimizer) -> str:
     """How steps on a matrix differ from steps on its pieces; empty if they do not."""
-    draw, rate = torch.Generator().manual_seed(0), own.lr or 1e-3
+    draw, rate = torch.Generator().manual_seed(0), max(own.lr, 1e-3)
     begin = torch.randn(3, 4, generator=draw, dtype=torch.float64)
     whole, flat = torch.nn.Parameter(begin.clone()), begin.reshape(-1).clone().numpy()
     state = {slot: flat * 0 for slot in own.slots}

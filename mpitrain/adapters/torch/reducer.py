@@ -1,13 +1,11 @@
 """Gradients of replicas become means at the end of each backward pass."""
 
 from numbers import Real
-from time import perf_counter
 from typing import Any, NamedTuple
 
 import torch
 
 from collectives import Communicator
-from mpitrain.adapters.torch.backward_pass import BackwardPass, is_alive
 from mpitrain.adapters.torch.buckets import refusal
 from mpitrain.adapters.torch.checks.probe import is_due
 from mpitrain.adapters.torch.comm_hooks import Function, Hook
@@ -21,8 +19,7 @@ from mpitrain.adapters.torch.rendezvous import (
     Meeting,
     Refused,
 )
-from mpitrain.adapters.torch.session import GradientState, Session
-from mpitrain.parallel.overlap_trial import OverlapTrial
+from mpitrain.adapters.torch.session import BackwardPass, GradientState, Session, is_alive
 
 #: Attribute of a gradient that is a mean: its version then, as torch counts changes.
 _MEAN_AT = "_mpitrain_mean_at"
@@ -33,7 +30,7 @@ class Options(NamedTuple):
 
     bucket_bytes: int
     algorithm: str
-    overlap: bool | str
+    overlap: bool
     broadcast_buffers: bool
 
 
@@ -52,7 +49,6 @@ class Reducer(Session):
         """
         super().__init__(comm)
         self._module, self._options = module, options
-        self._trial = OverlapTrial() if options.overlap == "auto" and comm.size > 1 else None
         self.synchronises = True
         self._forwards = 0
         inventory = Inventory(module)
@@ -70,7 +66,6 @@ class Reducer(Session):
         self._settle()
         if not self.synchronises:
             return
-        self.state.begun = self._clock() if self._trial else None
         changed, changes = self._inventory.change(), self._inventory.changes()
         self._go_forward(self._meet(FORWARD, changed, changes, -changes))
         self.state.verified = True
@@ -112,7 +107,7 @@ class Reducer(Session):
             raise ValueError(
                 f"DataParallel: the ranks have different communication hooks: {', '.join(names)}"
             )
-        self.buckets.register(Hook(function, state))
+        self.buckets.hook = Hook(function, state)
 
     def close(self) -> None:
         """Free what is bound; collective.
@@ -129,10 +124,6 @@ class Reducer(Session):
         self._release()
         if not told and most == -least > 0:
             inventory.compare(self._words, "at the end")
-
-    def overlaps(self) -> bool:
-        """Whether sums start while autograd goes on, in the present step."""
-        return self._trial.overlap if self._trial else bool(self._options.overlap)
 
     def _look(self) -> Inventory:
         return Inventory(self._module, has_buffers=self._options.broadcast_buffers)
@@ -158,23 +149,9 @@ class Reducer(Session):
             self._settle()
             self._pass = BackwardPass.join(self._meetings.number, self._finish)
         self.buckets.note(bucket, index)
-        if self.overlaps():
+        if self._options.overlap:
             self.buckets.start(self._weight, complete=True)
         self.buckets.test()
-
-    def _clock(self) -> float:
-        """Seconds, after GPUs have done their queued work; for the first steps alone."""
-        if any(parameter.is_cuda for parameter in self._inventory.trained):
-            torch.cuda.synchronize()
-        return perf_counter()
-
-    def _note_time(self, begun: float | None) -> None:
-        """Time a step; after enough steps, the ranks choose the faster way; collective."""
-        if not self._trial or self.join or begun is None:
-            return
-        if self._trial.tell(self._clock() - begun):
-            told = [int(1e9 * seconds) for seconds in self._trial.seconds]
-            self._trial.decide(*(self._meetings.largest(told) / 1e9).tolist())
 
     def _go_forward(self, agreed: Meeting) -> None:
         changed, most, least = agreed.numbers
@@ -195,14 +172,9 @@ class Reducer(Session):
         inventory = self._look()
         if agreed.numbers[0] == OTHER_PARAMETERS:
             self._bind(inventory)
-            return
-        try:
+        else:
             inventory.check(self._words, self._options)
-        except ValueError as error:
-            raise ValueError(
-                f"{error}, or leave buffers to each rank by broadcast_buffers=False"
-            ) from None
-        self._inventory = inventory
+            self._inventory = inventory
 
     def _check_unchanged(self, agreed: Meeting) -> None:
         if agreed.joined:
@@ -220,8 +192,7 @@ class Reducer(Session):
         self.buckets.start(self._weight, complete=False)
         late, known = self.buckets.late(), self.buckets.known()
         # Ranks that met before the forward pass know the parameters already.
-        verified = self.state.verified
-        changed = self._inventory.change_of_buffers() if verified else self._inventory.change()
+        changed = self._inventory.change(buffers_alone=self.state.verified)
         incomplete = any(late) or not all(known)
         agreed = self._meet(AVERAGE, changed, incomplete, self.state.onto_mean, fault=self._fault())
         self._check_average(agreed)
@@ -231,8 +202,7 @@ class Reducer(Session):
             self._inventory.compare(self._words, "at the end of backward()")
             return self._average()
         self.buckets.give_back(*self._complete_means(agreed, late, known))
-        begun, self.state = self.state.begun, GradientState()
-        self._note_time(begun)
+        self.state = GradientState()
         if self.join:
             for gradient in (p.grad for p in self._inventory.trained):
                 if gradient is not None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -39,7 +39,7 @@ class DataParallel(ClosedTogether, torch.nn.Module):
         *,
         bucket_bytes: int = 25 * 2**20,
         algorithm: Algorithm | str = "auto",
-        overlap: bool | Literal["auto"] = True,
+        overlap: bool = True,
         broadcast_buffers: bool = True,
     ) -> None:
         """Give all ranks rank 0's parameters and buffers, and bind the all-reduces; collective.
@@ -50,9 +50,8 @@ class DataParallel(ClosedTogether, torch.nn.Module):
                 (``torch.cuda.set_device``).
             bucket_bytes: least size of a bucket.
             algorithm: argument of ``comm.Allreduce_init``.
-            overlap: whether buckets start while autograd goes on rather than at its end; ``"auto"``
-                times the first twelve steps both ways, and keeps the way that is faster on the
-                slowest rank (:attr:`overlaps` says which).  The numbers are the same.
+            overlap: whether buckets start while autograd goes on rather than at its end.  The
+                numbers are the same.
             broadcast_buffers: whether all ranks get rank 0's buffers before each forward pass in
                 training, which running statistics need, and after each mean, for equal tests;
                 otherwise each rank's buffers are its own, and may have other shapes.
@@ -69,8 +68,8 @@ class DataParallel(ClosedTogether, torch.nn.Module):
                 "DataParallel(Communicator(comm), module)"
             )
         self.module = module
-        if overlap not in (True, False, "auto"):
-            raise ValueError(f"overlap is True, False or 'auto', not {overlap!r}")
+        if overlap not in (True, False):
+            raise ValueError(f"overlap is True or False, not {overlap!r}")
         options = Options(bucket_bytes, named(algorithm, "allreduce"), overlap, broadcast_buffers)
         self._reducer = JoiningReducer(comm, module, options)
 
@@ -83,11 +82,6 @@ class DataParallel(ClosedTogether, torch.nn.Module):
                 self._reducer.begin_forward()
             self._reducer.state.pending = True
         return self.module(*inputs, **keywords)
-
-    @property
-    def overlaps(self) -> bool:
-        """Whether sums start while autograd goes on, in the present step."""
-        return self._reducer.overlaps()
 
     def reduce(self) -> None:
         """Average the gradients now; collective.

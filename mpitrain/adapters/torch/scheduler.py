@@ -46,7 +46,7 @@ class TorchSchedule(TabulatedSchedule):
                 return self._of_steps(rows, why)
             _expect_known(found, optimizer)
             every = _written(found, optimizer, rows)
-        return self._table(every, rows)
+        return self._table(every)
 
     def _of_steps(self, rows: int, why: str) -> ScheduleTable:
         try:
@@ -54,7 +54,7 @@ class TorchSchedule(TabulatedSchedule):
         except ConfigError as error:
             raise ConfigError(f"{error} (called with the optimiser, it {why})") from error
 
-    def _table(self, every: Sequence[Sequence[Mapping[str, Any]]], rows: int) -> ScheduleTable:
+    def _table(self, every: Sequence[Sequence[Mapping[str, Any]]]) -> ScheduleTable:
         first = self._groups[0].lr
         factors = np.array([[float(group["lr"]) / first for group in row] for row in every])
         if len(wrong := np.argwhere(~(np.isfinite(factors) & (factors >= 0)))):

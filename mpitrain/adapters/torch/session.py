@@ -1,13 +1,15 @@
 """Acts of replicas of a module: meetings, sums that end with them, and errors of all ranks."""
 
+import threading
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NoReturn
 
+import torch
+
 from collectives import Communicator
 from collectives.failure.abort import note_shared
-from mpitrain.adapters.torch.backward_pass import BackwardPass, is_alive
 from mpitrain.adapters.torch.buckets import GradientBuckets
 from mpitrain.adapters.torch.comm_hooks import HookErrors, HookFailed
 from mpitrain.adapters.torch.rendezvous import (
@@ -24,6 +26,53 @@ from mpitrain.adapters.torch.rendezvous import (
 _next_number = 0
 
 
+class BackwardPass:
+    """Autograd calls it when a backward pass has ended well, and drops it when one has raised.
+
+    Only autograd keeps it alive, so that a weak reference shows how the pass ended.
+
+    Attributes:
+        over: whether the pass has ended.
+    """
+
+    def __init__(self) -> None:
+        self._ends: list[tuple[int, Callable[[], None]]] = []
+        self.over = False
+
+    def __call__(self) -> None:
+        self.over = True
+        # The order of autograd may differ between ranks.
+        for _, end in sorted(self._ends, key=lambda entry: entry[0]):
+            end()
+
+    @classmethod
+    def join(cls, number: int, end: Callable[[], None]) -> "weakref.ref[BackwardPass]":
+        """Call ``end`` at the end of this thread's backward pass; call it from a hook of autograd.
+
+        ``number`` orders the calls, alike on all ranks.
+        """
+        found = _latest.reference() if _latest.reference else None
+        if found is None or found.over:
+            found = cls()
+            torch.autograd.Variable._execution_engine.queue_callback(found)
+            _latest.reference = weakref.ref(found)
+        found._ends.append((number, end))
+        return weakref.ref(found)
+
+
+class _Latest(threading.local):
+    reference: weakref.ref[BackwardPass] | None = None
+
+
+_latest = _Latest()
+
+
+def is_alive(reference: weakref.ref[BackwardPass] | None) -> bool:
+    """Whether a backward pass is under way."""
+    found = reference() if reference else None
+    return found is not None and not found.over
+
+
 @dataclass
 class GradientState:
     """State of the gradients since the last mean.
@@ -34,7 +83,6 @@ class GradientState:
         unsummed: whether a pass in ``no_sync`` has left gradients.
         onto_mean: whether a pass has added to a mean, while ranks may run out of batches.
         weight: this rank's weight in the next mean; None: all ranks have the same.
-        begun: clock at the forward pass, where steps are timed.
     """
 
     pending: bool = False
@@ -42,7 +90,6 @@ class GradientState:
     unsummed: bool = False
     onto_mean: bool = False
     weight: float | None = None
-    begun: float | None = None
 
 
 @dataclass
@@ -60,12 +107,6 @@ class Join:
     throw_on_early_termination: bool
     following: int
     absent: bool = False
-
-    @property
-    def code(self) -> int:
-        """A number for these options, for comparison."""
-        flags = self.divide_by_initial_world_size + 2 * self.throw_on_early_termination
-        return flags + 4 * self.following
 
 
 class Session:

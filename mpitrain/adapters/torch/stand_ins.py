@@ -109,9 +109,7 @@ class BatchNormStandIn(StandIn):
         rows = x.transpose(1, -1)
         normal: torch.Tensor
         if context.training:
-            normal = _Normalised.apply(
-                rows, self.epsilon, context, state, self.momentum, self.xp, self.counts
-            )
+            normal = _Normalised.apply(rows, self, state)
         else:
             mean, variance = (
                 as_tensor(self.xp.asarray(state[name])).to(x.dtype)
@@ -146,27 +144,19 @@ class _Normalised(torch.autograd.Function):
     """``(x - mean) / sqrt(variance + epsilon)`` along the last axis, over all replicas' rows."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: torch.Tensor,
-        epsilon: float,
-        context: Context,
-        state: Any,
-        momentum: Any,
-        xp: ModuleType,
-        counts: bool,
-    ) -> torch.Tensor:
+    def forward(ctx: Any, x: torch.Tensor, norm: BatchNormStandIn, state: Any) -> torch.Tensor:
+        context, xp, part = norm.context, norm.xp, norm.momentum
         rows = as_array(x.detach().reshape(-1, x.shape[-1]), xp)
-        replicas = context.replicas
-        count, mean, squares = moments(rows if counts else rows[:0], replicas)
-        if context.training and not context.again:
+        count, mean, squares = moments(rows if norm.counts else rows[:0], context.replicas)
+        if not context.again:
             tracked = state["num_batches_tracked"]
             tracked += (count > 0).any()
-            part = 1 / xp.maximum(tracked, 1).astype(float) if momentum is None else momentum
+            if part is None:
+                part = 1 / xp.maximum(tracked, 1).astype(float)
             follow(state, mean, squares, count, part)
-        scale = 1 / xp.sqrt(squares / xp.maximum(count, 1) + epsilon)
+        scale = 1 / xp.sqrt(squares / xp.maximum(count, 1) + norm.epsilon)
         normal = ((rows - mean) * scale).astype(rows.dtype, copy=False)
-        ctx.kept = normal, scale, count, replicas, xp, counts
+        ctx.kept = normal, scale, count, context.replicas, xp, norm.counts
         return as_tensor(normal).reshape(x.shape)
 
     @staticmethod
@@ -178,16 +168,14 @@ class _Normalised(torch.autograd.Function):
         sums = xp.stack([rows.sum(axis=0), (rows * normal).sum(axis=0)])
         dx = input_gradient(rows, normal, scale, sums, count, replicas)
         if not counts:
-            return torch.zeros_like(dy), *[None] * 6
-        return as_tensor(xp.ascontiguousarray(dx)).reshape(dy.shape), *[None] * 6
+            return torch.zeros_like(dy), None, None
+        return as_tensor(xp.ascontiguousarray(dx)).reshape(dy.shape), None, None
 
 
 def with_stand_ins(module: nn.Module, training: bool) -> nn.Module:
     """The module itself, or a copy with stand-ins for its dropout and batch norm.
 
-    Args:
-        module: a module, or a part of one.
-        training: mode of the whole module.
+    ``training`` is the mode of the whole module, of which this one may be a part.
     """
     if not any(_replaced(part, training) for part in module.modules()):
         return module

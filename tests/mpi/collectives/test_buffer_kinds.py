@@ -72,6 +72,9 @@ KINDS = {
     "typed": (lambda items: [items, MPI.DOUBLE], lambda spec: spec[0]),
     "named": (lambda items: [items, "d"], lambda spec: spec[0]),
     "counted": (lambda items: [items, items.size, MPI.DOUBLE], lambda spec: spec[0]),
+    "counted alone": (lambda items: [items, items.size], lambda spec: spec[0]),
+    "in four parts": (lambda items: [items, items.size, 0, MPI.DOUBLE], lambda spec: spec[0]),
+    "by columns": (lambda items: np.asfortranarray(items.reshape(2, -1)), np.asarray),
     "displaced": (lambda items: (items, (np.int64(items.size), 0), "d"), lambda spec: spec[0]),
 }
 

@@ -7,7 +7,7 @@ import pytest
 from mpi4py import MPI
 
 from collectives import Communicator
-from collectives.execution.transport import fences, shared_memory
+from collectives.execution.transport import shared_memory
 
 pytestmark = pytest.mark.mpi
 
@@ -25,8 +25,8 @@ def comm(monkeypatch) -> Iterator[Communicator]:
 @pytest.mark.parametrize("algorithm", ["direct", "ring", "butterfly", "double_binary_tree"])
 def test_sums_are_right_and_fences_are_made(comm, monkeypatch, algorithm):
     made = []
-    real = fences.Fences.__call__
-    monkeypatch.setattr(fences.Fences, "__call__", lambda own: (made.append(1), real(own)))
+    real = shared_memory.Fences.__call__
+    monkeypatch.setattr(shared_memory.Fences, "__call__", lambda own: (made.append(1), real(own)))
     mine, total = comm.empty(100_000), comm.share(np.empty(100_000))
     plan = comm.Allreduce_init(mine, total, algorithm=algorithm)
     wanted = SIZE * np.arange(100_000) + SIZE * (SIZE - 1) / 2

@@ -125,13 +125,6 @@ def test_arrays_that_the_ranks_share(comm):
         assert same_bits(found, total(5000, np.float64, range(SIZE)))
 
 
-def test_bfloat16(comm):
-    kind = pytest.importorskip("ml_dtypes").bfloat16
-    mine = np.full(10, 1.0 if RANK == 0 else 2.0**-9, kind)  # a plain sum would stay at 1
-    comm.Allreduce(mine, found := np.zeros(10, kind))
-    assert (found == np.float64(1 + (SIZE - 1) * 2.0**-9).astype(kind)).all()
-
-
 def test_what_is_not_a_number_has_the_same_bits(comm):
     values = np.array([np.nan, np.inf, np.inf, 1.0])
     values[2] *= 1 if RANK else -1

@@ -147,8 +147,12 @@ def test_other_operations_and_lengths_in_place(comm, kind, algorithm):
             assert np.array_equal(items.astype(float), function(everybody, axis=0))
 
 
-@all_kinds
-@pytest.mark.parametrize("algorithm", ["auto", "ring", "butterfly", "direct"])
+@pytest.mark.parametrize(
+    "kind", [k if k.endswith("16") else pytest.param(k, marks=pytest.mark.slow) for k in KINDS]
+)
+@pytest.mark.parametrize(
+    "algorithm", ["auto", "ring", "butterfly", "direct", "circulant", "hierarchical"]
+)
 def test_what_one_rank_alone_would_lose_counts(comm, kind, algorithm):
     """1 and, of each other rank, half of the distance to the next number."""
     half = float(ml_dtypes.finfo(KINDS[kind]).eps) / 2

@@ -248,13 +248,13 @@ def test_calls_that_do_not_belong_together(comm):
         pytest.skip("one rank agrees with itself")
     indices, values, _ = good()
     last = comm.rank == comm.size - 1
-    with pytest.raises(MismatchError, match="differ in length: 10 to 20"):
+    with pytest.raises(MismatchError, match="differ in length: 10 and 20"):
         sparse_allreduce(comm, indices, values, 20 if last else 10)
     with pytest.raises(MismatchError, match="differ in type of the values"):
         sparse_allreduce(comm, indices, values.astype("f4" if last else "f8"), 10, dense_at=3)
     with pytest.raises(MismatchError, match="differ in type of the indices"):
         sparse_allreduce(comm, indices.astype("u8" if last else "u4"), values, 10, dense_at=3)
-    with pytest.raises(MismatchError, match="differ in dense_at: 3 to 4"):
+    with pytest.raises(MismatchError, match="differ in dense_at: 3 and 4"):
         sparse_allreduce(comm, indices, values, 10, dense_at=4 if last else 3)
 
 

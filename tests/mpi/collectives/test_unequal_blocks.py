@@ -269,22 +269,6 @@ def test_a_default_algorithm_is_for_the_collectives_that_have_it(comm):
         assert other.last_plan.algorithm == "native"
 
 
-@pytest.mark.parametrize("kind", ["float16", "bfloat16"])
-@pytest.mark.parametrize("algorithm", ["ring", "butterfly", "direct", "circulant", "hierarchical"])
-def test_sixteen_bits_are_rounded_once(comm, algorithm, kind):
-    """1 + p-1 times half of the distance to the next number: lost one by one, not together."""
-    dtype = (
-        np.dtype(kind) if kind == "float16" else np.dtype(pytest.importorskip("ml_dtypes").bfloat16)
-    )
-    half = {"float16": 2.0**-11, "bfloat16": 2.0**-8}[kind]
-    for empty in (np.empty, comm.empty):
-        items = empty(40, dtype)
-        items[...] = 1 if comm.rank == 0 else half
-        comm.Allreduce(MPI.IN_PLACE, items, algorithm=algorithm)
-        exact = np.full(40, np.float32(1 + (comm.size - 1) * half)).astype(dtype)
-        assert np.array_equal(items.view(np.uint16), exact.view(np.uint16))
-
-
 @pytest.mark.parametrize("algorithm", ["auto", "pairwise", "native"])
 @pytest.mark.mpi(min_size=2)
 def test_with_checks_all_ranks_hear_that_a_rank_does_not_fit_itself(algorithm):

@@ -229,10 +229,12 @@ def cosine(optimizer):
     return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10)
 
 
-def torchs_own(trainer, factory, schedule=cosine, by="step", make=net, loss=mse):
+def torchs_own(
+    trainer, factory, schedule=cosine, by="step", make=net, loss=mse, dtype=torch.float64
+):
     """A module that torch trained on the same samples in the same order, and its rates."""
     torch.manual_seed(7)
-    module = make().double()
+    module = make().to(dtype)
     optimizer = factory(list(module.parameters()))
     scheduler = schedule(optimizer) if schedule else None
     rates = []

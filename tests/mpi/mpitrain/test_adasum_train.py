@@ -10,12 +10,11 @@ from msgspec.structs import replace
 from collectives import Communicator
 from mpitrain.config import Optim, Sync
 from mpitrain.parallel.adasum_sum import Adasum
-from mpitrain.parallel.arena import DATA, Bucket
 from mpitrain.parallel.sent_bytes import adasum_bytes
-from mpitrain.parallel.summation import Summand
 from mpitrain.start import start
 from tests.adasum import adasum
 from tests.mpi.mpitrain.layouts import curve, job, whole
+from tests.mpi.mpitrain.summands import shards, summand
 from tests.mpi.mpitrain.test_sync import Alone, own_part
 
 pytestmark = pytest.mark.mpi
@@ -45,15 +44,10 @@ def test_it_is_that_of_the_tree_and_sends_what_it_says(shapes, dtype, has_shards
     with Communicator(MPI.COMM_WORLD) as comm:
         traffic = comm.count_traffic()
         own = comm.empty(n, dtype)
-        tensors = {
-            f"t{i}": own[a:b].reshape(shape)
-            for i, (a, b, shape) in enumerate(zip(ends, ends[1:], shapes, strict=False))
-        }
-        counts = [n // RANKS + (rank < n % RANKS) for rank in range(RANKS)]
+        counts = shards(n)
         total = np.empty(counts[comm.rank], dtype) if has_shards else own
-        bucket = Bucket(0, n, frozenset(), DATA)
-        summand = Summand(bucket, comm, own, tensors, total, counts if has_shards else None)
-        plan = Adasum().bind(summand)
+        given_to = summand(comm, own, shapes, total, counts if has_shards else None)
+        plan = Adasum().bind(given_to)
         for run in range(2):
             own[...] = given(comm.rank, run)
             before = traffic.sent + traffic.shared
@@ -116,7 +110,7 @@ def simulated(config, steps):
     ],
 )
 def test_workers_train_as_it_says(comm, sync, layout):
-    """Of gradients it is descent along their Adasum, of ways the rule for changes of weights."""
+    """Descent along the Adasum of gradients, and the rule for changes of weights."""
     plain = Optim(lr=0.05, momentum=0.0, reference_batch=0)
     config = replace(job("mlp", micro_batches=2, **layout), sync=sync, optim=plain)
     with start(comm, config) as trainer:

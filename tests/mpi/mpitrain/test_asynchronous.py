@@ -171,17 +171,23 @@ def simulated(config, stages, policy, steps, layers=None):
     return losses, last
 
 
+def check(comm, config, simulated_as=None, layers=lambda: None, rtol=0.0):
+    """Compare losses and weights of a job with those of the simulation of it, or of another."""
+    losses, weights, steps = found(comm, config, layers())
+    stages, policy = config.parallel.pipe, config.parallel.weights
+    expected, expected_weights = simulated(simulated_as or config, stages, policy, steps, layers())
+    np.testing.assert_allclose(losses, expected[:STEPS], rtol=rtol)
+    for name, values in expected_weights.items():
+        # Bit by bit unless sums are in another order.
+        np.testing.assert_allclose(weights[name], values, rtol=10 * rtol, atol=1e-3 * rtol)
+
+
 @pytest.mark.quick_on(3)
 @pytest.mark.parametrize("policy", ["stash", "vertical", "spectrain", "linear", "latest"])
 def test_every_stage_sees_the_weights_it_should(comm, policy):
     if RANKS > 5:
         pytest.skip("the model has 5 layers")
-    config = asynchronous(policy, pipe=RANKS)
-    losses, weights, steps = found(comm, config)
-    expected, expected_weights = simulated(config, RANKS, policy, steps)
-    assert losses == expected[:STEPS]
-    for name, values in expected_weights.items():
-        np.testing.assert_array_equal(weights[name], values)
+    check(comm, asynchronous(policy, pipe=RANKS))
 
 
 @pytest.mark.quick_on(3)
@@ -190,12 +196,7 @@ def test_modules_of_torch_see_them_too(comm, policy):
     """Autograd holds the weights of the forward pass, which an update may not write over."""
     if RANKS > 5:
         pytest.skip("the model has 6 layers, as of 5 stages")
-    config = asynchronous(policy, pipe=RANKS)
-    losses, weights, steps = found(comm, config, of_torch())
-    expected, expected_weights = simulated(config, RANKS, policy, steps, of_torch())
-    np.testing.assert_allclose(losses, expected[:STEPS], rtol=1e-12)
-    for name, values in expected_weights.items():
-        np.testing.assert_allclose(weights[name], values, rtol=1e-10, atol=1e-13)
+    check(comm, asynchronous(policy, pipe=RANKS), layers=of_torch, rtol=1e-11)
 
 
 @pytest.mark.slow
@@ -223,13 +224,9 @@ def test_replicas_of_stages_meet_in_their_sums(comm):
     if RANKS not in (4, 8):
         pytest.skip("needs replicas of 2 or 4 stages")
     config = asynchronous("stash", pipe=RANKS // 2)
-    losses, weights, steps = found(comm, config)
     # A micro-batch of both replicas is one of the simulation.
     whole_batches = replace(config, train=replace(config.train, micro_batches=1))
-    expected, expected_weights = simulated(whole_batches, RANKS // 2, "stash", steps)
-    np.testing.assert_allclose(losses, expected[:STEPS], rtol=1e-10)
-    for name, values in expected_weights.items():
-        np.testing.assert_allclose(weights[name], values, rtol=1e-9, atol=1e-12)
+    check(comm, config, whole_batches, rtol=1e-10)
 
 
 def test_old_weights_are_kept_no_longer_than_they_are_needed(comm):

@@ -84,7 +84,7 @@ def run(comm, config, *, go_on=False, stop=None, scores=SCORES):
         if flag:
             flag.trainer = trainer
         try:
-            train(trainer, go_on=go_on, tell=records.append)
+            train(trainer, go_on=go_on, on_record=records.append)
         except Stopped as error:
             why = str(error)
         values = whole(comm, trainer)
@@ -237,7 +237,7 @@ def test_by_the_loss_of_a_job(comm, folder):
     config = replace(config, train=replace(config.train, epochs=3))
     records = []
     with start(comm, config) as trainer:
-        train(trainer, tell=records.append)
+        train(trainer, on_record=records.append)
     losses = [test.test_loss for test in of(Epoch, records)]
     best = 2 * (1 + losses.index(min(losses)))
     assert names(folder) == [f"best-{best:08d}", "step-00000006"]

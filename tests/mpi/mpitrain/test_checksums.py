@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from collectives import Communicator, CorruptMessage, sparse_allreduce
+from collectives import CollectiveError, Communicator, CorruptMessage, sparse_allreduce
 from collectives.algorithms import names
-from collectives.execution.transport.checked import CheckedTransport, Sealed, SealedSend
+from collectives.execution.transport.checked import CheckedTransport, Sealed
 from mpitrain.pipeline.mailbox import Expected, Mailbox, Spec
 
 pytestmark = pytest.mark.mpi
@@ -15,17 +15,15 @@ pytestmark = pytest.mark.mpi
 class OneByteWrong(CheckedTransport):
     """Rank 0's first message has another byte than was sealed."""
 
-    def send_init(self, data, peer, tag):
-        if self.rank:
-            return super().send_init(data, peer, tag)
-        return _WrongSend(self.channel, data, peer, tag)
+    @classmethod
+    def envelope(cls, data):
+        return _Changed(data) if MPI.COMM_WORLD.rank == 0 else Sealed(data)
 
 
-class _WrongSend(SealedSend):
-    def Start(self):
-        self.sealed.seal()
-        self.sealed.data[len(self.sealed.data) // 2] ^= 4
-        self.request.Start()
+class _Changed(Sealed):
+    def seal(self):
+        super().seal()
+        self.data[len(self.data) // 2] ^= 4
 
 
 @pytest.fixture(scope="module")
@@ -73,13 +71,16 @@ def test_sparse_sums(checked):
     assert values.tolist() == [1.0] * size + [size]
 
 
-def test_a_byte_of_a_sparse_sum_that_changes_on_its_way(checked, monkeypatch):
-    if checked.size != 2:
+def test_a_byte_of_a_sparse_sum_that_changes_on_its_way(monkeypatch):
+    if MPI.COMM_WORLD.size != 2:
         pytest.skip("each of two ranks gets one vector")
-    with monkeypatch.context() as patch:
-        patch.setattr(Sealed, "seal", lambda sealed: None)
-        with pytest.raises(CorruptMessage, match=f"from rank {1 - checked.rank} arrived changed"):
-            sparse_allreduce(checked, np.array([1], np.uint32), np.ones(1), 1000)
+    with Communicator(MPI.COMM_WORLD, transport=CheckedTransport) as comm:
+        with monkeypatch.context() as patch:
+            patch.setattr(Sealed, "seal", lambda sealed: None)
+            with pytest.raises(CorruptMessage, match=f"from rank {1 - comm.rank} arrived changed"):
+                sparse_allreduce(comm, np.array([1], np.uint32), np.ones(1), 1000)
+        with pytest.raises(CollectiveError, match="left in the middle by CorruptMessage"):
+            comm.Allreduce(MPI.IN_PLACE, np.ones(3), algorithm="ring")
 
 
 def test_nothing_but_messages_with_checksums_is_chosen(checked):

@@ -3,7 +3,6 @@
 import gc
 import json
 import sys
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -11,12 +10,10 @@ import pytest
 from mpi4py import MPI
 from msgspec.structs import replace
 
-from collectives import Communicator
 from collectives.execution.device_plan import DevicePlan, Gate
+from mpitrain import nn
 from mpitrain.config import ConfigError, Loss, Optim, Train
 from mpitrain.device import choice
-from mpitrain.start import start
-from mpitrain.training.evaluation import evaluate
 from mpitrain.training.parts import UserObjects
 from tests import strict_cupy
 from tests.gpu.jobs import moved, small, trained, trainer_on
@@ -40,8 +37,8 @@ def cupy(monkeypatch):
     return strict_cupy.install(monkeypatch)
 
 
-def expect_the_same(config, steps=3, exact=SAME_ORDER):
-    right, found = (trained(device, config, steps) for device in ("cpu", "cuda"))
+def expect_the_same(config, steps=3, exact=SAME_ORDER, objects=UserObjects):
+    right, found = (trained(device, config, steps, objects=objects()) for device in ("cpu", "cuda"))
     if exact:
         assert found == right
     else:
@@ -112,31 +109,18 @@ def test_a_run_goes_on_elsewhere():
 
 @pytest.mark.quick_on(1, 2)
 def test_batch_norm_and_dropout():
-    from mpitrain import nn
-
-    def layers():
-        return {
-            "first": nn.Chain({"flat": nn.Flatten(), "up": nn.Linear(64, 16)}),
-            "norm": nn.BatchNorm(16),
-            "drop": nn.Dropout(0.3),
-            "last": nn.Linear(16, 10),
-        }
+    def objects():
+        return UserObjects(
+            layers={
+                "first": nn.Chain({"flat": nn.Flatten(), "up": nn.Linear(64, 16)}),
+                "norm": nn.BatchNorm(16),
+                "drop": nn.Dropout(0.3),
+                "last": nn.Linear(16, 10),
+            }
+        )
 
     config = replace(job("mlp", "float32"), parallel=job("mlp").parallel)
-    found = {}
-    for device in ("cpu", "cuda"):
-        given = replace(config, run=replace(config.run, device=device))
-        with (
-            Communicator(MPI.COMM_WORLD, device="staged") as comm,
-            start(comm, given, objects=UserObjects(layers=layers())) as trainer,
-        ):
-            steps = list(islice(trainer.run_epoch(0), 3))
-            found[device] = (
-                [(r.loss, r.grad_norm) for r in steps],
-                evaluate(trainer.parts, 0).test_loss,
-            )
-    np.testing.assert_allclose(found["cuda"][0], found["cpu"][0], rtol=1e-5)
-    assert found["cuda"][1] == pytest.approx(found["cpu"][1], rel=1e-5)
+    expect_the_same(config, exact=False, objects=objects)
 
 
 @pytest.mark.quick_on(1, 2)

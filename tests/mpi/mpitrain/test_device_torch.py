@@ -109,7 +109,7 @@ def test_a_run_goes_on_elsewhere(tmp_path):
 
 
 class Pairs(Samples):
-    """Of two inputs."""
+    """Samples of two inputs."""
 
     def __getitem__(self, index):
         return (self.x[index], self.x[index] + 1), self.y[index]

@@ -34,11 +34,11 @@ def test_a_check_that_breaks_on_one_rank_fails_on_all(comm):
             raise OSError("no such thing")
         return 1
 
-    found = gathered(comm, "broken", local, lambda values: Finding("broken", Status.OK, "fine"))
+    found = gathered(comm, "broken", local, lambda values: Finding(Status.OK, "fine"))
     assert found.status is Status.FAIL
     assert found.text == f"rank {comm.size - 1}: OSError: no such thing"
 
 
 def test_a_line_and_its_fix():
-    text = render(Finding("clocks", Status.WARN, "2.00 s apart", "run NTP"))
+    text = render(Finding(Status.WARN, "2.00 s apart", "run NTP", "clocks"))
     assert text.splitlines() == ["warn clocks       2.00 s apart", "                  -> run NTP"]

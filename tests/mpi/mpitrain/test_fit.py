@@ -5,8 +5,6 @@ import random
 import numpy as np
 import pytest
 
-from mpitrain.metrics import Overlap
-from mpitrain.run import train
 from tests.mpi.mpitrain.fits import (
     CUTS,
     OPTIMIZERS,
@@ -276,20 +274,3 @@ def test_a_part_of_two_names_is_one(comm, folder):
     (one, first), (other, second) = found
     assert one == other
     assert torch.equal(first.norm.running_var, second.again[1].running_var)
-
-
-def test_overlap_by_trying_is_said_and_changes_nothing(comm, folder):
-    records = []
-    parameters = []
-    for overlap in (False, "auto"):
-        changed = {"parallel": {"overlap": overlap}, "dir": str(folder / str(overlap))}
-        with made(folder, batch_size=12, **changed) as trainer:
-            train(trainer, tell=records.append)
-            parameters.append(trainer.parts.store.take(0)["weight"].copy())
-    np.testing.assert_array_equal(*parameters)
-    found = [record for record in records if isinstance(record, Overlap)]
-    assert len(found) == (RANKS > 1)
-    for record in found:
-        assert record.step == 12
-        assert record.overlap == (record.seconds_with <= record.seconds_without)
-        assert comm.bcast(record) == record

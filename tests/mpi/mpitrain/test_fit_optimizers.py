@@ -95,37 +95,6 @@ def test_optimisers_of_torch(comm, folder, alone, name, zero):
     assert_alike(trainer.module, torchs_own(trainer, OPTIMIZERS[name])[0])
 
 
-def hooked(parameters):
-    made = torch.optim.SGD(parameters, lr=0.1)
-    made.register_step_post_hook(lambda *given: None)
-    return made
-
-
-def stepped(parameters):
-    made = torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
-    made.state[parameters[0]]["momentum_buffer"] = torch.ones_like(parameters[0])
-    return made
-
-
-@pytest.mark.parametrize(
-    ("optimizer", "message"),
-    [
-        (hooked, "it has hooks on its steps, and nobody would call them"),
-        (stepped, "it has taken steps already, and the trainer would begin without what it keeps"),
-        (lambda p: torch.optim.LBFGS(p), "a LBFGS does not update each number by itself"),
-        (lambda p: torch.optim.SGD(p[1:]), r"leaves out part0.weight; give it all parameters"),
-        (lambda p: torch.optim.SGD([*p, torch.nn.Parameter(torch.ones(3))]), "shape .3,. that is"),
-        (
-            lambda p: torch.optim.Adam([{"params": p[1:]}, {"params": p[:1], "amsgrad": True}]),
-            "all groups keep the same: exp_avg, exp_avg_sq, not exp_avg, exp_avg_sq, max_exp",
-        ),
-    ],
-)
-def test_optimisers_that_cannot_be(comm, folder, optimizer, message):
-    with pytest.raises(ConfigError, match=message):
-        made(folder, optimizer=optimizer)
-
-
 def test_without_dropout_it_is_torchs_own_loop(comm, folder):
     class Plain(Reader):
         def __init__(self):

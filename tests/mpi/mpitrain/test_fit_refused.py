@@ -284,8 +284,8 @@ def rooted(y, t):
         ({"model": with_hook_on_dropout}, r"3 .Dropout. has a hook or a forward"),
         ({"model": with_own_norm}, r"4.1 .BatchNorm1d. has a hook or a forward"),
         ({"model": norm_twice}, r"part2. .BatchNorm1d. is in part0, too"),
-        ({"loss": summed}, "only a mean over samples with equal weights is the same"),
-        ({"loss": rooted}, "only a mean over samples with equal weights is the same"),
+        ({"loss": summed}, "it must be a mean over samples with equal weights"),
+        ({"loss": rooted}, "it must be a mean over samples with equal weights"),
     ],
 )
 def test_what_would_train_other_numbers_is_refused(comm, folder, changed, message):
@@ -335,3 +335,32 @@ def test_no_pure_function_is_an_error_of_all_ranks(comm, folder, how, where, mes
     with pytest.raises(ConfigError, match=message) as raised:
         made(folder, model=model, parallel=parallel).fit()
     assert len(set(comm.allgather(str(raised.value)))) == 1
+
+
+def tied():
+    """Two layers with one weight, which lie on two stages."""
+    module = torch.nn.Sequential(
+        torch.nn.Linear(6, 16),
+        torch.nn.Linear(16, 16),
+        torch.nn.Tanh(),
+        torch.nn.Linear(16, 16),
+        torch.nn.Linear(16, 1),
+    )
+    module[3].weight = module[1].weight
+    return module
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"compress": {"codec": "signum"}}, "compress.codec: signum has no sums, and part1.weight"),
+        ({"sync": {"combine": "adasum"}}, "sync.combine: adasum is no sum, and part1.weight"),
+    ],
+)
+def test_a_tensor_of_two_stages_has_no_vote_and_no_adasum(comm, folder, changed, message):
+    """The stages that hold the tensor refuse it, and so do those between them."""
+    with pytest.raises(ConfigError, match=message) as raised:
+        made(folder, model=tied, parallel={"pipe": RANKS}, **changed)
+    assert len(set(comm.allgather(str(raised.value)))) == 1
+    made(folder, model=tied, parallel={"pipe": RANKS}).close()

@@ -55,9 +55,13 @@ def test_a_closed_trainer_says_so_and_touches_no_file(comm, folder):
     assert sorted((folder / "run" / "checkpoints").iterdir()) == kept
 
 
-def test_values_that_are_loaded_too_late_are_not_lost(comm, folder):
+@pytest.mark.parametrize("way", ["load_state_dict", "data"])
+def test_values_that_are_set_too_late_are_not_lost(comm, folder, way):
     with made(folder, comm, model=regular) as trainer:
-        trainer.module.load_state_dict(regular().state_dict())
+        if way == "data":
+            next(trainer.module.parameters()).data.mul_(2)
+        else:
+            trainer.module.load_state_dict(regular().state_dict())
         with pytest.raises(ConfigError, match="parameters were changed after the trainer was made"):
             trainer.fit()
 

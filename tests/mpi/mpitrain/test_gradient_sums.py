@@ -219,7 +219,7 @@ def test_gradients_of_several_nodes(comm, monkeypatch):
 
 @pytest.mark.mpi(min_size=4)
 def test_codes_between_nodes_alone(comm, monkeypatch):
-    """Of one node nothing is coded; between several, contributions of nodes are."""
+    """On one node nothing is coded; between several, contributions of nodes are."""
     config = replace(mlp("float64", node_shared=True), compress=Compress("atomo:rank=99", least=8))
     noisy = replace(config, compress=Compress("int8", "off", least=8))
     if comm.size % 2:

@@ -71,7 +71,7 @@ def seconds_a_step(comm, latency, delay, steps=40):
     """With gradients that are summed in each step, or updates that are averaged ``delay`` later."""
     line = Line(latency)
     own = workers(comm, summation=lambda: line)
-    strategy = Delayed(own, period=1, delay=delay)
+    strategy = Delayed(own, Sync(kind="delayed", period=1, delay=delay))
     for step in range(steps):
         strategy.progress()
         line.now += 1.0  # the step computes

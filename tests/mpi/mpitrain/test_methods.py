@@ -9,7 +9,7 @@ from mpi4py import MPI
 
 import mpitrain
 from mpitrain.config import Config, expect_read
-from mpitrain.config.combining import CHOSEN, combined, refusals, tables_of, uses
+from mpitrain.config.conflicts import CHOSEN, combined, refusals, tables_of, uses
 from mpitrain.config.own import brought
 from mpitrain.config.validation import faults
 from mpitrain.metrics import Step
@@ -27,8 +27,10 @@ EXACT = {
 } - {"asynchronous", "prediction", "latest", "float16", "bfloat16"}
 #: A torch module needs the weights of its forward pass, and own layers would not.
 TORCH_ALONE = ({"prediction", "own-model"}, {"latest", "own-model"})
+#: A key that an optimiser of the program does not read.
+UNREAD = {"weight-decay", "own-optimizer"}
 #: Methods whose models read no vectors.
-OTHER_DATA = ("sequence", "gpt", "tied", "recommender", "hogwild")
+OTHER_DATA = ("sequence", "convolutions", "gpt", "tied", "recommender", "hogwild")
 QUICK = [
     ("pipe", "zero-3"),
     ("tensor", "zero-1"),
@@ -139,7 +141,7 @@ def losses(comm, keys):
 def check(comm, folder, one_process, pair):
     """Trains a pair; nothing if the table refuses it, or if it needs more ranks."""
     methods = [METHODS[name] for name in pair]
-    if {*pair} in TORCH_ALONE or ({"own-data"} & {*pair} and {*OTHER_DATA} & {*pair}):
+    if {*pair} in (*TORCH_ALONE, UNREAD) or ({"own-data"} & {*pair} and {*OTHER_DATA} & {*pair}):
         return
     try:
         keys = small(methods, folder)

@@ -8,17 +8,17 @@ from msgspec.structs import replace
 from collectives import Communicator
 from collectives.codec import Dice
 from mpitrain.config import Compress, ConfigError
-from mpitrain.parallel.arena import DATA, Bucket
 from mpitrain.parallel.compressed_summation import CompressedSummation
 from mpitrain.parallel.sent_bytes import coded_bytes
-from mpitrain.parallel.summation import Dense, Summand
+from mpitrain.parallel.summation import Dense
 from mpitrain.start import start
 from mpitrain.training import build
 from tests.mpi.mpitrain.layouts import curve, mlp
+from tests.mpi.mpitrain.summands import summand
 
 pytestmark = [pytest.mark.mpi, pytest.mark.quick_on(3)]
 RANKS = MPI.COMM_WORLD.size
-#: Of two ranks each, the last one perhaps of one.
+#: Nodes of two ranks, the last one perhaps of one.
 NODES = -(-RANKS // 2)
 SHAPES = [(12, 10), (7,), (5, 9)]
 SIZE = 120 + 7 + 45
@@ -32,14 +32,8 @@ def nodes(monkeypatch):
 def bound(comm, table, replica):
     """A sum by codes, its memory, and the traffic."""
     own = comm.empty(SIZE)
-    ends = np.cumsum([0, *(int(np.prod(shape)) for shape in SHAPES)])
-    tensors = {
-        f"t{i}": own[a:b].reshape(shape)
-        for i, (a, b, shape) in enumerate(zip(ends, ends[1:], SHAPES, strict=False))
-    }
     made_by = CompressedSummation(build.compression(table), Dice(1, replica), Dense())
-    found = made_by.bind(Summand(Bucket(0, SIZE, frozenset({0}), DATA), comm, own, tensors, own))
-    return found, made_by, own
+    return made_by.bind(summand(comm, own, SHAPES)), made_by, own
 
 
 def given(rank, step):

@@ -32,23 +32,20 @@ def test_state_of_a_job_is_not_changed_by_another_one(comm, folder):
     assert (first == 7.0).all()
 
 
-def test_a_folder_without_room_is_refused_on_all_ranks(comm, folder, monkeypatch):
+@pytest.mark.parametrize("why", ["No space left", "cannot be made there"])
+def test_a_folder_without_room_or_that_cannot_be_made_is_refused(comm, folder, monkeypatch, why):
+    """On all ranks, whichever finds it."""
+
     def full(handle, start, size):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     if comm.rank == 0:
-        monkeypatch.setattr(os, "posix_fallocate", full)
-    plain = job("gpt", "float32", zero=1)
-    mapped = replace(plain, parallel=replace(plain.parallel, offload=str(folder / "state")))
-    with pytest.raises(ConfigError, match=r"parallel.offload.*No space left"):
-        curve(comm, mapped, steps=1)
-
-
-def test_a_folder_that_cannot_be_made_is_refused(comm, folder):
-    if comm.rank == 0:
-        (folder / "state").write_text("")
+        if why == "No space left":
+            monkeypatch.setattr(os, "posix_fallocate", full)
+        else:
+            (folder / "state").write_text("")
     comm.barrier()
     plain = job("gpt", "float32", zero=1)
     mapped = replace(plain, parallel=replace(plain.parallel, offload=str(folder / "state")))
-    with pytest.raises(ConfigError, match=r"parallel.offload.*cannot be made there"):
+    with pytest.raises(ConfigError, match=rf"parallel.offload.*{why}"):
         curve(comm, mapped, steps=1)

@@ -16,7 +16,7 @@ from mpitrain.config import ConfigError, Sync
 from mpitrain.metrics import Step, read_records
 from mpitrain.run import train
 from mpitrain.start import start
-from mpitrain.step.agreement import Told
+from mpitrain.step.agreement import StepReport
 from mpitrain.sync import Quorum
 from tests.mpi.mpitrain.layouts import curve, mlp, whole
 from tests.mpi.mpitrain.test_sync_arithmetic import gradient, workers
@@ -24,6 +24,8 @@ from tests.mpi.mpitrain.test_sync_arithmetic import gradient, workers
 pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
 
 RANKS = MPI.COMM_WORLD.size
+#: A step waits for the gradients of all workers, or of all but one.
+ALL, BUT_ONE = (Sync("quorum", quorum=part) for part in (1.0, (RANKS - 1) / RANKS or 1.0))
 
 
 class Gradient:
@@ -47,7 +49,7 @@ def sums(comm, quorum, steps, gradient_of, before=lambda step: None):
         computed = quorum.computes(step)
         own[...] = gradient_of(comm.rank, step) if computed else np.nan
         quorum.progress()
-        agreed = quorum.agree(step, Gradient(own), Told(float(comm.rank + 1)))
+        agreed = quorum.agree(step, Gradient(own), StepReport(float(comm.rank + 1)))
         quorum.after_step(step)
         found.append((own.copy(), quorum.taken, computed, agreed))
     return found
@@ -58,7 +60,7 @@ def drawn(worker, step):
 
 
 def test_a_quorum_of_all_is_the_sum_at_a_parameter_server_bit_by_bit(comm):
-    quorum = Quorum(workers(comm, np.float32), needed=comm.size)
+    quorum = Quorum(workers(comm, np.float32), ALL, {})
     everyone = [(step, comm.size * ((step + 1,),)) for step in range(6)]
     for (step, all_taken), (total, taken, computed, agreed) in zip(
         everyone, sums(comm, quorum, 6, drawn), strict=True
@@ -84,7 +86,7 @@ def choices_of(ranks):
 def test_choices_that_are_given_are_summed_by_hand(comm):
     own = workers(comm)
     replay = choices_of(comm.size)
-    quorum = Quorum(own, needed=comm.size, replay=replay)
+    quorum = Quorum(own, ALL, replay)
     found = sums(comm, quorum, 5, lambda worker, step: gradient(comm, worker, step))
     for step, (total, taken, computed, _) in enumerate(found, 1):
         assert taken == replay[step]
@@ -101,7 +103,7 @@ def test_choices_that_are_given_are_summed_by_hand(comm):
 def test_who_is_late_is_not_waited_for_and_nothing_of_it_is_lost(comm):
     """The last worker begins to send its first gradient when rank 0 has done three steps."""
     last = comm.size - 1
-    quorum = Quorum(workers(comm), needed=last, behind=4)
+    quorum = Quorum(workers(comm), BUT_ONE, {})
     told = comm.Dup()
 
     def before(step):
@@ -139,7 +141,7 @@ def test_who_is_late_is_not_waited_for_and_nothing_of_it_is_lost(comm):
 @pytest.mark.mpi(min_size=2)
 def test_the_others_wait_for_who_is_far_behind(comm):
     last, behind = comm.size - 1, 2
-    quorum = Quorum(workers(comm), needed=last, behind=behind)
+    quorum = Quorum(workers(comm), replace(BUT_ONE, behind=behind), {})
     done = comm.Dup()
     ahead, sent = -1, []
 
@@ -184,7 +186,7 @@ def test_a_quorum_of_all_trains_as_a_parameter_server_does(comm, folder):
 def test_results_that_nobody_waits_for_take_no_memory(comm):
     """As many as ``behind`` allows would be more than there is."""
     with Communicator(comm) as own:
-        quorum = Quorum(workers(own), own.size, behind=2**31 - 1)
+        quorum = Quorum(workers(own), replace(ALL, behind=2**31 - 1), {})
         sums(own, quorum, 6, drawn)
         assert len(quorum._results) <= 6
         quorum.quiesce()

@@ -5,12 +5,11 @@ from mpi4py import MPI
 
 from collectives import Communicator
 from collectives.codec import Dice
-from mpitrain.config import Compress
+from mpitrain.config import Compress, Sync
 from mpitrain.parallel.compressed_summation import CompressedSummation
 from mpitrain.parallel.sent_bytes import coded_bytes, dense_bytes
 from mpitrain.parallel.summation import Dense
 from mpitrain.sync import Delayed, Local, Quorum
-from mpitrain.sync.outer import outer
 from mpitrain.training import build
 from tests.mpi.mpitrain import test_sync_arithmetic as arithmetic
 from tests.mpi.mpitrain.test_quorum import sums
@@ -19,11 +18,13 @@ pytestmark = [pytest.mark.mpi, pytest.mark.quick_on(3)]
 P = MPI.COMM_WORLD.size
 STEPS = 12
 STRATEGIES = {
-    "local": lambda own: Local(own, period=3, outer=outer("plain")),
-    "diloco": lambda own: Local(own, period=4, outer=outer("nesterov")),
-    "fragments": lambda own: Local(own, period=6, outer=outer("plain"), fragments=3, delay=1),
-    "delayed": lambda own: Delayed(own, period=2, delay=3),
-    "each step": lambda own: Delayed(own, period=1, delay=0),
+    "local": lambda own: Local(own, Sync(kind="local", period=3, outer="plain")),
+    "diloco": lambda own: Local(own, Sync(kind="local", period=4, outer="nesterov")),
+    "fragments": lambda own: Local(
+        own, Sync(kind="local", period=6, outer="plain", fragments=3, delay=1)
+    ),
+    "delayed": lambda own: Delayed(own, Sync(kind="delayed", period=2, delay=3)),
+    "each step": lambda own: Delayed(own, Sync(kind="delayed", period=1, delay=0)),
 }
 #: Times that each element is exchanged in as many steps.
 TIMES = {"local": 4, "diloco": 3, "fragments": 2, "delayed": 6, "each step": 12}
@@ -72,7 +73,7 @@ def test_a_quorum_sends_gradients_to_the_first_and_means_to_all(monkeypatch, wid
     monkeypatch.setattr(arithmetic, "WIDTHS", widths)
     with Communicator(MPI.COMM_WORLD) as comm:
         traffic = comm.count_traffic()
-        quorum = Quorum(arithmetic.workers(comm), needed=P)
+        quorum = Quorum(arithmetic.workers(comm), Sync("quorum", quorum=1.0), {})
         before = traffic.sent
         sums(comm, quorum, STEPS, lambda worker, step: arithmetic.gradient(comm, worker, step))
         quorum.quiesce()

@@ -14,7 +14,7 @@ from collectives import Communicator
 from mpitrain import nn
 from mpitrain.checkpoint import Writer
 from mpitrain.checkpoint.saving import checkpoints, resume, save
-from mpitrain.config import Checkpoint, Compress, Config, Optim, Run, Train
+from mpitrain.config import Checkpoint, Compress, Config, Optim, Run, Sync, Train
 from mpitrain.data import Dataset, Samples
 from mpitrain.metrics import Skipped
 from mpitrain.objective.elementwise import ElementwiseLoss
@@ -200,7 +200,7 @@ def test_through_stragglers_that_are_left_out(comm, steps):
         return np.random.default_rng([worker, step]).integers(-8, 9, size) / 4
 
     workers_of = workers(comm)
-    quorum = Quorum(workers_of, needed=comm.size, replay=choices)
+    quorum = Quorum(workers_of, Sync("quorum", quorum=1.0), choices)
     moved, given = np.zeros((2, workers_of.parameters.size))
     for step, (total, taken, has_computed, _) in enumerate(sums(comm, quorum, steps, quarter), 1):
         assert taken == choices[step] and has_computed == ((comm.rank, step) in computed)

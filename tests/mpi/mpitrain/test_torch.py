@@ -14,6 +14,8 @@ from mpitrain.training.parts import UserObjects
 
 torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
 torch.set_num_threads(1)
+from mpitrain.adapters.torch import TorchLayer, layers, load_into  # noqa: E402
+
 pytestmark = pytest.mark.mpi
 
 RANKS = MPI.COMM_WORLD.size
@@ -39,13 +41,6 @@ def job(**parallel):
     )
 
 
-def losses(comm, config, whole):
-    from mpitrain.adapters.torch import layers
-
-    with start(comm, config, objects=UserObjects(layers=layers(whole))) as trainer:
-        return [record.loss for _, record in zip(range(20), trainer.run_epoch(0))]
-
-
 def alone(whole, steps):
     """Losses of torch in one process, and the trained module."""
     optimizer = torch.optim.SGD(whole.parameters(), lr=0.1 * 48 / 64, momentum=0.9)
@@ -61,26 +56,6 @@ def alone(whole, steps):
         optimizer.step()
         found.append(loss.item())
     return found, whole
-
-
-@pytest.mark.quick_on(4)
-@pytest.mark.parametrize(
-    "parallel",
-    [
-        {},
-        dict(zero=3),
-        dict(pipe=RANKS, schedule="zero_bubble"),
-        pytest.param(dict(zero=2), marks=pytest.mark.slow),
-        pytest.param(dict(pipe=RANKS), marks=pytest.mark.slow),
-        pytest.param(dict(recompute=True), marks=pytest.mark.slow),
-    ],
-    ids=str,
-)
-def test_torch_layers_train_as_in_torch_alone(comm, parallel):
-    if parallel.get("pipe", 1) > 4:
-        pytest.skip("the module has 4 parts")
-    found = losses(comm, job(**parallel), module())
-    np.testing.assert_allclose(found, alone(module(), 20)[0], rtol=1e-10)
 
 
 class Tables(torch.nn.Module):
@@ -113,53 +88,41 @@ def with_tables_and_ties():
     return torch.nn.Sequential(*parts).double()
 
 
+SLOW, PIPE, RECOMPUTE = pytest.mark.slow, dict(pipe=RANKS), dict(recompute=True)
+
+
 @pytest.mark.quick_on(4)
 @pytest.mark.parametrize(
     "parallel",
     [
-        dict(pipe=RANKS),
-        pytest.param(dict(zero=3), marks=pytest.mark.slow),
-        pytest.param({}, marks=pytest.mark.slow),
-        pytest.param(dict(recompute=True), marks=pytest.mark.slow),
+        PIPE,
+        dict(zero=3),
+        dict(pipe=RANKS, schedule="zero_bubble"),
+        *(pytest.param(how, marks=SLOW) for how in ({}, dict(zero=2), RECOMPUTE)),
     ],
     ids=str,
 )
-def test_constant_buffers_and_tied_parameters(comm, parallel):
-    if RANKS > 4:
+def test_torch_layers_train_as_in_torch_alone_and_go_back_into_the_module(comm, parallel):
+    mine = with_tables_and_ties()
+    if parallel.get("pipe", 1) > 4:
         pytest.skip("the module has 5 parts")
-    found = losses(comm, job(**parallel), with_tables_and_ties())
-    np.testing.assert_allclose(found, alone(with_tables_and_ties(), 20)[0], rtol=1e-10)
-
-
-@pytest.mark.quick_on(4)
-@pytest.mark.parametrize("parallel", [{}, dict(pipe=RANKS), dict(zero=2), dict(zero=3)], ids=str)
-def test_the_trained_values_go_back_into_the_module(comm, parallel):
-    from mpitrain.adapters.torch import layers, load_into
-
-    if RANKS > 4:
-        pytest.skip("the module has 4 parts")
-    mine = module()
     with start(comm, job(**parallel), objects=UserObjects(layers=layers(mine))) as trainer:
-        for _, _ in zip(range(3), trainer.run_epoch(0)):
-            pass
+        found = [record.loss for _, record in zip(range(20), trainer.run_epoch(0))]
         load_into(mine, trainer.parts)
-    for found, expected in zip(mine.parameters(), alone(module(), 3)[1].parameters(), strict=True):
-        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+    expected, one = alone(with_tables_and_ties(), 20)
+    np.testing.assert_allclose(found, expected, rtol=1e-10)
+    for value, wanted in zip(mine.parameters(), one.parameters(), strict=True):
+        torch.testing.assert_close(value, wanted, rtol=1e-7, atol=1e-9)
 
 
 @pytest.mark.quick_on(2)
 @pytest.mark.parametrize(
     "parallel",
-    [
-        dict(pipe=RANKS),
-        pytest.param(dict(recompute=True), marks=pytest.mark.slow),
-        pytest.param(dict(zero=3), marks=pytest.mark.slow),
-    ],
+    [PIPE, *(pytest.param(how, marks=SLOW) for how in (RECOMPUTE, dict(zero=3)))],
     ids=str,
 )
 def test_layers_of_torch_within_others(comm, parallel):
     """In a chain and a residual, beside layers that are not torch's, they are torch's as well."""
-    from mpitrain.adapters.torch import layers, load_into
 
     def mixed(whole):
         flat, first, second, last = layers(whole).values()
@@ -217,8 +180,6 @@ class Counting(torch.nn.Linear):
 )
 def test_layers_of_torch_within_others_are_examined_first(comm, within):
     """When the trainer is made, by all ranks."""
-    from mpitrain.adapters.torch import TorchLayer
-
     own = {
         "flat": nn.Flatten(),
         "own": within({"of torch": TorchLayer(Counting(64, 64).double(), "mine")}),
@@ -231,8 +192,6 @@ def test_layers_of_torch_within_others_are_examined_first(comm, within):
 @pytest.mark.skipif(RANKS == 1, reason="needs a rank that differs")
 @pytest.mark.parametrize("zero", [0, 3])
 def test_ranks_that_bring_other_values_are_refused(comm, zero):
-    from mpitrain.adapters.torch import layers
-
     def other():
         parts = Tables(0.5 + (comm.rank == 1)), torch.nn.Linear(64, 10)
         return torch.nn.Sequential(*parts).double()

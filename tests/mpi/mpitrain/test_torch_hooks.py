@@ -30,6 +30,13 @@ def batch(step, rank=RANK, count=6):
     return x, x.sin().sum(1, keepdim=True)
 
 
+def backward(replica, step=0, **which):
+    """The gradients after a pass over the own batch of a step."""
+    x, y = batch(step, **which)
+    torch.nn.functional.mse_loss(replica(x), y).backward()
+    return [p.grad.clone() for p in replica.parameters()]
+
+
 def trained(hook=None, steps=4, **options):
     """The gradients of each step, and the parameters."""
     found = []
@@ -38,13 +45,16 @@ def trained(hook=None, steps=4, **options):
         replica.register_comm_hook(replica, hook)
     optimizer = torch.optim.SGD(replica.parameters(), lr=0.05, momentum=0.9)
     for step in range(steps):
-        x, y = batch(step)
         optimizer.zero_grad()
-        torch.nn.functional.mse_loss(replica(x), y).backward()
-        found.append([p.grad.clone() for p in replica.parameters()])
+        found.append(backward(replica, step))
         optimizer.step()
     replica.close()
     return found, [p.detach().numpy() for p in replica.parameters()]
+
+
+def expect_equal_ranks(comm, parameters):
+    for other in comm.allgather(parameters):
+        assert all(np.array_equal(a, b) for a, b in zip(other, parameters))
 
 
 def plain(net, bucket):
@@ -63,7 +73,7 @@ def waiting(net, bucket):
 
 
 def chained(net, bucket):
-    """What follows a sum is another one, in one order on all ranks."""
+    """Another sum follows the first one, in one order on all ranks."""
 
     def again(done):
         return net.all_reduce(done.value()[0].div_(RANKS)).wait()[0]
@@ -89,10 +99,8 @@ def bf16_compress_hook(net, bucket):
 def test_a_sum_of_ones_own_is_the_sum(comm, hook, overlap):
     expected, _ = trained()
     found, parameters = trained(hook, overlap=overlap)
-    for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-7)
-    for other in comm.allgather(parameters):
-        assert all(np.array_equal(a, b) for a, b in zip(other, parameters))
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-7)
+    expect_equal_ranks(comm, parameters)
 
 
 def test_bf16_compression_as_in_torchs_documents(comm):
@@ -103,15 +111,12 @@ def test_bf16_compression_as_in_torchs_documents(comm):
     shares = []
     for rank in range(RANKS):
         module.zero_grad()
-        x, y = batch(0, rank)
-        torch.nn.functional.mse_loss(module(x), y).backward()
-        shares.append([p.grad.to(torch.bfloat16).div_(RANKS) for p in module.parameters()])
+        shares.append([g.to(torch.bfloat16).div_(RANKS) for g in backward(module, rank=rank)])
     for number, gradient in enumerate(found[0]):
         whole = sum(share[number].double() for share in shares)
         torch.testing.assert_close(gradient.double(), whole, rtol=2**-7 * RANKS, atol=1e-3)
         assert torch.equal(gradient, gradient.to(torch.bfloat16).float())
-    for other in comm.allgather(parameters):
-        assert all(np.array_equal(a, b) for a, b in zip(other, parameters))
+    expect_equal_ranks(comm, parameters)
 
 
 def test_what_a_hook_sees():
@@ -131,11 +136,9 @@ def test_what_a_hook_sees():
 
     replica = net()
     replica.register_comm_hook("mine", hook)
-    x, y = batch(0)
-    torch.nn.functional.mse_loss(replica(x), y).backward()
-    found = [p.grad.clone() for p in replica.parameters()]
+    found = backward(replica)
     replica.zero_grad()
-    torch.nn.functional.mse_loss(replica.module(x), y).backward()
+    backward(replica.module)
     replica.reduce()
     for gradient, parameter in zip(found, replica.parameters(), strict=True):
         torch.testing.assert_close(gradient, parameter.grad)
@@ -153,16 +156,13 @@ def test_unequal_batches_and_ranks_that_are_done(comm):
         found = []
         with replica.join():
             for step in range(1 + RANK):
-                x, y = batch(step, count=2 + RANK)
                 replica.zero_grad()
-                replica.weigh(len(x))
-                torch.nn.functional.mse_loss(replica(x), y).backward()
-                found.append([p.grad.clone() for p in replica.parameters()])
+                replica.weigh(2 + RANK)
+                found.append(backward(replica, step, count=2 + RANK))
         replica.close()
         return found
 
-    for one, other in zip(loop(plain), loop(None), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(loop(plain), loop(None), rtol=1e-5, atol=1e-7)
 
 
 def future_of(value):
@@ -187,14 +187,12 @@ def failing(state, bucket):
 def test_hooks_that_cannot_be(hook, error, why):
     replica = net()
     replica.register_comm_hook(None, hook)
-    x, y = batch(0)
-    loss = torch.nn.functional.mse_loss(replica(x), y)
-    with pytest.raises(error, match=why):
-        loss.backward()
-    with pytest.raises(
-        RuntimeError, match=r"cannot be used any more: .*its communication hook has"
+    for kind, message in (
+        (error, why),
+        (RuntimeError, r"cannot be used any more: .*its communication hook has"),
     ):
-        replica(x)
+        with pytest.raises(kind, match=message):
+            backward(replica)
 
 
 def unlike(where):
@@ -226,18 +224,14 @@ def unlike(where):
 def test_a_hook_that_fails_on_one_rank_is_an_error_of_all(comm, where, overlap):
     replica = net(overlap=overlap)
     replica.register_comm_hook(replica, unlike(where))
-    x, y = batch(0)
-    loss = torch.nn.functional.mse_loss(replica(x), y)
     last = RANK == RANKS - 1
     why = f"rank {RANKS - 1}: its communication hook has failed: OSError: no way"
     with pytest.raises(OSError if last else RuntimeError, match="no way" if last else why):
-        loss.backward()
+        backward(replica)
     with pytest.raises(RuntimeError, match=r"cannot be used any more: .*OSError: no way|no way"):
-        replica(x)
-    # Others go on.
-    other = net()
-    torch.nn.functional.mse_loss(other(x), y).backward()
-    other.close()
+        backward(replica)
+    with net() as other:  # others go on
+        backward(other)
 
 
 def test_a_future_may_get_its_value_in_another_thread(comm):
@@ -248,8 +242,7 @@ def test_a_future_may_get_its_value_in_another_thread(comm):
 
     replica = net()
     replica.register_comm_hook(None, hook)
-    x, y = batch(0)
-    torch.nn.functional.mse_loss(replica(x), y).backward()
+    backward(replica)
     replica.close()
 
 
@@ -268,21 +261,8 @@ def test_what_is_registered_is_the_same_on_all_ranks():
     replica.close()
 
 
-def test_overlap_or_none_by_trying_is_the_same(comm):
-    """Thirteen steps have the bits of each way alone, and all ranks decide alike."""
-    ways = [trained(steps=13, overlap=overlap) for overlap in (True, False, "auto")]
-    for _, parameters in ways[1:]:
-        assert all(np.array_equal(a, b) for a, b in zip(parameters, ways[0][1], strict=True))
-    replica = net(overlap="auto")
-    seen = []
-    for step in range(14):
-        x, y = batch(step)
-        seen.append(replica.overlaps)
-        torch.nn.functional.mse_loss(replica(x), y).backward()
-    if RANKS > 1:
-        assert seen[:12] == [True, False] * 6
-        assert len(set(seen[12:])) == 1
-    assert len(set(comm.allgather(replica.overlaps))) == 1
-    replica.close()
-    with pytest.raises(ValueError, match="overlap is True, False or 'auto'"):
-        net(overlap="always")
+def test_sums_at_the_end_of_the_backward_pass_give_the_same_bits():
+    (_, early), (_, late) = (trained(steps=5, overlap=overlap) for overlap in (True, False))
+    assert all(np.array_equal(a, b) for a, b in zip(early, late, strict=True))
+    with pytest.raises(ValueError, match="overlap is True or False, not 'auto'"):
+        net(overlap="auto")

@@ -2,6 +2,7 @@
 
 import copy
 from contextlib import nullcontext
+from functools import partial
 from itertools import product
 
 import numpy as np
@@ -13,17 +14,14 @@ from mpitrain.parallel.replicas import ReplicaMismatch
 torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
 nn = torch.nn
 torch.set_num_threads(1)
+from mpitrain.adapters.torch import DataParallel, DistributedDataParallel  # noqa: E402
+
 pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
+data_parallel = partial(DataParallel, bucket_bytes=300)
 
 RANKS = MPI.COMM_WORLD.size
 EXACT = dict(rtol=1e-12, atol=1e-14)
 ONE_RANK_DIFFERS = pytest.mark.skipif(RANKS == 1, reason="needs a rank that differs")
-
-
-def data_parallel(comm, module, **options):
-    from mpitrain.adapters.torch import DataParallel
-
-    return DataParallel(comm, module, bucket_bytes=300, **options)
 
 
 def perceptron():
@@ -65,8 +63,7 @@ def squares(scores, truth):
     return nn.functional.mse_loss(scores, truth, reduction="sum")
 
 
-def mse(scores, truth):
-    return nn.functional.mse_loss(scores, truth)
+mse = nn.functional.mse_loss
 
 
 def gradients(module):
@@ -140,44 +137,28 @@ def test_weighed_batches_are_means_over_samples(comm):
             net.weigh(0)
 
 
-@ONE_RANK_DIFFERS
-def test_a_rank_that_does_not_weigh_is_found(comm):
-    net = data_parallel(comm, perceptron())
-    with pytest.raises(RuntimeError, match="rank 0 weighs its batch, rank 1 goes forward"):
-        net(data(1)[0]) if comm.rank else net.weigh(1)
-
-
 def test_the_call_of_torchs(comm):
-    from mpitrain.adapters.torch import DistributedDataParallel
-
+    """By position, by name, and with torch's defaults, on all ranks or on those of ``comm``."""
     x, y = data(RANKS * 4)
     one, rows = perceptron(), slice(4 * comm.rank, 4 * comm.rank + 4)
-    options = dict(bucket_cap_mb=0.001, find_unused_parameters=True, device_ids=None)
-    for where in ({}, {"comm": comm}, {"comm": MPI.COMM_WORLD}):
-        with DistributedDataParallel(perceptron(), **options, **where) as net:
-            mse(net(x[rows]), y[rows]).backward()
-            one.zero_grad()
-            mse(one(x), y).backward()
-            assert_alike(gradients(net), gradients(one))
-    for wrong in (dict(process_group=comm), dict(bucket_cap=1)):
-        with pytest.raises(TypeError, match=f"has no option {next(iter(wrong))}; "):
-            DistributedDataParallel(perceptron(), **wrong)
-
-
-def test_what_scripts_pass_to_torchs(comm):
-    """By position, by name, and as they are when left out."""
-    from mpitrain.adapters.torch import DistributedDataParallel
-
+    mse(one(x), y).backward()
     left_out = dict(process_group=None, bucket_cap_mb=None, check_reduction=False)
     left_out |= dict(delay_all_reduce_named_params=None, skip_all_reduce_unused_params=False)
     for given, named in (
+        ((), dict(bucket_cap_mb=0.001, find_unused_parameters=True, device_ids=None)),
+        ((), dict(comm=comm)),
+        ((), dict(comm=MPI.COMM_WORLD)),
         ((), dict(device_ids=["cpu"], output_device="cpu")),
         ((["cpu"], torch.device("cpu"), 0), {}),
         ((None, None), dict(dim=0)),
         ((), left_out),
     ):
         with DistributedDataParallel(perceptron(), *given, **named) as net:
-            mse(net(data(4)[0]), data(4)[1]).backward()
+            mse(net(x[rows]), y[rows]).backward()
+            assert_alike(gradients(net), gradients(one))
+    for wrong in (dict(process_group=comm), dict(bucket_cap=1)):
+        with pytest.raises(TypeError, match=f"has no option {next(iter(wrong))}; "):
+            DistributedDataParallel(perceptron(), **wrong)
 
 
 @pytest.mark.parametrize(
@@ -192,42 +173,23 @@ def test_what_scripts_pass_to_torchs(comm):
     ],
 )  # fmt: skip
 def test_what_torchs_call_cannot_be_is_said_on_all_ranks(comm, wrong, kind, message):
-    from mpitrain.adapters.torch import DistributedDataParallel
-
     given = wrong if comm.rank == RANKS - 1 else {}
     with pytest.raises(kind, match=message):
         DistributedDataParallel(perceptron(), comm=comm, **given)
 
 
-def test_autocast_is_that_of_one_process(comm):
-    """bfloat16 rounds the gradients of a layer's 16-bit weights once for each share of the batch.
-
-    So the reference to 1e-6 computes each rank's share in one process, and adds in float32; that
-    of a whole batch, rounded once, agrees to 2**-6 of the largest number.
-    """
+def test_autocast_is_that_of_the_module(comm):
+    x, _ = data(4)
     torch.manual_seed(0)
-    one = nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16), nn.GELU(), nn.Linear(16, 2))
-    whole, (x, y) = copy.deepcopy(one), (t.float() for t in data(RANKS * 4))
-    cast = lambda: torch.autocast("cpu", dtype=torch.bfloat16)  # noqa: E731
-    shares = [slice(4 * rank, 4 * rank + 4) for rank in range(RANKS)]
-
-    def go(module, rows):
-        with cast():
-            scores = module(x[rows])
-            loss = mse(scores, y[rows])
-        assert scores.dtype == torch.bfloat16
-        loss.backward()
-
+    one = nn.Linear(8, 2)
     with data_parallel(comm, copy.deepcopy(one)) as net:
-        go(net, shares[comm.rank])
-        for rows in shares:
-            go(one, rows)
-        go(whole, slice(None))
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            scores, expected = net(x.float()), one(x.float())
+        assert scores.dtype == torch.bfloat16 and torch.equal(scores, expected)
+        scores.sum().backward()
+        expected.sum().backward()
         assert {p.grad.dtype for p in net.parameters()} == {torch.float32}
-        for mine, added, near in zip(*map(gradients, (net, one, whole)), strict=True):
-            size = near.abs().max()
-            assert (mine - added / RANKS).abs().max() <= 1e-6 * size
-            assert (mine - near).abs().max() <= 2**-6 * size
+        assert_alike(gradients(net), gradients(one), rtol=1e-6, atol=0)
 
 
 DIVISORS = "all", "those with a batch", "samples"
@@ -256,61 +218,42 @@ def test_join_of_ranks_with_unequally_many_batches(comm, divisor, first, passes)
         optimizer = torch.optim.SGD(module.parameters(), 0.05, momentum=0.9)
         return optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.5)
 
-    counts = [(rank if first else RANKS - 1 - rank) + 1 for rank in range(RANKS)]
+    counts = [(rank if first else RANKS - 1 - rank) + 2 for rank in range(RANKS)]
     sizes = [3 + rank for rank in range(RANKS)]
-    x, y = data(max(sizes))
-    step_of = lambda s, p: (0.1 * (s + 1) + 0.3 * p) * x, y
-    draw, truth = step_of
-    net = data_parallel(comm, make())
-    optimizer, schedule = tools(net)
-    replicas = [make() for _ in range(RANKS)]  # one process: each replica, by hand
-    each = [tools(replica) for replica in replicas]
+    x, truth = data(max(sizes))
 
-    def share(active):
-        for r in active[1:]:
-            for buffer, value in zip(replicas[r].buffers(), replicas[active[0]].buffers()):
-                buffer.copy_(value)
+    def loss(module, rank, step, number):
+        drawn, rows = (0.1 * (step + 1) + 0.3 * number) * x, slice(sizes[rank])
+        return mse(module(drawn[rows]), truth[rows])
 
+    net, one = data_parallel(comm, make()), make()
+    own, ones = tools(net), tools(one)
     for _ in range(2):
-        with net.join(optimizer, schedule, divide_by_initial_world_size=divisor == "all"):
+        with net.join(*own, divide_by_initial_world_size=divisor == "all"):
             for step in range(counts[comm.rank]):
                 for number in range(passes):
-                    rows = slice(sizes[comm.rank])
-                    with net.no_sync() if number < passes - 1 else nullcontext():
-                        if divisor == "samples" and number == passes - 1:
+                    last = number == passes - 1
+                    with nullcontext() if last else net.no_sync():
+                        if divisor == "samples" and last:
                             net.weigh(sizes[comm.rank])
-                        mse(net(draw(step, number)[rows]), truth[rows]).backward()
-                optimizer.step()
-                schedule.step()
-                optimizer.zero_grad()
+                        loss(net, comm.rank, step, number).backward()
+                for tool in own:
+                    tool.step()
+                net.zero_grad()
         for step in range(max(counts)):
             active = [r for r in range(RANKS) if counts[r] > step]
-            parts = [sizes[r] if divisor == "samples" else 1 for r in active]
-            whole = RANKS if divisor == "all" else sum(parts)
-            for number in range(passes):
-                if number == passes - 1:  # the others' go forward without a word
-                    share(active)
-                for r in active:
-                    rows = slice(sizes[r])
-                    mse(replicas[r](draw(step, number)[rows]), truth[rows]).backward()
-            share(active)
-            means = [
-                sum(g * part for g, part in zip(of, parts)) / whole
-                for of in zip(*(gradients(replicas[r]) for r in active))
-            ]
-            for r in active:
-                for parameter, mean in zip(replicas[r].parameters(), means):
-                    parameter.grad = mean.clone()
-                each[r][0].step()
-                each[r][1].step()
-                each[r][0].zero_grad()
-        last = max(active)
-        for r in range(RANKS):
-            if r != last:
-                replicas[r].load_state_dict(replicas[last].state_dict())
-                for mine, theirs in zip(each[r], each[last]):
-                    mine.load_state_dict(copy.deepcopy(theirs.state_dict()))
-        assert_alike(net.module.state_dict().values(), replicas[0].state_dict().values())
+            parts = {r: sizes[r] if divisor == "samples" else 1 for r in active}
+            whole = RANKS if divisor == "all" else sum(parts.values())
+            for number, r in product(range(passes), active):
+                kept = [buffer.clone() for buffer in one.buffers()]
+                (loss(one, r, step, number) * parts[r] / whole).backward()
+                if r != active[0]:  # whose buffers all ranks take over
+                    for buffer, values in zip(one.buffers(), kept):
+                        buffer.copy_(values)
+            for tool in ones:
+                tool.step()
+            one.zero_grad()
+        assert_alike(net.module.state_dict().values(), one.state_dict().values())
     flat = b"".join(value.numpy().tobytes() for value in net.module.state_dict().values())
     assert len(set(comm.allgather(flat))) == 1
     net.close()
@@ -319,15 +262,6 @@ def test_join_of_ranks_with_unequally_many_batches(comm, divisor, first, passes)
 def batches_of(comm, batches):
     """Rank 1 has one batch less."""
     return range(batches - (comm.rank == 1))
-
-
-@ONE_RANK_DIFFERS
-def test_a_rank_that_ends_early_without_join_is_found(comm):
-    net = data_parallel(comm, perceptron())
-    with pytest.raises(RuntimeError, match="rank 0 goes forward in training, rank 1 closes"):
-        for _ in batches_of(comm, 3):
-            net(data(1)[0]).sum().backward()
-        net.close()
 
 
 @ONE_RANK_DIFFERS
@@ -371,7 +305,7 @@ def test_who_leaves_a_join_wrongly_is_found_on_all_ranks(comm, options, before, 
 @ONE_RANK_DIFFERS
 @pytest.mark.parametrize("way", ["refused", "zeroed", "by ranks with a batch"])
 def test_means_that_pile_up_in_a_join(comm, way):
-    """What an earlier pass has averaged must not shrink when ranks have gone."""
+    """The mean of an earlier pass must not shrink when ranks have gone."""
     x, _ = data(1)
     refused = pytest.raises(RuntimeError, match=r"accumulate in no_sync\(\), weigh\(\)")
     one = perceptron()

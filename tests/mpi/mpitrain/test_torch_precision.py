@@ -3,7 +3,7 @@
 import pytest
 
 from mpitrain.config import ConfigError
-from tests.mpi.mpitrain.fits import RANKS, assert_alike, layouts, made, net
+from tests.mpi.mpitrain.fits import RANKS, assert_alike, layouts, made, net, torchs_own
 
 torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
 pytest.importorskip("ml_dtypes")
@@ -40,57 +40,45 @@ def squares(y, t):
 GIVEN = {"optimizer": sgd, "loss": squares, "metrics": {"squares": squares}, "dtype": "float32"}
 
 
-def torchs_own(trainer, module, by_hand=None):
-    optimizer = sgd(list(module.parameters()))
-    losses = []
-    for epoch in range(2):
-        for batch in trainer.parts.sampler.batches(epoch):
-            some = trainer.parts.data.train.in_epoch(epoch)[batch]
-            x, y = torch.from_numpy(some.inputs), torch.from_numpy(some.labels)
-            optimizer.zero_grad()
-            if by_hand:
-                losses.append(by_hand(module, x, y))
-            else:
-                losses.append(squares(module(x).float(), y))
-                losses[-1].backward()
-            optimizer.step()
-    return module, losses
+def expect_torchs_own(trainer, make):
+    """The module is that of torch's own loop, but for rounding.
+
+    bfloat16 rounds a rank's share of a gradient where it rounds the whole one.
+    """
+    loss = lambda y, t: squares(y.float(), t)  # noqa: E731
+    wanted, _ = torchs_own(trainer, sgd, None, make=make, loss=loss, dtype=torch.float32)
+    for found, value in zip(trainer.module.parameters(), wanted.parameters(), strict=True):
+        assert found.dtype == torch.float32
+        torch.testing.assert_close(found, value, rtol=0.02, atol=0.01)
+    if RANKS == 1:
+        assert_alike(trainer.module, wanted)
 
 
 @pytest.mark.parametrize("parallel", layouts())
 def test_autocast_in_the_module_is_torchs(folder, parallel):
     with made(folder, model=automatic, parallel=parallel, **GIVEN) as trainer:
         tests = trainer.fit()
-    torch.manual_seed(7)
-    module, _ = torchs_own(trainer, automatic())
-    for found, wanted in zip(trainer.module.parameters(), module.parameters(), strict=True):
-        assert found.dtype == torch.float32
-        # bfloat16 rounds a rank's share of a gradient where it rounds the whole one.
-        torch.testing.assert_close(found, wanted, rtol=0.02, atol=0.01)
-    if RANKS == 1:
-        assert_alike(trainer.module, module)
+    expect_torchs_own(trainer, automatic)
     assert tests[-1].metrics["squares"] == pytest.approx(tests[-1].test_loss, rel=1e-5)
 
 
+class Narrow(torch.nn.Module):
+    """A module in 16 bits, whose parameters keep their digits."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = net()
+
+    def forward(self, x):
+        small = {name: p.bfloat16() for name, p in self.inner.named_parameters()}
+        return torch.func.functional_call(self.inner, small, x.bfloat16()).float()
+
+
 def test_compute_is_the_whole_module_in_16_bits(folder):
-    """With the loss in float32, and parameters that keep their digits."""
-
-    def narrow(module, x, y):
-        small = {n: p.detach().bfloat16().requires_grad_() for n, p in module.named_parameters()}
-        loss = squares(torch.func.functional_call(module, small, x.bfloat16()).float(), y)
-        loss.backward()
-        for name, parameter in module.named_parameters():
-            parameter.grad = small[name].grad.float()
-        return loss
-
+    """With the loss in float32."""
     with made(folder, model=net, compute="bfloat16", **GIVEN) as trainer:
         trainer.fit()
-    torch.manual_seed(7)
-    module, _ = torchs_own(trainer, net(), narrow)
-    for found, wanted in zip(trainer.module.parameters(), module.parameters(), strict=True):
-        torch.testing.assert_close(found, wanted, rtol=0.02, atol=0.01)
-    if RANKS == 1:
-        assert_alike(trainer.module, module)
+    expect_torchs_own(trainer, Narrow)
 
 
 def test_autocast_around_the_trainer_is_refused(comm, folder):

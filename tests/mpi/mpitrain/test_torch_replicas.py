@@ -2,6 +2,7 @@
 
 import copy
 from contextlib import nullcontext
+from itertools import product
 
 import numpy as np
 import pytest
@@ -12,17 +13,13 @@ from mpitrain.parallel.replicas import ReplicaMismatch
 torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
 nn = torch.nn
 torch.set_num_threads(1)
+from mpitrain.adapters.torch import DataParallel as data_parallel  # noqa: E402
+
 pytestmark = pytest.mark.mpi
 
 RANKS = MPI.COMM_WORLD.size
 STEPS = 6
 ONE_RANK_DIFFERS = pytest.mark.skipif(RANKS == 1, reason="needs a rank that differs")
-
-
-def data_parallel(comm, module, **options):
-    from mpitrain.adapters.torch import DataParallel
-
-    return DataParallel(comm, module, **options)
 
 
 def perceptron():
@@ -40,8 +37,7 @@ def own(values, comm):
     return values[4 * comm.rank : 4 * comm.rank + 4]
 
 
-def mse(scores, truth):
-    return nn.functional.mse_loss(scores, truth)
+mse = nn.functional.mse_loss
 
 
 def fit(module, rank_part, steps=STEPS, forward=None, **zero):
@@ -59,19 +55,22 @@ def alone(module, **options):
     return module
 
 
+def assert_acts_as_alone(comm, make, act, **options):
+    """``act(module, part)`` on this rank's part of the values leads to one process's module."""
+    one = make()
+    act(one, lambda values: values)
+    with data_parallel(comm, make(), bucket_bytes=100, **options) as net:
+        act(net, lambda values: own(values, comm))
+        assert_equal(comm, net.module, one)
+
+
 def assert_equal(comm, found, expected, **tolerance):
-    """The same on all ranks, bit by bit, and as in one process."""
+    """All ranks have equal bits, and the numbers of one process."""
     flat = b"".join(p.detach().contiguous().numpy().tobytes() for p in found.parameters())
     assert len(set(comm.allgather(flat))) == 1
     for one, other in zip(found.parameters(), expected.parameters(), strict=True):
         tolerance = tolerance or dict(rtol=1e-10, atol=1e-12)
         torch.testing.assert_close(one, other, **tolerance)
-
-
-def assert_trains_as_alone(comm, make, **options):
-    with data_parallel(comm, make(), bucket_bytes=500, **options) as net:
-        fit(net, lambda values: own(values, comm))
-        assert_equal(comm, net.module, alone(make()))
 
 
 @pytest.mark.parametrize("overlap", [True, False])
@@ -271,16 +270,6 @@ class Branches(nn.Module):
         return sum(self.parts[index](x) for index in which)
 
 
-def test_what_no_rank_uses_stays_as_it_is(comm):
-    make = lambda: (Branches(), [0, 2])  # noqa: E731
-    (one, which), (module, _) = make(), make()
-    with data_parallel(comm, module, bucket_bytes=100) as net:
-        fit(net, lambda v: own(v, comm), forward=lambda x: net(x, which))
-        assert net.module.parts[1].weight.grad is None
-        alone(one, forward=lambda x: one(x, which))
-        assert_equal(comm, net.module, one)
-
-
 def test_ranks_may_use_other_parts_in_another_order(comm):
     x, y = batches()
     one = Branches()
@@ -348,14 +337,6 @@ def test_an_error_in_backward_on_one_rank_ends_in_one_on_all(comm):
         net(torch.ones(1, 8).double())
 
 
-@ONE_RANK_DIFFERS
-def test_a_rank_that_is_elsewhere_is_found(comm):
-    net = data_parallel(comm, perceptron())
-    out = net(torch.ones(1, 8).double())
-    with pytest.raises(RuntimeError, match="rank 0 goes forward in training, rank 1 averages"):
-        out.sum().backward() if comm.rank else net(torch.ones(1, 8).double())
-
-
 def test_one_rank_may_evaluate_alone(comm):
     with data_parallel(comm, perceptron()) as net:
         if comm.rank == 0:
@@ -369,100 +350,91 @@ def test_one_rank_may_evaluate_alone(comm):
         assert_equal(comm, net.module, alone(perceptron()))
 
 
+def embedded(net):
+    net(torch.tensor([1])).sum().backward()
+
+
+def stepping(net):
+    for parameter in net.parameters():
+        parameter.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", None))
+    net(torch.ones(1, 8).double()).sum().backward()
+
+
+def graph_on_one_rank(net):
+    last = MPI.COMM_WORLD.rank == RANKS - 1
+    net(torch.ones(1, 8).double()).square().sum().backward(create_graph=last)
+
+
 @pytest.mark.filterwarnings("ignore:Using backward")
-def test_a_graph_of_the_gradient_is_refused(comm):
-    with data_parallel(comm, perceptron()) as net:
-        loss = net(torch.ones(1, 8).double()).square().sum()
-        with pytest.raises(RuntimeError, match="create_graph=True"):
-            loss.backward(create_graph=comm.rank == RANKS - 1)
+@pytest.mark.parametrize(
+    ("make", "act", "match"),
+    [
+        (lambda: nn.Embedding(5, 2, sparse=True), embedded, "weight: its gradient is sparse"),
+        (perceptron, stepping, "step after backward"),
+        (perceptron, graph_on_one_rank, "create_graph=True"),
+    ],
+)
+def test_gradients_that_have_no_mean_are_refused(comm, make, act, match):
+    with data_parallel(comm, make()) as net:
+        with pytest.raises(RuntimeError, match=match):
+            act(net)
         net.zero_grad()
-        fit(net, lambda values: own(values, comm))
-        assert_equal(comm, net.module, alone(perceptron()))
-
-
-def test_sparse_gradients_are_refused(comm):
-    with (
-        data_parallel(comm, nn.Embedding(5, 2, sparse=True)) as net,
-        pytest.raises(RuntimeError, match="weight: its gradient is sparse"),
-    ):
-        net(torch.tensor([1])).sum().backward()
-
-
-def test_a_step_within_backward_is_refused(comm):
-    with data_parallel(comm, perceptron()) as net:
-        for parameter in net.parameters():
-            parameter.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", None))
-        with pytest.raises(RuntimeError, match="step after backward"):
-            net(torch.ones(1, 8).double()).sum().backward()
+        if act is graph_on_one_rank:  # training goes on
+            fit(net, lambda values: own(values, comm))
+            assert_equal(comm, net.module, alone(perceptron()))
 
 
 class Checkpointed(nn.Module):
-    """``where``: which of two halves are computed again."""
+    """``where``: which of two layers, or of two calls of one layer, are computed again."""
 
-    def __init__(self, reentrant, where):
+    def __init__(self, reentrant, where, shared):
         super().__init__()
         torch.manual_seed(0)
-        self.stem = nn.Linear(8, 8).double()
-        self.halves = nn.ModuleList([nn.Linear(8, 8), nn.Linear(8, 2)]).double()
+        self.stem, self.head = nn.Linear(8, 8).double(), nn.Linear(8, 2).double()
+        one, other = (nn.Linear(8, 8).double() for _ in range(2))
+        self.middle = nn.ModuleList([one, one if shared else other])
         self.options, self.where = dict(use_reentrant=reentrant), where
 
     def forward(self, x):
         x = self.stem(x).tanh()
-        for index, half in enumerate(self.halves):
+        for index, layer in enumerate(self.middle):
             if index in self.where:
-                x = torch.utils.checkpoint.checkpoint(half, x, **self.options)
+                x = torch.utils.checkpoint.checkpoint(layer, x, **self.options)
             else:
-                x = half(x)
-        return x
-
-
-@pytest.mark.parametrize("where", [[0], [1], [0, 1]], ids=str)
-@pytest.mark.parametrize("reentrant", [True, False])
-def test_checkpointed_modules(comm, reentrant, where):
-    assert_trains_as_alone(comm, lambda: Checkpointed(reentrant, where))
-
-
-class Shared(nn.Module):
-    """One layer in two segments that are computed again: autograd comes by it twice in a pass."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.stem, self.twice = nn.Linear(8, 8).double(), nn.Linear(8, 8).double()
-        self.head = nn.Linear(8, 2).double()
-
-    def forward(self, x):
-        x = self.stem(x)
-        for _ in range(2):
-            x = torch.utils.checkpoint.checkpoint(self.twice, x, use_reentrant=True)
+                x = layer(x)
         return self.head(x)
 
 
-def test_a_layer_in_two_reentrant_segments(comm):
-    assert_trains_as_alone(comm, Shared)
+@pytest.mark.parametrize(
+    ("reentrant", "where", "shared"),
+    [*product((True, False), ([0], [1], [0, 1]), (False,)), (True, [0, 1], True)],
+)
+def test_checkpointed_modules(comm, reentrant, where, shared):
+    """Autograd comes by a shared layer twice in a pass."""
+    assert_acts_as_alone(comm, lambda: Checkpointed(reentrant, where, shared), fit)
 
 
-def test_a_checkpoint_around_the_replica(comm):
-    with data_parallel(comm, perceptron()) as net:
-        again = lambda x: torch.utils.checkpoint.checkpoint(net, x, use_reentrant=False)  # noqa: E731
-        fit(net, lambda values: own(values, comm), forward=again)
-        assert_equal(comm, net.module, alone(perceptron()))
+def checkpointed(module, part):
+    again = lambda x: torch.utils.checkpoint.checkpoint(module, x, use_reentrant=False)  # noqa: E731
+    fit(module, part, forward=again)
 
 
-def test_two_forward_passes_and_one_graph_twice(comm):
+def of_several_graphs(module, part):
+    """Two forward passes, and one graph twice."""
     x, y = batches()
-    one = perceptron()
-    with data_parallel(comm, perceptron(), bucket_bytes=100) as net:
-        for module, part in ((one, lambda v: v), (net, lambda v: own(v, comm))):
-            optimizer = torch.optim.SGD(module.parameters(), 0.1)
-            for step in range(2):
-                loss = mse(module(part(x[step])), part(y[step]))
-                loss = loss + mse(module(part(x[step + 2])), part(y[step + 2]))
-                loss.backward(retain_graph=True)
-                loss.backward()
-                optimizer.step()
-                optimizer.zero_grad()
-        assert_equal(comm, net.module, one)
+    optimizer = torch.optim.SGD(module.parameters(), 0.1)
+    for step in range(2):
+        loss = mse(module(part(x[step])), part(y[step]))
+        loss = loss + mse(module(part(x[step + 2])), part(y[step + 2]))
+        loss.backward(retain_graph=True)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("act", [checkpointed, of_several_graphs])
+def test_graphs_are_those_of_one_process(comm, act):
+    assert_acts_as_alone(comm, perceptron, act)
 
 
 @pytest.mark.parametrize("overlap", [True, False])
@@ -483,14 +455,6 @@ def test_two_replicas_in_one_backward_pass_in_any_order(comm, overlap):
             expected.step()
         assert_equal(comm, a, one)
         assert_equal(comm, b, two)
-
-
-@ONE_RANK_DIFFERS
-def test_replicas_that_go_forward_in_another_order_are_found(comm):
-    nets = [data_parallel(comm, perceptron()) for _ in range(2)]
-    match = "rank 0 goes forward in training in DataParallel .*, rank 1 goes forward in training in"
-    with pytest.raises(RuntimeError, match=match):
-        nets[comm.rank % 2](torch.ones(1, 8).double())
 
 
 def unfreeze(module):
@@ -528,14 +492,13 @@ def test_a_module_may_change_between_steps(comm, change, wrapper):
         module[0].requires_grad_(False)
         return module
 
-    one = make()
-    with data_parallel(comm, make(), bucket_bytes=100) as net:
-        for module, part in ((one, lambda v: v), (net, lambda v: own(v, comm))):
-            forward = module if wrapper or module is one else net.module
-            fit(module, part, steps=3, forward=forward)
-            change(module if module is one else net.module)
-            fit(module, part, steps=3, forward=forward)
-        assert_equal(comm, net.module, one)
+    def act(module, part):
+        inner = getattr(module, "module", module)
+        for _ in range(2):
+            fit(module, part, steps=3, forward=module if wrapper else inner)
+            change(inner)
+
+    assert_acts_as_alone(comm, make, act)
 
 
 @ONE_RANK_DIFFERS
@@ -552,23 +515,14 @@ def test_a_module_that_changes_on_one_rank_is_refused_on_all(comm, change):
 
 
 @ONE_RANK_DIFFERS
-@pytest.mark.parametrize("change", [swap, load])
-def test_values_that_change_on_one_rank_are_found_on_all(comm, change):
+@pytest.mark.parametrize(("change", "steps"), [(swap, 1), (load, 1), (load, 4)])
+def test_values_that_change_on_one_rank_are_found_on_all(comm, change, steps):
+    """At once, as torch counts the changes, or in the next pass in which values are compared."""
     with data_parallel(comm, perceptron()) as net:
-        fit(net, lambda values: own(values, comm), steps=1)
+        fit(net, lambda values: own(values, comm), steps=steps)
         if comm.rank == 1:
             change(net.module)
-        with pytest.raises(ReplicaMismatch, match="forward pass 2"):
-            fit(net, lambda values: own(values, comm), steps=1)
-
-
-@ONE_RANK_DIFFERS
-def test_a_rank_that_loads_alone_is_found_at_once(comm):
-    with data_parallel(comm, perceptron()) as net:
-        fit(net, lambda values: own(values, comm), steps=4)
-        if comm.rank == 1:
-            load(net.module)
-        with pytest.raises(ReplicaMismatch, match="forward pass 5"):
+        with pytest.raises(ReplicaMismatch, match=f"forward pass {steps + 1}"):
             fit(net, lambda values: own(values, comm), steps=1)
 
 
@@ -616,15 +570,15 @@ def test_any_layout_of_memory(comm):
         return body.to(memory_format=torch.channels_last)
 
     x = torch.randn(RANKS * 4, 2, 4, 4, generator=torch.Generator().manual_seed(0)).double()
-    one = make()
-    with data_parallel(comm, make()) as net:
-        for module, some in ((one, x), (net, own(x, comm))):
-            optimizer = torch.optim.AdamW(module.parameters(), 0.01, fused=True)
-            for _ in range(3):
-                optimizer.zero_grad()
-                module(some).square().mean().backward()
-                optimizer.step()
-        assert_equal(comm, net.module, one)
+
+    def act(module, part):
+        optimizer = torch.optim.AdamW(module.parameters(), 0.01, fused=True)
+        for _ in range(3):
+            optimizer.zero_grad()
+            module(part(x)).square().mean().backward()
+            optimizer.step()
+
+    assert_acts_as_alone(comm, make, act)
 
 
 def test_gradients_given_by_hand(comm):
@@ -675,26 +629,43 @@ def test_other_options_on_other_ranks_are_refused(comm, options):
         data_parallel(comm, perceptron(), **(options if comm.rank == 1 else {}))
 
 
+GOES_FORWARD = "rank 0 goes forward in training"
+
+
 @ONE_RANK_DIFFERS
-@pytest.mark.parametrize("how", ["eval", "no_sync", "close", "another"])
-def test_a_rank_in_another_mode_is_found(comm, how):
-    net = data_parallel(comm, perceptron())
+@pytest.mark.parametrize(
+    ("how", "match"),
+    [
+        ("eval", "the replicas have parted"),
+        ("no_sync", "the replicas have parted"),
+        ("another", "the replicas have parted"),
+        ("backward", f"{GOES_FORWARD}, rank 1 averages"),
+        ("second", f"{GOES_FORWARD} in DataParallel .*, rank 1 goes forward in training in"),
+        ("weigh", f"{GOES_FORWARD}, rank 1 weighs its batch"),
+        ("close", f"{GOES_FORWARD}, rank 1 closes"),
+    ],
+)
+def test_a_rank_that_is_elsewhere_is_found(comm, how, match):
+    net, second = (data_parallel(comm, perceptron()) for _ in range(2))
     x = torch.ones(1, 8).double()
-
-    def step():
-        if comm.rank == 1 and how == "close":
-            net.close()
-        elif comm.rank == 1 and how == "another":
-            data_parallel(comm, perceptron())
-        else:
-            net(x).sum().backward()
-
-    if comm.rank == 1 and how == "eval":
-        net.eval()
+    out = net(x)
+    if how != "backward":
+        out.sum().backward()
+    differs = {
+        "eval": lambda: net.eval()(x).sum().backward(),
+        "close": net.close,
+        "another": lambda: data_parallel(comm, perceptron()),
+        "backward": lambda: out.sum().backward(),
+        "second": lambda: second(x),
+        "weigh": lambda: net.weigh(1),
+    }
     lazy = comm.rank == 1 and how == "no_sync"
     with (
-        pytest.raises(RuntimeError, match="the replicas have parted"),
+        pytest.raises(RuntimeError, match=match),
         net.no_sync() if lazy else nullcontext(),
     ):
-        step()
+        if comm.rank == 1 and how in differs:
+            differs[how]()
+        else:
+            net(x).sum().backward()
         net.close()  # who has gone on is found there

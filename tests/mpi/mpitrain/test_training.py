@@ -89,7 +89,7 @@ def test_initial_values_that_differ_are_caught_before_the_first_step(comm, folde
     [
         ("train.epochs", 7),
         ("train.batch_size", 16),
-        ("parallel.overlap", "auto"),
+        ("parallel.overlap", False),
         ("sync.kind", "delayed"),
         ("checkpoint.background", False),
     ],
@@ -197,12 +197,12 @@ def test_a_job_that_is_refused_leaves_nothing_behind(comm, monkeypatch, split_of
             start(comm, refused)
         assert not split_off and not active_children()
 
-    def last(trainer):
+    def last(parts):
         assert split_off and active_children()
         raise ConfigError("at the end")
 
     with monkeypatch.context() as patch, pytest.raises(ConfigError, match="at the end"):
-        patch.setattr("mpitrain.run._trial", last)
+        patch.setattr("mpitrain.start.SynchronousLoop", last)
         start(comm, config)
     assert not split_off and not active_children()
     trainer = start(comm, config)

@@ -8,11 +8,11 @@ from collectives import Communicator
 from collectives.codec import Dice
 from mpitrain.compress import CODECS, Sparse, parse
 from mpitrain.config import Compress
-from mpitrain.parallel.arena import DATA, Bucket
 from mpitrain.parallel.compressed_summation import CompressedSummation
 from mpitrain.parallel.sent_bytes import coded_bytes, dense_bytes
-from mpitrain.parallel.summation import Dense, Summand
+from mpitrain.parallel.summation import Dense
 from mpitrain.training import build
+from tests.mpi.mpitrain.summands import shards, summand
 
 pytestmark = pytest.mark.mpi
 P = MPI.COMM_WORLD.size
@@ -27,18 +27,10 @@ NAMES = [*CODECS, "powersgd:rank=2,min_rate=0", "topk:keep=0.3", "rotate+int8"]
 
 def sums(comm, how, shapes, dtype):
     """A bucket's exchange, bound to gradients that all ranks have the same."""
-    sizes = [int(np.prod(shape)) for shape in shapes]
-    own = comm.empty(sum(sizes), dtype)
-    ends = np.cumsum([0, *sizes])
-    tensors = {
-        f"t{i}": own[a:b].reshape(shape)
-        for i, (a, b, shape) in enumerate(zip(ends, ends[1:], shapes, strict=False))
-    }
+    own = comm.empty(sum(int(np.prod(shape)) for shape in shapes), dtype)
     made_by = CompressedSummation(how, Dice(1, comm.rank), Dense())
     traffic = comm.count_traffic()
-    bucket = Bucket(0, own.size, frozenset({0}), DATA)
-    found = made_by.bind(Summand(bucket, comm, own, tensors, own))
-    return found, made_by, own, traffic
+    return made_by.bind(summand(comm, own, shapes)), made_by, own, traffic
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -87,7 +79,7 @@ def test_a_sum_of_shards_sends_half_of_two_phases(name, dtype):
     how = build.compression(Compress(name, "off", least=2))
     for shapes in SHAPES.values():
         n = sum(int(np.prod(shape)) for shape in shapes)
-        counts = [n // P + (rank < n % P) for rank in range(P)]
+        counts = shards(n)
         with Communicator(MPI.COMM_WORLD) as comm:
             traffic = comm.count_traffic()
             made_by = CompressedSummation(how, Dice(1, comm.rank), Dense(), anew=True)
@@ -95,15 +87,9 @@ def test_a_sum_of_shards_sends_half_of_two_phases(name, dtype):
             found = []
             for _ in range(2):
                 own = np.random.default_rng(4).normal(size=n).astype(dtype)
-                ends = np.cumsum([0, *(int(np.prod(shape)) for shape in shapes)])
-                tensors = {
-                    f"t{i}": own[a:b].reshape(shape)
-                    for i, (a, b, shape) in enumerate(zip(ends, ends[1:], shapes, strict=False))
-                }
                 exact = P * own.copy()
                 shard, start = np.empty(counts[comm.rank], dtype), sum(counts[: comm.rank])
-                bucket = Bucket(0, n, frozenset({0}), DATA)
-                sum_ = made_by.bind(Summand(bucket, comm, own, tensors, shard, counts))
+                sum_ = made_by.bind(summand(comm, own, shapes, shard, counts))
                 before = traffic.sent + traffic.shared
                 coded = made_by.sums[0].packed if made_by.sums else None
                 sum_.Start()

@@ -2,11 +2,14 @@
 
 import pickle
 from math import inf
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 pytest.importorskip("mpi4py")
+from mpi4py import MPI
+
 from collectives.calls.settings import Settings
 from collectives.execution.transport.checked import CheckedTransport
 from collectives.execution.transport.delayed import Adapter, DelayedTransport, Link, delayed
@@ -83,6 +86,15 @@ def test_the_wait_is_never_shorter_than_the_link_takes():
         total += nbytes
         last = max(last, there)
     assert last - first >= total / 1e4
+
+
+def test_a_test_does_not_wait_for_a_message_on_its_way():
+    on_its_way = SimpleNamespace(
+        request=MPI.REQUEST_NULL,
+        envelope=SimpleNamespace(is_there=lambda: False),
+        check=lambda: pytest.fail("it waits"),
+    )
+    assert not DelayedTransport.testall([on_its_way])
 
 
 def test_a_link_is_one_class():

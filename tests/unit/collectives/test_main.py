@@ -189,17 +189,9 @@ def test_a_picture_that_cannot_be_written_is_one_sentence(capsys, tmp_path):
 
 
 def test_simulate(capsys):
-    flags = [
-        "--topology",
-        "flat",
-        "--alpha",
-        "1",
-        "--bandwidth",
-        "10",
-        "--algorithm",
-        "ring,direct",
-    ]
-    assert main(["simulate", "--ranks", "4,8", "--size", "8M", *flags]) == 0
+    network = "--topology flat --alpha 1 --bandwidth 10"
+    words = f"simulate --ranks 4,8 --size 8M {network} --algorithm ring,direct"
+    assert main(words.split()) == 0
     title, _, four, eight = capsys.readouterr().out.splitlines()
     assert title.startswith("allreduce of 8388608 bytes, flat")
     for line, p in ((four, 4), (eight, 8)):

@@ -24,39 +24,18 @@ from collectives.calls.tuner import (
 from collectives.contracts import CONTRACTS, contract
 from collectives.errors import CollectiveError
 
-TABLE = Table(
-    1,
-    {},
-    1.0,
-    10.0,
-    [
-        Entry(
-            "Open MPI",
-            "allreduce",
-            "numpy",
-            2,
-            2,
-            [Rule(0, "native", 1.0), Rule(8192, "butterfly", 1.8)],
-        ),
-        Entry(
-            "Open MPI",
-            "allreduce",
-            "numpy",
-            8,
-            8,
-            [Rule(0, "native", 1.0), Rule(1 << 20, "ring", 1.5)],
-        ),
-        Entry("Open MPI", "allreduce", "numpy", 32, 8, [Rule(0, "hierarchical:local=8", 2.0)]),
-        Entry(
-            "Open MPI",
-            "allreduce",
-            "shared",
-            2,
-            2,
-            [Rule(0, "native", 1.0), Rule(4096, "direct", 6.0)],
-        ),
-    ],
-)
+
+def entry(memory, ranks, per_node, *told, collective="allreduce"):
+    rules = [Rule(*rule) for rule in told]
+    return Entry("Open MPI", collective, memory, ranks, per_node, rules)
+
+
+TABLE = Table(1, {}, 1.0, 10.0, [
+    entry("numpy", 2, 2, (0, "native", 1.0), (8192, "butterfly", 1.8)),
+    entry("numpy", 8, 8, (0, "native", 1.0), (1 << 20, "ring", 1.5)),
+    entry("numpy", 32, 8, (0, "hierarchical:local=8", 2.0)),
+    entry("shared", 2, 2, (0, "native", 1.0), (4096, "direct", 6.0)),
+])  # fmt: skip
 
 
 def chosen(nbytes, size, per_node=None, **constraints):
@@ -111,13 +90,8 @@ def test_one_node_says_nothing_about_several():
     ],
 )
 def test_native_says_why_the_table_chose_nothing(situation, why):
-    table = Table(
-        1,
-        {},
-        1.0,
-        10.0,
-        [Entry("Open MPI", "allreduce", "numpy", 8, 8, [Rule(16, "ring", 1.5)]), TABLE.entries[0]],
-    )
+    few = entry("numpy", 8, 8, (16, "ring", 1.5))
+    table = Table(1, {}, 1.0, 10.0, [few, TABLE.entries[0]])
     choice = choose(table, Situation(*situation))
     assert choice.algorithm == "native" and why in choice.reason
 
@@ -138,25 +112,9 @@ def test_every_call_gets_an_algorithm_that_can_serve_it(collective):
             for bits in range(16):
                 commutes, native, uneven, far = (bool(bits >> k & 1) for k in range(4))
                 memory = "shared" if far else "cupy" if bits % 3 else "numpy"
-                if collective not in (
-                    "allgather",
-                    "alltoall",
-                    "reduce_scatter",
-                    "gather",
-                    "scatter",
-                ):
-                    uneven = False
-                call = Situation(
-                    "MPICH",
-                    collective,
-                    nbytes,
-                    size,
-                    size,
-                    commutes or not reduces,
-                    native,
-                    uneven,
-                    memory,
-                )
+                uneven = uneven and contract(collective).block is not None
+                given = (commutes or not reduces, native, uneven, memory)
+                call = Situation("MPICH", collective, nbytes, size, size, *given)
                 algorithm = choose(table, call).algorithm
                 assert call.allows(algorithm)
                 assert algorithm.split(":")[0] in ("native", *names(collective))
@@ -281,13 +239,13 @@ def test_adopted_arrays_are_shared_memory_from_some_size_on():
     assert at(64 << 10, "adopted").algorithm == "butterfly"  # of ordinary memory
     assert at(128 << 10, "adopted").algorithm == "direct"
     assert at(64 << 10, "adopted", edges_from_bytes=1 << 16).algorithm == "direct"
-    late = Entry("Open MPI", "alltoall", "shared", 2, 2, [Rule(128 << 10, "pairwise", 1.3)])
+    late = entry("shared", 2, 2, (128 << 10, "pairwise", 1.3), collective="alltoall")
     table = Table(1, {}, 1.0, 1.0, [late])
     call = Situation("Open MPI", "alltoall", 256 << 10, 2, 2, memory="adopted")
     assert choose(table, call).algorithm == "native"
     assert choose(table, call._replace(memory="shared")).algorithm == "pairwise"
     assert choose(table, call._replace(nbytes=512 << 10)).algorithm == "pairwise"
-    measured = Entry("Open MPI", "allreduce", "adopted", 2, 2, [Rule(0, "ring", 1.5)])
+    measured = entry("adopted", 2, 2, (0, "ring", 1.5))
     assert at(8, "adopted", [measured]).algorithm == "ring"
     assert "in adopted memory" in at(8, "adopted", [measured]).reason
 

@@ -1,4 +1,4 @@
-"""What the tests of codes share: codes, vectors, dice, ranks in one process."""
+"""Common parts of the tests of codecs: codecs, vectors, dice, ranks in one process."""
 
 import numpy as np
 
@@ -31,7 +31,7 @@ CODED = (
     "rotate:block=64,keep=0.5+qsgd:levels=100,norm=max",
     "rotate:block=0+sign",
 )
-#: Those that roll dice.
+#: Words of codecs that roll dice.
 ROLLING = ("stochastic", "terngrad", "qsgd", "atomo", "rotate")
 
 
@@ -41,7 +41,7 @@ def draw(seed=0):
 
 
 def through(codec, x, seed=0):
-    """What the code of ``x`` stands for; every byte of the code is written, ``x`` is not."""
+    """The code of ``x``, decoded; every byte of the code is written, ``x`` is not."""
     kept, code = x.copy(), np.empty(codec.nbytes(len(x)), np.uint8)
     for garbage in (0xA5, 0x5A):
         before, code = code, np.full_like(code, garbage)
@@ -51,6 +51,23 @@ def through(codec, x, seed=0):
     decoded = np.full_like(x, np.nan)
     codec.decode(code, decoded)
     return decoded
+
+
+def once(codec, x, seed):
+    """The code of ``x`` by these dice, decoded."""
+    code, decoded = np.empty(codec.nbytes(len(x)), np.uint8), np.empty_like(x)
+    codec.encode(x, code, draw(seed))
+    codec.decode(code, decoded)
+    return decoded
+
+
+def sent_by(code, x, step=0):
+    """The vector that the chosen elements are."""
+    chosen = code.select(x, step)
+    assert chosen.dtype == np.uint32 and (np.diff(chosen.astype(np.int64)) > 0).all()
+    found = np.zeros_like(x)
+    found[chosen] = code.values(x[chosen])
+    return found
 
 
 def vectors(n, dtype=np.float32):
@@ -81,7 +98,7 @@ def dyadic(rng, n, dtype=np.float64):
 
 
 def two_phase(codec, ranks, seed=0):
-    """What the exchange of that name makes of vectors of several ranks, without ranks."""
+    """Result of the exchange of this name for vectors of several ranks, without ranks."""
     size, n = len(ranks), len(ranks[0])
     parts = np.array_split(np.arange(n), size)
     total = np.empty_like(ranks[0])
@@ -96,7 +113,7 @@ CODES = {text: parse(text) for text in CODED}
 
 
 def linear_sum(sketches, step, ranks):
-    """What the exchange of a code that adds up leaves in the tensors of ranks, without ranks.
+    """Exchange of a codec that adds up, in the tensors of several ranks, without ranks.
 
     Returns:
         Of each rank what of its own values the sum has.

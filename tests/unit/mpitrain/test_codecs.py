@@ -1,16 +1,26 @@
-"""Codes of gradients: their bytes, what they lose, and that nothing is lost without a word."""
+"""Codecs of gradients: their bytes, what they lose, and that nothing is lost without a word."""
 
 from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 import pytest
-from codec_cases import CODES, LENGTHS, ROLLING, draw, dyadic, through, two_phase, vectors
+from codec_cases import (
+    CODES,
+    LENGTHS,
+    ROLLING,
+    dyadic,
+    once,
+    sent_by,
+    through,
+    two_phase,
+    vectors,
+)
 
 from collectives.codec import Residual
-from mpitrain.compress import CodecError, parse
+from mpitrain.compress import CodecError, Sparse, parse
 from mpitrain.compress.codec import Remembering, feedback_of
-from mpitrain.compress.memory import UpdateResidual
+from mpitrain.compress.feedback import UpdateResidual
 from mpitrain.compress.packing import pack, pack_trits, packed, packed_trits, unpack, unpack_trits
 from mpitrain.compress.table import CODECS, describe, kind_of
 
@@ -142,7 +152,7 @@ def test_bfloat16_is_that_of_ml_dtypes():
 
 
 def variance(codec, x):
-    """Of each number over the dice, in closed form."""
+    """Variance of each number over the dice, in closed form."""
     block = codec.block or len(x)
     found = []
     for part in (np.abs(x[i : i + block]).astype(np.float64) for i in range(0, len(x), block)):
@@ -176,7 +186,7 @@ def test_the_mean_over_the_dice_is_the_vector(text):
     assert codec.unbiased
     x = np.random.default_rng(3).normal(size=150).astype(np.float32)
     x[:5] = [0, 0, 3, -3, 1e-6]
-    drawn = np.array([through_once(codec, x, seed) for seed in range(draws)], np.float64)
+    drawn = np.array([once(codec, x, seed) for seed in range(draws)], np.float64)
     sigma = np.sqrt(variance(codec, x))
     assert (np.abs(drawn.mean(0) - x) <= 5 * sigma / np.sqrt(draws) + 1e-6 * np.abs(x) + 1e-9).all()
     total = np.square(drawn - x).sum(1)
@@ -184,13 +194,6 @@ def test_the_mean_over_the_dice_is_the_vector(text):
     assert (drawn[:, 0] == 0).all()
     if hasattr(codec, "omega"):
         assert sigma @ sigma <= codec.omega(len(x)) * (x @ x)
-
-
-def through_once(codec, x, seed):
-    code, decoded = np.empty(codec.nbytes(len(x)), np.uint8), np.empty_like(x)
-    codec.encode(x, code, draw(seed))
-    codec.decode(code, decoded)
-    return decoded
 
 
 def test_numbers_on_a_grid_are_sent_exactly():
@@ -216,8 +219,7 @@ def test_a_damped_code_leaves_less_than_there_was_on_average():
     x = np.random.default_rng(4).normal(size=400)
     damped, free = parse("qsgd:levels=1,block=0,damped=true"), parse("qsgd:levels=1,block=0")
     left = [
-        [np.square(x - through_once(code, x, seed)).sum() for seed in range(100)]
-        for code in (damped, free)
+        [np.square(x - once(code, x, seed)).sum() for seed in range(100)] for code in (damped, free)
     ]
     omega = free.omega(400)
     assert np.mean(left[0]) < x @ x * (1 - 1 / (1 + omega)) * 1.02 < x @ x < np.mean(left[1])
@@ -231,15 +233,16 @@ def test_terngrad_cuts_at_so_many_deviations():
 
 # fmt: off
 EXACT = ("int8:power=true", "int4:block=0,power=true", "int8:power=true,rounding=stochastic",
-         "sign:power=true", "sign:block=16,scale=rms,power=true", "threshold:tau=0.25")
-NEARLY = ("bf16", "fp16", "int8", "int4", "sign", "sign:scale=rms", "onebit",
-          "qsgd:damped=true", "threshold:tau=0.3")
+         "sign:power=true", "sign:block=16,scale=rms,power=true", "threshold:tau=0.25",
+         "topk:keep=0.05", "topk:keep=1", "strom:tau=0.5")
+NEARLY = ("bf16", "fp16", "int8", "int4", "sign", "sign:scale=rms", "onebit", "qsgd:damped=true",
+          "threshold:tau=0.3", "rotate+int8", "rotate:keep=0.5,block=16+sign", "atomo:rank=20")
 # fmt: on
 
 
 @pytest.mark.parametrize("text", EXACT + NEARLY)
 def test_what_was_sent_and_what_is_left_are_what_was_given(text):
-    """Over 500 steps; exactly where scales are powers of two."""
+    """Over 500 steps; exactly where scales are powers of two, and where values are sent."""
     codec, n = parse(text), 100
     rng = np.random.default_rng(6)
     residual = Residual(np.zeros(n))
@@ -249,15 +252,16 @@ def test_what_was_sent_and_what_is_left_are_what_was_given(text):
         x = dyadic(rng, n)
         given += x
         residual.add_to(x)
-        decoded = through_once(codec, x, step)
+        decoded = sent_by(codec, x, step) if isinstance(codec, Sparse) else once(codec, x, step)
         residual.keep(x, decoded)
         residual.commit()
         sent += decoded
         rounding += np.abs(sent).max() + np.abs(x).max()
-    if text in EXACT:
-        np.testing.assert_array_equal(sent + residual.value, given)
-    else:
-        np.testing.assert_allclose(sent + residual.value, given, atol=rounding * 2.0**-53)
+        if text in EXACT:
+            np.testing.assert_array_equal(sent + residual.value, given)
+    np.testing.assert_allclose(sent + residual.value, given, atol=rounding * 2.0**-53)
+    assert np.abs(residual.value).max() < 500
+    assert text != "topk:keep=1" or not residual.value.any()
 
 
 def test_the_root_of_squares_leaves_less_of_a_steady_gradient_and_more_of_a_sparse_one():
@@ -268,7 +272,7 @@ def test_the_root_of_squares_leaves_less_of_a_steady_gradient_and_more_of_a_spar
         for _ in range(300):
             x = g.copy()
             residual.add_to(x)
-            residual.keep(x, through_once(codec, x, 0))
+            residual.keep(x, once(codec, x, 0))
             residual.commit()
         left[scale] = np.linalg.norm(residual.value) / np.linalg.norm(g)
     assert left["rms"] < left["mean"] / 2
@@ -360,6 +364,13 @@ def test_a_code_is_written_as_the_job_file_has_it(text):
         ("signum:momentum=1", "below 1"),
         ("topk:keep=0", "a share"),
         ("topk:keep=2", "a share"),
+        ("rotate+signum", "cannot be rotated"),
+        ("rotate+rotate", "cannot be rotated"),
+        ("rotate+topk", "no codec of single numbers"),
+        ("int8+int8", "takes no other codec"),
+        ("rotate:block=3", "power of two"),
+        ("rotate:code=int8", "no option of rotate"),
+        ("atomo:rank=0", "at least 1"),
     ],
 )
 def test_options_that_cannot_be_are_refused_in_a_sentence(text, sentence):
@@ -397,7 +408,7 @@ def test_what_updates_lack_is_given_at_any_later_rate():
         given += rate * x
         before = residual.value.copy()
         residual.add_to(x)
-        decoded = through_once(codec, x, step)
+        decoded = once(codec, x, step)
         half = slice(0, n // 2)  # owners keep their parts one by one
         residual.keep(x[half], decoded[half], half)
         residual.keep(x[n // 2 :], decoded[n // 2 :], slice(n // 2, n))

@@ -5,14 +5,14 @@ from functools import cache
 
 import numpy as np
 import pytest
-from codec_cases import draw, linear_sum, two_phase
+from codec_cases import linear_sum, once, sent_by, two_phase
 
 from collectives.codec import Residual
 from mpitrain.compress import LinearCodec, Remembering, Sparse, feedback_of, parse
 
 RANKS, SHAPE, STEPS, RATE = 4, (12, 20), 200, 0.3
 
-#: Of each code the most that may be left; about half was found.
+#: Most that may be left by each codec; about half was found.
 GAPS = {
     "bf16": 1,
     "int8": 1,
@@ -40,7 +40,7 @@ QUICK += ("powersgd:rank=2,min_rate=0", "randomk:keep=0.2", "threshold:tau=0.125
 
 @cache
 def problem():
-    """Of each rank samples and labels, which differ between ranks; and the least loss."""
+    """Samples and labels of each rank, which differ between ranks; and the least loss."""
     rng = np.random.default_rng(0)
     truth = rng.normal(size=SHAPE)
     inputs = rng.normal(size=(RANKS, 40, SHAPE[1]))
@@ -97,20 +97,13 @@ def summed(code, own, flats, sketches, step):
         return two_phase(code, given, step), (given, given)
     found = []
     for r, x in enumerate(given):
-        decoded = np.zeros_like(x)
-        if isinstance(code, Sparse):
-            chosen = code.select(x, step)
-            decoded[chosen] = code.values(x[chosen])
-        else:
-            message = np.empty(code.nbytes(len(x)), np.uint8)
-            code.encode(x, message, draw(RANKS * step + r))
-            code.decode(message, decoded)
-        found.append(decoded)
+        is_sparse = isinstance(code, Sparse)
+        found.append(sent_by(code, x, step) if is_sparse else once(code, x, RANKS * step + r))
     return sum(found), (given, found)
 
 
 def gap(code):
-    """What is left of the distance to the least loss, in millionths of that at the start."""
+    """Distance left to the least loss, in millionths of the distance at the start."""
     inputs, labels, least = problem()
     start = loss(np.zeros(SHAPE), inputs, labels) - least
     return (descend(code) - least) / start * 1e6

@@ -5,7 +5,7 @@ import pytest
 from codec_cases import dyadic, linear_sum
 
 from mpitrain.compress import LinearCodec, parse
-from mpitrain.compress.orthogonal import orthonormal
+from mpitrain.compress.powersgd import orthonormal
 from mpitrain.compress.seeds import subset
 
 SHAPES = {"w": (12, 20), "conv": (8, 3, 3, 3), "b": (20,), "odd": (1, 7), "x": (), "none": (0, 4)}
@@ -206,7 +206,7 @@ def test_a_basis_is_orthonormal_and_spans_the_columns():
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("shape", [(30, 48), (48, 30), (3, 200), (64, 64)])
 def test_what_rounding_leaves_of_a_column_is_no_direction(shape, dtype):
-    """Of matrices of any rank, as gradients of few samples are."""
+    """Matrices of any rank, as gradients of few samples are."""
     rng = np.random.default_rng(1)
     for rank in range(1, min(shape) + 1):
         low = rng.normal(size=(shape[0], rank)) @ rng.normal(size=(rank, shape[1]))

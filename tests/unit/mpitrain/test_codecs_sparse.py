@@ -2,22 +2,12 @@
 
 import numpy as np
 import pytest
-from codec_cases import LENGTHS, dyadic, vectors
+from codec_cases import LENGTHS, dyadic, sent_by, vectors
 
-from collectives.codec import Residual
 from mpitrain.compress import Remembering, Sparse, feedback_of, parse
 from mpitrain.compress.topk import largest
 
 SPARSE = ("topk:keep=0.1", "topk:keep=1", "strom:tau=0.5", "dgc:keep=0.1")
-
-
-def sent_by(code, x, step=0):
-    """The vector that the chosen elements are."""
-    chosen = code.select(x, step)
-    assert chosen.dtype == np.uint32 and (np.diff(chosen.astype(np.int64)) > 0).all()
-    found = np.zeros_like(x)
-    found[chosen] = code.values(x[chosen])
-    return found
 
 
 @pytest.mark.parametrize("n", [1, 2, 5, 100, 5000, 100_000])
@@ -68,24 +58,6 @@ def test_of_the_square_no_more_is_left_than_the_share_that_is_not_sent(keep):
             assert left <= (1 - k / n) * np.square(x).sum() * (1 + 1e-12)
 
 
-@pytest.mark.parametrize("text", ["topk:keep=0.05", "topk:keep=1", "strom:tau=0.5"])
-def test_what_was_sent_and_what_is_left_are_exactly_what_was_given(text):
-    """Over 500 steps: what is left is what was there, or 0, or that less a power of two."""
-    code, rng = parse(text), np.random.default_rng(0)
-    residual, given, sent = Residual(np.zeros(100)), np.zeros(100), np.zeros(100)
-    for step in range(500):
-        x = dyadic(rng, 100)
-        given += x
-        residual.add_to(x)
-        found = sent_by(code, x, step)
-        residual.keep(x, found)
-        residual.commit()
-        sent += found
-        np.testing.assert_array_equal(sent + residual.value, given)
-    if text == "topk:keep=1":
-        assert not residual.value.any()
-
-
 def test_stroms_values_are_the_threshold():
     x = np.array([0.3, -0.3, 0.25, 0, -7], np.float32)
     code = parse("strom:tau=0.25")
@@ -126,7 +98,7 @@ def by_hand(gradients, keep, m, nesterov, masking, limit, dense):
 
 
 def run(code, gradients, dense=(), ranks=1):
-    """What is sent of each gradient, and u and v after all of them."""
+    """Sent part of each gradient, and u and v after all of them."""
     is_dense = np.zeros(len(gradients[0]), bool)
     for part in dense:
         is_dense[part] = True

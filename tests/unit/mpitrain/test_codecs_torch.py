@@ -8,7 +8,7 @@ import pytest
 from codec_cases import linear_sum
 
 from mpitrain.compress import parse
-from mpitrain.compress.orthogonal import orthonormal
+from mpitrain.compress.powersgd import orthonormal
 
 SHAPES = {"w": (24, 40), "v": (24, 40), "conv": (16, 8, 3, 3), "b": (24,), "small": (4, 4)}
 STEPS, START, RANK, SEED = 8, 2, 2, 7
@@ -31,12 +31,8 @@ class Bucket:
     def is_last(self): return True
     def buffer(self): return self.flat
     def gradients(self):
-        found, at = [], 0
-        for shape in shapes:
-            size = int(np.prod(shape))
-            found.append(self.flat[at : at + size].view(shape))
-            at += size
-        return found
+        parts = self.flat.split([int(np.prod(shape)) for shape in shapes])
+        return [part.view(shape) for part, shape in zip(parts, shapes)]
 given = np.load(folder + "/gradients.npy")
 means = []
 for step in range({STEPS}):
@@ -75,8 +71,7 @@ def test_powersgd_is_that_of_torch(tmp_path):
     expected = np.load(tmp_path / "means0.npy")
     np.testing.assert_array_equal(np.load(tmp_path / "means1.npy"), expected)
 
-    flats = [np.zeros(n, np.float32) for _ in range(2)]
-    left = [np.zeros(n, np.float32) for _ in range(2)]
+    flats, left = np.zeros((2, 2, n), np.float32)
     tensors = [views(flat) for flat in flats]
     code = parse(f"powersgd:rank={RANK}")
     sketches = [code.sketch(own, 0) for own in tensors]
@@ -100,9 +95,5 @@ def test_powersgd_is_that_of_torch(tmp_path):
 
 def views(flat):
     """The tensors that lie in a vector one after the other."""
-    found, at = {}, 0
-    for name, shape in SHAPES.items():
-        size = int(np.prod(shape))
-        found[name] = flat[at : at + size].reshape(shape)
-        at += size
-    return found
+    parts = np.split(flat, np.cumsum([np.prod(shape) for shape in SHAPES.values()])[:-1])
+    return {name: part.reshape(SHAPES[name]) for name, part in zip(SHAPES, parts, strict=True)}

@@ -1,4 +1,4 @@
-"""What [compress] may say."""
+"""Values that [compress] takes."""
 
 import re
 
@@ -10,7 +10,7 @@ from collectives.codec import Residual
 from mpitrain.commands.plan import explain
 from mpitrain.compress import parse
 from mpitrain.config import Config, ConfigError
-from mpitrain.parallel.coded_sum import CodingOptions
+from mpitrain.parallel.compressed_summation import CodingOptions
 
 SGD = {"name": "sgd", "momentum": 0.0}
 LOCAL = {"kind": "local", "period": 5}
@@ -26,7 +26,7 @@ def job(codec, sync=None, optim=None, parallel=None, **how):
     [
         ("none", {"start": 3}, "name a codec"),
         ("nosuch", {}, "there is no codec 'nosuch'"),
-        ("auto", {"exchange": "gathered"}, "auto chooses the codec"),
+        ("auto", {}, "there is no codec 'auto'"),
         ("powersgd", {"exchange": "gathered"}, "powersgd adds up and goes by all-reduces"),
         ("topk", {"exchange": "two_phase"}, "topk goes by the sparse all-reduce"),
         ("int8", {"flush_every": 5}, "int8 keeps nothing that drifts apart"),
@@ -38,8 +38,6 @@ def job(codec, sync=None, optim=None, parallel=None, **how):
         ("signum", {"exchange": "gathered"}, "signum needs the owners of two_phase"),
         ("bf16", {"parallel": {"zero": 3}, "feedback": "on"}, "ZeRO-3 needs a codec that keeps no"),
         ("none", {"units": "update"}, "name a codec"),
-        ("auto", {"level": "nodes"}, "auto chooses the codec"),
-        ("auto", {"units": "update"}, "auto chooses the codec"),
         ("terngrad", {"units": "update"}, "terngrad keeps no residual here"),
         ("bf16", {"units": "update"}, "bf16 keeps no residual here"),
         ("int8", {"units": "update", "feedback": "off"}, "int8 keeps no residual here"),

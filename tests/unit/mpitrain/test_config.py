@@ -143,42 +143,6 @@ def test_missing_file(tmp_path):
         load(tmp_path / "none.toml")
 
 
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["parallel.replicas=[2,1]", "parallel.pipe=3"], "parallel.replicas: gives the stages"),
-        (["parallel.pipe=2", "parallel.partition=[1,1,1]"], "parallel.partition: 3 numbers for 2"),
-        (["parallel.partition=auto"], "parallel.partition: auto needs parallel.profile"),
-        (["parallel.chunks=2"], "parallel.chunks: 1f1b has one chunk a stage"),
-        (["model.kind=gpt"], "model.kind: a gpt cannot be trained on digits"),
-        (["model.kind=mlp", "data.name=clicks"], "model.kind: a mlp cannot be trained on clicks"),
-        (["parallel.schedule=1f1", "parallel.pipe=2"], "did you mean '1f1b'?"),
-        (["parallel.zero=4"], "parallel.zero: Expected `int` <= 3"),
-    ],
-)
-def test_what_does_not_go_together(job, overrides, message):
-    with pytest.raises(ConfigError) as caught:
-        load(job(""), overrides)
-    assert message in str(caught.value)
-
-
-GPT = ["model.kind=gpt", "data.name=text", "data.path=x", "model.width=8"]
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["model.heads=3"], "model.heads: 3 heads do not divide a width of 8"),
-        (["model.heads=2", "parallel.tensor=4"], "parallel.tensor: 4 ranks cannot share 2 heads"),
-        (["parallel.tensor=4", "parallel.sequence=true", "data.context=6"], "cannot share 6 pos"),
-    ],
-)
-def test_what_does_not_go_together_in_a_gpt(job, overrides, message):
-    with pytest.raises(ConfigError) as caught:
-        load(job(""), [*GPT, *overrides])
-    assert message in str(caught.value)
-
-
 def test_an_own_algorithm_is_registered_by_the_program(tmp_path):
     from collectives import Algorithm, register
     from collectives.algorithms import ring
@@ -213,9 +177,29 @@ def test_the_job_of_a_checkpoint_is_read_without_its_algorithm():
     assert job.parallel.algorithm == "of_a_program_that_is_gone"
 
 
+GPT = ["model.kind=gpt", "data.name=text", "data.path=x", "model.width=8"]
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
+        (["parallel.replicas=[2,1]", "parallel.pipe=3"], "parallel.replicas: gives the stages"),
+        (["parallel.pipe=2", "parallel.partition=[1,1,1]"], "parallel.partition: 3 numbers for 2"),
+        (["parallel.partition=auto"], "parallel.partition: auto needs parallel.profile"),
+        (["parallel.chunks=2"], "parallel.chunks: 1f1b has one chunk a stage"),
+        (["model.kind=gpt"], "model.kind: a gpt cannot be trained on digits"),
+        (["model.kind=mlp", "data.name=clicks"], "model.kind: a mlp cannot be trained on clicks"),
+        (["parallel.schedule=1f1", "parallel.pipe=2"], "did you mean '1f1b'?"),
+        (["parallel.zero=4"], "parallel.zero: Expected `int` <= 3"),
+        ([*GPT, "model.heads=3"], "model.heads: 3 heads do not divide a width of 8"),
+        (
+            [*GPT, "model.heads=2", "parallel.tensor=4"],
+            "parallel.tensor: 4 ranks cannot share 2 heads",
+        ),
+        (
+            [*GPT, "parallel.tensor=4", "parallel.sequence=true", "data.context=6"],
+            "cannot share 6 pos",
+        ),
         (["optim.name=adam", "optim.momentum=0.5"], "optim.momentum: optim.name = 'adam' does not"),
         (["optim.name=lars", "optim.nesterov=true"], "'lars' does not read it, 'sgd' does; leave"),
         (["optim.beta2=0.9"], "'adam' and 'adamw' and 'lamb' do; leave it out, or set beta2 = 0.9"),
@@ -240,7 +224,7 @@ def test_the_job_of_a_checkpoint_is_read_without_its_algorithm():
         (["evaluate.watch=accuracy"], "evaluate.watch: says by which value training ends early"),
     ],
 )
-def test_keys_that_nothing_reads(job, overrides, message):
+def test_what_does_not_go_together_and_keys_that_nothing_reads(job, overrides, message):
     with pytest.raises(ConfigError, match=re.escape(message)):
         load(job(""), overrides)
 

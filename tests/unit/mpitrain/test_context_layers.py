@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from scipy.optimize import approx_fprime
 
 from mpitrain import nn
 from mpitrain.nn.context import RESTING, Context
@@ -79,19 +78,6 @@ def test_batch_norm_against_torch():
     y, _ = layer.forward(parameters, x, context(range(4), training=False, state=state))
     expected = theirs.eval()(torch.from_numpy(x.transpose(0, 2, 1).copy()))
     np.testing.assert_allclose(y, expected.detach().numpy().transpose(0, 2, 1), rtol=1e-12)
-
-
-def test_batch_norm_against_finite_differences():
-    layer, parameters, x, _ = batch_norm()
-    along = np.sin(np.arange(x.size)).reshape(x.shape)
-
-    def loss(flat):
-        y, _ = layer.forward(parameters, flat.reshape(x.shape), context(range(4)))
-        return (y * along).sum()
-
-    _, saved = layer.forward(parameters, x, context(range(4)))
-    dx, _ = layer.backward(parameters, saved, along)
-    np.testing.assert_allclose(dx.ravel(), approx_fprime(x.ravel(), loss, 1e-6), atol=1e-5)
 
 
 def test_going_forward_again_changes_no_running_value():

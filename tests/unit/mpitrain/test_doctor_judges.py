@@ -1,5 +1,9 @@
-"""What the doctor makes of what ranks found on machines that these tests do not run on."""
+"""Findings of the doctor on machines that these tests do not run on."""
 
+from functools import partial
+from pathlib import Path
+
+import pytest
 from mpi4py import MPI
 
 from mpitrain.doctor import Status
@@ -20,16 +24,97 @@ from mpitrain.doctor.software import judge_library, judge_packages, judge_thread
 from mpitrain.doctor.storage import judge_checkpoints
 
 HDR = Links(("mlx5_0 (4: ACTIVE, 200 Gb/sec)",), ("ib0",), ("UCX_TLS=rc",))
+OK, WARN, FAIL = Status.OK, Status.WARN, Status.FAIL
+CRAY = Fabric(("cxi0",), cray=True)
+ON, OFF = ({"MPICH_GPU_SUPPORT_ENABLED": value} for value in "10")
 
 
-def status(finding):
-    assert bool(finding.fix) == (finding.status is not Status.OK)
-    return finding.status
+def cores_of(affinity, threads=1):
+    return Cores(0, "a", frozenset(affinity), threads)
 
 
-def test_software():
-    assert status(judge_packages(["numpy 1", "numpy 1"])) is Status.OK
-    assert status(judge_packages(["numpy 1", "numpy 2"])) is Status.FAIL
+@pytest.mark.parametrize(
+    ("judge", "found", "expected", "text"),
+    [
+        (judge_packages, ["numpy 1", "numpy 1"], OK, ""),
+        (judge_packages, ["numpy 1", "numpy 2"], FAIL, ""),
+        (judge_library, [("Open MPI 5", ["/a/libmpi.so"])] * 2, OK, ""),
+        (judge_library, [("A 5", ["/a/x.so", "/b/y.so"])], WARN, "/a/x.so and /b/y.so"),
+        (judge_library, [("Open MPI 5", []), ("MPICH 4", [])], FAIL, ""),
+        (judge_threads, [MPI.THREAD_MULTIPLE, MPI.THREAD_SINGLE], WARN, ""),
+        (judge_ranks, [Place(0, "a", 2)] * 2 + [Place(2, "b", 2)] * 2, OK,
+         "a: ranks 0-1, 2 GPUs; b: ranks 2-3, 2 GPUs"),
+        (judge_ranks, [Place(0, "a", 1), Place(1, "b", 0)], WARN, ""),
+        (judge_ranks, [Place(n, f"n{n}", 0) for n in range(20)], OK, "; and 12 more nodes"),
+        # As --gpus-per-task=1 --gpu-bind=closest does: all see device 0, another one each.
+        (judge_ranks, [Place(0, "a", 1, True)] * 4, OK, "a: ranks 0-3, 1 GPU each"),
+        (judge_slingshot, [Fabric()], OK, "none"),
+        (judge_slingshot, [CRAY], OK, "cxi0, by Cray MPICH"),
+        (judge_slingshot, [Fabric(("cxi0",), cxi=True)], OK, "cxi0, by libcxi"),
+        (judge_slingshot, [CRAY, Fabric(("cxi0", "cxi1"))], FAIL,
+         "rank 1 has cxi0 cxi1, but its MPI has not"),
+        (judge_slingshot, [Fabric(("hsn0",), variables={"OMPI_MCA_pml": "ucx"})], FAIL,
+         "UCX knows no Slingshot"),
+        (judge_slingshot, [CRAY._replace(variables=ON)], FAIL, ""),
+        (judge_slingshot, [CRAY._replace(variables=ON, gtl=True, gpus=1)], OK, ""),
+        (judge_slingshot, [CRAY._replace(variables=OFF, gpus=1)], WARN, ""),
+        (judge_slingshot, [CRAY._replace(gpus=1)], WARN, ""),
+        (judge_slingshot, [CRAY._replace(variables=OFF)], OK, ""),
+        (judge_slingshot, [Fabric(variables=ON)], OK, ""),  # another MPI
+        (judge_cores, [cores_of({0}), cores_of({1})], OK, ""),
+        (judge_cores, [cores_of({0}), cores_of({0}), cores_of({0, 1, 2, 3})], WARN,
+         "2 ranks on the 1 core 0 of a"),
+        (judge_cores, [cores_of(range(2))] * 4, WARN, ""),
+        (judge_cores, [cores_of(range(4), 4)] * 2, WARN, "2 ranks of 4 BLAS threads"),
+        (judge_node_memory, [Shared(True, "")], OK, ""),
+        (judge_node_memory, [Shared(True, "no memfd")], WARN, ""),
+        (judge_node_memory, [Shared(True, ""), Shared(False, "")], FAIL, ""),
+        (judge_windows, [(True, 1 << 30)], OK, ""),
+        (judge_windows, [(True, 1 << 20)], WARN, ""),
+        (judge_windows, [(False, 1 << 30)], FAIL, ""),
+        (judge_network, [HDR, HDR], OK, ""),
+        (judge_network, [HDR, HDR._replace(variables=("UCX_TLS=tcp",))], WARN,
+         "ranks 0 and 1 have different transport variables: UCX_TLS=rc UCX_TLS=tcp"),
+        (judge_network, [HDR, HDR._replace(infiniband=())], WARN, ""),
+        (judge_network, [HDR, HDR._replace(infiniband=("mlx5_0 (1: DOWN, 10 Gb/sec)",))], WARN,
+         "rank 1: mlx5_0 (1: DOWN"),
+        (judge_gpus, [None, None], OK, "no GPU"),
+        (judge_gpus, [(True, "arrived"), None], OK, ""),
+        (judge_gpus, [None, (False, "Segmentation fault")], WARN, "rank 1: Segmentation fault"),
+        (judge_messages, [(1e-6, 1e-3), (2e-6, 1e-3)], OK, ""),
+        (judge_messages, [(5e-3, 1e-3), (5e-3, 1e-3)], WARN, ""),
+        (judge_messages, [(1e-6, 1.0), (1e-6, 1.0)], WARN, ""),
+        (judge_clocks, [0.0, 1e-4, -1e-4], OK, ""),
+        (judge_clocks, [0.0, 0.1, -3.0], WARN,
+         "3.10 s apart; rank 2's is furthest from rank 0's"),
+        (judge_tuning, [(True, "1.8x native, measured on 2")] * 2, OK, ""),
+        (judge_tuning, [(False, "a rank alone")], OK, ""),
+        (judge_tuning, [(False, "allreduce was not measured; tune measures it")] * 2, WARN,
+         "auto: allreduce was not measured"),
+        (partial(judge_checkpoints, Path("runs")), [(True, 1 << 40), (True, 0)], OK, ""),
+        (partial(judge_checkpoints, Path("runs")), [(True, 1 << 20)], WARN, ""),
+        (partial(judge_checkpoints, Path("runs")), [(True, 1 << 40), (False, 0), (False, 0)], FAIL,
+         "ranks 1-2 do not see"),
+    ],
+)  # fmt: skip
+def test_a_finding_has_its_status_and_a_fix_unless_all_is_well(judge, found, expected, text):
+    finding = judge(found)
+    assert finding.status is expected and text in finding.text
+    assert bool(finding.fix) == (expected is not OK)
+
+
+def test_fixes_name_what_to_set():
+    places = [Place(0, "a", 0), Place(0, "a", 0), Place(2, "b", 0)]
+    assert "--ntasks-per-node" in judge_ranks(places).fix
+    assert "OMP_NUM_THREADS" in judge_cores([cores_of(range(4), 4)] * 2).fix
+    fix = judge_tuning([(False, "allreduce was not measured")] * 2).fix
+    assert fix.endswith("mpirun -n 2 python -m collectives tune -o tuned.json")
+    assert judge_ranks([Place(0, "a", 1)] * 2).text == "a: ranks 0-1, 1 GPU"
+    assert judge_ranks([Place(0, "a", 4, True)] * 2).text == "a: ranks 0-1, 4 GPUs"
+
+
+def test_numbers_in_short_and_the_libraries_of_a_process():
+    assert runs_of([0, 1, 2, 5, 7, 8]) == "0-2, 5, 7-8"
     maps = [
         "7f0 r--p 000 08:01 1 /opt/a/lib/libmpi.so.40",
         "7f1 r-xp 000 08:01 1 /opt/a/lib/libmpi.so.40",
@@ -37,26 +122,7 @@ def test_software():
         "7f3 r-xp 000 08:01 3 /opt/b/lib/libmpifort.so.40",
         "7f4 rw-p 000 00:00 0",
     ]
-    both = mpi_libraries(maps)
-    assert both == ["/opt/a/lib/libmpi.so.40", "/opt/b/lib/libmpich.so.12.1"]
-    assert status(judge_library([("Open MPI 5", both[:1])] * 2)) is Status.OK
-    two = judge_library([("Open MPI 5", both)])
-    assert status(two) is Status.WARN
-    assert "libmpi.so.40 and /opt/b" in two.text
-    assert status(judge_library([("Open MPI 5", []), ("MPICH 4", [])])) is Status.FAIL
-    assert status(judge_threads([MPI.THREAD_MULTIPLE, MPI.THREAD_SINGLE])) is Status.WARN
-
-
-def test_ranks_and_their_gpus():
-    assert runs_of([0, 1, 2, 5, 7, 8]) == "0-2, 5, 7-8"
-    even = judge_ranks([Place(0, "a", 2)] * 2 + [Place(2, "b", 2)] * 2)
-    assert (status(even), even.text) == (Status.OK, "a: ranks 0-1, 2 GPUs; b: ranks 2-3, 2 GPUs")
-    uneven = judge_ranks([Place(0, "a", 0), Place(0, "a", 0), Place(2, "b", 0)])
-    assert status(uneven) is Status.WARN
-    assert "--ntasks-per-node" in uneven.fix
-    assert status(judge_ranks([Place(0, "a", 1), Place(1, "b", 0)])) is Status.WARN
-    many = judge_ranks([Place(n, f"n{n}", 0) for n in range(20)])
-    assert many.text.endswith("; and 12 more nodes")
+    assert mpi_libraries(maps) == ["/opt/a/lib/libmpi.so.40", "/opt/b/lib/libmpich.so.12.1"]
 
 
 def test_gpus_that_a_process_may_open(tmp_path):
@@ -80,14 +146,6 @@ def test_gpus_of_amd_and_intel(tmp_path):
     assert visible_gpus({"HIP_VISIBLE_DEVICES": ""}, folder) == 0
 
 
-def test_a_gpu_that_the_launcher_gives_each_rank():
-    """As ``--gpus-per-task=1 --gpu-bind=closest`` does: all see device 0, another one each."""
-    own = judge_ranks([Place(0, "a", 1, True)] * 4)
-    assert (status(own), own.text) == (Status.OK, "a: ranks 0-3, 1 GPU each")
-    assert judge_ranks([Place(0, "a", 1)] * 2).text == "a: ranks 0-1, 1 GPU"
-    assert judge_ranks([Place(0, "a", 4, True)] * 2).text == "a: ranks 0-1, 4 GPUs"
-
-
 def test_what_a_rank_finds_of_slingshot(tmp_path):
     assert fabric(tmp_path, {"HOME": "/"}, "MPICH 4", "") == Fabric()
     for name in ("net/hsn1", "net/hsn0", "net/eth0"):
@@ -100,47 +158,6 @@ def test_what_a_rank_finds_of_slingshot(tmp_path):
     given = {"MPICH_GPU_SUPPORT_ENABLED": "1", "HOME": "/"}
     found = fabric(tmp_path, given, "MPI VERSION    : CRAY MPICH version 8.1.30", maps)
     assert found == Fabric(("cxi0",), True, True, True, found.gpus, dict([*given.items()][:1]))
-
-
-def test_slingshot():
-    none = judge_slingshot([Fabric()])
-    assert (status(none), none.text) == (Status.OK, "none")
-    cray = Fabric(("cxi0",), cray=True)
-    assert judge_slingshot([cray]).text == "cxi0, by Cray MPICH"
-    assert judge_slingshot([Fabric(("cxi0",), cxi=True)]).text == "cxi0, by libcxi"
-    tcp = judge_slingshot([cray, Fabric(("cxi0", "cxi1"))])
-    assert status(tcp) is Status.FAIL and "rank 1 has cxi0 cxi1, but its MPI has not" in tcp.text
-    ucx = judge_slingshot([Fabric(("hsn0",), variables={"OMPI_MCA_pml": "ucx"})])
-    assert status(ucx) is Status.FAIL and "UCX knows no Slingshot" in ucx.text
-    on, off = ({"MPICH_GPU_SUPPORT_ENABLED": value} for value in "10")
-    assert status(judge_slingshot([cray._replace(variables=on)])) is Status.FAIL
-    assert status(judge_slingshot([cray._replace(variables=on, gtl=True, gpus=1)])) is Status.OK
-    assert status(judge_slingshot([cray._replace(variables=off, gpus=1)])) is Status.WARN
-    assert status(judge_slingshot([cray._replace(gpus=1)])) is Status.WARN
-    assert status(judge_slingshot([cray._replace(variables=off)])) is Status.OK
-    assert status(judge_slingshot([Fabric(variables=on)])) is Status.OK  # another MPI
-
-
-def test_cores_that_have_to_serve_two():
-    def of(affinity, threads=1):
-        return Cores(0, "a", frozenset(affinity), threads)
-
-    assert status(judge_cores([of({0}), of({1})])) is Status.OK
-    same = judge_cores([of({0}), of({0}), of({0, 1, 2, 3})])
-    assert (status(same), same.text) == (Status.WARN, "2 ranks on the 1 core 0 of a")
-    assert status(judge_cores([of(range(2))] * 4)) is Status.WARN
-    threads = judge_cores([of(range(4), 4)] * 2)
-    assert status(threads) is Status.WARN
-    assert "OMP_NUM_THREADS" in threads.fix
-
-
-def test_memory():
-    assert status(judge_node_memory([Shared(True, "")])) is Status.OK
-    assert status(judge_node_memory([Shared(True, "no memfd")])) is Status.WARN
-    assert status(judge_node_memory([Shared(True, ""), Shared(False, "")])) is Status.FAIL
-    assert status(judge_windows([(True, 1 << 30)])) is Status.OK
-    assert status(judge_windows([(True, 1 << 20)])) is Status.WARN
-    assert status(judge_windows([(False, 1 << 30)])) is Status.FAIL
 
 
 def test_a_node_with_infiniband(tmp_path):
@@ -156,44 +173,3 @@ def test_a_node_with_infiniband(tmp_path):
     assert found.ethernet == ("ib0",)
     assert found.variables == ("OMPI_MCA_pml=ucx", "UCX_TLS=rc")
     assert links(tmp_path / "nothing", {}) == Links((), (), ())
-
-
-def test_networks():
-    assert status(judge_network([HDR, HDR])) is Status.OK
-    other = judge_network([HDR, HDR._replace(variables=("UCX_TLS=tcp",))])
-    assert status(other) is Status.WARN
-    assert "ranks 0 and 1 have different transport variables: UCX_TLS=rc UCX_TLS=tcp" in other.text
-    assert status(judge_network([HDR, HDR._replace(infiniband=())])) is Status.WARN
-    down = HDR._replace(infiniband=("mlx5_0 (1: DOWN, 10 Gb/sec)",))
-    assert status(judge_network([HDR, down])) is Status.WARN
-
-
-def test_gpu_transfers():
-    assert judge_gpus([None, None]).text == "no GPU"
-    assert status(judge_gpus([(True, "arrived"), None])) is Status.OK
-    failed = judge_gpus([None, (False, "Segmentation fault")])
-    assert status(failed) is Status.WARN
-    assert "rank 1: Segmentation fault" in failed.text
-
-
-def test_messages_clocks_and_tuning():
-    assert status(judge_messages([(1e-6, 1e-3), (2e-6, 1e-3)])) is Status.OK
-    assert status(judge_messages([(5e-3, 1e-3), (5e-3, 1e-3)])) is Status.WARN
-    assert status(judge_messages([(1e-6, 1.0), (1e-6, 1.0)])) is Status.WARN
-    assert status(judge_clocks([0.0, 1e-4, -1e-4])) is Status.OK
-    apart = judge_clocks([0.0, 0.1, -3.0])
-    assert status(apart) is Status.WARN
-    assert apart.text == "3.10 s apart; rank 2's is furthest from rank 0's"
-    assert status(judge_tuning([(True, "1.8x native, measured on 2")] * 2)) is Status.OK
-    found = judge_tuning([(False, "allreduce was not measured; tune measures it")] * 2)
-    assert found.fix.endswith("mpirun -n 2 python -m collectives tune -o tuned.json")
-    assert (status(found), found.text) == (Status.WARN, "auto: allreduce was not measured")
-    assert status(judge_tuning([(False, "a rank alone")])) is Status.OK
-
-
-def test_checkpoint_folders(tmp_path):
-    assert status(judge_checkpoints(tmp_path, [(True, 1 << 40), (True, 0)])) is Status.OK
-    assert status(judge_checkpoints(tmp_path, [(True, 1 << 20)])) is Status.WARN
-    blind = judge_checkpoints(tmp_path, [(True, 1 << 40), (False, 0), (False, 0)])
-    assert status(blind) is Status.FAIL
-    assert "ranks 1-2 do not see" in blind.text

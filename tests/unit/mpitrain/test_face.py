@@ -16,9 +16,9 @@ DEEPER = {
     "collectives.commands.arguments": "numbers on both command lines are read alike",
     "collectives.commands.program": "both command lines have --version and -v",
     "collectives.execution.memory": "doctor tries the node's memory alone, with no collective",
-    "collectives.execution.transport": "Bytes, the type of what a faulty transport sends, and "
-    "Envelope, what pipelines put their own messages into",
+    "collectives.execution.transport": "Bytes, the type of what a faulty transport sends",
     "collectives.execution.transport.cuda_probe": "doctor tries a transfer of device memory",
+    "collectives.execution.transport.mpi": "Envelope, what pipelines put their messages into",
     "collectives.execution.transport.shared_memory": "doctor tries the node's memory alone",
     "collectives.failure.abort": "an error of all ranks ends the job once, with one report",
     "collectives.failure.processes": "ranks find processes as the guards against dead ranks do",

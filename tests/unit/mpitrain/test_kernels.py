@@ -2,6 +2,7 @@
 
 import ctypes
 import shutil
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,7 +11,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from mpitrain.kernels import HOST, CudaKernels, kernels_of
+from mpitrain.kernels import HOST, CudaKernels, Kernels, kernels_of
 from mpitrain.kernels.cuda import KINDS, options, source
 from mpitrain.kernels.host import AdamOptions, SGDOptions
 from tests import emulated_cuda
@@ -57,96 +58,86 @@ def drawn(kind, *shape):
     return np.random.default_rng(seed).normal(size=shape).astype(kind)
 
 
-def compare(case, expected, act):
-    """``act(kernels)`` gives arrays close to the twin's in float64, the same in both orders."""
-    first, second = (act(kernels) for kernels in case.both)
-    for found, again, right in zip(first, second, expected, strict=True):
-        assert found.tobytes() == again.tobytes()
-        right = np.asarray(right, np.float64)
-        error = np.abs(found.astype(np.float64) - right).max(initial=0)
-        assert error <= NEAR[case.name] * max(1.0, np.abs(right).max(initial=0)), error
+def operations(kind):
+    """Names of operations, and arguments of all sizes."""
+    draw = partial(drawn, kind)
+    like_scales = np.float32 if kind == ml_dtypes.bfloat16 else kind
+    x, dy = draw(3, 50), draw(50, 3).reshape(3, 50)
+    yield "gelu", x
+    yield "gelu_gradient", x, HOST.gelu(x.astype(float))[1].astype(kind), dy
+    for shape in ((1, 1), (5, 7), (2, 3, 100)):
+        x, dy = draw(*shape), draw(*shape[::-1]).reshape(shape)
+        weight, bias = draw(shape[-1]), draw(shape[-1] + 1)[1:].copy()
+        normal, scale = HOST.normalise(x.astype(float), 1e-2)
+        normal, scale = normal.astype(kind), scale.astype(like_scales)
+        yield "layer_norm", x, weight, bias, 1e-2
+        yield "normalise", x, 1e-2
+        yield "layer_norm_gradient", dy, weight, normal, scale
+        yield "normalise_gradient", dy, normal, scale
+        yield "norm_gradients", dy, normal
+    for positions in (1, 5, 70):
+        scores, gradient = (draw(n, 2, positions, positions)[-1] for n in (1, 2))
+        attention = HOST.causal_softmax(scores.astype(float), 0.5).astype(kind)
+        yield "causal_softmax", scores, 0.5
+        yield "causal_softmax_gradient", gradient, attention, 0.5
+    if kind != ml_dtypes.bfloat16:  # losses are computed in float32
+        for smoothing in (0.0, 0.1):
+            yield "softmax_loss", draw(5, 130), np.array([0, 129, 3, 3, 64]), 2.0, smoothing
+    rows = np.array([[3, 0, 39], [3, -1, 17]])
+    yield "scatter_add", np.zeros((40, 5), kind), rows, draw(2, 3, 5)
+    p, g, mean, square = (draw(3000, n + 1)[:, 0].copy() for n in range(4))
+    for flag in (False, True):
+        adam, sgd = AdamOptions(0.9, 0.99, 1e-3, 0.1, flag), SGDOptions(0.9, 0.1, flag)
+        for scale in (0.5, 1.0):
+            yield "adam", p, g, mean, np.abs(square), adam, 7, 0.125, scale
+        yield "adam_direction", p, g, mean, np.abs(square), adam, 7
+        yield "sgd", p[:100].copy(), g[:100].copy(), mean[:100].copy(), sgd, 0.125, 0.5
+    yield "square_sum", [draw(n) for n in (1, 300, 0, 70000)]
 
 
-def test_gelu(case):
-    x, dy = drawn(case.kind, 3, 50), drawn(case.kind, 50, 3).reshape(3, 50)
-    wide = x.astype(float)
-    y, tanh = HOST.gelu(wide)
-    compare(case, (y, tanh), lambda k: k.gelu(x))
-    near = tanh.astype(case.kind)
-    right = HOST.gelu_gradient(wide, near.astype(float), dy.astype(float))
-    compare(case, [right], lambda k: [k.gelu_gradient(x, near, dy)])
+def results(kernels, name, arguments):
+    """All that an operation returns, or else changes."""
+    found = getattr(kernels, name)(*arguments)
+    if found is None:
+        found = [a for a in arguments if isinstance(a, np.ndarray) and a.dtype.kind != "i"]
+    return [np.asarray(one) for one in (found if isinstance(found, (tuple, list)) else [found])]
 
 
-@pytest.mark.parametrize("shape", [(1, 1), (5, 7), (2, 3, 100)])
-def test_norms(case, shape):
-    x, dy = drawn(case.kind, *shape), drawn(case.kind, *shape[::-1]).reshape(shape)
-    weight, bias = drawn(case.kind, shape[-1]), drawn(case.kind, shape[-1] + 1)[1:].copy()
-    wide = [a.astype(float) for a in (x, weight, bias)]
-    compare(case, HOST.layer_norm(*wide, 1e-2), lambda k: k.layer_norm(x, weight, bias, 1e-2))
-    compare(case, HOST.normalise(wide[0], 1e-2), lambda k: k.normalise(x, 1e-2))
-    normal, scale = case.both[0].normalise(x, 1e-2)
-    given = [a.astype(float) for a in (dy, weight, normal, scale)]
-    right = HOST.layer_norm_gradient(*given)
-    compare(case, [right], lambda k: [k.layer_norm_gradient(dy, weight, normal, scale)])
-    right = HOST.normalise_gradient(given[0].copy(), *given[2:])
-    compare(case, [right], lambda k: [k.normalise_gradient(dy, normal, scale)])
-    right = HOST.norm_gradients(given[0], given[2])
-    compare(case, right, lambda k: k.norm_gradients(dy, normal))
+def copied(arguments, cast):
+    return [
+        [cast(one) for one in a]
+        if isinstance(a, list)
+        else cast(a)
+        if isinstance(a, np.ndarray) and a.dtype.kind != "i"
+        else a
+        for a in arguments
+    ]
 
 
-@pytest.mark.parametrize("positions", [1, 5, 70])
-def test_causal_softmax(case, positions):
-    scores, gradient = (drawn(case.kind, n, 2, positions, positions)[-1] for n in (1, 2))
-    attention = HOST.causal_softmax(scores.astype(float), 0.5)
-    compare(case, [attention], lambda k: [k.causal_softmax(scores.copy(), 0.5)])
-    near = attention.astype(case.kind)
-    right = HOST.causal_softmax_gradient(gradient.astype(float), near.astype(float), 0.5)
-    found = lambda k: [k.causal_softmax_gradient(gradient.copy(), near, 0.5)]  # noqa: E731
-    compare(case, [right], found)
+def test_operations_are_their_twins(case):
+    """Close to the twin's results in float64, and bit by bit alike in both orders of threads."""
+    seen = set()
+    for name, *arguments in operations(case.kind):
+        expected = results(HOST, name, copied(arguments, lambda a: a.astype(float)))
+        given = [copied(arguments, np.copy) for _ in case.both]
+        first, second = (results(k, name, own) for k, own in zip(case.both, given, strict=True))
+        near = 1e-13 if name == "square_sum" else NEAR[case.name]  # added up in float64
+        for found, again, right in zip(first, second, expected, strict=True):
+            assert found.tobytes() == again.tobytes(), name
+            error = np.abs(found.astype(float) - right).max(initial=0)
+            assert error <= near * max(1.0, np.abs(right).max(initial=0)), (name, error)
+        seen.add(name)
+    assert seen | {"matmul", "softmax_loss"} == {n for n in vars(Kernels) if n[0] != "_"}
 
 
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_softmax_loss(case, smoothing):
-    rows, labels = drawn(case.kind, 5, 130), np.array([0, 129, 3, 3, 64])
-    loss, gradient = HOST.softmax_loss(rows.astype(float), labels, 2.0, smoothing)
-
-    def act(kernels):
-        found = kernels.softmax_loss(rows, labels, 2.0, smoothing)
-        return np.asarray(found[0]), found[1]
-
-    if case.name != "bfloat16":  # whose losses are computed in float32
-        compare(case, (loss, gradient), act)
-
-
-def test_what_is_not_a_number_shows():
-    kernels = HOST
-    rows = np.array([[0.0, np.nan], [1.0, 2.0]])
-    assert np.isnan(kernels.softmax_loss(rows, np.array([0, 1]), 1.0, 0.0)[0])
-
-
-def test_what_is_not_a_number_shows_in_kernels(case):
+def test_what_is_not_a_number_shows(case):
     rows = np.array([[0.0, np.nan], [1.0, 2.0]], case.kind)
-    for kernels in case.both:
-        loss, gradient = kernels.softmax_loss(rows, np.array([0, 1]), 1.0, 0.0)
+    for kernels in (HOST, *case.both):
+        loss, gradient = kernels.softmax_loss(rows.copy(), np.array([0, 1]), 1.0, 0.0)
         assert np.isnan(float(loss))
         assert np.isnan(gradient[0].astype(float)).all()
         assert not np.isnan(gradient[1].astype(float)).any()
         assert np.isnan(float(kernels.square_sum([np.array([1, np.inf * 0], case.kind)])))
-
-
-def test_scatter_add(case):
-    rows = np.array([[3, 0, 39], [3, -1, 17]])
-    values = drawn(case.kind, 2, 3, 5)
-    right = np.zeros((40, 5))
-    HOST.scatter_add(right, rows, values.astype(float))
-
-    def act(kernels):
-        table = np.zeros((40, 5), case.kind)
-        kernels.scatter_add(table, rows, values)
-        return [table]
-
-    compare(case, [right], act)
-    assert not right[[1, 2, 4, 38]].any()
 
 
 def test_many_rows_come_in_their_order(case):
@@ -158,48 +149,6 @@ def test_many_rows_come_in_their_order(case):
         table = np.zeros((3, 2), case.kind)
         kernels.scatter_add(table, rows, values)
         assert table.tobytes() == right.tobytes()
-
-
-@pytest.mark.parametrize("decoupled", [False, True])
-def test_adam(case, decoupled):
-    how, size = AdamOptions(0.9, 0.99, 1e-3, 0.1, decoupled), 3000
-    given = [drawn(case.kind, size, n + 1)[:, 0].copy() for n in range(4)]
-    given[3] = np.abs(given[3])
-    wide = [a.astype(float) for a in given]
-
-    def act(kernels, own):
-        own = [a.copy() for a in own]
-        kernels.adam(*own, how, 7, 0.125, 0.5)
-        kernels.adam(*own, how, 8, 0.125, 1.0)
-        return own
-
-    compare(case, act(HOST, wide), lambda k: act(k, given))
-
-    def direction(kernels, own):
-        return [kernels.adam_direction(*(a.copy() for a in own), how, 7)]
-
-    compare(case, direction(HOST, wide), lambda k: direction(k, given))
-
-
-@pytest.mark.parametrize("nesterov", [False, True])
-def test_sgd(case, nesterov):
-    how = SGDOptions(0.9, 0.1, nesterov)
-    given = [drawn(case.kind, 100, n + 1)[:, 0].copy() for n in range(3)]
-
-    def act(kernels, own):
-        own = [a.copy() for a in own]
-        kernels.sgd(*own, how, 0.125, 0.5)
-        return own
-
-    wide = [a.astype(float) for a in given]
-    compare(case, act(HOST, wide), lambda k: act(k, given))
-
-
-def test_square_sum(case):
-    arrays = [drawn(case.kind, n) for n in (1, 300, 0, 70000)]
-    right = sum(float((a.astype(float) ** 2).sum()) for a in arrays)
-    for kernels in case.both:
-        assert float(kernels.square_sum(arrays)) == pytest.approx(right, rel=1e-13)
 
 
 def test_arrays_without_elements_launch_nothing(case):

@@ -17,8 +17,7 @@ from msgspec.structs import replace
 
 from mpitrain.config import ConfigError
 from mpitrain.ranks import lock
-from mpitrain.ranks.lock import NAME, Owner, locked, myself
-from mpitrain.ranks.processes import began
+from mpitrain.ranks.lock import NAME, Owner, began, locked, myself
 
 ROOT = Path(__file__).parents[3]
 HOLDER = """

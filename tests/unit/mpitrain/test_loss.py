@@ -19,21 +19,21 @@ def batch():
     return rng.normal(size=(7, 4)), rng.integers(4, size=7)
 
 
-def test_value_against_scipy(batch):
-    logits, labels = batch
-    expected = -log_softmax(logits, axis=1)[np.arange(7), labels].mean()
-    assert softmax_cross_entropy(logits, labels, 7)[0] == pytest.approx(expected, rel=1e-14)
-
-
-def test_gradient_against_finite_differences(batch):
-    logits, labels = batch
-
-    def loss(flat):
-        return softmax_cross_entropy(flat.reshape(7, 4), labels, 7)[0]
-
-    _, gradient = softmax_cross_entropy(logits, labels, 7)
-    numeric = approx_fprime(logits.ravel(), loss, 1e-7)
+def expect_slope(loss, outputs, gradient):
+    numeric = approx_fprime(outputs.ravel(), lambda flat: loss(flat.reshape(outputs.shape)), 1e-7)
     np.testing.assert_allclose(gradient.ravel(), numeric, atol=1e-6)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.3])
+def test_cross_entropy_against_scipy_and_finite_differences(batch, smoothing):
+    """Smoothed labels are a mixture."""
+    logits, labels = batch
+    mixture = np.full((7, 4), smoothing / 4)
+    mixture[np.arange(7), labels] += 1 - smoothing
+    expected = -(mixture * log_softmax(logits, axis=1)).sum(axis=1).mean()
+    found, gradient = softmax_cross_entropy(logits, labels, 7, smoothing)
+    assert found == pytest.approx(expected, rel=1e-14)
+    expect_slope(lambda x: softmax_cross_entropy(x, labels, 7, smoothing)[0], logits, gradient)
 
 
 def test_parts_of_a_batch_add_up_to_the_whole(batch):
@@ -60,31 +60,12 @@ def test_labels_of_every_position(batch):
     np.testing.assert_array_equal(shaped[1], gradient.reshape(2, 3, 4))
 
 
-def test_smoothed_labels_are_a_mixture(batch):
-    logits, labels = batch
-    mixture = np.full((7, 4), 0.3 / 4)
-    mixture[np.arange(7), labels] += 0.7
-    expected = -(mixture * log_softmax(logits, axis=1)).sum(axis=1).mean()
-    found, gradient = softmax_cross_entropy(logits, labels, 7, 0.3)
-    assert found == pytest.approx(expected, rel=1e-14)
-
-    def loss(flat):
-        return softmax_cross_entropy(flat.reshape(7, 4), labels, 7, 0.3)[0]
-
-    np.testing.assert_allclose(
-        gradient.ravel(), approx_fprime(logits.ravel(), loss, 1e-7), atol=1e-6
-    )
-
-
 @pytest.mark.parametrize("loss", [MeanSquaredError(), BinaryCrossEntropy()])
 def test_elementwise_gradients_against_finite_differences(loss):
     rng = np.random.default_rng(3)
     outputs, labels = rng.normal(scale=3, size=(5, 3)), rng.random((5, 3))
     value, gradient = loss(outputs, labels, 15)
-    numeric = approx_fprime(
-        outputs.ravel(), lambda flat: loss(flat.reshape(5, 3), labels, 15)[0], 1e-7
-    )
-    np.testing.assert_allclose(gradient.ravel(), numeric, atol=1e-6)
+    expect_slope(lambda x: loss(x, labels, 15)[0], outputs, gradient)
     parts = [loss(outputs[s], labels[s], 15) for s in np.s_[:0, :2, 2:]]
     assert sum(v for v, _ in parts) == pytest.approx(value, rel=1e-14)
     np.testing.assert_allclose(np.concatenate([g for _, g in parts]), gradient, rtol=1e-14)
@@ -112,9 +93,6 @@ def test_elementwise_values():
 def test_what_does_not_fit_is_refused(loss, outputs, labels, kind, message):
     with pytest.raises(ValueError, match=message):
         loss.expect(outputs, labels, np.dtype(kind))
-
-
-def test_what_fits():
     CrossEntropy(TensorGroup(), 3).expect((5, 3), (5,), np.dtype("u1"))
     MeanSquaredError().expect((1,), (), np.dtype("f4"))
     BinaryCrossEntropy().expect((2, 2), (2, 2), np.dtype("i8"))

@@ -11,41 +11,34 @@ from mpitrain.optim.schedule_table import tabulated
 TRAIN = Train(epochs=10, batch_size=256)
 
 
-def rates(epochs, **fields):
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, {0: 0.4, 9.5: 0.4}),  # linear scaling
+        ({"warmup_epochs": 4}, {0: 0.1, 1: 0.175, 2: 0.25, 3: 0.325, 4: 0.4, 9: 0.4}),
+        ({"warmup_epochs": 2, "schedule": "cosine"}, {1: 0.25, 2: 0.4, 6: 0.2, 10: 0.0}),
+        (
+            {"schedule": "step", "milestones": (3, 6), "decay": 0.5},
+            {0: 0.4, 2.99: 0.4, 3: 0.2, 5.5: 0.2, 6: 0.1, 9: 0.1},
+        ),
+        (
+            {"warmup_epochs": 2, "schedule": "wsd", "decay_epochs": 4},
+            {0: 0.1, 1: 0.25, 2: 0.4, 6: 0.4, 7: 0.3, 9: 0.1, 10: 0.0},
+        ),
+    ],
+    ids=str,
+)
+def test_rates_by_epoch(fields, expected):
+    """Warm-up climbs from the reference rate to the scaled one; schedules fall from there."""
     optim = Optim(lr=0.1, reference_batch=64, **fields)
-    return [learning_rate(optim, TRAIN, 3 * epoch, steps_per_epoch=3) for epoch in epochs]
-
-
-def test_linear_scaling():
-    assert rates([0, 9.5]) == pytest.approx([0.4, 0.4])
-
-
-def test_warm_up_climbs_from_the_reference_rate_to_the_scaled_one():
-    expected = [0.1, 0.175, 0.25, 0.325, 0.4, 0.4]
-    assert rates([0, 1, 2, 3, 4, 9], warmup_epochs=4) == pytest.approx(expected)
+    found = [learning_rate(optim, TRAIN, 3 * epoch, steps_per_epoch=3) for epoch in expected]
+    assert found == pytest.approx(list(expected.values()), abs=1e-15)
 
 
 def test_warm_up_never_exceeds_the_scaled_rate_of_a_small_batch():
     optim = Optim(lr=0.1, reference_batch=64, warmup_epochs=4)
     small = Train(epochs=10, batch_size=32)
     assert [learning_rate(optim, small, e, 1) for e in (0, 2, 5)] == pytest.approx([0.05] * 3)
-
-
-def test_cosine_falls_from_the_end_of_warm_up_to_zero():
-    expected = [0.25, 0.4, 0.2, 0.0]
-    found = rates([1, 2, 6, 10], warmup_epochs=2, schedule="cosine")
-    assert found == pytest.approx(expected, abs=1e-15)
-
-
-def test_steps_fall_at_their_milestones():
-    found = rates([0, 2.99, 3, 5.5, 6, 9], schedule="step", milestones=(3, 6), decay=0.5)
-    assert found == pytest.approx([0.4, 0.4, 0.2, 0.2, 0.1, 0.1])
-
-
-def test_wsd_is_constant_and_falls_to_zero_in_a_line():
-    expected = [0.1, 0.25, 0.4, 0.4, 0.3, 0.1, 0.0]
-    found = rates([0, 1, 2, 6, 7, 9, 10], warmup_epochs=2, schedule="wsd", decay_epochs=4)
-    assert found == pytest.approx(expected, abs=1e-15)
 
 
 @pytest.mark.parametrize(("epochs", "warmup", "per_epoch"), [(10, 3, 7), (4, 0.5, 5), (3, 2.9, 10)])

@@ -7,7 +7,7 @@ import pytest
 
 from mpitrain.__main__ import main
 from mpitrain.config import ConfigError, expect, load
-from mpitrain.config.combining import CHOSEN, combined, refusals, tables_of, uses
+from mpitrain.config.conflicts import CHOSEN, combined, refusals, tables_of, uses
 from mpitrain.config.method_table import METHODS
 from mpitrain.config.numbers import toml
 from mpitrain.config.validation import faults

@@ -24,18 +24,11 @@ from mpitrain.metrics import (
     recorder,
 )
 
-STEP = Step(
-    step=1,
-    epoch=0,
-    samples=64,
-    loss=2.5,
-    grad_norm=1.25,
-    lr=0.1,
-    seconds=0.5,
-    samples_per_s=128.0,
-    comm_share=0.25,
-    wait_share=0.125,
-)
+FIELDS = {
+    "step": 1, "epoch": 0, "samples": 64, "loss": 2.5, "grad_norm": 1.25, "lr": 0.1,
+    "seconds": 0.5, "samples_per_s": 128.0, "comm_share": 0.25, "wait_share": 0.125,
+}  # fmt: skip
+STEP = Step(**FIELDS)
 
 
 @pytest.fixture
@@ -60,32 +53,11 @@ def test_each_record_is_a_line_of_json(job, tmp_path):
     write_all(job)
     lines = (tmp_path / "deep" / "run" / "metrics.jsonl").read_text().splitlines()
     records = [json.loads(line) for line in lines]
-    assert [r["event"] for r in records] == [
-        "start",
-        *["step"] * 4,
-        "skipped",
-        "epoch",
-        "saved",
-        "resumed",
-        "summary",
-    ]
+    kinds = ["start", *["step"] * 4, "skipped", "epoch", "saved", "resumed", "summary"]
+    assert [record["event"] for record in records] == kinds
     assert records[0]["config"]["run"]["log_every"] == 2
-    assert records[1] == {
-        "event": "step",
-        "step": 1,
-        "epoch": 0,
-        "samples": 64,
-        "loss": 2.5,
-        "grad_norm": 1.25,
-        "lr": 0.1,
-        "seconds": 0.5,
-        "samples_per_s": 128.0,
-        "comm_share": 0.25,
-        "wait_share": 0.125,
-        "read_share": 0.0,
-        "sent_bytes": 0.0,
-        "shared_bytes": 0.0,
-    }
+    defaults = dict.fromkeys(("read_share", "sent_bytes", "shared_bytes"), 0.0)
+    assert records[1] == {"event": "step", **FIELDS, **defaults}
 
 
 def test_lines_are_in_the_file_at_once(job, tmp_path):

@@ -1,4 +1,4 @@
-"""What is written to ``metrics.jsonl`` is read back as the same records, by every version."""
+"""Lines of ``metrics.jsonl`` are read back as the same records, by every version."""
 
 import json
 import math
@@ -9,7 +9,6 @@ import pytest
 from mpitrain.config import Config
 from mpitrain.metrics import (
     Epoch,
-    Overlap,
     RankTime,
     Resumed,
     Saved,
@@ -34,7 +33,6 @@ RECORDS = [
     Skipped(6, "rank 1: b.weight", 512.0),
     Epoch(0, 0.25, {"accuracy": 0.5, "mae": math.nan}),
     Saved(6, "there", 0.5),
-    Overlap(6, True, 0.5, 0.75),
     Times([RankTime(0, 0, 1.0, 0.5, {1: 0.25}, 0.125, 2**20)]),
     SUMMARY,
 ]

@@ -9,7 +9,6 @@ from mpitrain.commands.plan import exchanged, explain, predicted
 from mpitrain.config import Config, ConfigError, Data, Model, Parallel, Sync, Train
 from mpitrain.parallel.grid import Coordinates, Layout
 from mpitrain.pipeline.partition import (
-    ClusterLinks,
     Costs,
     NoPartition,
     balanced_partition,
@@ -44,7 +43,7 @@ def every(costs, layers, workers):
                         seconds = np.inf
                     seconds = max(seconds, costs.stage(first, stop, count))
                     if stop < layers:
-                        seconds = max(seconds, costs.message(stop - 1, after))
+                        seconds = max(seconds, costs.message(stop - 1))
                 yield seconds
 
 
@@ -52,9 +51,9 @@ def every(costs, layers, workers):
 def test_the_optimum_is_that_of_a_brute_force(seed):
     rng = np.random.default_rng(seed)
     layers, workers = rng.integers(1, 7), rng.integers(1, 6)
-    links = ClusterLinks(1e6) if seed % 2 else ClusterLinks(1e7, group=2, across=1e5)
+    bandwidth = 1e6 if seed % 2 else 1e5
     memory = None if seed % 3 else 6e6
-    costs = Costs(drawn(rng, layers), links, memory)
+    costs = Costs(drawn(rng, layers), bandwidth, memory)
     best = min(every(costs, layers, workers))
     if best == np.inf:
         with pytest.raises(NoPartition, match="do not fit"):
@@ -70,7 +69,9 @@ def test_the_optimum_is_that_of_a_brute_force(seed):
 def test_light_layers_are_replicated_and_heavy_weights_are_not():
     light = [LayerProfile(f"c{i}", 1, 2, 1e3, 1e2) for i in range(6)]
     heavy = [LayerProfile("fc", 0.5, 1, 1e2, 1e10)]
-    found = partition(Costs(light + heavy, ClusterLinks(1e8)), 8)
+    costs = Costs(light + heavy, 1e8)
+    assert costs.message(0) == 2 * 1e3 / 1e8  # an activation and its gradient
+    found = partition(costs, 8)
     assert found.configuration == "7-1"
 
 

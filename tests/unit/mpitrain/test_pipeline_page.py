@@ -1,4 +1,4 @@
-"""What the page of pipeline schedules is told."""
+"""Data of the page of pipeline schedules."""
 
 import json
 import re

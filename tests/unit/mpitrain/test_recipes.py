@@ -15,7 +15,7 @@ from mpi4py import MPI
 import mpitrain
 from mpitrain.checkpoint import CheckpointError
 from mpitrain.checkpoint.described import Description
-from mpitrain.checkpoint.recipe import Recipe, _tell
+from mpitrain.checkpoint.recipe import Recipe, _add
 from mpitrain.checkpoint.saving import resume
 from mpitrain.metrics import Resumed, read_records
 
@@ -260,8 +260,8 @@ def test_a_recipe_does_not_depend_on_the_order_of_sets():
         "from tests.unit.mpitrain.test_recipes import program\n"
         "from mpitrain.checkpoint.described import Description\n"
         "found, brings = Description(), program()\n"
-        "for name in ('model', 'loss', 'mae', 'data'): found.tell(name, brings[name])\n"
-        "found.tell('module', brings['model']())\n"
+        "for name in ('model', 'loss', 'mae', 'data'): found.add(name, brings[name])\n"
+        "found.add('module', brings['model']())\n"
         "print(sorted(found.options.items()), sorted(found.code.items()), len(found.parts))"
     )
     told = {
@@ -294,7 +294,7 @@ def test_objects_of_any_kind_are_told():
     odd.me = odd
     found = Description()
     for number, what in enumerate((loop, odd, {"a": loop}, np.ones(2), len, int, sys, (), b"x")):
-        _tell(found, f"thing{number}", what)
+        _add(found, f"thing{number}", what)
     assert "values of thing3" in found.parts
 
 

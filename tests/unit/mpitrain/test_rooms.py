@@ -23,7 +23,7 @@ FLOORS = (
     {"normalise", "run"},
     {"federated"},
     {"start"},
-    {"fit"},
+    {"trainer"},
     {"commands"},
     {"__main__", "__init__"},
 )
@@ -73,5 +73,5 @@ def test_the_files_of_a_job_import_one_another_in_one_direction():
         text = path.read_text()
         sorter.add(name, *(one for one in files if f"from mpitrain.config.{one} import" in text))
     order = [*sorter.static_order()]
-    assert order.index("tables") < order.index("method_table") < order.index("combining")
-    assert order.index("validation") < order.index("job") < order.index("reading")
+    assert order.index("tables") < order.index("method_table") < order.index("conflicts")
+    assert order.index("conflicts") < order.index("validation") < order.index("reading")

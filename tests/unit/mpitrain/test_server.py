@@ -20,13 +20,11 @@ from mpitrain.server.service_log import (
     LogError,
     Pull,
     Push,
-    ReplayedLog,
     ServiceLog,
     decisive,
     name,
-    remove_others,
 )
-from mpitrain.server.service_order import Logged, RoundRobin
+from mpitrain.server.service_order import Replay, RoundRobin
 from mpitrain.server.shard import Shard
 
 
@@ -223,70 +221,73 @@ def push(worker, clock, version, lag=0):
 EVENTS = [Pull(0, 0, 0), Pull(1, 0, 0), push(1, 0, 0), push(0, 0, 1, lag=1)]
 
 
-def test_a_log_is_followed_whoever_comes_first():
-    turns = Logged(EVENTS, "the log")
+def begun(**fields):
+    return Begun(**{"format": 1, "server": 0, "servers": 1, "workers": 2, "step": 0, "job": {}}
+                 | fields)  # fmt: skip
+
+
+def logged(folder, step=0, windows=((0, 4), (4, 8), (8, 10)), events=None):
+    log = ServiceLog(folder, begun())
+    for _ in range(2):  # the second changes nothing
+        log.begin(step)
+    for first, stop in windows:
+        log.add(first, stop, events or [Pull(0, first, 0), push(0, first, 0)])
+    log.close()
+    return folder / name(0)
+
+
+def nothing_after(replay, step, last):
+    with pytest.raises(ConfigError, match=f"nothing after step {step}; .* in it is {last}: set"):
+        replay.begin(step, step + 2)
+
+
+def test_a_log_is_followed_whoever_comes_first(tmp_path):
+    logged(tmp_path, events=EVENTS)
+    turns = Replay(tmp_path, begun())
+    turns.begin(4, 8)
     assert turns.next({1}) is None
     assert turns.next({0, 1}) == 0
     turns.served(EVENTS[0])
     assert turns.next({0}) is None and turns.next({1, 0}) == 1
-    with pytest.raises(ConfigError, match=r"the log has a pull of worker 1 at clock 0, .* came a"):
+    with pytest.raises(ConfigError, match=r"has a pull of worker 1 at clock 0, .* came a push"):
         turns.served(EVENTS[2])
     for event in EVENTS[1:]:
         turns.served(event)
     assert turns.next(set()) is None
-    with pytest.raises(ConfigError, match="the log is at its end, and worker 1 sends more"):
+    with pytest.raises(ConfigError, match="jsonl is at its end, and worker 1 sends more"):
         turns.next({1})
-
-
-def begun(step=0, **fields):
-    return Begun(**{"format": 1, "server": 0, "servers": 1, "workers": 2, "step": step, "job": {}}
-                 | fields)  # fmt: skip
-
-
-def logged(path, step=0, windows=((0, 4), (4, 8), (8, 10))):
-    log = ServiceLog(path, begun(step))
-    for first, stop in windows:
-        log.add(first, stop, [Pull(0, first, 0), push(0, first, 0)])
-    log.close()
-    return path
-
-
-def test_a_log_is_read_by_windows(tmp_path):
-    found = ReplayedLog(logged(tmp_path / name(0)))
-    assert found.window(4, 8) == [Pull(0, 4, 0), push(0, 4, 0)]
-    with pytest.raises(ConfigError, match="has nothing after step 10; the last step in it is 10"):
-        found.window(10, 12)
+    nothing_after(turns, 10, 10)
     with pytest.raises(ConfigError, match="met after steps 8 and 10, and this job meets after 9"):
-        found.window(8, 9)
-    found.expect(begun(4))
+        turns.begin(8, 9)
     with pytest.raises(ConfigError, match="has workers = 2, and this run 3"):
-        found.expect(begun(workers=3))
+        Replay(tmp_path, begun(workers=3))
+    with pytest.raises(ConfigError, match=r"another training: optim.lr was None, and is 0\.1"):
+        Replay(tmp_path, begun(job={"optim.lr": 0.1}))
 
 
 def test_a_run_that_goes_on_replaces_what_came_after_its_checkpoint(tmp_path):
-    path = logged(tmp_path / name(0))
-    logged(path, 4, windows=((4, 6),))
-    found = ReplayedLog(path)
-    assert [one.step for one in found.begun] == [0, 4]
-    assert found.window(0, 4) and found.window(4, 6)
-    with pytest.raises(ConfigError, match="nothing after step 8"):
-        found.window(8, 10)
-    logged(path, windows=())  # a new run
+    logged(tmp_path)
+    path = logged(tmp_path, 4, windows=((4, 6),))
+    found = Replay(tmp_path, begun(step=9))
+    found.begin(0, 4)
+    found.begin(4, 6)
+    nothing_after(found, 8, 6)
+    steps = [one["step"] for one in map(msgspec.json.decode, path.open()) if "step" in one]
+    assert steps == [0, 4]
+    logged(tmp_path, windows=())  # a new run
     assert len(path.read_bytes().splitlines()) == 1
 
 
 def test_a_log_that_was_cut_off_ends_before_its_last_window(tmp_path):
-    data = logged(tmp_path / "whole").read_bytes()
-    path = tmp_path / name(0)
-    last = data.index(b'{"event":"window","first":8')
-    for length in range(last, len(data), 7):
+    path = logged(tmp_path)
+    data = path.read_bytes()
+    for length in range(data.index(b'{"event":"window","first":8'), len(data), 7):
         path.write_bytes(data[:length])
-        found = ReplayedLog(path)
-        assert found.window(4, 8)
-        with pytest.raises(ConfigError, match="the last step in it is 8"):
-            found.window(8, 10)
-        logged(path, 8, windows=((8, 10),))
-        assert ReplayedLog(path).window(8, 10)
+        found = Replay(tmp_path, begun())
+        found.begin(4, 8)
+        nothing_after(found, 8, 8)
+        logged(tmp_path, 8, windows=((8, 10),))
+        Replay(tmp_path, begun()).begin(8, 10)
 
 
 @pytest.mark.parametrize(
@@ -302,26 +303,24 @@ def test_a_log_that_was_cut_off_ends_before_its_last_window(tmp_path):
     ],
 )
 def test_a_file_that_is_no_log(tmp_path, content, why):
-    path = tmp_path / name(0)
     if content is not None:
-        path.write_bytes(content)
+        (tmp_path / name(0)).write_bytes(content)
     with pytest.raises(ConfigError, match=rf"server.replay: \S+server-0.jsonl,? {why}"):
-        ReplayedLog(path)
+        Replay(tmp_path, begun())
 
 
 def test_a_log_that_cannot_be_written(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(LogError, match=r"cannot be written: .*; make room or choose another"):
-        ServiceLog(tmp_path / "file" / name(0), begun())
+        logged(tmp_path / "file")
 
 
 def test_logs_of_more_servers_go(tmp_path):
-    for file in ("server-0.jsonl", "server-2.jsonl", "server-02.jsonl", "server-x.jsonl"):
+    others = {"server-02.jsonl", "server-x.jsonl"}
+    for file in ("server-2.jsonl", *others):
         (tmp_path / file).touch()
-    remove_others(tmp_path, 1)
-    assert {path.name for path in tmp_path.iterdir()} == {
-        "server-0.jsonl", "server-02.jsonl", "server-x.jsonl",
-    }  # fmt: skip
+    logged(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"server-0.jsonl", *others}
 
 
 def test_what_decides_a_run_is_in_its_log_and_where_it_lies_is_not():
@@ -379,7 +378,7 @@ def test_a_message_is_its_header_and_its_numbers():
     data, _ = message.buffer
     other = ParameterMessage(5, np.float32)
     other.buffer[0][...] = data
-    assert (other.kind, other.clock, other.clocks) == (MessageKind.PUSH, 2**40, 3)
+    assert other.header() == (MessageKind.PUSH, 2**40, 3)
     np.testing.assert_array_equal(other.values, np.arange(5))
     assert message.nbytes == 64 + 20
 

@@ -83,3 +83,25 @@ def test_what_does():
 )
 def test_a_quorum_is_rounded_up(quorum, workers, needed):
     assert Sync(kind="quorum", quorum=quorum).needed(workers) == needed
+
+
+@pytest.mark.parametrize(
+    "sync",
+    [
+        Sync("local", period=3, start=2),
+        Sync("local", period=7, fragments=3, delay=4, start=1),
+        Sync("local", period=4, fragments=4),
+        Sync("delayed", period=2, delay=5),
+        Sync("delayed", period=1, delay=1, start=3),
+        Sync("quorum"),
+    ],
+)
+def test_exchanges_are_those_that_a_run_has_counted(sync):
+    starts = {offset % sync.period for offset in sync.offsets}
+    found = since = 0
+    for step in range(1, 40):
+        began = step - sync.start - sync.delay
+        exchanges = began > 0 and began % sync.period in starts
+        exchanges |= step <= sync.start or not sync.drifts
+        found, since = found + exchanges, 0 if exchanges else since + 1
+        assert sync.exchanges(step) == (found, since)

@@ -1,5 +1,4 @@
-"""What torch computes with on a device besides arrays of the trainer, shown on its device without
-memory."""
+"""Losses and optimisers of torch keep their constants on the outputs' device, here ``meta``."""
 
 import pytest
 

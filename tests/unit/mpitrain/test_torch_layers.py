@@ -1,4 +1,4 @@
-"""Which torch modules can be layers of the trainer, and what the others are told."""
+"""Modules of torch are layers of the trainer, or are refused with the way out."""
 
 import random
 from contextlib import nullcontext
@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
 nn = torch.nn
 
-from mpitrain.adapters.torch import arrays, layers  # noqa: E402
+from mpitrain.adapters.torch import TorchLayer, arrays, layers  # noqa: E402
 from mpitrain.adapters.torch.cutting import cut  # noqa: E402
 from mpitrain.adapters.torch.modules import trained  # noqa: E402
 from mpitrain.fields import Fields  # noqa: E402
@@ -32,12 +32,14 @@ def functional(f, *buffers):
     return Functional()
 
 
-def forward(module, x=None):
-    from mpitrain.adapters.torch import TorchLayer
+def values_of(layer, dtype=np.float64):
+    return layer.parameters(np.random.default_rng(0), np, dtype)
 
+
+def forward(module, x=None, dtype=np.float64):
     layer = TorchLayer(module, "part3")
-    values = layer.parameters(np.random.default_rng(0), np, np.float64)
-    x = np.random.default_rng(0).normal(size=(4, 6)) if x is None else x
+    values = values_of(layer, dtype)
+    x = np.random.default_rng(0).normal(size=(4, 6)).astype(dtype) if x is None else x
     y, saved = layer.forward(values, x)
     dx, kept = layer.backward(values, saved, np.ones_like(y))
     return layer, y, dx, layer.gradients(values, kept)
@@ -56,7 +58,7 @@ def keeping_nothing(norm):
 @pytest.mark.parametrize(
     ("module", "match"),
     [
-        (nn.FeatureAlphaDropout(0.1), r"part3 \(FeatureAlpha.*random.*; set p=0, or train it"),
+        (nn.FeatureAlphaDropout(0.1), r"part3 \(FeatureAlpha.*random.*; set p=0 or dropout=0"),
         (nn.Sequential(nn.Linear(6, 6), nn.AlphaDropout()), r"part3\.1 \(AlphaDropout\)"),
         (nn.BatchNorm1d(6, track_running_stats=False), "BatchNorm1d"),
         (keeping_nothing(nn.BatchNorm1d(6, track_running_stats=False)), "BatchNorm1d"),
@@ -64,7 +66,7 @@ def keeping_nothing(norm):
         (nn.InstanceNorm1d(6, track_running_stats=True), "use track_running_stats=False"),
         (nn.RReLU(), "RReLU"),
         (nn.FractionalMaxPool2d(2, 1), "FractionalMaxPool2d"),
-        (attention(), r"part3\.self_attn \(MultiheadAttention\).*; set dropout=0"),
+        (attention(), r"part3\.self_attn \(MultiheadAttention\).* or dropout=0"),
         (nn.LSTM(6, 6, 2, dropout=0.5), "LSTM"),
         (nn.AlphaDropout(0.5).eval(), "Dropout"),
         (nn.LazyLinear(6), "has no shape yet"),
@@ -98,35 +100,24 @@ def counting(module, x):
     return x * module.calls
 
 
-@pytest.mark.parametrize(
-    ("f", "match"),
-    [
-        (lambda m, x: nn.functional.dropout(x, 0.5, m.training), "draws random numbers"),
-        (lambda m, x: x + torch.rand(()), "draws random numbers"),
-        (lambda m, x: x * random.random(), "two results for one input"),
-        (counting, "two results for one input"),
-        (lambda m, x: x * (2 if m.training else 1), "other results in evaluation"),
-        (lambda m, x: x - x.mean(0), "alone in its batch"),
-        (lambda m, x: nn.functional.batch_norm(x, None, None, training=True), "alone in its batch"),
-        (running, "part3 changes its buffer mean"),
-        (moving, "part3 changes its buffer mean"),
-        (moving_in_place, "part3 changes its buffer mean"),
-        (lambda m, x: (x, 3), "returns a int"),
-    ],
-    ids=[
-        "functional dropout",
-        "noise",
-        "noise of Python's",
-        "state",
-        "mode",
-        "statistics",
-        "functional batch norm",
-        "running statistics",
-        "new buffer",
-        "buffer in place",
-        "tuple",
-    ],
-)
+IMPURE = {
+    "functional dropout": (lambda m, x: nn.functional.dropout(x, 0.5, m.training), "draws random"),
+    "noise": (lambda m, x: x + torch.rand(()), "draws random numbers"),
+    "noise of Python's": (lambda m, x: x * random.random(), "two results for one input"),
+    "state": (counting, "two results for one input"),
+    "mode": (lambda m, x: x * (2 if m.training else 1), "other results in evaluation"),
+    "statistics": (lambda m, x: x - x.mean(0), "alone in its batch"),
+    "functional batch norm": (
+        lambda m, x: nn.functional.batch_norm(x, None, None, training=True), "alone in its batch"
+    ),
+    "running statistics": (running, "part3 changes its buffer mean"),
+    "new buffer": (moving, "part3 changes its buffer mean"),
+    "buffer in place": (moving_in_place, "part3 changes its buffer mean"),
+    "tuple": (lambda m, x: (x, 3), "returns a int"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("f", "match"), IMPURE.values(), ids=IMPURE)
 def test_what_no_class_shows_is_refused_at_the_first_batch(f, match):
     torch.manual_seed(0)
     state, module = torch.get_rng_state(), functional(f, "mean")
@@ -161,7 +152,7 @@ def test_parameters_that_are_changed_behind_torchs_back(late):
     module = Clamped(6, 6)
     module.limit = 10.0 if late else 0.0
     layer, *_ = forward(module) if late else (layers(nn.Sequential(module))["part0"],)
-    values = layer.parameters(np.random.default_rng(0), np, np.float64)
+    values = values_of(layer)
     module.limit = 0.0
     with pytest.raises(ValueError, match="changes its parameters in its forward pass"):
         layer.forward(values, np.ones((4, 6)))
@@ -237,7 +228,7 @@ def test_layers_that_compute_in_place_or_are_held_in_evaluation_mode(module):
     expected = whole(x * 1)
     expected.sum().backward()
     layer = layers(whole)["part0"]
-    values, given = layer.parameters(np.random.default_rng(0), np, np.float64), x.detach().numpy()
+    values, given = values_of(layer), x.detach().numpy()
     kept = given.copy()
     for _ in range(3):
         y, saved = layer.forward(values, given)
@@ -253,17 +244,23 @@ def test_layers_that_compute_in_place_or_are_held_in_evaluation_mode(module):
 def test_dropout_in_place_changes_what_others_see():
     torch.manual_seed(0)
     layer = layers(nn.Sequential(Residual(nn.Dropout(1.0, inplace=True)).double()))["part0"]
-    values, x = layer.parameters(np.random.default_rng(0), np, np.float64), np.ones((2, 6))
+    values, x = values_of(layer), np.ones((2, 6))
     y, _ = layer.forward(values, x, Context(True, samples=np.arange(2)))
     assert np.array_equal(y, x)
 
 
-def test_batch_norm_over_all_ranks_is_one():
-    torch.manual_seed(0)
-    layer = layers(nn.Sequential(nn.SyncBatchNorm(6).double()))["part0"]
-    x, values = np.random.default_rng(0).normal(size=(4, 6)), layer.parameters(None, np, np.float64)
-    y, _ = layer.forward(values, x, Context(True, samples=np.arange(4), state=layer.state("f8")))
-    np.testing.assert_allclose(y, nn.BatchNorm1d(6).double()(torch.from_numpy(x)).detach())
+@pytest.mark.parametrize("momentum", [0.3, None])
+def test_batch_norm_is_torchs(momentum):
+    """Also that over all ranks; running values are their mean over all passes without momentum."""
+    layer = layers(nn.Sequential(nn.SyncBatchNorm(6, momentum=momentum).double()))["part0"]
+    own, rng = nn.BatchNorm1d(6, momentum=momentum).double(), np.random.default_rng(0)
+    state, values = layer.state("f8"), values_of(layer)
+    for _ in range(3):
+        x = rng.normal(size=(4, 6))
+        y, _ = layer.forward(values, x, Context(True, samples=np.arange(4), state=state))
+        np.testing.assert_allclose(y, own(torch.from_numpy(x)).detach())
+    for name, found in state.items():
+        np.testing.assert_allclose(found, own.get_buffer(name))
 
 
 def test_buffers_have_the_type_that_parameters_have():
@@ -281,16 +278,9 @@ def test_buffers_have_the_type_that_parameters_have():
 
 
 def test_bfloat16():
-    ml_dtypes = pytest.importorskip("ml_dtypes")
-    from mpitrain.adapters.torch import TorchLayer
-
-    layer = TorchLayer(nn.Linear(6, 2))
-    values = layer.parameters(np.random.default_rng(0), np, ml_dtypes.bfloat16)
-    y, saved = layer.forward(values, np.ones((3, 6), ml_dtypes.bfloat16))
-    dx, kept = layer.backward(values, saved, y)
-    assert (
-        y.dtype == dx.dtype == layer.gradients(values, kept)["weight"].dtype == ml_dtypes.bfloat16
-    )
+    kind = pytest.importorskip("ml_dtypes").bfloat16
+    _, y, dx, gradients = forward(nn.Linear(6, 2), dtype=kind)
+    assert y.dtype == dx.dtype == gradients["weight"].dtype == kind
 
 
 def test_a_parameter_without_a_part_has_no_gradient():
@@ -305,22 +295,14 @@ def test_whole_numbers_without_parameters_have_no_gradient():
     assert y.shape == (2, 6) and dx.shape == (2, 3, 2)
 
 
-def test_no_samples():
-    _, y, dx, gradients = forward(nn.Linear(6, 2), np.empty((0, 6)))
-    assert y.shape == (0, 2) and dx.shape == (0, 6)
-    assert gradients == {"weight": None, "bias": None}
-
-
 @pytest.mark.parametrize("own", [nn.Identity, lambda: nn.Dropout(0.5), lambda: nn.BatchNorm1d(3)])
 def test_no_samples_of_a_module_that_takes_no_empty_batch(own):
-    from mpitrain.adapters.torch import TorchLayer
-
     class Views(nn.Sequential):
         def forward(self, x):
             return super().forward(x.view(x.size(0), 3, -1)).view(x.size(0), -1)
 
     layer = TorchLayer(Views(nn.Linear(2, 4), own()))
-    values = layer.parameters(np.random.default_rng(0), np, np.float32)
+    values = values_of(layer, np.float32)
     state = layer.state(np.float32)
     where = Context(True, samples=np.arange(0), state=state) if layer.sees else RESTING
     for dtype in (np.float32, np.float64):
@@ -337,7 +319,6 @@ def test_no_samples_of_a_module_that_takes_no_empty_batch(own):
 
 def test_no_samples_of_several_inputs():
     """One of which must be above 0, as lengths are."""
-    from mpitrain.adapters.torch import TorchLayer
 
     class Packs(nn.Module):
         def forward(self, x, lengths):
@@ -377,7 +358,7 @@ def test_parameters_that_are_frozen_or_unfrozen_later():
     module = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Dropout())
     module[0].bias.requires_grad_(False)
     layer, *_ = forward(module)
-    values = layer.parameters(np.random.default_rng(0), np, np.float64)
+    values = values_of(layer)
     module.requires_grad_(True)
     with pytest.raises(ValueError, match=r"part3: 0\.bias was frozen or unfrozen after"):
         layer.forward(values, np.ones((4, 6)))
@@ -424,7 +405,7 @@ def test_a_module_is_cut_behind_some_of_its_modules():
     # Two tensors cross behind the second call: what it gave, and what it was given.
     one, two = cut(module, ["twice"])
     assert torch.equal(two(*one(x)), module(x)) and len(one(x)) == 2
-    # What two parts have is the first one's.
+    # A parameter of two parts is the first one's.
     made = layers(module, ["body"])
     assert made["part1"].tied == {"shift": "part0.shift"}
     assert trained(module, made)["part1.head.1.bias"] is module.head[1].bias
@@ -447,15 +428,6 @@ class Depends(nn.Linear):
 def test_cuts_that_cannot_be(make, after, message):
     with pytest.raises(ValueError, match=message):
         cut(make(), after)
-
-
-def test_exported_values_have_torchs_axes():
-    from mpitrain.checkpoint.export import as_torch
-    from mpitrain.config import Config
-
-    (name,) = layers(nn.Sequential(nn.Linear(2, 3)))
-    values = np.ones((3, 2))
-    assert as_torch(f"{name}.weight", values, Config()) is values
 
 
 @pytest.mark.parametrize(("queue", "wanted"), [(0, "default"), (5, "external 5"), (7, None)])

@@ -37,7 +37,7 @@ def padded(outputs, labels):
 
 
 def of_all(outputs, labels):
-    """The same over all numbers: a mean."""
+    """A mean over all numbers."""
     counts = (labels <= RARE).to(outputs.dtype)
     return ((outputs - labels).square() * counts).sum() / labels.numel()
 
@@ -166,7 +166,7 @@ def test_labels_of_all_classes_are_tried_before_there_are_data(loss, outputs, la
 
 
 def faults(loss, *labels, outputs=None):
-    """What single samples show, one call after the other."""
+    """The fault that single samples show, one call after the other."""
     of_rank = TorchLoss(loss)
     for number, label in enumerate(labels):
         scores = np.full((1, 4), 0.1 + number) if outputs is None else outputs
@@ -227,7 +227,7 @@ def test_a_metric_of_parts_is_that_of_all_or_refused(rare, cuts, weight, seed):
     outputs, labels = rng.random((2, count))
     labels[rare] += 2
     of_rank = TorchMetric(metric, "right")
-    # What comes first shows two values: where all are equal, so is every mean.
+    # The first samples show two values: where all are equal, so is every mean.
     parts = [slice(0, 1), slice(1, 2), *parts_of(count, cuts)]
     firsts = np.array([0.2, 0.8]), np.array([0.1, 0.1])
     totals = sum(of_rank.add(firsts[0][p], firsts[1][p]) for p in parts[:2])

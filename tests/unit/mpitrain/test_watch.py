@@ -23,7 +23,7 @@ def told(watch, name, values):
     for index, value in enumerate(values, 1):
         loss = value if name == "loss" else 0.0
         metrics = {"accuracy": 0.5, "mae": 1.0, "score": 2.0, name: value}
-        watch.tell(Epoch(index - 1, loss, metrics), 10 * index)
+        watch.note(Epoch(index - 1, loss, metrics), 10 * index)
         found.append(watch.is_best())
     return found
 

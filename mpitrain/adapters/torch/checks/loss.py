@@ -123,45 +123,23 @@ class LossMeans:
     ) -> tuple[float, int] | None:
         """The part of a sample in a mean, and the mean's samples; None if it is as it should be.
 
-        Args:
-            outputs: outputs for the micro-batch.
-            labels: labels of the micro-batch.
-            row: number of the sample.
-            whole: gradients of the micro-batch.
-            slack: differences that count as rounding.
+        ``row`` is the number of the sample in the micro-batch, ``whole`` are the gradients of the
+        micro-batch.  Differences up to ``slack`` count as rounding.
         """
         sample, label = rows(outputs, row), rows(labels, row)
         count = length(labels)
-        given = [self._two(sample, label), *([(sample, label)] if count > 1 else [])]
-        two, *found_alone = self._of_each(*given)
-        alone = found_alone[0] if found_alone else whole
-        for found, number, of in ((whole, count, row), (two, 2, 0)):
+        twice = beside(sample, sample), beside(label, self._common(label))
+        _, by_two = self._mean(*twice)
+        alone = self._mean(sample, label)[1] if count > 1 else whole
+        for found, number, of in ((whole, count, row), (by_two, 2, 0)):
             if number > 1 and (part := _part(found, of, alone, number, slack)) is not None:
                 return part, number
         return None
-
-    def _two(self, sample: Tensors, label: Tensors) -> tuple[Tensors, Tensors]:
-        """The sample twice, the second time with the common label."""
-        return beside(sample, sample), beside(label, self._common(label))
 
     def _common(self, like: Tensors) -> Tensors:
         """The common label, with the types of another one."""
         common = self.label or like
         return {name: common[name].to(part) for name, part in like.items()}
-
-    def _of_each(self, *given: tuple[Tensors, Tensors]) -> list[Tensors]:
-        """Gradients of the losses of these outputs and labels, in one backward pass."""
-        leaves = [_leaves(outputs) for outputs, _ in given]
-        losses = [
-            self._function(as_given(outputs), as_given(labels))
-            for outputs, (_, labels) in zip(leaves, given, strict=True)
-        ]
-        wanted = [part for some in leaves for part in some.values() if part.requires_grad]
-        found = iter(torch.autograd.grad(losses, wanted, allow_unused=True, materialize_grads=True))
-        return [
-            {name: next(found) for name, part in some.items() if part.requires_grad}
-            for some in leaves
-        ]
 
     def gradients(self, outputs: Tensors, labels: Tensors) -> LossGradients:
         """The loss of some samples, and its gradients by those outputs that it depends on.
@@ -169,18 +147,20 @@ class LossMeans:
         Raises:
             RuntimeError: the loss is no number that depends on the outputs.
         """
-        leaves = _leaves(outputs)
+        mean, by = self._mean(outputs, labels)
+        return LossGradients(mean.item(), by)
+
+    def _mean(self, outputs: Tensors, labels: Tensors) -> tuple[torch.Tensor, Tensors]:
+        leaves = {n: p.detach().requires_grad_(p.is_floating_point()) for n, p in outputs.items()}
         mean = self._function(as_given(leaves), as_given(labels))
-        return LossGradients(mean.item(), gradients(mean, leaves))
+        return mean, gradients(mean, leaves)
 
     @torch.no_grad()
     def _by_value(self, sample: Tensors, label: Tensors) -> ValueError | None:
-        """Check two samples by their losses, where no gradient shows anything."""
-        one, other, found = (
-            value(self._function, *given)
-            for given in ((sample, label), (sample, self._common(label)), self._two(sample, label))
-        )
-        mean = (one + other) / 2
+        """Check a sample with two labels by its losses, where no gradient shows anything."""
+        common = self._common(label)
+        mean = sum(value(self._function, sample, one) for one in (label, common)) / 2
+        found = value(self._function, beside(sample, sample), beside(label, common))
         is_unknown = isinf(found) or not (isfinite(found) or isfinite(mean))
         if is_unknown or isclose(found, mean, rel_tol=1e-3, abs_tol=1e-5):
             return None
@@ -218,10 +198,6 @@ def gradients(mean: torch.Tensor, outputs: Tensors) -> Tensors:
     return {name: one for name, one in zip(by, found, strict=True) if one is not None}
 
 
-def _leaves(parts: Tensors) -> dict[str, torch.Tensor]:
-    return {n: p.detach().requires_grad_(p.is_floating_point()) for n, p in parts.items()}
-
-
 def _strongest(by: Tensors, turn: int) -> int | None:
     """The sample with the largest gradient among four, or among all if these have none.
 
@@ -242,12 +218,8 @@ def _strongest(by: Tensors, turn: int) -> int | None:
 def _part(found: Tensors, row: int, alone: Tensors, count: int, slack: Slack) -> float | None:
     """The part of a sample that differs most from ``1 / count``; None if only rounding differs.
 
-    Args:
-        found: gradients of ``count`` samples.
-        row: number of the sample among them.
-        alone: gradients of the sample alone.
-        count: number of samples.
-        slack: differences that count as rounding.
+    The sample is number ``row`` of ``count`` samples with the gradients ``found``; ``alone`` are
+    its own gradients.
     """
     for name in found.keys() | alone.keys():
         like = found[name][row] if name in found else alone[name][0]

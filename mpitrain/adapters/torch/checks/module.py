@@ -30,8 +30,8 @@ class Watched(nn.Module):
         self.verdict = Verdict()
 
     def say(self, fault: str) -> None:
-        """Raise :class:`ImpureModule`, now or later; the sentence follows the module's name."""
-        self.verdict.say(ImpureModule(f"{self.name} {fault}"))
+        """Raise :class:`ImpureModule`, now or later; the text follows the module's name."""
+        self.verdict.say(ImpureModule(f"{self.name}{fault}"))
 
     def forward(self, *args: torch.Tensor, **kwargs: torch.Tensor) -> Tensors:
         """The module's outputs by name (:mod:`mpitrain.fields`); generators stay as they are.
@@ -47,7 +47,7 @@ class Watched(nn.Module):
             generator.set_state(state)
         if drawn_from:
             self.say(
-                "draws random numbers in its forward pass, which would differ from layout to "
+                " draws random numbers in its forward pass, which would differ from layout to "
                 f"layout; do without dropout, {ELSEWHERE}"
             )
         after = dict(self.module.named_buffers())
@@ -77,12 +77,10 @@ def expect_the_same_trained(watched: Watched, module: nn.Module, names: Collecti
     """Check that the module still trains the parameters ``names`` that the trainer took over."""
     now = {name for name, p in module.named_parameters() if p.requires_grad}
     if changed := sorted(now ^ set(names)):
-        watched.verdict.say(
-            ImpureModule(
-                f"{watched.name}: {', '.join(changed[:3])} was frozen or unfrozen after the "
-                "trainer was made, which has had the module's parameters since then; freeze "
-                "before, and for another choice make another trainer"
-            )
+        watched.say(
+            f": {', '.join(changed[:3])} was frozen or unfrozen after the trainer was made, which "
+            "has had the module's parameters since then; freeze before, and for another choice "
+            "make another trainer"
         )
 
 
@@ -163,8 +161,7 @@ def examine(watched: Watched, run: Run, buffers: Tensors, x: Sequence[torch.Tens
 
     Args:
         watched: the module.
-        run: forward pass of the module.
-        buffers: buffers of the forward pass.
+        run: its forward pass, which has these ``buffers``.
         x: a batch of at least one sample, with all inputs of the module.
 
     Raises:
@@ -184,7 +181,7 @@ def examine(watched: Watched, run: Run, buffers: Tensors, x: Sequence[torch.Tens
                 )
         for inner, before in values.items():
             if not torch.equal(before, buffers[inner]):
-                raise ImpureModule(f"{name} {_changes(inner)}")
+                raise ImpureModule(f"{name}{_changes(inner)}")
         if not alike(first, second):
             raise ImpureModule(
                 f"{name} gives two results for one input in training: it draws random numbers, or "
@@ -221,7 +218,7 @@ def _copy(x: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 def _changes(inner: str) -> str:
     return (
-        f"changes its buffer {inner} in its forward pass, and the trainer neither averages "
+        f" changes its buffer {inner} in its forward pass, and the trainer neither averages "
         f"nor saves that; keep buffers constant, {ELSEWHERE}"
     )
 

@@ -8,7 +8,6 @@ from torch import nn
 from mpitrain.config import ConfigError
 
 ELSEWHERE = "or train it with DataParallel in a loop of your own"
-_RANDOM = "it draws random numbers in training, which would differ from layout to layout; set {}=0"
 _BATCH_NORM = nn.modules.batchnorm._BatchNorm
 
 #: Parts of modules that cannot be layers, and why.
@@ -29,12 +28,13 @@ _REFUSED: tuple[tuple[Callable[[nn.Module], bool], str], ...] = (
         f"{ELSEWHERE}",
     ),
     (
-        lambda part: isinstance(part, nn.modules.dropout._DropoutNd) and part.p > 0,
-        f"{_RANDOM.format('p')}, {ELSEWHERE}",
-    ),
-    (
-        lambda part: isinstance(part, (nn.RNNBase, nn.MultiheadAttention)) and part.dropout > 0,
-        f"{_RANDOM.format('dropout')}, {ELSEWHERE}",
+        lambda part: bool(
+            isinstance(part, (nn.RReLU, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d))
+            or (isinstance(part, nn.modules.dropout._DropoutNd) and part.p)
+            or (isinstance(part, (nn.RNNBase, nn.MultiheadAttention)) and part.dropout)
+        ),
+        "it draws random numbers, which would differ from layout to layout; set p=0 or dropout=0, "
+        f"use another, {ELSEWHERE}",
     ),
     (
         lambda part: getattr(part, "scale_grad_by_freq", False),
@@ -44,11 +44,6 @@ _REFUSED: tuple[tuple[Callable[[nn.Module], bool], str], ...] = (
     (
         lambda part: isinstance(part, (nn.Embedding, nn.EmbeddingBag)) and part.sparse,
         "its gradients are sparse, and the trainer has dense ones alone; set sparse=False",
-    ),
-    (
-        lambda part: isinstance(part, (nn.RReLU, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d)),
-        "it draws random numbers, which would differ from layout to layout; use another, "
-        f"{ELSEWHERE}",
     ),
 )
 

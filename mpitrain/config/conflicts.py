@@ -6,10 +6,9 @@ from typing import Any
 
 import msgspec
 
-from mpitrain.config.errors import ConfigError
 from mpitrain.config.method_table import BASE, METHODS, Method
 from mpitrain.config.numbers import toml
-from mpitrain.config.tables import Tables
+from mpitrain.config.tables import ConfigError, Tables
 
 _DEFAULTS = Tables()
 #: Methods that keys of a job choose.

@@ -1,4 +1,4 @@
-"""Memories of a rank's own gradients that are no plain residual."""
+"""Error feedback in units of weights."""
 
 from collections.abc import Callable
 
@@ -37,30 +37,3 @@ class UpdateResidual(Residual):
         self.pending[part] *= self._rate()
         if not self._is_added:
             self.pending[part] += self.value[part]
-
-
-class LocalMomentum(Residual):
-    """A rank's own mean of gradients, m = b m + (1 - b) g, which is sent instead of g.
-
-    Attributes:
-        value: m, shape (n,).
-    """
-
-    def __init__(self, value: Array, momentum: float) -> None:
-        """``value``: memory of m, zeros at first; ``momentum``: b."""
-        super().__init__(value)
-        self._momentum = momentum
-
-    @property
-    def arrays(self) -> dict[str, Array]:
-        return {"m": self.value}
-
-    def add_to(self, x: Array) -> None:
-        """Replaces the gradient ``x`` by the mean."""
-        x *= 1 - self._momentum
-        x += self._momentum * self.value
-        self.pending[...] = x
-        self._is_pending = True
-
-    def keep(self, x: Array, sent: Array, part: slice = slice(None)) -> None:
-        """Keeps nothing: the mean does not depend on what was sent."""

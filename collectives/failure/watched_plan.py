@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collectives.failure.watchdog import Watchdog
 
 
-class Watched:
+class WatchedPlan:
     """A plan whose runs and waits are watched, under the number of the call that made it.
 
     Runs have no numbers, as a rank may call ``Wait`` where another calls ``Test``.

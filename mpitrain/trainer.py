@@ -18,6 +18,7 @@ from mpitrain.run import train
 from mpitrain.start import start
 from mpitrain.training.loop import Loop
 from mpitrain.training.parts import Parts
+from mpitrain.user_objects import bit_sum
 
 
 class Trainer(ClosedTogether):
@@ -91,7 +92,7 @@ class Trainer(ClosedTogether):
                 after each epoch.
             classes: number of classes, if labels are integers; by default the number of scores of
                 the model's last layer, or 0 if there is a label for each number of the outputs.
-            span, stop, before_step: see :func:`mpitrain.training.assemble.assemble`.
+            span, stop, before_step: see :class:`mpitrain.training.assemble.Hooks`.
             settings: keys that only one of the job file's tables has (``batch_size=48``,
                 ``epochs=3``, ``seed=7``), and whole tables (``parallel={"pipe": 2}``).  For a torch
                 module, ``dtype`` is by default the type of its parameters.
@@ -111,8 +112,8 @@ class Trainer(ClosedTogether):
             self.loop: Loop = start(
                 whole, job, objects, span=span, stop=stop, before_step=before_step
             )
-        #: Versions of the module's parameters when the loop copied them; ``None`` once it trains.
-        self._taken: list[int] | None = self._versions()
+        #: The module's parameters when the loop copied them; ``None`` once it trains.
+        self._taken: list[tuple[int, int]] | None = self._versions()
 
     @property
     def parts(self) -> Parts:
@@ -146,8 +147,10 @@ class Trainer(ClosedTogether):
         """Free the communicators; a second call does nothing."""
         self.loop.close()
 
-    def _versions(self) -> list[int]:
-        return [p._version for p in self.module.parameters()] if self.module is not None else []
+    def _versions(self) -> list[tuple[int, int]]:
+        """Version and sum of the bits of each parameter: ``p.data`` changes the bits alone."""
+        parameters = self.module.parameters() if self.module is not None else ()
+        return [(p._version, bit_sum(p)) for p in parameters]
 
     def _expect_taken(self) -> None:
         """Check that the module's parameters were not changed since the trainer copied them."""
@@ -192,7 +195,7 @@ class Trainer(ClosedTogether):
         self._taken = None
         tests: list[Epoch] = []
 
-        def tell(record: Record) -> None:
+        def on_record(record: Record) -> None:
             if isinstance(record, Epoch):
                 tests.append(record)
 
@@ -207,8 +210,8 @@ class Trainer(ClosedTogether):
                         self.loop,
                         go_on=resume,
                         allow_changes=allow_changes,
-                        tell=tell,
-                        way="fit(resume=True)",
+                        on_record=on_record,
+                        resume_hint="fit(resume=True)",
                     )
             finally:
                 parts.stop = given

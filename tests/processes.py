@@ -1,11 +1,9 @@
-"""Processes of this machine: their command lines and starting times."""
+"""Processes of this machine by their command lines."""
 
 from pathlib import Path
 
-from collectives.failure.processes import find
 
-
-def running(word: str) -> dict[int, list[str]]:
+def running(word):
     """Command lines, by process number, that have ``word`` among their words."""
     found = {}
     for entry in Path("/proc").glob("[0-9]*"):
@@ -16,9 +14,3 @@ def running(word: str) -> dict[int, list[str]]:
         if word in words:
             found[int(entry.name)] = words
     return found
-
-
-def began(number: int) -> str:
-    """Start of a process in the system's ticks; empty if it has ended, also as a zombie."""
-    process = find(number)
-    return "" if process is None or process.has_ended else process.began

@@ -1,4 +1,4 @@
-"""Ring of connections between the ranks, by which a rank sees its neighbour die, without MPI.
+"""Failure detector: a ring of connections by which a rank sees its neighbours die, without MPI.
 
 The system closes a connection when the process at its other end terminates, for whatever reason.
 MPI libraries often name the rank that noticed a death in the place of the dead one.
@@ -25,8 +25,8 @@ class Neighbour(NamedTuple):
     connection: socket.socket
 
 
-class Neighbours:
-    """The two ranks beside this one; the constructor is collective.
+class FailureDetector:
+    """Connections to the two ranks beside this one; the constructor is collective.
 
     Attributes:
         alive: neighbours whose connections are open.

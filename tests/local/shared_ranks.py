@@ -1,0 +1,108 @@
+"""Ranks of a plan in shared memory that are all in this process."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+
+from collectives.algorithms import ALGORITHMS
+from collectives.contracts import contract
+from collectives.execution import shared
+from collectives.execution.transport.windows import Place
+from collectives.schedule import Copy, RecvReduce, Schedule, Send, recvbuf, sendbuf
+
+SEND, RECV = Place(0, 0), Place(1, 0)
+#: Items of a block.
+COUNT = 12
+
+
+class Node:
+    """The memory of a node as one of its ranks has it; a subclass has the counters."""
+
+    def __init__(self, rank, buffers):
+        self.rank, self.size, self.buffers = rank, len(buffers), buffers
+
+    def advance(self, slot, ticks):
+        return lambda: None
+
+    def view(self, rank, place, count, dtype):
+        return self.buffers[rank][place.window][:count]
+
+    def used_by(self, place, plan):
+        pass
+
+    def edges(self, place, nbytes):
+        return []
+
+    def has_edges(self, places):
+        return False
+
+
+class Layout:
+    """The buffers of all ranks.
+
+    Attributes:
+        sent: items that each rank sends.
+        first: block of ``recvbuf`` in which each rank's input lies in place, or ``None``.
+        buffers: send and receive buffer of each rank.
+    """
+
+    def __init__(self, schedule, in_place):
+        blocks, self.schedule = schedule.contract, schedule
+        members = [schedule.member(rank)._replace(chunks=1) for rank in range(schedule.size)]
+        self.sent = [COUNT * blocks.send_blocks(member) for member in members]
+        received = [COUNT * blocks.recv_blocks(member) for member in members]
+        self.first = [
+            blocks.place(m) if in_place and blocks.recv_blocks(m) else None for m in members
+        ]
+        self.buffers = [[np.zeros(n) for n in lengths] for lengths in zip(self.sent, received)]
+        self.places = tuple(
+            (SEND if sent and first is None else None, RECV if n else None)
+            for sent, first, n in zip(self.sent, self.first, received)
+        )
+
+    def bind(self, node, binding):
+        """A plan of the rank that has ``node``."""
+        combine = np.maximum if self.schedule.contract.idempotent else np.add
+        return shared.bind_shared(
+            self.schedule, node, self.places, COUNT, np.dtype(float), combine, binding
+        )
+
+
+def in_two(monkeypatch, schedule):
+    """From now on, each block is cut into two segments."""
+    for limit in ("SEGMENT_BYTES", "COPIED_BYTES"):
+        monkeypatch.setattr(shared, limit, 4 * -(-COUNT // schedule.chunks))
+
+
+def in_shared_memory(*quick):
+    """Every algorithm that runs there, in place and not, on 2 to 5 ranks.
+
+    Args:
+        quick: numbers of ranks of the quick tests; all by default.
+    """
+    for algorithm in ALGORITHMS:
+        where = (False, True) if contract(algorithm.collective).in_place is not None else (False,)
+        for in_place, size in product(where, (2, 3, 4, 5)):
+            schedule = algorithm.schedule(size)
+            runs = (algorithm.in_place or not in_place) and not schedule.workspace
+            if runs and algorithm.collective != "barrier":
+                name = f"{algorithm.collective}-{algorithm.name}-{in_place}-{size}"
+                marks = () if size in (quick or (size,)) else pytest.mark.slow
+                yield pytest.param(schedule, in_place, marks=marks, id=name)
+
+
+def _lends_and_writes(rank):
+    copied = (Copy(recvbuf[0], sendbuf[0]),)
+    summed = (RecvReduce(0, recvbuf[0]),)
+    return iter(
+        [
+            [copied, (), (Send(1, recvbuf[0]), Send(2, recvbuf[0]))],
+            [copied, (Send(2, recvbuf[0]),), summed],
+            [copied, (RecvReduce(1, recvbuf[0]),), summed],
+        ][rank]
+    )
+
+
+#: A scan on 3 ranks, whose rank 1 writes over what rank 2 reads a round before.
+LENDS_AND_WRITES = Schedule("scan", "by_hand", 3, 1, 0, True, _lends_and_writes)
