@@ -17,6 +17,8 @@ def main() -> None:
     parser.add_argument("script", metavar="SCRIPT", help="file that is run")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's own arguments")
     given = parser.parse_args()
+    if not given.module and not os.path.isfile(given.script):
+        parser.error(f"there is no file {given.script}")
     try:
         import torch  # noqa: F401
     except ImportError:
@@ -29,7 +31,7 @@ def main() -> None:
 
     check_launch()
     abort_when_uncaught()
-    changes = take_over() + _name_ranks(MPI.COMM_WORLD)
+    changes = take_over() + _name_ranks()
     if given.explain and MPI.COMM_WORLD.rank == 0:
         print(*changes, sep="\n", flush=True)
     sys.argv = [given.script, *given.arguments]
@@ -40,10 +42,11 @@ def main() -> None:
         runpy.run_path(given.script, run_name="__main__")
 
 
-def _name_ranks(world: "MPI.Intracomm") -> list[str]:  # noqa: F821
+def _name_ranks() -> list[str]:
     """Sets the variables from which scripts read their rank, as torchrun does."""
     from mpi4py import MPI
 
+    world = MPI.COMM_WORLD
     node = world.Split_type(MPI.COMM_TYPE_SHARED)
     values = {
         "RANK": world.rank,

@@ -19,6 +19,9 @@ from collectives.torch.messages import Message
 from collectives.torch.operations import Operations
 from collectives.torch.order import Order
 
+#: torch's own classes, whose stubs know no subclasses.
+_Backend: Any = torch._C._distributed_c10d.Backend
+_ProcessGroup: Any = dist.ProcessGroup
 #: Tags of the messages by which MPI makes a communicator are below this.
 _TAGS = 32000
 
@@ -36,7 +39,7 @@ class _Group(Operations):
     supports_coalescing = True
 
     def __init__(self, comm: Communicator, timeout: timedelta, store: Any) -> None:
-        super().__init__(comm.rank, comm.size)
+        super().__init__(comm.rank, comm.size)  # type: ignore[call-arg]
         self.comm = comm
         self.store = store
         self._watchdog = Watchdog(comm, _seconds(timeout))
@@ -107,7 +110,6 @@ def _outside_dynamo(method: Callable[..., Any]) -> Callable[..., Any]:
         set_eval_frame,
     )
 
-    @functools.wraps(method)
     def call(*args: Any, **named: Any) -> Any:
         before = set_eval_frame(None)
         try:
@@ -117,7 +119,7 @@ def _outside_dynamo(method: Callable[..., Any]) -> Callable[..., Any]:
 
     skip = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.DEFAULT)
     set_code_exec_strategy(call.__code__, skip)
-    return call
+    return functools.update_wrapper(call, method)
 
 
 for _name, _method in list(vars(Operations).items()):
@@ -127,11 +129,11 @@ for _name, _method in list(vars(Operations).items()):
         setattr(Operations, _name, _outside_dynamo(_method))
 
 
-class MPIBackend(_Group, torch._C._distributed_c10d.Backend):
+class MPIBackend(_Group, _Backend):
     """A backend under torch's own group; other devices' backends stand beside it."""
 
 
-class MPIProcessGroup(_Group, dist.ProcessGroup):
+class MPIProcessGroup(_Group, _ProcessGroup):
     """The group itself, as torch before 2.14 knows no backend in Python."""
 
     _group_names = ("", "")
@@ -184,7 +186,7 @@ def create(options: Any) -> Any:
     return create_group(ranks, options.group_id, options.timeout, options.store)
 
 
-def _receive_from_any(self: dist.ProcessGroup, tensors: list[torch.Tensor], tag: int) -> Any:
+def _receive_from_any(self: Any, tensors: list[torch.Tensor], tag: int) -> Any:
     """``ProcessGroup.recv_anysource``; torch's own loses the source of a work in Python."""
     backend = self._get_backend(tensors[0].device)
     own = backend.recv_anysource if isinstance(backend, MPIBackend) else self._recv_from_any
@@ -212,9 +214,9 @@ def create_group(ranks: list[int], name: str, timeout: timedelta, store: Any) ->
         made = world.Dup()
     if not _has_backends():
         return MPIProcessGroup(Communicator(made), timeout, store)
-    if not hasattr(dist.ProcessGroup, "_recv_from_any"):
-        dist.ProcessGroup._recv_from_any = dist.ProcessGroup.recv_anysource
-        dist.ProcessGroup.recv_anysource = _receive_from_any
+    if not hasattr(_ProcessGroup, "_recv_from_any"):
+        _ProcessGroup._recv_from_any = _ProcessGroup.recv_anysource
+        _ProcessGroup.recv_anysource = _receive_from_any
     return MPIBackend(Communicator(made), timeout, store)
 
 

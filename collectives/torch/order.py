@@ -73,7 +73,7 @@ class Collective(dist._Work):
 
     def _tell(self, future: Future[Any]) -> None:
         if self._error is not None:
-            future.set_exception(self._error)  # type: ignore[arg-type]
+            future.set_exception(self._error)
         else:
             future.set_result(self._value)
 

@@ -7,7 +7,7 @@ import torch
 from mpi4py import MPI
 from torch.distributed import ReduceOp
 
-_R = ReduceOp.RedOpType
+_R: Any = ReduceOp.RedOpType
 #: Operation on numbers, and on bool: sums are "any" there and products "all", as NCCL has them.
 _OPS = {
     int(_R.SUM): (MPI.SUM, MPI.LOR),

@@ -4,6 +4,7 @@ Nothing here starts MPI: that happens when a program makes its first group.
 """
 
 import os
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,15 +17,19 @@ VARIABLE = "COLLECTIVES_TORCH"
 def autoload() -> None:
     """Registers the backend; ``import torch`` calls this at its end.
 
-    With ``COLLECTIVES_TORCH=mpi`` in the environment, :func:`take_over` as well.
+    With ``COLLECTIVES_TORCH=mpi`` in the environment, :func:`take_over` as well.  An error becomes
+    a warning, as it would keep every program from importing torch.
     """
     import torch.distributed as dist
 
     if not dist.is_available():
         return
-    register()
-    if os.environ.get(VARIABLE) == "mpi":
-        take_over()
+    try:
+        register()
+        if os.environ.get(VARIABLE) == "mpi":
+            take_over()
+    except Exception as error:
+        warnings.warn(f"torch does not get the backend {NAME!r}: {error!r}", stacklevel=2)
 
 
 def register() -> None:
@@ -45,10 +50,11 @@ def take_over() -> list[str]:
         Sentences that say what was changed in torch.
     """
     import torch.distributed as dist
-    from torch.distributed import distributed_c10d as c10d
+    import torch.distributed.distributed_c10d
     from torch.distributed.rendezvous import _rendezvous_handlers
 
     register()
+    c10d: Any = torch.distributed.distributed_c10d
     dist.Backend.register_backend("mpi", _create, extended_api=True, devices=["cpu"])
     c10d._MPI_AVAILABLE = True
     if not hasattr(c10d, "_create_mpi_process_group"):  # torch up to 2.13

@@ -28,7 +28,8 @@ def memory(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
     nbytes, dtype = tensor.nbytes, _NUMPY.get(tensor.dtype, _BYTE)
     if not nbytes:
         return np.empty(0, dtype)
-    return np.frombuffer(MPI.buffer.fromaddress(tensor.data_ptr(), nbytes), dtype)
+    memory: Any = MPI.buffer.fromaddress(tensor.data_ptr(), nbytes)
+    return np.frombuffer(memory, dtype)
 
 
 def dense(tensor: torch.Tensor) -> torch.Tensor:
