@@ -27,7 +27,7 @@ _TAGS = 32000
 
 
 class _Group(Operations):
-    """What both kinds have beside the operations.
+    """The part that both kinds have beside the operations.
 
     Args:
         comm: communicator of the group's ranks; it is freed with the group.

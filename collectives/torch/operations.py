@@ -435,7 +435,7 @@ def _op(options: Any) -> Any:
 
 
 def _widened(flat: torch.Tensor, how: Reduction) -> torch.Tensor:
-    """What a rank adds: the tensor itself, or a copy that is wider or multiplied by the factor."""
+    """The part that a rank adds: the tensor, or a copy that is wider or multiplied."""
     part = flat if how.wide is None else flat.to(how.wide)
     return part if how.factor is None else part * how.factor
 
@@ -453,7 +453,7 @@ def _in_items(rows: list[int], tensor: torch.Tensor) -> list[int]:
 
 
 def _own_block(source: torch.Tensor, output: torch.Tensor, rank: int) -> Any:
-    """What a rank sends in an all-gather whose input may lie in its output."""
+    """The block that a rank sends in an all-gather whose input may lie in its output."""
     begin = output.data_ptr()
     if not begin <= source.data_ptr() < begin + output.nbytes:
         return memory(source)

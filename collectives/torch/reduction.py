@@ -26,7 +26,7 @@ _SUMS = {int(_R.SUM), int(_R.AVG), int(_R.PREMUL_SUM)}
 
 
 class Reduction(NamedTuple):
-    """What a reduction does to tensors of one dtype.
+    """A reduction of tensors of one dtype.
 
     Attributes:
         op: operation of MPI.
@@ -51,7 +51,7 @@ class Reduction(NamedTuple):
 
 
 def reduction(op: Any, dtype: torch.dtype) -> Reduction:
-    """What ``op``, a ``ReduceOp`` or one of its kinds, does to tensors of ``dtype``.
+    """The reduction ``op``, a ``ReduceOp`` or one of its kinds, of tensors of ``dtype``.
 
     Raises:
         ValueError: the reduction has no meaning for the dtype.
@@ -70,7 +70,7 @@ def _reduction(kind: int, dtype: torch.dtype) -> Reduction:
     numbers = dtype.is_floating_point or dtype.is_complex
     if kind in _BITWISE and numbers:
         raise ValueError(f"Cannot use {name} with non-integral dtype {dtype}")
-    if dtype.is_complex and kind not in _SUMS and kind != int(_R.PRODUCT):
+    if dtype.is_complex and kind not in _SUMS:
         raise ValueError(f"{name} has no meaning for complex numbers")
     op = _OPS[kind][dtype == torch.bool]
     if op is None:

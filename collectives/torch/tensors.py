@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from mpi4py import MPI
 
 #: Types that NumPy has under the same name; the others travel as bytes.
 _NUMPY = {
@@ -19,17 +18,31 @@ _NUMPY = {
 _BYTE = np.dtype(np.uint8)
 
 
+class _Memory:
+    """Memory of a tensor, which it keeps alive, as NumPy asks for it."""
+
+    __slots__ = ("__array_interface__", "tensor")
+
+    def __init__(self, tensor: torch.Tensor, dtype: np.dtype[Any]) -> None:
+        self.tensor = tensor
+        self.__array_interface__ = {
+            "data": (tensor.data_ptr(), False),
+            "shape": (tensor.nbytes // dtype.itemsize,),
+            "typestr": dtype.str,
+            "version": 3,
+        }
+
+
 def memory(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
-    """Flat array over the memory of a contiguous tensor, which the caller keeps alive.
+    """Flat array over the memory of a contiguous tensor, which lives as long as the array.
 
     It is made of the address: ``Tensor.numpy`` would forbid for ever that the storage is resized,
     as FSDP does.
     """
-    nbytes, dtype = tensor.nbytes, _NUMPY.get(tensor.dtype, _BYTE)
-    if not nbytes:
+    dtype = _NUMPY.get(tensor.dtype, _BYTE)
+    if not tensor.numel():
         return np.empty(0, dtype)
-    memory: Any = MPI.buffer.fromaddress(tensor.data_ptr(), nbytes)
-    return np.frombuffer(memory, dtype)
+    return np.asarray(_Memory(tensor, dtype))
 
 
 def dense(tensor: torch.Tensor) -> torch.Tensor:
@@ -59,7 +72,7 @@ class Flat:
     :meth:`write_back` copies into them.
 
     Args:
-        tensors: of one dtype, at least one.
+        tensors: one or more, of one dtype.
         reads: whether their values are needed.
     """
 

@@ -12,7 +12,7 @@ dist = pytest.importorskip("torch.distributed")
 
 from collectives.torch.register import register  # noqa: E402
 
-pytestmark = [pytest.mark.mpi, pytest.mark.quick_on(1, 2, 3)]
+pytestmark = [pytest.mark.mpi, pytest.mark.quick_on(2, 3)]
 INTEGERS = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
 NARROW = [torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2]
 REALS = [torch.float32, torch.float64, *NARROW]
@@ -58,7 +58,7 @@ def of_rank(r, shape, dtype):
 @pytest.mark.parametrize("dtype", [*INTEGERS, *REALS, *COMPLEX], ids=str)
 def test_sums_and_other_reductions(ranks, rank, dtype, op, shape):
     is_float = dtype.is_floating_point or dtype.is_complex
-    if (op.startswith("B") and is_float) or (dtype.is_complex and op in ("MIN", "MAX")):
+    if (op.startswith("B") and is_float) or (dtype.is_complex and op in ("MIN", "MAX", "PRODUCT")):
         with pytest.raises(ValueError, match="RedOpType"):
             dist.all_reduce(of_rank(rank, shape, dtype), getattr(dist.ReduceOp, op))
         return
