@@ -128,7 +128,7 @@ def test_a_rank_without_a_gpu(comm, cupy, monkeypatch):
     with monkeypatch.context() as patch:
         if comm.rank == last:
             patch.setattr(cupy.cuda, "Device", device)
-        with pytest.raises(InvalidBuffer, match=f"rank {last}: cudaErrorNoDevice"):
+        with pytest.raises(InvalidBuffer, match=f"rank {last}: .*cudaErrorNoDevice"):
             comm.empty(3, float, "cupy")
     assert comm.allreduce(1) == comm.size
 

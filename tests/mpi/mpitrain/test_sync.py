@@ -24,7 +24,7 @@ from mpitrain.start import start
 from mpitrain.step.agreement import NonFinite
 from mpitrain.step.ledger import Ledger
 from mpitrain.training.evaluation import evaluate
-from mpitrain.training.loop import Batch, read
+from mpitrain.training.loop import Batch, read_batches
 from mpitrain.training.parts import UserObjects
 from tests.mpi.mpitrain.layouts import job, mlp, whole
 
@@ -93,7 +93,7 @@ class Alone:
         """Gradients of samples, times their ``share`` of the batch; returns its loss times it."""
         trainer, passes = self.trainer, self.trainer.parts.passes
         trainer.parts.store.reset()
-        ((_, batches, held),) = read(trainer.parts, 0, iter([samples]))
+        ((_, batches, held),) = read_batches(trainer.parts, 0, iter([samples]))
         (loss,) = passes.runner().run(
             passes.source(held, batches),
             Latest(passes.weights),
