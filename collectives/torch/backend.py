@@ -1,8 +1,8 @@
 """The backend as torch sees it: a ``Backend`` from torch 2.14 on, a ``ProcessGroup`` before."""
 
+import atexit
 import functools
 import threading
-import weakref
 import zlib
 from collections.abc import Callable
 from datetime import timedelta
@@ -46,8 +46,9 @@ class _Group(Operations):
         self._order = Order(NAME)
         self._under_way: set[Message] = set()
         self._calls = 0
-        # At exit, too: what is under way would meet the end of MPI.
-        self._end = weakref.finalize(self, _end, comm, self._order, self._under_way, self._watchdog)
+        # At exit, as what is under way would meet the end of MPI; before the watchdog's farewell.
+        self._drain = functools.partial(_drain, self._order, self._under_way)
+        atexit.register(self._drain)
 
     def rank(self) -> int:
         return self.comm.rank
@@ -76,19 +77,21 @@ class _Group(Operations):
 
     def shutdown(self) -> None:
         """Ends the group, after what is under way.  Collective over its ranks."""
-        self._end()
+        if self.comm == MPI.COMM_NULL:
+            return
+        atexit.unregister(self._drain)
+        self._drain()
+        with self._watchdog.waiting("the end of the group", numbered=True):
+            self.comm.Free()
+        self._watchdog.close()
 
 
-def _end(comm: Communicator, order: Order, under_way: set[Message], watchdog: Watchdog) -> None:
-    """Carries out what is under way, and frees the communicator."""
-    if MPI.Is_finalized():
-        return
-    for message in list(under_way):
-        message.wait()
-    order.close()
-    with watchdog.waiting("the end of the group", numbered=True):
-        comm.Free()
-    watchdog.close()
+def _drain(order: Order, under_way: set[Message]) -> None:
+    """Carries out what is under way."""
+    if not MPI.Is_finalized():
+        for message in list(under_way):
+            message.wait()
+        order.close()
 
 
 def _seconds(timeout: timedelta) -> float:
