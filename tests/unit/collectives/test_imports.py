@@ -79,6 +79,7 @@ FLOORS = (
     {"execution"},
     {"calls"},
     {"coded", "communicator", "sparse", "sparse_arguments", "topologies"},
+    {"torch"},
     {"bench", "commands"},
     {"__init__", "__main__"},
 )
