@@ -22,7 +22,7 @@ def main() -> None:
     try:
         import torch  # noqa: F401
     except ImportError:
-        parser.error("PyTorch is not installed; pip install 'mpitrain[torch]' brings it")
+        parser.error("PyTorch is not installed; pip install torch brings it")
     from mpi4py import MPI
 
     from collectives.failure.abort import abort_when_uncaught

@@ -15,7 +15,7 @@ from mpi4py import MPI
 from collectives.communicator import Communicator
 from collectives.failure.watchdog import Watchdog
 from collectives.torch import NAME
-from collectives.torch.messages import Message
+from collectives.torch.messages import MessageWork
 from collectives.torch.operations import Operations
 from collectives.torch.order import Order
 
@@ -44,7 +44,7 @@ class _Group(Operations):
         self.store = store
         self._watchdog = Watchdog(comm, _seconds(timeout))
         self._order = Order(NAME)
-        self._under_way: set[Message] = set()
+        self._under_way: set[MessageWork] = set()
         self._calls = 0
         # At exit, as what is under way would meet the end of MPI; before the watchdog's farewell.
         self._drain = functools.partial(_drain, self._order, self._under_way)
@@ -76,7 +76,7 @@ class _Group(Operations):
         MPI.COMM_WORLD.Abort(1)
 
     def shutdown(self) -> None:
-        """Ends the group, after what is under way.  Collective over its ranks."""
+        """Ends the group, after what is under way.  CollectiveWork over its ranks."""
         if self.comm == MPI.COMM_NULL:
             return
         atexit.unregister(self._drain)
@@ -86,7 +86,7 @@ class _Group(Operations):
         self._watchdog.close()
 
 
-def _drain(order: Order, under_way: set[Message]) -> None:
+def _drain(order: Order, under_way: set[MessageWork]) -> None:
     """Carries out what is under way."""
     if not MPI.Is_finalized():
         for message in list(under_way):

@@ -11,10 +11,10 @@ from torch.futures import Future
 
 from collectives.failure.watchdog import Watchdog
 from collectives.torch.order import NO_TIMEOUT
-from collectives.torch.tensors import Flat
+from collectives.torch.tensors import Joined
 
 
-class Message(dist._Work):
+class MessageWork(dist._Work):
     """A message under way.
 
     Args:
@@ -29,9 +29,9 @@ class Message(dist._Work):
     def __init__(
         self,
         request: MPI.Request,
-        flat: Flat,
+        flat: Joined,
         receives: bool,
-        under_way: "set[Message]",
+        under_way: "set[MessageWork]",
         watchdog: Watchdog,
     ) -> None:
         super().__init__()

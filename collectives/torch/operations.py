@@ -9,10 +9,10 @@ from mpi4py import MPI
 
 from collectives.communicator import Communicator
 from collectives.failure.watchdog import Watchdog
-from collectives.torch.messages import Message
-from collectives.torch.order import Order, Together
+from collectives.torch.messages import MessageWork
+from collectives.torch.order import JointWork, Order
 from collectives.torch.reduction import Reduction, reduction
-from collectives.torch.tensors import Flat, check_dense, dense, memory
+from collectives.torch.tensors import Joined, check_dense, dense, memory
 
 Tensors = Sequence[torch.Tensor]
 
@@ -30,7 +30,7 @@ class Operations:
     comm: Communicator
     _watchdog: Watchdog
     _order: Order
-    _under_way: set[Message]
+    _under_way: set[MessageWork]
     _calls: int
     #: Works of a coalescing block; ``None`` outside of one.
     _block: list[dist._Work] | None = None
@@ -41,7 +41,7 @@ class Operations:
     def _end_coalescing(self, device: Any = None) -> dist._Work:
         """One work for all that the block has begun."""
         works, self._block = self._block or [], None
-        return Together(works)
+        return JointWork(works)
 
     start_coalescing, end_coalescing = _start_coalescing, _end_coalescing
 
@@ -73,7 +73,7 @@ class Operations:
 
         def call() -> None:
             for tensor, one in zip(tensors, how):
-                flat = Flat([tensor], reads=True)
+                flat = Joined([tensor], reads=True)
                 self._sum(flat.whole, one)
                 flat.write_back()
 
@@ -88,7 +88,7 @@ class Operations:
 
         def call() -> None:
             for dtype, how in dtypes.items():
-                flat = Flat([t for t in tensors if t.dtype == dtype], reads=True)
+                flat = Joined([t for t in tensors if t.dtype == dtype], reads=True)
                 self._sum(flat.whole, how)
                 flat.write_back()
 
@@ -119,7 +119,7 @@ class Operations:
         def call() -> None:
             is_root = self.comm.rank == root
             for tensor, one in zip(tensors, how):
-                flat = Flat([tensor], reads=True)
+                flat = Joined([tensor], reads=True)
                 part = _widened(flat.whole, one)
                 if part is flat.whole and not is_root:
                     self.comm.Reduce(memory(part), None, one.op, root)
@@ -143,7 +143,7 @@ class Operations:
 
         def call() -> None:
             counts = [part.numel() for part in parts]
-            flat = Flat(parts, reads=True).whole
+            flat = Joined(parts, reads=True).whole
             self._reduce_scatter(output, flat, reduction(op, output.dtype), counts)
 
         return self._submit("reduce_scatter", call, [output], options)
@@ -183,7 +183,7 @@ class Operations:
     def _reduce_scatter(
         self, output: torch.Tensor, source: torch.Tensor, how: Reduction, counts: list[int] | None
     ) -> None:
-        target = Flat([output], reads=False)
+        target = Joined([output], reads=False)
         sent = _widened(source, how)
         part = target.whole
         if how.wide is not None:
@@ -216,7 +216,7 @@ class Operations:
 
         def call() -> None:
             for tensor in tensors:
-                flat = Flat([tensor], reads=self.comm.rank == root)
+                flat = Joined([tensor], reads=self.comm.rank == root)
                 self.comm.Bcast(memory(flat.whole), root)
                 flat.write_back()
 
@@ -231,7 +231,7 @@ class Operations:
 
         def call() -> None:
             for parts, source in zip(outputs, inputs):
-                flat = Flat(parts, reads=False)
+                flat = Joined(parts, reads=False)
                 sent, received = memory(dense(source)), memory(flat.whole)
                 counts = _counts(parts, flat.whole)
                 if len(set(counts)) == 1:
@@ -268,7 +268,7 @@ class Operations:
 
         def call() -> None:
             for output, source in zip(outputs, inputs):
-                flat = Flat([output], reads=False)
+                flat = Joined([output], reads=False)
                 sent = _own_block(dense(source), flat.whole, self.comm.rank)
                 self.comm.Allgather(sent, memory(flat.whole))
                 flat.write_back()
@@ -283,7 +283,7 @@ class Operations:
             self._check_parts(parts, source, "gather")
 
         def call() -> None:
-            flat = Flat(parts, reads=False) if parts else None
+            flat = Joined(parts, reads=False) if parts else None
             received = memory(flat.whole) if flat else None
             self.comm.Gather(memory(dense(source)), received, root)
             if flat:
@@ -299,8 +299,8 @@ class Operations:
             self._check_parts(parts, output, "scatter")
 
         def call() -> None:
-            flat = Flat([output], reads=False)
-            source = Flat(parts, reads=True).whole if parts else None
+            flat = Joined([output], reads=False)
+            source = Joined(parts, reads=True).whole if parts else None
             self.comm.Scatter(None if source is None else memory(source), memory(flat.whole), root)
             flat.write_back()
 
@@ -320,7 +320,7 @@ class Operations:
         sent_counts, received_counts = (self._rows(*split) for split in splits)
 
         def call() -> None:
-            flat = Flat([output], reads=False)
+            flat = Joined([output], reads=False)
             sent, received = memory(dense(source)), memory(flat.whole)
             if output_splits or input_splits:
                 self.comm.Alltoallv(
@@ -341,7 +341,7 @@ class Operations:
                 raise ValueError(f"expected {self.comm.size} tensors of one dtype, one a rank")
 
         def call() -> None:
-            flat, source = Flat(outputs, reads=False), Flat(inputs, reads=True)
+            flat, source = Joined(outputs, reads=False), Joined(inputs, reads=True)
             self.comm.Alltoallv(
                 [memory(source.whole), _counts(inputs, source.whole)],
                 [memory(flat.whole), _counts(outputs, flat.whole)],
@@ -382,21 +382,21 @@ class Operations:
 
     def send(self, tensors: Tensors, to: int, tag: int = 0) -> dist._Work:
         check_dense(tensors)
-        flat = Flat([dense(tensors[0])], reads=True)
+        flat = Joined([dense(tensors[0])], reads=True)
         return self._message(self.comm.Isend(memory(flat.whole), to, tag), flat, False)
 
     def recv(self, tensors: Tensors, source: int, tag: int = 0) -> dist._Work:
         check_dense(tensors)
-        flat = Flat(tensors[:1], reads=False)
+        flat = Joined(tensors[:1], reads=False)
         return self._message(self.comm.Irecv(memory(flat.whole), source, tag), flat, True)
 
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> dist._Work:
         return self.recv(tensors, MPI.ANY_SOURCE, tag)
 
-    def _message(self, request: MPI.Request, flat: Flat, receives: bool) -> dist._Work:
+    def _message(self, request: MPI.Request, flat: Joined, receives: bool) -> dist._Work:
         for earlier in list(self._under_way):  # lets go of those that nobody waits for
             earlier.is_completed()
-        return self._begun(Message(request, flat, receives, self._under_way, self._watchdog))
+        return self._begun(MessageWork(request, flat, receives, self._under_way, self._watchdog))
 
     def _sparse_sum(self, tensor: torch.Tensor) -> torch.Tensor:
         """Sum over the ranks of a coalesced sparse tensor, by an all-gather of what is there."""

@@ -17,7 +17,7 @@ NO_TIMEOUT = timedelta(milliseconds=-1)
 _SWITCH_SECONDS = 1e-4
 
 
-class Done(dist._Work):
+class DoneWork(dist._Work):
     """A call that is complete when it is returned."""
 
     def __init__(self, value: Any) -> None:
@@ -48,7 +48,7 @@ class Done(dist._Work):
         return future
 
 
-class Collective(dist._Work):
+class CollectiveWork(dist._Work):
     """A collective in the order; to wait for it is to run what comes before it, and itself."""
 
     def __init__(self, order: "Order", call: Callable[[], None], value: Any) -> None:
@@ -109,7 +109,7 @@ class Collective(dist._Work):
         return self._future
 
 
-class Together(dist._Work):
+class JointWork(dist._Work):
     """Several works as one, which a coalescing block returns."""
 
     def __init__(self, works: list[dist._Work]) -> None:
@@ -153,7 +153,7 @@ class Order:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._calls: collections.deque[Collective] = collections.deque()
+        self._calls: collections.deque[CollectiveWork] = collections.deque()
         self._runs = threading.Lock()
         self._runner: int | None = None
         self._comes = threading.Semaphore(0)
@@ -164,17 +164,17 @@ class Order:
         """Runs a call after those that came before."""
         if self._runner == threading.get_ident():
             call()
-            return Done(value)
+            return DoneWork(value)
         while True:
             with self._runs:
                 if not self._calls:
                     self._run(call)
-                    return Done(value)
+                    return DoneWork(value)
                 self._run(self._calls.popleft().run)
 
     def later(self, call: Callable[[], None], value: Any) -> dist._Work:
         """Lets the group's thread run a call, unless somebody waits for it earlier."""
-        work = Collective(self, call, value)
+        work = CollectiveWork(self, call, value)
         if self._runner == threading.get_ident():
             work.run()
             return work

@@ -34,7 +34,7 @@ class _Memory:
 
 
 def memory(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
-    """Flat array over the memory of a contiguous tensor, which lives as long as the array.
+    """Joined array over the memory of a contiguous tensor, which lives as long as the array.
 
     It is made of the address: ``Tensor.numpy`` would forbid for ever that the storage is resized,
     as FSDP does.
@@ -65,7 +65,7 @@ def check_dense(tensors: Sequence[torch.Tensor]) -> None:
             )
 
 
-class Flat:
+class Joined:
     """One contiguous tensor, ``whole``, in the place of several.
 
     It is a view of them where they lie one behind the other, and else a copy, which
