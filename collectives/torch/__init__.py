@@ -1,0 +1,13 @@
+"""A backend of ``torch.distributed`` over MPI: any script for PyTorch, started by ``mpirun``.
+
+``mpirun -n 4 python -m collectives.torch script.py`` runs a script as it is.  A program that names
+the backend itself calls ``init_process_group("collectives", "mpi://")``; nothing is imported for
+that, as the package's entry points tell torch of the name.
+
+Importing this package imports neither torch nor MPI.
+"""
+
+#: Name of the backend in ``init_process_group``.
+NAME = "collectives"
+
+__all__ = ["NAME"]

@@ -1,0 +1,229 @@
+"""The backend as torch sees it: a ``Backend`` from torch 2.14 on, a ``ProcessGroup`` before."""
+
+import atexit
+import functools
+import threading
+import zlib
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from mpi4py import MPI
+
+from collectives.communicator import Communicator
+from collectives.failure.watchdog import Watchdog
+from collectives.torch import NAME
+from collectives.torch.messages import MessageWork
+from collectives.torch.operations import Operations
+from collectives.torch.order import Order
+
+#: torch's own classes, whose stubs know no subclasses.
+_Backend: Any = torch._C._distributed_c10d.Backend
+_ProcessGroup: Any = dist.ProcessGroup
+#: Tags of the messages by which MPI makes a communicator are below this.
+_TAGS = 32000
+
+
+class _Group(Operations):
+    """The part that both kinds have beside the operations.
+
+    Args:
+        comm: communicator of the group's ranks; it is freed with the group.
+        timeout: time after which a call that waits ends the job; the report names who is missing.
+        store: torch's store of the group.
+    """
+
+    supports_splitting = supports_time_estimate = False
+    supports_coalescing = True
+
+    def __init__(self, comm: Communicator, timeout: timedelta, store: Any) -> None:
+        super().__init__(comm.rank, comm.size)  # type: ignore[call-arg]
+        self.comm = comm
+        self.store = store
+        self._watchdog = Watchdog(comm, _seconds(timeout))
+        self._order = Order(NAME)
+        self._under_way: set[MessageWork] = set()
+        self._calls = 0
+        # At exit, as what is under way would meet the end of MPI; before the watchdog's farewell.
+        self._drain = functools.partial(_drain, self._order, self._under_way)
+        atexit.register(self._drain)
+
+    def rank(self) -> int:
+        return self.comm.rank
+
+    def size(self) -> int:
+        return self.comm.size
+
+    def name(self) -> str:
+        return NAME
+
+    getRank, getSize, getBackendName, _get_backend_name = rank, size, name, name
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        self._watchdog.timeout = _seconds(timeout)
+
+    _set_default_timeout = set_timeout
+
+    def _set_sequence_number_for_group(self) -> None:
+        self._calls = 0
+
+    def _get_sequence_number_for_group(self) -> int:
+        return self._calls
+
+    def abort(self) -> None:
+        MPI.COMM_WORLD.Abort(1)
+
+    def shutdown(self) -> None:
+        """Ends the group, after what is under way.  CollectiveWork over its ranks."""
+        if self.comm == MPI.COMM_NULL:
+            return
+        atexit.unregister(self._drain)
+        self._drain()
+        with self._watchdog.waiting("the end of the group", numbered=True):
+            self.comm.Free()
+        self._watchdog.close()
+
+
+def _drain(order: Order, under_way: set[MessageWork]) -> None:
+    """Carries out what is under way."""
+    if not MPI.Is_finalized():
+        for message in list(under_way):
+            message.wait()
+        order.close()
+
+
+def _seconds(timeout: timedelta) -> float:
+    """Seconds of a timeout; torch's negative ones mean no limit."""
+    seconds = timeout.total_seconds()
+    return seconds if seconds > 0 else float(threading.TIMEOUT_MAX)
+
+
+def _outside_dynamo(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Hides a method from ``torch.compile``, which traces what a compiled module's hooks call.
+
+    It does what ``torch._dynamo.disable`` does, in 0.1 us in the place of 0.8, and without its
+    import of 1.5 s.
+    """
+    from torch._C._dynamo.eval_frame import (
+        _FrameAction,
+        _FrameExecStrategy,
+        set_code_exec_strategy,
+        set_eval_frame,
+    )
+
+    def call(*args: Any, **named: Any) -> Any:
+        before = set_eval_frame(None)
+        try:
+            return method(*args, **named)
+        finally:
+            set_eval_frame(before)
+
+    skip = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.DEFAULT)
+    set_code_exec_strategy(call.__code__, skip)
+    return functools.update_wrapper(call, method)
+
+
+for _name, _method in list(vars(Operations).items()):
+    if callable(_method) and (
+        not _name.startswith("_") or _name.endswith(("_base", "_coalescing"))
+    ):
+        setattr(Operations, _name, _outside_dynamo(_method))
+
+
+class MPIBackend(_Group, _Backend):
+    """A backend under torch's own group; other devices' backends stand beside it."""
+
+
+class MPIProcessGroup(_Group, _ProcessGroup):
+    """The group itself, as torch before 2.14 knows no backend in Python."""
+
+    _group_names = ("", "")
+
+    def getGroupName(self) -> str:
+        return self._group_names[0]
+
+    def setGroupName(self, name: str) -> None:
+        self._group_names = name, self._group_names[1]
+
+    def getGroupDesc(self) -> str:
+        return self._group_names[1]
+
+    def setGroupDesc(self, text: str) -> None:
+        self._group_names = self._group_names[0], text
+
+    _set_group_name, _set_group_desc = setGroupName, setGroupDesc
+    group_name, group_desc = property(getGroupName), property(getGroupDesc)
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [torch.device("cpu")]
+
+    def _get_backend(self, device: torch.device) -> "MPIProcessGroup":
+        if torch.device(device).type != "cpu":
+            raise RuntimeError(f"No backend type associated with device type {device}")
+        return self
+
+    def get_group_store(self) -> Any:
+        return self.store
+
+    def _has_hooks(self) -> bool:
+        return False
+
+
+def create(options: Any) -> Any:
+    """The group that torch asks for by its ``DistributedBackendOptions``; on its ranks only.
+
+    Raises:
+        RuntimeError: torch and MPI do not count the same ranks.
+    """
+    world, ranks = MPI.COMM_WORLD, list(options.global_ranks_in_group)
+    given = options.group_rank, options.group_size
+    if not ranks and given not in ((world.rank, world.size), (-1, -1)):
+        raise RuntimeError(
+            f"torch calls this process rank {given[0]} of {given[1]}, MPI rank {world.rank} of "
+            f"{world.size}; start the program with mpirun or srun, not torchrun, and let mpi:// "
+            "number the ranks"
+        )
+    return create_group(ranks, options.group_id, options.timeout, options.store)
+
+
+def _receive_from_any(self: Any, tensors: list[torch.Tensor], tag: int) -> Any:
+    """``ProcessGroup.recv_anysource``; torch's own loses the source of a work in Python."""
+    backend = self._get_backend(tensors[0].device)
+    own = backend.recv_anysource if isinstance(backend, MPIBackend) else self._recv_from_any
+    return own(tensors, tag)
+
+
+def create_group(ranks: list[int], name: str, timeout: timedelta, store: Any) -> Any:
+    """A group of these ranks of ``MPI.COMM_WORLD``, of all if there are none; on its ranks only.
+
+    Raises:
+        RuntimeError: MPI lets only one thread call it.
+    """
+    if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
+        raise RuntimeError(
+            "torch's calls in the background need an MPI library with MPI_THREAD_MULTIPLE, and "
+            f"this one gives level {MPI.Query_thread()}; take another build of it, or unset "
+            "mpi4py.rc.thread_level"
+        )
+    world = MPI.COMM_WORLD
+    if ranks:
+        group = world.Get_group().Incl(ranks)
+        made = world.Create_group(group, zlib.crc32(name.encode()) % _TAGS)
+        group.Free()
+    else:
+        made = world.Dup()
+    if not _has_backends():
+        return MPIProcessGroup(Communicator(made), timeout, store)
+    if not hasattr(_ProcessGroup, "_recv_from_any"):
+        _ProcessGroup._recv_from_any = _ProcessGroup.recv_anysource
+        _ProcessGroup.recv_anysource = _receive_from_any
+    return MPIBackend(Communicator(made), timeout, store)
+
+
+def _has_backends() -> bool:
+    """Whether torch takes a backend that is written in Python."""
+    version = tuple(int(part) for part in torch.__version__.split(".")[:2])
+    return version >= (2, 14)

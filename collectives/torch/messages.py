@@ -1,0 +1,97 @@
+"""Messages between two ranks as torch's works."""
+
+import threading
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from mpi4py import MPI
+from torch.futures import Future
+
+from collectives.failure.watchdog import Watchdog
+from collectives.torch.order import NO_TIMEOUT
+from collectives.torch.tensors import Joined
+
+
+class MessageWork(dist._Work):
+    """A message under way.
+
+    Args:
+        request: the request of MPI.
+        flat: memory of the message, which is kept until it is complete.
+        receives: whether it is written back to its tensor at the end.
+        under_way: messages of the group; this one is in it until it is complete, so that one
+            that the program drops goes on.
+        watchdog: sees who waits for the message.
+    """
+
+    def __init__(
+        self,
+        request: MPI.Request,
+        flat: Joined,
+        receives: bool,
+        under_way: "set[MessageWork]",
+        watchdog: Watchdog,
+    ) -> None:
+        super().__init__()
+        self._watchdog = watchdog
+        self._request, self._flat, self._receives = request, flat, receives
+        self._under_way = under_way
+        self._status = MPI.Status()
+        self._guard = threading.Lock()
+        self._is_complete = False
+        self._future: Future[Any] | None = None
+        under_way.add(self)
+
+    def is_completed(self) -> bool:
+        with self._guard:
+            if not self._is_complete and self._request.Test(self._status):
+                self._complete()
+            return self._is_complete
+
+    def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
+        with self._guard:
+            if not self._is_complete:
+                what = "recv" if self._receives else "send"
+                with self._watchdog.waiting(what, numbered=False):
+                    self._request.Wait(self._status)
+                self._complete()
+        return True
+
+    def _complete(self) -> None:
+        if self._receives:
+            self._flat.write_back()
+        self._is_complete = True
+        self._under_way.discard(self)
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def is_success(self) -> bool:
+        return self.is_completed()
+
+    def exception(self) -> None:
+        return None
+
+    def result(self) -> list[torch.Tensor]:
+        return list(self._flat.tensors) if self._receives else []
+
+    def source_rank(self) -> int:
+        self.wait()
+        return self._status.source
+
+    _source_rank = source_rank
+
+    def get_future(self) -> Future[Any]:
+        """A future that a thread completes, as the message must not hold up the collectives."""
+        if self._future is None:
+            future: Future[Any] = Future()
+            self._future = future
+
+            def complete() -> None:
+                self.wait()
+                future.set_result(self.result())
+
+            threading.Thread(target=complete, daemon=True).start()
+        return self._future

@@ -1,0 +1,83 @@
+"""torch's reductions as operations of MPI."""
+
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+from mpi4py import MPI
+from torch.distributed import ReduceOp
+
+_R: Any = ReduceOp.RedOpType
+#: Operation on numbers, and on bool: sums are "any" there and products "all", as NCCL has them.
+_OPS = {
+    int(_R.SUM): (MPI.SUM, MPI.LOR),
+    int(_R.AVG): (MPI.SUM, None),
+    int(_R.PREMUL_SUM): (MPI.SUM, None),
+    int(_R.PRODUCT): (MPI.PROD, MPI.LAND),
+    int(_R.MIN): (MPI.MIN, MPI.LAND),
+    int(_R.MAX): (MPI.MAX, MPI.LOR),
+    int(_R.BAND): (MPI.BAND, MPI.LAND),
+    int(_R.BOR): (MPI.BOR, MPI.LOR),
+    int(_R.BXOR): (MPI.BXOR, MPI.LXOR),
+}
+_BITWISE = {int(_R.BAND), int(_R.BOR), int(_R.BXOR)}
+_PREMUL_SUM = int(_R.PREMUL_SUM)
+_SUMS = {int(_R.SUM), int(_R.AVG), int(_R.PREMUL_SUM)}
+
+
+class Reduction(NamedTuple):
+    """A reduction of tensors of one dtype.
+
+    Attributes:
+        op: operation of MPI.
+        wide: dtype in which partial results are kept; ``None``: the tensor's own.
+        mean: whether the result is divided by the number of ranks.
+        factor: number or tensor by which each rank's part is multiplied first.
+    """
+
+    op: MPI.Op
+    wide: torch.dtype | None
+    mean: bool
+    factor: Any = None
+
+    def divide(self, result: torch.Tensor, ranks: int) -> None:
+        """Makes the mean of a sum, in place; the mean of integers is rounded towards zero."""
+        if not self.mean:
+            return
+        if result.dtype.is_floating_point or result.dtype.is_complex:
+            result.div_(ranks)
+        else:
+            result.copy_(result.to(torch.int64).div_(ranks, rounding_mode="trunc"))
+
+
+def reduction(op: Any, dtype: torch.dtype) -> Reduction:
+    """The reduction ``op``, a ``ReduceOp`` or one of its kinds, of tensors of ``dtype``.
+
+    Raises:
+        ValueError: the reduction has no meaning for the dtype.
+    """
+    # A number, as to compare pybind11's enumerations takes 2 us.
+    kind = int(getattr(op, "op", op))
+    found = _reduction(kind, dtype)
+    return found._replace(factor=op.factor) if kind == _PREMUL_SUM else found
+
+
+@lru_cache(256)
+def _reduction(kind: int, dtype: torch.dtype) -> Reduction:
+    name = str(_R(kind))
+    if kind not in _OPS:
+        raise ValueError(f"there is no reduction {name}")
+    numbers = dtype.is_floating_point or dtype.is_complex
+    if kind in _BITWISE and numbers:
+        raise ValueError(f"Cannot use {name} with non-integral dtype {dtype}")
+    if dtype.is_complex and kind not in _SUMS:
+        raise ValueError(f"{name} has no meaning for complex numbers")
+    op = _OPS[kind][dtype == torch.bool]
+    if op is None:
+        raise ValueError(f"Cannot use {name} with bool")
+    wide = None
+    if dtype.is_floating_point and dtype.itemsize < 4:
+        wide = torch.float32
+    elif dtype.is_complex and dtype.itemsize < 8:
+        wide = torch.complex64
+    return Reduction(op, wide, kind == int(_R.AVG))

@@ -1,0 +1,101 @@
+"""Makes the backend known to torch, which calls this through the package's entry points.
+
+Nothing here starts MPI: that happens when a program makes its first group.
+"""
+
+import os
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+from collectives.torch import NAME
+
+#: Environment variable by which "mpi" is ours in programs that start Python themselves.
+VARIABLE = "COLLECTIVES_TORCH"
+
+
+def autoload() -> None:
+    """Registers the backend; ``import torch`` calls this at its end.
+
+    With ``COLLECTIVES_TORCH=mpi`` in the environment, :func:`take_over` as well.  An error becomes
+    a warning, as it would keep every program from importing torch.
+    """
+    import torch.distributed as dist
+
+    if not dist.is_available():
+        return
+    try:
+        register()
+        if os.environ.get(VARIABLE) == "mpi":
+            take_over()
+    except Exception as error:
+        warnings.warn(f"torch does not get the backend {NAME!r}: {error!r}", stacklevel=2)
+
+
+def register() -> None:
+    """Registers the backend and the scheme ``mpi://`` of rendezvous, once."""
+    import torch.distributed as dist
+    from torch.distributed.rendezvous import _rendezvous_handlers, register_rendezvous_handler
+
+    if NAME not in dist.Backend.backend_list:
+        dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu"])
+    if "mpi" not in _rendezvous_handlers:
+        register_rendezvous_handler("mpi", _rendezvous)
+
+
+def take_over() -> list[str]:
+    """Lets programs that name "mpi", or nothing, run on this backend.
+
+    Returns:
+        Sentences that say what was changed in torch.
+    """
+    import torch.distributed as dist
+    import torch.distributed.distributed_c10d
+    from torch.distributed.rendezvous import _rendezvous_handlers
+
+    register()
+    c10d: Any = torch.distributed.distributed_c10d
+    dist.Backend.register_backend("mpi", _create, extended_api=True, devices=["cpu"])
+    c10d._MPI_AVAILABLE = True
+    if not hasattr(c10d, "_create_mpi_process_group"):  # torch up to 2.13
+        c10d.ProcessGroupMPI = _OldMPI
+    dist.Backend.default_device_backend_map["cpu"] = NAME
+    environment = _rendezvous_handlers["env"]
+
+    def by_environment(url: str, **named: Any) -> Iterator[Any]:
+        is_given = {"MASTER_ADDR", "MASTER_PORT"} <= set(os.environ)
+        yield from (environment if is_given else _rendezvous)(url, **named)
+
+    _rendezvous_handlers["env"] = by_environment
+    changes = [
+        'The backend "mpi" is this one, and torch.distributed.is_mpi_available() is true.',
+        f'Groups of CPU tensors that name no backend are of "{NAME}".',
+        "env:// without MASTER_ADDR and MASTER_PORT asks MPI for ranks, as mpi:// does.",
+    ]
+    if os.environ.pop("TORCH_DISTRIBUTED_USE_TORCHCOMMS", None):
+        changes.append("TORCH_DISTRIBUTED_USE_TORCHCOMMS is unset, as it overrides every backend.")
+    return changes
+
+
+def _create(options: Any, _: Any = None) -> Any:
+    from collectives.torch.backend import create
+
+    return create(options)
+
+
+def _rendezvous(url: str, **named: Any) -> Iterator[Any]:
+    from collectives.torch.rendezvous import rendezvous
+
+    return rendezvous(url, **named)
+
+
+class _OldMPI:
+    """The place at which torch up to 2.13 looks for its own backend "mpi"."""
+
+    @staticmethod
+    def create(ranks: list[int]) -> Any:
+        from torch.distributed import distributed_c10d as c10d
+
+        from collectives.torch.backend import create_group
+
+        return create_group(ranks, str(ranks), c10d.default_pg_timeout, None)

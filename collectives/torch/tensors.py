@@ -1,0 +1,124 @@
+"""The memory of torch's tensors as arrays that collectives read and write."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+#: Types that NumPy has under the same name; the others travel as bytes.
+_NUMPY = {
+    getattr(torch, name): np.dtype(name)
+    for name in (
+        *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+        *("float32", "float64", "complex64", "complex128"),
+    )
+    if hasattr(torch, name)
+}
+_BYTE = np.dtype(np.uint8)
+
+
+class _Memory:
+    """Memory of a tensor, which it keeps alive, as NumPy asks for it."""
+
+    __slots__ = ("__array_interface__", "tensor")
+
+    def __init__(self, tensor: torch.Tensor, dtype: np.dtype[Any]) -> None:
+        self.tensor = tensor
+        self.__array_interface__ = {
+            "data": (tensor.data_ptr(), False),
+            "shape": (tensor.nbytes // dtype.itemsize,),
+            "typestr": dtype.str,
+            "version": 3,
+        }
+
+
+def memory(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
+    """Joined array over the memory of a contiguous tensor, which lives as long as the array.
+
+    It is made of the address: ``Tensor.numpy`` would forbid for ever that the storage is resized,
+    as FSDP does.
+    """
+    dtype = _NUMPY.get(tensor.dtype, _BYTE)
+    if not tensor.numel():
+        return np.empty(0, dtype)
+    return np.asarray(_Memory(tensor, dtype))
+
+
+def dense(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, or a contiguous copy of it, for reading."""
+    return tensor.detach().resolve_conj().resolve_neg().contiguous()
+
+
+def check_dense(tensors: Sequence[torch.Tensor]) -> None:
+    """Checks that tensors are ones whose memory a collective can read.
+
+    Raises:
+        ValueError: a tensor is sparse or lies on another device.
+    """
+    for tensor in tensors:
+        if tensor.layout is not torch.strided or not tensor.is_cpu:
+            raise ValueError(
+                f"expected dense tensors on the CPU, got one with the layout {tensor.layout} on "
+                f"{tensor.device}; a backend for that device can stand beside this one, as in "
+                'init_process_group("cpu:collectives,cuda:nccl")'
+            )
+
+
+class Joined:
+    """One contiguous tensor, ``whole``, in the place of several.
+
+    It is a view of them where they lie one behind the other, and else a copy, which
+    :meth:`write_back` copies into them.
+
+    Args:
+        tensors: one or more, of one dtype.
+        reads: whether their values are needed.
+    """
+
+    __slots__ = ("is_view", "tensors", "whole")
+
+    def __init__(self, tensors: Sequence[torch.Tensor], reads: bool) -> None:
+        self.tensors = tensors
+        whole = _view_of_all(tensors)
+        self.is_view = whole is not None
+        if whole is None:
+            whole = torch.empty(sum(t.numel() for t in tensors), dtype=tensors[0].dtype)
+            if reads:
+                self._copy(whole, into_whole=True)
+        self.whole = whole
+
+    def write_back(self) -> None:
+        if not self.is_view:
+            self._copy(self.whole, into_whole=False)
+
+    def _copy(self, whole: torch.Tensor, into_whole: bool) -> None:
+        begin = 0
+        for tensor in self.tensors:
+            tensor = tensor.detach()
+            part = whole[begin : begin + tensor.numel()].view(tensor.shape)
+            part.copy_(tensor) if into_whole else tensor.copy_(part)
+            begin += tensor.numel()
+
+
+def _view_of_all(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
+    """A view of tensors that lie one behind the other in one storage; one tensor is itself."""
+    first = tensors[0]
+    if len(tensors) == 1:
+        if not first.is_contiguous() or first.is_conj() or first.is_neg():
+            return None
+        return first.detach() if first.requires_grad else first
+    storage, end, items = first.untyped_storage().data_ptr(), first.data_ptr(), 0
+    for tensor in tensors:
+        if (
+            not tensor.is_contiguous()
+            or tensor.data_ptr() != end
+            or tensor.dtype != first.dtype
+            or tensor.untyped_storage().data_ptr() != storage
+            or tensor.is_conj()
+            or tensor.is_neg()
+        ):
+            return None
+        end += tensor.nbytes
+        items += tensor.numel()
+    return first.detach().as_strided((items,), (1,))

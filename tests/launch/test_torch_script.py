@@ -1,0 +1,83 @@
+"""Scripts for PyTorch that ``python -m collectives.torch`` runs over MPI."""
+
+import subprocess
+import sys
+
+import pytest
+
+from collectives.torch import NAME
+from tests.launch.programs import needs_launcher, needs_torch, run, scratch
+
+pytestmark = [scratch, needs_launcher, needs_torch]
+SCRIPT = """
+import os, sys
+import torch, torch.distributed as dist
+dist.init_process_group({backend})
+def group():
+    cpu = torch.device("cpu")
+    return dist.group.WORLD._get_backend(cpu).name()
+rank = dist.get_rank()
+assert rank == int(os.environ["RANK"]) and dist.is_mpi_available()
+total = torch.ones(1) * (rank + 1)
+dist.all_reduce(total)
+if rank == 0:
+    print("total", total.item(), group(), *sys.argv[1:], __name__)
+{then}
+dist.destroy_process_group()
+"""
+
+
+def started(tmp_path, backend="", then="", ranks=2, options=()):
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT.format(backend=backend, then=then))
+    return run(tmp_path, "-m", "collectives.torch", *options, script, "--lr", 1, ranks=ranks)
+
+
+@pytest.mark.parametrize(
+    ("backend", "name"),
+    [("", NAME), ('"mpi"', NAME), ('"collectives"', NAME), ('"gloo"', "gloo")],
+)
+def test_a_script_names_any_backend(tmp_path, backend, name):
+    done = started(tmp_path, backend)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"total 3.0 {name} --lr 1 __main__\n"
+
+
+def test_the_launcher_says_what_it_changes(tmp_path):
+    done = started(tmp_path, options=["--explain"])
+    assert 'The backend "mpi" is this one' in done.stdout
+    assert done.stdout.count("MASTER_ADDR") == 1
+
+
+def test_a_rank_that_raises_ends_the_job_with_its_message(tmp_path):
+    done = started(tmp_path, then='if rank == 1: raise ValueError("here")\ndist.barrier()')
+    assert done.returncode != 0
+    assert "ValueError: here" in done.stderr
+
+
+def test_a_rank_that_leaves_is_named(tmp_path):
+    done = started(tmp_path, then="if rank == 1: sys.exit()\ndist.barrier()")
+    assert done.returncode != 0
+    assert "barrier" in done.stderr and "rank 1" in done.stderr
+
+
+def test_work_that_nobody_waits_for_ends(tmp_path):
+    lines = (
+        "works = [dist.all_reduce(torch.ones(1000), async_op=True) for _ in range(20)]\nsys.exit(0)"
+    )
+    done = started(tmp_path, then=lines)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_missing_script_is_one_sentence(tmp_path):
+    done = run(tmp_path, "-m", "collectives.torch", "missing.py")
+    assert done.returncode == 2 and "missing.py" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_torch_knows_the_backend_and_starts_no_mpi():
+    lines = (
+        "import sys, torch.distributed as dist\n"
+        "assert 'collectives' in dist.Backend.backend_list\n"
+        "assert 'mpi4py.MPI' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", lines], check=True)

@@ -1,0 +1,280 @@
+"""Groups of ``torch.distributed`` over MPI, on the ranks of this job."""
+
+import copy
+import functools
+import math
+
+import pytest
+from mpi4py import MPI
+
+torch = pytest.importorskip("torch")
+dist = pytest.importorskip("torch.distributed")
+
+from collectives.torch.register import register  # noqa: E402
+
+pytestmark = [pytest.mark.mpi, pytest.mark.quick_on(2, 3)]
+INTEGERS = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
+NARROW = [torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2]
+REALS = [torch.float32, torch.float64, *NARROW]
+COMPLEX = [torch.complex64, torch.complex128]
+OPS = {
+    "SUM": sum,
+    "PRODUCT": math.prod,
+    "MIN": min,
+    "MAX": max,
+    "AVG": lambda values: sum(values) / len(values),
+    "BAND": lambda values: functools.reduce(int.__and__, values),
+    "BOR": lambda values: functools.reduce(int.__or__, values),
+    "BXOR": lambda values: functools.reduce(int.__xor__, values),
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def world():
+    register()
+    dist.init_process_group("collectives", "mpi://")
+    yield dist.group.WORLD
+    dist.destroy_process_group()
+
+
+@pytest.fixture
+def ranks():
+    return range(dist.get_world_size())
+
+
+@pytest.fixture
+def rank():
+    return dist.get_rank()
+
+
+def of_rank(r, shape, dtype):
+    """Small whole numbers, another tensor on each rank."""
+    values = torch.arange(math.prod(shape)).reshape(shape) % 3 + r % 2 + 1
+    return values.to(dtype)
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (7,), (4, 3)])
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("dtype", [*INTEGERS, *REALS, *COMPLEX], ids=str)
+def test_sums_and_other_reductions(ranks, rank, dtype, op, shape):
+    is_float = dtype.is_floating_point or dtype.is_complex
+    if (op.startswith("B") and is_float) or (dtype.is_complex and op in ("MIN", "MAX", "PRODUCT")):
+        with pytest.raises(ValueError, match="RedOpType"):
+            dist.all_reduce(of_rank(rank, shape, dtype), getattr(dist.ReduceOp, op))
+        return
+    tensor = of_rank(rank, shape, dtype)
+    every = [of_rank(r, shape, dtype).reshape(-1).tolist() for r in ranks]
+    dist.all_reduce(tensor, getattr(dist.ReduceOp, op))
+    expected = torch.tensor([OPS[op](list(values)) for values in zip(*every, strict=True)])
+    expected = expected.to(torch.float32 if dtype in NARROW else expected.dtype).to(dtype)
+    assert tensor.reshape(-1).tolist() == expected.tolist()
+
+
+def test_booleans_are_any_and_all(rank, ranks):
+    for op, expected in [("SUM", True), ("MAX", True), ("PRODUCT", len(ranks) == 1)]:
+        tensor = torch.tensor([rank == 0, False])
+        dist.all_reduce(tensor, getattr(dist.ReduceOp, op))
+        assert tensor.tolist() == [expected, False]
+
+
+def test_sixteen_bits_are_rounded_once(ranks, rank):
+    values = [1.0] + [2.0**-9] * (len(ranks) - 1)
+    tensor = torch.tensor([values[rank]] * 5, dtype=torch.bfloat16)
+    dist.all_reduce(tensor)
+    assert tensor.tolist() == [torch.tensor(sum(values)).bfloat16().item()] * 5
+
+
+def test_parts_are_multiplied_first(ranks):
+    tensor = torch.ones(3)
+    dist.all_reduce(tensor, dist._make_nccl_premul_sum(2.0))
+    assert tensor.tolist() == [2.0 * len(ranks)] * 3
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool, torch.int64], ids=str)
+@pytest.mark.parametrize("strided", [False, True])
+def test_copies(ranks, rank, dtype, strided):
+    def tensor(r, rows=2):
+        made = torch.arange(rows * 6).reshape(rows, 6) + r
+        return (made[:, ::2] if strided else made[:, :3].contiguous()).to(dtype)
+
+    def room(rows=2):
+        return (
+            torch.empty(rows, 6, dtype=dtype)[:, ::2]
+            if strided
+            else torch.empty(rows, 3, dtype=dtype)
+        )
+
+    mine, every = tensor(rank), [tensor(r) for r in ranks]
+    got = [room() for _ in ranks]
+    dist.all_gather(got, mine)
+    assert all(map(torch.equal, got, every))
+    got = room(2 * len(ranks))
+    dist.all_gather_into_tensor(got, mine)
+    assert torch.equal(got, torch.cat(every))
+    last, got = len(ranks) - 1, room()
+    dist.broadcast(got.copy_(mine), last)
+    assert torch.equal(got, every[last])
+    got = [room() for _ in ranks] if rank == last else None
+    dist.gather(mine, got, last)
+    assert got is None or all(map(torch.equal, got, every))
+    got = room()
+    dist.scatter(got, [tensor(10 * r) for r in ranks] if rank == last else None, last)
+    assert torch.equal(got, tensor(10 * rank))
+    got = room(len(ranks))
+    dist.all_to_all_single(got, torch.cat([tensor(rank + 3 * r, 1) for r in ranks]))
+    assert torch.equal(got, torch.cat([tensor(r + 3 * rank, 1) for r in ranks]))
+
+
+def test_unequal_blocks(ranks, rank):
+    got = [torch.empty(r) for r in ranks]
+    dist.all_gather(got, torch.full((rank,), 1.0 * rank))
+    assert [part.tolist() for part in got] == [[1.0 * r] * r for r in ranks]
+    out = torch.empty(rank + 1)
+    dist.reduce_scatter(out, [torch.full((r + 1,), 1.0 * rank) for r in ranks])
+    assert out.tolist() == [sum(ranks)] * (rank + 1)
+    got = torch.empty(sum(r + rank for r in ranks), 2)
+    sent = torch.full((sum(r + rank for r in ranks), 2), 1.0 * rank)
+    sizes = [r + rank for r in ranks]
+    dist.all_to_all_single(got, sent, sizes, sizes)
+    assert got.tolist() == [[1.0 * r] * 2 for r in ranks for _ in range(r + rank)]
+    lists = [torch.empty(r + rank) for r in ranks]
+    dist.all_to_all(lists, [torch.full((r + rank,), 1.0 * rank) for r in ranks])
+    assert [part.tolist() for part in lists] == [[1.0 * r] * (r + rank) for r in ranks]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_blocks_of_sums(ranks, rank, dtype):
+    source = torch.arange(2 * len(ranks), dtype=dtype) + rank
+    out = torch.empty(2, dtype=dtype)
+    dist.reduce_scatter_tensor(out, source, dist.ReduceOp.AVG)
+    mean = sum(ranks) / len(ranks)
+    assert out.tolist() == [2 * rank + mean, 2 * rank + 1 + mean]
+    total = torch.full((3,), 1.0 + rank, dtype=dtype)
+    dist.reduce(total, 0)
+    assert rank or total.tolist() == [sum(r + 1 for r in ranks)] * 3
+
+
+def test_an_input_in_its_output_is_gathered_in_place(ranks, rank):
+    whole = torch.zeros(2 * len(ranks))
+    mine = whole[2 * rank : 2 * rank + 2].fill_(rank)
+    dist.all_gather_into_tensor(whole, mine)
+    assert whole.tolist() == [float(r) for r in ranks for _ in range(2)]
+
+
+def test_indices_of_sparse_tensors_differ(ranks, rank):
+    tensor = torch.sparse_coo_tensor(
+        [[rank, 0]], [1.0, 2.0], (len(ranks) + 1,), check_invariants=True
+    )
+    dist.all_reduce(tensor)
+    expected = [1.0] * len(ranks) + [0.0]
+    expected[0] += 2.0 * len(ranks)
+    assert tensor.to_dense().tolist() == expected
+
+
+def test_a_callback_communicates(ranks):
+    tensor, second = torch.ones(4), torch.ones(4)
+
+    def again(future):
+        work = dist.all_reduce(second.copy_(future.value()[0]), async_op=True)
+        work.wait()
+        return second
+
+    future = dist.all_reduce(tensor, async_op=True).get_future().then(again)
+    assert future.wait().tolist() == [float(len(ranks) ** 2)] * 4
+
+
+def test_groups_are_called_in_another_order_on_each_rank(ranks, rank):
+    groups = [dist.new_group() for _ in range(2)]
+    tensors = [torch.full((1000,), 1.0), torch.full((1000,), 2.0)]
+    order = [0, 1] if rank % 2 else [1, 0]
+    works = [dist.all_reduce(tensors[i], group=groups[i], async_op=True) for i in order]
+    for work in works:
+        work.wait()
+    assert [t[0].item() for t in tensors] == [len(ranks), 2 * len(ranks)]
+    for group in groups:
+        dist.destroy_process_group(group)
+
+
+def test_only_members_make_a_group(ranks, rank):
+    members = [r for r in ranks if r % 2 == rank % 2]
+    group = dist.new_group(members, use_local_synchronization=True)
+    tensor = torch.ones(2)
+    dist.all_reduce(tensor, group=group)
+    assert tensor.tolist() == [len(members)] * 2
+    dist.destroy_process_group(group)
+
+
+def test_messages(ranks, rank):
+    right, left = (rank + 1) % len(ranks), (rank - 1) % len(ranks)
+    received = torch.empty(3, 2).t()
+    dist.isend(torch.full((2, 3), 1.0 * rank), right)  # nobody waits for it
+    work = dist.irecv(received, left)
+    work.wait()
+    assert received.tolist() == [[1.0 * left] * 3] * 2
+    ops = [
+        dist.P2POp(dist.isend, torch.full((5,), 1.0 * rank), right),
+        dist.P2POp(dist.irecv, got := torch.empty(5), left),
+    ]
+    for work in dist.batch_isend_irecv(ops):
+        work.wait()
+    assert got.tolist() == [1.0 * left] * 5
+    if rank:
+        dist.send(torch.tensor(rank), 0)
+    else:
+        sources = []
+        for _ in ranks[1:]:
+            value = torch.tensor(0)
+            sources.append(dist.recv(value))
+            assert value.item() == sources[-1]
+        assert sorted(sources) == list(ranks[1:])
+
+
+def test_objects(ranks, rank):
+    every = [None] * len(ranks)
+    dist.all_gather_object(every, {"rank": rank})
+    assert every == [{"rank": r} for r in ranks]
+    objects = [rank, "x" * rank]
+    dist.broadcast_object_list(objects, len(ranks) - 1)
+    assert objects == [ranks[-1], "x" * ranks[-1]]
+
+
+def test_a_storage_can_be_resized_afterwards():
+    tensor = torch.ones(10)
+    dist.all_reduce(tensor)
+    tensor.untyped_storage().resize_(0)
+
+
+def test_replicas_have_the_gradients_of_one_process(ranks, rank):
+    torch.manual_seed(0)
+    module = torch.nn.Sequential(torch.nn.Linear(5, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1))
+    alone = copy.deepcopy(module).double()
+    net = torch.nn.parallel.DistributedDataParallel(module.double(), bucket_cap_mb=0.001)
+    inputs = torch.randn(4 * len(ranks), 5, dtype=torch.float64)
+    for _ in range(3):  # the buckets are made anew after the first step
+        net.zero_grad()
+        alone.zero_grad()
+        net(inputs[4 * rank : 4 * rank + 4]).square().mean().backward()
+        alone(inputs).square().mean().backward()
+        for own, other in zip(module.parameters(), alone.parameters(), strict=True):
+            torch.testing.assert_close(own.grad, other.grad, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (
+            lambda n: dist.all_gather_into_tensor(torch.empty(2 * n + 1), torch.ones(2)),
+            "world_size",
+        ),
+        (lambda n: dist.reduce_scatter_tensor(torch.empty(2), torch.ones(2 * n + 1)), "world size"),
+        (lambda n: dist.all_reduce(torch.ones(2, device="meta")), "on the CPU"),
+        (
+            lambda n: dist.all_to_all_single(torch.empty(2), torch.ones(2), [2] * n, [3] * n),
+            "sizes",
+        ),
+    ],
+)
+def test_what_cannot_be_done_is_refused_on_each_rank(ranks, call, words):
+    with pytest.raises((ValueError, RuntimeError), match=words):
+        call(len(ranks))
+    assert MPI.COMM_WORLD.allreduce(1) == len(ranks)
