@@ -15,9 +15,11 @@ from mpi4py import MPI
 from collectives.communicator import Communicator
 from collectives.failure.watchdog import Watchdog
 from collectives.torch import NAME
+from collectives.torch.calls import Calls
+from collectives.torch.copies import Copies
 from collectives.torch.messages import MessageWork
-from collectives.torch.operations import Operations
 from collectives.torch.order import Order
+from collectives.torch.reductions import Reductions
 
 #: torch's own classes, whose stubs know no subclasses.
 _Backend: Any = torch._C._distributed_c10d.Backend
@@ -26,7 +28,7 @@ _ProcessGroup: Any = dist.ProcessGroup
 _TAGS = 32000
 
 
-class _Group(Operations):
+class _Group(Reductions, Copies):
     """The part that both kinds have beside the operations.
 
     Args:
@@ -125,11 +127,11 @@ def _outside_dynamo(method: Callable[..., Any]) -> Callable[..., Any]:
     return functools.update_wrapper(call, method)
 
 
-for _name, _method in list(vars(Operations).items()):
-    if callable(_method) and (
-        not _name.startswith("_") or _name.endswith(("_base", "_coalescing"))
-    ):
-        setattr(Operations, _name, _outside_dynamo(_method))
+for _kind in (Calls, Reductions, Copies):
+    for _name, _method in list(vars(_kind).items()):
+        is_called_by_torch = not _name.startswith("_") or _name.endswith("_base")
+        if callable(_method) and is_called_by_torch:
+            setattr(_kind, _name, _outside_dynamo(_method))
 
 
 class MPIBackend(_Group, _Backend):

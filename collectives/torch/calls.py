@@ -1,0 +1,93 @@
+"""The calls of one group: their order, blocks of calls, messages and barriers."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from mpi4py import MPI
+
+from collectives.communicator import Communicator
+from collectives.failure.watchdog import Watchdog
+from collectives.torch.messages import MessageWork
+from collectives.torch.order import JointWork, Order
+from collectives.torch.tensors import Joined, check_dense, dense, memory
+
+Tensors = Sequence[torch.Tensor]
+
+
+class Calls:
+    """The part that all operations of ``torch.distributed`` on one communicator share.
+
+    A method does what torch's documentation says of the function that calls it.  Calls with
+    ``async_op=True`` run in the group's thread, or in a caller that waits; the others at once.
+
+    Attributes:
+        comm: the communicator.
+    """
+
+    comm: Communicator
+    _watchdog: Watchdog
+    _order: Order
+    _under_way: set[MessageWork]
+    _calls: int
+    #: Works of a coalescing block; ``None`` outside of one.
+    _block: list[dist._Work] | None = None
+
+    def _start_coalescing(self, device: Any = None) -> None:
+        self._block = []
+
+    def _end_coalescing(self, device: Any = None) -> dist._Work:
+        """One work for all that the block has begun."""
+        works, self._block = self._block or [], None
+        return JointWork(works)
+
+    start_coalescing, end_coalescing = _start_coalescing, _end_coalescing
+
+    def _submit(self, what: str, call: Callable[[], None], value: Any, options: Any) -> dist._Work:
+        """Runs a call, now or in the background, and has it watched under a name."""
+        self._calls += 1
+
+        def watched() -> None:
+            with self._watchdog.waiting(what, numbered=True):
+                call()
+
+        run = self._order.later if getattr(options, "asyncOp", False) else self._order.now
+        return self._begun(run(watched, value))
+
+    def _begun(self, work: dist._Work) -> dist._Work:
+        if self._block is not None:
+            self._block.append(work)
+        return work
+
+    def barrier(self, options: Any = None, **_: Any) -> dist._Work:
+        return self._submit("barrier", self.comm.Barrier, [], options)
+
+    def send(self, tensors: Tensors, to: int, tag: int = 0) -> dist._Work:
+        check_dense(tensors)
+        flat = Joined([dense(tensors[0])], reads=True)
+        return self._message(self.comm.Isend(memory(flat.whole), to, tag), flat, False)
+
+    def recv(self, tensors: Tensors, source: int, tag: int = 0) -> dist._Work:
+        check_dense(tensors)
+        flat = Joined(tensors[:1], reads=False)
+        return self._message(self.comm.Irecv(memory(flat.whole), source, tag), flat, True)
+
+    def recv_anysource(self, tensors: Tensors, tag: int = 0) -> dist._Work:
+        return self.recv(tensors, MPI.ANY_SOURCE, tag)
+
+    def _message(self, request: MPI.Request, flat: Joined, receives: bool) -> dist._Work:
+        for earlier in list(self._under_way):  # lets go of those that nobody waits for
+            earlier.is_completed()
+        return self._begun(MessageWork(request, flat, receives, self._under_way, self._watchdog))
+
+
+def listed(tensors: Any) -> list[torch.Tensor]:
+    return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+
+
+def in_items(rows: list[int], tensor: torch.Tensor) -> list[int]:
+    """Items of so many rows, as the tensor's array counts them."""
+    total = tensor.size(0) if tensor.dim() else 0
+    row = len(memory(tensor)) // total if total else 0
+    return [count * row for count in rows]

@@ -1,0 +1,199 @@
+"""Broadcasts, gathers and exchanges of torch's tensors."""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from mpi4py import MPI
+
+from collectives.torch.calls import Calls, Tensors, in_items, listed
+from collectives.torch.tensors import Joined, check_dense, dense, memory
+
+
+class Copies(Calls):
+    """The operations that move the ranks' tensors."""
+
+    def broadcast(self, tensors: Any, options: Any = None, **named: Any) -> dist._Work:
+        tensors = listed(tensors)
+        check_dense(tensors)
+        root = named.get("root", getattr(options, "rootRank", options))
+
+        def call() -> None:
+            for tensor in tensors:
+                flat = Joined([tensor], reads=self.comm.rank == root)
+                self.comm.Bcast(memory(flat.whole), root)
+                flat.write_back()
+
+        return self._submit("broadcast", call, tensors, options)
+
+    def allgather(self, outputs: Any, inputs: Any, options: Any = None, **_: Any) -> dist._Work:
+        """Tensors may have another size on each rank."""
+        if isinstance(inputs, torch.Tensor):
+            outputs, inputs = [outputs], [inputs]
+        for parts, source in zip(outputs, inputs, strict=True):
+            self._check_parts(parts, source, "all_gather")
+
+        def call() -> None:
+            for parts, source in zip(outputs, inputs):
+                flat = Joined(parts, reads=False)
+                sent, received = memory(dense(source)), memory(flat.whole)
+                counts = _counts(parts, flat.whole)
+                if len(set(counts)) == 1:
+                    self.comm.Allgather(sent, received)
+                else:
+                    self.comm.Allgatherv(sent, [received, counts])
+                flat.write_back()
+
+        return self._submit("allgather", call, outputs, options)
+
+    def allgather_coalesced(
+        self, outputs: Any, inputs: Any, options: Any = None, **_: Any
+    ) -> dist._Work:
+        if len(outputs) != self.comm.size or any(len(parts) != len(inputs) for parts in outputs):
+            raise ValueError("expected a list for each rank, with a tensor for each input")
+        return self.allgather([list(parts) for parts in zip(*outputs)], inputs, options)
+
+    def all_gather_single(
+        self, output: torch.Tensor, source: torch.Tensor, options: Any = None
+    ) -> dist._Work:
+        return self.all_gather_single_coalesced([output], [source], options)
+
+    def all_gather_single_coalesced(
+        self, outputs: Any, inputs: Any, options: Any = None
+    ) -> dist._Work:
+        for output, source in zip(outputs, inputs, strict=True):
+            check_dense([output, source])
+            if source.numel() * self.comm.size != output.numel() or output.dtype != source.dtype:
+                raise ValueError(
+                    "output tensor size must be equal to world_size times input tensor size, got "
+                    f"{output.numel()} items of {output.dtype} and {source.numel()} of "
+                    f"{source.dtype} on {self.comm.size} ranks"
+                )
+
+        def call() -> None:
+            for output, source in zip(outputs, inputs):
+                flat = Joined([output], reads=False)
+                sent = _own_block(dense(source), flat.whole, self.comm.rank)
+                self.comm.Allgather(sent, memory(flat.whole))
+                flat.write_back()
+
+        return self._submit("all_gather_single", call, outputs, options)
+
+    def gather(self, outputs: Any, inputs: Any, options: Any = None, **_: Any) -> dist._Work:
+        (source,), root = listed(inputs), options.rootRank
+        check_dense([source])
+        parts = outputs[0] if self.comm.rank == root else []
+        if parts:
+            self._check_parts(parts, source, "gather")
+
+        def call() -> None:
+            flat = Joined(parts, reads=False) if parts else None
+            received = memory(flat.whole) if flat else None
+            self.comm.Gather(memory(dense(source)), received, root)
+            if flat:
+                flat.write_back()
+
+        return self._submit("gather", call, parts, options)
+
+    def scatter(self, outputs: Any, inputs: Any, options: Any = None, **_: Any) -> dist._Work:
+        (output,), root = listed(outputs), options.rootRank
+        check_dense([output])
+        parts = inputs[0] if self.comm.rank == root else []
+        if parts:
+            self._check_parts(parts, output, "scatter")
+
+        def call() -> None:
+            flat = Joined([output], reads=False)
+            source = Joined(parts, reads=True).whole if parts else None
+            self.comm.Scatter(None if source is None else memory(source), memory(flat.whole), root)
+            flat.write_back()
+
+        return self._submit("scatter", call, [output], options)
+
+    def all_to_all_single(
+        self,
+        output: torch.Tensor,
+        source: torch.Tensor,
+        output_splits: list[int],
+        input_splits: list[int],
+        options: Any = None,
+        **_: Any,
+    ) -> dist._Work:
+        check_dense([output, source])
+        splits = (source, input_splits), (output, output_splits)
+        sent_counts, received_counts = (self._rows(*split) for split in splits)
+
+        def call() -> None:
+            flat = Joined([output], reads=False)
+            sent, received = memory(dense(source)), memory(flat.whole)
+            if output_splits or input_splits:
+                self.comm.Alltoallv(
+                    [sent, in_items(sent_counts, source)],
+                    [received, in_items(received_counts, output)],
+                )
+            else:
+                self.comm.Alltoall(sent, received)
+            flat.write_back()
+
+        return self._submit("all_to_all_single", call, [output], options)
+
+    def alltoall(self, outputs: Any, inputs: Any, options: Any = None, **_: Any) -> dist._Work:
+        """Every pair of ranks may exchange another number of items."""
+        check_dense([*outputs, *inputs])
+        for tensors in (outputs, inputs):
+            if len(tensors) != self.comm.size or len({t.dtype for t in tensors}) > 1:
+                raise ValueError(f"expected {self.comm.size} tensors of one dtype, one a rank")
+
+        def call() -> None:
+            flat, source = Joined(outputs, reads=False), Joined(inputs, reads=True)
+            self.comm.Alltoallv(
+                [memory(source.whole), _counts(inputs, source.whole)],
+                [memory(flat.whole), _counts(outputs, flat.whole)],
+            )
+            flat.write_back()
+
+        return self._submit("alltoall", call, outputs, options)
+
+    def _check_parts(self, parts: Tensors, one: torch.Tensor, what: str) -> None:
+        check_dense([*parts, one])
+        if len(parts) != self.comm.size or any(part.dtype != one.dtype for part in parts):
+            raise ValueError(
+                f"{what} takes {self.comm.size} tensors of {one.dtype}, one a rank, got "
+                f"{len(parts)} of {', '.join(sorted({str(part.dtype) for part in parts}))}"
+            )
+
+    def _rows(self, tensor: torch.Tensor, splits: list[int]) -> list[int]:
+        """Rows of each rank's block of a tensor."""
+        rows = tensor.size(0) if tensor.dim() else 0
+        if not splits:
+            if rows % self.comm.size:
+                raise ValueError(
+                    f"Tensor's dim 0 does not divide equally across group size: {rows} rows, "
+                    f"{self.comm.size} ranks"
+                )
+            return [rows // self.comm.size] * self.comm.size
+        if len(splits) != self.comm.size or sum(splits) != rows:
+            raise ValueError(
+                f"expected {self.comm.size} sizes of blocks that make {rows} rows together, "
+                f"got {splits}"
+            )
+        return list(splits)
+
+    _allgather_base = all_gather_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+    alltoall_base = all_to_all_single
+
+
+def _counts(parts: Tensors, whole: torch.Tensor) -> list[int]:
+    """Items of each part, as its array counts them."""
+    return [len(memory(whole)) * part.numel() // max(1, whole.numel()) for part in parts]
+
+
+def _own_block(source: torch.Tensor, output: torch.Tensor, rank: int) -> Any:
+    """The block that a rank sends in an all-gather whose input may lie in its output."""
+    begin = output.data_ptr()
+    if not begin <= source.data_ptr() < begin + output.nbytes:
+        return memory(source)
+    if source.data_ptr() == begin + rank * source.nbytes:
+        return MPI.IN_PLACE
+    return memory(source.clone())

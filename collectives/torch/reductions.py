@@ -1,0 +1,190 @@
+"""Sums and other reductions of torch's tensors."""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from mpi4py import MPI
+
+from collectives.torch.calls import Calls, Tensors, in_items, listed
+from collectives.torch.reduce_op import Reduction, reduction
+from collectives.torch.tensors import Joined, check_dense, dense, memory
+
+
+class Reductions(Calls):
+    """The operations that add, multiply or compare the ranks' tensors."""
+
+    def allreduce(self, tensors: Any, options: Any = None, **_: Any) -> dist._Work:
+        tensors = listed(tensors)
+        if any(tensor.layout is torch.sparse_coo for tensor in tensors):
+            return self.allreduce_sparse(tensors, options)
+        check_dense(tensors)
+        op = _op(options)
+        how = [reduction(op, tensor.dtype) for tensor in tensors]
+
+        def call() -> None:
+            for tensor, one in zip(tensors, how):
+                flat = Joined([tensor], reads=True)
+                self._sum(flat.whole, one)
+                flat.write_back()
+
+        return self._submit("allreduce", call, tensors, options)
+
+    def allreduce_coalesced(self, tensors: Any, options: Any = None, **_: Any) -> dist._Work:
+        """One sum over all tensors of a dtype."""
+        tensors = listed(tensors)
+        check_dense(tensors)
+        op = _op(options)
+        dtypes = {tensor.dtype: reduction(op, tensor.dtype) for tensor in tensors}
+
+        def call() -> None:
+            for dtype, how in dtypes.items():
+                flat = Joined([t for t in tensors if t.dtype == dtype], reads=True)
+                self._sum(flat.whole, how)
+                flat.write_back()
+
+        return self._submit("allreduce_coalesced", call, tensors, options)
+
+    def allreduce_sparse(self, tensors: Any, options: Any = None) -> dist._Work:
+        """Sums of sparse tensors in COO format; the ranks' indices may differ."""
+        tensors = listed(tensors)
+        how = [reduction(_op(options), tensor.dtype) for tensor in tensors]
+        if any(one.op != MPI.SUM or one.factor is not None for one in how):
+            raise ValueError("sparse tensors can be summed and averaged, and nothing else")
+
+        def call() -> None:
+            for tensor, one in zip(tensors, how):
+                total = self._sparse_sum(tensor.detach().coalesce())
+                one.divide(values := total.values(), self.comm.size)
+                indices = total.indices()
+                tensor.copy_(torch.sparse_coo_tensor(indices, values, tensor.shape))
+
+        return self._submit("allreduce_sparse", call, tensors, options)
+
+    def reduce(self, tensors: Any, options: Any = None, **_: Any) -> dist._Work:
+        tensors = listed(tensors)
+        check_dense(tensors)
+        root, op = options.rootRank, _op(options)
+        how = [reduction(op, tensor.dtype) for tensor in tensors]
+
+        def call() -> None:
+            is_root = self.comm.rank == root
+            for tensor, one in zip(tensors, how):
+                flat = Joined([tensor], reads=True)
+                part = _widened(flat.whole, one)
+                if part is flat.whole and not is_root:
+                    self.comm.Reduce(memory(part), None, one.op, root)
+                    continue
+                sent = MPI.IN_PLACE if is_root else memory(part)
+                self.comm.Reduce(sent, memory(part) if is_root else None, one.op, root)
+                if is_root:
+                    self._finish(flat.whole, part, one)
+                    flat.write_back()
+
+        return self._submit("reduce", call, tensors, options)
+
+    def reduce_scatter(
+        self, outputs: Any, inputs: Any, options: Any = None, **_: Any
+    ) -> dist._Work:
+        """Blocks may be unequal."""
+        output = listed(outputs)[0]
+        parts = inputs[0] if isinstance(inputs[0], list | tuple) else inputs
+        self._check_reduced(parts, output, [part.numel() for part in parts][self.comm.rank])
+        op = _op(options)
+
+        def call() -> None:
+            counts = [part.numel() for part in parts]
+            flat = Joined(parts, reads=True).whole
+            self._reduce_scatter(output, flat, reduction(op, output.dtype), counts)
+
+        return self._submit("reduce_scatter", call, [output], options)
+
+    def reduce_scatter_single(
+        self, output: torch.Tensor, source: torch.Tensor, options: Any = None
+    ) -> dist._Work:
+        return self.reduce_scatter_single_coalesced([output], [source], options)
+
+    def reduce_scatter_single_coalesced(
+        self, outputs: Any, inputs: Any, options: Any = None
+    ) -> dist._Work:
+        op = _op(options)
+        for output, source in zip(outputs, inputs, strict=True):
+            if source.numel() != output.numel() * self.comm.size:
+                raise ValueError(
+                    "input tensor must be the same size as output tensor times world size, got "
+                    f"{source.numel()} and {output.numel()} items on {self.comm.size} ranks"
+                )
+            self._check_reduced([source], output, output.numel())
+            reduction(op, output.dtype)
+
+        def call() -> None:
+            for output, source in zip(outputs, inputs):
+                self._reduce_scatter(output, dense(source), reduction(op, output.dtype), None)
+
+        return self._submit("reduce_scatter_single", call, outputs, options)
+
+    def _check_reduced(self, parts: Tensors, output: torch.Tensor, items: int) -> None:
+        check_dense([*parts, output])
+        if output.numel() != items or any(part.dtype != output.dtype for part in parts):
+            raise ValueError(
+                f"expected an output of {items} items of {parts[0].dtype}, as the inputs have, "
+                f"got {output.numel()} of {output.dtype}"
+            )
+
+    def _reduce_scatter(
+        self, output: torch.Tensor, source: torch.Tensor, how: Reduction, counts: list[int] | None
+    ) -> None:
+        target = Joined([output], reads=False)
+        sent = _widened(source, how)
+        part = target.whole
+        if how.wide is not None:
+            part = torch.empty(output.numel(), dtype=how.wide)
+        if counts is None or len(set(counts)) == 1:
+            self.comm.Reduce_scatter_block(memory(sent), memory(part), how.op)
+        else:
+            self.comm.Reduce_scatter(memory(sent), memory(part), counts, how.op)
+        self._finish(target.whole, part, how)
+        target.write_back()
+
+    def _sum(self, flat: torch.Tensor, how: Reduction) -> None:
+        part = _widened(flat, how)
+        self.comm.Allreduce(MPI.IN_PLACE, memory(part), how.op)
+        self._finish(flat, part, how)
+
+    def _finish(self, result: torch.Tensor, part: torch.Tensor, how: Reduction) -> None:
+        """Makes the mean of a sum, and brings it to the result's memory and dtype."""
+        if how.mean:
+            how.divide(part, self.comm.size)
+        if part is not result and part.data_ptr() != result.data_ptr():
+            result.copy_(part.view(result.shape))
+
+    def _sparse_sum(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Sum over the ranks of a coalesced sparse tensor, by an all-gather of what is there."""
+        counts = self.comm.allgather(tensor._nnz())
+        indices = self._gathered(tensor.indices().t().contiguous(), counts)
+        values = self._gathered(tensor.values(), counts)
+        return torch.sparse_coo_tensor(indices.t(), values, tensor.shape).coalesce()
+
+    def _gathered(self, rows: torch.Tensor, counts: list[int]) -> torch.Tensor:
+        """All ranks' rows, one behind the other."""
+        rows = dense(rows)
+        gathered = torch.empty((sum(counts), *rows.shape[1:]), dtype=rows.dtype)
+        self.comm.Allgatherv(memory(rows), [memory(gathered), in_items(counts, gathered)])
+        return gathered
+
+    # torch up to 2.12 calls some operations by other names, and newer ones may still.
+
+    _reduce_scatter_base = reduce_scatter_single
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+
+def _op(options: Any) -> Any:
+    if options is None:
+        return dist.ReduceOp.SUM
+    return getattr(options, "reduceOp", options)
+
+
+def _widened(flat: torch.Tensor, how: Reduction) -> torch.Tensor:
+    """The part that a rank adds: the tensor, or a copy that is wider or multiplied."""
+    part = flat if how.wide is None else flat.to(how.wide)
+    return part if how.factor is None else part * how.factor
