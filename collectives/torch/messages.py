@@ -45,10 +45,13 @@ class MessageWork(dist._Work):
         under_way.add(self)
 
     def is_completed(self) -> bool:
-        with self._guard:
-            if not self._is_complete and self._request.Test(self._status):
-                self._complete()
-            return self._is_complete
+        if self._guard.acquire(blocking=False):  # else another thread waits for it
+            try:
+                if not self._is_complete and self._request.Test(self._status):
+                    self._complete()
+            finally:
+                self._guard.release()
+        return self._is_complete
 
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
         with self._guard:

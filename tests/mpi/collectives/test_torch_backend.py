@@ -229,6 +229,15 @@ def test_messages(ranks, rank):
         assert sorted(sources) == list(ranks[1:])
 
 
+def test_a_message_that_a_future_waits_for_holds_up_no_other(ranks, rank):
+    right, left = (rank + 1) % len(ranks), (rank - 1) % len(ranks)
+    received = torch.empty(1)
+    future = dist.irecv(received, left).get_future()
+    dist.barrier()
+    dist.send(torch.tensor([1.0 * rank]), right)
+    assert future.wait()[0].item() == left
+
+
 def test_objects(ranks, rank):
     every = [None] * len(ranks)
     dist.all_gather_object(every, {"rank": rank})
