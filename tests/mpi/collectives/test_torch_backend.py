@@ -65,8 +65,9 @@ def test_sums_and_other_reductions(ranks, rank, dtype, op, shape):
     tensor = of_rank(rank, shape, dtype)
     every = [of_rank(r, shape, dtype).reshape(-1).tolist() for r in ranks]
     dist.all_reduce(tensor, getattr(dist.ReduceOp, op))
-    expected = torch.tensor([OPS[op](list(values)) for values in zip(*every, strict=True)])
-    expected = expected.to(torch.float32 if dtype in NARROW else expected.dtype).to(dtype)
+    exact = [OPS[op](list(values)) for values in zip(*every, strict=True)]
+    expected = torch.tensor(exact, dtype=torch.complex128 if dtype.is_complex else torch.float64)
+    expected = expected.to(torch.float32 if dtype in NARROW else dtype).to(dtype)
     assert tensor.reshape(-1).tolist() == expected.tolist()
 
 
