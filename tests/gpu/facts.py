@@ -20,7 +20,7 @@ def versions():
     vendor = " ".join(map(str, MPI.get_vendor()))
     level = {0: "single", 1: "funneled", 2: "serialized", 3: "multiple"}[MPI.Query_thread()]
     return (
-        f"{gpu}, {found.visible} visible; CuPy {cupy.__version__}, Python {python}, {vendor}, "
+        f"{gpu}, {cupy.cuda.runtime.getDeviceCount()} visible; CuPy {cupy.__version__}, Python {python}, {vendor}, "
         f"threads {level}"
     )
 
