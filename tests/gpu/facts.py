@@ -19,8 +19,9 @@ def versions():
     python = ".".join(map(str, sys.version_info[:3]))
     vendor = " ".join(map(str, MPI.get_vendor()))
     level = {0: "single", 1: "funneled", 2: "serialized", 3: "multiple"}[MPI.Query_thread()]
+    visible = cupy.cuda.runtime.getDeviceCount()
     return (
-        f"{gpu}, {cupy.cuda.runtime.getDeviceCount()} visible; CuPy {cupy.__version__}, Python {python}, {vendor}, "
+        f"{gpu}, {visible} visible; CuPy {cupy.__version__}, Python {python}, {vendor}, "
         f"threads {level}"
     )
 
