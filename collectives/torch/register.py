@@ -59,6 +59,7 @@ def take_over() -> list[str]:
     c10d._MPI_AVAILABLE = True
     if not hasattr(c10d, "_create_mpi_process_group"):  # torch up to 2.13
         c10d.ProcessGroupMPI = _OldMPI
+    c10d.Store = _store  # torch calls it for groups "mpi" alone
     dist.Backend.default_device_backend_map["cpu"] = NAME
     environment = _rendezvous_handlers["env"]
 
@@ -87,6 +88,14 @@ def _rendezvous(url: str, **named: Any) -> Iterator[Any]:
     from collectives.torch.rendezvous import rendezvous
 
     return rendezvous(url, **named)
+
+
+def _store() -> Any:
+    """The store of a group "mpi", in the place of torch's, which does nothing.
+
+    Gloo's groups beside it need one, as torch's checkpoints make them.
+    """
+    return next(_rendezvous("mpi://"))[0]
 
 
 class _OldMPI:

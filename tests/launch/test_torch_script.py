@@ -43,6 +43,12 @@ def test_a_script_names_any_backend(tmp_path, backend, name):
     assert done.stdout == f"total 3.0 {name} --lr 1 __main__\n"
 
 
+def test_a_group_of_gloo_stands_beside_mpi(tmp_path):
+    then = 'beside = dist.new_group(backend="gloo")\ndist.all_reduce(total, group=beside)\n'
+    done = started(tmp_path, '"mpi"', then + "assert total.item() == 6")
+    assert done.returncode == 0, done.stderr
+
+
 def test_the_launcher_says_what_it_changes(tmp_path):
     done = started(tmp_path, options=["--explain"])
     assert 'The backend "mpi" is this one' in done.stdout
