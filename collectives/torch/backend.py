@@ -78,7 +78,7 @@ class _Group(Reductions, Copies):
         MPI.COMM_WORLD.Abort(1)
 
     def shutdown(self) -> None:
-        """Ends the group, after what is under way.  CollectiveWork over its ranks."""
+        """Ends the group, after what is under way.  Collective over its ranks."""
         if self.comm == MPI.COMM_NULL:
             return
         atexit.unregister(self._drain)
@@ -182,11 +182,15 @@ def create(options: Any) -> Any:
     """
     world, ranks = MPI.COMM_WORLD, list(options.global_ranks_in_group)
     given = options.group_rank, options.group_size
-    if not ranks and given not in ((world.rank, world.size), (-1, -1)):
+    if ranks:
+        own = (ranks.index(world.rank), len(ranks)) if world.rank in ranks else None
+    else:
+        own = world.rank, world.size
+    if given != own and (ranks or given != (-1, -1)):  # a group "mpi" leaves the numbers to MPI
         raise RuntimeError(
-            f"torch calls this process rank {given[0]} of {given[1]}, MPI rank {world.rank} of "
-            f"{world.size}; start the program with mpirun or srun, not torchrun, and let mpi:// "
-            "number the ranks"
+            f"torch calls this process rank {given[0]} of {given[1]}, in a group of "
+            f"{ranks or 'all'}; MPI calls it rank {world.rank} of {world.size}; start the program "
+            "with mpirun or srun, not torchrun, and let mpi:// number the ranks"
         )
     return create_group(ranks, options.group_id, options.timeout, options.store)
 

@@ -16,7 +16,7 @@ def rendezvous(
 ) -> Iterator[tuple[TCPStore, int, int]]:
     """Rank and size are those of MPI; rank 0 serves torch's store on a port that is free.
 
-    CollectiveWork over ``MPI.COMM_WORLD``.  This backend does not use the store; torch's other
+    Collective over ``MPI.COMM_WORLD``.  This backend does not use the store; torch's other
     backends and its checkpoints do.
     """
     check_launch()

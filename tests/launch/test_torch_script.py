@@ -87,3 +87,19 @@ def test_torch_knows_the_backend_and_starts_no_mpi():
         "assert 'mpi4py.MPI' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", lines], check=True)
+
+
+def test_a_group_whose_ranks_torch_numbers_otherwise_is_refused(tmp_path):
+    lines = (
+        "import os, sys\n"
+        "from mpi4py import MPI\n"
+        "world = MPI.COMM_WORLD\n"
+        "os.environ.update(RANK=str(1 - world.rank), WORLD_SIZE='2', MASTER_ADDR='127.0.0.1')\n"
+        "os.environ['MASTER_PORT'] = str(world.bcast(20000 + os.getpid() % 10000))\n"
+        "import torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "dist.new_group([0, 1], backend='collectives')\n"
+    )
+    done = run(tmp_path, "-c", lines, ranks=2)
+    assert done.returncode != 0
+    assert "torch calls this process rank" in done.stderr
