@@ -9,6 +9,8 @@ from mpi4py import MPI
 from msgspec.structs import replace
 
 from collectives import Communicator
+from mpitrain.checkpoint import Writer
+from mpitrain.checkpoint.saving import checkpoints, resume, save
 from mpitrain.config import Config, Data, Model, Optim, Parallel, Run, Train
 from mpitrain.metrics import Step
 from mpitrain.start import start
@@ -72,6 +74,23 @@ def text_job(path, **run):
     )
 
 
+def in_folder(config, folder):
+    return replace(config, run=replace(config.run, dir=str(folder)))
+
+
+def keep(trainer, most=9):
+    """Writes a checkpoint of the run as it is, beside ``most - 1`` others."""
+    folder = checkpoints(trainer.parts.config)
+    save(trainer.parts, Writer(trainer.parts.comm, folder, keep=most, background=False))
+
+
+def equal(found, expected):
+    """Arrays by name, bit by bit."""
+    assert found.keys() == expected.keys()
+    for name, values in expected.items():
+        np.testing.assert_array_equal(found[name], values, err_msg=name)
+
+
 def curve(comm, config, steps=20):
     """(loss and gradient norm of each step, the parameters after the last by name)."""
     with start(comm, config) as trainer:
@@ -96,6 +115,39 @@ def whole(comm, trainer):
         index = np.arange(into.size).reshape(into.shape)[tensor.part].ravel()
         into.flat[index[offset : offset + values.size]] = values
     return found
+
+
+def to_the_end(trainer):
+    """The records of all the job's steps."""
+    records = []
+    while trainer.parts.steps_done < trainer.parts.total_steps:
+        epoch = trainer.parts.steps_done // trainer.parts.sampler.steps_per_epoch
+        records += trainer.run_epoch(epoch)
+    return records
+
+
+def assert_goes_on(comm, config, kept=lambda trainer: {}):
+    """A run that stops after 3 of 6 steps and goes on has the bits of one that does not stop.
+
+    ``kept``: what the checkpoint must hold besides, by name; of some rank it is not 0.
+    """
+    expected_curve, expected = curve(comm, config, steps=6)
+    with start(comm, config) as trainer:
+        list(islice(trainer.run_epoch(0), 3))
+        writer = Writer(comm, checkpoints(config), keep=2)
+        save(trainer.parts, writer)
+        before = kept(trainer)
+        list(islice(trainer.run_epoch(0), 2))  # after the snapshot, while it is being written
+        writer.finish()
+    with start(comm, config) as trainer:
+        resumed = resume(trainer.parts)
+        assert (resumed.step, resumed.refused) == (3, [])
+        equal(kept(trainer), before)
+        left = comm.allgather(any(values.any() for values in before.values()))
+        assert any(left) or not before
+        records = list(islice(trainer.run_epoch(0), 3))
+        np.testing.assert_array_equal([(r.loss, r.grad_norm) for r in records], expected_curve[3:])
+        equal(whole(comm, trainer), expected)
 
 
 def alone(config, steps=20):

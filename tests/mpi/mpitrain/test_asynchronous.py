@@ -13,7 +13,7 @@ from mpitrain.start import start
 from mpitrain.step.agreement import NonFinite
 from mpitrain.training.batches import MicroBatches, part
 from mpitrain.training.parts import UserObjects
-from tests.mpi.mpitrain.layouts import job, whole
+from tests.mpi.mpitrain.layouts import equal, job, whole
 
 pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
 
@@ -216,8 +216,7 @@ def test_two_buffers_see_the_batch_before(comm):
     losses, weights, steps = found(comm, config)
     expected, expected_weights = simulated(config, RANKS, "two_buffers", steps)
     np.testing.assert_allclose(losses, expected[:STEPS], rtol=1e-14)
-    for name, values in expected_weights.items():
-        np.testing.assert_array_equal(weights[name], values)
+    equal(weights, expected_weights)
 
 
 def test_replicas_of_stages_meet_in_their_sums(comm):

@@ -16,7 +16,7 @@ from mpitrain.ranks.stop import StopFlag, Stopped
 from mpitrain.run import train
 from mpitrain.start import start
 from mpitrain.training.parts import UserObjects
-from tests.mpi.mpitrain.layouts import job, layouts, whole
+from tests.mpi.mpitrain.layouts import equal, job, layouts, whole
 
 pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
 
@@ -155,8 +155,7 @@ def test_a_run_that_was_stopped_ends_after_the_same_step(comm, folder, parallel,
     assert of(Summary, rest)[0].ended == of(Summary, records)[0].ended
     resumed = f"step-{stop:08d}"  # which stays
     assert names(folder / "again") == sorted({*names(folder / "whole"), resumed})
-    for name, value in values.items():
-        np.testing.assert_array_equal(again[name], value)
+    equal(again, values)
 
 
 @pytest.mark.quick_on(2)

@@ -8,13 +8,21 @@ from mpi4py import MPI
 from msgspec.structs import replace
 
 from collectives import Communicator
-from mpitrain.checkpoint import Writer
-from mpitrain.checkpoint.saving import checkpoints, resume, save
+from mpitrain.checkpoint.saving import resume
 from mpitrain.compress import CODECS
 from mpitrain.config import Compress, Optim
 from mpitrain.metrics import Skipped
 from mpitrain.start import start
-from tests.mpi.mpitrain.layouts import alone, curve, job, layouts, mlp, whole
+from tests.mpi.mpitrain.layouts import (
+    alone,
+    assert_goes_on,
+    curve,
+    in_folder,
+    job,
+    keep,
+    layouts,
+    mlp,
+)
 
 pytestmark = pytest.mark.mpi
 
@@ -139,7 +147,8 @@ KEEPING = [
 
 @pytest.mark.parametrize("layout", CODED)
 def test_a_run_that_was_interrupted_goes_on_bit_by_bit(comm, folder, layout):
-    interrupted(comm, folder, coded(job("gpt", "float32", **layouts("gpt", RANKS)[layout])))
+    config = coded(job("gpt", "float32", **layouts("gpt", RANKS)[layout]))
+    assert_goes_on(comm, in_folder(config, folder), residuals)
 
 
 @pytest.mark.at_most(5)
@@ -153,29 +162,31 @@ def test_every_code_remembers_what_it_must(comm, folder, codec, layout):
     start = 1
     if codec.startswith("dgc"):
         config, start = replace(config, optim=Optim(momentum=0.0)), 0
-    interrupted(comm, folder, coded(config, codec, "auto", start=start))
+    config = coded(config, codec, "auto", start=start)
+    assert_goes_on(comm, in_folder(config, folder), residuals)
 
 
-def momentum_job(model, **layout):
-    config = replace(job(model, "float32", **layout), optim=Optim(lr=0.02, momentum=0.0))
-    return coded(config, "dgc:keep=0.2", "auto")
+MOMENTUM = [
+    ("gpt", {"pipe": 2 if RANKS % 2 == 0 else RANKS}),
+    ("recommender", {}),
+    *(
+        pytest.param(
+            "gpt",
+            layouts("gpt", RANKS)[p.values[0]],
+            marks=[pytest.mark.slow, pytest.mark.at_most(5)],
+            id=p.values[0],
+        )
+        for p in CODED
+    ),
+]
 
 
-@pytest.mark.parametrize("model", ["gpt", "recommender"])
-def test_momentum_of_what_is_not_coded_is_all_of_it_in_a_checkpoint(comm, folder, model):
+@pytest.mark.parametrize(("model", "layout"), MOMENTUM)
+def test_momentum_of_what_is_not_coded_is_all_of_it_in_a_checkpoint(comm, folder, model, layout):
     """Tensors on several stages, and tables of which each rank has other rows."""
-    layout = {"pipe": 2 if RANKS % 2 == 0 else RANKS} if model == "gpt" else {}
-    interrupted(comm, folder, momentum_job(model, **layout))
-
-
-@pytest.mark.at_most(5)
-@pytest.mark.slow
-@pytest.mark.parametrize("layout", layouts("gpt", RANKS))
-def test_momentum_is_kept_in_every_layout(comm, folder, layout):
-    how = layouts("gpt", RANKS)[layout]
-    if how.get("zero", 0) > 1 or how.get("node_shared"):
-        pytest.skip("these take no sparse codes")
-    interrupted(comm, folder, momentum_job("gpt", **how))
+    config = replace(job(model, "float32", **layout), optim=Optim(lr=0.02, momentum=0.0))
+    config = coded(config, "dgc:keep=0.2", "auto")
+    assert_goes_on(comm, in_folder(config, folder), residuals)
 
 
 def test_the_clip_of_deep_gradient_compression_is_of_the_whole_model(comm):
@@ -230,46 +241,13 @@ def test_shards_of_gradients_are_summed_by_codes(comm, layout):
 def test_a_run_with_coded_shards_goes_on_bit_by_bit(comm, folder, layout):
     config = job("gpt", "float32", **SCATTERED[layout])
     config = coded(config, "int8:rounding=stochastic,block=32", "auto")
-    config = replace(config, run=replace(config.run, dir=str(folder)))
-    expected, weights = curve(comm, config, steps=4)
-    with start(comm, config) as trainer:
-        list(islice(trainer.run_epoch(0), 2))
-        save(trainer.parts, Writer(comm, checkpoints(config), keep=2, background=False))
-    with start(comm, config) as trainer:
-        assert resume(trainer.parts).step == 2
-        records = list(islice(trainer.run_epoch(0), 2))
-        np.testing.assert_array_equal([(r.loss, r.grad_norm) for r in records], expected[2:])
-        for name, values in whole(comm, trainer).items():
-            np.testing.assert_array_equal(values, weights[name])
-
-
-def interrupted(comm, folder, config):
-    """A run with its interruption and resumption against one without."""
-    config = replace(config, run=replace(config.run, dir=str(folder)))
-    expected_curve, expected = curve(comm, config, steps=6)
-    with start(comm, config) as trainer:
-        list(islice(trainer.run_epoch(0), 3))
-        writer = Writer(comm, checkpoints(trainer.parts.config), keep=2)
-        save(trainer.parts, writer)
-        before = residuals(trainer)
-        list(islice(trainer.run_epoch(0), 2))
-        writer.finish()
-    with start(comm, config) as trainer:
-        assert resume(trainer.parts).step == 3
-        for name, values in residuals(trainer).items():
-            np.testing.assert_array_equal(values, before[name])
-        left = any(values.any() for values in before.values())  # of a rank with samples
-        assert comm.allreduce(left, MPI.LOR) or not before
-        records = list(islice(trainer.run_epoch(0), 3))
-        np.testing.assert_array_equal([(r.loss, r.grad_norm) for r in records], expected_curve[3:])
-        for name, values in whole(comm, trainer).items():
-            np.testing.assert_array_equal(values, expected[name])
+    assert_goes_on(comm, in_folder(config, folder))
 
 
 def test_on_another_number_of_replicas_the_sum_of_what_was_left_out_stays(comm, folder):
     """From all ranks to one, to the ranks but the last one, and back to all."""
     config = coded(job("mlp", batch_size=24, micro_batches=1), exchange="two_phase")
-    config = replace(config, run=replace(config.run, dir=str(folder)))
+    config = in_folder(config, folder)
     fewer = comm.Split(0 if comm.rank < max(1, RANKS - 1) else MPI.UNDEFINED)
 
     def total(group, trainer):
@@ -282,7 +260,7 @@ def test_on_another_number_of_replicas_the_sum_of_what_was_left_out_stays(comm, 
                 sums.append(total(own, trainer))
             list(islice(trainer.run_epoch(0), 2))
             sums.append(total(own, trainer))
-            save(trainer.parts, Writer(own, checkpoints(config), keep=9, background=False))
+            keep(trainer)
 
     sums = []
     steps(comm, sums, go_on=False)

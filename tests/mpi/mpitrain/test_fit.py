@@ -202,19 +202,6 @@ def test_what_is_random_follows_from_seed_epoch_and_sample(comm, folder):
 
 
 @pytest.mark.parametrize("parallel", layouts())
-def test_reading_ahead_changes_no_bit(comm, folder, parallel):
-    found = []
-    for workers in (0, 2):
-        changed = {"model": regular, "parallel": parallel, "workers": workers, "epochs": 2}
-        with made(folder, **changed, dir=str(folder / str(workers))) as trainer:
-            found.append((trainer.fit(), trainer.module.state_dict()))
-    (tests, values), *others = found
-    for other_tests, other_values in others:
-        assert tests == other_tests
-        assert all(torch.equal(value, other_values[name]) for name, value in values.items())
-
-
-@pytest.mark.parametrize("parallel", layouts())
 def test_a_run_that_reads_ahead_may_be_interrupted(comm, folder, parallel):
     changed = {"parallel": parallel, "checkpoint": {"every": 3}, "optimizer": OPTIMIZERS["AdamW"]}
     assert_interrupted_alike(folder, changed | {"model": regular}, {"workers": 2})

@@ -16,7 +16,7 @@ from mpitrain.parallel.store import Reduction
 from mpitrain.parallel.summation import Dense
 from mpitrain.parallel.zero import ShardedGradients, ShardedOptimizer, ShardedParameters
 from mpitrain.start import start
-from tests.mpi.mpitrain.layouts import curve, mlp
+from tests.mpi.mpitrain.layouts import curve, equal, mlp
 
 pytestmark = pytest.mark.mpi
 
@@ -29,8 +29,7 @@ def test_overlap_changes_no_bit(comm, algorithm):
     (_, overlapped), (_, at_the_end) = (
         curve(comm, mlp(algorithm=algorithm, overlap=overlap), steps=3) for overlap in (True, False)
     )
-    for name, values in overlapped.items():
-        np.testing.assert_array_equal(values, at_the_end[name])
+    equal(overlapped, at_the_end)
 
 
 # Algorithms that cut a buffer into chunks reduce each in another order of the ranks, so that the

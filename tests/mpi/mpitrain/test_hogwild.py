@@ -17,7 +17,7 @@ from mpitrain.server.hogwild import Unlocked
 from mpitrain.start import start
 from mpitrain.step.agreement import NonFinite
 from mpitrain.training.parts import UserObjects
-from tests.mpi.mpitrain.layouts import whole
+from tests.mpi.mpitrain.layouts import equal, to_the_end, whole
 
 RANKS = MPI.COMM_WORLD.size
 pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
@@ -41,18 +41,8 @@ def without(config):
 
 def trained(comm, config, **given):
     with start(comm, config, **given) as trainer:
-        records = []
-        while trainer.parts.steps_done < trainer.parts.total_steps:
-            records += trainer.run_epoch(
-                trainer.parts.steps_done // trainer.parts.sampler.steps_per_epoch
-            )
+        records = to_the_end(trainer)
         return whole(comm, trainer), records
-
-
-def equal(found, expected):
-    assert found.keys() == expected.keys()
-    for name, values in expected.items():
-        np.testing.assert_array_equal(found[name], values, err_msg=name)
 
 
 @slow

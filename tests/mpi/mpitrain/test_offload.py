@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from mpitrain.config import ConfigError
 from mpitrain.training.build import mapped
-from tests.mpi.mpitrain.layouts import curve, job
+from tests.mpi.mpitrain.layouts import curve, equal, job
 
 pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
 
@@ -19,8 +19,7 @@ def test_state_in_mapped_files_changes_no_bit(comm, folder):
     mapped = replace(plain, parallel=replace(plain.parallel, offload=str(folder / "state")))
     (one, first), (two, second) = (curve(comm, config, steps=3) for config in (plain, mapped))
     np.testing.assert_array_equal(one, two)
-    for name, values in first.items():
-        np.testing.assert_array_equal(values, second[name])
+    equal(first, second)
     assert len(list((folder / "state").glob(f"rank{comm.rank}.*"))) >= 2
 
 

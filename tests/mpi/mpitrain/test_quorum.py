@@ -18,7 +18,7 @@ from mpitrain.run import train
 from mpitrain.start import start
 from mpitrain.step.agreement import StepReport
 from mpitrain.sync import Quorum
-from tests.mpi.mpitrain.layouts import curve, mlp, whole
+from tests.mpi.mpitrain.layouts import curve, equal, mlp, whole
 from tests.mpi.mpitrain.test_sync_arithmetic import gradient, workers
 
 pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
@@ -179,8 +179,7 @@ def test_a_quorum_of_all_trains_as_a_parameter_server_does(comm, folder):
     expected_curve, expected = curve(comm, mlp("float32", algorithm="parameter_server"), 6)
     found_curve, found = curve(comm, quorum_job(folder, quorum=1.0), 6)
     np.testing.assert_allclose(found_curve, expected_curve, rtol=1e-6)
-    for name, values in expected.items():
-        np.testing.assert_array_equal(found[name], values)
+    equal(found, expected)
 
 
 def test_results_that_nobody_waits_for_take_no_memory(comm):
@@ -224,8 +223,7 @@ def test_a_run_without_its_last_ones_is_made_again_bit_by_bit(comm, folder):
         found = whole(comm, trainer)
     assert [record.sync.taken for record in records] == [step.sync.taken for step in steps]
     assert [record.loss for record in records] == [step.loss for step in steps]
-    for name, values in expected.items():
-        np.testing.assert_array_equal(found[name], values)
+    equal(found, expected)
 
 
 def test_a_replay_of_another_run_is_refused_on_all_ranks(comm, folder):

@@ -18,7 +18,19 @@ from mpitrain.ranks.stop import StopFlag, Stopped
 from mpitrain.run import train
 from mpitrain.start import start
 from mpitrain.step.agreement import NonFinite
-from tests.mpi.mpitrain.layouts import curve, few, job, layouts, mlp, text_job, whole
+from tests.mpi.mpitrain.layouts import (
+    assert_goes_on,
+    curve,
+    equal,
+    few,
+    in_folder,
+    job,
+    keep,
+    layouts,
+    mlp,
+    text_job,
+    whole,
+)
 
 pytestmark = pytest.mark.mpi
 
@@ -32,27 +44,11 @@ FEW = few("gpt", RANKS)
 @pytest.mark.parametrize("layout", FEW)
 def test_a_run_that_was_interrupted_goes_on_bit_by_bit(comm, folder, layout):
     config = job("gpt", "float32", **layouts("gpt", RANKS)[layout])
-    config = replace(config, run=replace(config.run, dir=str(folder)))
-    expected_curve, expected = curve(comm, config, steps=6)
-    with start(comm, config) as trainer:
-        list(islice(trainer.run_epoch(0), 3))
-        writer = Writer(comm, checkpoints(trainer.parts.config), keep=2)
-        save(trainer.parts, writer)
-        list(islice(trainer.run_epoch(0), 2))  # after the snapshot, while it is being written
-        writer.finish()
-    with start(comm, config) as trainer:
-        resumed = resume(trainer.parts)
-        assert (resumed.step, resumed.refused) == (3, [])
-        records = list(islice(trainer.run_epoch(0), 3))
-        found = [(record.loss, record.grad_norm) for record in records]
-        np.testing.assert_array_equal(found, expected_curve[3:])
-        for name, values in whole(comm, trainer).items():
-            np.testing.assert_array_equal(values, expected[name])
+    assert_goes_on(comm, in_folder(config, folder))
 
 
 def test_a_fresh_run_leaves_no_trace_of_an_earlier_one(comm, folder):
-    config = mlp()
-    config = replace(config, run=replace(config.run, dir=str(folder)))
+    config = in_folder(mlp(), folder)
     config = replace(config, train=replace(config.train, steps=2))
     trace = folder / "trace.json"
     for go_on in (False, True, False):
@@ -72,22 +68,19 @@ def test_a_fresh_run_leaves_no_trace_of_an_earlier_one(comm, folder):
 
 @pytest.mark.parametrize("layout", FEW)
 def test_a_run_goes_on_in_another_layout(comm, folder, layout):
-    config = job("gpt", **layouts("gpt", RANKS)[layout])
-    config = replace(config, run=replace(config.run, dir=str(folder)))
+    config = in_folder(job("gpt", **layouts("gpt", RANKS)[layout]), folder)
     plain = replace(job("gpt", micro_batches=1), run=config.run)
     with Communicator(MPI.COMM_SELF) as one:
         expected, _ = curve(one, plain, steps=6)
         if comm.rank == 0:
             with start(one, plain) as trainer:
                 list(islice(trainer.run_epoch(0), 2))
-                writer = Writer(one, checkpoints(trainer.parts.config), keep=9, background=False)
-                save(trainer.parts, writer)
+                keep(trainer)
     comm.Barrier()
     with start(comm, config) as trainer:
         assert resume(trainer.parts).step == 2
         records = list(islice(trainer.run_epoch(0), 2))
-        writer = Writer(comm, checkpoints(trainer.parts.config), keep=9, background=False)
-        save(trainer.parts, writer)
+        keep(trainer)
     with Communicator(MPI.COMM_SELF) as one, start(one, plain) as trainer:
         assert resume(trainer.parts).step == 4
         records += list(islice(trainer.run_epoch(0), 2))
@@ -96,13 +89,11 @@ def test_a_run_goes_on_in_another_layout(comm, folder, layout):
 
 def saved(comm, folder, steps=(1, 2, 3)):
     """A run in ``folder`` with checkpoints after these steps; its job."""
-    config = mlp()
-    config = replace(config, run=replace(config.run, dir=str(folder)))
+    config = in_folder(mlp(), folder)
     with start(comm, config) as trainer:
-        writer = Writer(comm, checkpoints(trainer.parts.config), keep=len(steps), background=False)
         for step, _ in enumerate(trainer.run_epoch(0), 1):
             if step in steps:
-                save(trainer.parts, writer)
+                keep(trainer)
             if step == max(steps):
                 break
     return config
@@ -192,7 +183,7 @@ def test_data_that_have_changed_are_not_resumed_and_moved_ones_are(comm, folder)
     config = text_job(path, dir=str(folder))
     with start(comm, config) as trainer:
         list(islice(trainer.run_epoch(0), 1))
-        save(trainer.parts, Writer(comm, checkpoints(config), keep=1, background=False))
+        keep(trainer)
     comm.Barrier()
     if comm.rank == 0:
         path.rename(folder / "moved")
@@ -288,8 +279,7 @@ def test_a_rank_that_is_asked_to_stop_stops_all_of_them(comm, folder):
         for epoch in (0, 1):
             list(trainer.run_epoch(epoch))
         expected = whole(comm, trainer)
-    for name, values in expected.items():
-        np.testing.assert_array_equal(found[name], values)
+    equal(found, expected)
 
 
 @pytest.mark.parametrize("how", ["the loss", "a replica", "the disk"])

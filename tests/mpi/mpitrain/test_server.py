@@ -38,7 +38,7 @@ from mpitrain.start import start
 from mpitrain.step.agreement import NonFinite
 from mpitrain.training.evaluation import evaluate
 from mpitrain.training.parts import UserObjects
-from tests.mpi.mpitrain.layouts import whole
+from tests.mpi.mpitrain.layouts import equal, to_the_end, whole
 
 RANKS = MPI.COMM_WORLD.size
 pytestmark = [
@@ -70,11 +70,7 @@ def without(config, **parallel):
 def trained(comm, config, **given):
     """The parameters after the job's steps, and the records of these."""
     with start(comm, config, **given) as trainer:
-        records = []
-        while trainer.parts.steps_done < trainer.parts.total_steps:
-            records += trainer.run_epoch(
-                trainer.parts.steps_done // trainer.parts.sampler.steps_per_epoch
-            )
+        records = to_the_end(trainer)
         trainer.parts.comm.Barrier()
         return whole(comm, trainer), records
 
@@ -87,12 +83,6 @@ def synchronous(comm, config, workers, **parallel):
         found = trained(part, without(config, **parallel))
     part.Free()
     return comm.bcast(found)
-
-
-def equal(found, expected):
-    assert found.keys() == expected.keys()
-    for name, values in expected.items():
-        np.testing.assert_array_equal(found[name], values, err_msg=name)
 
 
 def delays(comm, seed):

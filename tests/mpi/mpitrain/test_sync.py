@@ -1,6 +1,5 @@
 """Workers that train by themselves, in the trainer: against processes that know of no others."""
 
-from collections import deque
 from itertools import islice
 from pathlib import Path
 
@@ -26,7 +25,8 @@ from mpitrain.step.ledger import Ledger
 from mpitrain.training.evaluation import evaluate
 from mpitrain.training.loop import Batch, read_batches
 from mpitrain.training.parts import UserObjects
-from tests.mpi.mpitrain.layouts import job, mlp, whole
+from tests.mpi.mpitrain.layouts import equal, in_folder, job, keep, mlp, whole
+from tests.mpi.mpitrain.test_sync_arithmetic import Averaging
 
 pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
 
@@ -120,7 +120,16 @@ def simulated(config, workers, steps):
     with Communicator(MPI.COMM_SELF) as one:
         everyone = [Alone(one, config) for _ in range(workers)]
         trainer = everyone[0].trainer
-        averaging = Averaging(sync, trainer, [w.weights for w in everyone])
+        layers = list(trainer.parts.model.layers)
+        fragment = {name: i * sync.fragments // len(layers) for i, name in enumerate(layers)}
+        owners = np.concatenate(
+            [
+                np.full(t.stop - t.start, fragment[t.name.partition(".")[0]])
+                for t in trainer.parts.arena.tensors
+            ]
+        )
+        parts = [owners == number for number in range(sync.fragments)]
+        averaging = Averaging(sync, parts, [w.weights for w in everyone])
         for step, batch in zip(range(steps), trainer.parts.sampler.batches(0), strict=False):
             loss = 0.0
             for number, worker in enumerate(everyone):
@@ -138,63 +147,6 @@ def simulated(config, workers, steps):
             worker.trainer.close()
     mean = {name: np.mean([w[name] for w in weights], axis=0) for name in weights[0]}
     return np.array(curve), weights, mean
-
-
-class Averaging:
-    """What workers do with their weights after a step, as the papers have it."""
-
-    def __init__(self, sync, trainer, weights):
-        self.sync, self.weights, self.queue = sync, weights, deque()
-        self.anchor, self.velocity = weights[0].copy(), np.zeros_like(weights[0])
-        self.sums = [np.zeros_like(w) for w in weights]
-        self.before = [w.copy() for w in weights]
-        layers = list(trainer.parts.model.layers)
-        owners = [
-            next(i for i, layer in enumerate(layers) if t.name.startswith(f"{layer}."))
-            for t in trainer.parts.arena.tensors
-        ]
-        sizes = [t.stop - t.start for t in trainer.parts.arena.tensors]
-        fragment = np.repeat([o * sync.fragments // len(layers) for o in owners], sizes)
-        self.parts = [fragment == number for number in range(sync.fragments)]
-
-    def after(self, step):
-        if step < self.sync.start:
-            self.anchor[...] = self.weights[0]
-        elif self.sync.kind == "local":
-            self._local(step + 1 - self.sync.start)
-        else:
-            self._delayed(step + 1 - self.sync.start)
-        for old, new in zip(self.before, self.weights, strict=True):
-            old[...] = new
-
-    def _local(self, done):
-        sync = self.sync
-        rate, momentum = (1, 0) if sync.outer == "plain" else (0.7, 0.9)
-        for number, part in enumerate(self.parts):
-            offset = (number + 1) * sync.period // sync.fragments
-            if done >= offset and (done - offset) % sync.period == 0:
-                way = np.mean([self.anchor[part] - w[part] for w in self.weights], axis=0)
-                self.queue.append((done, part, way))
-        while self.queue and self.queue[0][0] + sync.delay == done:
-            _, part, way = self.queue.popleft()
-            self.velocity[part] = momentum * self.velocity[part] + way
-            self.anchor[part] -= rate * (way + momentum * self.velocity[part])
-            mix = sync.mix if sync.delay else 0
-            for w in self.weights:
-                w[part] = (1 - mix) * self.anchor[part] + mix * w[part]
-
-    def _delayed(self, done):
-        """Literally: the mean takes the place of one's own updates."""
-        for total, new, old in zip(self.sums, self.weights, self.before, strict=True):
-            total += new - old
-        if done % self.sync.period == 0:
-            self.queue.append((done, [total.copy() for total in self.sums]))
-            for total in self.sums:
-                total[...] = 0
-        while self.queue and self.queue[0][0] + self.sync.delay == done:
-            _, updates = self.queue.popleft()
-            for w, update in zip(self.weights, updates, strict=True):
-                w += np.mean(updates, axis=0) - update
 
 
 def trained(comm, config, steps=STEPS):
@@ -253,15 +205,6 @@ def test_an_exchange_after_every_step_is_one_process_where_state_is_averaged(com
         np.testing.assert_allclose(together[name], values, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("kind", ["local", "delayed"])
-def test_one_worker_is_sequential_bit_by_bit(comm, kind):
-    with Communicator(MPI.COMM_SELF) as one:
-        _, _, _, expected = trained(one, mlp("float32"))
-        found = trained(one, replace(mlp("float32"), sync=KINDS[kind]))[3]
-    for name, values in expected.items():
-        np.testing.assert_array_equal(found[name], values)
-
-
 @pytest.mark.parametrize("at", [pytest.param(3, marks=SLOW), pytest.param(4, marks=SLOW), 5])
 @pytest.mark.parametrize("kind", FEW_QUICK)
 def test_a_run_that_was_killed_goes_on_bit_by_bit(comm, folder, kind, at):
@@ -289,8 +232,7 @@ def test_a_run_that_was_killed_goes_on_bit_by_bit(comm, folder, kind, at):
             np.testing.assert_array_equal(values, weights[name])
         worker.Free()
         trainer.parts.drain()
-        for name, values in whole(comm, trainer).items():
-            np.testing.assert_array_equal(values, together[name])
+        equal(whole(comm, trainer), together)
 
 
 @pytest.mark.parametrize("kind", FEW)
@@ -300,7 +242,7 @@ def test_a_run_that_is_stopped_ends_with_the_bits_of_one_that_was_not(comm, fold
     config = replace(config, train=replace(config.train, epochs=1))
     ends = []
     for name, at in (("left alone", None), ("stopped", 7)):
-        config = replace(config, run=replace(config.run, dir=str(folder / name)))
+        config = in_folder(config, folder / name)
         stop = StopFlag()
         with start(comm, config, stop=stop) as trainer:
             steps = trainer.step
@@ -335,12 +277,10 @@ def test_a_run_that_is_stopped_ends_with_the_bits_of_one_that_was_not(comm, fold
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("kind", FEW)
 def test_other_workers_begin_with_what_the_old_ones_had_together(comm, folder, kind):
-    config = replace(mlp("float64"), sync=KINDS[kind])
-    config = replace(config, run=replace(config.run, dir=str(folder)))
+    config = in_folder(replace(mlp("float64"), sync=KINDS[kind]), folder)
     with start(comm, config) as trainer:
         list(islice(trainer.run_epoch(0), 5))
-        writer = Writer(comm, checkpoints(config), keep=2, background=False)
-        save(trainer.parts, writer)
+        keep(trainer)
         velocity = comm.allreduce(trainer.parts.updater.slot("velocity")) / comm.size
         outer = np.copy(trainer.parts.strategy.shared().get("outer_velocity", ()))
         trainer.parts.drain()
@@ -359,8 +299,7 @@ def test_other_workers_begin_with_what_the_old_ones_had_together(comm, folder, k
     with start(comm, changed) as trainer:
         assert resume(trainer.parts).step == 5
         trainer.parts.check_replicas("after the resume")
-        for name, values in whole(comm, trainer).items():
-            np.testing.assert_array_equal(values, expected[name])
+        equal(whole(comm, trainer), expected)
 
 
 @pytest.mark.mpi(min_size=2)
@@ -403,14 +342,12 @@ def test_ways_go_by_codes_and_what_these_leave_out_is_kept(comm, folder, kind, c
     np.testing.assert_allclose(found[-1, 0], exact[-1, 0], rtol=0.2)
     with start(comm, config) as trainer:
         list(islice(trainer.run_epoch(0), 7))
-        writer = Writer(comm, checkpoints(config), keep=2, background=False)
-        save(trainer.parts, writer)
+        keep(trainer)
     with start(comm, config) as trainer:
         assert resume(trainer.parts).step == 7
         list(islice(trainer.run_epoch(0), 13))
         trainer.parts.drain()
-        for name, values in whole(comm, trainer).items():
-            np.testing.assert_array_equal(values, weights[name])
+        equal(whole(comm, trainer), weights)
 
 
 @pytest.mark.quick_on(3)
@@ -442,8 +379,7 @@ def test_ranks_may_agree_after_several_steps(comm, folder, kind, monkeypatch):
     monkeypatch.setattr(Ledger, "agree", lambda self: met.append(1) or agree(self))
     with start(comm, late) as trainer:
         train(trainer, go_on=True)
-        for name, values in whole(comm, trainer).items():
-            np.testing.assert_array_equal(values, weights[name])
+        equal(whole(comm, trainer), weights)
     assert len(met) == -(-(len(expected) - 24) // 8)
     found = read_records(folder / "metrics.jsonl").of(Step)
     for one, other in zip(found, expected, strict=True):

@@ -2,6 +2,7 @@
 
 from collections import deque
 from dataclasses import dataclass, field
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
@@ -142,75 +143,92 @@ def test_one_worker_is_sequential_bit_by_bit(name):
         strategy.close()
 
 
-@pytest.mark.parametrize(("period", "delay"), [(1, 0), (1, 3), (3, 2), (2, 5), (4, 4)])
-def test_delayed_averages_are_those_of_a_queue(comm, period, delay):
-    """w += mean(U) - U, literally, of the updates U of a period, when they are due."""
+class Averaging:
+    """What workers do with their weights after a step, as the papers have it, in one process.
+
+    ``parts``: which weights belong to each fragment.
+    """
+
+    def __init__(self, sync, parts, weights):
+        self.sync, self.parts, self.weights, self.queue = sync, parts, weights, deque()
+        self.anchor, self.velocity = weights[0].copy(), np.zeros_like(weights[0])
+        self.sums = [np.zeros_like(w) for w in weights]
+        self.before = [w.copy() for w in weights]
+        self.outer = sync.outer.partition(":")[0]
+        outers = {"plain": (1, 0), "momentum": (0.5, 0.75), "nesterov": (0.7, 0.9)}
+        self.rate, self.momentum = outers[self.outer]
+
+    def after(self, step):
+        if step < self.sync.start:
+            self.anchor[...] = self.weights[0]
+        elif self.sync.kind == "local":
+            self._local(step + 1 - self.sync.start)
+        else:
+            self._delayed(step + 1 - self.sync.start)
+        for old, new in zip(self.before, self.weights, strict=True):
+            old[...] = new
+
+    def _local(self, done):
+        sync, velocity = self.sync, self.velocity
+        for number, part in enumerate(self.parts):
+            offset = (number + 1) * sync.period // sync.fragments
+            if done >= offset and (done - offset) % sync.period == 0:
+                way = np.mean([self.anchor[part] - w[part] for w in self.weights], axis=0)
+                self.queue.append((done, part, way))
+        while self.queue and self.queue[0][0] + sync.delay == done:
+            _, part, way = self.queue.popleft()
+            velocity[part] = self.momentum * velocity[part] + way
+            ahead = way if self.outer == "nesterov" else 0
+            again = self.momentum if self.outer == "nesterov" else 1
+            self.anchor[part] -= self.rate * (ahead + again * velocity[part])
+            mix = sync.mix if sync.delay else 0
+            for w in self.weights:
+                w[part] = (1 - mix) * self.anchor[part] + mix * w[part]
+
+    def _delayed(self, done):
+        """Literally: the mean takes the place of one's own updates."""
+        for total, new, old in zip(self.sums, self.weights, self.before, strict=True):
+            total += new - old
+        if done % self.sync.period == 0:
+            self.queue.append((done, [total.copy() for total in self.sums]))
+            for total in self.sums:
+                total[...] = 0
+        while self.queue and self.queue[0][0] + self.sync.delay == done:
+            _, updates = self.queue.popleft()
+            for w, update in zip(self.weights, updates, strict=True):
+                w += np.mean(updates, axis=0) - update
+
+
+OUTERS = ("plain", "momentum:lr=0.5,momentum=0.75", "nesterov")
+SYNCS = [
+    Sync("local", period=4, outer=outer, delay=delay, mix=0.25, fragments=fragments)
+    for outer, delay, fragments in product(OUTERS, (0, 2), (1, 3))
+]
+SYNCS += [
+    Sync("delayed", period=period, delay=delay)
+    for period, delay in ((1, 0), (1, 3), (3, 2), (2, 5), (4, 4))
+]
+
+
+@pytest.mark.parametrize("sync", SYNCS, ids=str)
+def test_weights_are_those_of_the_papers(comm, sync):
     own = workers(comm)
-    strategy = Delayed(own, Sync(kind="delayed", period=period, delay=delay))
+    strategy = (Local if sync.kind == "local" else Delayed)(own, sync)
     weights = [own.parameters.copy() for _ in range(comm.size)]
-    sums = [np.zeros(own.arena.size) for _ in weights]
-    queue = deque()
+    ends = [0, *np.cumsum(WIDTHS)] if sync.fragments > 1 else [0, sum(WIDTHS)]
+    averaging = Averaging(sync, [slice(a, b) for a, b in pairwise(ends)], weights)
+    close = dict(rtol=0, atol=0 if sync.kind == "delayed" else 1e-12)
 
     def compare(step):
         for worker, w in enumerate(weights):
             w -= RATE * gradient(comm, worker, step)
-            sums[worker] -= RATE * gradient(comm, worker, step)
-        if (step + 1) % period == 0:
-            queue.append((step, [u.copy() for u in sums]))
-            for u in sums:
-                u[...] = 0
-        while queue and step - queue[0][0] == delay:
-            _, updates = queue.popleft()
-            mean = sum(updates) / len(updates)
-            for w, u in zip(weights, updates, strict=True):
-                w += mean - u
-        np.testing.assert_array_equal(own.parameters, weights[comm.rank])
-        if comm.size > 1:
-            assert [r.began - 1 for r in strategy.rounds] == [start for start, _ in queue]
-            assert len(queue) <= -(-delay // period)
-
-    run(comm, strategy, 19, compare)
-    strategy.quiesce()
-    strategy.close()
-
-
-@pytest.mark.parametrize("fragments", [1, 3])
-@pytest.mark.parametrize("delay", [0, 2])
-@pytest.mark.parametrize("kind", ["plain", "momentum:lr=0.5,momentum=0.75", "nesterov"])
-def test_streaming_diloco_is_that_of_a_loop(comm, kind, delay, fragments):
-    own = workers(comm)
-    period, mix = 4, 0.25
-    name, _, _ = kind.partition(":")
-    rate, momentum = {"plain": (1, 0), "momentum": (0.5, 0.75), "nesterov": (0.7, 0.9)}[name]
-    sync = Sync("local", period=period, outer=kind, delay=delay, mix=mix, fragments=fragments)
-    strategy = Local(own, sync)
-    parts = [slice(0, 12)] if fragments == 1 else [slice(0, 3), slice(3, 8), slice(8, 12)]
-    offsets = [(number + 1) * period // fragments for number in range(fragments)]
-    anchor, velocity = own.parameters.copy(), np.zeros(12)
-    weights = [own.parameters.copy() for _ in range(comm.size)]
-    queue = deque()
-
-    def compare(step):
-        for worker, w in enumerate(weights):
-            w -= RATE * gradient(comm, worker, step)
-        starting = [
-            (step, part, sum(anchor[part] - w[part] for w in weights) / comm.size)
-            for part, offset in zip(parts, offsets, strict=True)
-            if (step + 1 - offset) % period == 0 and step + 1 >= offset
-        ]
-        if not delay:
-            queue.extend(starting)
-        while queue and step - queue[0][0] == delay:
-            _, part, way = queue.popleft()
-            velocity[part] = momentum * velocity[part] + way
-            direction = way + momentum * velocity[part] if name == "nesterov" else velocity[part]
-            anchor[part] -= rate * direction
-            for w in weights:
-                w[part] = (1 - mix) * anchor[part] + mix * w[part] if delay else anchor[part]
-        if delay:
-            queue.extend(starting)
-        np.testing.assert_allclose(own.parameters, weights[comm.rank], rtol=0, atol=1e-12)
-        np.testing.assert_allclose(strategy.anchor, anchor, rtol=0, atol=1e-12)
+        averaging.after(step)
+        np.testing.assert_allclose(own.parameters, weights[comm.rank], **close)
+        if sync.kind == "local":
+            np.testing.assert_allclose(strategy.anchor, averaging.anchor, **close)
+        elif comm.size > 1:
+            assert [r.began for r in strategy.rounds] == [done for done, _ in averaging.queue]
+            assert len(averaging.queue) <= -(-sync.delay // sync.period)
 
     run(comm, strategy, 22, compare)
     strategy.quiesce()

@@ -12,8 +12,7 @@ from msgspec.structs import replace
 
 from collectives import Communicator
 from mpitrain import nn
-from mpitrain.checkpoint import Writer
-from mpitrain.checkpoint.saving import checkpoints, resume, save
+from mpitrain.checkpoint.saving import resume
 from mpitrain.config import Checkpoint, Compress, Config, Optim, Run, Sync, Train
 from mpitrain.data import Dataset, Samples
 from mpitrain.metrics import Skipped
@@ -22,7 +21,7 @@ from mpitrain.start import start
 from mpitrain.sync import Quorum
 from mpitrain.training.loop import Batch
 from mpitrain.training.parts import UserObjects
-from tests.mpi.mpitrain.layouts import whole
+from tests.mpi.mpitrain.layouts import keep, whole
 from tests.mpi.mpitrain.test_quorum import sums
 from tests.mpi.mpitrain.test_sync_arithmetic import workers
 
@@ -110,7 +109,7 @@ def segment(group, config, given, until, *, goes_on):
         unit = 1.0 if config.compress.units == "update" else RATE
         np.testing.assert_array_equal(unit * left - weights, given)
         assert np.abs(left).max() > 0 or comm.size < 3
-        save(trainer.parts, Writer(comm, checkpoints(config), keep=2, background=False))
+        keep(trainer)
     return given, skipped
 
 
