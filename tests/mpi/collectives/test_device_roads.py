@@ -165,20 +165,3 @@ def test_tensors_in_the_order_of_their_library(cupy, torch, form):
             found = items.get()
         more = comm.size if form == "plan" else 0
         assert np.array_equal(found, total(comm.size, 50) + more)
-
-
-@pytest.mark.slow  # to import PyTorch takes seconds
-def test_tensors_of_the_host():
-    """PyTorch's own: they are memory like any other."""
-    torch = pytest.importorskip("torch")
-    with Communicator(MPI.COMM_WORLD) as comm:
-        for dtype in (torch.float32, torch.int64, torch.float64):
-            tensor = torch.arange(50).to(dtype) + comm.rank
-            assert not is_on_device(tensor)
-            comm.Allreduce(MPI.IN_PLACE, tensor, algorithm="ring")
-            assert np.array_equal(tensor.numpy(), total(comm.size, 50))
-        words = torch.full((50,), float(comm.rank)).to(torch.bfloat16)
-        comm.Bcast(words, comm.size - 1, algorithm="binomial_tree")
-        assert bool((words == comm.size - 1).all())
-        with pytest.raises(InvalidBuffer, match="gradient"):
-            comm.Allreduce(MPI.IN_PLACE, torch.zeros(3, requires_grad=True), algorithm="ring")

@@ -155,11 +155,3 @@ def test_ordinary_tensors_are_reduced(name):
         comm.Allreduce(tensor, total, MPI.LOR if name == "bool" else MPI.SUM)
         assert (total == (1 if name == "bool" else SIZE)).all()
         assert comm.last_plan is engine._LEFT_TO_NATIVE
-
-
-@pytest.mark.parametrize("gradients", [True, False])
-def test_tensors_that_mpi4py_does_not_take_are_refused(gradients):
-    tensor = torch.ones(2, 2, requires_grad=gradients)
-    refused = pytest.raises(InvalidBuffer, match="grad" if gradients else "not contiguous")
-    with Communicator(MPI.COMM_WORLD) as comm, refused:
-        comm.Allreduce(MPI.IN_PLACE, tensor if gradients else tensor[:, :1])
