@@ -3,20 +3,25 @@
 import numpy as np
 
 
-def reference(schedule, inputs, rank):
+def reference(collective, inputs, rank, root=0):
     """What ``rank`` must receive, computed without any schedule; ``None``: nothing."""
-    size, root, collective = schedule.size, schedule.root, schedule.collective
+    size = len(inputs)
     if rank != root and collective in ("reduce", "gather"):
         return None
+
+    def total(ranks):
+        wide = np.complex128 if inputs[0].dtype.kind == "c" else np.float64
+        return np.sum(np.stack(ranks).astype(wide), axis=0)
+
     match collective:
         case "allreduce" | "reduce":
-            return np.sum(np.stack(inputs).astype(np.float64), axis=0)
+            return total(inputs)
         case "reduce_scatter":
-            return np.sum(np.stack(inputs).astype(np.float64), axis=0).reshape(size, -1)[rank]
+            return total(inputs).reshape(size, -1)[rank]
         case "scan":
-            return np.sum(np.stack(inputs[: rank + 1]).astype(np.float64), axis=0)
+            return total(inputs[: rank + 1])
         case "exscan":
-            return np.sum(np.stack(inputs[:rank]).astype(np.float64), axis=0) if rank else None
+            return total(inputs[:rank]) if rank else None
         case "broadcast":
             return inputs[root]
         case "scatter":

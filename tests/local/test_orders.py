@@ -92,7 +92,8 @@ class Ranks(Layout):
                         yield False
                     call()
                     yield True
-            wanted = reference(self.schedule, self.inputs(turn), rank)
+            schedule = self.schedule
+            wanted = reference(schedule.collective, self.inputs(turn), rank, schedule.root)
             if wanted is not None and recv.size:
                 recv[[0, -1]] = self.ends[rank][1]
                 np.testing.assert_array_equal(recv, wanted)

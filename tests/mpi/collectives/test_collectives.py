@@ -11,6 +11,7 @@ from mpi4py import MPI
 from collectives import InvalidBuffer
 from collectives.algorithms import names
 from collectives.contracts import CONTRACTS, Member, contract
+from tests.local.references import reference
 
 pytestmark = pytest.mark.mpi
 
@@ -31,32 +32,9 @@ def sent(collective, comm, count, dtype, rank, root=0, seed=0):
 
 def wanted(collective, comm, count, dtype, root=0, seed=0):
     """What this rank must receive; ``None`` if nothing."""
-    size, rank = comm.size, comm.rank
-    everybody = [sent(collective, comm, count, dtype, r, root, seed) for r in range(size)]
-
-    def total(ranks):
-        summed = np.sum(np.stack(ranks).astype(np.complex128), axis=0)
-        return (summed if np.dtype(dtype).kind == "c" else summed.real).astype(dtype)
-
-    match collective:
-        case "allreduce":
-            return total(everybody)
-        case "reduce":
-            return total(everybody) if rank == root else None
-        case "reduce_scatter":
-            return total(everybody).reshape(size, -1)[rank]
-        case "scan":
-            return total(everybody[: rank + 1])
-        case "exscan":
-            return total(everybody[:rank]) if rank else None
-        case "allgather":
-            return np.concatenate(everybody)
-        case "gather":
-            return np.concatenate(everybody) if rank == root else None
-        case "scatter":
-            return everybody[root].reshape(size, -1)[rank]
-        case "alltoall":
-            return np.concatenate([items.reshape(size, -1)[rank] for items in everybody])
+    everybody = [sent(collective, comm, count, dtype, r, root, seed) for r in range(comm.size)]
+    found = reference(collective, everybody, comm.rank, root)
+    return None if found is None else found.astype(dtype)
 
 
 class Pool:

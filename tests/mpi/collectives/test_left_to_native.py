@@ -41,67 +41,42 @@ def calls(comm, items, form):
     """Every blocking collective by name: what it does on a communicator, and what it gives."""
     size, rank, root = comm.size, comm.rank, comm.size - 1
     counts = [items + (j % 2) for j in range(size)]
-
-    def made(method, send, recv, *rest):
-        def call(on):
-            given = send.copy(), recv.copy()
-            getattr(on, method)(*map(form, given), *rest)
-            return given[1]
-
-        return call
-
-    def unequal(method, send, send_counts, recv, recv_counts, *rest):
-        def call(on):
-            given = send.copy(), recv.copy()
-            specs = [
-                array if n is None else [array, n, MPI.DOUBLE]
-                for array, n in zip(given, (send_counts, recv_counts))
-            ]
-            getattr(on, method)(*specs, *rest)
-            return given[1]
-
-        return call
-
-    whole, own = inputs(comm, items), inputs(comm, items)[:items]
-    mine = np.arange(counts[rank], dtype=float) + rank
-    many = np.zeros(sum(counts))
     alike = [counts[rank]] * size
-    columns = np.zeros(sum(alike))
-
-    def broadcast(on):
-        buffer = whole.copy()
-        on.Bcast(form(buffer), root)
-        return buffer
-
-    return {
-        "Allreduce": made("Allreduce", whole, np.zeros_like(whole), MPI.MAX),
-        "Reduce_scatter_block": made("Reduce_scatter_block", whole, np.zeros(items), MPI.MAX),
-        "Reduce_scatter": unequal(
-            "Reduce_scatter",
-            np.arange(sum(counts)) + rank * 1.0,
-            None,
-            np.zeros(counts[rank]),
-            None,
-            counts,
-            MPI.MAX,
-        ),
-        "Allgather": made("Allgather", own, np.zeros(items * size)),
-        "Allgatherv": unequal("Allgatherv", mine, None, many, counts),
-        "Alltoall": made("Alltoall", whole, np.zeros_like(whole)),
-        "Alltoallv": unequal(
-            "Alltoallv", np.arange(sum(counts)) + rank * 1.0, counts, columns, alike
-        ),
-        "Bcast": broadcast,
-        "Reduce": made("Reduce", whole, np.zeros_like(whole), MPI.MAX, root),
-        "Gather": made("Gather", own, np.zeros(items * size), root),
-        "Gatherv": unequal("Gatherv", mine, None, many, counts, root),
-        "Scatter": made("Scatter", whole, np.zeros(items), root),
-        "Scatterv": unequal(
-            "Scatterv", np.arange(sum(counts)) * 1.0, counts, np.zeros(counts[rank]), None, root
-        ),
-        "Scan": made("Scan", whole, np.zeros_like(whole), MPI.MAX),
-        "Exscan": made("Exscan", whole, np.zeros_like(whole), MPI.MAX),
+    whole, own = inputs(comm, items), inputs(comm, items)[:items]
+    mine = np.arange(counts[rank]) + 1.0 * rank
+    many = np.arange(sum(counts)) + 1.0 * rank
+    #: What is sent, how many items are received, and what follows; counts, where they differ.
+    table = {
+        "Allreduce": (whole, whole.size, [MPI.MAX]),
+        "Reduce_scatter_block": (whole, items, [MPI.MAX]),
+        "Reduce_scatter": (many, counts[rank], [counts, MPI.MAX], None, None),
+        "Allgather": (own, items * size, []),
+        "Allgatherv": (mine, sum(counts), [], None, counts),
+        "Alltoall": (whole, whole.size, []),
+        "Alltoallv": (many, sum(alike), [], counts, alike),
+        "Bcast": (whole, 0, [root]),
+        "Reduce": (whole, whole.size, [MPI.MAX, root]),
+        "Gather": (own, items * size, [root]),
+        "Gatherv": (mine, sum(counts), [root], None, counts),
+        "Scatter": (whole, items, [root]),
+        "Scatterv": (many, counts[rank], [root], counts, None),
+        "Scan": (whole, whole.size, [MPI.MAX]),
+        "Exscan": (whole, whole.size, [MPI.MAX]),
     }
+
+    def made(name, send, received, rest, *lengths):
+        def call(on):
+            given = [send.copy()] if name == "Bcast" else [send.copy(), np.zeros(received)]
+            if lengths:
+                specs = [a if n is None else [a, n, MPI.DOUBLE] for a, n in zip(given, lengths)]
+            else:
+                specs = map(form, given)
+            getattr(on, name)(*specs, *rest)
+            return given[-1]
+
+        return call
+
+    return {name: made(name, *row) for name, row in table.items()}
 
 
 def expect_same(comm, items, number):
