@@ -173,22 +173,3 @@ def test_it_goes_on_in_another_layout_with_fewer_ranks(tmp_path, uninterrupted):
     found, expected = parameters(tmp_path), uninterrupted("pipe")
     for name, values in expected.items():
         np.testing.assert_allclose(found[name], values, rtol=0, atol=2e-3)
-
-
-@pytest.mark.slow
-def test_a_signal_to_one_rank_stops_all_with_a_checkpoint(tmp_path, uninterrupted):
-    process = start(tmp_path, "data")
-    metrics = tmp_path / "run" / "metrics.jsonl"
-    while not metrics.exists() or '"step":5,' not in metrics.read_text():
-        assert process.poll() is None
-        time.sleep(0.005)
-    os.kill(ranks_of(tmp_path)[2], signal.SIGUSR1)
-    _, errors = ended(process, 60)
-    assert process.returncode == 75, errors
-    assert "stopped after step" in errors and "signal SIGUSR1" in errors
-    process = start(tmp_path, "data", "--resume")
-    out, errors = ended(process, 120)
-    assert process.returncode == 0, errors
-    assert "resumed after step" in out
-    for name, values in uninterrupted("data").items():
-        np.testing.assert_array_equal(parameters(tmp_path)[name], values)

@@ -31,21 +31,6 @@ def losses(folder):
     return [record["loss"] for record in metrics(folder) if record["event"] == "step"]
 
 
-@pytest.mark.slow
-@needs_launcher
-def test_the_example_learns_on_four_ranks(tmp_path):
-    done = train(tmp_path, EXAMPLES / "digits.toml", ranks=4)
-    assert done.returncode == 0, done.stderr
-    last = done.stdout.splitlines()[-1]
-    found = re.fullmatch(
-        r"test accuracy ([\d.]+)%, 4 ranks, gradients by \w+ \(.+\), \d+ samples/s, "
-        r"(?:reading [\d.]+%, )?reduction [\d.]+% and waiting [\d.]+% of step time.*",
-        last,
-    )
-    assert found, last
-    assert float(found[1]) >= 97
-
-
 @needs_launcher
 def test_two_ranks_report_once(tmp_path):
     done = train(

@@ -67,30 +67,6 @@ def test_the_example_without_locks_learns(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 2])
-def test_a_rank_that_is_killed_ends_the_job_and_it_goes_on(tmp_path, rank):
-    """A worker, and server 2: somebody names the rank, the launcher or a neighbour."""
-    options = ["--set", "checkpoint.every=10", "--set", "server.window=8"]
-    process = start(
-        tmp_path, *options, "--fault", f"kill rank={rank} step=35", COLLECTIVES_TIMEOUT="30"
-    )
-    _, errors = ended(process)
-    assert process.returncode != 0
-    named = rf"saw rank {rank} on|rank {rank} with PID|RANK {rank} PID|EXIT CODE: 9|rank {rank} "
-    assert re.search(named, errors), errors
-    deadline = time.monotonic() + 10
-    while (left := running(f"run.dir={tmp_path}/run")) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not left, "processes outlive the job"
-    out = train(tmp_path, *options, "--resume")
-    assert re.search(r"resumed after step (10|20|30) from", out)
-    assert "all 115 steps are done" in out
-    # The log of both parts is one, and gives the bits of the whole.
-    train(tmp_path / "again", *options, "--replay", str(tmp_path / "run"))
-    equal(parameters(tmp_path / "again" / "run"), parameters(tmp_path / "run"))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("rank", [0, 2])
 def test_a_rank_that_is_frozen_is_named_by_who_waits_for_it(tmp_path, rank):
     process = start(tmp_path, "--fault", f"freeze rank={rank} step=35", COLLECTIVES_TIMEOUT="15")
     _, errors = ended(process)

@@ -252,14 +252,6 @@ def test_the_servers_optimiser_takes_the_mean_change(comm, own, rule, rate):
             np.testing.assert_allclose(trainer.parts.store.parameters, x, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.quick_on(2)
-@pytest.mark.parametrize("rotate", [False, True])
-def test_24_bits_are_nearly_all_bits(comm, rotate):
-    dense, _ = rounds(comm, job("float64"), 1)
-    found, _ = rounds(comm, job("float64", bits=24, rotate=rotate), 1)
-    assert 0 < np.abs(found - dense).max() < 1e-6
-
-
 @pytest.mark.parametrize(
     "own",
     [
@@ -504,14 +496,6 @@ def test_thousands_of_clients(comm):
         (300, 256, 44)
     ] * 2
     np.testing.assert_array_equal(found, alone(comm, config)[0])
-
-
-@pytest.mark.quick_on(2)
-def test_the_loss_falls_on_clients_that_differ(comm):
-    config = job(clients=30, split="labels", sample=15, rounds=12, server_momentum=0.5)
-    _, records = rounds(comm, replace(config, train=Train(epochs=2, batch_size=8)))
-    losses = [record.loss for record in records if isinstance(record, Step)]
-    assert losses[-1] < 0.6 * losses[0]
 
 
 def test_the_draws_are_those_of_the_table(comm):

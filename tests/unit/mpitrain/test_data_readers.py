@@ -12,7 +12,6 @@ import pytest
 from mpitrain.data import DataError
 from mpitrain.data.arrays import load_arrays
 from mpitrain.data.idx import load_idx, parse_idx
-from mpitrain.data.sampler import Sampler
 from mpitrain.data.text import Tokens, load_text
 from mpitrain.data.tokens import load_tokens
 
@@ -145,13 +144,6 @@ def test_text_of_bytes_is_mapped(tmp_path):
 @pytest.mark.parametrize("count", [0, 1, 10])
 def test_too_few_tokens_are_no_samples(count):
     assert len(Tokens(np.arange(count), 10)) == 0
-
-
-def test_a_sampled_epoch_predicts_every_token_once():
-    tokens = Tokens(np.arange(206, dtype=np.uint16), 5)
-    batches = Sampler(len(tokens), 7, seed=1).batches(0)
-    labels = np.concatenate([tokens[which].labels.ravel() for which in batches])
-    assert sorted(labels) == list(range(1, 206))
 
 
 def test_only_the_asked_tokens_are_read():
