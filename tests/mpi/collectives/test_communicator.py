@@ -252,21 +252,6 @@ def test_checking_finds_calls_that_do_not_belong_together(what):
         assert (items == comm.size).all()
 
 
-def test_one_rank_comes_with_another_array(comm):
-    """A call that others find again and this one does not, on memory that they share."""
-    window = comm.empty(3000, float)
-    ordinary = np.empty(3000)
-    for turn in range(8):
-        items = ordinary if turn % 3 == 2 and comm.rank == 0 else window
-        items[...] = comm.rank + turn
-        comm.Allreduce(MPI.IN_PLACE, items, algorithm="direct")
-        assert (items == total(comm) + turn * comm.size).all()
-        view = window[:1500] if turn % 2 and comm.rank else window[1500:]
-        view[...] = comm.rank
-        comm.Allreduce(MPI.IN_PLACE, view, algorithm="direct")
-        assert (view == total(comm)).all()
-
-
 @pytest.mark.mpi(min_size=2)
 def test_a_blocking_native_call_while_only_some_ranks_have_a_plan_under_way(comm):
     """It must be MPI's blocking collective on all of them: a nonblocking one would not match it."""

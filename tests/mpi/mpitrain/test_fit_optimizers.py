@@ -149,17 +149,6 @@ def test_hooks_that_come_too_late_are_refused(comm, folder):
         trainer.fit()
 
 
-def test_keys_that_an_optimizer_of_torch_would_not_see(comm, folder):
-    optim = {"weight_decay": 0.1, "schedule": "cosine"}
-    with pytest.raises(ConfigError, match="optim: weight_decay would have no effect on"):
-        made(folder, optimizer=OPTIMIZERS["AdamW"], optim=optim)
-    config = Config(optim=Optim(momentum=0.5))
-    with pytest.raises(
-        ConfigError, match=r"optim\.momentum: the optimizer that the program brings"
-    ):
-        made(folder, config=config, optimizer=OPTIMIZERS["AdamW"])
-
-
 @pytest.mark.parametrize(
     "asked",
     [

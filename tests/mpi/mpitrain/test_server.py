@@ -204,27 +204,6 @@ def check_lags(records, workers, server):
     assert max(one.served.lag_max for one in records) <= most
 
 
-@slow
-@pytest.mark.skipif(RANKS < 3, reason="two workers and a server")
-def test_other_delays_are_another_order(comm, folder):
-    """So that a replay has something to keep: who is slow comes later."""
-
-    def later(slow):
-        """By how many places the pushes of worker 0 come after those of worker 1, in all."""
-
-        def wait(parts):
-            time.sleep(0.04 * (comm.rank == slow))
-
-        trained(comm, job(folder / str(slow), ranks=1, bound=2), before_step=wait)
-        comm.Barrier()
-        lines = (folder / str(slow) / "server-0.jsonl").read_text().splitlines()
-        pushes = [e["worker"] for e in map(json.loads, lines) if e["event"] == "push"]
-        at = [sum(i for i, w in enumerate(pushes) if w == worker) for worker in (0, 1)]
-        return at[0] - at[1]
-
-    assert later(0) > 0 > later(1)
-
-
 def simulated(folder, config, workers, servers):
     """The weights by the log alone, in one process, with an optimiser written out here."""
     with Communicator(MPI.COMM_SELF) as one, start(one, without(config)) as trainer:
@@ -349,20 +328,6 @@ def test_bytes_are_those_of_the_messages(comm, folder, codec):
         ends = workers * servers * 64 * (record.step % 3 == 0)
         assert record.served.pulled_bytes == workers * (bytes_ + 64 * servers)
         assert record.served.pushed_bytes == workers * (pushed + 128 * servers) + ends
-
-
-@slow
-def test_a_run_goes_on_from_its_checkpoint(comm, folder):
-    """With the bits of one that was not interrupted, where nothing is late; so does its log."""
-    config = job(folder / "whole", every=4, ranks=1, bound=0)
-    train_all(comm, config)
-    half = replace(job(folder / "halves", every=4, ranks=1, bound=0))
-    train_all(comm, replace(half, train=replace(half.train, steps=8)))
-    train_all(comm, half, go_on=True)
-    equal(saved(comm, half), saved(comm, config))
-    again = job(folder / "again", every=4, ranks=1, bound=0, replay=str(folder / "halves"))
-    train_all(comm, again)
-    equal(saved(comm, again), saved(comm, config))
 
 
 @slow
@@ -543,35 +508,6 @@ def test_a_torch_module_is_trained_by_servers(comm, folder):
         ):
             np.testing.assert_array_equal(value, expected)
     part.Free()
-
-
-@slow
-@pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
-def test_a_parameter_without_a_part_in_the_loss_is_refused(comm, folder):
-    import torch
-
-    class Idle(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.used, self.idle = torch.nn.Linear(3, 1), torch.nn.Linear(3, 1)
-
-        def forward(self, x):
-            return self.used(x)
-
-    trainer = mpitrain.Trainer(
-        comm,
-        model=Idle,
-        train_data=Sums(),
-        test_data=Sums(),
-        loss="mean_squared_error",
-        batch_size=16,
-        epochs=1,
-        dir=str(folder),
-        server={"ranks": 1},
-    )
-    with pytest.raises(ConfigError, match=r"idle\.\w+ has no part in the loss of step 1"):
-        list(trainer.run_epoch(0))
-    trainer.close()
 
 
 class Sums:
