@@ -29,31 +29,30 @@ def job(folder, body, ranks=3, **variables):
     return run(folder, program, ranks=ranks, seconds=60, **variables)
 
 
-def expect_the_reason(ended):
-    """The end of a job whose rank 1 raised ``KeyError("the reason")``."""
-    assert ended.returncode != 0
-    assert "[rank 1 of 3 on " in ended.stderr
-    assert "KeyError: 'the reason'" in ended.stderr
-
-
-def test_an_exception_on_one_rank_ends_the_job(tmp_path):
-    ended = job(
-        tmp_path,
+LONELY = """
+    if comm.rank == 1:
+        raise ValueError("a bad sample")
+    if os.environ.get("COLLECTIVES_ABORT") == "0":
+        time.sleep(1)
+        print(f"rank {comm.rank} goes on", flush=True)
+    else:
+        comm.Allreduce(np.ones(1000), np.zeros(1000), algorithm="ring")
+"""
+REASON = ["[rank 1 of 3 on ", "KeyError: 'the reason'"]
+#: By what happens to one rank: the program, the job's exit status ("any" but 0), what is said.
+ENDS = {
+    "an exception": (
         """
         with abort_on_exception(comm):
             if comm.rank == 1:
                 raise KeyError("the reason")
             comm.Barrier()
         """,
-    )
-    expect_the_reason(ended)
-    assert "rank 0 of" not in ended.stderr
-
-
-def test_a_traceback_that_another_hook_keeps_back_is_written(tmp_path):
-    """As that of torch.distributed, which writes what it has after the hook before it."""
-    ended = job(
-        tmp_path,
+        "any",
+        REASON,
+    ),
+    # As torch.distributed has one, which writes what it has after the hook before it.
+    "a traceback that another hook keeps back": (
         """
         import io
 
@@ -69,8 +68,75 @@ def test_a_traceback_that_another_hook_keeps_back_is_written(tmp_path):
             raise KeyError("the reason")
         comm.Barrier()
         """,
-    )
-    expect_the_reason(ended)
+        "any",
+        REASON,
+    ),
+    "with no guard but the communicator itself": (
+        LONELY,
+        "any",
+        ["rank 1 of 3", "ValueError: a bad sample", "program.py"],
+    ),
+    "an exit where the others wait": (
+        """
+        from mpitrain.ranks.together import all_or_nobody
+
+        with all_or_nobody(comm, 0.5):
+            if comm.rank == 1:
+                sys.exit(0)
+            comm.Barrier()
+        """,
+        1,
+        ["[rank 1 of 3 on ", "SystemExit: 0", "wait for this one, so that the job ends here"],
+    ),
+    # A class that all ranks raise together elsewhere, while a checkpoint is being written.
+    "an error that looks like one of all": (
+        """
+        import mpitrain
+        from mpitrain import nn
+
+        def fails(parts):
+            if parts.steps_done == 3 and comm.rank == 1:
+                raise mpitrain.ConfigError("of one rank")
+
+        mpitrain.Trainer(
+            comm=comm, model={"linear": nn.Linear(3, 1)},
+            train_data=[(np.ones(3, "f4"), np.ones(1, "f4"))] * 24,
+            loss="mean_squared_error", batch_size=6, epochs=2, dir="run",
+            checkpoint={"every": 1}, before_step=fails,
+        ).fit()
+        """,
+        "any",
+        ["ConfigError: of one rank", "The other ranks have not failed within 5 s"],
+    ),
+    "a status": (
+        """
+        with abort_on_exception(comm):
+            if comm.rank == 2:
+                sys.exit(3)
+            comm.Barrier()
+        """,
+        3,
+        [],
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    "what", [pytest.param(w, marks=pytest.mark.slow if w == "a status" else ()) for w in ENDS]
+)
+def test_the_trouble_of_one_rank_ends_the_job(tmp_path, what):
+    body, status, said = ENDS[what]
+    ended = job(tmp_path, body)
+    assert ended.returncode not in (0, None) if status == "any" else ended.returncode == status
+    assert all(words in ended.stderr for words in said), ended.stderr
+    assert "rank 0 of" not in ended.stderr or what != "an exception"
+
+
+@pytest.mark.slow
+def test_a_job_that_is_to_go_on_after_an_exception(tmp_path):
+    ended = job(tmp_path, LONELY, COLLECTIVES_ABORT="0")
+    assert "ValueError: a bad sample" in ended.stderr
+    assert "rank 0 goes on" in ended.stdout and "rank 2 goes on" in ended.stdout
 
 
 def test_an_error_of_one_rank_that_it_catches_ends_the_job(tmp_path):
@@ -97,23 +163,6 @@ def test_an_error_of_one_rank_that_it_catches_ends_the_job(tmp_path):
     assert "The other ranks have not failed within 0.5 s" in ended.stderr
 
 
-def test_a_rank_that_exits_where_the_others_wait_for_it_ends_the_job(tmp_path):
-    ended = job(
-        tmp_path,
-        """
-        from mpitrain.ranks.together import all_or_nobody
-
-        with all_or_nobody(comm, 0.5):
-            if comm.rank == 1:
-                sys.exit(0)
-            comm.Barrier()
-        """,
-    )
-    assert ended.returncode == 1
-    assert "[rank 1 of 3 on " in ended.stderr and "SystemExit: 0" in ended.stderr
-    assert "wait for this one, so that the job ends here" in ended.stderr
-
-
 def test_a_child_that_a_program_forks_is_no_rank(tmp_path):
     ended = job(
         tmp_path,
@@ -137,31 +186,6 @@ def test_a_child_that_a_program_forks_is_no_rank(tmp_path):
         """,
     )
     assert ended.returncode == 0 and ended.stdout.count("goes on") == 3
-
-
-def test_an_error_of_one_rank_that_looks_like_one_of_all_ends_the_job(tmp_path):
-    """A class that all ranks raise together elsewhere, while a checkpoint is being written."""
-    ended = job(
-        tmp_path,
-        """
-        import mpitrain
-        from mpitrain import nn
-
-        def fails(parts):
-            if parts.steps_done == 3 and comm.rank == 1:
-                raise mpitrain.ConfigError("of one rank")
-
-        mpitrain.Trainer(
-            comm=comm, model={"linear": nn.Linear(3, 1)},
-            train_data=[(np.ones(3, "f4"), np.ones(1, "f4"))] * 24,
-            loss="mean_squared_error", batch_size=6, epochs=2, dir="run",
-            checkpoint={"every": 1}, before_step=fails,
-        ).fit()
-        """,
-    )
-    assert ended.returncode not in (0, None)
-    assert "ConfigError: of one rank" in ended.stderr
-    assert "The other ranks have not failed within 5 s" in ended.stderr
 
 
 CUT = """
@@ -197,32 +221,6 @@ batch_size = 4
 """
 
 
-LONELY = """
-    if comm.rank == 1:
-        raise ValueError("a bad sample")
-    if os.environ.get("COLLECTIVES_ABORT") == "0":
-        time.sleep(1)
-        print(f"rank {comm.rank} goes on", flush=True)
-    else:
-        comm.Allreduce(np.ones(1000), np.zeros(1000), algorithm="ring")
-"""
-
-
-def test_an_exception_that_nobody_catches_ends_the_job(tmp_path):
-    """With no guard but the communicator itself."""
-    ended = job(tmp_path, LONELY)
-    assert ended.returncode not in (0, None)
-    assert "rank 1 of 3" in ended.stderr and "ValueError: a bad sample" in ended.stderr
-    assert "program.py" in ended.stderr, "the traceback"
-
-
-@pytest.mark.slow
-def test_a_job_that_is_to_go_on_after_an_exception(tmp_path):
-    ended = job(tmp_path, LONELY, COLLECTIVES_ABORT="0")
-    assert "ValueError: a bad sample" in ended.stderr
-    assert "rank 0 goes on" in ended.stdout and "rank 2 goes on" in ended.stdout
-
-
 def test_a_file_of_data_that_is_cut_while_it_is_mapped(tmp_path):
     """The rank that reads it is killed by SIGBUS; it says where it was."""
     (tmp_path / "program.py").write_text(CUT)
@@ -232,20 +230,6 @@ def test_a_file_of_data_that_is_cut_while_it_is_mapped(tmp_path):
     assert ended.returncode not in (0, 1)
     assert "Fatal Python error: Bus error" in ended.stderr
     assert "data/text.py" in ended.stderr
-
-
-@pytest.mark.slow
-def test_an_exit_status_ends_the_job_with_it(tmp_path):
-    ended = job(
-        tmp_path,
-        """
-        with abort_on_exception(comm):
-            if comm.rank == 2:
-                sys.exit(3)
-            comm.Barrier()
-        """,
-    )
-    assert ended.returncode == 3
 
 
 PEACEFUL = {
