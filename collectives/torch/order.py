@@ -3,7 +3,6 @@
 import collections
 import sys
 import threading
-import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -62,7 +61,7 @@ class BlockingWork(DoneWork):
         raise RuntimeError("a blocking call has its result in its tensors; pass async_op=True")
 
     def get_future(self) -> Future[Any]:
-        return self.result()  # type: ignore[no-any-return]
+        return self.result()
 
 
 class CollectiveWork(dist._Work):
@@ -122,6 +121,8 @@ class CollectiveWork(dist._Work):
                 self._future = Future()
         if is_new and is_done:
             self._tell(self._future)
+        elif not is_done:
+            self._order.wake()  # who waits for a future cannot help
         return self._future
 
 
@@ -180,7 +181,10 @@ class Order:
         self._runner: int | None = None
         self._thread: threading.Thread | None = None
         self._is_asleep = False
-        self._wakes = threading.Semaphore(0)
+        #: Whoever releases it wakes the thread.
+        self._bell = threading.Lock()
+        self._bell.acquire()
+        self._rings = threading.Lock()
         self._ends = False
 
     @property
@@ -212,7 +216,7 @@ class Order:
             self._thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
             self._thread.start()
         elif self._is_asleep:
-            self._wake()
+            self.wake()
         return work
 
     def help(self, work: CollectiveWork) -> None:
@@ -234,7 +238,7 @@ class Order:
                     self._run(self.calls.popleft().run)
         if self._thread is not None:
             self._ends = True
-            self._wake()
+            self.wake()
             self._thread.join()
             self._thread = None
 
@@ -245,9 +249,12 @@ class Order:
         finally:
             self._runner = None
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """Lets the thread run what there is, now."""
         self._is_asleep = False
-        self._wakes.release()
+        with self._rings:
+            if self._bell.locked():
+                self._bell.release()
 
     @torch.no_grad()
     def _serve(self) -> None:
@@ -262,10 +269,10 @@ class Order:
                         self._run(self.calls.popleft().run)
             elif looks < _LOOKS:
                 looks += 1
-                time.sleep(_LOOK_SECONDS)
+                self._bell.acquire(timeout=_LOOK_SECONDS)
             else:
                 self._is_asleep = True
                 if not self.calls and not self._ends:  # else one has come meanwhile
-                    self._wakes.acquire()
+                    self._bell.acquire()
                 self._is_asleep = False
                 looks = 0

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from mpi4py import MPI
@@ -12,18 +13,22 @@ from collectives.torch.order import BlockingWork
 from collectives.torch.reduce_op import PLAIN_OPS, Reduction, reduction
 from collectives.torch.tensors import Joined, check_dense, dense, memory
 
-#: Numbers that MPI adds as torch does.
+#: Types of small tensors that are reduced as they are.
 _KINDS = {
     torch.float32: MPI.FLOAT,
     torch.float64: MPI.DOUBLE,
     torch.int32: MPI.INT32_T,
     torch.int64: MPI.INT64_T,
 }
+_allreduce = MPI.Intracomm.Allreduce
+_address = MPI.buffer.fromaddress
 _REDUCED = BlockingWork()
 
 
 class Reductions(Calls):
     """The operations that add, multiply or compare the ranks' tensors."""
+
+    _is_native: bool | None = None
 
     def allreduce(self, tensors: Any, options: Any = None, **_: Any) -> dist._Work:
         if (
@@ -73,12 +78,23 @@ class Reductions(Calls):
         history = self._watchdog.calls
         history.begin("allreduce")
         try:
-            memory = MPI.buffer.fromaddress(tensor.data_ptr(), nbytes)
-            self.comm.Allreduce(MPI.IN_PLACE, [memory, kind], op)
+            buffer = [_address(tensor.data_ptr(), nbytes), kind]
+            if self._is_native is None:
+                self._is_native = self._leaves_small_sums_to_native()
+            if self._is_native:
+                _allreduce(self.comm, MPI.IN_PLACE, buffer, op)
+            else:
+                self.comm.Allreduce(MPI.IN_PLACE, buffer, op)
         finally:
             history.end()
             order.runs.release()
         return True
+
+    def _leaves_small_sums_to_native(self) -> bool:
+        """Whether the communicator would call no more than MPI's own method.  Collective at first
+        use, as its first all-reduce is."""
+        largest = np.empty(LARGE, np.uint8)
+        return self.comm._engine.leaves_to_native("allreduce", largest, MPI.IN_PLACE)
 
     def allreduce_coalesced(self, tensors: Any, options: Any = None, **_: Any) -> dist._Work:
         """One sum over all tensors of a dtype."""
