@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from collectives.execution.transport.mpi import MPITransport
     from collectives.failure.abort import abort_on_exception
     from collectives.launchers import check_launch
+    from collectives.shared_pool import SharedPool
     from collectives.sparse import sparse_allreduce
 
 __version__ = "0.1.0"
@@ -41,6 +42,7 @@ _WHERE = {
     "Communicator": "collectives.communicator",
     "Link": "collectives.execution.transport.delayed",
     "MPITransport": "collectives.execution.transport.mpi",
+    "SharedPool": "collectives.shared_pool",
     "abort_on_exception": "collectives.failure.abort",
     "check_launch": "collectives.launchers",
     "delayed": "collectives.execution.transport.delayed",
@@ -73,6 +75,7 @@ __all__ = [
     "MismatchError",
     "Schedule",
     "ScheduleError",
+    "SharedPool",
     "Traffic",
     "UnknownAlgorithm",
     "abort_on_exception",

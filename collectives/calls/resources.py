@@ -174,8 +174,8 @@ class Resources:
             if memory not in ("numpy", "cupy"):
                 raise InvalidBuffer(f'memory={memory!r} is neither "numpy" nor "cupy"')
             kind = self.devices.memory(CudaMemory().gpu if memory == "cupy" else None)
-            dtype = _read_type(dtype)
-            dimensions = _read_shape(shape, dtype)
+            dtype = read_type(dtype)
+            dimensions = read_shape(shape, dtype)
             items = kind.zeros(dimensions, dtype) if alone else None
         except Exception as error:  # the other ranks learn of any error
             problem = error
@@ -278,7 +278,7 @@ class Resources:
             self._transport = None
 
 
-def _read_shape(shape: Any, dtype: "np.dtype[Any]") -> tuple[int, ...]:
+def read_shape(shape: Any, dtype: "np.dtype[Any]") -> tuple[int, ...]:
     lengths = tuple(map(index, shape)) if np.iterable(shape) else (index(shape),)
     # NumPy multiplies those of an array without items, too.
     items = prod(max(1, length) for length in lengths)
@@ -288,7 +288,7 @@ def _read_shape(shape: Any, dtype: "np.dtype[Any]") -> tuple[int, ...]:
     return lengths
 
 
-def _read_type(dtype: Any) -> "np.dtype[Any]":
+def read_type(dtype: Any) -> "np.dtype[Any]":
     name = str(dtype)
     if name.startswith("torch."):
         dtype = name = name.removeprefix("torch.")

@@ -10,6 +10,7 @@ from mpi4py import MPI
 from collectives.communicator import Communicator
 from collectives.failure.watchdog import Watchdog
 from collectives.torch.messages import MessageWork
+from collectives.torch.node_memory import NodeMemory
 from collectives.torch.order import JointWork, Order
 from collectives.torch.tensors import Joined, check_dense, dense, memory
 
@@ -29,6 +30,7 @@ class Calls:
     comm: Communicator
     _watchdog: Watchdog
     _order: Order
+    _node_memory: NodeMemory
     _under_way: set[MessageWork]
     _calls: int
     #: Works of a coalescing block; ``None`` outside of one.
@@ -47,10 +49,14 @@ class Calls:
     def _submit(self, what: str, call: Callable[[], None], value: Any, options: Any) -> dist._Work:
         """Runs a call, now or in the background, and has it watched under a name."""
         self._calls += 1
+        history = self._watchdog.calls
 
         def watched() -> None:
-            with self._watchdog.waiting(what, numbered=True):
+            history.begin(what)
+            try:
                 call()
+            finally:
+                history.end()
 
         run = self._order.later if getattr(options, "asyncOp", False) else self._order.now
         return self._begun(run(watched, value))
@@ -75,6 +81,19 @@ class Calls:
 
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> dist._Work:
         return self.recv(tensors, MPI.ANY_SOURCE, tag)
+
+    def supports_tensor_alloc(self, device: torch.device) -> bool:
+        return bool(torch.device(device).type == "cpu")
+
+    def allocate_tensor(
+        self, size: int, *, dtype: torch.dtype, device: torch.device
+    ) -> torch.Tensor:
+        """A tensor of ``size`` items with any values, in memory that the ranks of a node share.
+
+        All ranks call it in the same order among their collectives.  FSDP2 takes its buffers here
+        after ``module.set_allocate_memory_from_process_group_for_comm(True)``.
+        """
+        return self._node_memory.take(size, dtype)
 
     def _message(self, request: MPI.Request, flat: Joined, receives: bool) -> dist._Work:
         for earlier in list(self._under_way):  # lets go of those that nobody waits for

@@ -74,7 +74,8 @@ class Copies(Calls):
             for output, source in zip(outputs, inputs):
                 flat = Joined([output], reads=False)
                 sent = _own_block(dense(source), flat.whole, self.comm.rank)
-                self.comm.Allgather(sent, memory(flat.whole))
+                comm = self._node_memory.comm(output.nbytes)
+                comm.Allgather(sent, memory(flat.whole))
                 flat.write_back()
 
         return self._submit("all_gather_single", call, outputs, options)

@@ -15,6 +15,8 @@ NO_TIMEOUT = timedelta(milliseconds=-1)
 #: Seconds after which a thread that holds the interpreter lets another one have it: with Python's
 #: own 5 ms, 1 MiB in the background takes 50 ms beside a busy program, and 15 ms with this.
 _SWITCH_SECONDS = 1e-4
+#: Seconds between two looks for calls that nobody waits for, and looks before the thread sleeps.
+_LOOK_SECONDS, _LOOKS = 1e-4, 10
 
 
 class DoneWork(dist._Work):
@@ -48,14 +50,27 @@ class DoneWork(dist._Work):
         return future
 
 
+class BlockingWork(DoneWork):
+    """A call that has put its result into the caller's tensors: one work for all, as a new one
+    takes a microsecond."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+
+    def result(self) -> Any:
+        raise RuntimeError("a blocking call has its result in its tensors; pass async_op=True")
+
+    def get_future(self) -> Future[Any]:
+        return self.result()
+
+
 class CollectiveWork(dist._Work):
     """A collective in the order; to wait for it is to run what comes before it, and itself."""
 
     def __init__(self, order: "Order", call: Callable[[], None], value: Any) -> None:
         super().__init__()
         self._order, self._call, self._value = order, call, value
-        self._guard = threading.Lock()
-        self._is_done = threading.Event()
+        self.is_done = False
         self._error: BaseException | None = None
         self._future: Future[Any] | None = None
 
@@ -65,8 +80,8 @@ class CollectiveWork(dist._Work):
         except Exception as error:
             self._error = error
         del self._call  # with the tensors that it holds
-        with self._guard:
-            self._is_done.set()
+        with self._order.futures:
+            self.is_done = True
             future = self._future
         if future is not None:
             self._tell(future)
@@ -78,8 +93,8 @@ class CollectiveWork(dist._Work):
             future.set_result(self._value)
 
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
-        if not self._is_done.is_set():
-            self._order.help(self._is_done)
+        if not self.is_done:
+            self._order.help(self)
         if self._error is not None:
             raise self._error
         return True
@@ -88,10 +103,10 @@ class CollectiveWork(dist._Work):
         self.wait()
 
     def is_completed(self) -> bool:
-        return self._is_done.is_set()
+        return self.is_done
 
     def is_success(self) -> bool:
-        return self._is_done.is_set() and self._error is None
+        return self.is_done and self._error is None
 
     def exception(self) -> BaseException | None:
         return self._error
@@ -100,12 +115,14 @@ class CollectiveWork(dist._Work):
         return self._value
 
     def get_future(self) -> Future[Any]:
-        with self._guard:
-            is_new, is_done = self._future is None, self._is_done.is_set()
+        with self._order.futures:
+            is_new, is_done = self._future is None, self.is_done
             if self._future is None:
                 self._future = Future()
         if is_new and is_done:
             self._tell(self._future)
+        elif not is_done:
+            self._order.wake()  # who waits for a future cannot help
         return self._future
 
 
@@ -149,16 +166,31 @@ class Order:
 
     Args:
         name: name of the thread.
+
+    Attributes:
+        calls: the calls that wait for their turn.
+        runs: held by whoever runs a call.
+        futures: guards the futures of the calls.
     """
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._calls: collections.deque[CollectiveWork] = collections.deque()
-        self._runs = threading.Lock()
+        self.calls: collections.deque[CollectiveWork] = collections.deque()
+        self.runs = threading.Lock()
+        self.futures = threading.Lock()
         self._runner: int | None = None
-        self._comes = threading.Semaphore(0)
         self._thread: threading.Thread | None = None
+        self._is_asleep = False
+        #: Whoever releases it wakes the thread.
+        self._bell = threading.Lock()
+        self._bell.acquire()
+        self._rings = threading.Lock()
         self._ends = False
+
+    @property
+    def is_in_background(self) -> bool:
+        """Whether the group's thread asks."""
+        return self._thread is not None and self._thread.ident == threading.get_ident()
 
     def now(self, call: Callable[[], None], value: Any) -> dist._Work:
         """Runs a call after those that came before."""
@@ -166,11 +198,11 @@ class Order:
             call()
             return DoneWork(value)
         while True:
-            with self._runs:
-                if not self._calls:
+            with self.runs:
+                if not self.calls:
                     self._run(call)
                     return DoneWork(value)
-                self._run(self._calls.popleft().run)
+                self._run(self.calls.popleft().run)
 
     def later(self, call: Callable[[], None], value: Any) -> dist._Work:
         """Lets the group's thread run a call, unless somebody waits for it earlier."""
@@ -178,34 +210,35 @@ class Order:
         if self._runner == threading.get_ident():
             work.run()
             return work
-        self._calls.append(work)
+        self.calls.append(work)
         if self._thread is None:
             sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_SECONDS))
             self._thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
             self._thread.start()
-        self._comes.release()
+        elif self._is_asleep:
+            self.wake()
         return work
 
-    def help(self, until: threading.Event) -> None:
-        """Runs calls until one of them has ended."""
+    def help(self, work: CollectiveWork) -> None:
+        """Runs calls until this one has ended."""
         if self._runner == threading.get_ident():  # a callback, which holds the lock, waits
-            while not until.is_set():
-                self._calls.popleft().run()
+            while not work.is_done:
+                self.calls.popleft().run()
             return
-        while not until.is_set():
-            with self._runs:
-                if not until.is_set() and self._calls:
-                    self._run(self._calls.popleft().run)
+        while not work.is_done:
+            with self.runs:
+                if not work.is_done and self.calls:
+                    self._run(self.calls.popleft().run)
 
     def close(self) -> None:
         """Runs what is left, and ends the thread."""
-        while self._calls:
-            with self._runs:
-                if self._calls:
-                    self._run(self._calls.popleft().run)
+        while self.calls:
+            with self.runs:
+                if self.calls:
+                    self._run(self.calls.popleft().run)
         if self._thread is not None:
             self._ends = True
-            self._comes.release()
+            self.wake()
             self._thread.join()
             self._thread = None
 
@@ -216,11 +249,30 @@ class Order:
         finally:
             self._runner = None
 
+    def wake(self) -> None:
+        """Lets the thread run what there is, now."""
+        self._is_asleep = False
+        with self._rings:
+            if self._bell.locked():
+                self._bell.release()
+
+    @torch.no_grad()
     def _serve(self) -> None:
-        while True:
-            self._comes.acquire()
-            if self._ends:
-                return
-            with self._runs, torch.no_grad():
-                if self._calls:
-                    self._run(self._calls.popleft().run)
+        """Runs calls; looks for more for a while before it sleeps, as to wake it takes longer than
+        a small call that its caller waits for."""
+        looks = 0
+        while not self._ends:
+            if self.calls:
+                looks = 0
+                with self.runs:
+                    if self.calls:
+                        self._run(self.calls.popleft().run)
+            elif looks < _LOOKS:
+                looks += 1
+                self._bell.acquire(timeout=_LOOK_SECONDS)
+            else:
+                self._is_asleep = True
+                if not self.calls and not self._ends:  # else one has come meanwhile
+                    self._bell.acquire()
+                self._is_asleep = False
+                looks = 0

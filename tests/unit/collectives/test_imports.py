@@ -78,7 +78,7 @@ FLOORS = (
     {"analysis"},
     {"execution"},
     {"calls"},
-    {"coded", "communicator", "sparse", "sparse_arguments", "topologies"},
+    {"coded", "communicator", "shared_pool", "sparse", "sparse_arguments", "topologies"},
     {"torch"},
     {"bench", "commands"},
     {"__init__", "__main__"},

@@ -1,0 +1,144 @@
+"""A group's large collectives through memory that its ranks share, where they are on one node."""
+
+import logging
+import sys
+import threading
+import time
+import weakref
+from typing import Any
+
+import numpy as np
+import torch
+from mpi4py import MPI
+
+from collectives.communicator import Communicator
+from collectives.errors import CollectiveError
+from collectives.shared_pool import SharedPool
+from collectives.torch.order import Order
+
+log = logging.getLogger("collectives")
+
+#: Bytes above which a call may go through shared memory; below, to meet there costs more than it
+#: saves.
+LARGE = 64 << 10
+#: Sums of one storage after which it is moved: DDP makes its buckets anew after the first step.
+_SUMS = 2
+#: Bytes in which numbers of 16 bits are widened, piece by piece: they stay in the cache.
+_ROOM_BYTES = 1 << 20
+#: Bytes of a group's pool on each rank.
+_POOL_BYTES = 1 << 28
+#: Seconds between two looks of the group's thread at whether all ranks have come.
+_LOOK_SECONDS = 5e-5
+
+
+class NodeMemory:
+    """The shared memory of one group.
+
+    It has a communicator of its own, as calls on one with shared memory take longer where they are
+    small.  All but :meth:`take` runs where the group's collectives run.
+
+    Args:
+        comm: the group's communicator.
+        order: the order of its collectives.
+    """
+
+    def __init__(self, comm: Communicator, order: Order) -> None:
+        self._comm, self._order = comm, order
+        self._near: Communicator | None = None
+        self._pool: SharedPool | None = None
+        self._is_made = False
+        self._taken: set[int] = set()
+        self._guard = threading.Lock()
+        self._room: torch.Tensor | None = None
+        self._sums: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+
+    def comm(self, nbytes: int) -> Communicator:
+        """The communicator for a call of so many bytes, the same number on all ranks."""
+        return self._near if self._near is not None and nbytes > LARGE else self._comm
+
+    def close(self) -> None:
+        """Frees the communicator.  Collective."""
+        if self._near is not None:
+            self._near.Free()
+            self._near = self._pool = None
+
+    def _make(self) -> SharedPool | None:
+        """The pool, if the ranks are several on one node.  Collective at first use."""
+        if not self._is_made:
+            self._is_made = True
+            if 1 < self._comm.size == self._comm.ranks_per_node:
+                self._near = self._comm.Dup()
+                self._pool = SharedPool(self._near, limit=_POOL_BYTES)
+        return self._pool
+
+    def take(self, items: int, dtype: torch.dtype) -> torch.Tensor:
+        """A tensor in shared memory where that can be, with whatever is in it.
+
+        All ranks call it in the same order among the group's collectives.
+        """
+        nbytes, made = items * dtype.itemsize, []
+
+        def first() -> None:
+            with self._guard:
+                pool = self._make()
+                made.append(np.empty(nbytes, np.uint8) if pool is None else pool.take(nbytes))
+            self._taken.add(nbytes)
+
+        if not nbytes:
+            return torch.empty(0, dtype=dtype)
+        if nbytes in self._taken and self._pool is not None:
+            with self._guard:
+                made.append(self._pool.take(nbytes))
+        else:  # it is collective
+            self._order.now(first, None)
+        return torch.frombuffer(made[0], dtype=dtype)
+
+    def room(self, items: int, dtype: torch.dtype) -> torch.Tensor:
+        """Memory for the wider form of numbers, or for a piece of them.  Collective at first use.
+
+        A large one is kept: new pages take longer than what is done in them.
+        """
+        if items * dtype.itemsize <= LARGE:
+            return torch.empty(items, dtype=dtype)
+        if self._room is None:
+            self._room = self.take(_ROOM_BYTES, torch.uint8)
+        return self._room.view(dtype)
+
+    def meet(self, tensor: torch.Tensor, is_bucket: bool) -> None:
+        """Lets the ranks meet for a large sum, and moves a bucket of DDP's that comes again into
+        shared memory, if it is one on all ranks.  Collective.
+
+        Args:
+            is_bucket: whether it is one on this rank.
+        """
+        if self._make() is None or self._near is None:
+            return
+        storage = tensor.untyped_storage() if is_bucket else None
+        sums = 0 if storage is None else self._sums.get(storage, 0)
+        wants = np.array([sums == _SUMS], np.uint8)
+        everybody = MPI.Intracomm.Iallreduce(self._comm, MPI.IN_PLACE, wants, MPI.MIN)
+        if self._order.is_in_background:  # the program needs the core
+            while not everybody.Test():
+                time.sleep(_LOOK_SECONDS)
+        everybody.Wait()
+        if storage is not None:
+            self._sums[storage] = sums + 1
+        if wants[0]:
+            try:
+                self._near.share(tensor)
+            except (CollectiveError, MemoryError) as error:  # on all ranks
+                log.info("a bucket of DDP's stays in ordinary memory: %s", error)
+
+
+def is_called_by_reducer() -> bool:
+    """Whether C++ code of torch's backward pass has called this package, as DDP's reducer does.
+
+    Its buckets are never resized, which shared memory forbids; those of other callers may be, as
+    FSDP1's are.
+    """
+    frame = sys._getframe(1)
+    while frame.f_globals["__name__"].startswith("collectives."):
+        if frame.f_back is None:
+            return False
+        frame = frame.f_back
+    return frame.f_code.co_name == "_engine_run_backward"

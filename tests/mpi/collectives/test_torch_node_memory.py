@@ -1,0 +1,153 @@
+"""Large calls of ``torch.distributed`` groups through memory that the ranks share."""
+
+import copy
+
+import pytest
+
+torch = pytest.importorskip("torch")
+dist = pytest.importorskip("torch.distributed")
+
+from collectives.torch import reductions  # noqa: E402
+from collectives.torch.register import register  # noqa: E402
+
+pytestmark = [pytest.mark.mpi, pytest.mark.quick_on(2, 3)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def world():
+    register()
+    dist.init_process_group("collectives", "mpi://")
+    yield dist.group.WORLD
+    dist.destroy_process_group()
+
+
+@pytest.fixture
+def group(world):
+    """A group of its own, whose memory no other test has."""
+    made = dist.new_group()
+    yield made
+    dist.destroy_process_group(made)
+
+
+def memory_of(group):
+    backend = group._get_backend(torch.device("cpu"))
+    return backend._node_memory
+
+
+def is_shared(group, tensor):
+    near = memory_of(group)._near
+    node = near and near._engine.resources.node
+    return bool(node) and node.locate(tensor.data_ptr(), tensor.nbytes) is not None
+
+
+def two_layers():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(
+        torch.nn.Linear(200, 300), torch.nn.ReLU(), torch.nn.Linear(300, 200)
+    ).double()
+
+
+@pytest.mark.parametrize("views", [False, True])
+def test_buckets_of_ddp_are_shared_by_themselves(group, views):
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    module, alone, buckets = two_layers(), two_layers(), []
+    net = torch.nn.parallel.DistributedDataParallel(
+        module, process_group=group, gradient_as_bucket_view=views
+    )
+    inputs = torch.randn(6, 4 * ranks, 200, generator=torch.Generator().manual_seed(1)).double()
+    backend = group._get_backend(torch.device("cpu"))
+    summed = backend._sum
+    backend._sum = lambda flat, *how: (buckets.append(flat), summed(flat, *how))
+    for batch in inputs:
+        net.zero_grad()
+        alone.zero_grad()
+        net(batch[4 * rank : 4 * rank + 4]).square().mean().backward()
+        alone(batch).square().mean().backward()
+        for own, other in zip(module.parameters(), alone.parameters(), strict=True):
+            torch.testing.assert_close(own.grad, other.grad, rtol=1e-12, atol=1e-12)
+    large = [bucket for bucket in buckets if bucket.nbytes > 1 << 16]
+    assert is_shared(group, large[-1]) == (ranks > 1)
+    assert not views or is_shared(group, module[0].weight.grad) == (ranks > 1)
+
+
+@pytest.mark.parametrize("turns", [200, pytest.param(4000, marks=pytest.mark.slow)])
+def test_memory_is_another_tensors_after_a_bucket_is_freed(group, monkeypatch, turns):
+    monkeypatch.setattr(reductions, "is_called_by_reducer", lambda: True)
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    met, again, moved = set(), 0, 0
+    for turn in range(turns):
+        length = 40_000 + 512 * (turn % 3)
+        tensor = torch.empty(length)
+        again += tensor.data_ptr() in met
+        met.add(tensor.data_ptr())
+        for value in range(1 + turn % 5):
+            tensor.fill_(value + rank + turn)
+            dist.all_reduce(tensor, group=group, async_op=True).wait()
+            expected = sum(value + r + turn for r in range(ranks))
+            assert tensor[0] == tensor[-1] == tensor.min() == tensor.max() == expected
+        moved += is_shared(group, tensor)
+    assert again > turns // 2
+    assert moved == (3 * turns // 5 if ranks > 1 else 0)  # those that came three times
+
+
+def test_ranks_that_disagree_share_nothing(group, monkeypatch):
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    monkeypatch.setattr(reductions, "is_called_by_reducer", lambda: rank == 0)
+    tensor = torch.empty(50_000)
+    for _ in range(5):
+        dist.all_reduce(tensor.fill_(rank), group=group)
+        assert tensor.min() == tensor.max() == sum(range(ranks))
+    assert not is_shared(group, tensor) or ranks == 1
+
+
+def test_a_large_storage_can_be_resized_afterwards(group):
+    tensor = torch.ones(50_000)
+    for _ in range(5):
+        dist.all_reduce(tensor, group=group)
+    tensor.untyped_storage().resize_(0)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_pieces_of_sixteen_bits_are_rounded_once(group, dtype):
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    items = 700_001  # in the wider form, more than one piece
+    every = [
+        torch.randn(items * ranks, generator=torch.Generator().manual_seed(r)).to(dtype)
+        for r in range(ranks)
+    ]
+    exact = torch.stack(every).float().sum(0)
+    tensor = every[rank].clone()
+    dist.all_reduce(tensor, group=group)
+    torch.testing.assert_close(tensor, exact.to(dtype), rtol=2.0**-7, atol=1e-6)
+    if ranks <= 2:  # one sum alone is rounded
+        assert torch.equal(tensor, exact.to(dtype))
+    out = torch.empty(items, dtype=dtype)
+    dist.reduce_scatter_tensor(out, every[rank], dist.ReduceOp.AVG, group=group)
+    expected = (exact / ranks)[items * rank : items * (rank + 1)]
+    torch.testing.assert_close(out, expected.to(dtype), rtol=2.0**-7, atol=1e-6)
+
+
+def test_fsdp2_takes_its_buffers_from_the_group(group):
+    fsdp = pytest.importorskip("torch.distributed.fsdp")
+    from torch.distributed.device_mesh import DeviceMesh
+
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    if not hasattr(fsdp.FSDPModule, "set_allocate_memory_from_process_group_for_comm"):
+        pytest.skip("this torch has no such method")
+    module, alone = two_layers(), copy.deepcopy(two_layers())
+    mesh = DeviceMesh.from_group(group, "cpu")
+    for part in (module[0], module[2], module):
+        fsdp.fully_shard(part, mesh=mesh)
+        part.set_allocate_memory_from_process_group_for_comm(True)
+    optimizers = [torch.optim.SGD(m.parameters(), 0.1) for m in (module, alone)]
+    inputs = torch.randn(5, 4 * ranks, 200, generator=torch.Generator().manual_seed(1)).double()
+    for batch in inputs:
+        module(batch[4 * rank : 4 * rank + 4]).square().mean().backward()
+        alone(batch).square().mean().backward()
+        for own, other in zip(module.parameters(), alone.parameters(), strict=True):
+            torch.testing.assert_close(own.grad.full_tensor(), other.grad, rtol=1e-9, atol=1e-12)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    assert bool(memory_of(group)._taken)
+    assert is_shared(group, memory_of(group).take(60_000, torch.float64)) == (ranks > 1)
