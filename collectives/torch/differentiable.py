@@ -1,8 +1,8 @@
 """Collectives with gradients that torch itself lacks: blocks of unequal size, and messages.
 
-Of the others, ``torch.distributed.nn.functional`` and ``torch.distributed._functional_collectives``
-have the gradients of the sum of all ranks' losses, and so do these.  Under ``torch.no_grad`` they
-only communicate.
+``torch.distributed.nn.functional`` and ``torch.distributed._functional_collectives`` have the other
+ones.  The gradients are those of the sum of all ranks' losses, and all ranks go backward through
+the same calls.  Under ``torch.no_grad`` they only communicate.
 """
 
 from collections.abc import Sequence
@@ -128,9 +128,7 @@ class _ReduceScatter(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, group: Any, *blocks: torch.Tensor) -> torch.Tensor:
         ctx.group, ctx.shapes = group, [block.shape for block in blocks]
-        found = torch.empty_like(
-            blocks[dist.get_rank(group)], memory_format=torch.contiguous_format
-        )
+        found = blocks[0].new_empty(ctx.shapes[dist.get_rank(group)])
         dist.reduce_scatter(found, [block.contiguous() for block in blocks], group=group)
         return found
 
@@ -146,18 +144,14 @@ class _Send(torch.autograd.Function):
     def forward(
         ctx: Any, to: int, group: Any, tag: int, tensor: torch.Tensor, _: torch.Tensor
     ) -> torch.Tensor:
-        ctx.message, ctx.shape, ctx.dtype = (
-            (to, group, tag + _GRADIENTS),
-            tensor.shape,
-            tensor.dtype,
-        )
+        ctx.message, ctx.shape = (to, group, tag + _GRADIENTS), tensor.shape
         # A copy, as the program may change the tensor while it is under way.
         dist.isend(tensor.detach().clone(memory_format=torch.contiguous_format), to, group, tag)
         return tensor.new_zeros(())
 
     @staticmethod
-    def backward(ctx: Any, _: torch.Tensor) -> Any:
-        gradient = torch.empty(ctx.shape, dtype=ctx.dtype)
+    def backward(ctx: Any, zero: torch.Tensor) -> Any:
+        gradient = zero.new_empty(ctx.shape)
         dist.recv(gradient, *ctx.message)
         return None, None, None, gradient, None
 
@@ -168,7 +162,7 @@ class _Recv(torch.autograd.Function):
         ctx: Any, source: int, group: Any, tag: int, like: torch.Tensor, _: torch.Tensor
     ) -> torch.Tensor:
         ctx.message = source, group, tag + _GRADIENTS
-        found = torch.empty_like(like, memory_format=torch.contiguous_format)
+        found = like.new_empty(like.shape)
         dist.recv(found, source, group, tag)
         return found
 
