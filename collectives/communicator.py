@@ -198,6 +198,11 @@ class Communicator(  # type: ignore[misc]
         return self._engine.waiting(what, by_all)
 
     @property
+    def is_reproducible(self) -> bool:
+        """Whether sums of floating-point numbers are exact and rounded once."""
+        return self._engine.settings.reproducible
+
+    @property
     def checks_messages(self) -> bool:
         """Whether its messages carry checksums."""
         return self._engine.settings.has_checksums

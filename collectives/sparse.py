@@ -272,7 +272,7 @@ class _Messages:
 def _ours(comm: MPI.Intracomm) -> Iterator[Communicator]:
     """``comm``, or one of ours on it for this call."""
     if isinstance(comm, Communicator):
-        if comm._engine.settings.reproducible:
+        if comm.is_reproducible:
             raise CollectiveError(
                 "sparse_allreduce sums in an order of its own, which reproducible=True excludes; "
                 "use another communicator for it"

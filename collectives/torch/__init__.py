@@ -7,7 +7,21 @@ that, as the package's entry points tell torch of the name.
 Importing this package imports neither torch nor MPI.
 """
 
+from typing import NamedTuple
+
 #: Name of the backend in ``init_process_group``.
 NAME = "collectives"
 
-__all__ = ["NAME"]
+
+class GroupOptions(NamedTuple):
+    """Options of a group, as in ``init_process_group(..., pg_options=GroupOptions(True))``.
+
+    Attributes:
+        reproducible: whether sums of floating-point numbers are exact and rounded once, as those of
+            ``Communicator(comm, reproducible=True)``.
+    """
+
+    reproducible: bool = False
+
+
+__all__ = ["NAME", "GroupOptions"]

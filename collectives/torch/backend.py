@@ -13,8 +13,9 @@ import torch.distributed as dist
 from mpi4py import MPI
 
 from collectives.communicator import Communicator
+from collectives.environment import switch
 from collectives.failure.watchdog import Watchdog
-from collectives.torch import NAME
+from collectives.torch import NAME, GroupOptions
 from collectives.torch.calls import Calls
 from collectives.torch.copies import Copies
 from collectives.torch.messages import MessageWork
@@ -25,6 +26,8 @@ from collectives.torch.reductions import Reductions
 #: torch's own classes, whose stubs know no subclasses.
 _Backend: Any = torch._C._distributed_c10d.Backend
 _ProcessGroup: Any = dist.ProcessGroup
+#: Environment variable by which groups are reproducible that nobody gives options.
+_REPRODUCIBLE = "COLLECTIVES_TORCH_REPRODUCIBLE"
 #: Tags of the messages by which MPI makes a communicator are below this.
 _TAGS = 32000
 
@@ -177,12 +180,29 @@ class MPIProcessGroup(_Group, _ProcessGroup):
         return False
 
 
-def create(options: Any) -> Any:
+def backend_of(group: Any) -> _Group | None:
+    """The backend of a group of torch's for tensors on the CPU; ``None`` if it is another one."""
+    cpu = torch.device("cpu")
+    found = group._get_backend(cpu) if cpu in group._device_types else None
+    return found if isinstance(found, _Group) else None
+
+
+def create(options: Any, chosen: Any = None) -> Any:
     """The group that torch asks for by its ``DistributedBackendOptions``; on its ranks only.
+
+    Args:
+        options: torch's.
+        chosen: the program's ``pg_options``.
 
     Raises:
         RuntimeError: torch and MPI do not count the same ranks.
+        TypeError: ``pg_options`` are no :class:`~collectives.torch.GroupOptions`.
+        ValueError: on all ranks: they ask for different options.
     """
+    if not isinstance(chosen, GroupOptions | None):
+        raise TypeError(
+            f"pg_options={chosen!r}: a group of {NAME!r} takes collectives.torch.GroupOptions"
+        )
     world, ranks = MPI.COMM_WORLD, list(options.global_ranks_in_group)
     given = options.group_rank, options.group_size
     if ranks:
@@ -195,7 +215,7 @@ def create(options: Any) -> Any:
             f"{ranks or 'all'}; MPI calls it rank {world.rank} of {world.size}; start the program "
             "with mpirun or srun, not torchrun, and let mpi:// number the ranks"
         )
-    return create_group(ranks, options.group_id, options.timeout, options.store)
+    return create_group(ranks, options.group_id, options.timeout, options.store, chosen)
 
 
 def _receive_from_any(self: Any, tensors: list[torch.Tensor], tag: int) -> Any:
@@ -205,11 +225,18 @@ def _receive_from_any(self: Any, tensors: list[torch.Tensor], tag: int) -> Any:
     return own(tensors, tag)
 
 
-def create_group(ranks: list[int], name: str, timeout: timedelta, store: Any) -> Any:
+def create_group(
+    ranks: list[int],
+    name: str,
+    timeout: timedelta,
+    store: Any,
+    options: GroupOptions | None = None,
+) -> Any:
     """A group of these ranks of ``MPI.COMM_WORLD``, of all if there are none; on its ranks only.
 
     Raises:
         RuntimeError: MPI lets only one thread call it.
+        ValueError: on all ranks: they ask for different options.
     """
     if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
         raise RuntimeError(
@@ -224,12 +251,35 @@ def create_group(ranks: list[int], name: str, timeout: timedelta, store: Any) ->
         group.Free()
     else:
         made = world.Dup()
+    comm = Communicator(made, reproducible=_is_reproducible(made, options))
     if not _has_backends():
-        return MPIProcessGroup(Communicator(made), timeout, store)
+        return MPIProcessGroup(comm, timeout, store)
     if not hasattr(_ProcessGroup, "_recv_from_any"):
         _ProcessGroup._recv_from_any = _ProcessGroup.recv_anysource
         _ProcessGroup.recv_anysource = _receive_from_any
-    return MPIBackend(Communicator(made), timeout, store)
+    return MPIBackend(comm, timeout, store)
+
+
+def _is_reproducible(comm: MPI.Intracomm, options: GroupOptions | None) -> bool:
+    """Whether sums are exact: by a group's options, else by the world's, else by the environment.
+
+    Raises:
+        ValueError: on all ranks: they ask for different ones.
+    """
+    world = backend_of(dist.group.WORLD) if dist.is_initialized() else None
+    if options is not None:
+        own = options.reproducible
+    elif world is not None:
+        own = world.comm.is_reproducible
+    else:
+        own = switch(_REPRODUCIBLE)
+    if len(set(every := comm.allgather(own))) > 1:
+        raise ValueError(
+            f"ranks {[rank for rank, one in enumerate(every) if one]} of the group ask for "
+            f"reproducible sums, and the others do not; give all ranks the same pg_options and "
+            f"the same {_REPRODUCIBLE}"
+        )
+    return bool(own)
 
 
 def _has_backends() -> bool:

@@ -1,6 +1,7 @@
 """The calls of one group: their order, blocks of calls, messages and barriers."""
 
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -15,6 +16,8 @@ from collectives.torch.order import JointWork, Order
 from collectives.torch.tensors import Joined, check_dense, dense, memory
 
 Tensors = Sequence[torch.Tensor]
+#: The part of torch's options by which a call runs in the group's thread.
+_IN_BACKGROUND = SimpleNamespace(asyncOp=True)
 
 
 class Calls:
@@ -60,6 +63,14 @@ class Calls:
 
         run = self._order.later if getattr(options, "asyncOp", False) else self._order.now
         return self._begun(run(watched, value))
+
+    def in_order(self, what: str, call: Callable[[], None], value: Any) -> dist._Work:
+        """Runs a function that communicates on ``comm`` at its place among the collectives.
+
+        Returns:
+            Its work, whose future gets ``value``.
+        """
+        return self._submit(what, call, value, _IN_BACKGROUND)
 
     def _begun(self, work: dist._Work) -> dist._Work:
         if self._block is not None:

@@ -117,6 +117,11 @@ class Reductions(Calls):
         how = [reduction(_op(options), tensor.dtype) for tensor in tensors]
         if any(one.op != MPI.SUM or one.factor is not None for one in how):
             raise ValueError("sparse tensors can be summed and averaged, and nothing else")
+        if self.comm.is_reproducible:
+            raise ValueError(
+                "sparse tensors are summed rank by rank, which a reproducible group excludes; make "
+                "them dense, or sum them in a group with GroupOptions(reproducible=False)"
+            )
 
         def call() -> None:
             for tensor, one in zip(tensors, how):

@@ -78,10 +78,10 @@ def take_over() -> list[str]:
     return changes
 
 
-def _create(options: Any, _: Any = None) -> Any:
+def _create(options: Any, given: Any = None) -> Any:
     from collectives.torch.backend import create
 
-    return create(options)
+    return create(options, given)
 
 
 def _rendezvous(url: str, **named: Any) -> Iterator[Any]:

@@ -170,6 +170,13 @@ class UnderWay:
         memory = as_array(tensor, namespace_of(tensor))
         return self.add(self._comm.Iallreduce(MPI.IN_PLACE, memory), tensor)
 
+    def begin(
+        self, start: Callable[[], tuple[Any, Callable[[], None]]], tensor: torch.Tensor
+    ) -> Tensors:
+        """A future of the tensor that the request of ``start`` writes; see :meth:`add`."""
+        request, ended = start()
+        return self.add(request, tensor, ended)
+
     def add(
         self, request: Any, tensor: torch.Tensor, ended: Callable[[], None] = lambda: None
     ) -> Tensors:

@@ -1,13 +1,19 @@
 """Codecs of gradients in a user's own loop: a communication hook, like torch's PowerSGD."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
 
 import msgspec
 import torch
+import torch.distributed as dist
+from mpi4py import MPI
 
+from collectives import Communicator
 from collectives.codec import Dice
+from collectives.torch import NAME
 from mpitrain.adapters.torch.arrays import as_array, as_tensor
-from mpitrain.adapters.torch.comm_hooks import GradBucket
+from mpitrain.adapters.torch.comm_hooks import UnderWay
 from mpitrain.adapters.torch.replica import DataParallel
 from mpitrain.compress import CodecError, Momentum, parse
 from mpitrain.config import Compress
@@ -19,6 +25,8 @@ from mpitrain.parallel.summation import Dense, Sum, Summand
 from mpitrain.training.build import compression
 
 _CODED = (torch.float32, torch.float64)
+#: Starts the sum of a bucket, and returns it with what is to be done at its end.
+_Start = Callable[[], tuple[Any, Callable[[], None]]]
 
 
 class Compression:
@@ -26,6 +34,11 @@ class Compression:
 
         state = Compression(net, "powersgd:rank=4")
         net.register_comm_hook(state, compression_hook)
+
+    ``net`` is a ``DataParallel``, or torch's own DistributedDataParallel over a group of the
+    backend "collectives".  torch's makes its buckets anew after its first backward pass, whose
+    gradients therefore travel as they are, unless it has ``find_unused_parameters=True`` and no
+    ``static_graph``: so a loop that goes on from a saved state has one such pass, too.
 
     If a gradient of any rank is not finite, the mean is not, either, on all ranks, and the parts
     left out stay as before.  They are in units of the gradients: a loss scale (``GradScaler``) must
@@ -37,7 +50,7 @@ class Compression:
 
     def __init__(
         self,
-        net: DataParallel,
+        net: DataParallel | torch.nn.parallel.DistributedDataParallel,
         codec: str,
         *,
         start: int = 0,
@@ -49,6 +62,7 @@ class Compression:
         """Choose the codec; arguments as in the table ``[compress]`` of a job.
 
         Raises:
+            TypeError: torch's replicas are on a group of another backend.
             ValueError: there is no such codec, or it cannot be combined with the other arguments.
         """
         if codec == "none":
@@ -67,23 +81,29 @@ class Compression:
                 raise CodecError(f"codec = {codec!r}: {why}")
         except msgspec.ValidationError as error:
             raise CodecError(str(error)) from error
-        self._comm, self._under_way = net.under_way
+        self._first = 0
+        self._ranks: UnderWay | _Group
+        if isinstance(net, DataParallel):
+            self._comm, self._ranks = net.under_way
+        else:
+            self._ranks = _Group(net.process_group)
+            self._comm = self._ranks.comm
+            self._first = 0 if net.find_unused_parameters and not net.static_graph else 1
         dice = Dice(seed, self._comm.rank)
         self._summation = CompressedSummation(compression(table), dice, Dense(), tells=True)
         self._sums: dict[int, tuple[int, Sum]] = {}
-        self._start = 0
+        self._start = self._passes = 0
         self._loaded: dict[str, torch.Tensor] = {}
         self.steps = 0
 
-    def begin(self, bucket: GradBucket) -> torch.futures.Future[list[torch.Tensor]]:
+    def begin(self, bucket: Any) -> torch.futures.Future[Any]:
         """Start to average a bucket; collective.
 
         Raises:
             RuntimeError: the module has other parameters than when the hook was registered, or
                 loaded state belongs to other gradients.
         """
-        buffer, index = bucket.buffer(), bucket.index()
-        if index == 0:
+        if bucket.index() == 0:
             if self._sums and self._loaded:
                 raise RuntimeError(
                     f"state of {', '.join(sorted(self._loaded)[:3])} was loaded, and no gradients "
@@ -91,17 +111,22 @@ class Compression:
                     "with the same bucket_bytes"
                 )
             self.steps += 1
+            self._passes += 1
+        return self._ranks.begin(partial(self._start_sum, bucket), bucket.buffer())
+
+    def _start_sum(self, bucket: Any) -> tuple[Any, Callable[[], None]]:
+        buffer, index = bucket.buffer(), bucket.index()
         buffer.div_(self._comm.size)
-        if buffer.dtype not in _CODED:
-            return self._under_way.all_reduce(buffer)
+        if buffer.dtype not in _CODED or self._passes <= self._first:
+            return self._comm.Iallreduce(MPI.IN_PLACE, as_array(buffer)), lambda: None
         if index not in self._sums:
             self._sums[index] = buffer.data_ptr(), self._bind(bucket)
             self._restore()
         address, found = self._sums[index]
         if address != buffer.data_ptr():
             raise RuntimeError(
-                "the module has other parameters than when its gradients were first coded; make "
-                "another DataParallel, with another Compression"
+                "the module has other parameters or buckets than when its gradients were first "
+                "coded; wrap it again, with another Compression"
             )
         self._summation.dice.step = self.steps - 1
         found.Start()
@@ -110,9 +135,9 @@ class Compression:
             if isinstance(found, CodedSum):
                 (found.commit if found.is_finite else found.rollback)()
 
-        return self._under_way.add(found, buffer, ended)
+        return found, ended
 
-    def _bind(self, bucket: GradBucket) -> Sum:
+    def _bind(self, bucket: Any) -> Sum:
         buffer = bucket.buffer()
         if buffer.is_cuda:
             raise TypeError(
@@ -168,7 +193,31 @@ class Compression:
 
 
 def compression_hook(
-    state: Compression, bucket: GradBucket
-) -> torch.futures.Future[list[torch.Tensor]]:
-    """Hook for ``DataParallel.register_comm_hook``: the mean of a bucket by a codec."""
+    state: Compression, bucket: dist.GradBucket
+) -> torch.futures.Future[torch.Tensor]:  # torch looks at these two types
+    """Hook for ``register_comm_hook``, torch's or ours: the mean of a bucket by a codec."""
     return state.begin(bucket)
+
+
+class _Group:
+    """The ranks of torch's own replicas, whose sums have a place among the group's collectives."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        from collectives.torch.backend import backend_of
+
+        backend = backend_of(group)
+        if backend is None:
+            raise TypeError(
+                f"codecs need a group of the backend {NAME!r}, not {dist.get_backend(group)!r}: "
+                f'init_process_group({NAME!r}, "mpi://")'
+            )
+        self.comm: Communicator = backend.comm
+        self._backend = backend
+
+    def begin(self, start: _Start, buffer: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+        def call() -> None:
+            request, ended = start()
+            request.Wait()
+            ended()
+
+        return self._backend.in_order("compressed sum", call, buffer).get_future()

@@ -6,7 +6,13 @@ from mpi4py import MPI
 
 torch = pytest.importorskip("torch")
 
+import torch.distributed as dist  # noqa: E402
+from torch.nn.parallel import DistributedDataParallel  # noqa: E402
+
+from collectives.torch.backend import backend_of  # noqa: E402
+from collectives.torch.register import register  # noqa: E402
 from mpitrain.adapters.torch import Compression, DataParallel, compression_hook  # noqa: E402
+from mpitrain.compress import parse  # noqa: E402
 
 pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
 P, RANK = MPI.COMM_WORLD.size, MPI.COMM_WORLD.rank
@@ -128,3 +134,81 @@ def test_what_was_loaded_is_not_lost_without_a_word(comm):
             with pytest.raises(RuntimeError, match=r"^state of .* (was loaded|has shape)"):
                 for step in range(2):
                     backward(replica, step)
+
+
+@pytest.fixture
+def group():
+    register()
+    dist.init_process_group("collectives", "mpi://")
+    yield backend_of(dist.group.WORLD)
+    dist.destroy_process_group()
+
+
+def losses(net, made, state, steps=4):
+    net.register_comm_hook(state, compression_hook)
+    optimizer = torch.optim.SGD(made.parameters(), lr=0.1)
+    found = []
+    for step in range(steps):
+        optimizer.zero_grad()
+        inputs, labels = batch(RANK, step)
+        loss = torch.nn.functional.mse_loss(net(inputs), labels)
+        loss.backward()
+        optimizer.step()
+        found.append(loss.item().hex())
+    state.close()
+    return found
+
+
+def of_torch(codec, *, in_buckets=1e-6, remakes=False, **how):
+    """torch's replicas, whose buckets have one parameter each and stay, and their hook's state."""
+    made = module()
+    net = DistributedDataParallel(
+        made, bucket_cap_mb=in_buckets, find_unused_parameters=not remakes
+    )
+    return net, made, Compression(net, codec, least=1, **how)
+
+
+@pytest.mark.parametrize("codec", ["int8", "topk", "signum", "dgc:keep=0.1", "powersgd:rank=2"])
+def test_torch_s_replicas_have_the_losses_of_ours(comm, group, codec):
+    made = module()
+    with DataParallel(comm, made, bucket_bytes=1) as replica:
+        expected = losses(replica, made, Compression(replica, codec, least=1))
+    assert losses(*of_torch(codec)) == expected
+
+
+@pytest.mark.parametrize("codec", ["bf16", "int8", "sign"])
+def test_torch_s_replicas_send_as_many_bytes_as_the_code_has(group, codec):
+    traffic = group.comm.count_traffic()
+    net, made, state = of_torch(codec, in_buckets=25)
+    losses(net, made, state, steps=4)
+    coded = 4 * parse(codec).nbytes(sum(p.numel() for p in made.parameters() if p.dim() > 1))
+    rest = 4 * sum(p.nbytes for p in made.parameters() if p.dim() == 1)  # vectors have no code
+    sent = traffic.sent + traffic.shared
+    # A rank sends its code to the other one, or parts of it to all, and a part of the sum.
+    most = coded if P == 2 else 2 * coded
+    assert P == 1 or coded * (P == 2) < sent <= most + 2 * rest
+
+
+def test_the_first_pass_of_torch_s_replicas_is_dense_as_their_buckets_are_made_anew(group):
+    net, made, state = of_torch("signum", remakes=True)
+    net.register_comm_hook(state, compression_hook)
+    alone = module()
+    for step in range(3):
+        net.zero_grad()
+        alone.zero_grad()
+        backward(net, step)
+        for rank in range(P):
+            inputs, labels = batch(rank, step)
+            (torch.nn.functional.mse_loss(alone(inputs), labels) / P).backward()
+        is_dense = all(
+            torch.allclose(mine.grad, other.grad)
+            for mine, other in zip(made.parameters(), alone.parameters(), strict=True)
+        )
+        assert is_dense == (step == 0)
+    state.close()
+
+
+def test_codecs_need_a_group_of_ours(group):
+    net = DistributedDataParallel(module(), process_group=dist.new_group(backend="gloo"))
+    with pytest.raises(TypeError, match="not 'gloo'"):
+        Compression(net, "int8")
