@@ -41,7 +41,7 @@ from mpitrain.parallel.arena import DATA, Arena
 from mpitrain.parallel.data_parallel import Replicated
 from mpitrain.parallel.store import Reduction
 from mpitrain.parallel.summation import Dense
-from mpitrain.pipeline.stage import LayerStage
+from mpitrain.pipeline.stage import Stage
 
 
 class Block(nn.Module):
@@ -93,7 +93,7 @@ class Ours:
             arena.fill(flat, index, initial[name])
         self.model = model
         self.store = Replicated(arena, flat, reduction, comm.empty)
-        self.stage = LayerStage(list(model.layers.values()))
+        self.stage = Stage(list(model.layers.values()))
         self.optimizer = Adam(decoupled=True)
         self.state = [
             {slot: np.zeros_like(p.parameters) for slot in self.optimizer.slots}

@@ -25,10 +25,10 @@ from mpitrain.pipeline.replay import replay
 from mpitrain.pipeline.runtime import Runner
 from mpitrain.pipeline.schedules import SCHEDULES
 from mpitrain.pipeline.simulate import PassTimes, simulate
-from mpitrain.pipeline.stage import Emit, Latest
+from mpitrain.pipeline.stage import Emit, Latest, Stage
 
 
-class SleepingStage:
+class SleepingStage(Stage):
     """Chunks that sleep for given times and count their activations.
 
     Attributes:
@@ -43,21 +43,19 @@ class SleepingStage:
         self.busy = 0.0
         self.held = self.most_held = 0
 
-    def forward(self, weights: Any, x: Array, context: Context = RESTING) -> tuple[Array, None]:
+    def forward(self, weights: Any, x: Array, context: Context = RESTING) -> tuple[Array, Any]:
         self._sleep(self._times.forward)
         self.held += 1
         self.most_held = max(self.most_held, self.held)
         return x, None
 
-    def backward(
-        self, weights: Any, saved: None, dy: Array, emit: Emit | None
-    ) -> tuple[Array, None]:
+    def backward(self, weights: Any, saved: Any, dy: Array, emit: Emit | None) -> tuple[Array, Any]:
         self._sleep(self._times.backward_input)
         if emit is not None:
             self.gradients(weights, None, emit)
         return dy, None
 
-    def gradients(self, weights: Any, kept: None, emit: Emit) -> None:
+    def gradients(self, weights: Any, kept: Any, emit: Emit) -> None:
         self._sleep(self._times.backward_weight)
         self.held -= 1
 

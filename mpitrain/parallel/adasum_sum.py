@@ -10,7 +10,6 @@ from mpi4py import MPI
 from collectives.codec import shards
 from collectives.coded import Part, Phased
 from collectives.communicator import AnyPlan
-from mpitrain.compress.adasum import levels
 from mpitrain.config import ConfigError
 from mpitrain.parallel.arena import DATA, Arena
 from mpitrain.parallel.packed_bucket import ordered
@@ -115,3 +114,19 @@ def _inside(summand: Summand, shard: slice) -> Sequence[slice]:
     length = shard.stop - shard.start
     places = [(low - shard.start, high - shard.start) for low, high in pairwise(ends)]
     return [slice(max(0, low), max(0, min(length, high))) for low, high in places]
+
+
+def levels(size: int) -> list[list[tuple[int, int]]]:
+    """Pairs of ranks that combine their vectors, level by level; the first of a pair keeps both.
+
+    Ranks from the largest power of two on first combine with the ranks as far below; then
+    neighbours do, neighbours of neighbours and so on.  The rule is not associative, so that the
+    tree is part of the result.
+    """
+    power = 1 << size.bit_length() - 1
+    found = [[(rank - power, rank) for rank in range(power, size)]] if size > power else []
+    reach = 1
+    while reach < power:
+        found.append([(rank, rank + reach) for rank in range(0, power, 2 * reach)])
+        reach *= 2
+    return found

@@ -5,8 +5,10 @@ update writes the shard into the copy, so no parameters are gathered within a no
 and optimiser state take the memory of one rank.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from time import perf_counter
+from typing import TypeVar
 
 import numpy as np
 from mpi4py import MPI
@@ -20,6 +22,8 @@ from mpitrain.parallel.compressed_summation import CompressedSummation
 from mpitrain.parallel.data_parallel import WholeGradients
 from mpitrain.parallel.store import Allocate, Piece, Reduction
 from mpitrain.parallel.summation import Sum, Summand
+
+T = TypeVar("T")
 
 
 class NodeShared(WholeGradients):
@@ -120,30 +124,56 @@ class _NodeCopy:
             raise ConfigError(
                 f"parallel.node_shared needs as many ranks on every node, not {sorted(set(sizes))}"
             )
-        nbytes = (stop - self.start) * initial.itemsize
-        self.window = MPI.Win.Allocate_shared(
-            nbytes if self.node.rank == 0 else 0, initial.itemsize, comm=self.node
-        )
-        memory, _ = self.window.Shared_query(0)
-        bytes_of_node: Array = np.frombuffer(memory, np.uint8)  # type: ignore[call-overload]
-        self.flat = bytes_of_node[:nbytes].view(initial.dtype)
-        self.window.Lock_all()
-        if self.node.rank == 0:
-            self.flat[...] = initial[self.start : stop]
+        self.window = NodeWindow(self.node, initial[self.start : stop])
         self.settle()
 
     def view(self, start: int, stop: int, shape: tuple[int, ...]) -> Array:
-        return self.flat[start - self.start : stop - self.start].reshape(shape)
+        return self.window.flat[start - self.start : stop - self.start].reshape(shape)
 
     def settle(self) -> None:
-        """Make all ranks of the node see what each of them has stored."""
-        self.window.Sync()
-        self.node.Barrier()
-        self.window.Sync()
+        self.window.settle(self.node.Barrier)
 
     def close(self) -> None:
-        self.flat = np.empty(0)
-        self.window.Unlock_all()
-        self.window.Free()
+        self.window.close()
         self.across.Free()
         self.node.Free()
+
+
+class NodeWindow:
+    """An array once a node, in a window of MPI that the ranks of the node share.
+
+    Attributes:
+        flat: the array, of shape (elements,), which other ranks change.
+    """
+
+    def __init__(self, node: MPI.Intracomm, initial: Array) -> None:
+        """Allocate the window; collective.  Call :meth:`settle` before the first use.
+
+        Args:
+            node: ranks of a node.
+            initial: flat values, which the node's first rank stores.
+        """
+        nbytes = initial.nbytes if node.rank == 0 else 0
+        self._window = MPI.Win.Allocate_shared(nbytes, initial.itemsize, comm=node)
+        memory, _ = self._window.Shared_query(0)
+        bytes_: Array = np.frombuffer(memory, np.uint8)  # type: ignore[call-overload]
+        self.flat: Array = bytes_[: initial.nbytes].view(initial.dtype)
+        self._window.Lock_all()
+        if node.rank == 0:
+            self.flat[...] = initial
+
+    def settle(self, meet: Callable[[], T]) -> T:
+        """Make all ranks of the node see what each of them has stored.
+
+        ``meet`` is a collective call over these ranks; returns its result.
+        """
+        self._window.Sync()
+        found = meet()
+        self._window.Sync()
+        return found
+
+    def close(self) -> None:
+        """Free the memory, of which no views may be left; collective."""
+        self.flat = np.empty(0)
+        self._window.Unlock_all()
+        self._window.Free()

@@ -12,6 +12,7 @@ the pipeline is as fast as its slowest stage or message:
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 
 import numpy as np
 
@@ -92,10 +93,15 @@ class Costs:
         return bool(4 * weights + in_flight * (weights + activations) <= self.memory_bytes)
 
 
-def partition(costs: Costs, workers: int) -> StagePlans:
+def partition(costs: Costs, workers: int, *, replicated: bool = True) -> StagePlans:
     """The fastest pipeline on ``workers``, all of which it uses.
 
     Cost: O(layers^2 workers^2).
+
+    Args:
+        costs: costs of stages.
+        workers: number of workers.
+        replicated: whether a stage may have several workers.
 
     Raises:
         NoPartition: no stage fits into the memory of a worker.
@@ -105,7 +111,7 @@ def partition(costs: Costs, workers: int) -> StagePlans:
     best: dict[tuple[int, int], tuple[float, StagePlan | None]] = {(layers, 0): (0.0, None)}
     for first in reversed(range(layers)):
         for m in range(1, workers + 1):
-            found = _best_from(costs, best, first, m, layers)
+            found = _best_from(costs, best, first, m, m if replicated else 1)
             if found is not None:
                 best[first, m] = found
     if (0, workers) not in best:
@@ -128,25 +134,10 @@ def balanced_partition(profile: Sequence[LayerProfile], stages: int) -> list[int
     Raises:
         NoPartition: there are fewer layers than stages.
     """
-    layers = len(profile)
-    if layers < stages:
-        raise NoPartition(f"{layers} layers cannot be cut into {stages} stages")
-    ends = np.cumsum([0.0, *(layer.seconds for layer in profile)])
-    best: list[dict[int, tuple[float, int]]] = [{layers: (0.0, layers)}]
-    for count in range(1, stages + 1):
-        best.append({})
-        for first in range(layers - count, -1, -1):
-            best[count][first] = min(
-                (max(float(ends[stop] - ends[first]), best[count - 1][stop][0]), stop)
-                for stop in range(first + 1, layers + 1)
-                if stop in best[count - 1]
-            )
-    sizes, first = [], 0
-    for count in range(stages, 0, -1):
-        stop = best[count][first][1]
-        sizes.append(stop - first)
-        first = stop
-    return sizes
+    if len(profile) < stages:
+        raise NoPartition(f"{len(profile)} layers cannot be cut into {stages} stages")
+    found = partition(Costs(profile, inf), stages, replicated=False)
+    return [stage.stop - stage.first for stage in found.stages]
 
 
 def _best_from(
@@ -154,11 +145,13 @@ def _best_from(
     best: dict[tuple[int, int], tuple[float, StagePlan | None]],
     first: int,
     workers: int,
-    layers: int,
+    most: int,
 ) -> tuple[float, StagePlan] | None:
-    """The fastest way to put layers from ``first`` on exactly ``workers``."""
+    """The fastest way to put layers from ``first`` on ``workers``, at most ``most`` on the first
+    stage."""
     found: tuple[float, StagePlan] | None = None
-    for replicas in range(1, workers + 1):
+    layers = len(costs.profile)
+    for replicas in range(1, most + 1):
         in_flight = -(-workers // replicas)
         for stop in range(first + 1, layers + 1):
             rest = best.get((stop, workers - replicas))

@@ -14,23 +14,8 @@ from mpitrain.parallel.store import Weights
 Emit = Callable[[int, Gradients], None]
 
 
-class Stage(Protocol):
-    """A part of a model that a rank takes micro-batches through."""
-
-    def forward(self, weights: Weights, x: Array, context: Context = RESTING) -> tuple[Array, Any]:
-        """Return ``(y, saved)`` for a micro-batch."""
-
-    def backward(
-        self, weights: Weights, saved: Any, dy: Array, emit: Emit | None
-    ) -> tuple[Array, Any]:
-        """Return ``(dx, kept)``; with ``emit``, give it all gradients by parameters on the way."""
-
-    def gradients(self, weights: Weights, kept: Any, emit: Emit) -> None:
-        """Give ``emit`` the gradients by parameters that :meth:`backward` left."""
-
-
-class LayerStage:
-    """Layers one after the other."""
+class Stage:
+    """A part of a model that a rank takes micro-batches through: layers one after the other."""
 
     def __init__(
         self, layers: Sequence[Layer], first: int = 0, names: Sequence[str] | None = None
@@ -39,9 +24,8 @@ class LayerStage:
         self.layers = tuple(enumerate(layers, first))
         self.names = list(names or map(str, range(first, first + len(layers))))
 
-    def forward(
-        self, weights: Weights, x: Array, context: Context = RESTING
-    ) -> tuple[Array, list[Any]]:
+    def forward(self, weights: Weights, x: Array, context: Context = RESTING) -> tuple[Array, Any]:
+        """Return ``(y, saved)`` for a micro-batch."""
         saved = []
         for name, (index, layer) in zip(self.names, self.layers, strict=True):
             x, memory = go_forward(layer, name, weights.take(index), x, context)
@@ -50,8 +34,9 @@ class LayerStage:
         return x, saved
 
     def backward(
-        self, weights: Weights, saved: list[Any], dy: Array, emit: Emit | None
-    ) -> tuple[Array, list[Any]]:
+        self, weights: Weights, saved: Any, dy: Array, emit: Emit | None
+    ) -> tuple[Array, Any]:
+        """Return ``(dx, kept)``; with ``emit``, give it all gradients by parameters on the way."""
         kept: list[Any] = []
         for (index, layer), memory in zip(reversed(self.layers), reversed(saved), strict=True):
             parameters = weights.take(index)
@@ -63,7 +48,8 @@ class LayerStage:
             weights.release(index)
         return dy, kept[::-1]
 
-    def gradients(self, weights: Weights, kept: list[Any], emit: Emit) -> None:
+    def gradients(self, weights: Weights, kept: Any, emit: Emit) -> None:
+        """Give ``emit`` the gradients by parameters that :meth:`backward` left."""
         for (index, layer), rest in zip(reversed(self.layers), reversed(kept), strict=True):
             parameters = weights.take(index)
             emit(index, layer.gradients(parameters, rest))

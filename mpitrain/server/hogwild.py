@@ -17,12 +17,13 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives import Communicator
-from mpitrain.arrays import Array, Parameters
+from mpitrain.arrays import Array
 from mpitrain.config import ConfigError
 from mpitrain.group import share
 from mpitrain.kernels import square_sum
 from mpitrain.parallel.arena import DATA, OWN, Arena
 from mpitrain.parallel.data_parallel import WholeGradients
+from mpitrain.parallel.node_shared import NodeWindow
 from mpitrain.parallel.store import Piece, Reduction
 from mpitrain.parallel.summation import Dense
 from mpitrain.server.messages import MessageKind, ParameterExchange
@@ -60,27 +61,16 @@ class NodeCopy(WholeGradients):
                 "server.hogwild: the ranks are on several nodes, or cannot open one another's "
                 "memory; start all of them on one node, or set hogwild = false"
             )
-        self._window = MPI.Win.Allocate_shared(
-            initial.nbytes if comm.rank == 0 else 0, initial.itemsize, comm=self._node
-        )
-        memory, _ = self._window.Shared_query(0)
-        bytes_: Array = np.frombuffer(memory, np.uint8)  # type: ignore[call-overload]
-        self.flat: Array = bytes_[: initial.nbytes].view(initial.dtype)
-        self._window.Lock_all()
-        self._views = arena.views(self.flat)
-        if comm.rank == 0:
-            self.flat[...] = initial
+        self._window = NodeWindow(self._node, initial)
+        self.flat = self._window.flat
+        self.views = arena.views(self.flat)
         self.publish()
-        self.pieces = []
         for bucket in self.buckets:
             own = share(bucket.stop - bucket.start, comm.rank, comm.size)
             start, part = bucket.start + own.start, self.flat[bucket.start : bucket.stop][own]
             self.pieces.append(Piece(start, part, np.zeros_like(part), bucket.group))
         if algorithm is not None:
             self.bind_sums()
-
-    def take(self, layer: int) -> Parameters:
-        return self._views[layer]
 
     def publish(self) -> float:
         """Show the stores of each rank to all; collective."""
@@ -90,17 +80,13 @@ class NodeCopy(WholeGradients):
 
     def meet(self, failed: bool) -> bool:
         """Show the stores of each rank to all; whether one has ``failed``.  Collective."""
-        self._window.Sync()
-        found: bool = self._node.allreduce(failed, op=MPI.LOR)
-        self._window.Sync()
-        return found
+        return self._window.settle(lambda: bool(self._node.allreduce(failed, op=MPI.LOR)))
 
     def close(self) -> None:
         super().close()
         # The window's memory goes with it.
-        self._views, self.pieces, self.flat = [], [], np.empty(0)
-        self._window.Unlock_all()
-        self._window.Free()
+        self.views, self.pieces, self.flat = [], [], np.empty(0)
+        self._window.close()
         self._alone.Free()
         self._node.Free()
 

@@ -44,15 +44,21 @@ class GlobalGradient:
         self._gradients = layout.replicas[0] if worker else 1, grid.place.replica if worker else 0
         self._names: list[str] | None = None
 
-    def agree(self, own: StepReport) -> Agreed:
-        """Sum the reports of all ranks and their parts of the squared norm; one message."""
-        count, ours = self._gradients
+    def agree(self, own: StepReport, *, within: bool = False) -> Agreed:
+        """Sum the reports of all ranks and their parts of the squared norm; one message.
+
+        ``within``: only of the ranks of this worker, without a message to other workers.
+        """
+        count, ours = (1, 0) if within else self._gradients
+        comm = self._one_gradient if within else self._grid.comm
         squares = np.zeros(count)
         loss, squares[ours] = self._device.read([own.loss, self.own_squares()])
         own = replace(own, loss=loss)
         missing = len(self._store.used) < len(self._store.arena.tensors)
-        values = np.array([*own.numbers, missing, *own.strayed, *squares], float)
-        self._grid.comm.Allreduce(MPI.IN_PLACE, values, op=MPI.SUM, algorithm="native")
+        apart = (0.0, 0.0) if within else own.strayed
+        values = np.array([*own.numbers, missing, *apart, *squares], float)
+        if comm.size > 1:
+            comm.Allreduce(MPI.IN_PLACE, values, op=MPI.SUM, algorithm="native")
         squares = values[-count:]
         norm, own_norm = _root(squares.mean()), _root(squares[ours])
         strayed, anchor = values[-count - 2 : -count].tolist()
@@ -77,18 +83,6 @@ class GlobalGradient:
         used = np.array([name in self._store.used for name in self._names], np.uint8)
         comm.Allreduce(MPI.IN_PLACE, used, op=MPI.MAX, algorithm="native")
         return frozenset(name for name, found in zip(self._names, used, strict=True) if not found)
-
-    def agree_within(self, own: StepReport) -> Agreed:
-        """Sum the reports within this worker, as :meth:`agree`; no message to other workers."""
-        loss, squares = self._device.read([own.loss, self.own_squares()])
-        missing = len(self._store.used) < len(self._store.arena.tensors)
-        values = np.array([*replace(own, loss=loss).numbers, missing, squares], float)
-        if self._one_gradient.size > 1:
-            self._one_gradient.Allreduce(MPI.IN_PLACE, values, op=MPI.SUM, algorithm="native")
-        norm = _root(values[-1])
-        *numbers, some = values[:-1].tolist()
-        unused = self._unused(self._one_gradient) if some else frozenset[str]()
-        return Agreed(*numbers, grad_norm=norm, own_norm=norm, unused=unused)
 
     def counted(self) -> list[slice]:
         """The elements of the arena for which this rank answers."""

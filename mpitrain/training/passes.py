@@ -15,7 +15,7 @@ from mpitrain.pipeline.actions import Pipeline
 from mpitrain.pipeline.mailbox import Spec
 from mpitrain.pipeline.replay import Report
 from mpitrain.pipeline.runtime import Runner
-from mpitrain.pipeline.stage import LayerStage, Stage
+from mpitrain.pipeline.stage import Stage
 from mpitrain.step.precision import CastWeights, compute_type
 from mpitrain.training import build
 from mpitrain.training.batches import MicroBatches
@@ -51,7 +51,7 @@ class Passes:
         first = 0
         for chunk in parts.partition.of_stage(grid.place.stage):
             own = [parts.model.layers[name] for name in chunk]
-            self._stages.append(LayerStage(own, first, chunk))
+            self._stages.append(Stage(own, first, chunk))
             first += len(chunk)
         kind = data.input_dtype
         self._inputs = Spec(data.input_shape, self.dtype if kind.kind == "f" else kind)

@@ -32,7 +32,7 @@ from mpitrain.data import DataError
 from mpitrain.data.sampler import Sampler
 from mpitrain.group import share
 from mpitrain.nn import BatchNorm, Chain, Flatten, Linear
-from mpitrain.pipeline.stage import LayerStage
+from mpitrain.pipeline.stage import Stage
 from mpitrain.run import train
 from mpitrain.start import start
 from mpitrain.step.agreement import NonFinite
@@ -210,7 +210,7 @@ def simulated(folder, config, workers, servers):
         model, arena, data = trainer.parts.model, trainer.parts.arena, trainer.parts.data
         weights = trainer.parts.store.parameters.copy()
     velocity = np.zeros_like(weights)
-    stage = LayerStage(list(model.layers.values()), 0, list(model.layers))
+    stage = Stage(list(model.layers.values()), 0, list(model.layers))
     sampler = Sampler(len(data.train), config.train.batch_size, config.run.seed)
     batches = [b for epoch in range(3) for b in sampler.batches(epoch)][:STEPS]
     parts = workers * config.train.micro_batches

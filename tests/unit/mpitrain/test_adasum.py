@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from mpitrain.compress.adasum import levels, pair
-from tests.adasum import adasum
+from mpitrain.parallel.adasum_sum import levels
+from tests.adasum import adasum, pair
 
 
 def rule(a, b):
