@@ -18,19 +18,9 @@ from mpitrain.checkpoint import CheckpointError, Writer
 from mpitrain.checkpoint.recipe import recipe_of
 from mpitrain.checkpoint.saving import checkpoints, resume, save
 from mpitrain.config import ConfigError
-from mpitrain.metrics import (
-    Epoch,
-    Record,
-    ReportError,
-    Resumed,
-    Saved,
-    Start,
-    Step,
-    Summary,
-    Write,
-    recorder,
-    tensorboard,
-)
+from mpitrain.metrics import recorder, tensorboard
+from mpitrain.metrics.lines import ReportError
+from mpitrain.metrics.records import Epoch, Record, Resumed, Saved, Start, Step, Summary, Write
 from mpitrain.metrics.trace import remove_trace
 from mpitrain.ranks.lock import locked
 from mpitrain.ranks.stop import Stopped

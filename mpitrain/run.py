@@ -9,7 +9,7 @@ import numpy as np
 
 from mpitrain.arrays import Array, Scalar
 from mpitrain.callbacks import is_test_due, is_test_missing, running
-from mpitrain.metrics import Record, Skipped, Step, Summary, Write
+from mpitrain.metrics.records import Record, Skipped, Step, Summary, Write
 from mpitrain.step.agreement import Agreed, NonFinite, StepReport, named, nonfinite
 from mpitrain.step.ledger import Ledger, LocalStep
 from mpitrain.training.batches import MicroBatches

@@ -8,7 +8,7 @@ from mpi4py import MPI
 from collectives import Communicator, check_launch
 from mpitrain.config import Config, ConfigError
 from mpitrain.data import program as own_data
-from mpitrain.metrics import Epoch, Record
+from mpitrain.metrics.records import Epoch, Record
 from mpitrain.normalise import Given, normalise
 from mpitrain.pipeline.runtime import Span, no_span
 from mpitrain.ranks.stop import StopFlag, stop_flag

@@ -25,7 +25,7 @@ from collectives.errors import install
 from mpitrain.checkpoint import CheckpointError
 from mpitrain.config import Config, ConfigError, load
 from mpitrain.data import DataError
-from mpitrain.metrics import Record, Step
+from mpitrain.metrics.records import Record, Step
 from mpitrain.parallel.compressed_summation import CompressedSummation
 from mpitrain.parallel.replicas import ReplicaMismatch
 from mpitrain.ranks.stop import StopFlag, Stopped

@@ -9,7 +9,7 @@ from mpitrain.checkpoint.recipe import kept_constants, recipe_of
 from mpitrain.checkpoint.state import collect, restore
 from mpitrain.checkpoint.writer import Writer
 from mpitrain.config import Config
-from mpitrain.metrics import Resumed
+from mpitrain.metrics.records import Resumed
 from mpitrain.ranks.together import together
 
 if TYPE_CHECKING:

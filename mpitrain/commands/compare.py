@@ -8,7 +8,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from mpitrain.metrics import Log, Start, Step, Summary, measured, read_records
+from mpitrain.metrics.reader import Log, read_records
+from mpitrain.metrics.records import Start, Step, Summary
+from mpitrain.metrics.words import measured
 from mpitrain.report.facts import flat
 
 #: No column is shortened: runs of several jobs differ in many settings.

@@ -32,8 +32,10 @@ from mpitrain.data import DataError
 from mpitrain.device import choose
 from mpitrain.federated import RoundError
 from mpitrain.federated.keys import check as check_keys
-from mpitrain.metrics import ReportError, measured, tensorboard
+from mpitrain.metrics import tensorboard
+from mpitrain.metrics.lines import ReportError
 from mpitrain.metrics.trace import TRACE_FILE, Trace
+from mpitrain.metrics.words import measured
 from mpitrain.normalise import Given, normalise
 from mpitrain.optim.schedule_table import Factor
 from mpitrain.parallel.replicas import ReplicaMismatch

@@ -12,7 +12,7 @@ from mpitrain.arrays import Array
 from mpitrain.config import Checkpoint, Config, ConfigError, Evaluate, Parallel
 from mpitrain.config.federated import Federated
 from mpitrain.data import DataError, Sampler
-from mpitrain.metrics import Step
+from mpitrain.metrics.records import Step
 from mpitrain.optim.lr import Rates
 from mpitrain.parallel.data_parallel import Replicated
 from mpitrain.parallel.store import Store

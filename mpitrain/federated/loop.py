@@ -19,7 +19,7 @@ from mpitrain.federated.errors import RoundError
 from mpitrain.federated.server import ServerOptimizer
 from mpitrain.federated.split import split
 from mpitrain.federated.sums import Mean, Wire, sums
-from mpitrain.metrics import Record, Round, Step
+from mpitrain.metrics.records import Record, Round, Step
 from mpitrain.parallel.data_parallel import Replicated
 from mpitrain.ranks.together import together
 from mpitrain.step.agreement import NonFinite

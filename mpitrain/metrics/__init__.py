@@ -7,54 +7,8 @@ from pathlib import Path
 from mpitrain.config import Config
 from mpitrain.metrics import tensorboard
 from mpitrain.metrics.console import console
-from mpitrain.metrics.lines import ReportError, json_lines
-from mpitrain.metrics.reader import Log, read_records
-from mpitrain.metrics.records import (
-    Epoch,
-    RankTime,
-    Record,
-    Resumed,
-    Round,
-    Saved,
-    Served,
-    Skipped,
-    Start,
-    Step,
-    Straggler,
-    Summary,
-    Synced,
-    Times,
-    Write,
-)
-from mpitrain.metrics.words import is_share, measured, shown
-
-__all__ = [
-    "Epoch",
-    "Log",
-    "RankTime",
-    "Record",
-    "ReportError",
-    "Resumed",
-    "Round",
-    "Saved",
-    "Served",
-    "Skipped",
-    "Start",
-    "Step",
-    "Straggler",
-    "Summary",
-    "Synced",
-    "Times",
-    "Write",
-    "console",
-    "is_share",
-    "json_lines",
-    "measured",
-    "read_records",
-    "recorder",
-    "shown",
-    "tensorboard",
-]
+from mpitrain.metrics.lines import json_lines
+from mpitrain.metrics.records import Record, Write
 
 
 @contextmanager

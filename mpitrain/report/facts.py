@@ -9,9 +9,10 @@ from typing import Any
 import msgspec
 
 from mpitrain.config import Config
-from mpitrain.metrics import Epoch, Log, RankTime, Start, Step, Times, measured
+from mpitrain.metrics.reader import Log
+from mpitrain.metrics.records import Epoch, RankTime, Start, Step, Times
 from mpitrain.metrics.trace import Span
-from mpitrain.metrics.words import counted, in_words
+from mpitrain.metrics.words import counted, in_words, measured
 
 #: A rank is named if waits for it take at least this share of all communication.
 _MOSTLY = 0.5

@@ -10,8 +10,9 @@ from io import StringIO
 from typing import TYPE_CHECKING, Any
 
 from collectives.errors import install
-from mpitrain.metrics import Epoch, Step, is_share, shown
+from mpitrain.metrics.records import Epoch, Step
 from mpitrain.metrics.trace import Span
+from mpitrain.metrics.words import is_share, shown
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

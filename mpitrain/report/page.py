@@ -5,20 +5,10 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
-from mpitrain.metrics import (
-    Log,
-    Resumed,
-    Saved,
-    Skipped,
-    Start,
-    Step,
-    Straggler,
-    Times,
-    measured,
-    read_records,
-)
+from mpitrain.metrics.reader import Log, read_records
+from mpitrain.metrics.records import Resumed, Saved, Skipped, Start, Step, Straggler, Times
 from mpitrain.metrics.trace import TRACE_FILE, Span, read_trace
-from mpitrain.metrics.words import counted, in_words, summed
+from mpitrain.metrics.words import counted, in_words, measured, summed
 from mpitrain.report import facts, figures
 from mpitrain.report.style import STYLE
 

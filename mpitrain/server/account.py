@@ -7,7 +7,7 @@ from math import sqrt
 
 from msgspec import UNSET, UnsetType
 
-from mpitrain.metrics import Served, Step
+from mpitrain.metrics.records import Served, Step
 from mpitrain.server.service_log import Push
 
 

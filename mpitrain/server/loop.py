@@ -12,7 +12,7 @@ from mpitrain.arrays import Array
 from mpitrain.config import Compress, Config, ConfigError, expect
 from mpitrain.data import DataError
 from mpitrain.group import TensorGroup, share
-from mpitrain.metrics import Step
+from mpitrain.metrics.records import Step
 from mpitrain.optim.groups import Grouping
 from mpitrain.parallel.arena import DATA
 from mpitrain.parallel.grid import Layout, use_once

@@ -15,7 +15,7 @@ class LocalStep:
 
     Attributes:
         step: number of the step, counted from 1.
-        epoch, samples, lr: as in :class:`~mpitrain.metrics.Step`.
+        epoch, samples, lr: as in :class:`~mpitrain.metrics.records.Step`.
         report: report of the rank.
         squares: this rank's part of the sum of the workers' squared gradient norms.
         failed: text that names tensors of this worker that were not finite; the weights stayed the

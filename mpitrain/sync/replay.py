@@ -6,7 +6,8 @@ from pathlib import Path
 from mpi4py import MPI
 
 from mpitrain.config import ConfigError
-from mpitrain.metrics import Skipped, Step, read_records
+from mpitrain.metrics.reader import read_records
+from mpitrain.metrics.records import Skipped, Step
 from mpitrain.ranks.together import together
 from mpitrain.sync.strategy import Taken
 

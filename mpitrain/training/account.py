@@ -10,7 +10,7 @@ from msgspec import UNSET, UnsetType
 from collectives import Communicator
 from mpitrain.arrays import Scalar
 from mpitrain.config import Sync
-from mpitrain.metrics import RankTime, Step, Straggler, Synced, Times
+from mpitrain.metrics.records import RankTime, Step, Straggler, Synced, Times
 from mpitrain.parallel.grid import Coordinates
 from mpitrain.step.agreement import Agreed, StepReport
 from mpitrain.step.ledger import LocalStep

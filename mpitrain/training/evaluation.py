@@ -7,7 +7,7 @@ import numpy as np
 
 from mpitrain.arrays import Array, Scalar
 from mpitrain.data import DataError
-from mpitrain.metrics import Epoch
+from mpitrain.metrics.records import Epoch
 from mpitrain.training.averaged import averaged
 from mpitrain.training.batches import MicroBatches
 from mpitrain.training.parts import Parts

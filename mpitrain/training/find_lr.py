@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from collectives import Communicator
 from mpitrain.config import Config, ConfigError, Optim
-from mpitrain.metrics import Step
+from mpitrain.metrics.records import Step
 from mpitrain.optim.schedule_table import Factor
 from mpitrain.step.agreement import NonFinite
 from mpitrain.training.loop import Loop

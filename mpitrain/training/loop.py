@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from collectives import CorruptMessage
 from mpitrain.arrays import Array, Scalar
-from mpitrain.metrics import Record
+from mpitrain.metrics.records import Record
 from mpitrain.pipeline.runtime import reads
 from mpitrain.pipeline.stage import Latest
 from mpitrain.ranks.together import ClosedTogether

@@ -8,7 +8,7 @@ from msgspec import Meta, Struct
 
 from mpitrain.config import Config, ConfigError
 from mpitrain.config.metric_names import is_better_higher
-from mpitrain.metrics import Epoch
+from mpitrain.metrics.records import Epoch
 from mpitrain.metrics.words import counted
 
 Counted = Annotated[int, Meta(ge=0, le=2**53)]

@@ -17,7 +17,8 @@ from msgspec import Struct
 
 from mpitrain.arrays import Array
 from mpitrain.checkpoint import CheckpointError, CheckpointReader, newest
-from mpitrain.metrics import Start, Straggler, Summary, read_records
+from mpitrain.metrics.reader import read_records
+from mpitrain.metrics.records import Start, Straggler, Summary
 from tests.drills.faults import KINDS, Fault
 from tests.drills.outside import Outside
 from tests.processes import running

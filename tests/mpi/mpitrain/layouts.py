@@ -12,7 +12,7 @@ from collectives import Communicator
 from mpitrain.checkpoint import Writer
 from mpitrain.checkpoint.saving import checkpoints, resume, save
 from mpitrain.config import Config, Data, Model, Optim, Parallel, Run, Train
-from mpitrain.metrics import Step
+from mpitrain.metrics.records import Step
 from mpitrain.start import start
 
 TEXT = Path(__file__).parents[3] / "README.md"

@@ -11,7 +11,8 @@ from mpitrain.checkpoint import CheckpointReader, Writer
 from mpitrain.checkpoint.saving import checkpoints
 from mpitrain.config import Checkpoint as CheckpointTable
 from mpitrain.config import ConfigError, Evaluate
-from mpitrain.metrics import Epoch, Resumed, Summary, read_records
+from mpitrain.metrics.reader import read_records
+from mpitrain.metrics.records import Epoch, Resumed, Summary
 from mpitrain.ranks.stop import StopFlag, Stopped
 from mpitrain.run import train
 from mpitrain.start import start

@@ -11,7 +11,7 @@ from collectives import Communicator
 from mpitrain.checkpoint.saving import resume
 from mpitrain.compress import CODECS
 from mpitrain.config import Compress, Optim
-from mpitrain.metrics import Skipped
+from mpitrain.metrics.records import Skipped
 from mpitrain.start import start
 from tests.mpi.mpitrain.layouts import (
     alone,

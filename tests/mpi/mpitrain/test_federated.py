@@ -24,7 +24,8 @@ from mpitrain.config import (
 from mpitrain.data import Dataset, Samples
 from mpitrain.federated import RoundError
 from mpitrain.federated.choice import Choice
-from mpitrain.metrics import Epoch, Round, Step, read_records
+from mpitrain.metrics.reader import read_records
+from mpitrain.metrics.records import Epoch, Round, Step
 from mpitrain.optim.optimizers import LAMB, SGD, Adam
 from mpitrain.ranks.stop import StopFlag, Stopped
 from mpitrain.report import write_report

@@ -12,7 +12,7 @@ from mpitrain.config import Config, expect_read
 from mpitrain.config.conflicts import CHOSEN, combined, refusals, tables_of, uses
 from mpitrain.config.own import brought
 from mpitrain.config.validation import faults
-from mpitrain.metrics import Step
+from mpitrain.metrics.records import Step
 
 torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
 torch.set_num_threads(1)

@@ -13,7 +13,8 @@ from collectives import Communicator
 from mpitrain.checkpoint import Writer
 from mpitrain.checkpoint.saving import checkpoints, resume, save
 from mpitrain.config import ConfigError, Sync
-from mpitrain.metrics import Step, read_records
+from mpitrain.metrics.reader import read_records
+from mpitrain.metrics.records import Step
 from mpitrain.run import train
 from mpitrain.start import start
 from mpitrain.step.agreement import StepReport

@@ -12,7 +12,8 @@ from mpitrain.checkpoint import CheckpointError, CheckpointReader, Writer
 from mpitrain.checkpoint.saving import checkpoints, resume, save
 from mpitrain.config import Checkpoint as CheckpointTable
 from mpitrain.config import ConfigError
-from mpitrain.metrics import Step, read_records
+from mpitrain.metrics.reader import read_records
+from mpitrain.metrics.records import Step
 from mpitrain.parallel.replicas import ReplicaMismatch
 from mpitrain.ranks.stop import StopFlag, Stopped
 from mpitrain.run import train

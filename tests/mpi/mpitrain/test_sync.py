@@ -15,7 +15,8 @@ from mpitrain.checkpoint.saving import checkpoints, resume, save
 from mpitrain.config import Checkpoint as CheckpointTable
 from mpitrain.config import Compress, ConfigError, Optim, Sync, load
 from mpitrain.group import share
-from mpitrain.metrics import Skipped, Step, read_records
+from mpitrain.metrics.reader import read_records
+from mpitrain.metrics.records import Skipped, Step
 from mpitrain.pipeline.stage import Latest
 from mpitrain.ranks.stop import StopFlag, Stopped
 from mpitrain.run import train

@@ -15,7 +15,7 @@ from mpitrain import nn
 from mpitrain.checkpoint.saving import resume
 from mpitrain.config import Checkpoint, Compress, Config, Optim, Run, Sync, Train
 from mpitrain.data import Dataset, Samples
-from mpitrain.metrics import Skipped
+from mpitrain.metrics.records import Skipped
 from mpitrain.objective.elementwise import ElementwiseLoss
 from mpitrain.start import start
 from mpitrain.sync import Quorum

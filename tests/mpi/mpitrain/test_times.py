@@ -8,7 +8,7 @@ from mpi4py import MPI
 from msgspec.structs import replace
 
 from mpitrain.config import Sync
-from mpitrain.metrics import Step
+from mpitrain.metrics.records import Step
 from mpitrain.parallel.sent_bytes import dense_bytes
 from mpitrain.report.facts import ranks, waited_for
 from mpitrain.start import start

@@ -15,7 +15,7 @@ from collectives import CollectiveError, Communicator, CorruptMessage
 from mpitrain import nn
 from mpitrain.config import ConfigError, Sync
 from mpitrain.data import DataError
-from mpitrain.metrics import Skipped
+from mpitrain.metrics.records import Skipped
 from mpitrain.models import SequentialModel
 from mpitrain.optim.optimizers import SGD
 from mpitrain.parallel.replicas import ReplicaMismatch

@@ -7,7 +7,8 @@ import pytest
 from mpitrain.commands.ranks import run
 from mpitrain.config import ConfigError
 from mpitrain.data import DataError
-from mpitrain.metrics import Epoch, Summary, read_records
+from mpitrain.metrics.reader import read_records
+from mpitrain.metrics.records import Epoch, Summary
 from mpitrain.report import write_report
 from mpitrain.training.evaluation import evaluate
 from tests.mpi.mpitrain.fits import RANKS, Quadrants, layouts, made, net

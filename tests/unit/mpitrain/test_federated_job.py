@@ -6,7 +6,8 @@ import pytest
 
 from mpitrain.__main__ import main
 from mpitrain.config import Config, ConfigError, Federated, Train, load
-from mpitrain.metrics import Round, read_records
+from mpitrain.metrics.reader import read_records
+from mpitrain.metrics.records import Round
 
 
 @pytest.fixture

@@ -7,7 +7,9 @@ import msgspec
 import pytest
 
 from mpitrain.config import Config
-from mpitrain.metrics import (
+from mpitrain.metrics.lines import json_lines
+from mpitrain.metrics.reader import read_records
+from mpitrain.metrics.records import (
     Epoch,
     RankTime,
     Resumed,
@@ -18,8 +20,6 @@ from mpitrain.metrics import (
     Straggler,
     Summary,
     Times,
-    json_lines,
-    read_records,
 )
 
 CONFIG = json.loads(msgspec.json.encode(Config()))

@@ -17,7 +17,8 @@ from mpitrain.checkpoint import CheckpointError
 from mpitrain.checkpoint.described import Description
 from mpitrain.checkpoint.recipe import Recipe, _add
 from mpitrain.checkpoint.saving import resume
-from mpitrain.metrics import Resumed, read_records
+from mpitrain.metrics.reader import read_records
+from mpitrain.metrics.records import Resumed
 
 torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
 torch.set_num_threads(1)

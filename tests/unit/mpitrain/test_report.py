@@ -13,7 +13,9 @@ from mpitrain.commands.arguments import parse
 from mpitrain.commands.compare import compare
 from mpitrain.commands.offline import run as run_offline
 from mpitrain.config import Config, Run
-from mpitrain.metrics import (
+from mpitrain.metrics import recorder
+from mpitrain.metrics.reader import read_records
+from mpitrain.metrics.records import (
     Epoch,
     RankTime,
     Resumed,
@@ -25,8 +27,6 @@ from mpitrain.metrics import (
     Summary,
     Synced,
     Times,
-    read_records,
-    recorder,
 )
 from mpitrain.metrics.trace import Span, chrome, read_trace
 from mpitrain.report import facts, figures, page, write_report

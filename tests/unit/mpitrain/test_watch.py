@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from mpitrain.config import Checkpoint, Config, ConfigError, Evaluate
-from mpitrain.metrics import Epoch
+from mpitrain.metrics.records import Epoch
 from mpitrain.training.watch import Seen, Watch
 
 
