@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 from mpi4py import MPI
@@ -44,24 +44,10 @@ class Given:
         return self.optimizer is not None and not hasattr(self.optimizer, "prepare")
 
 
-class Normalised(NamedTuple):
-    """A job and its objects.
-
-    Attributes:
-        job: the job.
-        objects: the program's own objects.
-        module: the torch module, if the model is one.
-    """
-
-    job: Config
-    objects: UserObjects
-    module: Any
-
-
 def normalise(
     comm: MPI.Intracomm, config: Config | None, given: Given, settings: Mapping[str, Any]
-) -> Normalised:
-    """Make the job and its objects; collective.
+) -> tuple[Config, UserObjects, Any]:
+    """The job, its objects, and the torch module, if the model is one; collective.
 
     Args:
         comm: the job's ranks.
@@ -81,9 +67,11 @@ def normalise(
     module, layers = user_objects.model(given.model, job.run.seed, given.cuts, given.train_data)
     optimizer = given.optimizer
     if given.makes_optimizer:
-        made = user_objects.optimizer(optimizer, schedule, module, layers)
-        optimizer, grouping, schedule, options, lr = made
-        rates = {"lr": lr, "reference_batch": 0}
+        groups, grouping, options = user_objects.optimizer(optimizer, module, layers)
+        optimizer = groups[0]
+        if schedule is not None:
+            schedule = user_objects.schedule(schedule, groups)
+        rates = {"lr": optimizer.lr, "reference_batch": 0}
         job = configured(job, {"optim": rates | _asked_of_optim(config, asked)})
     if optimizer is not None:
         user_objects.expect_without_momentum(job, optimizer)
@@ -111,7 +99,7 @@ def normalise(
     names = user_objects.names(module, layers) if module is not None else {}
     loss = user_objects.loss(given.loss)
     objects = UserObjects(data, layers, loss, metrics, optimizer, grouping, schedule, names)
-    return Normalised(job, objects, module)
+    return job, objects, module
 
 
 def _asked(

@@ -1,10 +1,11 @@
 """Turns a program's objects, such as torch modules and functions, into parts of a job."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from mpitrain import nn
-from mpitrain.compress import Momentum, parse
+from mpitrain.compress import parse
+from mpitrain.compress.codec import Momentum
 from mpitrain.config import Config, ConfigError
 from mpitrain.data import Dataset
 from mpitrain.objective import LossFunction
@@ -14,7 +15,6 @@ from mpitrain.ranks.same import name_of
 if TYPE_CHECKING:
     from mpitrain.optim.groups import Grouping
     from mpitrain.optim.optimizers import Optimizer
-    from mpitrain.optim.schedule_table import Factor, TabulatedSchedule
 
 
 def model(
@@ -138,35 +138,20 @@ def expect_same_parts(module: Any, cuts: Sequence[str], data: Dataset) -> None:
         raise ConfigError(f"model: {error}") from error
 
 
-class OfTorch(NamedTuple):
-    """An optimiser of torch, converted to this package's classes.
-
-    Attributes:
-        optimizer: update rule of the first group.
-        grouping: gives the update rule of a parameter.
-        schedule: the program's schedule, or the schedule that its torch scheduler gives.
-        options: options of all groups, by name; the same on all ranks.
-        lr: learning rate of the first group.
-    """
-
-    optimizer: "Optimizer"
-    grouping: "Grouping"
-    schedule: "Factor | TabulatedSchedule | None"
-    options: dict[str, object]
-    lr: float
-
-
 def optimizer(
-    given: Any, schedule: Any, module: Any, layers: Mapping[str, nn.Layer] | None
-) -> OfTorch:
+    given: Any, module: Any, layers: Mapping[str, nn.Layer] | None
+) -> tuple[list[Any], "Grouping", dict[str, object]]:
     """The optimiser that the function ``given`` makes from the parameters of a module.
+
+    Returns:
+        The update rules of its groups, the one of each parameter, and the options of all groups by
+        name, which must be the same on all ranks.
 
     Raises:
         ConfigError: as :func:`mpitrain.adapters.torch.optimizer.grouped`.
     """
     from mpitrain.adapters.torch.modules import trained
     from mpitrain.adapters.torch.optimizer import grouped
-    from mpitrain.adapters.torch.scheduler import TorchSchedule
 
     own = trained(module, layers or {}) if module is not None else {}
     groups, grouping = grouped(given, own)
@@ -176,9 +161,14 @@ def optimizer(
         for key, value in one.options.items()
     }
     options |= {f"the optimizer's group of {name}": grouping(name).number for name in own}
-    if schedule is not None:
-        schedule = TorchSchedule(schedule, groups)
-    return OfTorch(groups[0], grouping, schedule, options, groups[0].lr)
+    return groups, grouping, options
+
+
+def schedule(given: Any, groups: Sequence[Any]) -> Any:
+    """The schedule of a function that makes a scheduler of torch, or the factor of a step."""
+    from mpitrain.adapters.torch.scheduler import TorchSchedule
+
+    return TorchSchedule(given, groups)
 
 
 def expect_without_momentum(job: Config, given: "Optimizer") -> None:

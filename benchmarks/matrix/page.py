@@ -12,7 +12,7 @@ from benchmarks.matrix import curves
 from benchmarks.matrix.results import DENSE, Cell, Matrix, Result, first, in_order
 from mpitrain.metrics.words import in_words
 from mpitrain.report.facts import duration, number
-from mpitrain.report.style import STYLE
+from mpitrain.report.page import STYLE
 
 Row = tuple[Cell, Result]
 

@@ -1,40 +1,147 @@
-"""Codecs for gradients, of three kinds, which decide the collective."""
+"""Codecs for gradients, of three kinds, which decide the collective.
 
-from collectives.codec import Codec, FeedbackMemory
-from mpitrain.compress.codec import (
-    Feedback,
-    LinearCodec,
-    Momentum,
-    Remembering,
-    Sketch,
-    Sparse,
-    feedback_of,
-)
-from mpitrain.compress.table import (
-    CODECS,
-    AnyCodec,
-    CodecDescription,
-    CodecError,
-    describe,
-    kind_of,
-    parse,
-)
+They are made by name and options, as in a job file: ``parse("topk:keep=0.01")``.
+"""
 
-__all__ = [
-    "CODECS",
-    "Codec",
-    "CodecError",
-    "AnyCodec",
-    "CodecDescription",
-    "Feedback",
-    "LinearCodec",
-    "FeedbackMemory",
-    "Momentum",
-    "Remembering",
-    "Sketch",
-    "Sparse",
-    "describe",
-    "feedback_of",
-    "kind_of",
-    "parse",
-]
+import re
+from dataclasses import MISSING, dataclass, fields, replace
+from typing import Any
+
+import msgspec
+
+from collectives.codec import Codec
+from mpitrain.compress.atomo import Atomo
+from mpitrain.compress.casts import BF16, FP16
+from mpitrain.compress.codec import LinearCodec, Sparse, feedback_of
+from mpitrain.compress.dgc import DGC
+from mpitrain.compress.dither import QSGD, TernGrad
+from mpitrain.compress.integers import Int4, Int8
+from mpitrain.compress.options import shown
+from mpitrain.compress.powersgd import PowerSGD
+from mpitrain.compress.rotate import Rotated
+from mpitrain.compress.shared import Blocks, RandomK
+from mpitrain.compress.signs import OneBit, Sign, Signum
+from mpitrain.compress.threshold import Strom, Threshold
+from mpitrain.compress.topk import TopK
+
+AnyCodec = Codec | LinearCodec | Sparse
+#: Classes by name; their fields are the options.
+CODECS: dict[str, type[Any]] = {
+    kind.name: kind
+    for kind in (
+        BF16,
+        FP16,
+        Int8,
+        Int4,
+        Sign,
+        OneBit,
+        Signum,
+        TernGrad,
+        QSGD,
+        Threshold,
+        Strom,
+        TopK,
+        DGC,
+        RandomK,
+        Blocks,
+        PowerSGD,
+        Atomo,
+        Rotated,
+    )
+}
+
+
+class CodecError(ValueError):
+    """A codec does not exist, or does not take an option."""
+
+
+def parse(text: str) -> AnyCodec:
+    """Makes the codec ``name:option=value,option=value`` or ``rotate:option=value+name:...``.
+
+    Raises:
+        CodecError: no codec has this name, option or value; the message lists the choices.
+    """
+    first, *rest = re.split(r"\+(?=[a-z])", text, maxsplit=1)
+    found = _one(first)
+    if not rest:
+        return found
+    if not isinstance(found, Rotated):
+        raise CodecError(f"{text!r}: {found.name} takes no other codec; rotate+{rest[0]} does")
+    inner = parse(rest[0])
+    if isinstance(inner, LinearCodec | Sparse):
+        raise CodecError(f"{text!r}: {inner} is no codec of single numbers, as int8 is")
+    try:
+        return replace(found, code=inner)
+    except ValueError as error:
+        raise CodecError(f"{text!r}: {error}") from error
+
+
+def _one(text: str) -> Any:
+    name, _, rest = text.partition(":")
+    if name not in CODECS:
+        raise CodecError(f"there is no codec {name!r}; there are {', '.join(CODECS)}")
+    kind = CODECS[name]
+    known = _options(kind)
+    given: dict[str, str] = {}
+    for part in filter(None, rest.split(",")):
+        key, _, value = part.partition("=")
+        if key not in known or not value:
+            options = ", ".join(known) or "no options"
+            raise CodecError(f"{text!r}: {part!r} is no option of {name}, which has {options}")
+        if key in given:
+            raise CodecError(f"{text!r}: {key} is there twice; leave one out")
+        given[key] = _number(value)
+    try:
+        return msgspec.convert(given, kind, strict=False)
+    except (msgspec.ValidationError, ValueError) as error:
+        raise CodecError(f"{text!r}: {error}") from error
+
+
+def _number(text: str) -> str:
+    """Adds the missing digits of numbers such as ``.1`` and ``+1.``, which JSON does not have."""
+    if not re.fullmatch(r"[+-]?(\d+\.|\.\d+|\+?\d+\.\d+)(e[+-]?\d+)?", text):
+        return text
+    return repr(float(text))
+
+
+def _options(kind: type[Any]) -> dict[str, str]:
+    """Defaults of a codec's options by name."""
+    return {f.name: shown(f.default) for f in fields(kind) if f.default is not MISSING}
+
+
+@dataclass(frozen=True)
+class CodecDescription:
+    """Codec in words.
+
+    Attributes:
+        name: as in the job file.
+        kind: "coded", "linear" or "sparse", which decides the collective.
+        line: first line of its documentation, with the paper.
+        feedback: see :data:`~mpitrain.compress.codec.Feedback`.
+        options: defaults by name.
+    """
+
+    name: str
+    kind: str
+    line: str
+    feedback: str
+    options: dict[str, str]
+
+
+def describe() -> list[CodecDescription]:
+    """Descriptions of all codecs."""
+    found = []
+    for name, kind in CODECS.items():
+        line = (kind.__doc__ or "").partition("\n")[0]
+        codec = kind()
+        found.append(
+            CodecDescription(name, kind_of(codec), line, feedback_of(codec), _options(kind))
+        )
+    return found
+
+
+def kind_of(codec: AnyCodec) -> str:
+    """``"coded"``, ``"linear"`` or ``"sparse"``."""
+    if isinstance(codec, LinearCodec):
+        return "linear"
+    return "sparse" if isinstance(codec, Sparse) else "coded"

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from mpitrain import compress
+from mpitrain.compress import AnyCodec, CodecError, LinearCodec, Sparse, feedback_of, parse
+from mpitrain.compress.codec import Momentum, Remembering
 from mpitrain.config.tables import Tables
 
 
@@ -39,14 +40,14 @@ class Method:
 
 
 @cache
-def _parsed(text: str) -> compress.AnyCodec | None:
+def _parsed(text: str) -> AnyCodec | None:
     try:
-        return None if text == "none" else compress.parse(text)
-    except compress.CodecError:  # the check of the table reports it
+        return None if text == "none" else parse(text)
+    except CodecError:  # the check of the table reports it
         return None
 
 
-def codec(job: Tables) -> compress.AnyCodec | None:
+def codec(job: Tables) -> AnyCodec | None:
     """The codec that a job names; None if it names none, or one that does not exist."""
     return _parsed(job.compress.codec)
 
@@ -54,7 +55,7 @@ def codec(job: Tables) -> compress.AnyCodec | None:
 def keeps_residual(job: Tables) -> bool:
     """Whether the residual, which the codec leaves out of a gradient, is added to the next one."""
     named, asked = codec(job), job.compress.feedback
-    return named is not None and (compress.feedback_of(named) if asked == "auto" else asked) == "on"
+    return named is not None and (feedback_of(named) if asked == "auto" else asked) == "on"
 
 
 def _is_codec(kind: Any) -> Callable[[Tables], bool]:
@@ -180,16 +181,16 @@ _CODECS = (
            instead="take an unbiased codec, as int8:rounding=stochastic, or set "
                    "compress.feedback = 'off'"),
     Method("linear", "a codec whose codes add up", {"compress.codec": "powersgd"}, (),
-           {ELEMENTWISE: "codes whole matrices"}, _is_codec(compress.LinearCodec)),
+           {ELEMENTWISE: "codes whole matrices"}, _is_codec(LinearCodec)),
     Method("sparse", "a codec of few elements", {"compress.codec": "topk"}, (),
-           {ELEMENTWISE: "chooses elements of whole matrices"}, _is_codec(compress.Sparse)),
+           {ELEMENTWISE: "chooses elements of whole matrices"}, _is_codec(Sparse)),
     Method("memory", "a codec with a memory", {"compress.codec": "signum"}, (RANK_GRADIENTS,),
-           {ELEMENTWISE: "remembers whole gradients"}, _is_codec(compress.Remembering)),
+           {ELEMENTWISE: "remembers whole gradients"}, _is_codec(Remembering)),
     Method("momentum-codec", "a codec that has the momentum", {"compress.codec": "dgc"},
-           (NO_MOMENTUM,), used=_is_codec(compress.Momentum)),
+           (NO_MOMENTUM,), used=_is_codec(Momentum)),
     Method("clip-codec", "a codec that clips", {"compress.codec": "dgc:clip=1"},
            (ONE_RANK, REPLICATED),
-           used=lambda job: isinstance(code := codec(job), compress.Momentum) and bool(code.clip)),
+           used=lambda job: isinstance(code := codec(job), Momentum) and bool(code.clip)),
     Method("vote", "a codec that votes", {"compress.codec": "signum"},
            (WHOLE_SUM, REPLICA_SUMS, SIZES), used=lambda job: getattr(codec(job), "votes", False)),
     Method("gathered", "exchange = 'gathered'", {"compress.exchange": "gathered"},

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import msgspec
 
 from mpitrain import compress
+from mpitrain.compress.codec import Momentum, Remembering
 from mpitrain.config.conflicts import refusals
 from mpitrain.config.federated import Federated
 from mpitrain.config.metric_names import refusal
@@ -151,15 +152,15 @@ def codec_faults(c: Compress, codec: compress.AnyCodec) -> Faults:
         yield "compress.exchange", f"{codec} adds up and goes by all-reduces; leave exchange out"
     if c.flush_every and (not is_linear or c.feedback == "off" or feedback == "never"):
         yield "compress.flush_every", f"{codec} keeps nothing that drifts apart; leave it out"
-    if c.units == "update" and (asked != "on" or isinstance(codec, compress.Remembering)):
+    if c.units == "update" and (asked != "on" or isinstance(codec, Remembering)):
         yield "compress.units", f"{codec} keeps no residual here; leave units out"
     if c.feedback == "on" and feedback == "never":
         yield "compress.feedback", f"what {codec} leaves out would grow; set feedback = 'off'"
-    if c.feedback == "off" and isinstance(codec, compress.Remembering) and feedback == "on":
+    if c.feedback == "off" and isinstance(codec, Remembering) and feedback == "on":
         yield "compress.feedback", f"what {codec} keeps is its momentum, too; leave feedback out"
     if isinstance(codec, compress.Sparse) and c.exchange != "auto":
         yield "compress.exchange", f"{codec} goes by the sparse all-reduce; leave exchange out"
-    if isinstance(codec, compress.Momentum) and c.start:
+    if isinstance(codec, Momentum) and c.start:
         yield (
             "compress.start",
             f"{codec} warms up by itself, see its option warmup; leave start out",

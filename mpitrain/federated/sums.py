@@ -6,7 +6,6 @@ It has the same bits on any number of ranks.
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Protocol
 
 import numpy as np
 from mpi4py import MPI
@@ -46,22 +45,6 @@ class Mean:
     client_bytes: int
     key_bytes: int = 0
     clipped: float = 0.0
-
-
-class Sums(Protocol):
-    """A way to send and add up changes."""
-
-    def mean(self, start: Array, ends: Mapping[int, Array], cohort: Cohort) -> Mean:
-        """The weighted mean of ``start - end``; collective.
-
-        Args:
-            start: flat weights of the server.
-            ends: final weights of the cohort's clients on this rank.
-            cohort: clients of the round.
-
-        Raises:
-            RoundError: on all ranks; too few clients are left for a secure sum.
-        """
 
 
 class Wire:
@@ -107,6 +90,13 @@ class Exact:
         self._wire = wire
 
     def mean(self, start: Array, ends: Mapping[int, Array], cohort: Cohort) -> Mean:
+        """The weighted mean of ``start - end``; collective.
+
+        Args:
+            start: flat weights of the server.
+            ends: final weights of the cohort's clients on this rank.
+            cohort: clients of the round.
+        """
         changes = (difference(start, end)[0] for end in ends.values())
         largest = self._wire.largest(changes)
         grid = Grid.of(largest, cohort.weight)
@@ -144,6 +134,7 @@ class Coded:
             )
 
     def mean(self, start: Array, ends: Mapping[int, Array], cohort: Cohort) -> Mean:
+        """As :meth:`Exact.mean`; ``RoundError`` if too few clients are left for a secure sum."""
         drawn = codes.Drawn.of(self._own, self._seed, cohort.number, start.size)
         sent = {client: drawn.sent(difference(start, end)[0]) for client, end in ends.items()}
         found = self._wire.largest(sent.values())
@@ -246,7 +237,7 @@ _MOST_BITS = 40
 _BESIDE = 8
 
 
-def sums(wire: Wire, own: Federated, seed: int, most_weight: int) -> Sums:
+def sums(wire: Wire, own: Federated, seed: int, most_weight: int) -> Exact | Coded:
     """The sums that the table asks for; ``seed`` and ``most_weight`` as for :class:`Coded`.
 
     Raises:

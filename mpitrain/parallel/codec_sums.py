@@ -12,7 +12,7 @@ from collectives.codec import Dice, FeedbackMemory, Residual
 from collectives.coded import Part, Phased
 from collectives.communicator import AnyPlan, Communicator
 from collectives.sparse import SparseAllreduce
-from mpitrain.compress import LinearCodec, Sparse
+from mpitrain.compress.codec import LinearCodec, Sparse
 from mpitrain.parallel.packed_bucket import Packed, ordered
 
 

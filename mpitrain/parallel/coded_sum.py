@@ -19,7 +19,7 @@ from collectives.codec import FeedbackMemory, Residual
 from collectives.coded import Coding, Gathered, Part, Phased, TwoPhase
 from collectives.communicator import AnyPlan, Communicator
 from mpitrain.arrays import Array
-from mpitrain.compress import LinearCodec, Momentum, Remembering, Sketch, Sparse
+from mpitrain.compress.codec import LinearCodec, Momentum, Remembering, Sketch, Sparse
 from mpitrain.config import ConfigError
 from mpitrain.parallel.codec_sums import LinearSum, SparseSum, TensorSum
 from mpitrain.parallel.packed_bucket import Packed, Together, ordered

@@ -10,7 +10,8 @@ import numpy as np
 
 from collectives.codec import Dice, Residual
 from mpitrain.arrays import Array, Shape
-from mpitrain.compress import AnyCodec, Momentum
+from mpitrain.compress import AnyCodec
+from mpitrain.compress.codec import Momentum
 from mpitrain.compress.feedback import UpdateResidual
 from mpitrain.config import ConfigError
 from mpitrain.parallel.arena import DATA, Arena

@@ -6,7 +6,7 @@ from math import prod
 
 from collectives.codec import shards
 from mpitrain.arrays import Shape
-from mpitrain.compress import LinearCodec, Sparse
+from mpitrain.compress.codec import LinearCodec, Sparse
 from mpitrain.parallel.adasum_sum import levels
 from mpitrain.parallel.compressed_summation import CodingOptions
 

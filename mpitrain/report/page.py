@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
+from importlib.resources import files
 from pathlib import Path
 
 from mpitrain.metrics.reader import Log, read_records
@@ -10,8 +11,8 @@ from mpitrain.metrics.records import Resumed, Saved, Skipped, Start, Step, Strag
 from mpitrain.metrics.trace import TRACE_FILE, Span, read_trace
 from mpitrain.metrics.words import counted, in_words, measured, summed
 from mpitrain.report import facts, figures
-from mpitrain.report.style import STYLE
 
+STYLE = files("mpitrain.report").joinpath("pages/style.css").read_text(encoding="utf-8")
 #: Ranks whose time is shown without a click.
 _RANKS = 16
 

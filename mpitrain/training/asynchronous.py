@@ -10,7 +10,7 @@ from mpi4py import MPI
 from mpitrain import nn
 from mpitrain.metrics.records import Step
 from mpitrain.parallel.data_parallel import Replicated
-from mpitrain.pipeline.window import Updated, UpdateWindow
+from mpitrain.pipeline.updates import Updated, UpdateWindow
 from mpitrain.training.loop import Batch, Loop, read_batches, remaining
 
 

@@ -13,7 +13,8 @@ import numpy as np
 from collectives import Communicator
 from collectives.codec import Dice
 from mpitrain.arrays import Array
-from mpitrain.compress import feedback_of, parse
+from mpitrain.compress import parse
+from mpitrain.compress.codec import feedback_of
 from mpitrain.config import Compress, Config, ConfigError, Optim
 from mpitrain.group import share
 from mpitrain.models import SequentialModel

@@ -15,7 +15,8 @@ from collectives.torch import NAME
 from mpitrain.adapters.torch.arrays import as_array, as_tensor
 from mpitrain.adapters.torch.comm_hooks import UnderWay
 from mpitrain.adapters.torch.replica import DataParallel
-from mpitrain.compress import CodecError, Momentum, parse
+from mpitrain.compress import CodecError, parse
+from mpitrain.compress.codec import Momentum
 from mpitrain.config import Compress
 from mpitrain.config.validation import codec_faults
 from mpitrain.parallel.arena import DATA, Bucket

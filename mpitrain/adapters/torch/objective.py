@@ -9,8 +9,7 @@ import numpy as np
 import torch
 
 from mpitrain.adapters.torch.arrays import Moved, as_array, as_tensors, moved, on_stream_of
-from mpitrain.adapters.torch.checks.loss import LossGradients, LossMeans, gradients
-from mpitrain.adapters.torch.checks.metric import MetricMeans
+from mpitrain.adapters.torch.checks.means import LossGradients, LossMeans, MetricMeans, gradients
 from mpitrain.adapters.torch.checks.probe import MISFITS, Function, one_line
 from mpitrain.arrays import Array, Scalar, Shape, array_namespace
 from mpitrain.config import ConfigError
@@ -46,7 +45,7 @@ class TorchLoss:
     The mean over a micro-batch is weighted by its part of the global batch, so that the sum over
     micro-batches and ranks is the mean over the batch.  Samples must have equal weights: a function
     that leaves labels out (``ignore_index``) or weighs them is an error in the first step in which
-    it matters (:class:`mpitrain.adapters.torch.checks.loss.LossMeans`).  Outputs in 16 bits are
+    it matters (:class:`mpitrain.adapters.torch.checks.means.LossMeans`).  Outputs in 16 bits are
     cast to float32 before, as under ``torch.autocast``.
     """
 

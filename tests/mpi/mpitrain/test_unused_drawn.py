@@ -8,8 +8,8 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-from mpitrain.compress import Momentum, parse
-from mpitrain.compress.table import CODECS
+from mpitrain.compress import CODECS, parse
+from mpitrain.compress.codec import Momentum
 from mpitrain.config import method_table as methods
 from tests.mpi.mpitrain.fits import RANKS
 from tests.mpi.mpitrain.unused_twins import Case, check, check_quorum

@@ -6,7 +6,8 @@ from mpi4py import MPI
 
 from collectives import Communicator
 from collectives.codec import Dice
-from mpitrain.compress import CODECS, Sparse, parse
+from mpitrain.compress import CODECS, parse
+from mpitrain.compress.codec import Sparse
 from mpitrain.config import Compress
 from mpitrain.parallel.compressed_summation import CompressedSummation
 from mpitrain.parallel.sent_bytes import coded_bytes, dense_bytes

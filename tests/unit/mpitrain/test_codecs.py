@@ -18,11 +18,10 @@ from codec_cases import (
 )
 
 from collectives.codec import Residual
-from mpitrain.compress import CodecError, Sparse, parse
-from mpitrain.compress.codec import Remembering, feedback_of
+from mpitrain.compress import CODECS, CodecError, describe, kind_of, parse
+from mpitrain.compress.codec import Remembering, Sparse, feedback_of
 from mpitrain.compress.feedback import UpdateResidual
 from mpitrain.compress.packing import pack, pack_trits, packed, packed_trits, unpack, unpack_trits
-from mpitrain.compress.table import CODECS, describe, kind_of
 
 every_code = pytest.mark.parametrize("codec", CODES.values(), ids=CODES.keys())
 

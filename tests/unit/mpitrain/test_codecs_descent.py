@@ -8,7 +8,8 @@ import pytest
 from codec_cases import linear_sum, once, sent_by, two_phase
 
 from collectives.codec import Residual
-from mpitrain.compress import LinearCodec, Remembering, Sparse, feedback_of, parse
+from mpitrain.compress import parse
+from mpitrain.compress.codec import LinearCodec, Remembering, Sparse, feedback_of
 
 RANKS, SHAPE, STEPS, RATE = 4, (12, 20), 200, 0.3
 

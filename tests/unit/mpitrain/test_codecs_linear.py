@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from codec_cases import dyadic, linear_sum
 
-from mpitrain.compress import LinearCodec, parse
+from mpitrain.compress import parse
+from mpitrain.compress.codec import LinearCodec
 from mpitrain.compress.powersgd import orthonormal
 from mpitrain.compress.seeds import subset
 

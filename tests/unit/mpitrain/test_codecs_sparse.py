@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from codec_cases import LENGTHS, dyadic, sent_by, vectors
 
-from mpitrain.compress import Remembering, Sparse, feedback_of, parse
+from mpitrain.compress import parse
+from mpitrain.compress.codec import Remembering, Sparse, feedback_of
 from mpitrain.compress.topk import largest
 
 SPARSE = ("topk:keep=0.1", "topk:keep=1", "strom:tau=0.5", "dgc:keep=0.1")

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 from codec_cases import draw, once, through
 
-from mpitrain.compress import feedback_of, parse
+from mpitrain.compress import parse
 from mpitrain.compress.atomo import probabilities, systematic
+from mpitrain.compress.codec import feedback_of
 from mpitrain.compress.rotate import random_signs, rotate
 
 
