@@ -31,7 +31,7 @@ class TooLarge(CollectiveError):
 def hint(name: str, known: Iterable[str], otherwise: str = "there are") -> str:
     """``did you mean 'ring'?`` for the known name that is nearest, or all that are known."""
     known = list(known)
-    near = difflib.get_close_matches(name, known, n=1)
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     return f"did you mean {near[0]!r}?" if near else f"{otherwise} {', '.join(known)}"
 
 

@@ -256,17 +256,14 @@ class Writer:
     def _together(self, act: Callable[[], None]) -> None:
         """Acts on rank 0; raises on all ranks if that fails."""
         why = None
-        if self._comm.rank == 0:
-            try:
+        try:
+            if self._comm.rank == 0:
                 act()
-            except OSError as error:
-                why = f"{error.strerror or error}" + (
-                    f": {error.filename}" if error.filename else ""
-                )
-            except CheckpointError as error:
-                why = str(error)
-        why = self._comm.bcast(why)
-        if why is not None:
+        except OSError as error:
+            why = f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}"
+        except CheckpointError as error:
+            why = str(error)
+        if why := self._comm.bcast(why):
             raise CheckpointError(
                 f"cannot write a checkpoint to {self.folder}: {why}; those before it are intact"
             )

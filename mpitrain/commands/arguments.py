@@ -78,51 +78,37 @@ def _add_train(commands: "Commands") -> None:
         epilog="example: mpirun -n 4 %(prog)s digits --set parallel.algorithm=ring",
     )
     add_job(train)
-    train.add_argument(
-        "--resume",
-        action="store_true",
-        help="continue from the newest complete checkpoint, on this or another layout; without "
-        "one, start from the beginning",
+    add = train.add_argument
+    goes_on = (
+        "continue from the newest complete checkpoint, on this or another layout; without one, "
+        "start from the beginning"
     )
-    train.add_argument(
-        "--allow-changes",
-        action="store_true",
-        help="with --resume, go on although the job has changed in what decides on its numbers, as "
-        "its loss, frozen parameters or data, as far as the checkpoint fits it",
+    add("--resume", action="store_true", help=goes_on)
+    changed = (
+        "with --resume, go on although the job has changed in what decides on its numbers, as its "
+        "loss, frozen parameters or data, as far as the checkpoint fits it"
     )
-    train.add_argument(
-        "--grace",
-        type=not_negative,
-        default=120.0,
-        metavar="SECONDS",
-        help="stop this many seconds before SLURM's time limit (120)",
+    add("--allow-changes", action="store_true", help=changed)
+    grace = "stop this many seconds before SLURM's time limit (120)"
+    add("--grace", type=not_negative, default=120.0, metavar="SECONDS", help=grace)
+    ended = "create FILE only when training completes; some launchers exit 0 for a job that died"
+    add("--ended", type=Path, metavar="FILE", help=ended)
+    served = (
+        "serve pulls and pushes in the order that the servers of the run in folder RUN have "
+        "logged, which gives the same bits (jobs with servers; as server.replay)"
     )
-    train.add_argument(
-        "--ended",
-        type=Path,
-        metavar="FILE",
-        help="create FILE only when training completes; some launchers exit 0 for a job that died",
+    add("--replay", type=Path, metavar="RUN", help=served)
+    left = (
+        "experimental: when ranks die, continue from the newest checkpoint on the remaining ranks, "
+        "if the job's layout fits them; needs Open MPI's mpirun --with-ft ulfm"
     )
-    train.add_argument(
-        "--replay",
-        type=Path,
-        metavar="RUN",
-        help="serve pulls and pushes in the order that the servers of the run in folder RUN have "
-        "logged, which gives the same bits (jobs with servers; as server.replay)",
-    )
-    train.add_argument(
-        "--shrink",
-        action="store_true",
-        help="experimental: when ranks die, continue from the newest checkpoint on the remaining "
-        "ranks, if the job's layout fits them; needs Open MPI's mpirun --with-ft ulfm",
-    )
+    add("--shrink", action="store_true", help=left)
     add_verbose(train)
 
 
 def _add_trials(commands: "Commands") -> None:
-    evaluate = commands.add_parser(
-        "eval", help="test the model of a run's newest checkpoint, on any number of ranks"
-    )
+    tested = "test the model of a run's newest checkpoint, on any number of ranks"
+    evaluate = commands.add_parser("eval", help=tested)
     add_job(evaluate)
     add_verbose(evaluate)
 
@@ -135,35 +121,23 @@ def _add_trials(commands: "Commands") -> None:
         epilog="example: mpirun -n 4 %(prog)s digits -o rates.png",
     )
     add_job(find)
-    find.add_argument(
-        "--least", type=above_zero, default=1e-6, metavar="LR", help="the first optim.lr (1e-6)"
-    )
-    find.add_argument(
-        "--most", type=above_zero, default=10.0, metavar="LR", help="the last optim.lr (10)"
-    )
-    find.add_argument(
-        "--steps", type=positive, default=100, help="steps from the first to the last (100)"
-    )
-    find.add_argument("-o", "--output", type=Path, help="picture to draw, PNG or SVG (none)")
+    add = find.add_argument
+    add("--least", type=above_zero, default=1e-6, metavar="LR", help="the first optim.lr (1e-6)")
+    add("--most", type=above_zero, default=10.0, metavar="LR", help="the last optim.lr (10)")
+    add("--steps", type=positive, default=100, help="steps from the first to the last (100)")
+    add("-o", "--output", type=Path, help="picture to draw, PNG or SVG (none)")
     add_verbose(find)
 
 
 def _add_machine(commands: "Commands") -> None:
-    profile = commands.add_parser(
-        "profile", help="measure each layer of a job's model: times, activations, parameters"
-    )
+    measured = "measure each layer of a job's model: times, activations, parameters"
+    profile = commands.add_parser("profile", help=measured)
     add_job(profile)
-    profile.add_argument(
-        "-o",
-        "--output",
-        type=Path,
-        default=Path("profile.json"),
-        help="file to write (profile.json)",
-    )
+    file = Path("profile.json")
+    profile.add_argument("-o", "--output", type=Path, default=file, help=f"file to write ({file})")
     add_verbose(profile)
 
     doctor = commands.add_parser("doctor", help="check this machine or allocation for training")
-    doctor.add_argument(
-        "folder", type=Path, nargs="?", default=Path("runs"), help="folder of checkpoints (runs)"
-    )
+    folder = "folder of checkpoints (runs)"
+    doctor.add_argument("folder", type=Path, nargs="?", default=Path("runs"), help=folder)
     add_verbose(doctor)

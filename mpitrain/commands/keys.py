@@ -1,6 +1,5 @@
 """``mpitrain keys``: the tables and keys of a job file, in the terminal, as lines and as a page."""
 
-import difflib
 import re
 from collections.abc import Iterable
 from importlib.resources import files
@@ -9,6 +8,7 @@ from rich.console import Console, Group
 from rich.table import Table as Grid
 from rich.text import Text
 
+from collectives.errors import hint
 from mpitrain.config import ConfigError
 from mpitrain.config.keys import Key, Table, tables
 
@@ -52,9 +52,7 @@ def _chosen(name: str | None) -> list[Table]:
     known = [table.name for table in found]
     asked = name.strip("[]")
     if asked not in known:
-        near = difflib.get_close_matches(asked, known, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
-        raise ConfigError(f"a job file has no table {asked!r}; {hint}")
+        raise ConfigError(f"a job file has no table {asked!r}; {hint(asked, known)}")
     return [table for table in found if table.name in (asked, f"{asked}.groups")]
 
 

@@ -1,12 +1,12 @@
 """``mpitrain methods``: methods that can be combined, and why the others cannot."""
 
 import argparse
-import difflib
 from collections.abc import Sequence
 from importlib.resources import files
 from itertools import product
 from typing import TYPE_CHECKING
 
+from collectives.errors import hint
 from mpitrain.config import ConfigError
 from mpitrain.config.conflicts import combined, refusals, tables_of, uses
 from mpitrain.config.method_table import METHODS, Method
@@ -58,9 +58,7 @@ def _named(name: str) -> list[Method]:
     known = {method.name: method for method in _ROWS}
     if found := [known[name]] if name in known else [m for m in _ROWS if m.name.startswith(name)]:
         return found
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
-    raise ConfigError(f"there is no method {name!r}; {hint}")
+    raise ConfigError(f"there is no method {name!r}; {hint(name, known)}")
 
 
 def answer(chosen: Sequence[Method]) -> str:

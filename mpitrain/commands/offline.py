@@ -53,52 +53,38 @@ def add(commands: "Commands") -> None:
 
 
 def _add_partition(commands: "Commands") -> None:
-    parser = commands.add_parser(
-        "partition", help="cut a profile into replicated stages (PipeDream's dynamic program)"
-    )
-    parser.add_argument(
-        "profile", type=Path, help="file of 'mpitrain profile', or PipeDream's text format"
-    )
-    parser.add_argument("-n", "--workers", type=positive, required=True, help="number of workers")
-    parser.add_argument(
-        "--bandwidth",
-        type=above_zero,
-        default=1.25e9,
-        help="bandwidth of a link in bytes/s (1.25e9)",
-    )
-    parser.add_argument("--memory", type=above_zero, help="memory of a worker in bytes (no limit)")
+    text = "cut a profile into replicated stages (PipeDream's dynamic program)"
+    parser = commands.add_parser("partition", help=text)
+    add = parser.add_argument
+    add("profile", type=Path, help="file of 'mpitrain profile', or PipeDream's text format")
+    add("-n", "--workers", type=positive, required=True, help="number of workers")
+    bandwidth = "bandwidth of a link in bytes/s (1.25e9)"
+    add("--bandwidth", type=above_zero, default=1.25e9, help=bandwidth)
+    add("--memory", type=above_zero, help="memory of a worker in bytes (no limit)")
     parser.set_defaults(act=cut)
 
 
 def _add_runs(commands: "Commands") -> None:
     """Adds the commands that read or write folders."""
-    parser = commands.add_parser(
-        "report", help="write one HTML file of a run: how it ended, curves, whom ranks waited for"
-    )
+    text = "write one HTML file of a run: how it ended, curves, whom ranks waited for"
+    parser = commands.add_parser("report", help=text)
     parser.add_argument("run", type=Path, help="the run's folder")
     parser.set_defaults(act=report)
-    parser = commands.add_parser(
-        "compare", help="show the runs of a folder in one table, best first"
-    )
+    text = "show the runs of a folder in one table, best first"
+    parser = commands.add_parser("compare", help=text)
     parser.add_argument("runs", type=Path, help="a folder of runs, as jobs/sweep.sbatch makes it")
     parser.set_defaults(act=compare)
-    parser = commands.add_parser(
-        "examples", help="list the example jobs that come with the package"
-    )
-    parser.set_defaults(act=examples)
+    text = "list the example jobs that come with the package"
+    commands.add_parser("examples", help=text).set_defaults(act=examples)
     parser = commands.add_parser("init", help="copy the example jobs and job scripts to a folder")
     parser.add_argument("folder", type=Path, metavar="DIR", help="where jobs/ is made")
     parser.set_defaults(act=init)
-    parser = commands.add_parser(
-        "export", help="write a checkpoint's parameters as one safetensors file"
-    )
+    text = "write a checkpoint's parameters as one safetensors file"
+    parser = commands.add_parser("export", help=text)
     parser.add_argument("checkpoint", type=Path, help="folder of a checkpoint, or of a run")
     parser.add_argument("output", type=Path, help="file to write")
-    parser.add_argument(
-        "--torch",
-        action="store_true",
-        help="order the axes as torch does: (out, in), (out, in, rows, columns)",
-    )
+    axes = "order the axes as torch does: (out, in), (out, in, rows, columns)"
+    parser.add_argument("--torch", action="store_true", help=axes)
     parser.set_defaults(act=export)
 
 

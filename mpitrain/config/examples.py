@@ -1,8 +1,9 @@
 """The example jobs and job scripts: ``jobs/`` here, ``mpitrain/jobs/`` as installed."""
 
-import difflib
 import shutil
 from pathlib import Path
+
+from collectives.errors import hint
 
 
 def folder() -> Path:
@@ -26,9 +27,7 @@ def find(job: Path) -> Path:
         return job
     known = examples()
     if job.name not in known:
-        near = difflib.get_close_matches(job.name, known, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
-        raise ValueError(f"no file and no example has this name; {hint}")
+        raise ValueError(f"no file and no example has this name; {hint(job.name, known)}")
     own = job.with_suffix(".toml")
     if own.exists():
         raise ValueError(f"it may mean {own} here or {known[job.name]}; write one of the two")

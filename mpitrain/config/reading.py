@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from collectives import ScheduleError, UnknownAlgorithm, algorithms
 from collectives.analysis.user_code import named
+from collectives.errors import hint
 from mpitrain.config import examples
 from mpitrain.config.tables import ConfigError
 from mpitrain.config.unread import Brought, unread
@@ -106,8 +107,8 @@ def configured(config: Config, settings: Mapping[str, Any]) -> Config:
             raise TypeError(f"{name} is a key of several tables; write {known}")
         else:
             near = difflib.get_close_matches(name, [*tables, *places], n=1, cutoff=0.5)
-            hint = f"; did you mean {near[0]}?" if near else ""
-            raise TypeError(f"{name} is no setting of a job{hint}")
+            nearest = f"; did you mean {near[0]}?" if near else ""
+            raise TypeError(f"{name} is no setting of a job{nearest}")
     job = converted(tables)
     expect_read(job)
     return job
@@ -165,9 +166,7 @@ def _check_names(value: object, kind: Any, path: tuple[str, ...]) -> None:
 
 
 def _unknown(what: str, subject: str, word: str, known: Any) -> str:
-    nearest = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
-    hint = f"did you mean {nearest[0]!r}?" if nearest else f"expected one of {', '.join(known)}"
-    return f"{subject}: unknown {what}; {hint}"
+    return f"{subject}: unknown {what}; {hint(word, known, 'expected one of')}"
 
 
 def expect_read(job: Config, brought: Brought | None = None) -> None:

@@ -19,10 +19,11 @@ from mpitrain.federated.errors import RoundError
 from mpitrain.federated.server import ServerOptimizer
 from mpitrain.federated.split import split
 from mpitrain.federated.sums import Mean, Wire, sums
-from mpitrain.metrics.records import Record, Round, Step
+from mpitrain.metrics.records import Record, Round
 from mpitrain.parallel.data_parallel import Replicated
 from mpitrain.ranks.together import together
-from mpitrain.step.agreement import NonFinite
+from mpitrain.step.agreement import Agreed, NonFinite
+from mpitrain.step.ledger import LocalStep
 from mpitrain.training.assemble import Variant
 from mpitrain.training.loop import Batch, Loop
 from mpitrain.training.parts import Parts
@@ -133,10 +134,8 @@ class FederatedLoop(Loop):
         loss, seen = self._losses(trained)
         lasted = perf_counter() - begun
         parts.account.add(lasted, summing, {})
-        means = [lasted, summing, *parts.account.moved()]
-        seconds, reducing, sent_bytes, shared_bytes = (
-            parts.comm.allreduce(own) / parts.comm.size for own in means
-        )
+        sums = [lasted, summing, 0.0, 0.0, False, *parts.account.moved()]
+        agreed = Agreed(loss, *map(parts.comm.allreduce, sums))
         took_place = Round(
             step=parts.steps_done,
             asked=cohort.draws,
@@ -150,20 +149,9 @@ class FederatedLoop(Loop):
             rank_bytes=parts.comm.allreduce(sent, op=MPI.MAX),
             clipped=mean.clipped,
         )
-        step = Step(
-            step=parts.steps_done,
-            epoch=parts.steps_done - 1,
-            samples=seen,
-            loss=loss,
-            grad_norm=sqrt(float(mean.change[0] @ mean.change[0])),
-            lr=self._client.rate,
-            seconds=seconds,
-            samples_per_s=seen / seconds,
-            comm_share=min(1.0, reducing / seconds),
-            sent_bytes=sent_bytes,
-            shared_bytes=shared_bytes,
-        )
-        return [took_place, step]
+        own = LocalStep(parts.steps_done, parts.steps_done - 1, seen, self._client.rate)
+        norm = sqrt(float(mean.change[0] @ mean.change[0]))
+        return [took_place, parts.account.record(own, agreed, norm)]
 
     def _move(self, mean: Mean, cohort: Cohort) -> None:
         """Take the server's step against the mean change."""

@@ -27,8 +27,8 @@ class LocalStep:
     epoch: int
     samples: int
     lr: float
-    report: StepReport
-    squares: float
+    report: StepReport = StepReport(0.0)
+    squares: float = 0.0
     failed: str = ""
     unfit: str = ""
 

@@ -1,6 +1,6 @@
 """PipeDream: a pipeline that does not drain between steps; each stage updates by itself."""
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from time import perf_counter
 from typing import cast
 
@@ -10,7 +10,9 @@ from mpi4py import MPI
 from mpitrain import nn
 from mpitrain.metrics.records import Step
 from mpitrain.parallel.data_parallel import Replicated
-from mpitrain.pipeline.updates import Updated, UpdateWindow
+from mpitrain.pipeline.updates import UpdateWindow
+from mpitrain.step.agreement import Agreed
+from mpitrain.step.ledger import LocalStep
 from mpitrain.training.loop import Batch, Loop, read_batches, remaining
 
 
@@ -60,51 +62,14 @@ class AsynchronousLoop(Loop):
         comm_seconds = sum(updated.comm_seconds for updated in own)
         parts.account.add(lasted, comm_seconds, runner.waited)
         waiting = sum(runner.waited.values())
-        shares = [comm.allreduce(one) for one in (waiting, parts.feed.read_seconds)]
-        moved = [comm.allreduce(one) for one in parts.account.moved()]
+        shares = [comm.allreduce(one) / count for one in (waiting, parts.feed.read_seconds)]
+        moved = [comm.allreduce(one) / count for one in parts.account.moved()]
         parts.steps_done += count
         parts.stopping = comm.allreduce(parts.stop.raised(), op=MPI.LOR)
-        agreed = window.agree(own, done, source.unfit)
-        return self._records(batch, done, agreed, lasted, shares, moved)
-
-    def _records(
-        self,
-        batch: Batch,
-        done: int,
-        agreed: Sequence[Updated],
-        lasted: float,
-        shares: Sequence[float],
-        moved: Sequence[int],
-    ) -> list[Step]:
-        """The records of a window.
-
-        Args:
-            batch: batches of the window.
-            done: steps before the window.
-            agreed: reports on each update, summed over the ranks.
-            lasted: seconds of the window.
-            shares: seconds of waiting for activations and of reading, summed over the ranks.
-            moved: bytes sent and bytes moved in shared memory, summed over the ranks.
-        """
-        ranks, count = self.parts.comm.size, len(agreed)
-        seconds = lasted / count
-        waiting, reading = (min(1.0, one / ranks / lasted) for one in shares)
-        sent, shared = (one / ranks / count for one in moved)
-        return [
-            Step(
-                step=done + 1 + index,
-                epoch=batch.epoch,
-                samples=len(indices),
-                loss=update.loss,
-                grad_norm=update.grad_norm,
-                lr=self.parts.rates.rate(done + index),
-                seconds=seconds,
-                samples_per_s=len(indices) / seconds,
-                comm_share=min(1.0, update.comm_seconds / ranks / seconds),
-                wait_share=waiting,
-                read_share=reading,
-                sent_bytes=sent,
-                shared_bytes=shared,
-            )
-            for index, (indices, update) in enumerate(zip(batch.indices, agreed, strict=True))
-        ]
+        found, seconds = [], comm.size * lasted / count
+        for step, update in enumerate(window.agree(own, done, source.unfit), done):
+            samples = len(batch.indices[step - done])
+            told = LocalStep(step + 1, batch.epoch, samples, parts.rates.rate(step))
+            agreed = Agreed(update.loss, seconds, update.comm_seconds, *shares, False, *moved)
+            found.append(parts.account.record(told, agreed, update.grad_norm))
+        return found
