@@ -134,8 +134,9 @@ class FederatedLoop(Loop):
         loss, seen = self._losses(trained)
         lasted = perf_counter() - begun
         parts.account.add(lasted, summing, {})
-        sums = [lasted, summing, 0.0, 0.0, False, *parts.account.moved()]
-        agreed = Agreed(loss, *map(parts.comm.allreduce, sums))
+        sums = [lasted, summing, *parts.account.moved()]
+        lasting, reducing, sent_bytes, shared_bytes = map(parts.comm.allreduce, sums)
+        agreed = Agreed(loss, lasting, reducing, sent_bytes=sent_bytes, shared_bytes=shared_bytes)
         took_place = Round(
             step=parts.steps_done,
             asked=cohort.draws,

@@ -1,6 +1,6 @@
 """Ledger of steps on which the ranks agree later, with one message for several steps."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from mpi4py import MPI
@@ -27,7 +27,7 @@ class LocalStep:
     epoch: int
     samples: int
     lr: float
-    report: StepReport = StepReport(0.0)
+    report: StepReport = field(default_factory=lambda: StepReport(0.0))
     squares: float = 0.0
     failed: str = ""
     unfit: str = ""

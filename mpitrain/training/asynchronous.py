@@ -62,14 +62,16 @@ class AsynchronousLoop(Loop):
         comm_seconds = sum(updated.comm_seconds for updated in own)
         parts.account.add(lasted, comm_seconds, runner.waited)
         waiting = sum(runner.waited.values())
-        shares = [comm.allreduce(one) / count for one in (waiting, parts.feed.read_seconds)]
-        moved = [comm.allreduce(one) / count for one in parts.account.moved()]
+        spent = waiting, parts.feed.read_seconds
+        waited, reading = (comm.allreduce(one) / count for one in spent)
+        sent, shared = (comm.allreduce(one) / count for one in parts.account.moved())
         parts.steps_done += count
         parts.stopping = comm.allreduce(parts.stop.raised(), op=MPI.LOR)
         found, seconds = [], comm.size * lasted / count
         for step, update in enumerate(window.agree(own, done, source.unfit), done):
             samples = len(batch.indices[step - done])
             told = LocalStep(step + 1, batch.epoch, samples, parts.rates.rate(step))
-            agreed = Agreed(update.loss, seconds, update.comm_seconds, *shares, False, *moved)
+            times = seconds, update.comm_seconds, waited, reading
+            agreed = Agreed(update.loss, *times, sent_bytes=sent, shared_bytes=shared)
             found.append(parts.account.record(told, agreed, update.grad_norm))
         return found
