@@ -186,10 +186,5 @@ class FederatedLoop(Loop):
         return (sum(loss for _, loss, _ in every) / seen if seen else float("nan")), seen
 
 
-def _server(parts: Parts) -> ServerOptimizer:
-    store, average = cast(Replicated, parts.store), parts.config.optim.average
-    return ServerOptimizer(parts.grid, store, parts.config.federated, average)
-
-
 #: The optimiser is the server's; [optim] is the clients'.
-FEDERATED = Variant(update=_server)
+FEDERATED = Variant(update=ServerOptimizer)

@@ -1,7 +1,7 @@
 """The server's step: the mean change of the clients is the gradient that its optimiser takes."""
 
 from math import sqrt
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 
@@ -11,10 +11,9 @@ from mpitrain.federated.exact_mean import subtract
 from mpitrain.optim import groups
 from mpitrain.optim.optimizers import LAMB, SGD, Adam, Optimizer
 from mpitrain.parallel.data_parallel import Replicated
-from mpitrain.parallel.grid import ProcessGrid
 from mpitrain.parallel.store import overlaps
-from mpitrain.step.trust import TrustRatios
 from mpitrain.step.update import AVERAGE, Updater
+from mpitrain.training.parts import Parts
 
 
 def optimizer(own: Federated) -> Optimizer:
@@ -35,12 +34,10 @@ class ServerOptimizer(Updater):
     Each rank moves all of them by itself, without a sum over ranks, so that the bits are the same
     on any number of ranks (Reddi et al., "Adaptive Federated Optimization", ICLR 2021)."""
 
-    def __init__(
-        self, grid: ProcessGrid, store: Replicated, own: Federated, average: float
-    ) -> None:
-        """``average``: factor of the moving average of the weights in each round; 0: no average."""
-        rule = optimizer(own)
-        super().__init__(store, rule, groups.one(rule), TrustRatios(grid, store), None, average)
+    def __init__(self, parts: Parts) -> None:
+        own = parts.config.federated
+        rule, average = optimizer(own), parts.config.optim.average
+        super().__init__(parts.store, rule, groups.one(rule), parts.gradient, None, average)
         self._own = own
 
     @property
@@ -63,12 +60,9 @@ class ServerOptimizer(Updater):
             for piece, state in zip(store.pieces, self.state, strict=True):
                 state[AVERAGE] += (1.0 - self._average) * (piece.parameters - state[AVERAGE])
 
-    def _rates(
-        self, lr: float, every: list[list[Any]], directions: list[list[Array]]
-    ) -> list[Array]:
+    def _rates(self, lr: float, directions: list[Array]) -> list[Array]:
         rates = []
-        for piece, parts in zip(self._store.pieces, directions, strict=True):
-            (direction,) = parts  # all tensors are of one group
+        for piece, direction in zip(self._store.pieces, directions, strict=True):
             rate = np.empty(piece.parameters.size)
             for _, part in overlaps(self._store.arena.tensors, piece):
                 three = piece.parameters, piece.gradients, direction

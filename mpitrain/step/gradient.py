@@ -1,4 +1,4 @@
-"""Norm of a step's gradient over all ranks, and a search for values that are not finite."""
+"""Norms over all ranks: of a step's gradient and of tensors; a search for what is not finite."""
 
 from collections.abc import Sequence, Set
 from dataclasses import replace
@@ -8,9 +8,10 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives import Communicator
-from mpitrain.arrays import Scalar
+from mpitrain.arrays import Array, Scalar
 from mpitrain.device import HOST, Device
 from mpitrain.kernels import kernels_of, square_sum
+from mpitrain.optim.groups import Grouping
 from mpitrain.parallel.grid import ProcessGrid
 from mpitrain.parallel.store import Store, overlaps
 from mpitrain.step.agreement import Agreed, StepReport, named
@@ -77,12 +78,17 @@ class GlobalGradient:
 
     def _unused(self, comm: Communicator) -> frozenset[str]:
         """Names of the tensors that no rank of ``comm`` has used; these ranks share a model."""
+        names = self._known(comm)
+        used = np.array([name in self._store.used for name in names], np.uint8)
+        comm.Allreduce(MPI.IN_PLACE, used, op=MPI.MAX, algorithm="native")
+        return frozenset(name for name, found in zip(names, used, strict=True) if not found)
+
+    def _known(self, comm: Communicator) -> list[str]:
+        """Names of all tensors of ``comm``, whose ranks share a model; first call collective."""
         if self._names is None:
             every = comm.allgather([tensor.name for tensor in self._store.arena.tensors])
             self._names = sorted({name for names in every for name in names})
-        used = np.array([name in self._store.used for name in self._names], np.uint8)
-        comm.Allreduce(MPI.IN_PLACE, used, op=MPI.MAX, algorithm="native")
-        return frozenset(name for name, found in zip(self._names, used, strict=True) if not found)
+        return self._names
 
     def counted(self) -> list[slice]:
         """The elements of the arena for which this rank answers."""
@@ -123,6 +129,43 @@ class GlobalGradient:
             for tensor, part in overlaps(self._store.arena.tensors, piece)
             if not isfinite(float(square_sum(piece.gradients[part])))
         ]
+
+    def trust_rates(
+        self, lr: float, grouping: Grouping, directions: Sequence[Array]
+    ) -> list[Array]:
+        """lr times the trust ratio of each element's tensor, for each piece; collective.
+
+        Ratios follow from norms of whole tensors (LARS, You et al. 2017; LAMB, 2020).
+
+        Args:
+            lr: learning rate, which the rates of groups multiply.
+            grouping: how each tensor is updated.
+            directions: update direction of each piece, with the shape of its parameters.
+        """
+        row = {name: number for number, name in enumerate(self._known(self._one_gradient))}
+        xp = self._device.xp
+        squares = xp.zeros((len(row), 3))
+        for piece, direction in zip(self._store.pieces, directions, strict=True):
+            if not self._grid.counts(piece.group):
+                continue
+            counted = self._store.counted(piece)
+            for tensor, part in overlaps(self._store.arena.tensors, piece, counted):
+                for column, array in enumerate((piece.parameters, piece.gradients, direction)):
+                    cell = squares[row[tensor.name], column : column + 1]
+                    cell += square_sum(array[part])
+        self._device.add_up(self._one_gradient, squares)
+        norms = xp.sqrt(squares).T
+        ratios: dict[int, Array] = {}
+        rates = []
+        for piece in self._store.pieces:
+            rate = xp.empty(piece.parameters.size, piece.parameters.dtype)
+            for tensor, part in overlaps(self._store.arena.tensors, piece):
+                group = grouping(tensor.name)
+                if id(group) not in ratios:
+                    ratios[id(group)] = lr * group.rate * group.optimizer.ratio(*norms)
+                rate[part] = ratios[id(group)][row[tensor.name]]
+            rates.append(rate)
+        return rates
 
 
 def _root(squared: float) -> float:

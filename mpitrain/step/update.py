@@ -11,7 +11,7 @@ from mpitrain.config import ConfigError
 from mpitrain.optim.groups import Grouping, ParameterGroup
 from mpitrain.optim.optimizers import Optimizer
 from mpitrain.parallel.store import Allocate, Piece, Store, overlaps
-from mpitrain.step.trust import TrustRatios
+from mpitrain.step.gradient import GlobalGradient
 
 #: The slot of the moving average of parameters, beside those of the optimiser.
 AVERAGE = "average"
@@ -59,7 +59,7 @@ class Updater:
         store: Store,
         optimizer: Optimizer,
         grouping: Grouping,
-        trust: TrustRatios,
+        gradient: GlobalGradient,
         allocate: Allocate | None = None,
         average: float = 0.0,
     ) -> None:
@@ -69,7 +69,7 @@ class Updater:
             store: store of the pieces.
             optimizer: optimiser, whose slots the state has.
             grouping: how each tensor is updated.
-            trust: gives the rates of a layerwise optimiser (LARS, LAMB).
+            gradient: gives the rates of a layerwise optimiser (LARS, LAMB).
             allocate: makes each array, ``allocate(size, dtype)``; zeros if left out.
             average: decay of the moving average of parameters; 0: there is no average.
 
@@ -82,7 +82,7 @@ class Updater:
                 "leave optim.average out"
             )
         self._store = store
-        self._trust = trust
+        self._gradient = gradient
         self.optimizer = optimizer
         self.steps = 0
         self.left_out: dict[str, int] = {}
@@ -169,11 +169,15 @@ class Updater:
                 taken, prepare = self.steps - run.left_out, run.group.optimizer.prepare
                 direction[run.part] = prepare(p, g, run.of(state), taken)
             directions.append(direction)
-        rates = self._trust.rates(lr, self.grouping, directions)
+        rates = self._rates(lr, directions)
         for (piece, state, own), direction, rate in zip(pieces, directions, rates, strict=True):
             for run in own:
                 p, part = piece.parameters[run.part], run.part
                 run.group.optimizer.apply(p, direction[part], run.of(state), rate[part])
+
+    def _rates(self, lr: float, directions: list[Array]) -> list[Array]:
+        """The rate of each element of each piece, by the norms of whole tensors; collective."""
+        return self._gradient.trust_rates(lr, self.grouping, directions)
 
     def exchange(self) -> None:
         """Swap parameters and their averages in this rank's pieces; a second call swaps back."""

@@ -2,21 +2,22 @@
 
 import resource
 import socket
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from time import perf_counter
+from typing import TYPE_CHECKING
 
 from msgspec import UNSET, UnsetType
 
-from collectives import Communicator
 from mpitrain.arrays import Scalar
-from mpitrain.config import Sync
 from mpitrain.metrics.records import RankTime, Step, Straggler, Synced, Times
 from mpitrain.parallel.grid import Coordinates
 from mpitrain.step.agreement import Agreed, StepReport
 from mpitrain.step.ledger import LocalStep
-from mpitrain.sync import Strategy
 from mpitrain.training.feed import Feed
 from mpitrain.training.stragglers import slowest
+
+if TYPE_CHECKING:
+    from mpitrain.training.parts import Parts
 
 
 class Account:
@@ -27,19 +28,12 @@ class Account:
             next one.
     """
 
-    def __init__(
-        self, comm: Communicator, strategy: Strategy, *, peers: Hashable, sync: Sync
-    ) -> None:
-        """All sums begin at 0.
-
-        Args:
-            comm: all ranks.
-            strategy: decides when workers synchronise.
-            peers: ranks with equal values have the same amount of work.
-            sync: unless workers synchronise in every step, records show when they do.
-        """
-        self._comm, self._strategy = comm, strategy
-        self._peers, self._sync = peers, sync
+    def __init__(self, parts: "Parts") -> None:
+        """All sums begin at 0."""
+        comm, config = parts.comm, parts.config
+        self._comm, self._strategy, self._sync = comm, parts.strategy, config.sync
+        #: Ranks with equal values have the same amount of work.
+        self._peers = parts.grid.place.stage, comm.rank >= comm.size - config.server.ranks
         self._traffic = comm.traffic or comm.count_traffic()
         self._before = self._traffic.sent, self._traffic.shared
         #: Seconds and bytes of communication after the ranks had agreed on the last step.

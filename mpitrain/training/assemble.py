@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypedDict, Unpack
 
@@ -36,7 +35,6 @@ from mpitrain.ranks.stop import StopFlag
 from mpitrain.ranks.together import all_here, all_or_nobody, together
 from mpitrain.step.gradient import GlobalGradient
 from mpitrain.step.precision import LossScale
-from mpitrain.step.trust import TrustRatios
 from mpitrain.step.update import Updater
 from mpitrain.sync import Strategy, Workers
 from mpitrain.sync.workers import layer_numbers
@@ -44,7 +42,6 @@ from mpitrain.training import build
 from mpitrain.training.account import Account
 from mpitrain.training.compatibility import (
     expect_fitting,
-    expect_labels,
     expect_labels_in_memory,
     expect_single_arrays,
     expect_untested,
@@ -302,8 +299,7 @@ def _add_update(parts: Parts, variant: Variant) -> None:
     )
     parts.store, replica_comm = variant.hold(parts, parts.device.put(flat))
     parts.opened.callback(parts.store.close)
-    where = parts.grid, parts.store, replica_comm, parts.device
-    parts.gradient = GlobalGradient(*where)
+    parts.gradient = GlobalGradient(parts.grid, parts.store, replica_comm, parts.device)
 
     def updater() -> Updater:
         if variant.update:
@@ -315,8 +311,7 @@ def _add_update(parts: Parts, variant: Variant) -> None:
             grouping = groups.scheduled(grouping, rates.table)
         grouping = variant.group(parts, grouping)
         offload = build.mapped(Path(folder), parts.comm.rank) if folder else None
-        trust = TrustRatios(*where)
-        return Updater(parts.store, optimizer, grouping, trust, offload, optim.average)
+        return Updater(parts.store, optimizer, grouping, parts.gradient, offload, optim.average)
 
     parts.updater = together(parts.comm, updater, ConfigError)
     make = variant.synchronise
@@ -355,29 +350,16 @@ def _strategy(parts: Parts) -> Strategy:
 
 def _add_pipeline(parts: Parts) -> None:
     """Make the passes through the layers, the feed of samples and the account; collective."""
-    config, grid, data, model = parts.config, parts.grid, parts.data, parts.model
-    comm, device, run = parts.comm, parts.device, parts.config.run
+    run = parts.config.run
     prefixes = tuple(f"{name}." for name in parts.layers)
-    whole = whole_state(config, model, grid.layout)
-    state = {name: device.put(array) for name, array in whole.items() if name.startswith(prefixes)}
+    whole = whole_state(parts.config, parts.model, parts.grid.layout)
+    state = {k: parts.device.put(array) for k, array in whole.items() if k.startswith(prefixes)}
     parts.passes = Passes(parts, state)
-    parts.purity = Purity(comm, model.layers, parts.layers, model.loss, parts.metrics)
+    parts.purity = Purity(parts)
     parts.purity.examine(parts.passes.probes())
     parts.passes.runner()  # the first call is collective
-    parts.feed = Feed(
-        comm,
-        data,
-        workers=config.data.workers,
-        most=config.train.batch_size,
-        reads=grid.place.stage in (0, grid.layout.stages - 1),
-        expect=partial(expect_labels, model.loss),
-    )
+    parts.feed = Feed(parts)
     parts.opened.callback(parts.feed.close)
-    parts.account = Account(
-        comm,
-        parts.strategy,
-        peers=(grid.place.stage, comm.rank >= comm.size - config.server.ranks),
-        sync=config.sync,
-    )
+    parts.account = Account(parts)
     enabled = run.compute == "float16"
     parts.scale = LossScale(run.loss_scale, run.loss_scale_window, enabled=enabled)

@@ -38,7 +38,7 @@ def expect_fitting(model: SequentialModel, data: Dataset) -> Shape:
 
 
 def expect_labels(
-    loss: LossFunction, of: str, samples: Samples, numbers: Sequence[int] | None = None
+    loss: LossFunction, of: str, samples: Samples, numbers: Array | None = None
 ) -> None:
     """Check that the loss takes the labels' values: binary_cross_entropy takes only 0 to 1.
 

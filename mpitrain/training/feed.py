@@ -5,15 +5,20 @@ from contextlib import closing
 from copy import copy
 from itertools import islice, tee
 from time import perf_counter
+from typing import TYPE_CHECKING
 
 from mpi4py import MPI
 
 from mpitrain.arrays import Array
-from mpitrain.data import DataError, Dataset, Samples
+from mpitrain.data import DataError, Samples
 from mpitrain.data.loader import Loader, Request
 from mpitrain.data.own import OwnSamples
 from mpitrain.ranks.together import together
 from mpitrain.training.batches import part
+from mpitrain.training.compatibility import expect_labels
+
+if TYPE_CHECKING:
+    from mpitrain.training.parts import Parts
 
 #: The samples of micro-batches, by number.
 Held = Mapping[int, Samples]
@@ -29,42 +34,26 @@ class Feed:
         met_seconds: seconds that this rank waited for the other ranks after that read.
     """
 
-    def __init__(
-        self,
-        comm: MPI.Intracomm,
-        data: Dataset,
-        *,
-        workers: int,
-        most: int,
-        reads: bool,
-        expect: Callable[[str, Samples, Array], None],
-    ) -> None:
+    def __init__(self, parts: "Parts") -> None:
         """Start the processes that read ahead; collective.
-
-        Args:
-            comm: all ranks.
-            data: the data set.
-            workers: number of processes of each rank that read ahead.
-            most: samples of the largest micro-batch.
-            reads: whether this rank needs any sample.
-            expect: ``expect(part, samples, numbers)`` raises DataError if the model cannot be
-                trained on the samples with these numbers; called when samples are read one by one.
 
         Raises:
             DataError: on all ranks: a rank cannot start its processes.
         """
-        self._comm = comm
+        comm, data, config, grid = parts.comm, parts.data, parts.config, parts.grid
+        self._comm: MPI.Intracomm = comm
         # Ranks may have different numbers of processes; all must agree on whether to synchronise.
-        self._may_fail = comm.allreduce(
-            workers > 0 or isinstance(data.train, OwnSamples), op=MPI.LOR
-        )
+        may_fail = config.data.workers > 0 or isinstance(data.train, OwnSamples)
+        self._may_fail = comm.allreduce(may_fail, op=MPI.LOR)
         self._first = data.train[:1]
-        self._expect = expect
-        parts = {"train": data.train}
+        self._loss = parts.model.loss
+        samples = {"train": data.train}
         if data.test is not None:
-            parts["test"] = data.test
-        own = workers if reads else 0
-        self._loader = together(comm, lambda: Loader(parts, own, most), DataError)
+            samples["test"] = data.test
+        # Ranks between the first and the last stage need no sample.
+        reads = grid.place.stage in (0, grid.layout.stages - 1)
+        own, most = config.data.workers if reads else 0, config.train.batch_size
+        self._loader = together(comm, lambda: Loader(samples, own, most), DataError)
         self.read_seconds = self.met_seconds = 0.0
 
     def among(self, comm: MPI.Intracomm) -> "Feed":
@@ -118,7 +107,7 @@ class Feed:
             for m, samples in found.items():
                 self._expect_alike(samples)
                 if self._may_fail:
-                    self._expect(of, samples, micro_batches[m])
+                    expect_labels(self._loss, of, samples, micro_batches[m])
             self.read_seconds = perf_counter() - begun
             return found
 

@@ -1,16 +1,15 @@
 """Check that a program's own layers and functions are pure: at the start, then in each step."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-
-from mpi4py import MPI
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 from mpitrain.arrays import Array
 from mpitrain.config import ConfigError
 from mpitrain.data import DataError
-from mpitrain.nn import Layer
-from mpitrain.objective import LossFunction
-from mpitrain.objective.metrics import Metric
 from mpitrain.ranks.together import together
+
+if TYPE_CHECKING:
+    from mpitrain.training.parts import Parts
 
 #: ``forward(x)`` gives a virtual stage's outputs; ``x`` is None: for two samples of the data set.
 Forward = Callable[[Array | None], Array]
@@ -19,20 +18,13 @@ Forward = Callable[[Array | None], Array]
 class Purity:
     """Watches a program's own layers, loss and metrics on this rank."""
 
-    def __init__(
-        self,
-        comm: MPI.Intracomm,
-        layers: Mapping[str, Layer],
-        own: Sequence[str],
-        loss: LossFunction,
-        metrics: Mapping[str, Metric],
-    ) -> None:
-        """``layers``: all layers of the model, by name; ``own``: names of this rank's layers."""
-        self._comm = comm
+    def __init__(self, parts: "Parts") -> None:
+        model = parts.model
+        self._comm = parts.comm
         # All ranks know all layers, so that this is the same on all of them.
-        self._is_tried = any(layer.verdicts() for layer in layers.values())
-        self._verdicts = [found for name in own for found in layers[name].verdicts()]
-        self._functions = [loss, *metrics.values()]
+        self._is_tried = any(layer.verdicts() for layer in model.layers.values())
+        self._verdicts = [one for name in parts.layers for one in model.layers[name].verdicts()]
+        self._functions = [model.loss, *parts.metrics.values()]
 
     def examine(self, stages: Iterable[tuple[int, Forward | None]]) -> None:
         """Take two samples through all layers if a layer must be tried; collective.

@@ -231,7 +231,7 @@ def test_replicas_of_stages_meet_in_their_sums(comm):
 def test_old_weights_are_kept_no_longer_than_they_are_needed(comm):
     if RANKS > 5:
         pytest.skip("the model has 5 layers")
-    from mpitrain.pipeline.updates import UpdateWindow
+    from mpitrain.training.asynchronous import UpdateWindow
 
     most = []
     original = UpdateWindow.update

@@ -1,0 +1,141 @@
+"""Weights of a micro-batch in schedules whose updates do not wait for it.
+
+Versions are counted in updates; the schedule says which one is due before anything runs: see
+``Report.versions`` and ``Report.staleness`` of :mod:`mpitrain.pipeline.replay`.
+
+| policy      | forward                           | backward   | found in                       |
+| ----------- | --------------------------------- | ---------- | ------------------------------ |
+| stash       | latest                            | as forward | PipeDream (2019)               |
+| vertical    | as the first stage saw            | as forward | PipeDream's vertical sync      |
+| two_buffers | of the batch before               | as forward | PipeDream-2BW (2021)           |
+| spectrain   | moved on along the velocity       | latest     | SpecTrain (Chen et al. 2018)   |
+| linear      | moved on along the last change    | latest     | Kosson et al. 2021             |
+| latest      | latest                            | latest     | for comparison: no gradient    |
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from mpitrain.arrays import Array, Parameters
+from mpitrain.parallel.arena import Arena
+from mpitrain.pipeline.replay import Report
+
+Policy = Literal["stash", "vertical", "two_buffers", "spectrain", "linear", "latest"]
+#: Policies whose backward pass has other weights than the forward pass.
+OTHER_IN_BACKWARD: tuple[Policy, ...] = ("spectrain", "linear", "latest")
+
+
+class FixedWeights:
+    """Flat parameters as layers see them."""
+
+    def __init__(self, arena: Arena, flat: Array) -> None:
+        self._views = arena.views(flat)
+
+    def take(self, layer: int) -> Parameters:
+        return self._views[layer]
+
+    def release(self, layer: int) -> None:
+        pass
+
+
+@dataclass(eq=False)
+class VersionedWeights:
+    """Keeps the versions that micro-batches under way still need.
+
+    The store's flat parameters are the latest version.  It is copied before an update if a
+    micro-batch still needs it, or before its first use if layers hold their parameters
+    (:attr:`mpitrain.nn.Layer.holds`).
+
+    Attributes:
+        policy: rule for the versions.
+        arena: layout of the parameters.
+        latest: the latest parameters, flat.
+        report: report of the replay of the schedule.
+        stage: the own stage.
+        along_velocity: motion of the flat weights by the velocity in one update.
+        are_held: whether layers hold the weights of their forward passes.
+    """
+
+    policy: Policy
+    arena: Arena
+    latest: Array
+    report: Report
+    stage: int
+    along_velocity: Callable[[], Array]
+    are_held: bool = False
+
+    def __post_init__(self) -> None:
+        self._before: Array | None = None
+        self._version = 0
+        self._kept: dict[int, Array] = {}
+        self._due = {m: self._which(m) for s, m in self.report.versions if s == self.stage}
+        self._under_way: dict[int, int] = {}
+
+    def forward(self, micro_batch: int) -> FixedWeights:
+        """For the forward pass."""
+        version = self._due[micro_batch]
+        self._under_way[micro_batch] = version
+        if self.policy in ("spectrain", "linear"):
+            ahead = self.report.staleness[self.stage, micro_batch]
+            return FixedWeights(self.arena, self.latest + ahead * self._motion())
+        return FixedWeights(self.arena, self._at(version))
+
+    def backward(self, micro_batch: int) -> FixedWeights:
+        """For the backward pass."""
+        if self.policy in OTHER_IN_BACKWARD:
+            return FixedWeights(self.arena, self.latest)
+        return FixedWeights(self.arena, self._at(self._under_way[micro_batch]))
+
+    def done(self, micro_batch: int) -> None:
+        """Its backward pass is over."""
+        self._under_way.pop(micro_batch)
+        self._due.pop(micro_batch)
+        needed = set(self._due.values())
+        self._kept = {v: flat for v, flat in self._kept.items() if v in needed}
+
+    def before_update(self) -> None:
+        """Keep the latest weights before they change, if they are needed."""
+        if self.policy == "linear":
+            self._before = self.latest.copy()
+        if self._version in self._due.values():
+            self._keep()
+        self._version += 1
+
+    @property
+    def versions_held(self) -> int:
+        """Copies of the weights, the latest included."""
+        return 1 + len(self._kept)
+
+    def _motion(self) -> Array:
+        """Expected motion of the weights in one update."""
+        if self.policy == "spectrain":
+            return self.along_velocity()
+        if self._before is None:
+            return 0 * self.latest
+        return self.latest - self._before
+
+    def _which(self, micro_batch: int) -> int:
+        match self.policy:
+            case "vertical":
+                return self.report.versions[0, micro_batch]
+            case "two_buffers":
+                own = self.report.pipeline.own(
+                    self.stage, self.report.pipeline.replica(self.stage, micro_batch)
+                )
+                batch = own.index(micro_batch) // self.report.pipeline.accumulate
+                return max(0, batch - 1)
+            case _:
+                return self.report.versions[self.stage, micro_batch]
+
+    def _keep(self) -> None:
+        """A copy of the latest version, once."""
+        if self._version not in self._kept:
+            self._kept[self._version] = self.latest.copy()
+
+    def _at(self, version: int) -> Array:
+        if version == self._version:
+            if not self.are_held:
+                return self.latest
+            self._keep()
+        return self._kept[version]
