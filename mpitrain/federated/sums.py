@@ -28,6 +28,7 @@ from mpitrain.federated.secure import (
 )
 from mpitrain.federated.shamir import SHARE_BYTES
 from mpitrain.ranks.together import together
+from mpitrain.training.account import traffic_of
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class Wire:
         self.comm = comm
         self.algorithm = "ring" if algorithm == "auto" else algorithm
         self.seconds = 0.0
-        self._traffic = comm.traffic or comm.count_traffic()
+        self._traffic = traffic_of(comm)
 
     @property
     def sent(self) -> int:

@@ -16,17 +16,17 @@ from time import perf_counter
 import numpy as np
 from mpi4py import MPI
 
-from collectives import Communicator
 from mpitrain.arrays import Array
 from mpitrain.config import ConfigError
 from mpitrain.group import share
 from mpitrain.kernels import square_sum
-from mpitrain.parallel.arena import DATA, OWN, Arena
+from mpitrain.parallel.arena import DATA, OWN
 from mpitrain.parallel.data_parallel import WholeGradients
 from mpitrain.parallel.node_shared import NodeWindow
 from mpitrain.parallel.store import Piece, Reduction
 from mpitrain.parallel.summation import Dense
 from mpitrain.server.messages import MessageKind, ParameterExchange
+from mpitrain.training.parts import Parts
 
 
 class NodeCopy(WholeGradients):
@@ -37,24 +37,19 @@ class NodeCopy(WholeGradients):
         pieces: the part of the copy that this rank saves.
     """
 
-    def __init__(
-        self, comm: Communicator, arena: Arena, initial: Array, algorithm: str | None = None
-    ) -> None:
-        """Allocate the window; collective.
-
-        Args:
-            comm: the ranks.
-            arena: the layout.
-            initial: parameters, flat.
-            algorithm: algorithm that sums all gradients but the tables'; None: nothing is summed.
+    def __init__(self, parts: Parts, initial: Array) -> None:
+        """Allocate the window for the parameters, which are ``initial``, flat; collective.
 
         Raises:
             ConfigError: on all ranks; they cannot address one memory.
         """
+        comm, arena = parts.comm, parts.arena
+        sums_rest = parts.config.server.hogwild == "tables"
         self._node = comm.Split_type(MPI.COMM_TYPE_SHARED, comm.rank)
         self._alone = comm.Split(comm.rank)
-        rest = self._alone if algorithm is None else comm
-        reduction = Reduction({DATA: rest, OWN: self._alone}, Dense(algorithm or "auto"))
+        rest = comm if sums_rest else self._alone
+        how = Dense(parts.config.parallel.algorithm)
+        reduction = Reduction({DATA: rest, OWN: self._alone}, how)
         super().__init__(arena, reduction, np.zeros(arena.size, initial.dtype))
         if comm.allreduce(self._node.size, op=MPI.MIN) < comm.size:
             raise ConfigError(
@@ -69,8 +64,10 @@ class NodeCopy(WholeGradients):
             own = share(bucket.stop - bucket.start, comm.rank, comm.size)
             start, part = bucket.start + own.start, self.flat[bucket.start : bucket.stop][own]
             self.pieces.append(Piece(start, part, np.zeros_like(part), bucket.group))
-        if algorithm is not None:
+        if sums_rest:
             self.bind_sums()
+        summed = f", the rest summed by {self.algorithm}" if sums_rest else ""
+        self.algorithm, self.reason = "Hogwild", f"one copy, without locks{summed}"
 
     def publish(self) -> float:
         """Show the stores of each rank to all; collective."""

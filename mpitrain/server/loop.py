@@ -68,7 +68,8 @@ class ServerPlacing:
         for each in (group, alike, wire):
             parts.opened.callback(each.Free)
         self.members = Members(every, is_server, number, group, alike, wire)
-        store = (_one_copy if own.hogwild else _with_servers)(parts, self.members, flat)
+        shared = own.hogwild
+        store = NodeCopy(parts, flat) if shared else _with_servers(parts, self.members, flat)
         parts.layout = str(every)
         return store, None
 
@@ -76,15 +77,6 @@ class ServerPlacing:
         own = parts.config.server
         part = 1.0 if own.synchronous else own.push / self.members.roles.groups
         return with_decay_in_parts(grouping, part)
-
-
-def _one_copy(parts: Parts, members: Members, flat: Array) -> Store:
-    sums_rest = parts.config.server.hogwild == "tables"
-    algorithm = parts.config.parallel.algorithm if sums_rest else None
-    store = NodeCopy(parts.comm, parts.arena, flat, algorithm)
-    summed = f", the rest summed by {store.algorithm}" if sums_rest else ""
-    store.algorithm, store.reason = "Hogwild", f"one copy, without locks{summed}"
-    return store
 
 
 def _with_servers(parts: Parts, members: Members, flat: Array) -> Store:

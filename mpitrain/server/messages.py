@@ -12,13 +12,14 @@ from typing import Any, cast
 import numpy as np
 from mpi4py import MPI
 
-from collectives import Communicator, Traffic
 from collectives.codec import Codec, Dice
 from mpitrain.arrays import Array
 from mpitrain.compress import parse
 from mpitrain.config import Config, ConfigError
 from mpitrain.server.roles import Members
-from mpitrain.server.store import Spread
+from mpitrain.server.store import WorkerStore
+from mpitrain.training.account import traffic_of
+from mpitrain.training.parts import Parts
 
 _TAG = 1
 _BYTE = np.dtype(np.uint8)
@@ -143,18 +144,12 @@ class Clients:
         sent: bytes of parameters sent, by clock.
     """
 
-    def __init__(self, members: Members, parameters: Array, config: Config, traffic: Traffic):
-        """Bind the messages.
-
-        Args:
-            members: the ranks.
-            parameters: this server's part, whose size and type the messages have.
-            config: the job.
-            traffic: counter of bytes.
-        """
+    def __init__(self, parts: Parts, members: Members) -> None:
+        """Bind the messages, which have the size and type of this server's part."""
+        parameters = parts.store.pieces[0].parameters
         wire, size, dtype = members.wire, parameters.size, parameters.dtype
         workers = members.roles.leaders()
-        self._traffic, self._codec = traffic, _codec(config)
+        self._traffic, self._codec = traffic_of(parts.comm), _codec(parts.config)
         self._decoded: Array = np.empty(size if self._codec else 0, dtype)
         self.inbox = [_pushed(size, dtype, self._codec) for _ in workers]
         self.outbox = [ParameterMessage(size, dtype) for _ in workers]
@@ -207,25 +202,16 @@ class Clients:
 class Servers(ParameterExchange):
     """Messages of a group's first worker to and from each server."""
 
-    def __init__(
-        self, comm: Communicator, members: Members, spread: Spread, config: Config, traffic: Traffic
-    ) -> None:
-        """Bind the messages.
-
-        Args:
-            comm: communicator with the watchdog.
-            members: the ranks.
-            spread: parameters, which pulls replace.
-            config: the job.
-            traffic: counter of bytes.
-        """
+    def __init__(self, parts: Parts, members: Members) -> None:
+        """Bind the messages; pulls replace the parameters of the worker's store."""
         super().__init__()
+        spread = cast(WorkerStore, parts.store).spread
         wire, roles = members.wire, members.roles
-        self._comm, self._traffic = comm, traffic
+        self._comm, self._traffic = parts.comm, traffic_of(parts.comm)
         self._parts, self._parameters = spread.parts, spread.flat
-        self._codec = _codec(config)
+        self._codec = _codec(parts.config)
         #: Random numbers of the codec, for this group and the last clock of a push.
-        self._dice = Dice(config.run.seed, roles.group(comm.rank))
+        self._dice = Dice(parts.config.run.seed, roles.group(parts.comm.rank))
         sizes, dtype = [part.stop - part.start for part in spread.parts], spread.flat.dtype
         self._pushed = [_pushed(size, dtype, self._codec) for size in sizes]
         self._pulled = [ParameterMessage(size, dtype) for size in sizes]

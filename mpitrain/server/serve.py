@@ -42,9 +42,7 @@ class Serving:
             own.limit,
             correction(own, len(leaders)),
         )
-        traffic = parts.comm.traffic
-        assert traffic is not None, "it is counted from the beginning"
-        self._clients = Clients(members, piece.parameters, parts.config, traffic)
+        self._clients = Clients(parts, members)
         parts.opened.callback(self._clients.free)
         self._stop_at = 0
 

@@ -183,6 +183,4 @@ def _link(parts: Parts, members: Members) -> ParameterExchange | None:
         return Unlocked(store.flat)
     if members.group.rank > 0:
         return None
-    spread, traffic = cast(WorkerStore, store).spread, parts.comm.traffic
-    assert traffic is not None, "it is counted from the beginning"
-    return Servers(parts.comm, members, spread, parts.config, traffic)
+    return Servers(parts, members)

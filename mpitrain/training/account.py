@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import UNSET, UnsetType
 
+from collectives import Communicator, Traffic
 from mpitrain.arrays import Scalar
 from mpitrain.metrics.records import RankTime, Step, Straggler, Synced, Times
 from mpitrain.parallel.grid import Coordinates
@@ -34,7 +35,7 @@ class Account:
         self._comm, self._strategy, self._sync = comm, parts.strategy, config.sync
         #: Ranks with equal values have the same amount of work.
         self._peers = parts.grid.place.stage, comm.rank >= comm.size - config.server.ranks
-        self._traffic = comm.traffic or comm.count_traffic()
+        self._traffic = traffic_of(comm)
         self._before = self._traffic.sent, self._traffic.shared
         #: Seconds and bytes of communication after the ranks had agreed on the last step.
         self._published, self._late = 0.0, (0, 0)
@@ -178,3 +179,8 @@ class Account:
         memory = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         spent = self._computing, self._reducing, self._waiting, self._meeting
         return Times(self._comm.allgather(RankTime(place.stage, place.tensor, *spent, memory)))
+
+
+def traffic_of(comm: Communicator) -> Traffic:
+    """The counter of bytes of a communicator."""
+    return comm.traffic or comm.count_traffic()

@@ -39,7 +39,7 @@ from mpitrain.step.update import Updater
 from mpitrain.sync import Strategy, Workers
 from mpitrain.sync.workers import layer_numbers
 from mpitrain.training import build
-from mpitrain.training.account import Account
+from mpitrain.training.account import Account, traffic_of
 from mpitrain.training.compatibility import (
     expect_fitting,
     expect_labels_in_memory,
@@ -150,8 +150,7 @@ def assemble(
     with closed_if_refused(comm, opened):
         comm = _with_checksums(comm, config, opened)
         comm.watch()
-        if not comm.traffic:  # before plans are made, as earlier ones do not count
-            comm.count_traffic()
+        traffic_of(comm)  # before plans are made, as earlier ones do not count
         device = hooks.get("device") or choose(config, comm)
         data, digest = load_on_all(
             comm, lambda: objects.data or load(config.data, config.run.dtype), config.data.path
