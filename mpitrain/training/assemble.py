@@ -1,10 +1,10 @@
 """Make the :class:`Parts` of a job on this rank."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, TypedDict, Unpack
+from typing import TypedDict, Unpack
 
 from mpi4py import MPI
 
@@ -13,14 +13,12 @@ from collectives.failure.abort import aborts
 from mpitrain import models, nn
 from mpitrain.arrays import Array, Shape
 from mpitrain.config import Config, ConfigError, expect
-from mpitrain.data import DataError, Dataset, Sampler, load
+from mpitrain.data import DataError, Sampler, load
 from mpitrain.data.everywhere import load_on_all
 from mpitrain.data.own import OwnSamples
 from mpitrain.data.stream import Streamed
 from mpitrain.device import HOST, Device, choose
 from mpitrain.group import TensorGroup
-from mpitrain.models import SequentialModel
-from mpitrain.objective.metrics import Metric
 from mpitrain.optim import groups, schedule_table
 from mpitrain.optim.groups import Grouping
 from mpitrain.optim.lr import Rates
@@ -151,35 +149,16 @@ def assemble(
         comm = _with_checksums(comm, config, opened)
         comm.watch()
         traffic_of(comm)  # before plans are made, as earlier ones do not count
-        device = hooks.get("device") or choose(config, comm)
-        data, digest = load_on_all(
-            comm, lambda: objects.data or load(config.data, config.run.dtype), config.data.path
-        )
-        sampler, total_steps = _sampler(config, data, objects)
-        per_epoch = sampler.steps_per_epoch
-        table = schedule_table.agreed(comm, config.optim, objects.schedule, per_epoch, total_steps)
-        rates = variant.rates(Rates(config.optim, config.train, per_epoch, table))
-        built = _build_model(comm, config, objects, data, device, variant.spread, opened)
         parts = Parts(
-            comm, config, objects, data, digest, sampler, rates, total_steps, device, *built,
+            comm, config, objects, hooks.get("device") or choose(config, comm),
             hooks.get("span", no_span), hooks.get("stop") or StopFlag(),
-            hooks.get("before_step") or (lambda parts: None), opened, Watch(config, built.metrics),
+            hooks.get("before_step") or (lambda parts: None), opened,
         )  # fmt: skip
+        _add_samples(parts, variant)
+        _add_model(parts, variant)
         _add_update(parts, variant)
         _add_pipeline(parts)
     return parts
-
-
-class _Model(NamedTuple):
-    """The model and its layout on the ranks; fields of :class:`Parts`, in its order."""
-
-    grid: ProcessGrid
-    layout: str
-    partition: build.Partition
-    model: SequentialModel
-    layers: list[str]
-    arena: Arena
-    metrics: Mapping[str, Metric]
 
 
 @contextmanager
@@ -227,33 +206,37 @@ def _with_checksums(comm: Communicator, config: Config, opened: ExitStack) -> Co
     return checked
 
 
-def _sampler(config: Config, data: Dataset, objects: UserObjects) -> tuple[Sampler, int]:
-    """The order of the samples, and the number of steps of the whole run."""
+def _add_samples(parts: Parts, variant: Variant) -> None:
+    """Load the data, and draw the order of the samples and the rates of all steps; collective."""
+    comm, config, objects = parts.comm, parts.config, parts.objects
+    data, parts.data_digest = load_on_all(
+        comm, lambda: objects.data or load(config.data, config.run.dtype), config.data.path
+    )
     if data.test is None:
         expect_untested(config, objects.metrics)
-    samples, size, seed = len(data.train), config.train.batch_size, config.run.seed
+    parts.data, samples, size = data, len(data.train), config.train.batch_size
     if size > samples:
         raise ConfigError(
             f"train.batch_size = {size} must be at most {samples}, the number of training samples"
         )
     if config.federated.clients:  # an epoch is a round, which is one step
-        return Sampler(samples, samples, seed), config.federated.rounds
-    sampler = Sampler(samples, size, seed, shuffles=not isinstance(data.train, Streamed))
-    steps = config.train.epochs * sampler.steps_per_epoch
-    return sampler, min(config.train.steps or steps, steps)
+        parts.sampler = Sampler(samples, samples, config.run.seed)
+        parts.total_steps = config.federated.rounds
+    else:
+        shuffles = not isinstance(data.train, Streamed)
+        parts.sampler = Sampler(samples, size, config.run.seed, shuffles=shuffles)
+        steps = config.train.epochs * parts.sampler.steps_per_epoch
+        parts.total_steps = min(config.train.steps or steps, steps)
+    every, total = parts.sampler.steps_per_epoch, parts.total_steps
+    table = schedule_table.agreed(comm, config.optim, objects.schedule, every, total)
+    parts.rates = variant.rates(Rates(config.optim, config.train, every, table))
 
 
-def _build_model(
-    comm: Communicator,
-    config: Config,
-    objects: UserObjects,
-    data: Dataset,
-    device: Device,
-    spread: Callable[[ProcessGrid], TensorGroup],
-    opened: ExitStack,
-) -> _Model:
+def _add_model(parts: Parts, variant: Variant) -> None:
     """Cut the model into stages, and make this rank's layers; collective."""
-    layout, layers, loss = build.layout(config, comm.size), objects.layers, objects.loss
+    comm, config, data, device = parts.comm, parts.config, parts.data, parts.device
+    layers, loss = parts.objects.layers, parts.objects.loss
+    layout = build.layout(config, comm.size)
 
     def cut() -> tuple[Shape, build.Partition, dict[str, frozenset[int]]]:
         outline = models.build(config, data, layers=layers, loss=loss)
@@ -266,8 +249,8 @@ def _build_model(
     if config.parallel.partition == "auto":  # each rank reads a profile of its own
         expect_same(comm, {"the partition by parallel.profile": partition.layers})
     grid = ProcessGrid(comm, layout, shared.values(), device.xp)
-    opened.callback(grid.close)
-    spread_over = spread(grid)
+    parts.opened.callback(grid.close)
+    spread_over = variant.spread(grid)
     model = models.build(config, data, grid.tensor, spread_over, layers, loss)
     if device is not HOST:
         expect_single_arrays(model, data)
@@ -277,17 +260,19 @@ def _build_model(
     check_replicas(comm, [(comm, given)], "in the layers that they were given")
     stage = grid.place.stage
     names = [name for chunk in partition.of_stage(stage) for name in chunk]
-    arena = Arena(
+    parts.arena = Arena(
         {name: model.layers[name] for name in names},
         model.shapes(names),
         grid.tensor,
         {name: shared_name(stages) for name, stages in shared.items() if stage in stages},
         spread_over,
     )
-    metrics = objects.metrics
+    metrics = parts.objects.metrics
     if metrics is None:
         metrics = named_metrics(config, data, model, outputs, own_loss=loss is not None)
-    return _Model(grid, str(layout), partition, model, names, arena, metrics)
+    parts.grid, parts.layout, parts.partition = grid, str(layout), partition
+    parts.model, parts.layers, parts.metrics = model, names, metrics
+    parts.watch = Watch(config, metrics)
 
 
 def _add_update(parts: Parts, variant: Variant) -> None:

@@ -124,24 +124,24 @@ class Parts:
     comm: Communicator
     config: Config
     objects: UserObjects
-    data: Dataset
-    data_digest: str
-    sampler: Sampler
-    rates: Rates
-    total_steps: int
     device: Device
-    grid: ProcessGrid
-    layout: str
-    partition: Partition
-    model: SequentialModel
-    layers: list[str]
-    arena: Arena
-    metrics: Mapping[str, Metric]
     span: Span
     stop: StopFlag
     before_step: Callable[["Parts"], None]
     opened: ExitStack
-    watch: Watch
+    data: Dataset = field(init=False)
+    data_digest: str = field(init=False)
+    sampler: Sampler = field(init=False)
+    rates: Rates = field(init=False)
+    total_steps: int = field(init=False)
+    grid: ProcessGrid = field(init=False)
+    layout: str = field(init=False)
+    partition: Partition = field(init=False)
+    model: SequentialModel = field(init=False)
+    layers: list[str] = field(init=False)
+    arena: Arena = field(init=False)
+    metrics: Mapping[str, Metric] = field(init=False)
+    watch: Watch = field(init=False)
     store: Store = field(init=False)
     gradient: GlobalGradient = field(init=False)
     updater: Updater = field(init=False)
