@@ -30,52 +30,52 @@ class Rates:
     def rate(self, step: int) -> float:
         """Learning rate of a step, as logged."""
         if self.table is None:
-            return learning_rate(self.optim, self.train, step, self.steps_per_epoch)
-        return scaled_rate(self.optim, self.train) * self.table.factor(step)
+            return self._scheduled(step)
+        return self.scaled * self.table.factor(step)
 
     def common(self, step: int) -> float:
         """Learning rate of a step, on which all groups of parameters have factors."""
         if self.table and self.table.options is not None:
-            return scaled_rate(self.optim, self.train)
+            return self.scaled
         return self.rate(step)
 
+    @property
+    def scaled(self) -> float:
+        """The rate that a batch of ``train.batch_size`` samples has by the linear scaling rule."""
+        size = self.train.batch_size
+        return self.optim.lr * size / (self.optim.reference_batch or size)
 
-def learning_rate(optim: Optim, train: Train, step: float, steps_per_epoch: int) -> float:
-    """The rate of a step, counted from 0.
+    def _scheduled(self, step: float) -> float:
+        """The rate of a step by the job's schedule.
 
-    The scaled rate ``k * lr``, ``k = batch_size / reference_batch``, belongs to a batch that is
-    ``k`` times larger.  During warm-up the rate climbs to it from ``lr``, step by step (Goyal et
-    al. 2017, sections 2.1 and 2.2); for ``k <= 1`` there is nothing to climb.  Without a
-    ``reference_batch`` the rate is not scaled, and climbs from 0.
-    """
-    scaled = scaled_rate(optim, train)
-    if optim.schedule == "one_cycle":
-        up = optim.warmup_epochs * steps_per_epoch - 1
-        down = train.epochs * steps_per_epoch - 1
-        if step < up:
-            return scaled * _between(_BEGINNING, 1.0, step / up)
-        return scaled * _between(1.0, _END, (step - up) / (down - up))
-    epoch = step / steps_per_epoch
-    if epoch < optim.warmup_epochs:
-        base = min(optim.lr, scaled) if optim.reference_batch else 0.0
-        return base + (scaled - base) * epoch / optim.warmup_epochs
-    match optim.schedule:
-        case "constant":
-            return scaled
-        case "cosine":
-            done = (epoch - optim.warmup_epochs) / (train.epochs - optim.warmup_epochs)
-            return scaled * _between(1.0, 0.0, done)
-        case "step":
-            return scaled * optim.decay ** sum(epoch >= passed for passed in optim.milestones)
-        case "wsd":
-            return scaled * min(1.0, (train.epochs - epoch) / optim.decay_epochs)
-        case _:
-            assert_never(optim.schedule)
-
-
-def scaled_rate(optim: Optim, train: Train) -> float:
-    """The rate that a batch of ``train.batch_size`` samples has by the linear scaling rule."""
-    return optim.lr * train.batch_size / (optim.reference_batch or train.batch_size)
+        The scaled rate ``k * lr``, ``k = batch_size / reference_batch``, belongs to a batch that is
+        ``k`` times larger.  During warm-up the rate climbs to it from ``lr``, step by step (Goyal
+        et al. 2017, sections 2.1 and 2.2); for ``k <= 1`` there is nothing to climb.  Without a
+        ``reference_batch`` the rate is not scaled, and climbs from 0.
+        """
+        optim, epochs, scaled = self.optim, self.train.epochs, self.scaled
+        if optim.schedule == "one_cycle":
+            up = optim.warmup_epochs * self.steps_per_epoch - 1
+            down = epochs * self.steps_per_epoch - 1
+            if step < up:
+                return scaled * _between(_BEGINNING, 1.0, step / up)
+            return scaled * _between(1.0, _END, (step - up) / (down - up))
+        epoch = step / self.steps_per_epoch
+        if epoch < optim.warmup_epochs:
+            base = min(optim.lr, scaled) if optim.reference_batch else 0.0
+            return base + (scaled - base) * epoch / optim.warmup_epochs
+        match optim.schedule:
+            case "constant":
+                return scaled
+            case "cosine":
+                done = (epoch - optim.warmup_epochs) / (epochs - optim.warmup_epochs)
+                return scaled * _between(1.0, 0.0, done)
+            case "step":
+                return scaled * optim.decay ** sum(epoch >= passed for passed in optim.milestones)
+            case "wsd":
+                return scaled * min(1.0, (epochs - epoch) / optim.decay_epochs)
+            case _:
+                assert_never(optim.schedule)
 
 
 def _between(first: float, last: float, part: float) -> float:

@@ -267,20 +267,16 @@ def _add_model(parts: Parts, variant: Variant) -> None:
         {name: shared_name(stages) for name, stages in shared.items() if stage in stages},
         spread_over,
     )
-    metrics = parts.objects.metrics
-    if metrics is None:
-        metrics = named_metrics(config, data, model, outputs, own_loss=loss is not None)
     parts.grid, parts.layout, parts.partition = grid, str(layout), partition
-    parts.model, parts.layers, parts.metrics = model, names, metrics
-    parts.watch = Watch(config, metrics)
+    parts.model, parts.layers, metrics = model, names, parts.objects.metrics
+    parts.metrics = named_metrics(parts, outputs) if metrics is None else metrics
+    parts.watch = Watch(config, parts.metrics)
 
 
 def _add_update(parts: Parts, variant: Variant) -> None:
     """Make the store of the parameters, the updater and the strategy; collective."""
     objects, model, rates = parts.objects, parts.model, parts.rates
-    flat = together(
-        parts.comm, lambda: initial(parts.config.run, model, parts.arena, parts.layers), ConfigError
-    )
+    flat = together(parts.comm, lambda: initial(parts), ConfigError)
     parts.store, replica_comm = variant.hold(parts, parts.device.put(flat))
     parts.opened.callback(parts.store.close)
     parts.gradient = GlobalGradient(parts.grid, parts.store, replica_comm, parts.device)
@@ -336,8 +332,8 @@ def _add_pipeline(parts: Parts) -> None:
     """Make the passes through the layers, the feed of samples and the account; collective."""
     run = parts.config.run
     prefixes = tuple(f"{name}." for name in parts.layers)
-    whole = whole_state(parts.config, parts.model, parts.grid.layout)
-    state = {k: parts.device.put(array) for k, array in whole.items() if k.startswith(prefixes)}
+    whole = whole_state(parts).items()
+    state = {name: parts.device.put(array) for name, array in whole if name.startswith(prefixes)}
     parts.passes = Passes(parts, state)
     parts.purity = Purity(parts)
     parts.purity.examine(parts.passes.probes())

@@ -1,11 +1,12 @@
 """Checks that data, model and loss of a job fit together; the model's initial values."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from mpitrain.arrays import Array, Shape
-from mpitrain.config import Config, ConfigError, Evaluate, Run, expect
+from mpitrain.config import Config, ConfigError, Evaluate, expect
 from mpitrain.config.metric_names import refusal, usual
 from mpitrain.data import DataError, Dataset, Samples
 from mpitrain.fields import Fields
@@ -13,8 +14,9 @@ from mpitrain.models import SequentialModel
 from mpitrain.nn import Chain
 from mpitrain.objective import BinaryCrossEntropy, LossFunction
 from mpitrain.objective.metrics import Metric, build
-from mpitrain.parallel.arena import Arena
-from mpitrain.parallel.grid import Layout
+
+if TYPE_CHECKING:
+    from mpitrain.training.parts import Parts
 
 
 def expect_fitting(model: SequentialModel, data: Dataset) -> Shape:
@@ -117,35 +119,31 @@ def expect_single_arrays(model: SequentialModel, data: Dataset) -> None:
             )
 
 
-def whole_state(config: Config, model: SequentialModel, layout: Layout) -> dict[str, Array]:
+def whole_state(parts: "Parts") -> dict[str, Array]:
     """Initial state of the layers besides their parameters, by name.
 
     Raises:
         ConfigError: the state would depend on the layout.
     """
-    found = Chain(model.layers).state(config.run.dtype)
-    if found and max(layout.replicas) > 1:
-        expect(config, "batch-norm")
+    found = Chain(parts.model.layers).state(parts.config.run.dtype)
+    if found and max(parts.grid.layout.replicas) > 1:
+        expect(parts.config, "batch-norm")
     return found
 
 
-def named_metrics(
-    job: Config, data: Dataset, model: SequentialModel, outputs: Shape, *, own_loss: bool
-) -> dict[str, Metric]:
+def named_metrics(parts: "Parts", outputs: Shape) -> dict[str, Metric]:
     """The metrics that a job asks for, by name, or the usual metrics of its loss.
 
     A job without samples to test on has no metrics.
 
     Args:
-        job: the job.
-        data: the data set.
-        model: the model.
+        parts: the job; if the program brings the loss, ``loss.name`` does not count.
         outputs: shape of the outputs for a sample.
-        own_loss: the loss is an object of the program, and ``loss.name`` does not count.
 
     Raises:
         ConfigError: a metric does not take such outputs or labels.
     """
+    job, data = parts.config, parts.data
     if data.test is None:
         return {}
     name, asked = job.loss.name, job.evaluate.metrics
@@ -156,30 +154,31 @@ def named_metrics(
                 "several; give functions of them as metrics"
             )
         return {}
-    if own_loss and not data.classes:
+    if parts.objects.loss is not None and not data.classes:
         name = "mean_squared_error"
         for metric in asked:
             if why := refusal(metric, name):
                 raise ConfigError(f"evaluate.metrics: labels are numbers, and {why}")
         if not asked and outputs != data.label_shape:
             return {}
-    return build(asked or usual(name), name, data.classes, model.group)
+    return build(asked or usual(name), name, data.classes, parts.model.group)
 
 
-def initial(run: Run, model: SequentialModel, arena: Arena, layers: Sequence[str]) -> Array:
-    """Initial parameters of some layers, shape (arena.size,).
+def initial(parts: "Parts") -> Array:
+    """Initial parameters of this rank's layers, shape (arena.size,).
 
     Only one layer's whole parameters are in memory at a time.
 
     Raises:
         ConfigError: they do not fit into memory, or have not the shapes that a layer promised.
     """
+    run, model, layers = parts.config.run, parts.model, parts.layers
     try:
-        flat = _room(arena.size, run.dtype)
+        flat = _room(parts.arena.size, run.dtype)
         for index, name in enumerate(layers):
             drawn = model.initial([name], run.seed, np, run.dtype)[name]
             try:
-                arena.fill(flat, index, drawn)
+                parts.arena.fill(flat, index, drawn)
             except ValueError as error:
                 raise ConfigError(f"model: layer {name}: {error}") from error
     except MemoryError as error:

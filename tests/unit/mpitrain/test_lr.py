@@ -5,7 +5,7 @@ import math
 import pytest
 
 from mpitrain.config import Config, ConfigError, Optim, Train
-from mpitrain.optim.lr import learning_rate
+from mpitrain.optim.lr import Rates
 from mpitrain.optim.schedule_table import tabulated
 
 TRAIN = Train(epochs=10, batch_size=256)
@@ -31,14 +31,14 @@ TRAIN = Train(epochs=10, batch_size=256)
 def test_rates_by_epoch(fields, expected):
     """Warm-up climbs from the reference rate to the scaled one; schedules fall from there."""
     optim = Optim(lr=0.1, reference_batch=64, **fields)
-    found = [learning_rate(optim, TRAIN, 3 * epoch, steps_per_epoch=3) for epoch in expected]
+    found = [Rates(optim, TRAIN, 3).rate(3 * epoch) for epoch in expected]
     assert found == pytest.approx(list(expected.values()), abs=1e-15)
 
 
 def test_warm_up_never_exceeds_the_scaled_rate_of_a_small_batch():
     optim = Optim(lr=0.1, reference_batch=64, warmup_epochs=4)
     small = Train(epochs=10, batch_size=32)
-    assert [learning_rate(optim, small, e, 1) for e in (0, 2, 5)] == pytest.approx([0.05] * 3)
+    assert [Rates(optim, small, 1).rate(e) for e in (0, 2, 5)] == pytest.approx([0.05] * 3)
 
 
 @pytest.mark.parametrize(("epochs", "warmup", "per_epoch"), [(10, 3, 7), (4, 0.5, 5), (3, 2.9, 10)])
@@ -53,7 +53,7 @@ def test_one_cycle_is_torchs(epochs, warmup, per_epoch):
     train = Train(epochs=epochs, batch_size=256)
     for step in range(total):
         expected = optimizer.param_groups[0]["lr"]
-        assert learning_rate(optim, train, step, per_epoch) == pytest.approx(expected, rel=1e-12)
+        assert Rates(optim, train, per_epoch).rate(step) == pytest.approx(expected, rel=1e-12)
         optimizer.step()
         if step + 1 < total:
             cycle.step()
@@ -61,7 +61,7 @@ def test_one_cycle_is_torchs(epochs, warmup, per_epoch):
 
 def test_one_cycle_of_a_single_step_of_climbing():
     optim = Optim(lr=1.0, reference_batch=0, warmup_epochs=1, schedule="one_cycle")
-    found = [learning_rate(optim, Train(epochs=3), step, 1) for step in range(3)]
+    found = [Rates(optim, Train(epochs=3), 1).rate(step) for step in range(3)]
     assert found == pytest.approx([1.0, 0.5, 0.0], abs=1e-5)
 
 
