@@ -19,7 +19,7 @@ from collectives.torch import NAME, GroupOptions
 from collectives.torch.calls import Calls
 from collectives.torch.copies import Copies
 from collectives.torch.messages import MessageWork
-from collectives.torch.node_memory import NodeMemory
+from collectives.torch.node_memory import GroupMemory
 from collectives.torch.order import Order
 from collectives.torch.reductions import Reductions
 
@@ -50,7 +50,7 @@ class _Group(Reductions, Copies):
         self.store = store
         self._watchdog = Watchdog(comm, _seconds(timeout))
         self._order = Order(NAME)
-        self._node_memory = NodeMemory(comm, self._order)
+        self._node_memory = GroupMemory(comm, self._order)
         self._under_way: set[MessageWork] = set()
         self._calls = 0
         # At exit, as what is under way would meet the end of MPI; before the watchdog's farewell.

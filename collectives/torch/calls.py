@@ -11,7 +11,7 @@ from mpi4py import MPI
 from collectives.communicator import Communicator
 from collectives.failure.watchdog import Watchdog
 from collectives.torch.messages import MessageWork
-from collectives.torch.node_memory import NodeMemory
+from collectives.torch.node_memory import GroupMemory
 from collectives.torch.order import JointWork, Order
 from collectives.torch.tensors import Joined, check_dense, dense, memory
 
@@ -33,7 +33,7 @@ class Calls:
     comm: Communicator
     _watchdog: Watchdog
     _order: Order
-    _node_memory: NodeMemory
+    _node_memory: GroupMemory
     _under_way: set[MessageWork]
     _calls: int
     #: Works of a coalescing block; ``None`` outside of one.

@@ -31,7 +31,7 @@ _POOL_BYTES = 1 << 28
 _LOOK_SECONDS = 5e-5
 
 
-class NodeMemory:
+class GroupMemory:
     """The shared memory of one group.
 
     It has a communicator of its own, as calls on one with shared memory take longer where they are
