@@ -12,6 +12,15 @@ def install(package: str, extra: str) -> str:
     return f"pip install {package} (the extra {extra!r})"
 
 
+def words(error: BaseException) -> str:
+    """Class and message of an error in one line; the class alone where there is no message."""
+    try:
+        message = " ".join(str(error).split())
+    except Exception:  # a user's class whose __str__ fails
+        message = ""
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__
+
+
 class CollectiveError(Exception):
     """Base of all exceptions that this package defines."""
 

@@ -1,6 +1,6 @@
 """Turn the arguments of :class:`mpitrain.Trainer` into a job and objects for its parts."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -141,6 +141,11 @@ def names_as_settings(given: Given, settings: Mapping[str, Any]) -> tuple[Given,
     if isinstance(given.model, Mapping) and given.model and not _has_layers(given.model):
         asked["model"] = given.model
         given = replace(given, model=None)
+    if isinstance(given.metrics, str) or not isinstance(given.metrics, Iterable | None):
+        raise ConfigError(
+            "metrics: expected functions by their names, or a list of names, as ['mae'], got "
+            f"{given.metrics!r}"
+        )
     if given.metrics is not None and not isinstance(given.metrics, Mapping):
         asked["evaluate"] = {**asked.get("evaluate", {}), "metrics": list(given.metrics)}
         given = replace(given, metrics=None)

@@ -219,8 +219,14 @@ def metric(given: Any, name: str, is_torch: bool) -> Metric:
     """A metric from a function of torch tensors if ``is_torch``, else of NumPy arrays.
 
     Raises:
-        ConfigError: its name is "loss", which tests always measure.
+        ConfigError: it is no function, or its name is no string or "loss", which tests always
+            measure.
     """
+    if not isinstance(name, str) or not (callable(given) or hasattr(given, "add")):
+        raise ConfigError(
+            "metrics: expected functions by their names, as {'mae': mae}, got "
+            f"{{{name!r}: {given!r}}}"
+        )
     if name == "loss":
         raise ConfigError(
             "metrics: 'loss' is the name of the mean loss, which tests always measure; choose "

@@ -10,7 +10,7 @@ import numpy as np
 
 from collectives.algorithms.algorithm import Algorithm, Option
 from collectives.contracts import contract
-from collectives.errors import CollectiveError, ScheduleError
+from collectives.errors import CollectiveError, ScheduleError, words
 from collectives.schedule import Chunk, Copy, Round, Schedule, Step, recvbuf, sendbuf, workspace
 
 #: Most rounds of a rank and most chunks of a block, unless 100 for each rank are more: a generator
@@ -83,14 +83,6 @@ def _said(where: str) -> Iterator[None]:
 
 def _most(size: int) -> int:
     return max(_MOST, 100 * size)
-
-
-def words(error: BaseException) -> str:
-    """Class and message of an error; the class alone if its ``__str__`` raises."""
-    try:
-        return f"{type(error).__name__}: {error}"
-    except Exception:
-        return type(error).__name__
 
 
 def flaw(steps: object) -> str:

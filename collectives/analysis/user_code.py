@@ -18,7 +18,7 @@ from types import ModuleType
 from collectives.algorithms import REGISTRY, Algorithm
 from collectives.algorithms.registry import RESERVED
 from collectives.analysis.claims import register
-from collectives.errors import UnknownAlgorithm, hint
+from collectives.errors import UnknownAlgorithm, hint, words
 
 #: The group of entry points in which packages name their algorithms.
 GROUP = "collectives.algorithms"
@@ -137,7 +137,7 @@ def _imported(path: Path) -> ModuleType:
             del sys.modules[key]
             if not isinstance(error, Exception | SystemExit):
                 raise
-            why = f"{type(error).__name__}: {error}"
+            why = words(error)
             raise UnknownAlgorithm(f"{path} cannot be imported: {why}") from error
         finally:
             if folder in sys.path:  # unless the file has taken it out

@@ -10,7 +10,6 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives.algorithms import REGISTRY, Algorithm, find, names, own, parse
-from collectives.algorithms.guard import words
 from collectives.analysis.claims import digest, is_aligned, kept, prove_claims
 from collectives.analysis.user_code import is_own, named
 from collectives.calls.arguments import Arguments
@@ -26,6 +25,7 @@ from collectives.errors import (
     MismatchError,
     ScheduleError,
     UnknownAlgorithm,
+    words,
 )
 from collectives.failure.history import call_site
 from collectives.schedule import Schedule

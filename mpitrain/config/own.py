@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from collectives.errors import words
 from mpitrain.config import ConfigError, Own
 
 
@@ -39,9 +40,7 @@ def _named(key: str, text: str, modules: dict[str, ModuleType]) -> Any:
     try:
         module = modules.get(place) or modules.setdefault(place, _imported(place))
     except Exception as error:
-        raise ConfigError(
-            f"own.{key} = {text!r} cannot be imported: {type(error).__name__}: {error}"
-        ) from error
+        raise ConfigError(f"own.{key} = {text!r} cannot be imported: {words(error)}") from error
     try:
         return getattr(module, name)
     except AttributeError as error:
@@ -71,8 +70,7 @@ def _pair(text: str, function: Any) -> tuple[Any, Any]:
         train, test = function()
     except Exception as error:
         raise ConfigError(
-            f"own.data = {text!r} must give (data to train on, data to test on): "
-            f"{type(error).__name__}: {error}"
+            f"own.data = {text!r} must give (data to train on, data to test on): {words(error)}"
         ) from error
     if train is None:
         raise ConfigError(f"own.data = {text!r} gives no data to train on")

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from collectives.errors import words
 from mpitrain.arrays import Array, Shape
 from mpitrain.data.dataset import DataError, Indexed, Samples, in_epoch
 
@@ -226,7 +227,7 @@ def _work(
         except DataError as error:
             told = str(error)
         except Exception as error:
-            told = f"samples {request.indices}: {type(error).__name__}: {error}"
+            told = f"samples {request.indices}: {words(error)}"
         try:
             pipe.send((number, told))
         except OSError:

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import DTypeLike
 
+from collectives.errors import words
 from mpitrain.arrays import Array, Shape, is_floating
 from mpitrain.data.dataset import DataError, Samples
 from mpitrain.fields import joined, named
@@ -90,9 +91,7 @@ class OwnSamples:
             except (Exception, SystemExit) as error:  # or the other ranks would wait
                 if isinstance(error, IndexError) and len(self) <= index:
                     raise DataError(self._shrunk) from error
-                raise self._wrong(
-                    index, f" cannot be read: {type(error).__name__}: {error}"
-                ) from error
+                raise self._wrong(index, f" cannot be read: {words(error)}") from error
         return self._arrays_of(index, found)
 
     @property

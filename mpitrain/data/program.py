@@ -7,6 +7,7 @@ from typing import Any
 
 from mpi4py import MPI
 
+from collectives.errors import words
 from mpitrain import nn
 from mpitrain.arrays import Array
 from mpitrain.config import Config
@@ -78,7 +79,7 @@ def _samples(what: str, data: Any, job: Config) -> OwnSamples:
     except Exception as error:  # whatever a program's own function raises
         raise DataError(
             f"{what} has no length, from which epochs, rates and resumed runs follow "
-            f"({type(error).__name__}: {error}); give it __len__, or mpitrain.Stream(data, samples)"
+            f"({words(error)}); give it __len__, or mpitrain.Stream(data, samples)"
         ) from error
     if not count:
         raise DataError(f"{what} has no samples")

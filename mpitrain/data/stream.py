@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from collectives.errors import words
 from mpitrain.data.dataset import DataError
 from mpitrain.data.own import OwnSamples, Pair, seeded
 
@@ -126,7 +127,7 @@ class Streamed(OwnSamples):
                     ) from None
                 except (Exception, SystemExit) as error:
                     at.iterator = None
-                    why = f" cannot be read: {type(error).__name__}: {error}"
+                    why = f" cannot be read: {words(error)}"
                     raise self._wrong(number, why) from error
         if at.position == len(self):
             self._expect_end()
@@ -142,9 +143,7 @@ class Streamed(OwnSamples):
                 given: Any = data.starting_at(index) if index else data  # type: ignore[attr-defined]
                 iterator = iter(given)
         except (Exception, SystemExit) as error:
-            raise DataError(
-                f"{type(data).__name__} cannot be begun: {type(error).__name__}: {error}"
-            ) from error
+            raise DataError(f"{type(data).__name__} cannot be begun: {words(error)}") from error
         if iterator is data:
             raise DataError(f"{type(data).__name__}: {_ONCE}")
         at.iterator, at.position = iterator, index

@@ -9,7 +9,7 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives import Communicator
-from collectives.errors import INSTALL_CUPY
+from collectives.errors import INSTALL_CUPY, words
 from mpitrain.config import Config, ConfigError, needs_host
 from mpitrain.device.cuda import Cuda
 from mpitrain.device.host import HOST, Device
@@ -95,7 +95,7 @@ def look(local: int, compute: str = "same") -> RankGPUs:
             cupy.asnumpy(cupy.zeros(1, np.float32) + 1)  # a kernel that works
             return RankGPUs("", number, _identity(cupy, number))
     except Exception as error:  # from a driver, a compiler, memory
-        return RankGPUs(f"its GPU does not work ({type(error).__name__}: {error})")
+        return RankGPUs(f"its GPU does not work ({words(error)})")
 
 
 def _identity(cupy: Any, number: int) -> str:

@@ -8,6 +8,8 @@ from typing import Any
 
 from mpi4py import MPI
 
+from collectives.errors import words
+
 
 class Status(Enum):
     """Outcome of a check."""
@@ -89,7 +91,7 @@ def in_parts(
         try:
             own = part(own)
         except Exception as error:
-            problem = f"rank {comm.rank}: {described(error)}"
+            problem = f"rank {comm.rank}: {words(error)}"
         problems = [one for one in comm.allgather(problem) if one]
         if problems:
             others = f" (and {len(problems) - 1} more ranks)" if problems[1:] else ""
@@ -98,12 +100,7 @@ def in_parts(
     try:
         return replace(judge(found), name=name)
     except Exception as error:
-        return Finding(Status.FAIL, described(error), _FIX, name)
-
-
-def described(error: Exception) -> str:
-    """An exception in one line."""
-    return " ".join(f"{type(error).__name__}: {error}".split())
+        return Finding(Status.FAIL, words(error), _FIX, name)
 
 
 def runs_of(numbers: Sequence[int]) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
+from collectives.errors import words
 from mpitrain.arrays import Array
 from mpitrain.config import ConfigError, Optim
 from mpitrain.ranks.together import together
@@ -57,7 +58,7 @@ def tabulated(factor: Factor, steps: int) -> Array:
             found[step] = value = factor(step)
         except Exception as error:  # user code may raise anything
             raise ConfigError(
-                f"schedule: the function fails at step {step}: {type(error).__name__}: {error}; it "
+                f"schedule: the function fails at step {step}: {words(error)}; it "
                 "takes the step's number, or with optimizer= of torch that optimiser, of which it "
                 "makes one of torch.optim.lr_scheduler"
             ) from error

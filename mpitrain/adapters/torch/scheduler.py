@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from collectives.errors import words
 from mpitrain.adapters.torch.optimizer import TorchOptimizer
 from mpitrain.config import ConfigError
 from mpitrain.optim.schedule_table import ScheduleTable, TabulatedSchedule, tabulated
@@ -41,7 +42,7 @@ class TorchSchedule(TabulatedSchedule):
                 found = self._function(optimizer)
                 why = f"gives a {type(found).__name__}"
             except Exception as error:  # user code may raise anything
-                found, why = None, f"fails: {type(error).__name__}: {error}"
+                found, why = None, f"fails: {words(error)}"
             if not isinstance(found, LRScheduler):
                 return self._of_steps(rows, why)
             _expect_known(found, optimizer)
@@ -103,7 +104,7 @@ def _written(
             except Exception as error:  # a scheduler may have an end
                 raise ConfigError(
                     f"schedule: {type(scheduler).__name__} has no value for step {row} of {rows}: "
-                    f"{type(error).__name__}: {error}"
+                    f"{words(error)}"
                 ) from error
         found.append(
             [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups]

@@ -48,6 +48,20 @@ def test_settings_are_put_on_top_of_the_job_and_objects_are_named_in_it():
         (Config(own=Own(loss="a.py:b")), Given(LAYERS), {}, "own.loss = 'a.py:b': a job file"),
         (None, Given(optimizer=lambda p: None), {"momentum": 0.5}, "optim: momentum would have no"),
         (None, Given(cuts=("part",)), {}, "cuts: layers are cut between one another"),
+        (
+            None,
+            Given(LAYERS, SAMPLES, metrics={"mae": 3}),
+            {},
+            "functions by their names.*'mae': 3",
+        ),
+        (None, Given(LAYERS, SAMPLES, metrics={3: abs}), {}, "functions by their names"),
+        (
+            None,
+            Given(LAYERS, SAMPLES, metrics="mae"),
+            {},
+            "or a list of names, as .'mae'., got 'mae'",
+        ),
+        (None, Given(LAYERS, SAMPLES, metrics=5), {}, "or a list of names.* got 5"),
     ],
 )
 def test_what_cannot_be_is_refused(config, given, settings, told):
