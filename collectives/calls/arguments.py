@@ -21,6 +21,12 @@ _METHODS = {
 }
 
 
+def collective_of(method: str) -> str:
+    """The collective of a method of mpi4py's, blocking."""
+    names = {name: collective for collective, name in _METHODS.items()}
+    return names.get(method) or names.get(method.removesuffix("v")) or names[f"{method}_block"]
+
+
 class Arguments(NamedTuple):
     """A call as the caller made it, with mpi4py's buffer specifications.
 

@@ -32,7 +32,8 @@ from collectives.failure import Watchdog, WatchedPlan
 AnyPlan = Plan | NativePlan | WatchedPlan
 #: A nonblocking call under way.
 Begun = Plan | NativeRequest | WatchedPlan
-_LEFT_TO_NATIVE = Native("nothing of ours was measured to be faster; collectives tune measures")
+#: As it is: a small call asks for it.
+IN_PLACE = MPI.IN_PLACE
 
 
 class Engine:
@@ -43,19 +44,19 @@ class Engine:
         watchdog: watches all calls, if there is a timeout.
         progress: plans that are under way.
         last_plan: plan of the last call.
+        library: mpi4py's methods, for calls that go to the MPI library unparsed.
     """
 
     def __init__(self, comm: MPI.Intracomm, settings: Settings) -> None:
         self.comm = comm
         self.settings = settings
+        self.library: Any = MPI.Intracomm
         self.resources = Resources(comm, settings)
         self.progress = self.resources.progress
         timeout = settings.timeout
         self.watchdog = Watchdog(MPI.Intracomm(comm), timeout) if timeout else None
         #: Watches blocks that wait for other ranks; see :meth:`watch`.
         self._block_watchdog = self.watchdog
-        #: Calls by ``native`` are parsed, too: these settings check or replace them.
-        self._parses_native = settings.check or settings.reproducible or settings.transport.delays
         self.last_plan: AnyPlan | Native | None = None
         self._limits = Limits(self.resources)
         self._validator = Validator(comm, self.resources)
@@ -143,7 +144,7 @@ class Engine:
         watchdog = self.watchdog
         watched = None if watchdog is None else watchdog.enter(arguments, str(asked))
         try:
-            if asked == "native" and not self._parses_native:
+            if asked == "native" and not self.settings.parses_native:
                 self._run_native(self._validator.for_native(arguments), "asked for")
                 return
             key = None if self.settings.check else self._cache.key(arguments, algorithm)
@@ -175,7 +176,7 @@ class Engine:
             # The first lookup is collective: ranks with plain arrays did it in leaves_to_native.
             self._limits[arguments.collective]
             algorithm = self._validator.default(arguments.collective)
-        if algorithm == "native" and not self._parses_native:
+        if algorithm == "native" and not self.settings.parses_native:
             self._run_native(arguments, "asked for")
             return
         call = self._validator.call(arguments, algorithm, "")
@@ -273,28 +274,33 @@ class Engine:
             node.used_by(place, plan)
 
     def leaves_to_native(
-        self, collective: str, own: Any, other: Any = None, blocks: int = 1
+        self, algorithm: object, collective: str, own: Any, other: Any = None, blocks: int = 1
     ) -> bool:
-        """Whether ``auto`` leaves a call to the MPI library unparsed, as parsing takes longer than
-        a small native collective.
+        """Whether a call goes to the MPI library unparsed, as parsing takes longer than a small
+        native collective: ``auto`` leaves it to the library, or ``native`` is asked for.
 
         Args:
+            algorithm: the one that the call names.
             collective: its name, with a ``v`` behind it for a v-variant.
             own: buffer that tells the call's size.
             other: the other buffer, if there is one.
             blocks: upper bound of the bytes of any rank's buffer, as a multiple of ``own``.
         """
-        below, dtypes, barred = self._limits[collective]
-        is_array = type(own) is ndarray and own.dtype in dtypes
-        nbytes = own.nbytes if is_array else nbytes_of(own, dtypes, barred)
+        if algorithm is None:
+            below, dtypes, barred, plan = self._limits[collective]
+        elif algorithm == "native":
+            below, dtypes, barred, plan = self._limits["native"]
+        else:
+            return False
+        is_known = other is IN_PLACE or other is None
+        if type(own) is ndarray and (dtype := own.dtype) in dtypes:  # the usual case
+            nbytes = own.nbytes
+            is_known = is_known or (type(other) is ndarray and other.dtype is dtype)
+        else:
+            nbytes = nbytes_of(own, dtypes, barred)
         if nbytes is None or nbytes * blocks >= below or self.progress.plans:
             return False
-        if not (
-            (is_array and type(other) is ndarray and other.dtype is own.dtype)  # the usual case
-            or other is None
-            or other is MPI.IN_PLACE
-            or nbytes_of(other, dtypes, barred) is not None
-        ):
+        if not is_known and nbytes_of(other, dtypes, barred) is None:
             return False
-        self.last_plan = _LEFT_TO_NATIVE
+        self.last_plan = plan
         return True

@@ -6,13 +6,14 @@ than sizes and types here: in less than a microsecond, mpi4py's own method is ca
 
 import sys
 from array import array
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
 from collectives.calls.mpi4py_spec import LETTERS, PREDEFINED, TYPES
 from collectives.calls.native import COUNTABLE, library
+from collectives.calls.native_plan import Native
 from collectives.calls.resources import Resources
 from collectives.calls.tuner import AUTOTUNED_BYTES, NEVER, ORDINARY, SHARED, Situation
 from collectives.contracts import contract
@@ -30,6 +31,8 @@ _PREDEFINED = {
 }
 #: Python's own buffers.
 _PYTHONS = (bytearray, bytes, memoryview, array)
+#: mpi4py's, of memory by its address.
+_BUFFER = MPI.buffer
 #: Types of PyTorch whose items are MPI's.
 _TORCHS = frozenset(
     f"torch.{kind}"
@@ -40,19 +43,12 @@ _TORCHS = frozenset(
 )
 
 
-class Limit(NamedTuple):
-    """The calls of a collective that are left to the MPI library.
-
-    Attributes:
-        below: bytes of the largest buffer, which these calls are below.
-        dtypes: NumPy's types of the buffers.
-        barred: ``id`` of types of MPI that are not left to it, although it has them.
-    """
-
-    below: int
-    dtypes: "frozenset[np.dtype[Any]]"
-    barred: frozenset[int]
-
+#: The calls of a collective that are left to the MPI library: bytes of the largest buffer, which
+#: they are below; NumPy's types of the buffers; ``id`` of types of MPI that are not left to it,
+#: although it has them; what stands for the plan.  Unpacking a named tuple would take longer.
+Limit = tuple[int, "frozenset[np.dtype[Any]]", frozenset[int], Native]
+LEFT_TO_NATIVE = Native("nothing of ours was measured to be faster; collectives tune measures")
+_ASKED_FOR = Native("asked for")
 
 _BARRED = frozenset(map(id, LETTERS))
 #: MPI rounds a sum of 16-bit numbers with every rank: once on two, as ours is.
@@ -79,6 +75,9 @@ def nbytes_of(
         if type(items) is np.ndarray:
             return items.nbytes if items.dtype in dtypes else None
         return None if type(items) in (list, tuple) else nbytes_of(items, dtypes, barred)
+    if kind is _BUFFER:
+        # Which of the two buffers it is, the reader knows.
+        return None if spec.readonly else spec.nbytes
     if kind in _PYTHONS:
         try:
             view = memoryview(spec)
@@ -134,7 +133,19 @@ class Limits(dict[str, Limit]):
         self._resources = resources
 
     def __missing__(self, name: str) -> Limit:
-        """The limit of a collective; a v-variant's name has a ``v`` behind it."""
+        """The limit of a collective; a v-variant's name has a ``v`` behind it.  ``native`` stands
+        for all calls that name it."""
+        named = "native" in (name, self._resources.settings.algorithm)
+        found = self[name] = self._of_native() if named else self._of(name)
+        return found
+
+    def _of_native(self) -> Limit:
+        settings = self._resources.settings
+        parsed = settings.parses_native or settings.timeout
+        parsed = parsed or self._resources.progress.traffic is not None
+        return 0 if parsed else sys.maxsize, DTYPES, _BARRED, _ASKED_FOR
+
+    def _of(self, name: str) -> Limit:
         resources, settings = self._resources, self._resources.settings
         collective, unequal = name.removesuffix("v"), name.endswith("v")
         reduces = contract(collective).reduces
@@ -148,8 +159,7 @@ class Limits(dict[str, Limit]):
             types = DTYPES, frozenset[int]()
         else:
             types = (DTYPES, _BARRED) if below and resources.comm.size <= 2 else _ROUNDED
-        found = self[name] = Limit(min(below, COUNTABLE), *types)
-        return found
+        return min(below, COUNTABLE), *types, LEFT_TO_NATIVE
 
     def of_auto(self, collective: str, unequal: bool = False) -> int:
         """The bytes below which ``auto`` takes the MPI library's own.  Collective at first use.

@@ -1,7 +1,6 @@
 """Plans and requests of collectives that the MPI library carries out."""
 
 import weakref
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
@@ -89,7 +88,7 @@ class NativePlan:
         request, self._request = self._request, MPI.REQUEST_NULL
         buffers = self._start.args
         self.Free()
-        return NativeRequest(request, self, self._progress, buffers)
+        return NativeRequest(request, self.collective, self.reason, self._progress, buffers)
 
     def Test(self) -> bool:
         """Makes progress; returns whether it has completed."""
@@ -143,17 +142,17 @@ class NativeRequest(MPI.Request):
     algorithm = "native"
     collective: str
     reason: str
-    watched: "WatchedPlan | None"
+    watched: "WatchedPlan | None" = None
     _progress: Progress
     _buffers: Any
 
     def __new__(
-        cls, request: MPI.Request, plan: NativePlan, progress: Progress, buffers: Any
+        cls, request: MPI.Request, collective: str, reason: str, progress: Progress, buffers: Any
     ) -> Self:
         """``buffers`` are kept until it has ended, which mpi4py's requests do not do."""
         self = super().__new__(cls, request)
-        self.collective, self.reason = plan.collective, plan.reason
-        self.watched = None
+        self.collective = collective
+        self.reason = reason
         self._progress = progress
         self._buffers = buffers
         return self
@@ -169,18 +168,20 @@ class NativeRequest(MPI.Request):
 
     def Wait(self, status: MPI.Status | None = None) -> Literal[True]:
         """Completes it; plans that this thread has started go on meanwhile."""
-        with self._waiting():
-            while self._progress.here:
-                if super().Test(status):
-                    break
-                self._progress.advance()
-            else:
-                super().Wait(status)
+        if self.watched is None:
+            self._wait(status)
+        else:
+            with self.watched.waiting("Wait for"):
+                self._wait(status)
         self._buffers = None
         return True
 
-    def _waiting(self) -> AbstractContextManager[None]:
-        return nullcontext() if self.watched is None else self.watched.waiting("Wait for")
+    def _wait(self, status: MPI.Status | None) -> None:
+        while self._progress.here:
+            if super().Test(status):
+                return
+            self._progress.advance()
+        super().Wait(status)
 
     def test(self, status: MPI.Status | None = None) -> tuple[bool, None]:
         """:meth:`Test`, and no object."""

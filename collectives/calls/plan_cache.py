@@ -121,11 +121,11 @@ class PlanCache:
 
 
 def _memory(buffer: Any, writable: bool) -> tuple[object, ...] | None:
-    """Address, bytes and type of an array of NumPy's or CuPy's; empty for ``MPI.IN_PLACE``,
-    ``None`` for others.
+    """Address, bytes and type of an array of NumPy's or CuPy's or of mpi4py's ``buffer``; empty for
+    ``MPI.IN_PLACE``, ``None`` for others.
 
-    An array may be followed by its count and a type of MPI's own, as in ``[array, MPI.FLOAT]``;
-    other types can be freed, and their names given to new ones.
+    A buffer of the host may be followed by its count and a type of MPI's own, as in ``[array,
+    MPI.FLOAT]``; other types can be freed, and their names given to new ones.
     """
     kind = type(buffer)
     if kind is np.ndarray:
@@ -134,9 +134,11 @@ def _memory(buffer: Any, writable: bool) -> tuple[object, ...] | None:
         return _address(buffer), buffer.nbytes, buffer.dtype
     if buffer is None or buffer is MPI.IN_PLACE:
         return ()
+    if kind is MPI.buffer:
+        return None if writable and buffer.readonly else (buffer.address, buffer.nbytes, kind)
     if kind not in (list, tuple):
         return _device_memory(buffer)
-    if len(buffer) < 2 or type(buffer[0]) is not np.ndarray:
+    if len(buffer) < 2 or type(buffer[0]) not in (np.ndarray, MPI.buffer):
         return None
     array, *rest = buffer
     described: tuple[object, ...] = ()

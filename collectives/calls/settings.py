@@ -81,6 +81,11 @@ class Settings(NamedTuple):
         """Whether nothing may be sent but by the transport."""
         return self.transport.has_checksums or self.transport.delays
 
+    @property
+    def parses_native(self) -> bool:
+        """Whether calls by ``native`` are parsed, too, to be checked or replaced."""
+        return self.check or self.reproducible or self.transport.delays
+
 
 def _transport() -> type[MPITransport]:
     """As the environment says."""

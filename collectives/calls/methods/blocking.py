@@ -62,18 +62,18 @@ class Blocking:
         self, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM, *, algorithm: Asked = None
     ) -> None:
         """Reduces ``sendbuf`` over all ranks into every rank's ``recvbuf``."""
-        if algorithm is None and self._engine.leaves_to_native("allreduce", recvbuf, sendbuf):
-            return MPI.Intracomm.Allreduce(self, sendbuf, recvbuf, op)  # type: ignore[arg-type]
+        if self._engine.leaves_to_native(algorithm, "allreduce", recvbuf, sendbuf):
+            return self._engine.library.Allreduce(self, sendbuf, recvbuf, op)
         return self._engine.run(Arguments("allreduce", sendbuf, recvbuf, op), algorithm)
 
     def Reduce_scatter_block(
         self, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM, *, algorithm: Asked = None
     ) -> None:
         """Reduces block j of every rank's ``sendbuf`` into rank j's ``recvbuf``."""
-        if algorithm is None and self._engine.leaves_to_native(
-            "reduce_scatter", recvbuf, sendbuf, blocks=self.size
+        if self._engine.leaves_to_native(
+            algorithm, "reduce_scatter", recvbuf, sendbuf, blocks=self.size
         ):
-            return MPI.Intracomm.Reduce_scatter_block(self, sendbuf, recvbuf, op)  # type: ignore[arg-type]
+            return self._engine.library.Reduce_scatter_block(self, sendbuf, recvbuf, op)
         return self._engine.run(Arguments("reduce_scatter", sendbuf, recvbuf, op), algorithm)
 
     def Reduce_scatter(
@@ -90,43 +90,41 @@ class Blocking:
         out_of_place = (
             recvcounts is not None and sendbuf is not MPI.IN_PLACE and sendbuf is not None
         )
-        if (
-            algorithm is None
-            and out_of_place
-            and self._engine.leaves_to_native("reduce_scatterv", sendbuf, recvbuf)
+        if out_of_place and self._engine.leaves_to_native(
+            algorithm, "reduce_scatterv", sendbuf, recvbuf
         ):
-            return MPI.Intracomm.Reduce_scatter(self, sendbuf, recvbuf, recvcounts, op)  # type: ignore[arg-type]
+            return self._engine.library.Reduce_scatter(self, sendbuf, recvbuf, recvcounts, op)
         given = Arguments("reduce_scatter", sendbuf, recvbuf, op, 0, True, recvcounts)
         return self._engine.run(given, algorithm)
 
     def Allgather(self, sendbuf: Any, recvbuf: Any, *, algorithm: Asked = None) -> None:
         """Gathers every rank's ``sendbuf`` into every rank's ``recvbuf``, in rank order."""
-        if algorithm is None and self._engine.leaves_to_native("allgather", recvbuf, sendbuf):
-            return MPI.Intracomm.Allgather(self, sendbuf, recvbuf)  # type: ignore[arg-type]
+        if self._engine.leaves_to_native(algorithm, "allgather", recvbuf, sendbuf):
+            return self._engine.library.Allgather(self, sendbuf, recvbuf)
         return self._engine.run(Arguments("allgather", sendbuf, recvbuf), algorithm)
 
     def Allgatherv(self, sendbuf: Any, recvbuf: Any, *, algorithm: Asked = None) -> None:
         """Gathers blocks of unequal length from every rank into every rank's ``recvbuf``."""
-        if algorithm is None and self._engine.leaves_to_native("allgatherv", recvbuf, sendbuf):
-            return MPI.Intracomm.Allgatherv(self, sendbuf, recvbuf)  # type: ignore[arg-type]
+        if self._engine.leaves_to_native(algorithm, "allgatherv", recvbuf, sendbuf):
+            return self._engine.library.Allgatherv(self, sendbuf, recvbuf)
         return self._engine.run(Arguments("allgather", sendbuf, recvbuf, vector=True), algorithm)
 
     def Alltoall(self, sendbuf: Any, recvbuf: Any, *, algorithm: Asked = None) -> None:
         """Sends block j of ``sendbuf`` to rank j, and receives its block into place j."""
-        if algorithm is None and self._engine.leaves_to_native("alltoall", recvbuf, sendbuf):
-            return MPI.Intracomm.Alltoall(self, sendbuf, recvbuf)  # type: ignore[arg-type]
+        if self._engine.leaves_to_native(algorithm, "alltoall", recvbuf, sendbuf):
+            return self._engine.library.Alltoall(self, sendbuf, recvbuf)
         return self._engine.run(Arguments("alltoall", sendbuf, recvbuf), algorithm)
 
     def Alltoallv(self, sendbuf: Any, recvbuf: Any, *, algorithm: Asked = None) -> None:
         """Sends blocks of unequal length to every rank, and receives them."""
-        if algorithm is None and self._engine.leaves_to_native("alltoallv", recvbuf, sendbuf):
-            return MPI.Intracomm.Alltoallv(self, sendbuf, recvbuf)  # type: ignore[arg-type]
+        if self._engine.leaves_to_native(algorithm, "alltoallv", recvbuf, sendbuf):
+            return self._engine.library.Alltoallv(self, sendbuf, recvbuf)
         return self._engine.run(Arguments("alltoall", sendbuf, recvbuf, vector=True), algorithm)
 
     def Bcast(self, buf: Any, root: int = 0, *, algorithm: Asked = None) -> None:
         """Copies ``buf`` of rank ``root`` to every rank's."""
-        if algorithm is None and self._engine.leaves_to_native("broadcast", buf):
-            return MPI.Intracomm.Bcast(self, buf, root)  # type: ignore[arg-type]
+        if self._engine.leaves_to_native(algorithm, "broadcast", buf):
+            return self._engine.library.Bcast(self, buf, root)
         return self._engine.run(Arguments("broadcast", MPI.IN_PLACE, buf, root=root), algorithm)
 
     def Reduce(
@@ -140,24 +138,22 @@ class Blocking:
     ) -> None:
         """Reduces ``sendbuf`` over all ranks into ``recvbuf`` of rank ``root``."""
         own, other = (recvbuf, None) if sendbuf is MPI.IN_PLACE else (sendbuf, recvbuf)
-        if algorithm is None and self._engine.leaves_to_native("reduce", own, other):
-            return MPI.Intracomm.Reduce(self, sendbuf, recvbuf, op, root)  # type: ignore[arg-type]
+        if self._engine.leaves_to_native(algorithm, "reduce", own, other):
+            return self._engine.library.Reduce(self, sendbuf, recvbuf, op, root)
         return self._engine.run(Arguments("reduce", sendbuf, recvbuf, op, root), algorithm)
 
     def Gather(self, sendbuf: Any, recvbuf: Any, root: int = 0, *, algorithm: Asked = None) -> None:
         """Gathers every rank's ``sendbuf`` into ``recvbuf`` of rank ``root``."""
-        if algorithm is None and self._engine.leaves_to_native(
-            "gather", sendbuf, recvbuf, blocks=self.size
-        ):
-            return MPI.Intracomm.Gather(self, sendbuf, recvbuf, root)  # type: ignore[arg-type]
+        if self._engine.leaves_to_native(algorithm, "gather", sendbuf, recvbuf, blocks=self.size):
+            return self._engine.library.Gather(self, sendbuf, recvbuf, root)
         return self._engine.run(Arguments("gather", sendbuf, recvbuf, root=root), algorithm)
 
     def Gatherv(
         self, sendbuf: Any, recvbuf: Any, root: int = 0, *, algorithm: Asked = None
     ) -> None:
         """Gathers blocks of unequal length into ``recvbuf`` of rank ``root``."""
-        if algorithm is None and self._engine.leaves_to_native("gatherv", sendbuf, recvbuf):
-            return MPI.Intracomm.Gatherv(self, sendbuf, recvbuf, root)  # type: ignore[arg-type]
+        if self._engine.leaves_to_native(algorithm, "gatherv", sendbuf, recvbuf):
+            return self._engine.library.Gatherv(self, sendbuf, recvbuf, root)
         given = Arguments("gather", sendbuf, recvbuf, root=root, vector=True)
         return self._engine.run(given, algorithm)
 
@@ -165,18 +161,16 @@ class Blocking:
         self, sendbuf: Any, recvbuf: Any, root: int = 0, *, algorithm: Asked = None
     ) -> None:
         """Sends block j of ``sendbuf`` of rank ``root`` to rank j's ``recvbuf``."""
-        if algorithm is None and self._engine.leaves_to_native(
-            "scatter", recvbuf, sendbuf, blocks=self.size
-        ):
-            return MPI.Intracomm.Scatter(self, sendbuf, recvbuf, root)  # type: ignore[arg-type]
+        if self._engine.leaves_to_native(algorithm, "scatter", recvbuf, sendbuf, blocks=self.size):
+            return self._engine.library.Scatter(self, sendbuf, recvbuf, root)
         return self._engine.run(Arguments("scatter", sendbuf, recvbuf, root=root), algorithm)
 
     def Scatterv(
         self, sendbuf: Any, recvbuf: Any, root: int = 0, *, algorithm: Asked = None
     ) -> None:
         """Sends blocks of unequal length of rank ``root`` to all ranks."""
-        if algorithm is None and self._engine.leaves_to_native("scatterv", recvbuf, sendbuf):
-            return MPI.Intracomm.Scatterv(self, sendbuf, recvbuf, root)  # type: ignore[arg-type]
+        if self._engine.leaves_to_native(algorithm, "scatterv", recvbuf, sendbuf):
+            return self._engine.library.Scatterv(self, sendbuf, recvbuf, root)
         given = Arguments("scatter", sendbuf, recvbuf, root=root, vector=True)
         return self._engine.run(given, algorithm)
 
@@ -184,22 +178,22 @@ class Blocking:
         self, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM, *, algorithm: Asked = None
     ) -> None:
         """Reduces ``sendbuf`` over the ranks up to this one into ``recvbuf``."""
-        if algorithm is None and self._engine.leaves_to_native("scan", recvbuf, sendbuf):
-            return MPI.Intracomm.Scan(self, sendbuf, recvbuf, op)  # type: ignore[arg-type]
+        if self._engine.leaves_to_native(algorithm, "scan", recvbuf, sendbuf):
+            return self._engine.library.Scan(self, sendbuf, recvbuf, op)
         return self._engine.run(Arguments("scan", sendbuf, recvbuf, op), algorithm)
 
     def Exscan(
         self, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM, *, algorithm: Asked = None
     ) -> None:
         """Reduces ``sendbuf`` over the ranks before this one; rank 0's ``recvbuf`` stays."""
-        if algorithm is None and self._engine.leaves_to_native("exscan", recvbuf, sendbuf):
-            return MPI.Intracomm.Exscan(self, sendbuf, recvbuf, op)  # type: ignore[arg-type]
+        if self._engine.leaves_to_native(algorithm, "exscan", recvbuf, sendbuf):
+            return self._engine.library.Exscan(self, sendbuf, recvbuf, op)
         return self._engine.run(Arguments("exscan", sendbuf, recvbuf, op), algorithm)
 
     def Barrier(self, *, algorithm: Asked = None) -> None:
         """Returns when every rank has called it."""
-        if algorithm is None and self._engine.leaves_to_native("barrier", _NOTHING):
-            return MPI.Intracomm.Barrier(self)  # type: ignore[arg-type]
+        if self._engine.leaves_to_native(algorithm, "barrier", _NOTHING):
+            return self._engine.library.Barrier(self)
         # The reduction of a byte that nobody looks at.
         mine, total = np.zeros(1, np.uint8), np.zeros(1, np.uint8)
         return self._engine.run(Arguments("barrier", mine, total, MPI.BOR), algorithm)

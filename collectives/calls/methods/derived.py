@@ -5,12 +5,17 @@ Each has the signature of its blocking method, for readers of code and for those
 
 import inspect
 from collections.abc import Callable
+from functools import cached_property
+from types import SimpleNamespace
 from typing import Any, Concatenate, ParamSpec
 
 from mpi4py import MPI
 
+from collectives.calls.arguments import collective_of
 from collectives.calls.engine import AnyPlan, Begun, Engine
+from collectives.calls.fast_path import LEFT_TO_NATIVE
 from collectives.calls.methods.blocking import Blocking
+from collectives.calls.native_plan import NativeRequest
 
 P = ParamSpec("P")
 
@@ -25,8 +30,48 @@ class _Form(Blocking):
         self.run = run
 
     def leaves_to_native(self, *_: Any, **__: Any) -> bool:
-        """Says no: all forms but the blocking one are parsed."""
+        """Says no: plans for several runs are parsed."""
         return False
+
+
+class _Beginning(_Form):
+    """The form that begins the calls of one communicator."""
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(engine.begin)
+        self.engine = engine
+        self.size = engine.comm.size
+        self.library = _LIBRARY
+
+    def leaves_to_native(self, algorithm: Any, collective: str, *given: Any, **named: Any) -> bool:
+        """As the engine does, for calls that name no algorithm and that no library gets wrong
+        (:func:`~collectives.calls.native.fault_of_native`)."""
+        if algorithm is not None or collective == "alltoallv":
+            return False
+        return self.engine.leaves_to_native(None, collective, *given, **named)
+
+
+def _begins(blocking: Callable[..., Any]) -> Callable[..., Begun]:
+    """mpi4py's nonblocking form of a method, which gets the arguments of the blocking one."""
+    start = getattr(MPI.Intracomm, f"I{blocking.__name__.lower()}")
+    collective = collective_of(blocking.__name__)
+
+    def begin(form: _Beginning, *given: Any) -> Any:
+        engine = form.engine
+        try:
+            request = start(engine.comm, *given)
+        except MPI.Exception:
+            raise
+        except Exception:  # mpi4py refuses the buffers, and nothing has begun; we may read them
+            return blocking(_Form(engine.begin), *given)
+        return NativeRequest(request, collective, LEFT_TO_NATIVE.reason, engine.progress, given)
+
+    return begin
+
+
+_LIBRARY = SimpleNamespace(
+    **{name: _begins(form) for name, form in vars(Blocking).items() if not name.startswith("_")}
+)
 
 
 def _nonblocking(
@@ -35,7 +80,7 @@ def _nonblocking(
     """The nonblocking form of a method."""
 
     def method(self: "Nonblocking", *given: Any, **named: Any) -> Any:
-        return blocking(_Form(self._engine.begin), *given, **named)
+        return blocking(self._beginning, *given, **named)
 
     method.__name__ = f"I{blocking.__name__.lower()}"
     method.__doc__ = f":meth:`{blocking.__name__}` under way."
@@ -72,6 +117,10 @@ class Nonblocking:
     """
 
     _engine: Engine
+
+    @cached_property
+    def _beginning(self) -> _Beginning:
+        return _Beginning(self._engine)
 
     Iallreduce = _nonblocking(Blocking.Allreduce)
     Ireduce_scatter_block = _nonblocking(Blocking.Reduce_scatter_block)

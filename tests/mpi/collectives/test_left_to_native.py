@@ -8,7 +8,7 @@ import pytest
 from mpi4py import MPI
 
 from collectives import Communicator
-from collectives.calls import engine, fast_path
+from collectives.calls import fast_path
 from collectives.calls.mpi4py_spec import TYPES
 
 pytestmark = pytest.mark.mpi
@@ -98,7 +98,7 @@ def test_any_forms_agree(comm, items, number):
 def test_from_the_first_shared_array_on_calls_are_read(comm):
     ordinary, nbytes = np.ones(1 << 17), 1 << 20
     comm.Allreduce(MPI.IN_PLACE, ordinary)
-    assert comm.last_plan is engine._LEFT_TO_NATIVE
+    assert comm.last_plan is fast_path.LEFT_TO_NATIVE
     shared = comm.empty(ordinary.size)
     shared[:] = comm.rank + 1
     comm.Allreduce(MPI.IN_PLACE, shared)
@@ -111,7 +111,7 @@ def test_from_the_first_shared_array_on_calls_are_read(comm):
         expect_same(comm, 3, number)
     comm.close()
     comm.Allreduce(MPI.IN_PLACE, ordinary)
-    assert comm.last_plan is engine._LEFT_TO_NATIVE
+    assert comm.last_plan is fast_path.LEFT_TO_NATIVE
 
 
 @pytest.mark.parametrize("method", ["Allreduce", "Allgatherv", "Bcast", "Alltoallv"])
@@ -129,14 +129,14 @@ def test_a_plan_under_way_is_read_around(comm, method):
 def test_pythons_own_memory_and_barriers_are_not_read(comm):
     letters = bytearray(b"abc" if comm.rank == 0 else 3)
     comm.Bcast(letters)
-    assert comm.last_plan is engine._LEFT_TO_NATIVE and letters == b"abc"
+    assert comm.last_plan is fast_path.LEFT_TO_NATIVE and letters == b"abc"
     numbers = array.array("d", [comm.rank] * 2)
     comm.Allreduce(MPI.IN_PLACE, numbers)
-    assert comm.last_plan is engine._LEFT_TO_NATIVE
+    assert comm.last_plan is fast_path.LEFT_TO_NATIVE
     assert list(numbers) == [comm.size * (comm.size - 1) / 2] * 2
     comm.Bcast(np.zeros(1), algorithm="binomial_tree")
     comm.Barrier()
-    assert comm.last_plan is engine._LEFT_TO_NATIVE
+    assert comm.last_plan is fast_path.LEFT_TO_NATIVE
 
 
 @pytest.mark.mpi(min_size=2)
@@ -144,21 +144,21 @@ def test_pythons_own_memory_and_barriers_are_not_read(comm):
 def test_settings_that_concern_each_call_read_it(settings):
     with Communicator(MPI.COMM_WORLD, **settings) as comm:
         comm.Allreduce(np.ones(3), np.zeros(3))
-        assert comm.last_plan is not engine._LEFT_TO_NATIVE
+        assert comm.last_plan is not fast_path.LEFT_TO_NATIVE
 
 
 def test_what_is_no_array_of_mpi_types_is_read(comm):
     records = np.full(3, comm.rank, [("a", "i4"), ("b", "f8")])
     comm.Bcast(records)
-    assert comm.last_plan is not engine._LEFT_TO_NATIVE and not records["b"].any()
+    assert comm.last_plan is not fast_path.LEFT_TO_NATIVE and not records["b"].any()
     swapped = np.full(3, comm.rank, ">f8")
     comm.Bcast(swapped)
-    assert comm.last_plan is not engine._LEFT_TO_NATIVE and not swapped.any()
+    assert comm.last_plan is not fast_path.LEFT_TO_NATIVE and not swapped.any()
     vector = MPI.DOUBLE.Create_vector(2, 1, 2).Commit()
     try:
         spread = np.full(4, float(comm.rank))
         comm.Bcast([spread, 1, vector])
-        assert comm.last_plan is not engine._LEFT_TO_NATIVE
+        assert comm.last_plan is not fast_path.LEFT_TO_NATIVE
         assert list(spread) == [0.0, comm.rank, 0.0, comm.rank]
     finally:
         vector.Free()
@@ -191,4 +191,4 @@ def test_two_ranks_leave_sums_of_16_bits_to_the_library(comm):
     for given in ((ones, total), ([ones, 3, TYPES["e"]], [total, 3, TYPES["e"]])):
         comm.Allreduce(*given)
         assert (total == comm.size).all()
-        assert (comm.last_plan is engine._LEFT_TO_NATIVE) == (comm.size <= 2)
+        assert (comm.last_plan is fast_path.LEFT_TO_NATIVE) == (comm.size <= 2)

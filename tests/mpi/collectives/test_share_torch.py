@@ -8,7 +8,7 @@ import pytest
 from mpi4py import MPI
 
 from collectives import Communicator, InvalidBuffer
-from collectives.calls import engine
+from collectives.calls import fast_path
 from collectives.execution.transport.pages import regions
 from tests.mpi.collectives.test_share import is_adopted
 
@@ -154,4 +154,4 @@ def test_ordinary_tensors_are_reduced(name):
         total = torch.empty_like(tensor)
         comm.Allreduce(tensor, total, MPI.LOR if name == "bool" else MPI.SUM)
         assert (total == (1 if name == "bool" else SIZE)).all()
-        assert comm.last_plan is engine._LEFT_TO_NATIVE
+        assert comm.last_plan is fast_path.LEFT_TO_NATIVE
