@@ -88,6 +88,12 @@ class Engine:
             self.progress.leave(what, error)
             raise
 
+    def prepare(self) -> None:
+        """Makes what is made at first use; collective."""
+        with self.after_plans("prepare"):
+            self._validator.agree("prepare")
+            self.resources.prepare()
+
     def close(self) -> None:
         """Frees the plans and the duplicate; collective."""
         with self.after_plans("close"):
@@ -294,7 +300,7 @@ class Engine:
             return False
         is_known = other is IN_PLACE or other is None
         if type(own) is ndarray and (dtype := own.dtype) in dtypes:  # the usual case
-            nbytes = own.nbytes
+            nbytes: int | None = own.nbytes
             is_known = is_known or (type(other) is ndarray and other.dtype is dtype)
         else:
             nbytes = nbytes_of(own, dtypes, barred)

@@ -48,7 +48,7 @@ _TORCHS = frozenset(
 #: although it has them; what stands for the plan.  Unpacking a named tuple would take longer.
 Limit = tuple[int, "frozenset[np.dtype[Any]]", frozenset[int], Native]
 LEFT_TO_NATIVE = Native("nothing of ours was measured to be faster; collectives tune measures")
-_ASKED_FOR = Native("asked for")
+ASKED_FOR = Native("asked for")
 
 _BARRED = frozenset(map(id, LETTERS))
 #: MPI rounds a sum of 16-bit numbers with every rank: once on two, as ours is.
@@ -143,7 +143,7 @@ class Limits(dict[str, Limit]):
         settings = self._resources.settings
         parsed = settings.parses_native or settings.timeout
         parsed = parsed or self._resources.progress.traffic is not None
-        return 0 if parsed else sys.maxsize, DTYPES, _BARRED, _ASKED_FOR
+        return 0 if parsed else sys.maxsize, DTYPES, _BARRED, ASKED_FOR
 
     def _of(self, name: str) -> Limit:
         resources, settings = self._resources, self._resources.settings

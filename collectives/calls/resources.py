@@ -65,6 +65,10 @@ class Resources:
         """
         return self.ranks_per_node, self.table
 
+    def prepare(self) -> None:
+        """Makes what calls in the host's ordinary memory need; collective."""
+        _ = self.facts, self.transport
+
     @property
     def transport(self) -> MPITransport:
         """Messages on a duplicate of the communicator, where they cannot meet the caller's."""

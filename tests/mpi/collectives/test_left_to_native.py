@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from collectives import Communicator
+from collectives import Communicator, InvalidBuffer
 from collectives.calls import fast_path
 from collectives.calls.mpi4py_spec import TYPES
 
@@ -21,8 +21,34 @@ FORMS = (
     lambda items: [items, "d"],
     lambda items: [items.view(np.uint8), MPI.DOUBLE],
     memoryview,
+    lambda items: [by_address(items), MPI.DOUBLE],
 )
 ITEMS = (0, 1, 1 << 17)
+
+
+def by_address(items):
+    return MPI.buffer.fromaddress(MPI.Get_address(items), items.nbytes)
+
+
+class Nonblocking:
+    """A communicator's nonblocking methods under the blocking ones' names."""
+
+    def __init__(self, comm):
+        self.comm, self.size, self.rank = comm, comm.size, comm.rank
+
+    @property
+    def last_plan(self):
+        return self.comm.last_plan
+
+    def __getattr__(self, name):
+        begin = getattr(self.comm, f"I{name.lower()}")
+        return lambda *given: expect_request(begin(*given)).Wait()
+
+
+def expect_request(request):
+    """What MPI's own ``Waitall`` takes, too."""
+    assert isinstance(request, MPI.Request) and request.reason
+    return request
 
 
 @pytest.fixture
@@ -92,6 +118,66 @@ def expect_same(comm, items, number):
 @pytest.mark.parametrize("items", ITEMS)
 def test_any_forms_agree(comm, items, number):
     expect_same(comm, items, number)
+    expect_same(Nonblocking(comm), items, number)
+
+
+def test_memory_by_address_and_nonblocking_calls_are_not_read(comm):
+    numbers = np.ones(2, np.float32)
+    for spec in (by_address(numbers), numbers):
+        for words in ((MPI.FLOAT,), (2, MPI.FLOAT)):
+            comm.Bcast(numbers, algorithm="binomial_tree")
+            comm.Allreduce(MPI.IN_PLACE, [spec, *words])
+            assert comm.last_plan is fast_path.LEFT_TO_NATIVE
+            comm.Bcast(numbers, algorithm="binomial_tree")
+            comm.Iallreduce(MPI.IN_PLACE, [spec, *words]).Wait()
+            assert comm.last_plan is fast_path.LEFT_TO_NATIVE
+    assert (numbers == comm.size**8).all()
+
+
+def test_plans_are_found_again_by_address(comm, monkeypatch):
+    """Ours, named: as ``buffer``, and as new arrays over the same memory."""
+    numbers = comm.empty(3000)
+    numbers[:] = 1
+    comm.Allreduce(MPI.IN_PLACE, [by_address(numbers), MPI.DOUBLE], algorithm="direct")
+    comm.Allreduce(MPI.IN_PLACE, numbers, algorithm="direct")
+    monkeypatch.setattr(comm._engine, "_run_parsed", None)
+    for view in (np.frombuffer(by_address(numbers)), numbers[:], numbers):
+        comm.Allreduce(MPI.IN_PLACE, view, algorithm="direct")
+    comm.Allreduce(MPI.IN_PLACE, [by_address(numbers), MPI.DOUBLE], algorithm="direct")
+    assert (numbers == comm.size**6).all()
+
+
+def test_memory_by_address_that_is_read_only(comm):
+    """It is sent from, and no collective writes to it, whoever looks at it."""
+    mine, every = np.full(3, comm.rank + 1.0), np.zeros((comm.size, 3))
+    sealed = by_address(mine).toreadonly()
+    for _ in range(2):
+        every[:] = 0
+        comm.Allgather([sealed, MPI.DOUBLE], every)
+        assert (every == np.arange(1.0, comm.size + 1)[:, None]).all()
+        with pytest.raises(InvalidBuffer, match="read-only"):
+            comm.Allreduce(MPI.IN_PLACE, [sealed, MPI.DOUBLE])
+
+
+def test_native_by_name_is_not_read(comm):
+    mine, total = np.full(3, comm.rank + 1.0), np.zeros(3)
+    comm.Allreduce(mine, total, algorithm="native")
+    assert (total == comm.size * (comm.size + 1) / 2).all()
+    assert comm.last_plan is fast_path.ASKED_FOR
+    with Communicator(MPI.COMM_WORLD, algorithm="native") as always:
+        always.Bcast(mine)
+        assert (mine == 1).all() and always.last_plan is fast_path.ASKED_FOR
+    with Communicator(MPI.COMM_WORLD, check=True) as checked:
+        checked.Bcast(total, algorithm="native")
+        assert checked.last_plan is not fast_path.ASKED_FOR
+
+
+def test_native_calls_are_counted(comm):
+    comm.Bcast(np.zeros(1), algorithm="native")
+    traffic = comm.count_traffic()
+    comm.Bcast(np.zeros(1), algorithm="native")
+    comm.Ibcast(np.zeros(1)).Wait()
+    assert traffic.native == 2
 
 
 @pytest.mark.mpi(min_size=2)

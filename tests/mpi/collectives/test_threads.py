@@ -100,6 +100,21 @@ def test_no_thread_waits_for_another_ones_communicator(number):
         comm.Free()
 
 
+def test_first_nonblocking_calls_in_another_order_after_prepare():
+    """Without it, each rank's first call would wait for the others' on that communicator."""
+    comms = [Communicator(MPI.COMM_WORLD.Dup()) for _ in range(2)]
+    for comm in comms:
+        comm.prepare()
+    for algorithm in ("ring", None):
+        arrays = [np.full(1000, RANK + 1.0) for _ in comms]
+        order = (0, 1) if RANK % 2 else (1, 0)
+        plans = [comms[n].Iallreduce(MPI.IN_PLACE, arrays[n], algorithm=algorithm) for n in order]
+        comms[0].Waitall(plans)
+        assert all((array == TOTAL).all() for array in arrays)
+    for comm in comms:
+        comm.Free()
+
+
 def test_threads_make_communicators_with_a_watchdog():
     """In another order on each rank."""
     given = [MPI.COMM_WORLD.Dup() for _ in range(THREADS)]
