@@ -4,6 +4,7 @@ Each has the signature of its blocking method, for readers of code and for those
 """
 
 import inspect
+import logging
 from collections.abc import Callable
 from functools import cached_property
 from types import SimpleNamespace
@@ -13,11 +14,11 @@ from mpi4py import MPI
 
 from collectives.calls.arguments import collective_of
 from collectives.calls.engine import AnyPlan, Begun, Engine
-from collectives.calls.fast_path import LEFT_TO_NATIVE
 from collectives.calls.methods.blocking import Blocking
 from collectives.calls.native_plan import NativeRequest
 
 P = ParamSpec("P")
+log = logging.getLogger("collectives")
 
 
 class _Form(Blocking):
@@ -57,14 +58,17 @@ def _begins(blocking: Callable[..., Any]) -> Callable[..., Begun]:
     collective = collective_of(blocking.__name__)
 
     def begin(form: _Beginning, *given: Any) -> Any:
-        engine = form.engine
+        engine, request = form.engine, None
         try:
             request = start(engine.comm, *given)
         except MPI.Exception:
             raise
-        except Exception:  # mpi4py refuses the buffers, and nothing has begun; we may read them
+        except Exception as error:
+            log.debug("mpi4py does not take the buffers, so they are read: %s", error)
+        if request is None:  # nothing has begun
             return blocking(_Form(engine.begin), *given)
-        return NativeRequest(request, collective, LEFT_TO_NATIVE.reason, engine.progress, given)
+        plan: Any = engine.last_plan
+        return NativeRequest(request, collective, plan.reason, engine.progress, given)
 
     return begin
 
