@@ -84,7 +84,7 @@ def nbytes_of(
         except ValueError:  # it was released; whether that matters, the reader knows
             return None
         return view.nbytes if view.format in _CHARS else None
-    return _nbytes_of_tensor(spec)
+    return nbytes_of_tensor(spec)
 
 
 def is_misread(spec: Any, reduces: bool) -> bool:
@@ -113,7 +113,7 @@ def _is_of_program(last: Any) -> bool:
     return isinstance(last, str)
 
 
-def _nbytes_of_tensor(tensor: Any) -> int | None:
+def nbytes_of_tensor(tensor: Any) -> int | None:
     """Bytes of a tensor of PyTorch that mpi4py reads, too."""
     torch = sys.modules.get("torch")
     if torch is None or type(tensor) is not torch.Tensor or str(tensor.dtype) not in _TORCHS:

@@ -19,6 +19,7 @@ from mpi4py import MPI
 from collectives.algorithms import Algorithm
 from collectives.calls.arguments import Arguments
 from collectives.calls.call import Call
+from collectives.calls.fast_path import nbytes_of_tensor
 from collectives.calls.mpi4py_spec import PREDEFINED
 from collectives.calls.rendezvous import Location
 from collectives.execution.plan import Plan
@@ -121,8 +122,8 @@ class PlanCache:
 
 
 def _memory(buffer: Any, writable: bool) -> tuple[object, ...] | None:
-    """Address, bytes and type of an array of NumPy's or CuPy's or of mpi4py's ``buffer``; empty for
-    ``MPI.IN_PLACE``, ``None`` for others.
+    """Address, bytes and type of an array of NumPy's or CuPy's, a tensor on the CPU, or mpi4py's
+    ``buffer``; empty for ``MPI.IN_PLACE``, ``None`` for others.
 
     A buffer of the host may be followed by its count and a type of MPI's own, as in ``[array,
     MPI.FLOAT]``; other types can be freed, and their names given to new ones.
@@ -137,6 +138,8 @@ def _memory(buffer: Any, writable: bool) -> tuple[object, ...] | None:
     if kind is MPI.buffer:
         return None if writable and buffer.readonly else (buffer.address, buffer.nbytes, kind)
     if kind not in (list, tuple):
+        if (nbytes := nbytes_of_tensor(buffer)) is not None:
+            return buffer.data_ptr(), nbytes, buffer.dtype
         return _device_memory(buffer)
     if len(buffer) < 2 or type(buffer[0]) not in (np.ndarray, MPI.buffer):
         return None

@@ -155,3 +155,17 @@ def test_ordinary_tensors_are_reduced(name):
         comm.Allreduce(tensor, total, MPI.LOR if name == "bool" else MPI.SUM)
         assert (total == (1 if name == "bool" else SIZE)).all()
         assert comm.last_plan is fast_path.LEFT_TO_NATIVE
+
+
+def test_plans_are_found_again_by_a_tensors_memory(comm, monkeypatch):
+    tensor = torch.full((5, 100), RANK + 1.0)
+    comm.Allreduce(MPI.IN_PLACE, tensor, algorithm="ring")
+    assert (tensor == ALONE).all()
+    monkeypatch.setattr(comm._engine, "_run_parsed", None)
+    for one in (tensor, tensor.view(500), torch.from_numpy(tensor.numpy())):
+        one.fill_(RANK + 1.0)
+        comm.Allreduce(MPI.IN_PLACE, one, algorithm="ring")
+        assert (tensor == ALONE).all()
+    for other in (tensor[0], tensor.view(torch.int32), tensor.t()):
+        with pytest.raises(TypeError):  # it is read
+            comm.Allreduce(MPI.IN_PLACE, other, algorithm="ring")
