@@ -53,6 +53,7 @@ class Engine:
         self.library: Any = MPI.Intracomm
         self.resources = Resources(comm, settings)
         self.progress = self.resources.progress
+        self._underway = self.progress.plans
         timeout = settings.timeout
         self.watchdog = Watchdog(MPI.Intracomm(comm), timeout) if timeout else None
         #: Watches blocks that wait for other ranks; see :meth:`watch`.
@@ -298,15 +299,16 @@ class Engine:
             below, dtypes, barred, plan = self._limits["native"]
         else:
             return False
-        is_known = other is IN_PLACE or other is None
+        nbytes: int | None
         if type(own) is ndarray and (dtype := own.dtype) in dtypes:  # the usual case
-            nbytes: int | None = own.nbytes
-            is_known = is_known or (type(other) is ndarray and other.dtype is dtype)
+            nbytes = own.nbytes
+            if type(other) is ndarray and other.dtype is dtype:
+                other = None
         else:
             nbytes = nbytes_of(own, dtypes, barred)
-        if nbytes is None or nbytes * blocks >= below or self.progress.plans:
+        if nbytes is None or nbytes * blocks >= below or self._underway:
             return False
-        if not is_known and nbytes_of(other, dtypes, barred) is None:
+        if not (other is None or other is IN_PLACE or nbytes_of(other, dtypes, barred) is not None):
             return False
         self.last_plan = plan
         return True
