@@ -1,8 +1,7 @@
 """Carries out the calls of a communicator: finds or binds a plan for each, and runs it."""
 
-import weakref
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -13,21 +12,20 @@ from collectives.algorithms import Algorithm
 from collectives.calls.arguments import Arguments
 from collectives.calls.autotune import Autotune
 from collectives.calls.bind import Binder
-from collectives.calls.call import Call
 from collectives.calls.fast_path import Limits, nbytes_of
 from collectives.calls.native import waits_for_device
 from collectives.calls.native_plan import Native, NativePlan, NativeRequest
 from collectives.calls.plan_cache import CachedCall, Key, PlanCache
-from collectives.calls.rendezvous import Location, Rendezvous, all_have
+from collectives.calls.rendezvous import Location, Rendezvous, all_have, own_places
 from collectives.calls.resources import Resources
 from collectives.calls.settings import Settings
 from collectives.calls.validate import Validator
+from collectives.calls.watching import Watching
 from collectives.errors import CollectiveError
 from collectives.execution.plan import Plan
-from collectives.execution.shared import Places
 from collectives.execution.traffic import Traffic
 from collectives.execution.transport.shared_memory import Meeting
-from collectives.failure import Watchdog, WatchedPlan
+from collectives.failure import WatchedPlan
 
 AnyPlan = Plan | NativePlan | WatchedPlan
 #: A nonblocking call under way.
@@ -36,28 +34,21 @@ Begun = Plan | NativeRequest | WatchedPlan
 IN_PLACE = MPI.IN_PLACE
 
 
-class Engine:
+class Engine(Watching):
     """The state of one communicator: its duplicate for messages, its plans, its memory.
 
     Attributes:
         settings: options of the communicator.
-        watchdog: watches all calls, if there is a timeout.
-        progress: plans that are under way.
         last_plan: plan of the last call.
         library: mpi4py's methods, for calls that go to the MPI library unparsed.
     """
 
     def __init__(self, comm: MPI.Intracomm, settings: Settings) -> None:
-        self.comm = comm
         self.settings = settings
         self.library: Any = MPI.Intracomm
         self.resources = Resources(comm, settings)
-        self.progress = self.resources.progress
+        super().__init__(comm, settings.timeout, self.resources.progress)
         self._underway = self.progress.plans
-        timeout = settings.timeout
-        self.watchdog = Watchdog(MPI.Intracomm(comm), timeout) if timeout else None
-        #: Watches blocks that wait for other ranks; see :meth:`watch`.
-        self._block_watchdog = self.watchdog
         self.last_plan: AnyPlan | Native | None = None
         self._limits = Limits(self.resources)
         self._validator = Validator(comm, self.resources)
@@ -103,47 +94,15 @@ class Engine:
             self._cache.free()
             self._limits.clear()
             self.resources.close()
-        self._close_watchdog()
+        self.close_watchdog()
 
     def revoke(self) -> None:
         """Drops everything without the other ranks, some of which may be dead."""
-        self._close_watchdog()
+        self.close_watchdog()
         self._cache.forget()
         self._limits.clear()
         self.progress.forget()
         self.resources.revoke()
-
-    def watch(self) -> None:
-        """Starts a watchdog of :meth:`waiting` alone if settings name no timeout.
-
-        It sees no collectives on arrays, as ranks leave different numbers of them to MPI.
-        """
-        if self.settings.timeout is None and self._block_watchdog is None and self.comm.size > 1:
-            self._block_watchdog = Watchdog(MPI.Intracomm(self.comm))
-            weakref.finalize(self, self._block_watchdog.drop).atexit = False
-
-    def _close_watchdog(self) -> None:
-        if self._block_watchdog is not None:
-            self._block_watchdog.close()
-            self._block_watchdog = self.watchdog = None
-
-    def waiting(self, what: str, by_all: bool = True) -> AbstractContextManager[None]:
-        """A block that waits for other ranks; ``by_all``: all ranks enter it, in the same order."""
-        watchdog = self._block_watchdog
-        return watchdog.waiting(what, numbered=by_all) if watchdog else nullcontext()
-
-    def after_plans(self, what: str) -> AbstractContextManager[None]:
-        """A block that all ranks enter, after the plans under way have ended."""
-        if self._block_watchdog is None:  # ten times as fast as a generator
-            self.progress.drain()
-            return nullcontext()
-        return self._after_plans(what)
-
-    @contextmanager
-    def _after_plans(self, what: str) -> Iterator[None]:
-        with self.waiting(what):
-            self.progress.drain()
-            yield
 
     def run(self, arguments: Arguments, algorithm: Algorithm | str | None = None) -> None:
         """Makes a blocking call: runs the plan of an earlier such call, or else parses it."""
@@ -192,9 +151,9 @@ class Engine:
             meeting = meeting or self._rendezvous.meet(location)
             places = self._rendezvous.places(meeting)
         call = self._autotune.tuned(call, places, measures=True)
-        made = self._cache.take(call, places) or self._binder.bind(call, places, planned=False)
+        made = self._cache.take(call.key, places) or self._binder.bind(call, places, planned=False)
         plan = None if isinstance(made, NativePlan) else made
-        kept = plan is None or self._cache.keep(call, places, plan)
+        kept = plan is None or self._cache.keep(call.key, places, plan)
         # When the call comes again, the MPI library gets the caller's arguments as they are.
         if key is not None and kept and (plan is not None or call.has_buffers_of(arguments)):
             self._cache.remember(key, CachedCall(arguments.op, plan, location, meeting))
@@ -244,10 +203,36 @@ class Engine:
 
     def begin(self, arguments: Arguments, algorithm: Algorithm | str | None = None) -> Begun:
         """Begins a nonblocking call."""
-        return self.make(arguments, algorithm, repeats=False).begin()
+        if self.watchdog is not None or self.settings.check:
+            return self.make(arguments, algorithm, repeats=False).begin()
+        key = self._cache.key(arguments, algorithm)
+        entry = None if key is None else self._cache.find(key := ("begun", *key))
+        plan, meeting = (None, None) if entry is None else self._begun_before(entry, arguments)
+        return (plan or self._make(arguments, algorithm, False, key, meeting)).begin()
+
+    def _begun_before(
+        self, entry: CachedCall, arguments: Arguments
+    ) -> tuple[Plan | None, Meeting | None]:
+        """The plan of an earlier nonblocking call if all ranks have it, and what they brought."""
+        parsed, location = entry.parsed, entry.location
+        assert location is not None, "the ranks met for it"
+        plan = self._cache.take(parsed, location)
+        if plan is None:
+            return None, None
+        meeting = self._rendezvous.meet_again(location, plan)
+        if meeting is None or not all_have(meeting, plan):
+            plan.Free()
+            return None, meeting
+        plan.keep, self.last_plan = partial(self._keep_begun, parsed, location, arguments), plan
+        return plan, meeting
 
     def _make(
-        self, arguments: Arguments, algorithm: Algorithm | str | None, repeats: bool
+        self,
+        arguments: Arguments,
+        algorithm: Algorithm | str | None,
+        repeats: bool,
+        key: Key | None = None,
+        meeting: Meeting | None = None,
     ) -> Plan | NativePlan:
         """A plan that can run beside others; for one run, an earlier plan if all ranks have it."""
         if algorithm is None:
@@ -255,14 +240,18 @@ class Engine:
         call = self._validator.call(arguments, algorithm, ", as a plan")
         location, places, plan, keep = self._rendezvous.location(call), None, None, None
         if location is not None:
-            plan = None if repeats else self._cache.take(call, location)
-            meeting = self._rendezvous.meet(location, plan)
+            if meeting is None:
+                plan = None if repeats else self._cache.take(call.key, location)
+                meeting = self._rendezvous.meet(location, plan)
             places = self._rendezvous.places(meeting)
             if plan is not None and not all_have(meeting, plan):
                 plan.Free()
                 plan = None
         if location and places and not (repeats or call.is_on_device):
-            keep = partial(self._keep_begun, call, location, places)
+            keep = partial(self._keep_begun, call.key, location, call)
+            if key is not None:
+                entry = CachedCall(arguments.op, None, location, None, call.key)
+                self._cache.remember(key, entry)
         if plan is None:
             call = self._autotune.tuned(call, places, measures=repeats)
             made = self._binder.bind(call, places, True, keep)
@@ -271,13 +260,14 @@ class Engine:
         plan.keep, self.last_plan = keep, plan
         return plan
 
-    def _keep_begun(self, call: Call, location: Location, places: Places, plan: Plan) -> None:
-        """Keeps a plan that has ended for the next nonblocking call on the same memory."""
+    def _keep_begun(self, parsed: Key | None, location: Location, _: object, plan: Plan) -> None:
+        """Keeps a plan that has ended for the next nonblocking call on the same memory, which the
+        third argument has kept until now."""
         node = self.resources.node
-        if node is None or not self._cache.keep(call, location, plan):
+        if node is None or not self._cache.keep(parsed, location, plan):
             plan.Free()
             return
-        for place in places[node.rank]:
+        for place in own_places(location):
             node.used_by(place, plan)
 
     def leaves_to_native(

@@ -18,7 +18,6 @@ from mpi4py import MPI
 
 from collectives.algorithms import Algorithm
 from collectives.calls.arguments import Arguments
-from collectives.calls.call import Call
 from collectives.calls.fast_path import nbytes_of_tensor
 from collectives.calls.mpi4py_spec import PREDEFINED
 from collectives.calls.rendezvous import Location
@@ -42,20 +41,23 @@ class CachedCall:
         op: the operation, kept lest another one comes to lie where it was.
         plan: its plan; ``None`` for the MPI library's own collective.
         location: this rank's part of the meeting; ``None`` if the ranks need not meet.
-        meeting: the ranks' locations when they met.
+        meeting: the ranks' locations when they met; ``None`` for a nonblocking call.
+        parsed: the key of a nonblocking call, whose plan is taken for one run at a time.
     """
 
     op: MPI.Op | None
     plan: Plan | None
     location: Location | None
     meeting: Meeting | None
+    parsed: Key | None = None
 
 
 class PlanCache:
     """The calls and plans of one communicator.
 
-    ``where`` is where a parsed call's memory lies: the places of all ranks' buffers for a blocking
-    call, this rank's location for a nonblocking one, ``None`` in ordinary memory.
+    ``parsed`` is the key of a parsed call.  ``where`` is where its memory lies: the places of all
+    ranks' buffers for a blocking call, this rank's location for a nonblocking one, ``None`` in
+    ordinary memory.
     """
 
     def __init__(self) -> None:
@@ -91,16 +93,16 @@ class PlanCache:
             self._entries.clear()
         self._entries[key] = entry
 
-    def take(self, call: Call, where: tuple[object, ...] | None) -> Plan | None:
+    def take(self, parsed: Key | None, where: tuple[object, ...] | None) -> Plan | None:
         """The plan of such a call, which is not kept any more."""
-        plan = self._plans.pop((call.key, where), None)
+        plan = self._plans.pop((parsed, where), None)
         return None if plan is None or plan.is_freed else plan
 
-    def keep(self, call: Call, where: tuple[object, ...] | None, plan: Plan) -> bool:
+    def keep(self, parsed: Key | None, where: tuple[object, ...] | None, plan: Plan) -> bool:
         """Keeps a plan, if that pays: above some size, binding is cheap beside the transfer."""
-        if call.key is None or (not where and plan.nbytes > _MOST_BYTES):
+        if parsed is None or (not where and plan.nbytes > _MOST_BYTES):
             return False
-        self._plans[call.key, where] = plan
+        self._plans[parsed, where] = plan
         if len(self._plans) > _MOST_PLANS:
             self._plans.popitem(last=False)[1].Free()
         return True

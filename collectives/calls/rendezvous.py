@@ -65,14 +65,14 @@ class Rendezvous:
             progress.leave("the ranks' meeting", error)
             raise
 
-    def meet_again(self, mine: Location) -> Meeting | None:
+    def meet_again(self, mine: Location, plan: Plan | None = None) -> Meeting | None:
         """As :meth:`meet`; ``None`` if this rank's memory is not there any more."""
         node = self._resources.node
         if node is None:
             return None
         send, recv, uses = mine[0], mine[2], node.windows.uses
         if (send < 0 or uses(send)) and (recv < 0 or uses(recv)):
-            return self.meet(mine)
+            return self.meet(mine, plan)
         return None
 
     def places_of(self, call: Call) -> Places | None:
@@ -88,10 +88,16 @@ class Rendezvous:
         told = [struct.unpack(_FORMAT, words) for words in meeting]
         if any(_ORDINARY in (words[0], words[2]) for words in told):
             return None
-        places = tuple((_place(*words[:2]), _place(*words[2:4])) for words in told)
+        places = tuple(own_places(words[:4]) for words in told)
         windows = {place.window for both in places for place in both if place}
         on_host = {node.windows[window].memory is HOST for window in windows}
         return places if len(on_host) == 1 else None
+
+
+def own_places(mine: Location) -> tuple[Place | None, Place | None]:
+    """The places of this rank's buffers, which lie in memory that the ranks share."""
+    send, send_offset, recv, recv_offset = mine
+    return _place(send, send_offset), _place(recv, recv_offset)
 
 
 def _place(window: int, offset: int) -> Place | None:
