@@ -9,6 +9,7 @@ from mpi4py import MPI
 
 from collectives import Communicator
 from collectives.calls.bind import Binder
+from collectives.calls.validate import Validator
 
 pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.quick_on(2)]
 
@@ -66,6 +67,22 @@ def test_all_ranks_bind_anew_where_one_has_other_memory(comm, bound):
         comm.Iallreduce(MPI.IN_PLACE, array, algorithm="direct").Wait()
         assert (array == total(comm)).all()
     assert len(bound) == 3
+
+
+def test_calls_on_known_memory_are_not_parsed(comm, monkeypatch):
+    """Whatever object names the memory; a type that is named is another call."""
+    array = comm.empty(100)
+    memory = MPI.buffer.fromaddress(MPI.Get_address(array), array.nbytes)
+    specs = (array, array[:], np.frombuffer(memory), [memory, MPI.DOUBLE], [memory, MPI.DOUBLE])
+    parsed, parse = [], Validator.call
+    monkeypatch.setattr(
+        Validator, "call", lambda self, *given: parsed.append(1) or parse(self, *given)
+    )
+    for spec in specs:
+        array[:] = comm.rank
+        comm.Iallreduce(MPI.IN_PLACE, spec, algorithm="direct").Wait()
+        assert (array == total(comm)).all()
+    assert len(parsed) == 2
 
 
 def test_other_calls_on_the_same_memory_have_plans_of_their_own(comm, bound):
