@@ -94,7 +94,7 @@ class Reductions(Calls):
         """Whether the communicator would call no more than MPI's own method.  Collective at first
         use, as its first all-reduce is."""
         largest = np.empty(LARGE, np.uint8)
-        return self.comm._engine.leaves_to_native("allreduce", largest, MPI.IN_PLACE)
+        return self.comm._engine.leaves_to_native(None, "allreduce", largest, MPI.IN_PLACE)
 
     def allreduce_coalesced(self, tensors: Any, options: Any = None, **_: Any) -> dist._Work:
         """One sum over all tensors of a dtype."""
