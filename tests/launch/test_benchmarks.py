@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from tests.launch.programs import needs_torch
 from tests.launch.test_examples import ROOT, pytestmark, run  # noqa: F401
 
 
@@ -22,6 +23,18 @@ def test_schedules_are_rehearsed(tmp_path):
     words = ["-m", "benchmarks.rehearse", "-m4", "--milliseconds=1"]
     rows = [line.split() for line in run(tmp_path, 2, *words).splitlines()[1:]]
     assert all(row[-1] == row[-2] for row in rows) and len(rows) == 5  # activations
+
+
+@pytest.mark.slow
+@needs_torch
+def test_torch_is_beside_gloo(tmp_path):
+    words = ["-m", "benchmarks.torch_backend", "--repeats=1", "-J", tmp_path / "torch.json"]
+    told = run(tmp_path, 2, *words, "--sizes", "8", "128K")
+    assert told.count("| 8 B |") == 10 and told.count("| 128 KiB |") == 5
+    told = run(tmp_path, 2, *words, "--steps", "--width=64")  # it stops if the losses differ
+    assert [line.split()[1] for line in told.splitlines()[-2:]] == ["DDP", "FSDP2"]
+    steps = json.loads((tmp_path / "torch.json").read_text())["rows"]
+    assert [sorted(row["times_s"]) for row in steps] == 2 * [["Gloo", "alone", "ours"]]
 
 
 @pytest.mark.slow

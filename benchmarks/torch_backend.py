@@ -1,0 +1,249 @@
+"""Calls and training steps of ``torch.distributed`` over our backend beside Gloo, in one process.
+
+    mpirun -n 2 python -m benchmarks.torch_backend            # calls; the small ones by mpi4py too
+    mpirun -n 2 python -m benchmarks.torch_backend --steps    # steps of DDP and of FSDP2
+
+The ways take turns, so that what else the machine does falls on all of them.  Times are medians of
+the slowest rank, and ratios those of medians and of the least times.  The table is Markdown.
+"""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from mpi4py import MPI
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+
+from benchmarks.words import bytes_in_words
+from collectives import Communicator
+from collectives.bench.report import environment
+from collectives.commands.arguments import size
+from collectives.torch import NAME
+from collectives.torch.register import register
+
+_SIZES = (8, 1 << 10, 1 << 16, 1 << 20, 1 << 24, 1 << 26)
+#: Sizes that are called with ``async_op=True`` too.
+_LATER = (8, 1 << 20)
+#: Bytes up to which mpi4py's own call is a third way.
+_SMALL = 1 << 16
+#: A repeat takes about so many seconds, and at most so many calls.
+_BUDGET_S, _MOST_CALLS = 0.02, 300
+_WARMUP = 5
+
+Ways = dict[str, Callable[[], Any]]
+Times = dict[str, list[float]]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measures; rank 0 prints, and writes the file that ``--json`` names."""
+    options = _parse(arguments)
+    comm = Communicator(MPI.COMM_WORLD)
+    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // comm.ranks_per_node))
+    register()
+    dist.init_process_group(NAME, "mpi://")
+    groups = {"Gloo": dist.new_group(backend="gloo"), "ours": dist.group.WORLD}
+    about = {**environment(comm), "torch": torch.__version__}
+    if comm.rank == 0:
+        print(
+            f"torch {about['torch']}, {about['mpi']}, {comm.size} ranks on {about['nodes']} "
+            f"node(s), {about['cores']} cores of {about['processor']}\n",
+            flush=True,
+        )
+    rows = _steps(comm, groups, options) if options.steps else _calls(comm, groups, options)
+    if comm.rank == 0 and options.json:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        options.json.write_text(json.dumps({"environment": about, "rows": rows}, indent=1) + "\n")
+    dist.destroy_process_group()
+    return 0
+
+
+def in_turns(comm: MPI.Intracomm, ways: Ways, repeats: int, calls: int = 1) -> Times:
+    """Seconds of one call in each repeat, those of the slowest rank.  Collective."""
+    times: Times = {way: [] for way in ways}
+    for _ in range(repeats):
+        for way, call in ways.items():
+            comm.Barrier()
+            begun = perf_counter()
+            for _ in range(calls):
+                call()
+            times[way].append(comm.allreduce((perf_counter() - begun) / calls, MPI.MAX))
+    return times
+
+
+def _calls(
+    comm: MPI.Intracomm, groups: dict[str, Any], options: argparse.Namespace
+) -> list[dict[str, Any]]:
+    rows = []
+    _print(comm, ["call", "bytes", "Gloo, us", "ours, us", *_RATIOS, "mpi4py, us"])
+    native = MPI.COMM_WORLD.Dup()
+    for collective in _COLLECTIVES:
+        for nbytes in options.sizes:
+            for later in (False, True)[: 1 + (nbytes in _LATER)]:
+                ways = {way: _call(collective, nbytes, g, later) for way, g in groups.items()}
+                if nbytes <= _SMALL and not later:
+                    ways["mpi4py"] = _native(collective, nbytes, native)
+                slowest = max(map(max, in_turns(comm, ways, 3).values()))
+                calls = max(1, min(_MOST_CALLS, int(_BUDGET_S / slowest)))
+                times = in_turns(comm, ways, options.repeats, calls)
+                rows.append({"call": collective, "bytes": nbytes, "async": later, "times_s": times})
+                us = {way: 1e6 * median(seconds) for way, seconds in times.items()}
+                name = f"{collective}, async" if later else collective
+                cells = [name, bytes_in_words(nbytes), f"{us['Gloo']:.1f}", f"{us['ours']:.1f}"]
+                cells += [*_ratios(times), f"{us['mpi4py']:.1f}" if "mpi4py" in us else ""]
+                _print(comm, cells)
+    native.Free()
+    return rows
+
+
+_COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
+
+
+def _buffers(nbytes: int, ranks: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Two of so many bytes, and one rank's part: zeros, so that sums in place do not overflow."""
+    part = torch.zeros(max(1, nbytes // 4 // ranks))
+    return torch.zeros(len(part) * ranks), torch.zeros(len(part) * ranks), part
+
+
+def _call(collective: str, nbytes: int, group: Any, later: bool) -> Callable[[], Any]:
+    whole, other, part = _buffers(nbytes, dist.get_world_size())
+    named: dict[str, Any] = {"group": group, "async_op": later}
+    gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+    scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+    begin = {
+        "all_reduce": lambda: dist.all_reduce(whole, **named),
+        "all_gather": lambda: gather(whole, part, **named),
+        "reduce_scatter": lambda: scatter(part, whole, **named),
+        "all_to_all": lambda: dist.all_to_all_single(whole, other, **named),
+        "broadcast": lambda: dist.broadcast(whole, 0, **named),
+    }[collective]
+    return (lambda: begin().wait()) if later else begin
+
+
+def _native(collective: str, nbytes: int, comm: MPI.Intracomm) -> Callable[[], Any]:
+    whole, other, part = (t.numpy() for t in _buffers(nbytes, comm.size))
+    return {
+        "all_reduce": lambda: comm.Allreduce(MPI.IN_PLACE, whole),
+        "all_gather": lambda: comm.Allgather(part, whole),
+        "reduce_scatter": lambda: comm.Reduce_scatter_block(whole, part),
+        "all_to_all": lambda: comm.Alltoall(other, whole),
+        "broadcast": lambda: comm.Bcast(whole),
+    }[collective]
+
+
+def _steps(
+    comm: MPI.Intracomm, groups: dict[str, Any], options: argparse.Namespace
+) -> list[dict[str, Any]]:
+    """Steps of one model, with little to compute.
+
+    Raises:
+        RuntimeError: the ways do not train the same.
+    """
+    rows = []
+    nbytes = sum(p.nbytes for p in _model(options.width).parameters())
+    if comm.rank == 0:
+        print(f"{nbytes / 2**20:.0f} MiB of gradients, batch {options.batch} a rank, float32\n")
+    _print(comm, ["step", "Gloo, ms", "ours, ms", "alone, ms", *_RATIOS])
+    for name, wrap in (("DDP", _ddp), ("FSDP2", _fsdp2)):
+        losses: Times = {}
+        models = {way: wrap(_model(options.width), group) for way, group in groups.items()}
+        models["alone"] = _model(options.width)
+        ways = {
+            way: _step(model, options, comm.rank, losses.setdefault(way, []))
+            for way, model in models.items()
+        }
+        in_turns(comm, ways, _WARMUP)
+        times = in_turns(comm, ways, options.repeats)
+        for gloo, ours in zip(losses["Gloo"], losses["ours"], strict=True):
+            if abs(gloo - ours) > 1e-3 * abs(gloo):
+                raise RuntimeError(f"{name} trains to {gloo} over Gloo and to {ours} over ours")
+        rows.append({"step": name, "bytes": nbytes, "times_s": times})
+        ms = [f"{1e3 * median(seconds):.1f}" for seconds in times.values()]
+        _print(comm, [name, *ms, *_ratios(times)])
+    return rows
+
+
+def _model(width: int) -> nn.Sequential:
+    """Six square layers, of 4 MiB each at a width of 1024."""
+    torch.manual_seed(0)
+    pairs = ((nn.Linear(width, width), nn.ReLU()) for _ in range(6))
+    return nn.Sequential(*(layer for pair in pairs for layer in pair), nn.Linear(width, 8))
+
+
+def _ddp(model: nn.Sequential, group: Any) -> nn.Module:
+    return nn.parallel.DistributedDataParallel(
+        model, process_group=group, gradient_as_bucket_view=True
+    )
+
+
+def _fsdp2(model: nn.Sequential, group: Any) -> nn.Module:
+    mesh = DeviceMesh.from_group(group, "cpu")
+    for part in (*list(model)[:-1:2], model):
+        sharded: Any = fully_shard(part, mesh=mesh)
+        if group is dist.group.WORLD and hasattr(sharded, _FROM_GROUP):
+            getattr(sharded, _FROM_GROUP)(True)
+    return model
+
+
+_FROM_GROUP = "set_allocate_memory_from_process_group_for_comm"
+
+
+def _step(
+    model: nn.Module, options: argparse.Namespace, rank: int, losses: list[float]
+) -> Callable[[], None]:
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    generator = torch.Generator().manual_seed(rank)
+    inputs = torch.randn(options.batch, options.width, generator=generator)
+    targets = torch.randn(options.batch, 8, generator=generator)
+
+    def step() -> None:
+        loss = nn.functional.mse_loss(model(inputs), targets)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+
+    return step
+
+
+_RATIOS = ("Gloo / ours", "of the least")
+
+
+def _ratios(times: Times) -> list[str]:
+    gloo, ours = times["Gloo"], times["ours"]
+    return [f"{median(gloo) / median(ours):.2f}", f"{min(gloo) / min(ours):.2f}"]
+
+
+def _print(comm: MPI.Intracomm, cells: list[str]) -> None:
+    """A row of the table; under a row of heads, which is the first, the rule."""
+    if comm.rank == 0:
+        print(f"| {' | '.join(cells)} |", flush=True)
+        if cells[0] in ("call", "step"):
+            print(f"| --- |{' ---: |' * (len(cells) - 1)}", flush=True)
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="benchmarks.torch_backend", description=__doc__)
+    add = parser.add_argument
+    add("--sizes", type=size, nargs="+", default=_SIZES, help="bytes of the larger buffer")
+    add("--repeats", type=int, help="of each way; 9 of calls, 30 of steps")
+    add("--steps", action="store_true", help="measure training steps in the place of calls")
+    add("--width", type=int, default=1024, help="of the steps' six layers")
+    add("--batch", type=int, default=8, help="samples of a rank's step")
+    add("-J", "--json", type=Path, help="write all times there")
+    options = parser.parse_args(arguments)
+    options.repeats = options.repeats or (30 if options.steps else 9)
+    return options
+
+
+if __name__ == "__main__":
+    sys.exit(main())
