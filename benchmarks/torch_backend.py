@@ -188,13 +188,8 @@ def _ddp(model: nn.Sequential, group: Any) -> nn.Module:
 def _fsdp2(model: nn.Sequential, group: Any) -> nn.Module:
     mesh = DeviceMesh.from_group(group, "cpu")
     for part in (*list(model)[:-1:2], model):
-        sharded: Any = fully_shard(part, mesh=mesh)
-        if group is dist.group.WORLD and hasattr(sharded, _FROM_GROUP):
-            getattr(sharded, _FROM_GROUP)(True)
+        fully_shard(part, mesh=mesh)
     return model
-
-
-_FROM_GROUP = "set_allocate_memory_from_process_group_for_comm"
 
 
 def _step(

@@ -18,6 +18,7 @@ from collectives.failure.watchdog import Watchdog
 from collectives.torch import NAME, GroupOptions
 from collectives.torch.calls import Calls
 from collectives.torch.copies import Copies
+from collectives.torch.fsdp import take_buffers_from_groups
 from collectives.torch.messages import MessageWork
 from collectives.torch.node_memory import GroupMemory
 from collectives.torch.order import Order
@@ -252,6 +253,7 @@ def create_group(
     else:
         made = world.Dup()
     comm = Communicator(made, reproducible=_is_reproducible(made, options))
+    take_buffers_from_groups()
     if not _has_backends():
         return MPIProcessGroup(comm, timeout, store)
     if not hasattr(_ProcessGroup, "_recv_from_any"):

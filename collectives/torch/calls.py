@@ -101,8 +101,7 @@ class Calls:
     ) -> torch.Tensor:
         """A tensor of ``size`` items with any values, in memory that the ranks of a node share.
 
-        All ranks call it in the same order among their collectives.  FSDP2 takes its buffers here
-        after ``module.set_allocate_memory_from_process_group_for_comm(True)``.
+        All ranks call it in the same order among their collectives.  FSDP2 takes its buffers here.
         """
         return self._node_memory.take(size, dtype)
 

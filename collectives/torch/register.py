@@ -72,6 +72,7 @@ def take_over() -> list[str]:
         'The backend "mpi" is this one, and torch.distributed.is_mpi_available() is true.',
         f'Groups of CPU tensors that name no backend are of "{NAME}".',
         "env:// without MASTER_ADDR and MASTER_PORT asks MPI for ranks, as mpi:// does.",
+        "FSDP2 takes its buffers from its group, in memory that the ranks of a node share.",
     ]
     if os.environ.pop("TORCH_DISTRIBUTED_USE_TORCHCOMMS", None):
         changes.append("TORCH_DISTRIBUTED_USE_TORCHCOMMS is unset, as it overrides every backend.")

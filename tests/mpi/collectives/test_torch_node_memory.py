@@ -1,7 +1,5 @@
 """Large calls of ``torch.distributed`` groups through memory that the ranks share."""
 
-import copy
-
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -127,18 +125,22 @@ def test_pieces_of_sixteen_bits_are_rounded_once(group, dtype):
     torch.testing.assert_close(out, expected.to(dtype), rtol=2.0**-7, atol=1e-6)
 
 
-def test_fsdp2_takes_its_buffers_from_the_group(group):
+def sharded(group):
+    """The layers over the group, by FSDP2."""
     fsdp = pytest.importorskip("torch.distributed.fsdp")
     from torch.distributed.device_mesh import DeviceMesh
 
-    rank, ranks = dist.get_rank(), dist.get_world_size()
     if not hasattr(fsdp.FSDPModule, "set_allocate_memory_from_process_group_for_comm"):
         pytest.skip("this torch has no such method")
-    module, alone = two_layers(), copy.deepcopy(two_layers())
-    mesh = DeviceMesh.from_group(group, "cpu")
+    module, mesh = two_layers(), DeviceMesh.from_group(group, "cpu")
     for part in (module[0], module[2], module):
         fsdp.fully_shard(part, mesh=mesh)
-        part.set_allocate_memory_from_process_group_for_comm(True)
+    return module
+
+
+def test_fsdp2_takes_its_buffers_from_the_group(group):
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    module, alone = sharded(group), two_layers()
     optimizers = [torch.optim.SGD(m.parameters(), 0.1) for m in (module, alone)]
     inputs = torch.randn(5, 4 * ranks, 200, generator=torch.Generator().manual_seed(1)).double()
     for batch in inputs:
@@ -149,5 +151,13 @@ def test_fsdp2_takes_its_buffers_from_the_group(group):
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad()
-    assert bool(memory_of(group)._taken)
+    assert memory_of(group)._taken
     assert is_shared(group, memory_of(group).take(60_000, torch.float64)) == (ranks > 1)
+
+
+def test_fsdp2_takes_none_where_the_program_says_so(group):
+    module = sharded(group)
+    for part in (module[0], module[2]):
+        part.set_allocate_memory_from_process_group_for_comm(False)
+    module(torch.ones(4, 200).double()).sum().backward()
+    assert not memory_of(group)._taken
