@@ -166,7 +166,7 @@ class Trainer(ClosedTogether):
         if name := hooked(self.module):
             raise ConfigError(
                 f"model: {name} was given a hook on its gradient, which the trainer would not "
-                "call; put it into the loss, or use mpitrain.adapters.torch.DataParallel"
+                "call; put it into the loss, or use torch's DistributedDataParallel"
             )
 
     def fit(self, *, resume: bool = False, allow_changes: bool = False) -> list[Epoch]:

@@ -50,7 +50,7 @@ class _Group(Reductions, Copies):
         self.comm = comm
         self.store = store
         self._watchdog = Watchdog(comm, _seconds(timeout))
-        self._order = Order(NAME)
+        self._order = _order()
         self._node_memory = GroupMemory(comm, self._order)
         self._under_way: set[MessageWork] = set()
         self._calls = 0
@@ -101,6 +101,17 @@ def _drain(order: Order, under_way: set[MessageWork]) -> None:
         for message in list(under_way):
             message.wait()
         order.close()
+
+
+def _order() -> Order:
+    """The order of a new group's collectives: its own, or the one of all groups without threads.
+
+    Without threads a call that blocks must run those of all groups that came before it, as others
+    may wait for them.
+    """
+    world = backend_of(dist.group.WORLD) if dist.is_initialized() else None
+    order = Order(NAME)
+    return order if order.has_thread or world is None else world._order
 
 
 def _seconds(timeout: timedelta) -> float:
@@ -236,15 +247,8 @@ def create_group(
     """A group of these ranks of ``MPI.COMM_WORLD``, of all if there are none; on its ranks only.
 
     Raises:
-        RuntimeError: MPI lets only one thread call it.
         ValueError: on all ranks: they ask for different options.
     """
-    if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
-        raise RuntimeError(
-            "torch's calls in the background need an MPI library with MPI_THREAD_MULTIPLE, and "
-            f"this one gives level {MPI.Query_thread()}; take another build of it, or unset "
-            "mpi4py.rc.thread_level"
-        )
     world = MPI.COMM_WORLD
     if ranks:
         group = world.Get_group().Incl(ranks)

@@ -107,8 +107,9 @@ class Calls:
 
     def _message(self, request: MPI.Request, flat: Joined, receives: bool) -> dist._Work:
         for earlier in list(self._under_way):  # lets go of those that nobody waits for
-            earlier.is_completed()
-        return self._begun(MessageWork(request, flat, receives, self._under_way, self._watchdog))
+            earlier.test()
+        kept = self._under_way, self._watchdog, self._order
+        return self._begun(MessageWork(request, flat, receives, *kept))
 
 
 def listed(tensors: Any) -> list[torch.Tensor]:

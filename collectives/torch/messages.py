@@ -10,7 +10,7 @@ from mpi4py import MPI
 from torch.futures import Future
 
 from collectives.failure.watchdog import Watchdog
-from collectives.torch.order import NO_TIMEOUT
+from collectives.torch.order import NO_TIMEOUT, Order
 from collectives.torch.tensors import Joined
 
 
@@ -24,6 +24,7 @@ class MessageWork(dist._Work):
         under_way: messages of the group; this one is in it until it is complete, so that one
             that the program drops goes on.
         watchdog: sees who waits for the message.
+        order: the group's collectives.
     """
 
     def __init__(
@@ -33,9 +34,10 @@ class MessageWork(dist._Work):
         receives: bool,
         under_way: "set[MessageWork]",
         watchdog: Watchdog,
+        order: Order,
     ) -> None:
         super().__init__()
-        self._watchdog = watchdog
+        self._watchdog, self._order = watchdog, order
         self._request, self._flat, self._receives = request, flat, receives
         self._under_way = under_way
         self._status = MPI.Status()
@@ -45,6 +47,11 @@ class MessageWork(dist._Work):
         under_way.add(self)
 
     def is_completed(self) -> bool:
+        self._order.before_message()
+        return self.test()
+
+    def test(self) -> bool:
+        """Whether the message is complete; runs no collective."""
         if self._guard.acquire(blocking=False):  # else another thread waits for it
             try:
                 if not self._is_complete and self._request.Test(self._status):
@@ -54,6 +61,7 @@ class MessageWork(dist._Work):
         return self._is_complete
 
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
+        self._order.before_message()
         with self._guard:
             if not self._is_complete:
                 what = "recv" if self._receives else "send"
@@ -87,7 +95,10 @@ class MessageWork(dist._Work):
     _source_rank = source_rank
 
     def get_future(self) -> Future[Any]:
-        """A future that a thread completes, as the message must not hold up the collectives."""
+        """A future that a thread completes, as the message must not hold up the collectives.
+
+        Where MPI allows no thread, the caller waits.
+        """
         if self._future is None:
             future: Future[Any] = Future()
             self._future = future
@@ -96,5 +107,8 @@ class MessageWork(dist._Work):
                 self.wait()
                 future.set_result(self.result())
 
-            threading.Thread(target=complete, daemon=True).start()
+            if self._order.has_thread:
+                threading.Thread(target=complete, daemon=True).start()
+            else:
+                complete()
         return self._future

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from mpi4py import MPI
 from torch.futures import Future
 
 NO_TIMEOUT = timedelta(milliseconds=-1)
@@ -103,6 +104,9 @@ class CollectiveWork(dist._Work):
         self.wait()
 
     def is_completed(self) -> bool:
+        """Whether the call has ended; without a thread, who asks runs it."""
+        if not self.is_done and not self._order.has_thread:
+            self._order.help(self)
         return self.is_done
 
     def is_success(self) -> bool:
@@ -115,6 +119,8 @@ class CollectiveWork(dist._Work):
         return self._value
 
     def get_future(self) -> Future[Any]:
+        if not self.is_done and not self._order.has_thread:
+            self._order.help(self)
         with self._order.futures:
             is_new, is_done = self._future is None, self.is_done
             if self._future is None:
@@ -164,10 +170,14 @@ class Order:
     Callbacks of a future run with the lock held, and collectives that they call run at once: so
     these have the same place in the order on all ranks, whoever runs them.
 
+    Where MPI gives less than ``MPI_THREAD_MULTIPLE`` there is no thread: a call runs when the
+    program waits for it, asks for it, or makes a later call that blocks.
+
     Args:
         name: name of the thread.
 
     Attributes:
+        has_thread: whether a thread of the group's may run calls.
         calls: the calls that wait for their turn.
         runs: held by whoever runs a call.
         futures: guards the futures of the calls.
@@ -175,6 +185,7 @@ class Order:
 
     def __init__(self, name: str) -> None:
         self._name = name
+        self.has_thread = MPI.Query_thread() == MPI.THREAD_MULTIPLE
         self.calls: collections.deque[CollectiveWork] = collections.deque()
         self.runs = threading.Lock()
         self.futures = threading.Lock()
@@ -211,6 +222,8 @@ class Order:
             work.run()
             return work
         self.calls.append(work)
+        if not self.has_thread:
+            return work
         if self._thread is None:
             sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_SECONDS))
             self._thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
@@ -230,12 +243,21 @@ class Order:
                 if not work.is_done and self.calls:
                     self._run(self.calls.popleft().run)
 
-    def close(self) -> None:
-        """Runs what is left, and ends the thread."""
+    def catch_up(self) -> None:
+        """Runs what is left."""
         while self.calls:
             with self.runs:
                 if self.calls:
                     self._run(self.calls.popleft().run)
+
+    def before_message(self) -> None:
+        """Runs what a thread would run while the caller waits for a message."""
+        if not self.has_thread and self._runner != threading.get_ident():
+            self.catch_up()
+
+    def close(self) -> None:
+        """Runs what is left, and ends the thread."""
+        self.catch_up()
         if self._thread is not None:
             self._ends = True
             self.wake()

@@ -24,7 +24,7 @@ def example(folder, name, ranks=2):
 
 
 def test_every_example_is_run_here():
-    tested = {"allreduce", "own_algorithm", "own_data", "torch_loop", "pipeline"}
+    tested = {"allreduce", "own_algorithm", "own_data", "pipeline"}
     assert {path.stem for path in (ROOT / "examples").glob("*.py")} == tested
 
 
@@ -56,15 +56,6 @@ def test_own_algorithm_is_measured(tmp_path):
     rows = [line.split() for line in told.splitlines() if " both_ways " in f" {line} "]
     assert len(rows) >= 2, told
     assert '"both_ways"' in (tmp_path / "own.json").read_text()
-
-
-@pytest.mark.slow
-@needs_torch
-def test_torch_loop(tmp_path):
-    told = example(tmp_path, "torch_loop")
-    losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", told)]
-    assert losses == sorted(losses, reverse=True) and len(losses) == 4
-    assert (tmp_path / "circle.pt").stat().st_size > 0
 
 
 @pytest.mark.slow

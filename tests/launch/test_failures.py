@@ -400,25 +400,6 @@ def test_a_rank_that_polls_where_others_wait_is_not_missed(tmp_path, call, told)
     assert ended.stderr.count("missing: ") == 1
 
 
-UNEVEN = """
-import torch
-from mpitrain.adapters.torch import DistributedDataParallel
-net = DistributedDataParallel(torch.nn.Linear(2, 2), comm=comm)
-for _ in range(3 - (comm.rank == 1)):
-    net(torch.zeros(1, 2)).sum().backward()
-comm.allreduce(1)
-"""
-
-
-@pytest.mark.slow
-@needs_torch
-def test_a_rank_that_has_fewer_batches_and_no_join_is_named(tmp_path):
-    ended = job(tmp_path, UNEVEN, ranks=2, COLLECTIVES_TIMEOUT="5")
-    assert ended.returncode != 0
-    assert "the replicas of a module" in ended.stderr.partition("\n")[0]
-    assert "missing: rank 1\n" in ended.stderr
-
-
 @pytest.mark.slow
 def test_ranks_of_a_group_are_named_as_the_job_numbers_them(tmp_path):
     ended = job(

@@ -13,7 +13,7 @@ import sys, time
 import torch
 from mpi4py import MPI
 import mpitrain
-from mpitrain.adapters.torch import DistributedDataParallel
+from torch.nn.parallel import DistributedDataParallel
 
 place, kind, catches, when = sys.argv[1:]
 rank, made = MPI.COMM_WORLD.rank, []
@@ -82,6 +82,7 @@ def train():
     trainer.fit()
 
 def loop():
+    torch.distributed.init_process_group("collectives", "mpi://")
     net = DistributedDataParallel(torch.nn.Linear(3, 1))
     made.append(True)
     step = torch.optim.SGD(net.parameters(), lr=0.1)

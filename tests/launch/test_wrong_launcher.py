@@ -35,11 +35,9 @@ def a_sparse_sum():
     collectives.sparse_allreduce(MPI.COMM_WORLD, [0], np.ones(1), 4)
 
 
-def a_loop():
-    torch = pytest.importorskip("torch")
-    from mpitrain.adapters.torch import DistributedDataParallel
-
-    DistributedDataParallel(torch.nn.Linear(3, 1))
+def a_group_of_torch():
+    dist = pytest.importorskip("torch.distributed")
+    dist.init_process_group("collectives", "mpi://")
 
 
 def a_trainer():
@@ -62,7 +60,13 @@ of_each_launcher = pytest.mark.parametrize("told", TOLD, indirect=True)
 @of_each_launcher
 @pytest.mark.parametrize(
     "program",
-    [a_sum, a_part_of_it, a_sparse_sum, a_trainer, pytest.param(a_loop, marks=pytest.mark.slow)],
+    [
+        a_sum,
+        a_part_of_it,
+        a_sparse_sum,
+        a_trainer,
+        pytest.param(a_group_of_torch, marks=pytest.mark.slow),
+    ],
 )
 def test_a_program_does_not_work_alone(program, told, tmp_path):
     with pytest.raises(collectives.LaunchError, match=r"this process is rank 0 of 1, but \w+=[34]"):

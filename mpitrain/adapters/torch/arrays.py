@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from importlib import import_module
 from types import ModuleType
 from typing import Any
 
@@ -12,11 +11,6 @@ import torch
 from collectives.errors import install
 from mpitrain.arrays import Array, array_namespace
 from mpitrain.config import ConfigError
-
-
-def namespace_of(tensor: torch.Tensor) -> ModuleType:
-    """``numpy`` for a tensor on the CPU, ``cupy`` for one on a GPU."""
-    return import_module("cupy") if tensor.is_cuda else np
 
 
 def as_array(tensor: torch.Tensor, xp: ModuleType = np) -> Array:

@@ -1,20 +1,18 @@
-"""Codecs of gradients in a user's own loop: a communication hook, like torch's PowerSGD."""
+"""Codecs of gradients for torch's DistributedDataParallel, as a communication hook."""
 
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 import torch
 import torch.distributed as dist
 from mpi4py import MPI
+from torch.nn.parallel import DistributedDataParallel
 
-from collectives import Communicator
 from collectives.codec import Dice
 from collectives.torch import NAME
+from collectives.torch.backend import backend_of
 from mpitrain.adapters.torch.arrays import as_array, as_tensor
-from mpitrain.adapters.torch.comm_hooks import UnderWay
-from mpitrain.adapters.torch.replica import DataParallel
 from mpitrain.compress import CodecError, parse
 from mpitrain.compress.codec import Momentum
 from mpitrain.config import Compress
@@ -26,8 +24,6 @@ from mpitrain.parallel.summation import Dense, Sum, Summand
 from mpitrain.training.build import compression
 
 _CODED = (torch.float32, torch.float64)
-#: Starts the sum of a bucket, and returns it with what is to be done at its end.
-_Start = Callable[[], tuple[Any, Callable[[], None]]]
 
 
 class Compression:
@@ -36,10 +32,10 @@ class Compression:
         state = Compression(net, "powersgd:rank=4")
         net.register_comm_hook(state, compression_hook)
 
-    ``net`` is a ``DataParallel``, or torch's own DistributedDataParallel over a group of the
-    backend "collectives".  torch's makes its buckets anew after its first backward pass, whose
-    gradients therefore travel as they are, unless it has ``find_unused_parameters=True`` and no
-    ``static_graph``: so a loop that goes on from a saved state has one such pass, too.
+    ``net`` is on a group of the backend "collectives".  torch makes its buckets anew after the
+    first backward pass, whose gradients therefore travel as they are, unless ``net`` has
+    ``find_unused_parameters=True`` and no ``static_graph``: so a loop that goes on from a saved
+    state has one such pass, too.
 
     If a gradient of any rank is not finite, the mean is not, either, on all ranks, and the parts
     left out stay as before.  They are in units of the gradients: a loss scale (``GradScaler``) must
@@ -51,7 +47,7 @@ class Compression:
 
     def __init__(
         self,
-        net: DataParallel | torch.nn.parallel.DistributedDataParallel,
+        net: DistributedDataParallel,
         codec: str,
         *,
         start: int = 0,
@@ -63,7 +59,7 @@ class Compression:
         """Choose the codec; arguments as in the table ``[compress]`` of a job.
 
         Raises:
-            TypeError: torch's replicas are on a group of another backend.
+            TypeError: ``net`` is on a group of another backend.
             ValueError: there is no such codec, or it cannot be combined with the other arguments.
         """
         if codec == "none":
@@ -82,14 +78,14 @@ class Compression:
                 raise CodecError(f"codec = {codec!r}: {why}")
         except msgspec.ValidationError as error:
             raise CodecError(str(error)) from error
-        self._first = 0
-        self._ranks: UnderWay | _Group
-        if isinstance(net, DataParallel):
-            self._comm, self._ranks = net.under_way
-        else:
-            self._ranks = _Group(net.process_group)
-            self._comm = self._ranks.comm
-            self._first = 0 if net.find_unused_parameters and not net.static_graph else 1
+        backend = backend_of(net.process_group)
+        if backend is None:
+            raise TypeError(
+                f"codecs need a group of the backend {NAME!r}, not "
+                f'{dist.get_backend(net.process_group)!r}: init_process_group({NAME!r}, "mpi://")'
+            )
+        self._backend, self._comm = backend, backend.comm
+        self._first = 0 if net.find_unused_parameters and not net.static_graph else 1
         dice = Dice(seed, self._comm.rank)
         self._summation = CompressedSummation(compression(table), dice, Dense(), tells=True)
         self._sums: dict[int, tuple[int, Sum]] = {}
@@ -108,18 +104,20 @@ class Compression:
             if self._sums and self._loaded:
                 raise RuntimeError(
                     f"state of {', '.join(sorted(self._loaded)[:3])} was loaded, and no gradients "
-                    "are coded so; load it into a Compression of the same codec, of a DataParallel "
-                    "with the same bucket_bytes"
+                    "are coded so; load it into a Compression of the same codec, with the same "
+                    "bucket_cap_mb"
                 )
             self.steps += 1
             self._passes += 1
-        return self._ranks.begin(partial(self._start_sum, bucket), bucket.buffer())
+        work = self._backend.in_order("compressed sum", lambda: self._sum(bucket), bucket.buffer())
+        return work.get_future()
 
-    def _start_sum(self, bucket: Any) -> tuple[Any, Callable[[], None]]:
+    def _sum(self, bucket: Any) -> None:
         buffer, index = bucket.buffer(), bucket.index()
         buffer.div_(self._comm.size)
         if buffer.dtype not in _CODED or self._passes <= self._first:
-            return self._comm.Iallreduce(MPI.IN_PLACE, as_array(buffer)), lambda: None
+            self._comm.Allreduce(MPI.IN_PLACE, as_array(buffer))
+            return
         if index not in self._sums:
             self._sums[index] = buffer.data_ptr(), self._bind(bucket)
             self._restore()
@@ -131,12 +129,9 @@ class Compression:
             )
         self._summation.dice.step = self.steps - 1
         found.Start()
-
-        def ended() -> None:
-            if isinstance(found, CodedSum):
-                (found.commit if found.is_finite else found.rollback)()
-
-        return found, ended
+        found.Wait()
+        if isinstance(found, CodedSum):
+            (found.commit if found.is_finite else found.rollback)()
 
     def _bind(self, bucket: Any) -> Sum:
         buffer = bucket.buffer()
@@ -162,7 +157,7 @@ class Compression:
                 if saved.shape != values.shape:
                     raise RuntimeError(
                         f"state of {name} has shape {tuple(saved.shape)}, and what is coded so "
-                        f"{tuple(values.shape)}; take a DataParallel with the same bucket_bytes"
+                        f"{tuple(values.shape)}; take the same bucket_cap_mb"
                     )
                 values.copy_(saved)
 
@@ -188,7 +183,7 @@ class Compression:
         self.steps = int(self._loaded.pop("steps"))
 
     def close(self) -> None:
-        """Free the sums; collective, before ``net.close()``."""
+        """Free the sums; collective, before the group ends."""
         while self._sums:
             self._sums.popitem()[1][1].Free()
 
@@ -196,29 +191,5 @@ class Compression:
 def compression_hook(
     state: Compression, bucket: dist.GradBucket
 ) -> torch.futures.Future[torch.Tensor]:  # torch looks at these two types
-    """Hook for ``register_comm_hook``, torch's or ours: the mean of a bucket by a codec."""
+    """Hook for ``register_comm_hook``: the mean of a bucket by a codec."""
     return state.begin(bucket)
-
-
-class _Group:
-    """The ranks of torch's own replicas, whose sums have a place among the group's collectives."""
-
-    def __init__(self, group: dist.ProcessGroup) -> None:
-        from collectives.torch.backend import backend_of
-
-        backend = backend_of(group)
-        if backend is None:
-            raise TypeError(
-                f"codecs need a group of the backend {NAME!r}, not {dist.get_backend(group)!r}: "
-                f'init_process_group({NAME!r}, "mpi://")'
-            )
-        self.comm: Communicator = backend.comm
-        self._backend = backend
-
-    def begin(self, start: _Start, buffer: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
-        def call() -> None:
-            request, ended = start()
-            request.Wait()
-            ended()
-
-        return self._backend.in_order("compressed sum", call, buffer).get_future()

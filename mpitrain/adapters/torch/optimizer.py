@@ -147,7 +147,7 @@ def _tried(made: torch.optim.Optimizer, options: Mapping[str, Any]) -> TorchOpti
         raise ConfigError(
             f"optimizer: a {type(made).__name__} does not update each number by itself ({why}), "
             "which ZeRO and flat buckets need; take one that does, as torch.optim.AdamW, or a loop "
-            "of your own with mpitrain.adapters.torch.DistributedDataParallel, where any works"
+            "of your own with torch's DistributedDataParallel, where any works"
         )
     return found
 

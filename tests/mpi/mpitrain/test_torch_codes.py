@@ -1,4 +1,4 @@
-"""Gradients by codes in a loop of one's own, as a communication hook."""
+"""Gradients of torch's DistributedDataParallel by codes, as a communication hook."""
 
 import numpy as np
 import pytest
@@ -11,11 +11,19 @@ from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 from collectives.torch.backend import backend_of  # noqa: E402
 from collectives.torch.register import register  # noqa: E402
-from mpitrain.adapters.torch import Compression, DataParallel, compression_hook  # noqa: E402
+from mpitrain.adapters.torch import Compression, compression_hook  # noqa: E402
 from mpitrain.compress import parse  # noqa: E402
 
 pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
 P, RANK = MPI.COMM_WORLD.size, MPI.COMM_WORLD.rank
+
+
+@pytest.fixture(autouse=True)
+def group():
+    register()
+    dist.init_process_group("collectives", "mpi://")
+    yield backend_of(dist.group.WORLD)
+    dist.destroy_process_group()
 
 
 def module():
@@ -41,61 +49,68 @@ def hooked(replica, codec, **how):
     return hook
 
 
-def run(comm, net, steps, codec=None, state=None, first=0, **how):
+def replicas(net, bucket_bytes=4096, **how):
+    """Replicas whose buckets stay as they are, so that the first pass is coded, too."""
+    how = {"find_unused_parameters": True, **how}
+    return DistributedDataParallel(net, bucket_cap_mb=bucket_bytes / 2**20, **how)
+
+
+def run(net, steps, codec=None, state=None, first=0, **how):
     """Gradients of each step, and what the hook remembers after them."""
     found, kept = [], {}
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    with DataParallel(comm, net, bucket_bytes=4096) as replica:
-        hook = hooked(replica, codec, **how) if codec else None
-        if hook and state is not None:
-            hook.load_state_dict(state)
-        for step in range(first, first + steps):
-            optimizer.zero_grad()
-            backward(replica, step)
-            found.append(torch.cat([p.grad.flatten().clone() for p in net.parameters()]).numpy())
-            optimizer.step()
-        if hook:
-            kept = hook.state_dict()
-            hook.close()
+    replica = replicas(net)
+    hook = hooked(replica, codec, **how) if codec else None
+    if hook and state is not None:
+        hook.load_state_dict(state)
+    for step in range(first, first + steps):
+        optimizer.zero_grad()
+        backward(replica, step)
+        found.append(torch.cat([p.grad.flatten().clone() for p in net.parameters()]).numpy())
+        optimizer.step()
+    if hook:
+        kept = hook.state_dict()
+        hook.close()
     return np.array(found), kept
 
 
 @pytest.mark.parametrize("codec", ["topk:keep=1", "powersgd:rank=99,min_rate=0"])
-def test_codes_that_leave_nothing_out_give_the_mean(comm, codec):
-    expected, _ = run(comm, module(), 3)
-    found, _ = run(comm, module(), 3, codec)
+def test_codes_that_leave_nothing_out_give_the_mean(codec):
+    expected, _ = run(module(), 3)
+    found, _ = run(module(), 3, codec)
     np.testing.assert_allclose(found, expected, rtol=1e-7, atol=1e-12)
 
 
 @pytest.mark.parametrize("codec", ["int8", "signum", "dgc:keep=0.1", "powersgd:rank=2"])
 def test_replicas_stay_equal_and_a_loop_goes_on_bit_by_bit(comm, codec):
     net = module()
-    expected, _ = run(comm, net, 5, codec, start=0)
+    expected, _ = run(net, 5, codec, start=0)
     assert len({one.tobytes() for one in comm.allgather(expected)}) == 1
-    dense, _ = run(comm, module(), 1)
+    dense, _ = run(module(), 1)
     assert not np.array_equal(dense[0], expected[0])
     net = module()
-    run_first, kept = run(comm, net, 3, codec)
-    rest, _ = run(comm, net, 2, codec, state=kept, first=3)
+    run_first, kept = run(net, 3, codec)
+    rest, _ = run(net, 2, codec, state=kept, first=3)
     np.testing.assert_array_equal(np.concatenate([run_first, rest]), expected)
     assert int(kept["steps"]) == 3
 
 
 def test_a_gradient_that_is_no_number_on_one_rank_is_none_on_all(comm):
-    with DataParallel(comm, net := module()) as replica:
-        hook = hooked(replica, "int8", feedback="on")
-        for step in range(3):
-            bad = step == 1 and comm.rank == P - 1
-            before = hook.state_dict()
-            net.zero_grad()
-            backward(replica, step, float("nan") if bad else 1.0)
-            finite = [bool(p.grad.isfinite().all()) for p in net.parameters()]
-            assert comm.allgather(finite) == [[step != 1] * 4] * P
-            after = hook.state_dict()
-            if step == 1:
-                assert all(torch.equal(after[k], before[k]) for k in before if k != "steps")
-        assert after.keys() > {"steps"}
-        hook.close()
+    replica = replicas(net := module())
+    hook = hooked(replica, "int8", feedback="on")
+    for step in range(3):
+        bad = step == 1 and comm.rank == P - 1
+        before = hook.state_dict()
+        net.zero_grad()
+        backward(replica, step, float("nan") if bad else 1.0)
+        finite = [bool(p.grad.isfinite().all()) for p in net.parameters()]
+        assert comm.allgather(finite) == [[step != 1] * 4] * P
+        after = hook.state_dict()
+        if step == 1:
+            same = [torch.equal(after[k], before[k]) for k in before if k != "steps"]
+            assert same and all(same)
+    assert after.keys() > {"steps"}
+    hook.close()
 
 
 @pytest.mark.parametrize(
@@ -113,74 +128,35 @@ def test_a_gradient_that_is_no_number_on_one_rank_is_none_on_all(comm):
         ("int8", {"start": -1}, ">= 0"),
     ],
 )
-def test_arguments_are_refused_as_in_a_job(comm, codec, how, why):
-    with DataParallel(comm, module()) as replica, pytest.raises(ValueError, match=why):
-        Compression(replica, codec, **how)
+def test_arguments_are_refused_as_in_a_job(codec, how, why):
+    with pytest.raises(ValueError, match=why):
+        Compression(replicas(module()), codec, **how)
 
 
-def test_what_was_loaded_is_not_lost_without_a_word(comm):
-    _, kept = run(comm, module(), 1, "powersgd:rank=2")
-    net = module()
-    with DataParallel(comm, net, bucket_bytes=4096) as replica:
-        hook = hooked(replica, "powersgd:rank=2")
-        hook.load_state_dict(kept)
-        again = hook.state_dict()  # before a backward pass
-        assert again.keys() == kept.keys()
-        assert all(torch.equal(again[name], kept[name]) for name in kept)
+def test_what_was_loaded_is_not_lost_without_a_word():
+    _, kept = run(module(), 1, "powersgd:rank=2")
+    hook = hooked(replicas(module()), "powersgd:rank=2")
+    hook.load_state_dict(kept)
+    again = hook.state_dict()  # before a backward pass
+    assert again.keys() == kept.keys()
+    assert all(torch.equal(again[name], kept[name]) for name in kept)
     for bucket_bytes, codec in ((1 << 20, "powersgd:rank=2"), (4096, "bf16")):
-        net = module()
-        with DataParallel(comm, net, bucket_bytes=bucket_bytes) as replica:
-            hooked(replica, codec).load_state_dict(kept)
-            with pytest.raises(RuntimeError, match=r"^state of .* (was loaded|has shape)"):
-                for step in range(2):
-                    backward(replica, step)
-
-
-@pytest.fixture
-def group():
-    register()
-    dist.init_process_group("collectives", "mpi://")
-    yield backend_of(dist.group.WORLD)
-    dist.destroy_process_group()
-
-
-def losses(net, made, state, steps=4):
-    net.register_comm_hook(state, compression_hook)
-    optimizer = torch.optim.SGD(made.parameters(), lr=0.1)
-    found = []
-    for step in range(steps):
-        optimizer.zero_grad()
-        inputs, labels = batch(RANK, step)
-        loss = torch.nn.functional.mse_loss(net(inputs), labels)
-        loss.backward()
-        optimizer.step()
-        found.append(loss.item().hex())
-    state.close()
-    return found
-
-
-def of_torch(codec, *, in_buckets=1e-6, remakes=False, **how):
-    """torch's replicas, whose buckets have one parameter each and stay, and their hook's state."""
-    made = module()
-    net = DistributedDataParallel(
-        made, bucket_cap_mb=in_buckets, find_unused_parameters=not remakes
-    )
-    return net, made, Compression(net, codec, least=1, **how)
-
-
-@pytest.mark.parametrize("codec", ["int8", "topk", "signum", "dgc:keep=0.1", "powersgd:rank=2"])
-def test_torch_s_replicas_have_the_losses_of_ours(comm, group, codec):
-    made = module()
-    with DataParallel(comm, made, bucket_bytes=1) as replica:
-        expected = losses(replica, made, Compression(replica, codec, least=1))
-    assert losses(*of_torch(codec)) == expected
+        replica = replicas(module(), bucket_bytes)
+        hooked(replica, codec).load_state_dict(kept)
+        with pytest.raises(RuntimeError, match=r"state of .* (was loaded|has shape)"):
+            for step in range(2):
+                backward(replica, step)
 
 
 @pytest.mark.parametrize("codec", ["bf16", "int8", "sign"])
-def test_torch_s_replicas_send_as_many_bytes_as_the_code_has(group, codec):
+def test_replicas_send_as_many_bytes_as_the_code_has(group, codec):
     traffic = group.comm.count_traffic()
-    net, made, state = of_torch(codec, in_buckets=25)
-    losses(net, made, state, steps=4)
+    made = module()
+    net = replicas(made, 25 << 20)
+    state = hooked(net, codec)
+    for step in range(4):
+        backward(net, step)
+    state.close()
     coded = 4 * parse(codec).nbytes(sum(p.numel() for p in made.parameters() if p.dim() > 1))
     rest = 4 * sum(p.nbytes for p in made.parameters() if p.dim() == 1)  # vectors have no code
     sent = traffic.sent + traffic.shared
@@ -189,9 +165,9 @@ def test_torch_s_replicas_send_as_many_bytes_as_the_code_has(group, codec):
     assert P == 1 or coded * (P == 2) < sent <= most + 2 * rest
 
 
-def test_the_first_pass_of_torch_s_replicas_is_dense_as_their_buckets_are_made_anew(group):
-    net, made, state = of_torch("signum", remakes=True)
-    net.register_comm_hook(state, compression_hook)
+def test_the_first_pass_is_dense_where_torch_makes_its_buckets_anew():
+    net = replicas(made := module(), find_unused_parameters=False)
+    state = hooked(net, "signum")
     alone = module()
     for step in range(3):
         net.zero_grad()
@@ -208,7 +184,7 @@ def test_the_first_pass_of_torch_s_replicas_is_dense_as_their_buckets_are_made_a
     state.close()
 
 
-def test_codecs_need_a_group_of_ours(group):
+def test_codecs_need_a_group_of_ours():
     net = DistributedDataParallel(module(), process_group=dist.new_group(backend="gloo"))
     with pytest.raises(TypeError, match="not 'gloo'"):
         Compression(net, "int8")

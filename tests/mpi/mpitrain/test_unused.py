@@ -169,33 +169,6 @@ def test_asynchronous_pipelines_refuse_it(folder):
         trainer.fit()
 
 
-def test_in_a_loop_of_ones_own(comm):
-    from mpitrain.adapters.torch import DistributedDataParallel
-
-    torch.manual_seed(7)
-    module = Branches().double()
-    begin = {name: value.clone() for name, value in module.state_dict().items()}
-    net = DistributedDataParallel(module, comm=comm)
-    optimizer = adamw(net.parameters())
-    special = torch.zeros(4, 1).double()
-    for step in range(4):
-        draw = torch.Generator().manual_seed(step * comm.size + comm.rank)
-        x = torch.rand(4, 6, generator=draw).double()
-        # In the third step on one rank alone.
-        special[0] = float(step == 2 and comm.rank == comm.size - 1)
-        optimizer.zero_grad()
-        net(x, special)["y"].square().mean().backward()
-        assert (module.rare.weight.grad is not None) == (step == 2)
-        assert module.never.weight.grad is None
-        optimizer.step()
-    net.close()
-    assert optimizer.state[module.rare.weight]["step"] == 1
-    for name in ("never.weight", "aside.weight", "behind.bias"):
-        assert torch.equal(module.state_dict()[name], begin[name])
-    own = module.rare.weight.detach().numpy()
-    assert all(np.array_equal(own, other) for other in comm.allgather(own))
-
-
 @pytest.mark.skipif(RANKS < 2, reason="a worker and a server")
 @pytest.mark.parametrize("model", [Cut, lambda: torch.nn.Sequential(Pair(), Cut().enter)])
 def test_servers_refuse_it(folder, model):

@@ -7,7 +7,7 @@ from torch import nn
 
 from mpitrain.config import ConfigError
 
-ELSEWHERE = "or train it with DataParallel in a loop of your own"
+ELSEWHERE = "or train it with torch's DistributedDataParallel in a loop of your own"
 _BATCH_NORM = nn.modules.batchnorm._BatchNorm
 
 #: Parts of modules that cannot be layers, and why.
