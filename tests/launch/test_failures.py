@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch.programs import needs_launcher, needs_torch, run, scratch
+from tests.launch.programs import needs_launcher, run, scratch
 from tests.processes import running
 
 pytestmark = [scratch, needs_launcher]
