@@ -14,9 +14,9 @@ PAGE = ROOT / "docs" / "from-torch.md"
 
 
 def programs():
-    """torch's, the loop and the trainer."""
+    """torch's and the trainer."""
     found = [text for _, text in snippets(PAGE) if text.startswith("# ")]
-    assert [text.split()[1] for text in found] == ["torchrun", "mpirun", "mpirun"]
+    assert ["collectives.torch" in text.partition("\n")[0] for text in found] == [True, False]
     return found
 
 
@@ -33,14 +33,41 @@ def written(tmp_path):
     return write
 
 
-def test_the_loop_ends_as_torch_alone(written, tmp_path):
-    torchs, loop, _ = programs()
+def test_torch_s_script_ends_over_mpi_as_alone(written, tmp_path):
+    program = written(programs()[0])
     alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
-    done = started(tmp_path, written(torchs), **alone)
+    done = started(tmp_path, program, **alone)
     assert done.returncode == 0, done.stderr
-    program = written(loop)
-    found = [loss(run(tmp_path, ranks, program)) for ranks in (1, 2)]
+    launcher = ("-m", "collectives.torch")
+    found = [loss(run(tmp_path, ranks, *launcher, program)) for ranks in (1, 2)]
     assert found == [loss(done.stdout)] * 2
+
+
+#: Ranks with 3 and 5 samples, whose gradient is to be that of one process with all 8.
+UNEQUAL = """
+import torch
+import torch.distributed as dist
+dist.init_process_group("collectives", "mpi://")
+torch.manual_seed(0)
+module, criterion = torch.nn.Linear(4, 2).double(), torch.nn.functional.mse_loss
+x, y = torch.randn(8, 4).double(), torch.randn(8, 2).double()
+criterion(module(x), y).backward()
+right = module.weight.grad.clone()
+module.zero_grad()
+net = torch.nn.parallel.DistributedDataParallel(module)
+own = slice(3) if dist.get_rank() == 0 else slice(3, 8)
+inputs, labels = x[own], y[own]
+{snippet}
+loss.backward()
+torch.testing.assert_close(module.weight.grad, right)
+print("equal")
+"""
+
+
+def test_means_over_unequal_batches_are_those_of_one_process(written, tmp_path):
+    (snippet,) = (text for _, text in snippets(PAGE) if text.startswith("dist.all_reduce"))
+    told = run(tmp_path, 2, written(UNEQUAL.format(snippet=snippet)))
+    assert told.count("equal") == 2
 
 
 def test_the_trainer_ends_alike_in_every_layout(written, tmp_path):
@@ -52,22 +79,13 @@ def test_the_trainer_ends_alike_in_every_layout(written, tmp_path):
     assert len(set(found)) == 1
 
 
-def test_the_loop_differs_in_its_beginning_and_its_end_alone():
-    torchs, loop, _ = (text.splitlines()[1:] for text in programs())
-    assert [line for line in loop if line not in torchs] == [
-        "from mpi4py import MPI",
-        "from mpitrain.adapters.torch import DistributedDataParallel",
-        "rank, size = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size",
-    ]
-
-
 def test_keys_of_the_trainer_are_those_of_a_job():
     """``name=value`` and ``table={...}`` in the tables of the page."""
     from mpitrain.config import Config, Model, configured
 
     rows = [line for line in PAGE.read_text().splitlines() if line.startswith("| ")]
     said = [cell for row in rows for cell in re.findall(r"`(\w+=[^`]+)`", row.split(" | ", 1)[1])]
-    keys = [cell for cell in said if not re.match(r"comm=|model=|schedule=l|COLLECTIVES", cell)]
+    keys = [cell for cell in said if not re.match(r"model=|schedule=l", cell)]
     assert len(keys) > 12
     for key in keys:
         configured(Config(model=Model(kind="mlp")), eval(f"dict({key})"))
