@@ -49,6 +49,10 @@ else:
     assert later.get_future().wait()[0] is twos and ones.tolist() == [size] * 3
 dist.barrier(beside)
 assert twos.tolist() == [size] * 3
+# A call that blocks runs what came before it.
+ones, work = begun()
+dist.barrier(beside)
+assert ones.tolist() == [size] * 3
 # A message waits no longer than its collectives: rank 0's sum runs while it waits for the message.
 ones, work = begun()
 got = torch.zeros(1)
