@@ -55,7 +55,8 @@ class _Group(Reductions, Copies):
         self._under_way: set[MessageWork] = set()
         self._calls = 0
         # At exit, as what is under way would meet the end of MPI; before the watchdog's farewell.
-        self._drain = functools.partial(_drain, self._order, self._under_way)
+        # This keeps the object, too, which torch's wrapper with TORCH_DISTRIBUTED_DEBUG=DETAIL
+        # does not.
         atexit.register(self._drain)
 
     def rank(self) -> int:
@@ -94,13 +95,12 @@ class _Group(Reductions, Copies):
             self.comm.Free()
         self._watchdog.close()
 
-
-def _drain(order: Order, under_way: set[MessageWork]) -> None:
-    """Carries out what is under way."""
-    if not MPI.Is_finalized():
-        for message in list(under_way):
-            message.wait()
-        order.close()
+    def _drain(self) -> None:
+        """Carries out what is under way."""
+        if not MPI.Is_finalized():
+            for message in list(self._under_way):
+                message.wait()
+            self._order.close()
 
 
 def _seconds(timeout: timedelta) -> float:
