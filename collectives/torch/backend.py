@@ -20,6 +20,7 @@ from collectives.torch.calls import Calls
 from collectives.torch.copies import Copies
 from collectives.torch.fsdp import take_buffers_from_groups
 from collectives.torch.messages import MessageWork
+from collectives.torch.monitored import monitored_barrier
 from collectives.torch.node_memory import GroupMemory
 from collectives.torch.order import Order
 from collectives.torch.reductions import Reductions
@@ -53,7 +54,7 @@ class _Group(Reductions, Copies):
         self._order = Order(NAME)
         self._node_memory = GroupMemory(comm, self._order)
         self._under_way: set[MessageWork] = set()
-        self._calls = 0
+        self._calls = self._monitored = 0
         # At exit, as what is under way would meet the end of MPI; before the watchdog's farewell.
         # This keeps the object, too, which torch's wrapper with TORCH_DISTRIBUTED_DEBUG=DETAIL
         # does not.
@@ -80,6 +81,14 @@ class _Group(Reductions, Copies):
 
     def _get_sequence_number_for_group(self) -> int:
         return self._calls
+
+    def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
+        """A barrier with a timeout, given as such or in options; rank 0 names who is missing."""
+        given = getattr(timeout, "timeout", timeout)
+        is_set = given is not None and given >= timedelta(0)
+        seconds = given.total_seconds() if is_set else self._watchdog.timeout
+        self._monitored += 1
+        monitored_barrier(self.comm, self._monitored, seconds, wait_all_ranks)
 
     def abort(self) -> None:
         MPI.COMM_WORLD.Abort(1)
