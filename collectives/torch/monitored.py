@@ -26,7 +26,7 @@ def monitored_barrier(comm: Communicator, number: int, seconds: float, names_all
         RuntimeError: a rank is missing; on rank 0 with its number.
     """
     end = monotonic() + seconds
-    tag = comm.Get_attr(MPI.TAG_UB)
+    tag = int(comm.Get_attr(MPI.TAG_UB) or 0)
     if comm.rank:
         comm.send((number, True), 0, tag)
         if _heard(comm, [0], number, tag, end) != {0: True}:

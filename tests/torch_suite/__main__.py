@@ -2,13 +2,16 @@
 
 import argparse
 import collections
+import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 from pathlib import Path
 
 from tests.launch.programs import LAUNCHER, environment
@@ -81,10 +84,8 @@ class Job:
         except subprocess.TimeoutExpired:
             self.process.kill()
         for (pid,) in self.lines("process"):
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
 
 
 def run(options: argparse.Namespace) -> dict[str, list[str]]:
@@ -109,6 +110,25 @@ def run(options: argparse.Namespace) -> dict[str, list[str]]:
                 sys.exit("the job ended before its first test")
 
 
+def unexpected(options: argparse.Namespace, results: dict[str, list[str]]) -> list[str]:
+    """Lines for the tests whose outcome is not the one that ``expected.toml`` gives them."""
+    data = tomllib.loads(Path(__file__).with_name("expected.toml").read_text())
+    reasons = "|".join(reason for skipped in data["skipped"] for reason in skipped["reasons"])
+    name = options.guise or options.backend
+    fails = {
+        test: entry["outcome"]
+        for entry in data["fails"]
+        if options.backend != "gloo" and name in entry["as"]
+        for test in entry["tests"]
+    }
+    lines = []
+    for test, (outcome, why) in results.items():
+        expected = fails.get(test, "ok")
+        if outcome != expected and not (outcome == "skip" and re.search(reasons, why)):
+            lines.append(f"{test}: {outcome} in the place of {expected}: {why}")
+    return lines
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.torch_suite", description=__doc__)
     parser.add_argument("--backend", choices=["gloo", "collectives", "mpi"], default="collectives")
@@ -123,9 +143,11 @@ def main() -> int:
     results = run(options)
     if options.json:
         options.json.write_text(json.dumps(results, indent=1))
+    lines = unexpected(options, results)
     count = collections.Counter(outcome for outcome, _ in results.values())
     print(", ".join(f"{count[outcome]} {outcome}" for outcome in sorted(count)))
-    return 0
+    print(*lines, sep="\n")
+    return bool(lines)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ import unittest
 from datetime import timedelta
 from pathlib import Path
 
-import torch
 import torch.distributed as dist
 from mpi4py import MPI
 from torch.distributed import distributed_c10d as c10d
@@ -35,6 +34,8 @@ def main(backend: str, guise: str, pattern: str, folder: Path, done: set[str]) -
         register()
     if guise:
         _disguise(backend, guise)
+    if backend != "gloo":
+        _translate_events(guise or backend)
     case = _case(world.rank)
     names = unittest.TestLoader().getTestCaseNames(type(case))
     names = [name for name in names if re.search(pattern, name)]
@@ -68,28 +69,34 @@ def _prepare(backend: str, size: int, folder: Path) -> None:
 def _disguise(backend: str, guise: str) -> None:
     """Has groups of one backend made where another one is asked for, under the other's name.
 
-    So tests run that are for the other one alone.  Events of the profiler are looked up by the
-    backend's own name, and all are called asynchronous: tests want that of blocking calls, too.
+    So tests run that are for the other one alone.
     """
-    from torch.testing._internal.distributed import distributed_test as tests
-
-    make, find = c10d._new_process_group_helper, tests.get_profiling_event
+    make = c10d._new_process_group_helper
 
     def made(size, rank, ranks, asked, *args, **named):
-        group, store = make(
-            size, rank, ranks, backend if asked == guise else asked, *args, **named
-        )
+        group, store = make(size, rank, ranks, backend if asked == guise else asked, *args, **named)
         if group in c10d._world.pg_map:
             c10d._world.pg_map[group] = asked, c10d._world.pg_map[group][1]
         return group, store
 
+    c10d._new_process_group_helper = made
+
+
+def _translate_events(shown: str) -> None:
+    """Lets tests find our events in the profiler by the name that they know the backend by.
+
+    All are called asynchronous, as tests want that of blocking calls, too.
+    """
+    from torch.testing._internal.distributed import distributed_test as tests
+
+    find = tests.get_profiling_event
+
     def found(name, *args, **named):
-        events = find(re.sub(f"^{guise}:", f"{backend}:", name), *args, **named)
+        events = find(re.sub(f"^{shown}:", f"{NAME}:", name), *args, **named)
         for event in events:
             event.name, event.is_async = name, True
         return events
 
-    c10d._new_process_group_helper = made
     tests.get_profiling_event = found
 
 
