@@ -1,10 +1,8 @@
 """The backend as torch sees it: a ``Backend`` from torch 2.14 on, a ``ProcessGroup`` before."""
 
 import atexit
-import functools
 import threading
 import zlib
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -120,7 +118,8 @@ def _seconds(timeout: timedelta) -> float:
     return seconds if seconds > 0 else float(threading.TIMEOUT_MAX)
 
 
-for _kind in (Calls, Reductions, Copies):
+_KINDS = (Calls, Reductions, Copies)
+for _kind in _KINDS:
     for _name, _method in list(vars(_kind).items()):
         is_called_by_torch = not _name.startswith("_") or _name.endswith("_base")
         if callable(_method) and is_called_by_torch:
@@ -238,7 +237,7 @@ def create_group(
     take_buffers_from_groups()
     if version() < (2, 14):  # which takes a backend that is written in Python
         return MPIProcessGroup(comm, timeout, store)
-    call_directly(MPIBackend)
+    call_directly(MPIBackend, _KINDS)
     return MPIBackend(comm, timeout, store)
 
 

@@ -61,7 +61,7 @@ class Calls:
 
         Args:
             value: tensors of the result.
-            inputs: those that torch's profiler shows, if they are others.
+            inputs: tensors that torch's profiler shows in the place of these.
         """
         self._calls += 1
         history = self._watchdog.calls

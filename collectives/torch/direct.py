@@ -16,12 +16,7 @@ def outside_dynamo(method: Callable[..., Any]) -> Callable[..., Any]:
     It does what ``torch._dynamo.disable`` does, in 0.1 us in the place of 0.8, and without its
     import of 1.5 s.
     """
-    from torch._C._dynamo.eval_frame import (
-        _FrameAction,
-        _FrameExecStrategy,
-        set_code_exec_strategy,
-        set_eval_frame,
-    )
+    from torch._C._dynamo import eval_frame
 
     def call(*args: Any, **named: Any) -> Any:
         before = set_eval_frame(None)
@@ -30,21 +25,30 @@ def outside_dynamo(method: Callable[..., Any]) -> Callable[..., Any]:
         finally:
             set_eval_frame(before)
 
-    skip = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.DEFAULT)
-    set_code_exec_strategy(call.__code__, skip)
+    set_eval_frame = eval_frame.set_eval_frame
+    if hasattr(eval_frame, "skip_code"):  # torch up to 2.6
+        eval_frame.skip_code(call.__code__)
+    else:
+        action = eval_frame._FrameAction
+        skip = eval_frame._FrameExecStrategy(action.SKIP, action.DEFAULT)
+        eval_frame.set_code_exec_strategy(call.__code__, skip)
     return functools.update_wrapper(call, method)
 
 
 @functools.cache
-def call_directly(kind: type) -> None:
-    """Lets torch's groups, from torch 2.14 on, call a backend of a kind without C++ between them.
+def call_directly(backend: type, kinds: tuple[type, ...]) -> None:
+    """Lets torch's groups, from torch 2.14 on, call a backend without C++ between them.
 
     C++ would hand out works that never say that they are complete, nor who sent a message.
+
+    Args:
+        backend: class of the backend.
+        kinds: classes whose methods are called so; but for barriers, which have no tensor.
     """
-    for name, theirs in list(vars(dist.ProcessGroup).items()):
-        is_operation = callable(theirs) and not name.startswith("__") and name != "barrier"
-        if is_operation and hasattr(getattr(kind, name, None), "__wrapped__"):
-            setattr(dist.ProcessGroup, name, outside_dynamo(_direct(kind, name, theirs)))
+    for name in {name for kind in kinds for name in vars(kind)} - {"barrier"}:
+        theirs = vars(dist.ProcessGroup).get(name)
+        if callable(theirs):
+            setattr(dist.ProcessGroup, name, outside_dynamo(_direct(backend, name, theirs)))
 
 
 def _direct(kind: type, name: str, theirs: Callable[..., Any]) -> Callable[..., Any]:

@@ -29,7 +29,7 @@ class MessageWork(dist._Work):
     """A message under way.
 
     Args:
-        what: what it is called in reports; all but a "send" is written back to its tensor.
+        what: name in reports; all but a "send" is written back to its tensor.
         request: the request of MPI.
         flat: memory of the message, which is kept until it is complete.
         under_way: messages of the group; this one is in it until it is complete, so that one

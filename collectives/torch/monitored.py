@@ -17,8 +17,8 @@ def monitored_barrier(comm: Communicator, number: int, seconds: float, names_all
     A rank that comes after the timeout raises as well, and the next barrier is whole again.
 
     Args:
-        number: of this barrier on this communicator, so that messages of an earlier one, to which
-            a rank came too late, are told from its own.
+        number: counts the communicator's barriers, so that the message of a rank that came too
+            late to an earlier one is told from this one's.
         seconds: timeout.
         names_all: whether rank 0 names all ranks that are missing, in the place of the first.
 
@@ -52,7 +52,7 @@ def monitored_barrier(comm: Communicator, number: int, seconds: float, names_all
 def _heard(
     comm: Communicator, ranks: Iterable[int], number: int, tag: int, end: float
 ) -> dict[int, bool]:
-    """What ranks say of this barrier, as far as they are heard before the end."""
+    """The answers of ranks in this barrier, as far as they come before the end."""
     said: dict[int, bool] = {}
     waits = set(ranks)
     while waits:
