@@ -290,7 +290,7 @@ def test_replicas_have_the_gradients_of_one_process(ranks, rank):
             "world_size",
         ),
         (lambda n: dist.reduce_scatter_tensor(torch.empty(2), torch.ones(2 * n + 1)), "world size"),
-        (lambda n: dist.all_reduce(torch.ones(2, device="meta")), "on the CPU"),
+        (lambda n: dist.all_reduce(torch.ones(2, 2).to_sparse_csr()), "on the CPU"),
         (
             lambda n: dist.all_to_all_single(torch.empty(2), torch.ones(2), [2] * n, [3] * n),
             "sizes",
