@@ -75,7 +75,8 @@ class Calls:
             finally:
                 history.end()
 
-        run = self._order.later if getattr(options, "asyncOp", False) else self._order.now
+        # torch up to 2.6 does not say which calls block; it waits for them itself.
+        run = self._order.later if getattr(options, "asyncOp", True) else self._order.now
         return self._begun(run(watched, value))
 
     def in_order(self, what: str, call: Callable[[], None], value: Any) -> dist._Work:
@@ -91,8 +92,8 @@ class Calls:
             self._block.append(work)
         return work
 
-    def barrier(self, options: Any = None, **_: Any) -> dist._Work:
-        return self._submit("barrier", self.comm.Barrier, [], options)
+    def barrier(self, options: Any = None, opts: Any = None) -> dist._Work:
+        return self._submit("barrier", self.comm.Barrier, [], options or opts)
 
     def send(self, tensors: Tensors, to: int, tag: int = 0) -> dist._Work:
         check_dense(tensors)
