@@ -75,7 +75,7 @@ class Calls:
             finally:
                 history.end()
 
-        # torch up to 2.6 does not say which calls block; it waits for them itself.
+        # A caller that does not say that it blocks may go on before the others have come.
         run = self._order.later if getattr(options, "asyncOp", True) else self._order.now
         return self._begun(run(watched, value))
 

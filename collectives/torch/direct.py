@@ -26,12 +26,9 @@ def outside_dynamo(method: Callable[..., Any]) -> Callable[..., Any]:
             set_eval_frame(before)
 
     set_eval_frame = eval_frame.set_eval_frame
-    if hasattr(eval_frame, "skip_code"):  # torch up to 2.6
-        eval_frame.skip_code(call.__code__)
-    else:
-        action = eval_frame._FrameAction
-        skip = eval_frame._FrameExecStrategy(action.SKIP, action.DEFAULT)
-        eval_frame.set_code_exec_strategy(call.__code__, skip)
+    action = eval_frame._FrameAction
+    skip = eval_frame._FrameExecStrategy(action.SKIP, action.DEFAULT)
+    eval_frame.set_code_exec_strategy(call.__code__, skip)
     return functools.update_wrapper(call, method)
 
 

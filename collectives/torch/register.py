@@ -13,7 +13,7 @@ from collectives.torch import NAME
 #: Environment variable by which "mpi" is ours in programs that start Python themselves.
 VARIABLE = "COLLECTIVES_TORCH"
 #: Oldest version of torch that was tried.
-OLDEST = (2, 5)
+OLDEST = (2, 9)
 
 
 def autoload() -> None:

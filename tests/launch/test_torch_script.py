@@ -94,7 +94,7 @@ def test_an_old_torch_is_refused_with_the_version_that_is_needed(monkeypatch):
     import torch
 
     monkeypatch.setattr(torch, "__version__", "2.4.1+cpu")
-    with pytest.raises(RuntimeError, match=r"need torch 2\.5, and this one is 2\.4"):
+    with pytest.raises(RuntimeError, match=r"need torch 2\.9, and this one is 2\.4"):
         register()
 
 
