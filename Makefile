@@ -40,7 +40,7 @@ export OMPI_MCA_rmaps_base_oversubscribe ?= 1
 export OMPI_ALLOW_RUN_AS_ROOT ?= 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM ?= 1
 
-.PHONY: help install train doctor test quick slow test-full bench lint check lowest wheel-check docs seeded soak conformance tune peers hosts cluster container clean
+.PHONY: help install train doctor test quick slow test-full bench lint check lowest wheel-check docs seeded soak conformance torch-tests tune peers hosts cluster container clean
 
 help:
 	@echo "make train          train $(CONFIG) on NP=$(NP) ranks"
@@ -56,6 +56,7 @@ help:
 	@echo "make lowest         the tests of tests/unit with the oldest dependencies that are allowed"
 	@echo "make wheel-check    build the wheel, install it and use it where there is no repository"
 	@echo "make conformance    mpi4py's own tests with our communicator, on SIZES=$(SIZES) ranks; hours"
+	@echo "make torch-tests    PyTorch's own tests over our torch.distributed; needs TORCH=1"
 	@echo "make soak           drawn calls on buffers of every kind, SOAK=$(SOAK) s on NP=$(NP) ranks"
 	@echo "make bench          our all-reduces beside the MPI library's, on 2 ranks"
 	@echo "make tune           measure a tuning table for NP=$(NP) ranks of this machine"
@@ -140,6 +141,11 @@ wheel-check: install
 
 conformance: install
 	$(BIN)/python -m tests.conformance --sizes $(SIZES) $(MODULES:%=--modules %)
+
+# Under Gloo's name on 2 ranks, and as "mpi" on 3, as PyTorch gates tests by the backend's name.
+torch-tests: install
+	$(BIN)/python -m tests.torch_suite --as gloo -n 2
+	$(BIN)/python -m tests.torch_suite --backend mpi -n 3
 
 seeded: install
 	$(BIN)/python -m tests.seeded

@@ -1,10 +1,8 @@
 """The backend as torch sees it: a ``Backend`` from torch 2.14 on, a ``ProcessGroup`` before."""
 
 import atexit
-import functools
 import threading
 import zlib
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -18,11 +16,14 @@ from collectives.failure.watchdog import Watchdog
 from collectives.torch import NAME, GroupOptions
 from collectives.torch.calls import Calls
 from collectives.torch.copies import Copies
+from collectives.torch.direct import call_directly, outside_dynamo
 from collectives.torch.fsdp import take_buffers_from_groups
 from collectives.torch.messages import MessageWork
+from collectives.torch.monitored import monitored_barrier
 from collectives.torch.node_memory import GroupMemory
 from collectives.torch.order import Order
 from collectives.torch.reductions import Reductions
+from collectives.torch.register import version
 
 #: torch's own classes, whose stubs know no subclasses.
 _Backend: Any = torch._C._distributed_c10d.Backend
@@ -53,9 +54,10 @@ class _Group(Reductions, Copies):
         self._order = _order()
         self._node_memory = GroupMemory(comm, self._order)
         self._under_way: set[MessageWork] = set()
-        self._calls = 0
+        self._calls = self._monitored = 0
         # At exit, as what is under way would meet the end of MPI; before the watchdog's farewell.
-        self._drain = functools.partial(_drain, self._order, self._under_way)
+        # This keeps the object, too, which torch's wrapper with TORCH_DISTRIBUTED_DEBUG=DETAIL
+        # does not.
         atexit.register(self._drain)
 
     def rank(self) -> int:
@@ -80,6 +82,14 @@ class _Group(Reductions, Copies):
     def _get_sequence_number_for_group(self) -> int:
         return self._calls
 
+    def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
+        """A barrier with a timeout, given as such or in options; rank 0 names who is missing."""
+        given = getattr(timeout, "timeout", timeout)
+        is_set = given is not None and given >= timedelta(0)
+        seconds = given.total_seconds() if is_set else self._watchdog.timeout
+        self._monitored += 1
+        monitored_barrier(self.comm, self._monitored, seconds, wait_all_ranks)
+
     def abort(self) -> None:
         MPI.COMM_WORLD.Abort(1)
 
@@ -94,13 +104,12 @@ class _Group(Reductions, Copies):
             self.comm.Free()
         self._watchdog.close()
 
-
-def _drain(order: Order, under_way: set[MessageWork]) -> None:
-    """Carries out what is under way."""
-    if not MPI.Is_finalized():
-        for message in list(under_way):
-            message.wait()
-        order.close()
+    def _drain(self) -> None:
+        """Carries out what is under way."""
+        if not MPI.Is_finalized():
+            for message in list(self._under_way):
+                message.wait()
+            self._order.close()
 
 
 def _order() -> Order:
@@ -120,36 +129,12 @@ def _seconds(timeout: timedelta) -> float:
     return seconds if seconds > 0 else float(threading.TIMEOUT_MAX)
 
 
-def _outside_dynamo(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Hides a method from ``torch.compile``, which traces what a compiled module's hooks call.
-
-    It does what ``torch._dynamo.disable`` does, in 0.1 us in the place of 0.8, and without its
-    import of 1.5 s.
-    """
-    from torch._C._dynamo.eval_frame import (
-        _FrameAction,
-        _FrameExecStrategy,
-        set_code_exec_strategy,
-        set_eval_frame,
-    )
-
-    def call(*args: Any, **named: Any) -> Any:
-        before = set_eval_frame(None)
-        try:
-            return method(*args, **named)
-        finally:
-            set_eval_frame(before)
-
-    skip = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.DEFAULT)
-    set_code_exec_strategy(call.__code__, skip)
-    return functools.update_wrapper(call, method)
-
-
-for _kind in (Calls, Reductions, Copies):
+_KINDS = (Calls, Reductions, Copies)
+for _kind in _KINDS:
     for _name, _method in list(vars(_kind).items()):
         is_called_by_torch = not _name.startswith("_") or _name.endswith("_base")
         if callable(_method) and is_called_by_torch:
-            setattr(_kind, _name, _outside_dynamo(_method))
+            setattr(_kind, _name, outside_dynamo(_method))
 
 
 class MPIBackend(_Group, _Backend):
@@ -182,7 +167,10 @@ class MPIProcessGroup(_Group, _ProcessGroup):
 
     def _get_backend(self, device: torch.device) -> "MPIProcessGroup":
         if torch.device(device).type != "cpu":
-            raise RuntimeError(f"No backend type associated with device type {device}")
+            raise RuntimeError(
+                f"No backend type associated with device type {device}: torch makes one beside "
+                f"{NAME} from 2.14 on"
+            )
         return self
 
     def get_group_store(self) -> Any:
@@ -230,13 +218,6 @@ def create(options: Any, chosen: Any = None) -> Any:
     return create_group(ranks, options.group_id, options.timeout, options.store, chosen)
 
 
-def _receive_from_any(self: Any, tensors: list[torch.Tensor], tag: int) -> Any:
-    """``ProcessGroup.recv_anysource``; torch's own loses the source of a work in Python."""
-    backend = self._get_backend(tensors[0].device)
-    own = backend.recv_anysource if isinstance(backend, MPIBackend) else self._recv_from_any
-    return own(tensors, tag)
-
-
 def create_group(
     ranks: list[int],
     name: str,
@@ -258,11 +239,9 @@ def create_group(
         made = world.Dup()
     comm = Communicator(made, reproducible=_is_reproducible(made, options))
     take_buffers_from_groups()
-    if not _has_backends():
+    if version() < (2, 14):  # which takes a backend that is written in Python
         return MPIProcessGroup(comm, timeout, store)
-    if not hasattr(_ProcessGroup, "_recv_from_any"):
-        _ProcessGroup._recv_from_any = _ProcessGroup.recv_anysource
-        _ProcessGroup.recv_anysource = _receive_from_any
+    call_directly(MPIBackend, _KINDS)
     return MPIBackend(comm, timeout, store)
 
 
@@ -286,9 +265,3 @@ def _is_reproducible(comm: MPI.Intracomm, options: GroupOptions | None) -> bool:
             f"the same {_REPRODUCIBLE}"
         )
     return bool(own)
-
-
-def _has_backends() -> bool:
-    """Whether torch takes a backend that is written in Python."""
-    version = tuple(int(part) for part in torch.__version__.split(".")[:2])
-    return version >= (2, 14)

@@ -10,7 +10,7 @@ from mpi4py import MPI
 
 from collectives.communicator import Communicator
 from collectives.failure.watchdog import Watchdog
-from collectives.torch.messages import MessageWork
+from collectives.torch.messages import MessageWork, end_event, event, profiler_enabled
 from collectives.torch.node_memory import GroupMemory
 from collectives.torch.order import JointWork, Order
 from collectives.torch.tensors import Joined, check_dense, dense, memory
@@ -49,10 +49,24 @@ class Calls:
 
     start_coalescing, end_coalescing = _start_coalescing, _end_coalescing
 
-    def _submit(self, what: str, call: Callable[[], None], value: Any, options: Any) -> dist._Work:
-        """Runs a call, now or in the background, and has it watched under a name."""
+    def _submit(
+        self,
+        what: str,
+        call: Callable[[], None],
+        value: Any,
+        options: Any,
+        inputs: Tensors | None = None,
+    ) -> dist._Work:
+        """Runs a call, now or in the background, and has it watched under a name.
+
+        Args:
+            value: tensors of the result.
+            inputs: tensors that torch's profiler shows in the place of these.
+        """
         self._calls += 1
         history = self._watchdog.calls
+        if profiler_enabled():
+            call = _recorded(call, event(what, value if inputs is None else inputs))
 
         def watched() -> None:
             history.begin(what)
@@ -61,7 +75,8 @@ class Calls:
             finally:
                 history.end()
 
-        run = self._order.later if getattr(options, "asyncOp", False) else self._order.now
+        # A caller that does not say that it blocks may go on before the others have come.
+        run = self._order.later if getattr(options, "asyncOp", True) else self._order.now
         return self._begun(run(watched, value))
 
     def in_order(self, what: str, call: Callable[[], None], value: Any) -> dist._Work:
@@ -77,18 +92,19 @@ class Calls:
             self._block.append(work)
         return work
 
-    def barrier(self, options: Any = None, **_: Any) -> dist._Work:
-        return self._submit("barrier", self.comm.Barrier, [], options)
+    def barrier(self, options: Any = None, opts: Any = None) -> dist._Work:
+        return self._submit("barrier", self.comm.Barrier, [], options or opts)
 
     def send(self, tensors: Tensors, to: int, tag: int = 0) -> dist._Work:
         check_dense(tensors)
         flat = Joined([dense(tensors[0])], reads=True)
-        return self._message(self.comm.Isend(memory(flat.whole), to, tag), flat, False)
+        return self._message("send", self.comm.Isend(memory(flat.whole), to, tag), flat)
 
     def recv(self, tensors: Tensors, source: int, tag: int = 0) -> dist._Work:
         check_dense(tensors)
         flat = Joined(tensors[:1], reads=False)
-        return self._message(self.comm.Irecv(memory(flat.whole), source, tag), flat, True)
+        what = "recvAnySource" if source == MPI.ANY_SOURCE else "recv"
+        return self._message(what, self.comm.Irecv(memory(flat.whole), source, tag), flat)
 
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> dist._Work:
         return self.recv(tensors, MPI.ANY_SOURCE, tag)
@@ -105,11 +121,23 @@ class Calls:
         """
         return self._node_memory.take(size, dtype)
 
-    def _message(self, request: MPI.Request, flat: Joined, receives: bool) -> dist._Work:
+    def _message(self, what: str, request: MPI.Request, flat: Joined) -> dist._Work:
         for earlier in list(self._under_way):  # lets go of those that nobody waits for
             earlier.test()
         kept = self._under_way, self._watchdog, self._order
-        return self._begun(MessageWork(request, flat, receives, *kept))
+        return self._begun(MessageWork(what, request, flat, *kept))
+
+
+def _recorded(call: Callable[[], None], shown: Any) -> Callable[[], None]:
+    """A call at whose end an event of torch's profiler ends."""
+
+    def run() -> None:
+        try:
+            call()
+        finally:
+            end_event(shown)
+
+    return run
 
 
 def listed(tensors: Any) -> list[torch.Tensor]:

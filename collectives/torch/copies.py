@@ -44,7 +44,7 @@ class Copies(Calls):
                     self.comm.Allgatherv(sent, [received, counts])
                 flat.write_back()
 
-        return self._submit("allgather", call, outputs, options)
+        return self._submit("all_gather", call, outputs, options, inputs)
 
     def allgather_coalesced(
         self, outputs: Any, inputs: Any, options: Any = None, **_: Any
@@ -78,7 +78,7 @@ class Copies(Calls):
                 comm.Allgather(sent, memory(flat.whole))
                 flat.write_back()
 
-        return self._submit("all_gather_single", call, outputs, options)
+        return self._submit("all_gather_single", call, outputs, options, inputs)
 
     def gather(self, outputs: Any, inputs: Any, options: Any = None, **_: Any) -> dist._Work:
         (source,), root = listed(inputs), options.rootRank
@@ -94,7 +94,7 @@ class Copies(Calls):
             if flat:
                 flat.write_back()
 
-        return self._submit("gather", call, parts, options)
+        return self._submit("gather", call, parts, options, [source])
 
     def scatter(self, outputs: Any, inputs: Any, options: Any = None, **_: Any) -> dist._Work:
         (output,), root = listed(outputs), options.rootRank
@@ -109,7 +109,7 @@ class Copies(Calls):
             self.comm.Scatter(None if source is None else memory(source), memory(flat.whole), root)
             flat.write_back()
 
-        return self._submit("scatter", call, [output], options)
+        return self._submit("scatter", call, [output], options, parts)
 
     def all_to_all_single(
         self,
@@ -136,7 +136,7 @@ class Copies(Calls):
                 self.comm.Alltoall(sent, received)
             flat.write_back()
 
-        return self._submit("all_to_all_single", call, [output], options)
+        return self._submit("all_to_all_single", call, [output], options, [source])
 
     def alltoall(self, outputs: Any, inputs: Any, options: Any = None, **_: Any) -> dist._Work:
         """Every pair of ranks may exchange another number of items."""
@@ -153,7 +153,7 @@ class Copies(Calls):
             )
             flat.write_back()
 
-        return self._submit("alltoall", call, outputs, options)
+        return self._submit("all_to_all", call, outputs, options, inputs)
 
     def _check_parts(self, parts: Tensors, one: torch.Tensor, what: str) -> None:
         check_dense([*parts, one])

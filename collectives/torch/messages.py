@@ -1,6 +1,7 @@
 """Messages between two ranks as torch's works."""
 
 import threading
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -10,17 +11,27 @@ from mpi4py import MPI
 from torch.futures import Future
 
 from collectives.failure.watchdog import Watchdog
+from collectives.torch import NAME
 from collectives.torch.order import NO_TIMEOUT, Order
 from collectives.torch.tensors import Joined
+
+profiler_enabled = torch.autograd._profiler_enabled
+end_event = torch.autograd._record_function_with_args_exit
+
+
+def event(what: str, tensors: Sequence[Any]) -> Any:
+    """An event of torch's profiler that has begun, with the shapes of tensors."""
+    flat = [each for one in tensors for each in (one if isinstance(one, list) else [one])]
+    return torch.autograd._record_function_with_args_enter(f"{NAME}:{what}", *flat)
 
 
 class MessageWork(dist._Work):
     """A message under way.
 
     Args:
+        what: name in reports; all but a "send" is written back to its tensor.
         request: the request of MPI.
         flat: memory of the message, which is kept until it is complete.
-        receives: whether it is written back to its tensor at the end.
         under_way: messages of the group; this one is in it until it is complete, so that one
             that the program drops goes on.
         watchdog: sees who waits for the message.
@@ -29,16 +40,17 @@ class MessageWork(dist._Work):
 
     def __init__(
         self,
+        what: str,
         request: MPI.Request,
         flat: Joined,
-        receives: bool,
         under_way: "set[MessageWork]",
         watchdog: Watchdog,
         order: Order,
     ) -> None:
         super().__init__()
-        self._watchdog, self._order = watchdog, order
-        self._request, self._flat, self._receives = request, flat, receives
+        self._watchdog, self._order, self._what = watchdog, order, what
+        self._request, self._flat, self._receives = request, flat, what != "send"
+        self._event = event(what, flat.tensors) if profiler_enabled() else None
         self._under_way = under_way
         self._status = MPI.Status()
         self._guard = threading.Lock()
@@ -64,8 +76,7 @@ class MessageWork(dist._Work):
         self._order.before_message()
         with self._guard:
             if not self._is_complete:
-                what = "recv" if self._receives else "send"
-                with self._watchdog.waiting(what, numbered=False):
+                with self._watchdog.waiting(self._what, numbered=False):
                     self._request.Wait(self._status)
                 self._complete()
         return True
@@ -73,6 +84,8 @@ class MessageWork(dist._Work):
     def _complete(self) -> None:
         if self._receives:
             self._flat.write_back()
+        if self._event is not None:
+            end_event(self._event)
         self._is_complete = True
         self._under_way.discard(self)
 

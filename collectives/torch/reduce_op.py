@@ -61,7 +61,7 @@ def reduction(op: Any, dtype: torch.dtype) -> Reduction:
     # A number, as to compare pybind11's enumerations takes 2 us.
     kind = int(getattr(op, "op", op))
     found = _reduction(kind, dtype)
-    return found._replace(factor=op.factor) if kind == _PREMUL_SUM else found
+    return found._replace(factor=op.__getstate__()[1]) if kind == _PREMUL_SUM else found
 
 
 @lru_cache(256)

@@ -8,6 +8,7 @@ import torch.distributed as dist
 from mpi4py import MPI
 
 from collectives.torch.calls import Calls, Tensors, in_items, listed
+from collectives.torch.messages import profiler_enabled
 from collectives.torch.node_memory import LARGE, is_called_by_reducer
 from collectives.torch.order import BlockingWork
 from collectives.torch.reduce_op import PLAIN_OPS, Reduction, reduction
@@ -52,7 +53,7 @@ class Reductions(Calls):
                 self._sum(flat.whole, one, is_bucket)
                 flat.write_back()
 
-        return self._submit("allreduce", call, tensors, options)
+        return self._submit("all_reduce", call, tensors, options)
 
     def _reduced(self, tensor: torch.Tensor, options: Any) -> bool:
         """Reduces a small tensor at once, if it is a usual one and nothing comes before it.
@@ -68,6 +69,7 @@ class Reductions(Calls):
             or not tensor.is_contiguous()
             or tensor.is_neg()
             or self._block is not None
+            or profiler_enabled()
         ):
             return False
         op = PLAIN_OPS.get(hash(options.reduceOp))
@@ -76,7 +78,7 @@ class Reductions(Calls):
             return False
         self._calls += 1
         history = self._watchdog.calls
-        history.begin("allreduce")
+        history.begin("all_reduce")
         try:
             buffer = [_address(tensor.data_ptr(), nbytes), kind]
             if self._is_native is None:
@@ -109,7 +111,7 @@ class Reductions(Calls):
                 self._sum(flat.whole, how)
                 flat.write_back()
 
-        return self._submit("allreduce_coalesced", call, tensors, options)
+        return self._submit("all_reduce_coalesced", call, tensors, options)
 
     def allreduce_sparse(self, tensors: Any, options: Any = None) -> dist._Work:
         """Sums of sparse tensors in COO format; the ranks' indices may differ."""
@@ -130,7 +132,7 @@ class Reductions(Calls):
                 indices = total.indices()
                 tensor.copy_(torch.sparse_coo_tensor(indices, values, tensor.shape))
 
-        return self._submit("allreduce_sparse", call, tensors, options)
+        return self._submit("sparse_all_reduce", call, tensors, options)
 
     def reduce(self, tensors: Any, options: Any = None, **_: Any) -> dist._Work:
         tensors = listed(tensors)
@@ -168,7 +170,7 @@ class Reductions(Calls):
             flat = Joined(parts, reads=True).whole
             self._reduce_scatter(output, flat, reduction(op, output.dtype), counts)
 
-        return self._submit("reduce_scatter", call, [output], options)
+        return self._submit("reduce_scatter", call, [output], options, parts)
 
     def reduce_scatter_single(
         self, output: torch.Tensor, source: torch.Tensor, options: Any = None
@@ -192,7 +194,7 @@ class Reductions(Calls):
             for output, source in zip(outputs, inputs):
                 self._reduce_scatter(output, dense(source), reduction(op, output.dtype), None)
 
-        return self._submit("reduce_scatter_single", call, outputs, options)
+        return self._submit("reduce_scatter_single", call, outputs, options, inputs)
 
     def _check_reduced(self, parts: Tensors, output: torch.Tensor, items: int) -> None:
         check_dense([*parts, output])

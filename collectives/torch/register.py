@@ -12,6 +12,8 @@ from collectives.torch import NAME
 
 #: Environment variable by which "mpi" is ours in programs that start Python themselves.
 VARIABLE = "COLLECTIVES_TORCH"
+#: Oldest version of torch that was tried.
+OLDEST = (2, 9)
 
 
 def autoload() -> None:
@@ -32,11 +34,27 @@ def autoload() -> None:
         warnings.warn(f"torch does not get the backend {NAME!r}: {error!r}", stacklevel=2)
 
 
+def version() -> tuple[int, ...]:
+    """Major and minor version of torch."""
+    import torch
+
+    return tuple(int(part) for part in torch.__version__.split(".")[:2])
+
+
 def register() -> None:
-    """Registers the backend and the scheme ``mpi://`` of rendezvous, once."""
+    """Registers the backend and the scheme ``mpi://`` of rendezvous, once.
+
+    Raises:
+        RuntimeError: torch is older than all that were tried.
+    """
     import torch.distributed as dist
     from torch.distributed.rendezvous import _rendezvous_handlers, register_rendezvous_handler
 
+    if version() < OLDEST:
+        raise RuntimeError(
+            "groups over MPI need torch {}.{}, and this one is {}.{}; pip install -U torch brings "
+            "a newer one".format(*OLDEST, *version())
+        )
     if NAME not in dist.Backend.backend_list:
         dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu"])
     if "mpi" not in _rendezvous_handlers:

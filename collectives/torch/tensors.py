@@ -61,7 +61,7 @@ def check_dense(tensors: Sequence[torch.Tensor]) -> None:
             raise ValueError(
                 f"expected dense tensors on the CPU, got one with the layout {tensor.layout} on "
                 f"{tensor.device}; a backend for that device can stand beside this one, as in "
-                'init_process_group("cpu:collectives,cuda:nccl")'
+                'init_process_group("cpu:collectives,cuda:nccl"), from torch 2.14 on'
             )
 
 

@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from collectives.torch import NAME
+from collectives.torch.register import register
 from tests.launch.programs import needs_launcher, needs_torch, run, scratch
 
 pytestmark = [scratch, needs_launcher, needs_torch]
@@ -87,6 +88,14 @@ def test_torch_knows_the_backend_and_starts_no_mpi():
         "assert 'mpi4py.MPI' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", lines], check=True)
+
+
+def test_an_old_torch_is_refused_with_the_version_that_is_needed(monkeypatch):
+    import torch
+
+    monkeypatch.setattr(torch, "__version__", "2.4.1+cpu")
+    with pytest.raises(RuntimeError, match=r"need torch 2\.9, and this one is 2\.4"):
+        register()
 
 
 def test_a_group_whose_ranks_torch_numbers_otherwise_is_refused(tmp_path):

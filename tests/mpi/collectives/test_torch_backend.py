@@ -10,7 +10,7 @@ from mpi4py import MPI
 torch = pytest.importorskip("torch")
 dist = pytest.importorskip("torch.distributed")
 
-from collectives.torch.register import register  # noqa: E402
+from collectives.torch.register import register, version  # noqa: E402
 
 pytestmark = [pytest.mark.mpi, pytest.mark.quick_on(2, 3)]
 INTEGERS = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
@@ -191,6 +191,7 @@ def test_groups_are_called_in_another_order_on_each_rank(ranks, rank):
     works = [dist.all_reduce(tensors[i], group=groups[i], async_op=True) for i in order]
     for work in works:
         work.wait()
+        assert work.is_completed()
     assert [t[0].item() for t in tensors] == [len(ranks), 2 * len(ranks)]
     for group in groups:
         dist.destroy_process_group(group)
@@ -205,13 +206,25 @@ def test_only_members_make_a_group(ranks, rank):
     dist.destroy_process_group(group)
 
 
+def test_another_backend_stands_beside_it(ranks):
+    group, cuda = dist.new_group(backend="cpu:collectives,cuda:gloo"), torch.device("cuda")
+    if version() < (2, 14):
+        with pytest.raises(RuntimeError, match=r"2\.14"):
+            group._get_backend(cuda)
+    else:
+        assert group._get_backend(cuda).name() == "gloo"
+    dist.all_reduce(tensor := torch.ones(1), group=group)
+    assert tensor.item() == len(ranks)
+    dist.destroy_process_group(group)
+
+
 def test_messages(ranks, rank):
     right, left = (rank + 1) % len(ranks), (rank - 1) % len(ranks)
     received = torch.empty(3, 2).t()
     dist.isend(torch.full((2, 3), 1.0 * rank), right)  # nobody waits for it
     work = dist.irecv(received, left)
     work.wait()
-    assert received.tolist() == [[1.0 * left] * 3] * 2
+    assert work.is_completed() and received.tolist() == [[1.0 * left] * 3] * 2
     ops = [
         dist.P2POp(dist.isend, torch.full((5,), 1.0 * rank), right),
         dist.P2POp(dist.irecv, got := torch.empty(5), left),
@@ -277,7 +290,7 @@ def test_replicas_have_the_gradients_of_one_process(ranks, rank):
             "world_size",
         ),
         (lambda n: dist.reduce_scatter_tensor(torch.empty(2), torch.ones(2 * n + 1)), "world size"),
-        (lambda n: dist.all_reduce(torch.ones(2, device="meta")), "on the CPU"),
+        (lambda n: dist.all_reduce(torch.ones(2, 2).to_sparse_csr()), "on the CPU"),
         (
             lambda n: dist.all_to_all_single(torch.empty(2), torch.ones(2), [2] * n, [3] * n),
             "sizes",

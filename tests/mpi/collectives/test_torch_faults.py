@@ -1,0 +1,75 @@
+"""What shows faults of programs on ``torch.distributed``: events, timeouts, the level DETAIL."""
+
+import gc
+from datetime import timedelta
+
+import pytest
+from mpi4py import MPI
+
+torch = pytest.importorskip("torch")
+dist = pytest.importorskip("torch.distributed")
+
+from torch.profiler import ProfilerActivity, profile  # noqa: E402
+
+from collectives.torch.register import register  # noqa: E402
+
+pytestmark = [pytest.mark.mpi, pytest.mark.quick_on(2, 3)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def world():
+    register()
+    dist.init_process_group("collectives", "mpi://")
+    yield dist.group.WORLD
+    dist.destroy_process_group()
+
+
+def test_calls_are_events_of_the_profiler(world):
+    rank, size = world.rank(), world.size()
+    tensor, all_of_it = torch.ones(3, 4), torch.empty(3 * size, 4)
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as seen:
+        dist.all_reduce(tensor)
+        works = [dist.all_reduce(tensor[0], async_op=True) for _ in range(2)]
+        for work in works:
+            work.wait()
+        dist.all_gather_into_tensor(all_of_it, tensor)
+        work = dist.isend(tensor[:, :2].contiguous(), (rank + 1) % size)
+        dist.recv(torch.empty(3, 2), (rank - 1) % size)
+        work.wait()
+    dist.all_reduce(tensor)
+    events = [(e.name, e.input_shapes) for e in seen.events() if e.name.startswith("collectives:")]
+    assert sorted(events) == [
+        ("collectives:all_gather_single", [[3, 4]]),
+        ("collectives:all_reduce", [[3, 4]]),
+        ("collectives:all_reduce", [[4]]),
+        ("collectives:all_reduce", [[4]]),
+        ("collectives:recv", [[3, 2]]),
+        ("collectives:send", [[3, 2]]),
+    ]
+
+
+@pytest.mark.parametrize("names_all", [False, True])
+def test_a_monitored_barrier_names_the_rank_that_is_late(world, names_all):
+    rank, last = world.rank(), world.size() - 1
+    is_late = rank == last > 0
+    if is_late:
+        MPI.COMM_WORLD.Barrier()
+    words = "rank 0" if rank else f"Rank {last} failed"
+    if last:
+        with pytest.raises(RuntimeError, match=words):
+            world.monitored_barrier(timedelta(seconds=0.2), wait_all_ranks=names_all)
+    if not is_late:
+        MPI.COMM_WORLD.Barrier()
+    world.monitored_barrier(timedelta(seconds=60), wait_all_ranks=names_all)
+
+
+def test_groups_are_checked_in_detail(world):
+    level = dist.get_debug_level()
+    dist.set_debug_level(dist.DebugLevel.DETAIL)
+    group = dist.new_group()
+    dist.set_debug_level(level)
+    gc.collect()
+    tensor = torch.ones(2)
+    dist.all_reduce(tensor, group=group)
+    assert tensor.tolist() == [world.size()] * 2
+    dist.destroy_process_group(group)
