@@ -9,6 +9,8 @@ from tests.launch import programs
 from tests.launch.programs import ROOT, needs_launcher, needs_torch, scratch
 
 OWN = ROOT / "examples" / "own_algorithm.py"
+SCRIPTS = ROOT / "examples" / "torch"
+TRAINING = ("ddp", "fsdp2", "tensor_parallel", "huggingface")
 pytestmark = [scratch, needs_launcher]
 
 
@@ -26,6 +28,7 @@ def example(folder, name, ranks=2):
 def test_every_example_is_run_here():
     tested = {"allreduce", "own_algorithm", "own_data", "torch_loop", "pipeline"}
     assert {path.stem for path in (ROOT / "examples").glob("*.py")} == tested
+    assert {path.stem for path in SCRIPTS.glob("*.py")} == {*TRAINING, "checkpoint"}
 
 
 def test_allreduce(tmp_path):
@@ -65,6 +68,41 @@ def test_torch_loop(tmp_path):
     losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", told)]
     assert losses == sorted(losses, reverse=True) and len(losses) == 4
     assert (tmp_path / "circle.pt").stat().st_size > 0
+
+
+def script(folder, ranks, name, *arguments):
+    """Losses of a script for PyTorch over MPI."""
+    told = run(folder, ranks, "-m", "collectives.torch", SCRIPTS / f"{name}.py", *arguments)
+    return [float(loss) for loss in re.findall(r"loss ([\d.]+)", told)]
+
+
+def script_with_gloo(folder, ranks, name, *arguments):
+    """The same with Gloo, started by torchrun."""
+    torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node", ranks]
+    words = [*torchrun, SCRIPTS / f"{name}.py", *arguments, "--backend", "gloo"]
+    told = run(folder, None, "-m", *words)
+    return [float(loss) for loss in re.findall(r"loss ([\d.]+)", told)]
+
+
+@pytest.mark.slow
+@needs_torch
+@pytest.mark.parametrize("name", TRAINING)
+def test_scripts_for_torch_have_the_losses_of_gloo(tmp_path, name):
+    if name == "huggingface":
+        pytest.importorskip("transformers")
+        pytest.importorskip("accelerate")
+    ours = script(tmp_path, 2, name)
+    assert len(ours) >= 4 and ours[-1] < ours[0]
+    assert ours == pytest.approx(script_with_gloo(tmp_path, 2, name), rel=1e-5)
+
+
+@pytest.mark.slow
+@needs_torch
+def test_a_checkpoint_of_four_ranks_goes_on_on_two(tmp_path):
+    (saved,) = script(tmp_path, 4, "checkpoint", "save", "saved")
+    (loaded,) = script(tmp_path, 2, "checkpoint", "load", "saved")
+    (gloo,) = script_with_gloo(tmp_path, 2, "checkpoint", "load", "saved")
+    assert loaded == pytest.approx(saved, rel=1e-5) and gloo == pytest.approx(saved, rel=1e-5)
 
 
 @pytest.mark.slow
