@@ -83,7 +83,7 @@ def test_a_rank_that_is_killed_ends_the_job(cluster, tmp_path, plugin):
     try:
         numbers = tmp_path / "script.py.3"
         while not (numbers.exists() and numbers.read_text()):
-            assert process.poll() is None, process.communicate()
+            assert process.poll() is None, "\n".join(process.communicate())
             time.sleep(0.1)
         os.kill(int(numbers.read_text()), signal.SIGKILL)
         status, out, error = ended(process)
