@@ -5,10 +5,12 @@ is dead, stopped or out of reach.  A rank whose program ends says so to the othe
 """
 
 import contextlib
+import fcntl
 import json
 import os
 import secrets
 import socket
+import struct
 from time import monotonic
 from typing import Any
 
@@ -20,6 +22,8 @@ from collectives.failure.processes import find
 MOST_BYTES = 32_000
 #: Questions to a rank, as a datagram may get lost.
 _TRIES = 3
+#: Linux: asks for the IPv4 address of an interface.
+_SIOCGIFADDR = 0x8915
 #: Verbs of messages.
 _ASKS, _HAS_ENDED = "asks", "has-ended"
 #: Descriptions of a silent process by the letter of its state.
@@ -60,7 +64,7 @@ class Peers:
         #: Addresses by which each rank can be reached.
         self.addresses = [["127.0.0.1"]] * self.size
         if set(self.hosts) != {host}:
-            found = comm.allgather(_addresses(host))
+            found = comm.allgather(addresses_of(host))
             for rank, name in enumerate(self.hosts):
                 if name != host:
                     self.addresses[rank] = found[rank]
@@ -155,17 +159,14 @@ def _fitting(status: dict[str, Any]) -> bytes:
         status = {**status, "stack": stack[len(stack) // 8 + 1 :]}
 
 
-def _addresses(host: str) -> list[str]:
-    """Addresses of this host at which other hosts may reach it."""
+def addresses_of(host: str) -> list[str]:
+    """IPv4 addresses of this host, whose name is given, at which others may reach it."""
     found: list[str] = []
     with contextlib.suppress(OSError):  # a host may not know its own name
         found += [str(info[4][0]) for info in socket.getaddrinfo(host, None, socket.AF_INET)]
-    for network in ("10.255.255.255", "192.168.255.255", "172.16.255.255"):
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            try:
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_BROADCAST, 1)
-                probe.connect((network, 1))  # sends nothing; only asks for the way
-                found.append(str(probe.getsockname()[0]))
-            except OSError:
-                continue
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        for _, interface in socket.if_nameindex():
+            with contextlib.suppress(OSError):  # it may have no such address
+                told = fcntl.ioctl(asking, _SIOCGIFADDR, struct.pack("256s", interface.encode()))
+                found.append(socket.inet_ntoa(told[20:24]))
     return list(dict.fromkeys(address for address in found if not address.startswith("127.")))

@@ -25,21 +25,25 @@ def main() -> None:
         parser.error("PyTorch is not installed; pip install torch brings it")
     from mpi4py import MPI
 
-    from collectives.failure.abort import abort_when_uncaught
+    from collectives.errors import LaunchError
+    from collectives.failure.abort import abort_on_exception
     from collectives.launchers import check_launch
     from collectives.torch.register import take_over
 
-    check_launch()
-    abort_when_uncaught()
+    try:
+        check_launch()
+    except LaunchError as error:
+        parser.exit(2, f"{parser.prog}: {error}\n")
     changes = take_over() + _name_ranks()
     if given.explain and MPI.COMM_WORLD.rank == 0:
         print(*changes, sep="\n", flush=True)
     sys.argv = [given.script, *given.arguments]
-    if given.module:
-        runpy.run_module(given.script, run_name="__main__", alter_sys=True)
-    else:
-        sys.path[0] = os.path.dirname(os.path.abspath(given.script))
-        runpy.run_path(given.script, run_name="__main__")
+    with abort_on_exception(MPI.COMM_WORLD):
+        if given.module:
+            runpy.run_module(given.script, run_name="__main__", alter_sys=True)
+        else:
+            sys.path[0] = os.path.dirname(os.path.abspath(given.script))
+            runpy.run_path(given.script, run_name="__main__")
 
 
 def _name_ranks() -> list[str]:

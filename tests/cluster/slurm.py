@@ -99,18 +99,28 @@ class Cluster:
         self, command: list[str], *, check: bool = True, env: Mapping[str, str] | None = None
     ) -> str:
         """The output of a command on the first node; ``RuntimeError`` if it fails."""
-        inside = self._inside("n0", command)
-        done = subprocess.run(
-            inside,
+        with self.begin(command, env=env) as begun:
+            try:
+                out, error = begun.communicate(timeout=120)
+            except subprocess.TimeoutExpired:
+                begun.kill()
+                raise
+        if check and begun.returncode:
+            raise RuntimeError(f"{' '.join(command)}: {out}{error}")
+        return out
+
+    def begin(
+        self, command: list[str], *, env: Mapping[str, str] | None = None
+    ) -> subprocess.Popen[str]:
+        """A command on the first node, which runs."""
+        return subprocess.Popen(
+            self._inside("n0", command),
             env={**self._environment(), **(env or {})},
             cwd=ROOT,
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
-            timeout=120,
         )
-        if check and done.returncode:
-            raise RuntimeError(f"{' '.join(command)}: {done.stdout}{done.stderr}")
-        return done.stdout
 
     def sbatch(self, *arguments: str, env: Mapping[str, str] | None = None) -> str:
         """Submit; the job's number."""

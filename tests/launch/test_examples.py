@@ -9,12 +9,14 @@ from tests.launch import programs
 from tests.launch.programs import ROOT, needs_launcher, needs_torch, scratch
 
 OWN = ROOT / "examples" / "own_algorithm.py"
+SCRIPTS = ROOT / "examples" / "pytorch"
+TRAINING = ("ddp", "fsdp2", "tensor_parallel", "huggingface")
 pytestmark = [scratch, needs_launcher]
 
 
 def run(folder, ranks, *arguments):
     """Output of ``python arguments`` on ``ranks`` ranks, started in ``folder``."""
-    done = programs.run(folder, *arguments, ranks=ranks)
+    done = programs.run(folder, *arguments, ranks=ranks, seconds=300)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -26,6 +28,7 @@ def example(folder, name, ranks=2):
 def test_every_example_is_run_here():
     tested = {"allreduce", "own_algorithm", "own_data", "pipeline"}
     assert {path.stem for path in (ROOT / "examples").glob("*.py")} == tested
+    assert {path.stem for path in SCRIPTS.glob("*.py")} == {*TRAINING, "checkpoint"}
 
 
 def test_allreduce(tmp_path):
@@ -56,6 +59,41 @@ def test_own_algorithm_is_measured(tmp_path):
     rows = [line.split() for line in told.splitlines() if " both_ways " in f" {line} "]
     assert len(rows) >= 2, told
     assert '"both_ways"' in (tmp_path / "own.json").read_text()
+
+
+def script(folder, ranks, name, *arguments):
+    """Losses of a script for PyTorch over MPI."""
+    told = run(folder, ranks, "-m", "collectives.torch", SCRIPTS / f"{name}.py", *arguments)
+    return [float(loss) for loss in re.findall(r"loss ([\d.]+)", told)]
+
+
+def script_with_gloo(folder, ranks, name, *arguments):
+    """The same with Gloo, started by torchrun."""
+    torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node", ranks]
+    words = [*torchrun, SCRIPTS / f"{name}.py", *arguments, "--backend", "gloo"]
+    told = run(folder, None, "-m", *words)
+    return [float(loss) for loss in re.findall(r"loss ([\d.]+)", told)]
+
+
+@pytest.mark.slow
+@needs_torch
+@pytest.mark.parametrize("name", TRAINING)
+def test_scripts_for_torch_have_the_losses_of_gloo(tmp_path, name):
+    if name == "huggingface":
+        pytest.importorskip("transformers")
+        pytest.importorskip("accelerate")
+    ours = script(tmp_path, 2, name)
+    assert len(ours) >= 4 and ours[-1] < ours[0]
+    assert ours == pytest.approx(script_with_gloo(tmp_path, 2, name), rel=1e-5)
+
+
+@pytest.mark.slow
+@needs_torch
+def test_a_checkpoint_of_four_ranks_goes_on_on_two(tmp_path):
+    (saved,) = script(tmp_path, 4, "checkpoint", "save", "saved")
+    (loaded,) = script(tmp_path, 2, "checkpoint", "load", "saved")
+    (gloo,) = script_with_gloo(tmp_path, 2, "checkpoint", "load", "saved")
+    assert loaded == pytest.approx(saved, rel=1e-5) and gloo == pytest.approx(saved, rel=1e-5)
 
 
 @pytest.mark.slow

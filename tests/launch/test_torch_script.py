@@ -56,16 +56,22 @@ def test_the_launcher_says_what_it_changes(tmp_path):
     assert done.stdout.count("MASTER_ADDR") == 1
 
 
-def test_a_rank_that_raises_ends_the_job_with_its_message(tmp_path):
-    done = started(tmp_path, then='if rank == 1: raise ValueError("here")\ndist.barrier()')
-    assert done.returncode != 0
-    assert "ValueError: here" in done.stderr
-
-
-def test_a_rank_that_leaves_is_named(tmp_path):
-    done = started(tmp_path, then="if rank == 1: sys.exit()\ndist.barrier()")
-    assert done.returncode != 0
-    assert "barrier" in done.stderr and "rank 1" in done.stderr
+@pytest.mark.parametrize(
+    ("then", "status", "said"),
+    [
+        ('raise ValueError("here")', 1, "ValueError: here"),
+        ('if rank == 1: raise ValueError("here")\ndist.barrier()', 1, "ValueError: here"),
+        ("sys.exit(3)", 3, ""),
+        ("if rank == 1: sys.exit(3)\ndist.barrier()", 3, ""),
+        ("if rank == 1: sys.exit()\ndist.barrier()", 1, "barrier"),
+        ("if rank == 1: os.kill(os.getpid(), 9)\ndist.barrier()", None, "rank 1"),
+    ],
+)
+def test_the_exit_status_is_that_of_the_rank_that_fails(tmp_path, then, status, said):
+    """Launchers have several numbers for a rank that was killed."""
+    done = started(tmp_path, then=then)
+    assert done.returncode == status if status else done.returncode != 0
+    assert said in done.stderr
 
 
 def test_work_that_nobody_waits_for_ends(tmp_path):
@@ -79,6 +85,16 @@ def test_work_that_nobody_waits_for_ends(tmp_path):
 def test_a_missing_script_is_one_sentence(tmp_path):
     done = run(tmp_path, "-m", "collectives.torch", "missing.py")
     assert done.returncode == 2 and "missing.py" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_machine_without_torch_is_one_sentence():
+    lines = (
+        "import runpy, sys; sys.modules['torch'] = None\n"
+        "sys.argv[1:] = ['-m', 'this']; runpy.run_module('collectives.torch', run_name='__main__')"
+    )
+    done = subprocess.run([sys.executable, "-c", lines], capture_output=True, text=True)
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert "PyTorch is not installed; pip install torch brings it" in done.stderr
 
 
 def test_torch_knows_the_backend_and_starts_no_mpi():

@@ -15,6 +15,7 @@ import collectives
 from collectives.__main__ import main as collectives_main
 from collectives.communicator import Communicator
 from collectives.launchers import beside
+from collectives.torch.__main__ import main as torch_main
 from mpitrain.__main__ import main as mpitrain_main
 from mpitrain.trainer import Trainer
 from tests.launch.programs import LAUNCHER, ROOT, needs_launcher, scratch
@@ -90,6 +91,17 @@ def test_a_command_does_not_work_alone(main, words, told, tmp_path, capsys):
     assert (out, error.count("\n")) == ("", 1)
     assert "this process is rank 0 of 1, but " in error
     assert not list(tmp_path.iterdir())
+
+
+@of_each_launcher
+def test_a_script_for_torch_is_not_run_alone(told, monkeypatch, capsys):
+    pytest.importorskip("torch")
+    monkeypatch.setattr(sys, "argv", ["collectives.torch", str(ROOT / "examples/pytorch/ddp.py")])
+    with pytest.raises(SystemExit) as ended:
+        torch_main()
+    assert ended.value.code == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and "this process is rank 0 of 1, but " in error
 
 
 @pytest.mark.parametrize("told", ["srun"], indirect=True)
