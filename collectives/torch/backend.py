@@ -1,6 +1,7 @@
 """The backend as torch sees it: a ``Backend`` from torch 2.14 on, a ``ProcessGroup`` before."""
 
 import atexit
+import os
 import threading
 import zlib
 from datetime import timedelta
@@ -58,6 +59,7 @@ class _Group(Reductions, Copies):
         # At exit, as what is under way would meet the end of MPI; before the watchdog's farewell.
         # This keeps the object, too, which torch's wrapper with TORCH_DISTRIBUTED_DEBUG=DETAIL
         # does not.
+        self._process = os.getpid()
         atexit.register(self._drain)
 
     def rank(self) -> int:
@@ -105,8 +107,8 @@ class _Group(Reductions, Copies):
         self._watchdog.close()
 
     def _drain(self) -> None:
-        """Carries out what is under way."""
-        if not MPI.Is_finalized():
+        """Carries out what is under way; does nothing in a process that was forked."""
+        if os.getpid() == self._process and not MPI.Is_finalized():
             for message in list(self._under_way):
                 message.wait()
             self._order.close()

@@ -7,7 +7,7 @@ import torch.distributed as dist
 from mpi4py import MPI
 
 from collectives.torch.calls import Calls, Tensors, in_items, listed
-from collectives.torch.tensors import Joined, check_dense, dense, memory
+from collectives.torch.tensors import Joined, apart, check_dense, dense, memory
 
 
 class Copies(Calls):
@@ -32,11 +32,12 @@ class Copies(Calls):
             outputs, inputs = [outputs], [inputs]
         for parts, source in zip(outputs, inputs, strict=True):
             self._check_parts(parts, source, "all_gather")
+            _check_items("all_gather", source, [parts[self.comm.rank]])
 
         def call() -> None:
             for parts, source in zip(outputs, inputs):
                 flat = Joined(parts, reads=False)
-                sent, received = memory(dense(source)), memory(flat.whole)
+                sent, received = memory(apart(source, flat.whole)), memory(flat.whole)
                 counts = _counts(parts, flat.whole)
                 if len(set(counts)) == 1:
                     self.comm.Allgather(sent, received)
@@ -86,13 +87,15 @@ class Copies(Calls):
         parts = outputs[0] if self.comm.rank == root else []
         if parts:
             self._check_parts(parts, source, "gather")
+            _check_items("gather", source, parts)
 
         def call() -> None:
             flat = Joined(parts, reads=False) if parts else None
-            received = memory(flat.whole) if flat else None
-            self.comm.Gather(memory(dense(source)), received, root)
-            if flat:
-                flat.write_back()
+            if flat is None:
+                self.comm.Gather(memory(dense(source)), None, root)
+                return
+            self.comm.Gather(memory(apart(source, flat.whole)), memory(flat.whole), root)
+            flat.write_back()
 
         return self._submit("gather", call, parts, options, [source])
 
@@ -102,10 +105,11 @@ class Copies(Calls):
         parts = inputs[0] if self.comm.rank == root else []
         if parts:
             self._check_parts(parts, output, "scatter")
+            _check_items("scatter", output, parts)
 
         def call() -> None:
             flat = Joined([output], reads=False)
-            source = Joined(parts, reads=True).whole if parts else None
+            source = apart(Joined(parts, reads=True).whole, flat.whole) if parts else None
             self.comm.Scatter(None if source is None else memory(source), memory(flat.whole), root)
             flat.write_back()
 
@@ -123,15 +127,19 @@ class Copies(Calls):
         check_dense([output, source])
         splits = (source, input_splits), (output, output_splits)
         sent_counts, received_counts = (self._rows(*split) for split in splits)
+        sent_items = in_items(sent_counts, source)
+        received_items = in_items(received_counts, output)
+        if sent_items[self.comm.rank] != received_items[self.comm.rank]:
+            raise ValueError(
+                f"the block of this rank for itself does not fit: rows {sent_counts} of an input "
+                f"{tuple(source.shape)}, and {received_counts} of an output {tuple(output.shape)}"
+            )
 
         def call() -> None:
             flat = Joined([output], reads=False)
-            sent, received = memory(dense(source)), memory(flat.whole)
+            sent, received = memory(apart(source, flat.whole)), memory(flat.whole)
             if output_splits or input_splits:
-                self.comm.Alltoallv(
-                    [sent, in_items(sent_counts, source)],
-                    [received, in_items(received_counts, output)],
-                )
+                self.comm.Alltoallv([sent, sent_items], [received, received_items])
             else:
                 self.comm.Alltoall(sent, received)
             flat.write_back()
@@ -144,11 +152,13 @@ class Copies(Calls):
         for tensors in (outputs, inputs):
             if len(tensors) != self.comm.size or len({t.dtype for t in tensors}) > 1:
                 raise ValueError(f"expected {self.comm.size} tensors of one dtype, one a rank")
+        _check_items("all_to_all", inputs[self.comm.rank], [outputs[self.comm.rank]])
 
         def call() -> None:
-            flat, source = Joined(outputs, reads=False), Joined(inputs, reads=True)
+            flat = Joined(outputs, reads=False)
+            source = apart(Joined(inputs, reads=True).whole, flat.whole)
             self.comm.Alltoallv(
-                [memory(source.whole), _counts(inputs, source.whole)],
+                [memory(source), _counts(inputs, source)],
                 [memory(flat.whole), _counts(outputs, flat.whole)],
             )
             flat.write_back()
@@ -183,6 +193,15 @@ class Copies(Calls):
     _allgather_base = all_gather_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced
     alltoall_base = all_to_all_single
+
+
+def _check_items(what: str, own: torch.Tensor, parts: Tensors) -> None:
+    """Checks that these tensors have as many items as this rank's own one."""
+    if any(part.numel() != own.numel() for part in parts):
+        raise ValueError(
+            f"{what} of {own.numel()} items of this rank does not fit tensors of "
+            f"{[part.numel() for part in parts]} items"
+        )
 
 
 def _counts(parts: Tensors, whole: torch.Tensor) -> list[int]:

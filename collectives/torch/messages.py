@@ -1,7 +1,7 @@
 """Messages between two ranks as torch's works."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -55,6 +55,7 @@ class MessageWork(dist._Work):
         self._status = MPI.Status()
         self._guard = threading.Lock()
         self._is_complete = False
+        self._error: Exception | None = None
         self._future: Future[Any] | None = None
         under_way.add(self)
 
@@ -66,37 +67,56 @@ class MessageWork(dist._Work):
         """Whether the message is complete; runs no collective."""
         if self._guard.acquire(blocking=False):  # else another thread waits for it
             try:
-                if not self._is_complete and self._request.Test(self._status):
-                    self._complete()
+                if not self._is_complete:
+                    self._ask(self._request.Test)
             finally:
                 self._guard.release()
         return self._is_complete
 
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
         self._order.before_message()
+        self._end()
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def _end(self) -> None:
         with self._guard:
             if not self._is_complete:
                 with self._watchdog.waiting(self._what, numbered=False):
-                    self._request.Wait(self._status)
-                self._complete()
-        return True
+                    self._ask(self._request.Wait)
 
-    def _complete(self) -> None:
-        if self._receives:
-            self._flat.write_back()
+    def _ask(self, is_over: Callable[[MPI.Status], bool]) -> None:
+        """Asks MPI, and keeps an error for who waits."""
+        try:
+            if not is_over(self._status):
+                return
+            if self._receives:
+                self._check_size()
+                self._flat.write_back()
+        except (MPI.Exception, ValueError) as error:
+            self._error = error
         if self._event is not None:
             end_event(self._event)
         self._is_complete = True
         self._under_way.discard(self)
 
+    def _check_size(self) -> None:
+        expected, got = self._flat.whole.nbytes, self._status.Get_count(MPI.BYTE)
+        if got != expected:
+            raise ValueError(
+                f"a message of {got} bytes came from rank {self._status.source} for a tensor of "
+                f"{expected}: send and recv must have the same shape and dtype"
+            )
+
     def synchronize(self) -> None:
         self.wait()
 
     def is_success(self) -> bool:
-        return self.is_completed()
+        return self.is_completed() and self._error is None
 
-    def exception(self) -> None:
-        return None
+    def exception(self) -> Exception | None:
+        return self._error
 
     def result(self) -> list[torch.Tensor]:
         return list(self._flat.tensors) if self._receives else []
@@ -113,12 +133,15 @@ class MessageWork(dist._Work):
         Where MPI allows no thread, the caller waits.
         """
         if self._future is None:
-            future: Future[Any] = Future()
-            self._future = future
+            over: Future[Any] = Future()
 
             def complete() -> None:
-                self.wait()
-                future.set_result(self.result())
+                self._order.before_message()
+                self._end()
+                over.set_result(None)
+
+            # An error that a callback raises reaches C++; one of set_exception is lost there.
+            self._future = over.then(lambda _: self.wait() and self.result())
 
             if self._order.has_thread:
                 threading.Thread(target=complete, daemon=True).start()

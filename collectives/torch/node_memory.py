@@ -101,7 +101,8 @@ class GroupMemory:
         if items * dtype.itemsize <= LARGE:
             return torch.empty(items, dtype=dtype)
         if self._room is None:
-            self._room = self.take(_ROOM_BYTES, torch.uint8)
+            with torch.inference_mode(False):  # calls outside of that mode write to it, too
+                self._room = self.take(_ROOM_BYTES, torch.uint8)
         return self._room.view(dtype)
 
     def meet(self, tensor: torch.Tensor, is_bucket: bool) -> None:

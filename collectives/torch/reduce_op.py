@@ -7,6 +7,8 @@ import torch
 from mpi4py import MPI
 from torch.distributed import ReduceOp
 
+from collectives.torch.tensors import is_known
+
 _R: Any = ReduceOp.RedOpType
 #: Operation on numbers, and on bool: sums are "any" there and products "all", as NCCL has them.
 _OPS = {
@@ -74,6 +76,8 @@ def _reduction(kind: int, dtype: torch.dtype) -> Reduction:
         raise ValueError(f"Cannot use {name} with non-integral dtype {dtype}")
     if dtype.is_complex and kind not in _SUMS:
         raise ValueError(f"{name} has no meaning for complex numbers")
+    if kind == _PREMUL_SUM and not numbers:
+        raise ValueError(f"{name} has no meaning for {dtype}, as its factor is a fraction")
     op = _OPS[kind][dtype == torch.bool]
     if op is None:
         raise ValueError(f"Cannot use {name} with bool")
@@ -82,4 +86,6 @@ def _reduction(kind: int, dtype: torch.dtype) -> Reduction:
         wide = torch.float32
     elif dtype.is_complex and dtype.itemsize < 8:
         wide = torch.complex64
+    elif not is_known(dtype):  # quantized numbers, whose sum depends on their scale
+        raise ValueError(f"{name} has no meaning for {dtype}")
     return Reduction(op, wide, kind == int(_R.AVG))

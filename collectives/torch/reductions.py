@@ -162,7 +162,9 @@ class Reductions(Calls):
         """Blocks may be unequal."""
         output = listed(outputs)[0]
         parts = inputs[0] if isinstance(inputs[0], list | tuple) else inputs
-        self._check_reduced(parts, output, [part.numel() for part in parts][self.comm.rank])
+        if len(parts) != self.comm.size:
+            raise ValueError(f"expected {self.comm.size} inputs, one a rank, got {len(parts)}")
+        self._check_reduced(parts, output, parts[self.comm.rank].numel())
         op = _op(options)
 
         def call() -> None:
@@ -253,7 +255,7 @@ class Reductions(Calls):
         if how.mean:
             how.divide(part, self.comm.size)
         if part is not result and part.data_ptr() != result.data_ptr():
-            result.copy_(part.view(result.shape))
+            result.detach().copy_(part.view(result.shape))  # it may be of inference mode
 
     def _sparse_sum(self, tensor: torch.Tensor) -> torch.Tensor:
         """Sum over the ranks of a coalesced sparse tensor, by an all-gather of what is there."""
@@ -284,7 +286,7 @@ def _op(options: Any) -> Any:
 def _widened(flat: torch.Tensor, how: Reduction) -> torch.Tensor:
     """The part that a rank adds: the tensor, or a copy that is wider or multiplied."""
     part = flat if how.wide is None else flat.to(how.wide)
-    return part if how.factor is None else part * how.factor
+    return part if how.factor is None else (part * how.factor).to(part.dtype)
 
 
 def _multiplied(wide: torch.Tensor, how: Reduction) -> Any:

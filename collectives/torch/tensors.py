@@ -18,6 +18,11 @@ _NUMPY = {
 _BYTE = np.dtype(np.uint8)
 
 
+def is_known(dtype: torch.dtype) -> bool:
+    """Whether NumPy has the type, so that MPI can add its numbers."""
+    return dtype in _NUMPY
+
+
 class _Memory:
     """Memory of a tensor, which it keeps alive, as NumPy asks for it."""
 
@@ -48,6 +53,15 @@ def memory(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
 def dense(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor, or a contiguous copy of it, for reading."""
     return tensor.detach().resolve_conj().resolve_neg().contiguous()
+
+
+def apart(source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """A contiguous tensor for reading while another one is written: a copy where they overlap,
+    which MPI forbids."""
+    source = dense(source)
+    begin, other = source.data_ptr(), target.data_ptr()
+    overlaps = begin < other + target.nbytes and other < begin + source.nbytes
+    return source.clone() if overlaps else source
 
 
 def check_dense(tensors: Sequence[torch.Tensor]) -> None:
@@ -107,7 +121,8 @@ def _view_of_all(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
     if len(tensors) == 1:
         if not first.is_contiguous() or first.is_conj() or first.is_neg():
             return None
-        return first.detach() if first.requires_grad else first
+        # The group's thread may write to a tensor of inference mode if it is detached.
+        return first.detach() if first.requires_grad or first.is_inference() else first
     storage, end, items = first.untyped_storage().data_ptr(), first.data_ptr(), 0
     for tensor in tensors:
         if (

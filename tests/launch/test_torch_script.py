@@ -82,6 +82,21 @@ def test_work_that_nobody_waits_for_ends(tmp_path):
     assert done.returncode == 0, done.stderr
 
 
+def test_a_forked_process_ends_without_the_messages_under_way(tmp_path):
+    then = """
+import atexit
+work = dist.irecv(total, 1 - rank)
+if (child := os.fork()) == 0:
+    atexit._run_exitfuncs()
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+dist.send(torch.ones(1), 1 - rank)
+work.wait()
+"""
+    done = started(tmp_path, then=then)
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_missing_script_is_one_sentence(tmp_path):
     done = run(tmp_path, "-m", "collectives.torch", "missing.py")
     assert done.returncode == 2 and "missing.py" in done.stderr and "Traceback" not in done.stderr

@@ -252,6 +252,55 @@ def test_a_message_that_a_future_waits_for_holds_up_no_other(ranks, rank):
     assert future.wait()[0].item() == left
 
 
+@pytest.mark.parametrize("items", [1, 3])
+def test_a_message_of_another_size_is_an_error(ranks, rank, items):
+    right, left = (rank + 1) % len(ranks), (rank - 1) % len(ranks)
+    dist.isend(torch.ones(items), right)
+    work = dist.irecv(torch.empty(2), left)
+    with pytest.raises((ValueError, RuntimeError), match=r"same shape|[Tt]runcate"):
+        work.wait()
+    dist.isend(torch.ones(items), right)
+    with pytest.raises((ValueError, RuntimeError), match=r"same shape|[Tt]runcate"):
+        dist.irecv(torch.empty(2), left).get_future().wait()
+
+
+def test_the_root_refuses_blocks_of_another_size(ranks, rank):
+    if rank == 0:  # before it communicates
+        blocks = [torch.empty(1), *[torch.empty(2)] * (len(ranks) - 2), torch.empty(3)]
+        for call in (dist.gather, dist.scatter):
+            with pytest.raises(ValueError, match="does not fit"):
+                call(torch.ones(2), blocks[-len(ranks) :])
+
+
+def test_an_input_in_its_output_is_sent_as_it_was(ranks, rank):
+    both = torch.arange(2.0 * len(ranks)) + 100 * rank
+    expected = torch.cat([torch.arange(2.0) + 2 * rank + 100 * r for r in ranks])
+    dist.all_to_all(list(both.split(2)), list(both.split(2)))
+    assert torch.equal(both, expected)
+    dist.all_to_all_single(both, both)  # the blocks return
+    assert torch.equal(both, torch.arange(2.0 * len(ranks)) + 100 * rank)
+    dist.gather(both[2 * rank :][:2], list(both.split(2)) if rank == 0 else None)
+    if rank == 0:
+        assert torch.equal(both, torch.cat([torch.arange(2.0) + 102 * r for r in ranks]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("op", ["SUM", "AVG"])
+def test_tensors_of_inference_mode_are_reduced_in_the_background(ranks, op, dtype):
+    group, expected = dist.new_group(), len(ranks) if op == "SUM" else 1
+    with torch.inference_mode():
+        tensors = [torch.ones(5, dtype=dtype), torch.ones(1 << 20, dtype=dtype)]
+        dist.all_reduce(tensors[1], group=group)
+        tensors[1].fill_(1)
+        for tensor in tensors:
+            work = dist.all_reduce(tensor, getattr(dist.ReduceOp, op), group, async_op=True)
+            work.get_future().wait()  # so the group's thread runs it
+    assert all((tensor == expected).all() for tensor in tensors)
+    dist.all_reduce(outside := torch.ones(1 << 20, dtype=dtype), group=group)
+    assert (outside == len(ranks)).all()
+    dist.destroy_process_group(group)
+
+
 def test_objects(ranks, rank):
     every = [None] * len(ranks)
     dist.all_gather_object(every, {"rank": rank})
@@ -291,6 +340,15 @@ def test_replicas_have_the_gradients_of_one_process(ranks, rank):
         ),
         (lambda n: dist.reduce_scatter_tensor(torch.empty(2), torch.ones(2 * n + 1)), "world size"),
         (lambda n: dist.all_reduce(torch.ones(2, 2).to_sparse_csr()), "on the CPU"),
+        (lambda n: dist.all_gather([torch.empty(3)] * n, torch.ones(2)), "does not fit"),
+        (lambda n: dist.all_to_all_single(torch.empty(n), torch.ones(2 * n)), "does not fit"),
+        (lambda n: dist.all_to_all([torch.empty(3)] * n, [torch.ones(2)] * n), "does not fit"),
+        (lambda n: dist.reduce_scatter(torch.empty(2), [torch.ones(2)] * (n + 1)), "one a rank"),
+        (lambda n: dist.all_reduce(torch.ones(2).int(), dist._make_nccl_premul_sum(0.5)), "factor"),
+        (
+            lambda n: dist.all_reduce(torch.quantize_per_tensor(torch.ones(2), 1, 3, torch.qint32)),
+            "no meaning",
+        ),
         (
             lambda n: dist.all_to_all_single(torch.empty(2), torch.ones(2), [2] * n, [3] * n),
             "sizes",
