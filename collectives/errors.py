@@ -40,7 +40,8 @@ class TooLarge(CollectiveError):
 def hint(name: str, known: Iterable[str], otherwise: str = "there are") -> str:
     """``did you mean 'ring'?`` for the known name that is nearest, or all that are known."""
     known = list(known)
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    alike = 0.5 if len(name) < 4 else 0.6  # one letter of two, as in lt for lr
+    near = difflib.get_close_matches(name, known, n=1, cutoff=alike)
     return f"did you mean {near[0]!r}?" if near else f"{otherwise} {', '.join(known)}"
 
 

@@ -109,8 +109,9 @@ class _Group(Reductions, Copies):
     def _drain(self) -> None:
         """Carries out what is under way; does nothing in a process that was forked."""
         if os.getpid() == self._process and not MPI.Is_finalized():
-            for message in list(self._under_way):
-                message.wait()
+            if self.comm.size > 1:  # alone, what has not come by now never comes
+                for message in list(self._under_way):
+                    message.wait()
             self._order.close()
 
 

@@ -106,9 +106,7 @@ def steps(
         if size > 1:
             patch.setattr(build, "summation", lambda config, replica: how)
         # Numbers do not matter, and nobody else is to be let in while virtual time goes by.
-        patch.setattr(
-            assemble, "initial", lambda run, model, arena, own: np.zeros(arena.size, "f4")
-        )
+        patch.setattr(assemble, "initial", lambda parts: np.zeros(parts.arena.size, "f4"))
         patch.setattr(os, "sched_yield", lambda: None)
         with Communicator(MPI.COMM_SELF, device="staged") as comm, start(comm, config) as trainer:
             found = []

@@ -248,7 +248,7 @@ def test_a_message_that_a_future_waits_for_holds_up_no_other(ranks, rank):
     received = torch.empty(1)
     future = dist.irecv(received, left).get_future()
     dist.barrier()
-    dist.send(torch.tensor([1.0 * rank]), right)
+    dist.isend(torch.tensor([1.0 * rank]), right).wait()
     assert future.wait()[0].item() == left
 
 

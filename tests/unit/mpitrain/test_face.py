@@ -22,6 +22,8 @@ DEEPER = {
     "collectives.execution.transport.shared_memory": "doctor tries the node's memory alone",
     "collectives.failure.abort": "an error of all ranks ends the job once, with one report",
     "collectives.failure.processes": "ranks find processes as the guards against dead ranks do",
+    "collectives.torch": "the name of torch's backend, for the sentence that asks for it",
+    "collectives.torch.backend": "codecs of DDP's buckets run among a group's collectives",
     "collectives.execution.waiting": "ranks wait alike in pipelines and in collectives",
 }
 
