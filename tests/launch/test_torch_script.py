@@ -82,6 +82,11 @@ def test_work_that_nobody_waits_for_ends(tmp_path):
     assert done.returncode == 0, done.stderr
 
 
+def test_a_message_that_never_comes_does_not_keep_a_rank_that_is_alone(tmp_path):
+    done = started(tmp_path, then="dist.irecv(torch.ones(1), 0)\nsys.exit(3)", ranks=1)
+    assert done.returncode == 3, done.stderr
+
+
 def test_a_forked_process_ends_without_the_messages_under_way(tmp_path):
     then = """
 import atexit
