@@ -2,6 +2,7 @@
 
     mpirun -n 2 python -m benchmarks.torch_backend            # calls; the small ones by mpi4py too
     mpirun -n 2 python -m benchmarks.torch_backend --steps    # steps of DDP and of FSDP2
+    mpirun -n 2 python -m benchmarks.torch_backend --steps --load 2   # beside two busy processes
 
 The ways take turns, so that what else the machine does falls on all of them.  Times are medians of
 the slowest rank, and ratios those of medians and of the least times.  The table is Markdown.
@@ -10,8 +11,10 @@ the slowest rank, and ratios those of medians and of the least times.  The table
 import argparse
 import json
 import os
+import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -59,12 +62,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"node(s), {about['cores']} cores of {about['processor']}\n",
             flush=True,
         )
-    rows = _steps(comm, groups, options) if options.steps else _calls(comm, groups, options)
+    with _loaded(options.load if comm.rank == 0 else 0):
+        rows = _steps(comm, groups, options) if options.steps else _calls(comm, groups, options)
     if comm.rank == 0 and options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(json.dumps({"environment": about, "rows": rows}, indent=1) + "\n")
     dist.destroy_process_group()
     return 0
+
+
+@contextmanager
+def _loaded(processes: int) -> Iterator[None]:
+    """Context in which other processes compute on the ranks' cores."""
+    command = [sys.executable, "-S", "-c", "while True: pass"]
+    started = [subprocess.Popen(command) for _ in range(processes)]
+    try:
+        yield
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
 
 
 def in_turns(comm: MPI.Intracomm, ways: Ways, repeats: int, calls: int = 1) -> Times:
@@ -230,10 +247,11 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="benchmarks.torch_backend", description=__doc__)
     add = parser.add_argument
     add("--sizes", type=size, nargs="+", default=_SIZES, help="bytes of the larger buffer")
-    add("--repeats", type=int, help="of each way; 9 of calls, 30 of steps")
+    add("--repeats", type=int, help="repeats of each way; 9 for calls, 30 for steps")
     add("--steps", action="store_true", help="measure training steps in the place of calls")
-    add("--width", type=int, default=1024, help="of the steps' six layers")
+    add("--width", type=int, default=1024, help="width of the six layers")
     add("--batch", type=int, default=8, help="samples of a rank's step")
+    add("--load", type=int, default=0, help="busy processes beside the ranks")
     add("-J", "--json", type=Path, help="write all times there")
     options = parser.parse_args(arguments)
     options.repeats = options.repeats or (30 if options.steps else 9)
