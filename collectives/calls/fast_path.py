@@ -118,7 +118,7 @@ def nbytes_of_tensor(tensor: Any) -> int | None:
     torch = sys.modules.get("torch")
     if torch is None or type(tensor) is not torch.Tensor or str(tensor.dtype) not in _TORCHS:
         return None
-    plain = tensor.device.type == "cpu" and tensor.is_contiguous() and not tensor.requires_grad
+    plain = tensor.is_cpu and tensor.is_contiguous() and not tensor.requires_grad
     plain = plain and not (tensor.is_neg() or tensor.is_conj())
     return int(tensor.nbytes) if plain else None
 

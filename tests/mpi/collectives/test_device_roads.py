@@ -112,7 +112,7 @@ def torch(cupy, monkeypatch):
         stream = cupy.cuda.Stream(non_blocking=True)
 
     class Tensor:
-        is_cuda = True
+        is_cuda, is_cpu, dtype = True, False, "torch.float32"
 
         def __init__(self, items, requires_grad=False):
             self.items, self.requires_grad = items, requires_grad
