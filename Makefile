@@ -16,6 +16,8 @@ SOAK   ?= 3600
 SWEEPS ?= 3
 # Of make conformance: numbers of ranks, and mpi4py's test files, all unless MODULES=cco_buf,comm.
 SIZES  ?= 1,2,3,4,5,7,8
+# Of make torch-tests: the backend, the name that it has there, and the ranks.
+SUITE  ?= --as gloo -n 2
 CONFIG ?= jobs/examples/digits.toml
 
 # Tests without ranks of their own run side by side, one more than there are cores, as some wait;
@@ -144,8 +146,7 @@ conformance: install
 
 # Under Gloo's name on 2 ranks, and as "mpi" on 3, as PyTorch gates tests by the backend's name.
 torch-tests: install
-	$(BIN)/python -m tests.torch_suite --as gloo -n 2
-	$(BIN)/python -m tests.torch_suite --backend mpi -n 3
+	$(BIN)/python -m tests.torch_suite $(SUITE)
 
 seeded: install
 	$(BIN)/python -m tests.seeded
