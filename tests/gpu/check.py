@@ -1,14 +1,15 @@
-"""What a check is, and its run in a process of its own."""
+"""A check, and the run of checks in a process of their own."""
 
 import importlib
 import json
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
+from time import perf_counter
 from typing import NamedTuple
 
-#: What a process that runs a check prints before its result.
+#: Word that a process which runs checks prints before each result.
 RESULT = "RESULT "
 
 
@@ -49,31 +50,40 @@ def _each() -> Iterator[Check]:
         yield from importlib.import_module(f"tests.gpu.{name}").CHECKS
 
 
-def main(name: str, *, dry_run: bool) -> int:
-    """Run one check on this rank; rank 0 prints the result."""
+def main(names: Sequence[str], *, dry_run: bool) -> int:
+    """Run checks on this rank, one after the other; rank 0 prints the results."""
     if dry_run:
         from tests import strict_cupy
 
         strict_cupy.install()
+    return sum([_is_bad(next(one for one in _each() if one.name == name)) for name in names])
+
+
+def _is_bad(check: Check) -> bool:
+    """Run a check; an error of one rank alone ends the job, as the others may wait."""
     from mpi4py import MPI
 
-    comm = MPI.COMM_WORLD
-    found = next(one for one in _each() if one.name == name)
+    comm, start = MPI.COMM_WORLD, perf_counter()
     try:
-        told = True, found.run()
+        told = True, check.run()
     except Exception as error:
         traceback.print_exc()
-        text = " ".join(f"{type(error).__name__}: {error}".split())
-        told = False, text[:300]
-        if comm.size > 1:  # the others may wait
-            print(f"{RESULT}{json.dumps(told)}", flush=True)
+        told = False, " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        if comm.size > 1:
+            _print(check, told, start)
             comm.Abort(1)
     every = comm.allgather(told)
     bad = [f"rank {rank}: {text}" for rank, (works, text) in enumerate(every) if not works]
     if comm.rank == 0:
-        print(f"{RESULT}{json.dumps((not bad, bad[0] if bad else told[1]))}", flush=True)
+        _print(check, (not bad, bad[0] if bad else told[1]), start)
     return bool(bad)
 
 
+def _print(check: Check, told: tuple[bool, str], start: float) -> None:
+    print(f"{RESULT}{json.dumps((check.name, *told, perf_counter() - start))}", flush=True)
+
+
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], dry_run="--dry-run" in sys.argv))
+    words = sys.argv[1:]
+    found = main([word for word in words if word != "--dry-run"], dry_run="--dry-run" in words)
+    sys.exit(found > 0)

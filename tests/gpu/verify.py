@@ -3,8 +3,8 @@
     python -m tests.gpu.verify              # on a GPU; exit code 1 if a check fails
     python -m tests.gpu.verify --dry-run    # the same checks on a stand-in for CuPy, anywhere
 
-Each check runs in processes of its own, with a time limit, on 1, 2 or 4 ranks, which share the GPUs
-that there are.  ``MPIEXEC`` names the launcher.
+Checks run on 1, 2 or 4 ranks, which share the GPUs that there are: each in processes of its own,
+with a time limit; in a dry run, those of a stage in one job.  ``MPIEXEC`` names the launcher.
 """
 
 import argparse
@@ -14,6 +14,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from time import perf_counter
 from typing import NamedTuple
@@ -22,7 +23,7 @@ from tests.gpu.check import RESULT, Check, checks
 
 
 class Outcome(NamedTuple):
-    """Of a check on some ranks."""
+    """Outcome of a check on some ranks."""
 
     check: str
     stage: int
@@ -32,9 +33,10 @@ class Outcome(NamedTuple):
     detail: str
 
 
-def run(check: Check, ranks: int, *, dry_run: bool) -> Outcome:
-    """One check, in processes of its own, which are ended when its time is over."""
-    command = [sys.executable, "-m", "tests.gpu.check", check.name]
+def run(checks: Sequence[Check], ranks: int, *, dry_run: bool) -> list[Outcome]:
+    """Run checks in one job, which is ended when the sum of their times is over."""
+    limit = sum(check.seconds for check in checks)
+    command = [sys.executable, "-m", "tests.gpu.check", *(check.name for check in checks)]
     command += ["--dry-run"] if dry_run else []
     if ranks > 1:
         launcher = os.environ.get("MPIEXEC") or shutil.which("mpirun") or "mpiexec"
@@ -45,28 +47,41 @@ def run(check: Check, ranks: int, *, dry_run: bool) -> Outcome:
         errors="replace", start_new_session=True,
     ) as process:  # fmt: skip
         try:
-            printed, _ = process.communicate(timeout=check.seconds)
+            printed, why = process.communicate(timeout=limit)[0], ""
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
-            text = f"no end after {check.seconds:g} s"
-            return Outcome(check.name, check.stage, ranks, False, check.seconds, text)
-    lines = [line for line in printed.splitlines() if line.startswith(RESULT)]
-    if lines:
-        works, detail = json.loads(lines[-1].removeprefix(RESULT))
-    else:
-        last = " ".join((printed.strip().splitlines() or ["nothing printed"])[-1].split())
-        works, detail = False, f"exit code {process.returncode}: {last[:200]}"
-    seconds = perf_counter() - start
-    if check.is_killed:
-        works, detail = bool(process.returncode and not lines), f"exit code {process.returncode}"
-    else:
-        works = bool(works) and not process.returncode
-    return Outcome(check.name, check.stage, ranks, works, seconds, detail)
+            printed, why = process.communicate()[0], f"no end after {limit:g} s"
+    lines = printed.strip().splitlines() or ["nothing printed"]
+    results = [json.loads(one.removeprefix(RESULT)) for one in lines if one.startswith(RESULT)]
+    told = {name: rest for name, *rest in results}
+    last = " ".join(lines[-1].split())[:200]
+    missing = False, why or f"exit code {process.returncode}: {last}", perf_counter() - start
+    if any(check.is_killed for check in checks):
+        works = bool(process.returncode) and not told and not why
+        missing = works, why or f"exit code {process.returncode}", missing[2]
+    found = []
+    for check in checks:
+        works, detail, seconds = told.get(check.name, missing)
+        found.append(Outcome(check.name, check.stage, ranks, works, seconds, detail))
+    if process.returncode and all(one.works for one in found) and told:
+        found[-1] = found[-1]._replace(works=False, detail=missing[1])
+    return found
+
+
+def jobs(wanted: Sequence[Check], most: int, *, by_stage: bool) -> list[tuple[list[Check], int]]:
+    """Checks of each job, and its ranks; ``by_stage``: one job for those that kill no rank."""
+    found: dict[object, tuple[list[Check], int]] = {}
+    for check in wanted:
+        for ranks in check.ranks if by_stage else ():
+            key = check.name if check.is_killed else check.stage
+            found.setdefault((key, ranks), ([], ranks))[0].append(check)
+    if not by_stage:
+        return [([check], ranks) for check in wanted for ranks in check.ranks if ranks <= most]
+    return [job for job in found.values() if job[1] <= most]
 
 
 def line(one: Outcome) -> str:
-    """For people."""
+    """Row of the table that is printed."""
     word = "ok" if one.works else "FAIL"
     return f"{one.check:<50} | {one.ranks:>5} | {word:<4} | {one.seconds:6.1f} | {one.detail}"
 
@@ -82,14 +97,15 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     stages = {int(text) for text in options.stages.split(",")} if options.stages else None
     print(f"{'check':<50} | ranks | ok   |      s | detail")
-    outcomes = []
-    for check in checks():
-        if stages is not None and check.stage not in stages:
-            continue
-        for ranks in check.ranks if (options.only or "") in check.name else ():
-            if ranks <= options.most_ranks:
-                outcomes.append(run(check, ranks, dry_run=options.dry_run))
-                print(line(outcomes[-1]), flush=True)
+    wanted = [
+        check
+        for check in checks()
+        if (stages is None or check.stage in stages) and (options.only or "") in check.name
+    ]
+    outcomes: list[Outcome] = []
+    for some, ranks in jobs(wanted, options.most_ranks, by_stage=options.dry_run):
+        outcomes += (found := run(some, ranks, dry_run=options.dry_run))
+        print("\n".join(map(line, found)), flush=True)
     failed = sum(not one.works for one in outcomes)
     told = {"dry_run": options.dry_run, "outcomes": [one._asdict() for one in outcomes]}
     options.json.write_text(json.dumps(told, indent=1) + "\n")

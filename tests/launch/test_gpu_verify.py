@@ -32,10 +32,10 @@ def test_all_checks_pass(scratch, tmp_path):
 
 
 def test_a_check_that_fails_or_hangs_is_said():
-    wrong = run(Check(0, "there is no such check", str), 1, dry_run=True)
+    (wrong,) = run([Check(0, "there is no such check", str)], 1, dry_run=True)
     assert not wrong.works
     assert "| FAIL |" in line(wrong)
-    late = run(Check(0, "facts.versions", str, seconds=0.05), 1, dry_run=True)
+    (late,) = run([Check(0, "facts.versions", str, seconds=0.05)], 1, dry_run=True)
     assert (late.works, late.detail) == (False, "no end after 0.05 s")
 
 
