@@ -2,7 +2,7 @@
 
 from typing import Any, Literal, Protocol
 
-from mpitrain.arrays import Array, Scalar, Shape
+from mpitrain.arrays import Array, Judged, Shape
 from mpitrain.config import Loss as LossConfig
 from mpitrain.data.dataset import Dataset
 from mpitrain.group import TensorGroup
@@ -27,9 +27,7 @@ class LossFunction(Protocol):
     the same value on all ranks once :meth:`expect` has returned.
     """
 
-    def __call__(
-        self, outputs: Array, labels: Array, divisor: float
-    ) -> tuple[Scalar, Array] | tuple[Scalar, Array, Scalar]:
+    def __call__(self, outputs: Array, labels: Array, divisor: float) -> Judged:
         """Sum of the labels' losses, divided by ``divisor``, and its gradient by ``outputs``.
 
         If ``divisor`` counts the labels of the *global* batch, the sums over ranks of values and
@@ -64,7 +62,7 @@ def build(config: LossConfig, data: Dataset, group: TensorGroup) -> LossFunction
     """The loss of the [loss] table; ``group``: ranks that share the columns of the scores."""
     match config.name:
         case "cross_entropy":
-            return CrossEntropy(group, data.classes, config.smoothing)
+            return CrossEntropy(group, data.classes, config.smoothing, config.ignore_index)
         case "mean_squared_error":
             return MeanSquaredError()
         case "binary_cross_entropy":
