@@ -134,7 +134,8 @@ class SynchronousLoop(Loop):
         if self._ledger is None:
             if agreed.faulty:
                 parts.purity.expect(f"step {number + 1}")
-            if agreed.factor != 1 and parts.summation.acts_alone:
+            is_late = agreed.factor != 1 and not agreed.nothing_counts
+            if is_late and parts.summation.acts_alone:
                 raise uncountable(number, "parallel.zero = 2 or 3 with a codec sums gradients")
             parts.stopping = bool(agreed.stopping)
         if agreed.finite:
