@@ -321,7 +321,8 @@ class Own(Struct, frozen=True, forbid_unknown_fields=True):
         model: function that makes a torch module or layers, or the module.
         data: function that gives two data sets, to train and to test on: ``len(data)`` pairs
             ``data[i]`` of an input and a label; the second may be None: nothing is tested.
-        loss: function of torch tensors, outputs and labels: the mean over the samples.
+        loss: function of torch tensors, outputs and labels: the mean over the samples, or the sum
+            of what counts and its number.
         metrics: function as for ``loss``, or a dictionary of several.
         optimizer: function that makes an optimiser of torch of a list of parameters.
         schedule: function that makes a scheduler of torch of that optimiser, or gives the factor on

@@ -4,7 +4,7 @@ Counts add up exactly, whatever the layout of the ranks.
 """
 
 from collections.abc import Callable, Sequence
-from math import exp, nan
+from math import exp, inf, nan
 from typing import Any, Protocol
 
 import numpy as np
@@ -99,7 +99,7 @@ class Perplexity(_Mean):
 
     def value(self, totals: Array) -> float:
         mean = super().value(totals)
-        return exp(mean) if mean < 700 else float("inf")
+        return inf if mean >= 700 else exp(mean)
 
 
 class F1:

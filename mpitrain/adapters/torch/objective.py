@@ -184,7 +184,7 @@ class TorchLoss:
     ) -> tuple[dict[str, torch.Tensor], Reduced]:
         """Outputs of these rows, and their loss."""
         parts = _needing_gradients({name: part[some].clone() for name, part in outputs.items()})
-        truth = {name: part[some] for name, part in labels.items()}
+        truth = {name: part[some].clone() for name, part in labels.items()}
         return parts, self._calls.of(self.function, as_given(parts), as_given(truth))
 
 
