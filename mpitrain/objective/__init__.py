@@ -15,8 +15,8 @@ __all__ = [
 ]  # fmt: skip
 
 
-#: What the losses of a batch are divided by: the number of its labels, the sum of the counts that
-#: calls return, or 1.
+#: Divisor of the losses of a batch: the number of its labels, the sum of the counts that calls
+#: return, or 1.
 Reduction = Literal["mean", "count", "sum"]
 
 
@@ -53,7 +53,7 @@ class LossFunction(Protocol):
 
 
 def reduction_of(loss: LossFunction) -> Reduction:
-    """What the batch's losses are divided by; ``"mean"`` if the loss does not say."""
+    """How a loss reduces a batch; ``"mean"`` if it does not say."""
     found: Reduction = getattr(loss, "reduction", "mean")
     return found
 

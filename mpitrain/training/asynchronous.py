@@ -167,7 +167,7 @@ class AsynchronousLoop(Loop):
         own = runner.run(source, window.weights, store, window.update, context)
         purity.expect(f"until step {done + count}")
         if comm.allreduce(parts.gradient.read([source.unequal])[0]):
-            raise uncountable(done, "parallel.schedule: asynchronous updates each stage")
+            raise uncountable(done, "parallel.schedule = 'asynchronous' updates each stage")
         lasted = perf_counter() - start
         comm_seconds = sum(updated.comm_seconds for updated in own)
         parts.account.add(lasted, comm_seconds, runner.waited)

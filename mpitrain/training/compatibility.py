@@ -44,11 +44,11 @@ def uncountable(step: int, who: str) -> ConfigError:
 
     Args:
         step: number of the step, counted from 0, in which not each label counts 1.
-        who: what uses them.
+        who: subject and verb of a sentence, such as ``"a server adds them"``.
     """
     return ConfigError(
         f"loss: not every label of step {step + 1} counts 1, and {who} before the ranks know what "
-        "counts; set it otherwise, or give a mean over samples with equal weights"
+        "counts; change that setting, or give a mean over samples with equal weights"
     )
 
 

@@ -267,7 +267,7 @@ def _scalar(number: torch.Tensor, xp: Any) -> Scalar:
 
 
 def _wrong(found: Reduced) -> str:
-    """What a function gives that is no loss; empty: it is one."""
+    """Name of a function's result that is no loss; empty: it is one."""
     total = found.total
     if not (isinstance(total, torch.Tensor) and not total.dim() and total.requires_grad):
         return _shown(total)

@@ -26,9 +26,9 @@ class Reduced(NamedTuple):
 
     Attributes:
         total: the mean, or the sum.
-        count: what counts in the samples; None: it is no mean over what counts.
-        reduction: what ``total`` is: ``"mean"``, a sum of which ``"count"`` gives the mean, or a
-            ``"sum"``.
+        count: divisor of ``total`` that makes it the mean over what counts in the samples; None
+            for other reductions.
+        reduction: kind of ``total``, as :data:`mpitrain.objective.Reduction` names it.
         is_known: whether a mean is surely one over samples with equal weights.
     """
 
@@ -86,7 +86,7 @@ class Reductions(TorchFunctionMode):
     @staticmethod
     def _counted(function: Any, scores: Any, labels: Any, **given: Any) -> tuple[Any, Any]:
         """The sum of a loss of classes, and the sum of the weights of the labels that count."""
-        if scores.dtype in (torch.float16, torch.bfloat16):  # whose sums would be too large
+        if scores.dtype in (torch.float16, torch.bfloat16):  # a sum of 16 bits may overflow
             total = function(scores, labels, **given | {"reduction": "none"}).float().sum()
         else:
             total = function(scores, labels, **given | {"reduction": "sum"})

@@ -54,8 +54,8 @@ class EqualWeights:
 
     The value of a micro-batch beside as many copies of one sample is the mean of both values if the
     micro-batch has the weight of these copies.  All micro-batches of all ranks and steps have equal
-    weights, then, if all were compared with samples of one weight.  Of two such samples, the one
-    with the value further away shows more.  Where rounding is in doubt, float64 decides.
+    weights, then, if all were compared with samples of one weight.  The one of two such samples
+    whose value is further away shows more.  Where rounding is in doubt, float64 decides.
 
     Cost of a comparison: the function of twice the samples, without gradients.
 
