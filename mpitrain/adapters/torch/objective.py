@@ -99,6 +99,8 @@ class TorchLoss:
         truth = self._cast(as_tensors(fields(labels)), wide)
         versions = [part._version for part in truth.values()]
         reduced = self._calls.of(self._there, as_given(wide), as_given(truth))
+        if self.reduction == "count" and not getattr(reduced.total, "requires_grad", False):
+            reduced = reduced._replace(total=_constant(reduced.total, wide, self._unused))
         by = gradients(reduced.total, wide)
         if versions != [part._version for part in truth.values()]:
             self._fault = ConfigError(
@@ -115,7 +117,9 @@ class TorchLoss:
         gradient = partial(whole, self._unused)
         value = _scalar(reduced.total.detach().double() * weight, xp)
         if self.reduction == "count":
-            return value, gradient, _scalar(torch.as_tensor(reduced.count), xp)
+            counted = 0.0 if reduced.count is None else reduced.count
+            count = torch.as_tensor(counted, device=reduced.total.device)
+            return value, gradient, _scalar(count, xp)
         return value, gradient
 
     def _look(self, reduced: Reduced, outputs: Tensors, labels: Tensors) -> None:
@@ -259,6 +263,13 @@ def gradients(total: torch.Tensor, outputs: Tensors) -> dict[str, torch.Tensor]:
     by = {name: part for name, part in outputs.items() if part.requires_grad}
     found = torch.autograd.grad(total, list(by.values()), allow_unused=True)
     return {name: one for name, one in zip(by, found, strict=True) if one is not None}
+
+
+def _constant(value: Any, outputs: Tensors, unused: frozenset[str]) -> torch.Tensor:
+    """A sum that a function gives as a constant where nothing counts; its gradients are 0."""
+    used = [part[:0].sum() for name, part in outputs.items() if name not in unused]
+    total: torch.Tensor = sum(part for part in used if part.requires_grad) + value
+    return total
 
 
 def _scalar(number: torch.Tensor, xp: Any) -> Scalar:

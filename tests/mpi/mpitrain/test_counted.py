@@ -48,6 +48,8 @@ class Drawn(torch.utils.data.Dataset):
 
 def masked(outputs, labels):
     """Padding, or a mask: the sum and what counts."""
+    if not labels["mask"].any():
+        return 0.0, 0
     each = (outputs - labels["y"]).square() * labels["mask"]
     return each.sum(), labels["mask"].sum()
 
@@ -277,7 +279,7 @@ def test_codecs_keep_residuals_of_true_means(comm, folder):
 @pytest.mark.parametrize(
     "changed",
     [
-        dict(parallel={"zero": 2}, compress={"codec": "topk:keep=0.5", "least": 1}),
+        dict(parallel={"zero": 2}, compress={"codec": "fp16", "least": 1}),
         pytest.param(
             dict(parallel={"pipe": RANKS, "schedule": "asynchronous"}, optimizer=None,
                  optim={"name": "sgd", "lr": 0.1}, micro_batches=RANKS),
