@@ -34,7 +34,9 @@ class Drawn(torch.utils.data.Dataset):
         self.x, self.y = draw.normal(size=(samples, 6)), draw.integers(4, size=samples)
         self.y[draw.random(samples) < left_out] = -100
         self.numbers = draw.normal(size=(samples, 4))
-        self.mask = draw.random((samples, 4)) < np.where(draw.random((samples, 1)) < 0.5, 0.1, 0.8)
+        self.mask = draw.random((samples, 4)) < np.where(
+            draw.random((samples, 1)) < left_out, 0.1, 0.8
+        )
         self.masked = masked
 
     def __len__(self):
@@ -211,15 +213,19 @@ def test_narrow_activations(comm, folder, kind):
 WORKERS = {
     "local": {"sync": {"kind": "local", "period": 1}},
     "agree": {"sync": {"kind": "local", "period": 1, "agree": 3}},
+    "first together": {"sync": {"kind": "local", "period": 3, "start": 10, "agree": 2}},
 }
 
 
 @pytest.mark.parametrize("how", WORKERS)
 @pytest.mark.parametrize("name", ["ignored", "masked"])
 def test_workers_take_means_over_what_counts_in_their_own_samples(comm, folder, how, name):
-    """The mean of the workers' weights after each step is that of the mean of their gradients."""
+    """The mean of the workers' weights after each step is that of the mean of their gradients.
+
+    Workers that take their first steps together have one mean.
+    """
     loss = LOSSES[name]
-    data = Drawn(4, masked=loss is masked, left_out=0.3)
+    data = Drawn(4, masked=loss is masked, left_out=0.2)
 
     def plain(parameters):
         return torch.optim.SGD(parameters, lr=0.1)
@@ -227,7 +233,8 @@ def test_workers_take_means_over_what_counts_in_their_own_samples(comm, folder, 
     with made(folder, loss, data=data, optimizer=plain, **WORKERS[how]) as trainer:
         told, weights = steps_of(trainer)
         trainer.parts.drain()
-        wanted, others = torchs_own(trainer, loss, workers=RANKS, optimizer=plain)
+        alone = 1 if how == "first together" else RANKS
+        wanted, others = torchs_own(trainer, loss, workers=alone, optimizer=plain)
     np.testing.assert_allclose([loss for loss, _ in told], [loss for loss, _ in wanted], rtol=1e-10)
     for one, other in zip(weights, others, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-12)
@@ -237,7 +244,7 @@ def test_workers_take_means_over_what_counts_in_their_own_samples(comm, folder, 
 @pytest.mark.parametrize("name", ["ignored", "masked"])
 def test_a_servers_workers(comm, folder, name):
     loss = LOSSES[name]
-    data = Drawn(4, masked=loss is masked, left_out=0.3)
+    data = Drawn(4, masked=loss is masked, left_out=0.2)
     changed = dict(
         server={"ranks": 1, "bound": 0}, optimizer=None,
         optim={"name": "sgd", "momentum": 0.0, "lr": 0.1, "reference_batch": 0},

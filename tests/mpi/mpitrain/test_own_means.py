@@ -169,9 +169,16 @@ def linear(outputs):
 def test_whole_numbers_are_classes_unless_there_are_as_many_as_outputs(comm, folder):
     with (
         pytest.raises(DataError, match="or floating-point numbers where they are no classes"),
-        made(folder, model=linear(2), train_data=Counts(48, 1), test_data=None, metrics=None) as t,
+        made(
+            folder,
+            model=linear(2),
+            loss=torch.nn.CrossEntropyLoss(),
+            train_data=Counts(48, 1),
+            test_data=None,
+            metrics=None,
+        ) as trainer,
     ):
-        t.fit()
+        trainer.fit()
 
 
 @pytest.mark.parametrize(
