@@ -121,12 +121,17 @@ class Loss(Struct, frozen=True, forbid_unknown_fields=True):
             numbers; ``binary_cross_entropy`` of numbers that are 0 or 1, or probabilities.
         smoothing: part of each label that cross_entropy spreads evenly over the classes.
         ignore_index: labels of this value do not count in cross_entropy and its metrics, as -100
-            for padding: the loss is the mean over the others; when left out, all count.
+            for padding: the loss is the mean over the others.
     """
 
     name: Literal["cross_entropy", "mean_squared_error", "binary_cross_entropy"] = "cross_entropy"
     smoothing: Part = 0.0
-    ignore_index: int | None = None
+    ignore_index: int | Literal["none"] = "none"
+
+    @property
+    def ignored(self) -> int | None:
+        """The value of labels that do not count; None if all count."""
+        return None if self.ignore_index == "none" else int(self.ignore_index)
 
 
 class Evaluate(Struct, frozen=True, forbid_unknown_fields=True):

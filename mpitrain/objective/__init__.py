@@ -62,7 +62,7 @@ def build(config: LossConfig, data: Dataset, group: TensorGroup) -> LossFunction
     """The loss of the [loss] table; ``group``: ranks that share the columns of the scores."""
     match config.name:
         case "cross_entropy":
-            return CrossEntropy(group, data.classes, config.smoothing, config.ignore_index)
+            return CrossEntropy(group, data.classes, config.smoothing, config.ignored)
         case "mean_squared_error":
             return MeanSquaredError()
         case "binary_cross_entropy":
