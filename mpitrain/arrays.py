@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 #: A number in memory or on a device; :meth:`mpitrain.device.Device.read` copies it to memory.
 Scalar = Any
+#: Result of a loss: its value, its gradient by the outputs, and perhaps what counts in its labels.
+Judged = tuple[Scalar, Array] | tuple[Scalar, Array, Scalar]
 #: A layer's arrays by name: its parameters, or the loss's gradients with respect to them.
 Parameters = Mapping[str, Array]
 #: The loss's gradients with respect to a layer's parameters; None: no influence on the loss.

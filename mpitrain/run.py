@@ -1,6 +1,7 @@
 """A run of training: the loop over epochs, and the step of synchronous training."""
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import replace
 from math import nan
 from time import perf_counter
 from typing import Protocol
@@ -10,9 +11,17 @@ import numpy as np
 from mpitrain.arrays import Array, Scalar
 from mpitrain.callbacks import is_test_due, is_test_missing, running
 from mpitrain.metrics.records import Record, Skipped, Step, Summary, Write
-from mpitrain.step.agreement import Agreed, NonFinite, StepReport, named, nonfinite
+from mpitrain.step.agreement import (
+    NOTHING_COUNTS,
+    Agreed,
+    NonFinite,
+    StepReport,
+    named,
+    nonfinite,
+)
 from mpitrain.step.ledger import Ledger, LocalStep
 from mpitrain.training.batches import MicroBatches
+from mpitrain.training.compatibility import uncountable
 from mpitrain.training.loop import Batch, Loop, forward_backward, read_batches, remaining
 from mpitrain.training.parts import Parts
 
@@ -119,19 +128,24 @@ class SynchronousLoop(Loop):
             parts.summation.begin(number, parts.scale.value, parts.rates.common(number))
             source = self._source(batch)
             loss, comm_seconds = forward_backward(parts, parts.passes, number, source)
-        report = self._report(loss, comm_seconds)
+        report = self._report(loss, comm_seconds, source)
         agreed = parts.strategy.agree(number, parts.gradient, report)
         parts.account.agreed()
         if self._ledger is None:
             if agreed.faulty:
                 parts.purity.expect(f"step {number + 1}")
+            is_late = agreed.factor != 1 and not agreed.nothing_counts
+            if is_late and parts.summation.acts_alone:
+                raise uncountable(number, "parallel.zero = 2 or 3 with a codec sums gradients")
             parts.stopping = bool(agreed.stopping)
         if agreed.finite:
             self._descend(agreed)
             return self._finish(batch, report, agreed)
         unfit = source.unfit() if source else ""
+        if agreed.nothing_counts and not unfit:
+            unfit = NOTHING_COUNTS
         if self._ledger is None:
-            return [self._skip(loss, unfit, state_before)]
+            return [self._skip(loss, unfit, state_before, hopeless=agreed.nothing_counts)]
         # Only this worker skips its update, and goes on with its old weights; the other ranks learn
         # it when they next agree.
         culprits = ", ".join(parts.gradient.own_culprits(loss)[:3])
@@ -145,11 +159,15 @@ class SynchronousLoop(Loop):
         assert batch.held is not None
         return parts.passes.source(batch.held, batch.indices, parts.scale.value * self._workers)
 
-    def _report(self, loss: Scalar, comm_seconds: float) -> StepReport:
+    def _report(self, loss: Scalar, comm_seconds: float, source: MicroBatches | None) -> StepReport:
         """This rank's report of the step that it has computed."""
         parts = self.parts
         # The tensor ranks of the last stage all have one loss; the sum must count it once.
-        own = loss if parts.grid.place.tensor == 0 else 0.0
+        own, labels, counted = loss, 0, 0.0
+        if parts.grid.place.tensor:
+            own = 0.0
+        elif source:
+            labels, counted = source.labels_taken, source.counted
         return parts.account.report(
             own if parts.summation.is_finite else nan,
             comm_seconds,
@@ -157,6 +175,8 @@ class SynchronousLoop(Loop):
             parts.feed,
             stopping=parts.stop.raised(),
             faulty=bool(parts.purity.faults()),
+            labels=labels,
+            counted=counted,
         )
 
     def _descend(self, agreed: Agreed) -> None:
@@ -169,7 +189,8 @@ class SynchronousLoop(Loop):
             unused = agreed.unused
             if parts.summation.acts_alone:  # a codec's residuals may arrive in later steps
                 unused = parts.updater.never_used(unused)
-            parts.updater.step(parts.rates.common(number), clip / scale, number, unused)
+            factor = clip / scale * agreed.factor
+            parts.updater.step(parts.rates.common(number), factor, number, unused)
 
     def _exchange(self) -> float:
         """Synchronise with the other workers if that is due; returns seconds of communication."""
@@ -216,7 +237,8 @@ class SynchronousLoop(Loop):
         )
         if ledger is None:
             return [parts.account.record(own, agreed, agreed.grad_norm / scale)]
-        ledger.steps.append(own)
+        mean = replace(report, loss=report.loss * agreed.factor)
+        ledger.steps.append(replace(own, report=mean))
         periods = ledger.every, parts.sampler.steps_per_epoch
         is_due = is_last or any(parts.steps_done % period == 0 for period in periods)
         return self._agree_late(ledger) if is_due else []
@@ -231,8 +253,12 @@ class SynchronousLoop(Loop):
         parts.stopping = parts.stopping or any(agreed.stopping for _, agreed in found)
         return [parts.account.record(own, agreed, agreed.grad_norm) for own, agreed in found]
 
-    def _skip(self, loss: Scalar, unfit: str, state: Mapping[str, Array]) -> Skipped:
+    def _skip(
+        self, loss: Scalar, unfit: str, state: Mapping[str, Array], *, hopeless: bool
+    ) -> Skipped:
         """Takes a step that changes no parameter, and lowers the loss scale; collective.
+
+        ``hopeless``: no smaller scale can help.
 
         Raises:
             NonFinite: the job stops there, and a smaller scale cannot help.
@@ -243,7 +269,7 @@ class SynchronousLoop(Loop):
             parts.state[name][...] = values
         culprits, data = parts.gradient.culprits(loss), named(parts.comm, unfit)
         # Try a smaller scale even if samples are not finite: the program's loss may ignore them.
-        scaled = parts.scale.enabled and parts.scale.value > 1.0
+        scaled = parts.scale.enabled and parts.scale.value > 1.0 and not hopeless
         if parts.config.run.on_nonfinite == "stop" and not scaled:
             raise NonFinite(nonfinite(number, culprits, data))
         parts.scale.overflowed()

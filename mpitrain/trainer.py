@@ -75,10 +75,13 @@ class Trainer(ClosedTogether):
                 iterables with a length, which are read in their own order
                 (:class:`mpitrain.data.stream.Streamed`).  Without ``test_data`` nothing is tested,
                 and settings that need tests are refused.
-            loss: a function of torch tensors that returns the mean over its samples, a
-                :class:`mpitrain.objective.Loss`, or a name as in ``loss.name``.
-            metrics: functions of torch tensors that return means over samples, or
-                :class:`~mpitrain.objective.metrics.Metric`, by name; or names as in
+            loss: a function of torch tensors that returns the mean over its samples, or
+                ``(sum, count)``: the sum over what counts, and how much counts, of which the
+                trainer makes the mean over all ranks and micro-batches; one of torch's losses, with
+                ``ignore_index``, ``weight`` and ``reduction="sum"``; a
+                :class:`mpitrain.objective.LossFunction`; or a name as in ``loss.name``.
+            metrics: functions of torch tensors that return means over samples or ``(sum, count)``,
+                or :class:`~mpitrain.objective.metrics.Metric`, by name; or names as in
                 ``evaluate.metrics``.
             optimizer: a function that makes an optimiser of torch from parameters, such as
                 ``lambda p: torch.optim.AdamW(p, lr=3e-3)``, with one or several groups; an

@@ -120,10 +120,18 @@ class Loss(Struct, frozen=True, forbid_unknown_fields=True):
         name: ``cross_entropy`` of classes, labels being integers; ``mean_squared_error`` of
             numbers; ``binary_cross_entropy`` of numbers that are 0 or 1, or probabilities.
         smoothing: part of each label that cross_entropy spreads evenly over the classes.
+        ignore_index: labels of this value do not count in cross_entropy and its metrics, as -100
+            for padding: the loss is the mean over the others.
     """
 
     name: Literal["cross_entropy", "mean_squared_error", "binary_cross_entropy"] = "cross_entropy"
     smoothing: Part = 0.0
+    ignore_index: int | Literal["none"] = "none"
+
+    @property
+    def ignored(self) -> int | None:
+        """The value of labels that do not count; None if all count."""
+        return None if self.ignore_index == "none" else int(self.ignore_index)
 
 
 class Evaluate(Struct, frozen=True, forbid_unknown_fields=True):
@@ -318,7 +326,8 @@ class Own(Struct, frozen=True, forbid_unknown_fields=True):
         model: function that makes a torch module or layers, or the module.
         data: function that gives two data sets, to train and to test on: ``len(data)`` pairs
             ``data[i]`` of an input and a label; the second may be None: nothing is tested.
-        loss: function of torch tensors, outputs and labels: the mean over the samples.
+        loss: function of torch tensors, outputs and labels: the mean over the samples, or the sum
+            of what counts and its number.
         metrics: function as for ``loss``, or a dictionary of several.
         optimizer: function that makes an optimiser of torch of a list of parameters.
         schedule: function that makes a scheduler of torch of that optimiser, or gives the factor on

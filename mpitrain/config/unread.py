@@ -52,6 +52,7 @@ _READ: Mapping[str, _Readers] = {
     "optim.milestones": _STEPS,
     "optim.decay": _STEPS,
     "loss.smoothing": _Readers("loss.name", ("cross_entropy",)),
+    "loss.ignore_index": _Readers("loss.name", ("cross_entropy",)),
     "run.loss_scale": _SCALED,
     "run.loss_scale_window": _SCALED,
     "parallel.profile": _Readers("parallel.partition", ("auto",)),

@@ -101,6 +101,8 @@ def _model(job: Tables) -> Faults:
             yield "model.kind", f"a {m.kind} cannot be trained on {job.data.name}"
     if job.loss.smoothing and job.loss.name != "cross_entropy":
         yield "loss.smoothing", f"{job.loss.name} has no classes to spread labels over"
+    if job.loss.ignored is not None and job.loss.name != "cross_entropy":
+        yield "loss.ignore_index", f"{job.loss.name} has no classes, and all of its labels count"
     for name in job.evaluate.metrics:
         if why := refusal(name, job.loss.name):
             yield "evaluate.metrics", why

@@ -25,7 +25,8 @@ _UNREADABLE = (
 def load_arrays(path: Path, test_fraction: float, dtype: DTypeLike) -> Dataset:
     """``inputs`` (N, ...) and ``labels`` (N,) or (N, ...) of a file or a folder.
 
-    Integer labels are classes from 0 on; labels and inputs of floating point become ``dtype``.
+    Integer labels are classes from 0 on, or do not count; labels and inputs of floating point
+    become ``dtype``.
     Tests use ``test_inputs`` and ``test_labels`` if they exist, else the last part of the samples.
     A folder's arrays are read when they are needed, or at once if their type changes.
 
@@ -47,7 +48,7 @@ def load_arrays(path: Path, test_fraction: float, dtype: DTypeLike) -> Dataset:
         raise DataError(f"{path}: labels of shape {train.labels.shape} hold none")
     if train.labels.dtype.kind == "f":
         return Dataset(train, test, 0)
-    return Dataset(train, test, int(max(train.labels.max(), test.labels.max())) + 1)
+    return Dataset(train, test, max(1, int(max(train.labels.max(), test.labels.max())) + 1))
 
 
 def _read(path: Path, name: str, *, optional: bool = False) -> Array | None:
@@ -92,8 +93,6 @@ def _samples(name: str, inputs: Array | None, labels: Array | None, dtype: DType
         raise DataError(f"{name}: labels must be numbers, not {labels.dtype}")
     if labels.dtype.kind == "f":
         labels = _as(labels, dtype)
-    elif labels.size and labels.min() < 0:
-        raise DataError(f"{name}: labels must be 0 or more, not {labels.min()}")
     if inputs.dtype.kind == "f":
         inputs = _as(inputs, dtype)
     elif inputs.dtype.kind not in "iu":

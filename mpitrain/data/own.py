@@ -113,22 +113,7 @@ class OwnSamples:
                 "needed, (input, label), each of which may be a tuple or a dictionary, as "
                 "(x, (y, weight))",
             )
-        inputs, labels = self._arrays(index, found[0]), self._arrays(index, found[1])
-        classes = labels.get("", np.empty(0)) if self.classes else np.empty(0)
-        if classes.size and not 0 <= classes.min() <= classes.max() < self.classes:
-            wrong = classes[(classes < 0) | (classes >= self.classes)].flat[0]
-            advice = (
-                "give classes=, or floating-point numbers where they are no classes"
-                if wrong >= 0
-                else "for labels that do not count, give a dictionary of labels, and a loss that "
-                "divides the sum of those that count by labels.numel()"
-            )
-            raise self._wrong(
-                index,
-                f" has the label {wrong}; labels of {self.classes} classes lie from 0 to "
-                f"{self.classes - 1}; {advice}",
-            )
-        return inputs, labels
+        return self._arrays(index, found[0]), self._arrays(index, found[1])
 
     def _arrays(self, index: int, value: Any) -> Named:
         try:

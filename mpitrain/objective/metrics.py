@@ -4,8 +4,8 @@ Counts add up exactly, whatever the layout of the ranks.
 """
 
 from collections.abc import Callable, Sequence
-from math import exp
-from typing import Protocol
+from math import exp, inf, nan
+from typing import Any, Protocol
 
 import numpy as np
 from mpi4py import MPI
@@ -33,18 +33,33 @@ class _Mean:
     """A metric whose totals are a sum and a count."""
 
     def value(self, totals: Array) -> float:
-        return float(totals[0] / totals[1])
+        return float(totals[0] / totals[1]) if totals[1] else nan
 
 
 class Averaged(_Mean):
-    """A function ``f(outputs, labels)`` that is a mean over its samples."""
+    """A function ``f(outputs, labels)`` that is a mean over its samples, or ``(sum, count)``."""
 
-    def __init__(self, function: Callable[[Array, Array], float]) -> None:
+    def __init__(self, function: Callable[[Array, Array], Any]) -> None:
         self.function = function
 
     def add(self, outputs: Array, labels: Array) -> Array:
         n = len(labels)
-        return np.array([n * float(self.function(outputs, labels)) if n else 0.0, n])
+        found = self.function(outputs, labels) if n else (0.0, 0.0)
+        return np.array(found if isinstance(found, tuple) else [n * float(found), n], float)
+
+
+class Counting:
+    """A metric of classes without the labels that do not count."""
+
+    def __init__(self, metric: Metric, ignored: int) -> None:
+        """``ignored``: the value of these labels."""
+        self._metric, self._ignored = metric, ignored
+        self.value = metric.value
+
+    def add(self, outputs: Array, labels: Array) -> Array:
+        counts = labels.reshape(-1) != self._ignored
+        rows = outputs.reshape(len(counts), outputs.shape[-1])
+        return self._metric.add(rows[counts], labels.reshape(-1)[counts])
 
 
 class TopKAccuracy(_Mean):
@@ -84,7 +99,7 @@ class Perplexity(_Mean):
 
     def value(self, totals: Array) -> float:
         mean = super().value(totals)
-        return exp(mean) if mean < 700 else float("inf")
+        return inf if mean >= 700 else exp(mean)
 
 
 class F1:
@@ -138,10 +153,23 @@ class MeanError(_Mean):
         return super().value(totals) ** (1 / self.power)
 
 
-def build(names: Sequence[str], loss: str, classes: int, group: TensorGroup) -> dict[str, Metric]:
-    """The metrics of these names for models that were trained with ``loss``."""
+def build(
+    names: Sequence[str],
+    loss: str,
+    classes: int,
+    group: TensorGroup,
+    ignored: int | None = None,
+) -> dict[str, Metric]:
+    """The metrics of these names for models that were trained with ``loss``.
+
+    ``ignored``: labels of classes that do not count; None: all count.
+    """
 
     def one(name: str) -> Metric:
+        found = made(name)
+        return found if ignored is None or not classes else Counting(found, ignored)
+
+    def made(name: str) -> Metric:
         match name:
             case "accuracy" if loss == "binary_cross_entropy":
                 return BinaryAccuracy()

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
-from math import isfinite, sqrt
+from math import isfinite, isnan, sqrt
 from time import perf_counter
 from typing import cast
 
@@ -20,7 +20,8 @@ from mpitrain.server.hogwild import HogwildTables, NodeCopy, Unlocked
 from mpitrain.server.messages import MessageKind, ParameterExchange, Servers
 from mpitrain.server.roles import Members
 from mpitrain.server.store import WorkerStore
-from mpitrain.step.agreement import NonFinite, nonfinite
+from mpitrain.step.agreement import NOTHING_COUNTS, NonFinite, nonfinite
+from mpitrain.training.batches import MicroBatches
 from mpitrain.training.feed import Held
 from mpitrain.training.loop import Batch, forward_backward
 from mpitrain.training.parts import Parts
@@ -109,7 +110,8 @@ class Worker:
         return goes_on
 
     def _clock(self, clock: int, batch: Array, held: Held) -> None:
-        loss, unused = self._compute(clock, batch, held)
+        source = self._passes.source(held, [batch])
+        loss, unused = self._compute(clock, source)
         if self._group.size > 1:
             every = self._group.allgather((loss, unused))
             loss = sum(part for part, _ in every)
@@ -122,7 +124,7 @@ class Worker:
         norm = sqrt(square_sum(self._store.gradients))
         self._told.losses[clock], self._told.norms[clock] = loss, norm
         if not (isfinite(loss) and isfinite(norm)):
-            data = self._passes.source(held, [batch]).unfit()
+            data = source.unfit() or NOTHING_COUNTS * isnan(source.counted)
             if self._group.size > 1:
                 data = next(filter(None, self._group.allgather(data)), "")
             raise NonFinite(nonfinite(clock + 1, "", data, also="a smaller server.bound"))
@@ -152,7 +154,7 @@ class Worker:
 
     # Overflow ends in a loss that is not finite, which ends the run.
     @np.errstate(over="ignore", invalid="ignore")
-    def _compute(self, clock: int, batch: Array, held: Held) -> tuple[float, str]:
+    def _compute(self, clock: int, source: MicroBatches) -> tuple[float, str]:
         """Take this worker's part of a batch forward and backward.
 
         Returns:
@@ -162,7 +164,6 @@ class Worker:
         if not isinstance(self._link, HogwildTables):  # begins before all ranks meet
             begin(parts, clock)
         parts.store.reset()
-        source = passes.source(held, [batch])
         loss, _ = forward_backward(parts, passes, clock, source, by_all=False)
         names = (tensor.name for tensor in parts.arena.tensors)
         unused = next((name for name in names if name not in parts.store.used), "")

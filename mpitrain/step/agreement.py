@@ -1,7 +1,7 @@
 """Reports of single ranks on a step, and their sums over all ranks."""
 
 from dataclasses import dataclass, field, fields, replace
-from math import isfinite
+from math import isfinite, isnan, nan
 from typing import Self
 
 from mpi4py import MPI
@@ -39,6 +39,20 @@ def named(comm: MPI.Intracomm, own: str) -> str:
     return "; ".join([f"rank {rank}: {text}" for rank, text in every if text][:4])
 
 
+#: Said of samples none of which count, in the place of a value that is not finite.
+NOTHING_COUNTS = "nothing counts in the labels of its batch"
+
+
+def over_counted(labels: float, counted: float) -> float:
+    """Factor on sums that were divided by ``labels``, which divides them by what counts instead.
+
+    NaN if nothing counts, as torch's mean over nothing.
+    """
+    if labels == counted:
+        return 1.0
+    return labels / counted if counted > 0 else nan
+
+
 @dataclass(frozen=True)
 class StepReport:
     """Report of a rank on a step.
@@ -52,6 +66,8 @@ class StepReport:
         stopping: whether this rank was asked to stop.
         sent_bytes, shared_bytes: bytes sent in messages, and bytes moved in shared memory.
         faulty: whether one of its layers is not a pure function.
+        labels, counted: number of this rank's labels, and what counts in them, where the loss is a
+            mean over what counts and the sums are not divided by that yet; else 0.
         strayed: this rank's part of the squared distance of its worker's weights from the anchor
             at the last exchange, and of the anchor's squared norm.
     """
@@ -65,6 +81,8 @@ class StepReport:
     sent_bytes: float = 0
     shared_bytes: float = 0
     faulty: float = False
+    labels: float = 0
+    counted: Scalar = 0.0
     strayed: tuple[float, float] = field(default=(0.0, 0.0), kw_only=True)
 
     @property
@@ -86,6 +104,8 @@ class Agreed(StepReport):
         grad_norm: Euclidean norm of the global gradient, before clipping; if workers have gradients
             of their own, the root of the mean square of their norms.
         own_norm: norm of this worker's gradient; equals ``grad_norm`` if all have the same.
+        factor: factor on this worker's gradient as it is, which makes it a mean over what counts;
+            loss and norms have it.
         unused: names of the tensors that had no part in the loss on any rank.
         drift: distance of the workers' weights from the anchor at the last exchange, divided by the
             anchor's norm; None: the step before had no exchange.
@@ -93,6 +113,7 @@ class Agreed(StepReport):
 
     grad_norm: float = 0.0
     own_norm: float = 0.0
+    factor: float = 1.0
     unused: frozenset[str] = frozenset()
     drift: float | None = None
 
@@ -100,3 +121,8 @@ class Agreed(StepReport):
     def finite(self) -> bool:
         """Whether the loss and all gradients are finite."""
         return isfinite(self.loss) and isfinite(self.grad_norm)
+
+    @property
+    def nothing_counts(self) -> bool:
+        """Whether nothing counts in the labels over which a mean was taken."""
+        return isnan(self.factor) or isnan(self.counted)

@@ -14,7 +14,7 @@ from mpitrain.kernels import kernels_of, square_sum
 from mpitrain.optim.groups import Grouping
 from mpitrain.parallel.grid import ProcessGrid
 from mpitrain.parallel.store import Store, overlaps
-from mpitrain.step.agreement import Agreed, StepReport, named
+from mpitrain.step.agreement import Agreed, StepReport, named, over_counted
 
 
 class GlobalGradient:
@@ -45,28 +45,40 @@ class GlobalGradient:
         self._gradients = layout.replicas[0] if worker else 1, grid.place.replica if worker else 0
         self._names: list[str] | None = None
 
-    def agree(self, own: StepReport, *, within: bool = False) -> Agreed:
+    def agree(self, own: StepReport, *, within: bool = False, shared: bool = False) -> Agreed:
         """Sum the reports of all ranks and their parts of the squared norm; one message.
 
-        ``within``: only of the ranks of this worker, without a message to other workers.
+        Args:
+            own: report of this rank.
+            within: sum only those of the ranks of this worker, without a message to other workers.
+            shared: the workers' gradients are one mean over all of them, and so is what counts.
         """
         count, ours = (1, 0) if within else self._gradients
         comm = self._one_gradient if within else self._grid.comm
-        squares = np.zeros(count)
-        loss, squares[ours] = self._device.read([own.loss, self.own_squares()])
-        own = replace(own, loss=loss)
+        each = np.zeros((count, 4))
+        loss, squared, counted = self._device.read([own.loss, self.own_squares(), own.counted])
+        each[ours] = loss, squared, own.labels, counted
+        own = replace(own, loss=loss, counted=counted)
         missing = len(self._store.used) < len(self._store.arena.tensors)
         apart = (0.0, 0.0) if within else own.strayed
-        values = np.array([*own.numbers, missing, *apart, *squares], float)
+        values = np.array([*own.numbers, missing, *apart, *each.flat], float)
         if comm.size > 1:
             comm.Allreduce(MPI.IN_PLACE, values, op=MPI.SUM, algorithm="native")
-        squares = values[-count:]
-        norm, own_norm = _root(squares.mean()), _root(squares[ours])
-        strayed, anchor = values[-count - 2 : -count].tolist()
-        drift = _root(strayed / anchor) if anchor else None
-        *numbers, some = values[: -count - 2].tolist()
-        unused = self._unused(self._one_gradient) if some else frozenset[str]()
-        return Agreed(*numbers, grad_norm=norm, own_norm=own_norm, unused=unused, drift=drift)
+        values, each = values[: -each.size], values[-each.size :].reshape(each.shape)
+        if shared:
+            each[:, 2:] = each[:, 2:].sum(axis=0)
+        factors = np.array([over_counted(*one) for one in each[:, 2:].tolist()])
+        squares = each[:, 1] * factors**2
+        *numbers, some, strayed, anchor = values.tolist()
+        numbers[0] = float(each[:, 0] @ factors)
+        return Agreed(
+            *numbers,
+            grad_norm=_root(squares.mean()),
+            own_norm=_root(squares[ours]),
+            factor=float(factors[ours]),
+            unused=self._unused(self._one_gradient) if some else frozenset(),
+            drift=_root(strayed / anchor) if anchor else None,
+        )
 
     def used(self) -> Set[str]:
         """Names of the tensors that this rank has used."""

@@ -16,7 +16,7 @@ class LocalStep:
     Attributes:
         step: number of the step, counted from 1.
         epoch, samples, lr: as in :class:`~mpitrain.metrics.records.Step`.
-        report: report of the rank.
+        report: report of the rank, whose loss is a mean over what counts already.
         squares: this rank's part of the sum of the workers' squared gradient norms.
         failed: text that names tensors of this worker that were not finite; the weights stayed the
             same.  Empty: the step went well.

@@ -66,7 +66,8 @@ class Anchored(Strategy, ABC):
         if averages:
             gradients = self.workers.gradients
             gradients[...] = self.mean(gradients)
-        agreed = gradient.agree(own, within=self._sync.agree > 1)
+        within = self._sync.agree > 1 and not averages
+        agreed = gradient.agree(own, within=within, shared=averages)
         self.strayed = (0.0, 0.0)
         # With averaged gradients a tensor is unused only if no worker has used it.
         return replace(agreed, unused=gradient.unused_by_all()) if averages else agreed

@@ -8,7 +8,7 @@ from mpitrain.arrays import Array
 from mpitrain.step.agreement import StepReport
 
 #: Numbers in the header: the step, the number of gradients in a mean, and a report.
-_HEADER = 11
+_HEADER = 2 + len(StepReport(0.0).numbers)
 #: Largest number of steps of one worker whose gradients a mean may hold.
 _MOST = 8
 
@@ -18,7 +18,7 @@ class Message:
 
     Attributes:
         data: bytes of the whole message.
-        header: float64, shape (11,).
+        header: float64, shape (13,).
         mask: float64, shape (workers, 8): steps of each worker in a mean, padded with 0.
         used: float64, shape (tensors,): 1 for each tensor that had a part in the loss.
         body: the gradient or mean, shape (elements,).

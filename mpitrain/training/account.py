@@ -82,6 +82,8 @@ class Account:
         *,
         stopping: bool,
         faulty: bool,
+        labels: float = 0,
+        counted: Scalar = 0.0,
     ) -> StepReport:
         """This rank's report of the step that it has computed; call :meth:`agreed` afterwards.
 
@@ -90,7 +92,7 @@ class Account:
             comm_seconds: seconds in the sum of gradients.
             waited: seconds of waiting for activations, by the rank that sends them.
             feed: reader of the samples.
-            stopping, faulty: see :class:`~mpitrain.step.agreement.StepReport`.
+            stopping, faulty, labels, counted: see :class:`~mpitrain.step.agreement.StepReport`.
         """
         self._reported = perf_counter()
         seconds = self._reported - self._lap
@@ -107,6 +109,8 @@ class Account:
             sent,
             shared,
             faulty,
+            labels,
+            counted,
             strayed=self._strategy.strayed,
         )
 

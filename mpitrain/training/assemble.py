@@ -19,11 +19,12 @@ from mpitrain.data.own import OwnSamples
 from mpitrain.data.stream import Streamed
 from mpitrain.device import HOST, Device, choose
 from mpitrain.group import TensorGroup
+from mpitrain.objective import reduction_of
 from mpitrain.optim import groups, schedule_table
 from mpitrain.optim.groups import Grouping
 from mpitrain.optim.lr import Rates
-from mpitrain.parallel.arena import Arena
-from mpitrain.parallel.data_parallel import Replicated
+from mpitrain.parallel.arena import DATA, Arena
+from mpitrain.parallel.data_parallel import Replicated, WholeGradients
 from mpitrain.parallel.grid import ProcessGrid, shared_name
 from mpitrain.parallel.replicas import check_replicas
 from mpitrain.parallel.store import Store
@@ -296,8 +297,32 @@ def _add_update(parts: Parts, variant: Variant) -> None:
     parts.updater = together(parts.comm, updater, ConfigError)
     make = variant.synchronise
     parts.strategy = make(parts.store) if make else _strategy(parts)
+    parts.counting = _counting(parts, replica_comm, is_changed=make is not None)
+    if parts.counting and isinstance(parts.store, WholeGradients):
+        parts.store.overlaps = False
     parts.opened.callback(parts.strategy.close)
     parts.opened.callback(parts.strategy.quiesce)  # runs before close
+
+
+def _counting(
+    parts: Parts, worker: Communicator | None, *, is_changed: bool
+) -> Communicator | None:
+    """Ranks whose counts divide gradients before their sum, as :class:`Parts` says.
+
+    Args:
+        parts: the job on this rank.
+        worker: ranks of this replica if each replica has its own gradient.
+        is_changed: whether the strategy changes gradients before the ranks agree on a step.
+    """
+    config = parts.config
+    if reduction_of(parts.model.loss) != "count":
+        return None
+    if config.server.ranks or config.server.hogwild:  # a worker's group, or all ranks
+        return parts.store.reduction.groups[DATA]
+    if config.sync.kind == "quorum":
+        return worker
+    is_coded = config.compress.codec != "none" and config.sync.kind == "every_step"
+    return parts.comm if is_changed or (is_coded and config.parallel.zero < 2) else None
 
 
 def _strategy(parts: Parts) -> Strategy:

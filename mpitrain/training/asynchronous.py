@@ -17,6 +17,7 @@ from mpitrain.pipeline.runtime import Runner
 from mpitrain.pipeline.weights import VersionedWeights
 from mpitrain.step.agreement import Agreed, NonFinite, named, nonfinite
 from mpitrain.step.ledger import LocalStep
+from mpitrain.training.compatibility import uncountable
 from mpitrain.training.loop import Batch, Loop, read_batches, remaining
 from mpitrain.training.parts import Parts
 
@@ -165,6 +166,8 @@ class AsynchronousLoop(Loop):
 
         own = runner.run(source, window.weights, store, window.update, context)
         purity.expect(f"until step {done + count}")
+        if comm.allreduce(parts.gradient.read([source.unequal])[0]):
+            raise uncountable(done, "parallel.schedule = 'asynchronous' updates each stage")
         lasted = perf_counter() - start
         comm_seconds = sum(updated.comm_seconds for updated in own)
         parts.account.add(lasted, comm_seconds, runner.waited)

@@ -11,7 +11,7 @@ from mpitrain.data.dataset import Samples
 from mpitrain.device import HOST, Device
 from mpitrain.fields import fields
 from mpitrain.group import share
-from mpitrain.objective import LossFunction
+from mpitrain.objective import LossFunction, reduction_of
 
 
 def part(batches: Sequence[Array], parts: int, micro_batch: int) -> Array:
@@ -49,7 +49,13 @@ class _Ahead:
 
 
 class MicroBatches:
-    """Inputs, labels and the loss of micro-batches that were read."""
+    """Inputs, labels and the loss of micro-batches that were read.
+
+    Attributes:
+        labels_taken, counted: number of the labels of which :meth:`loss` was taken, and what counts
+            in them; 0 unless the loss is a mean over what counts.
+        unequal: sum of the differences between both in single micro-batches.
+    """
 
     def __init__(
         self,
@@ -83,6 +89,9 @@ class MicroBatches:
         self._dtype = dtype
         self._scale = scale
         self._device = device
+        self.labels_taken = 0
+        self.counted: Scalar = 0.0
+        self.unequal: Scalar = 0.0
         #: Inputs for the first stage, and labels for the last one.
         self.inputs = _Ahead(device, list(held), self._host_inputs)
         self.labels = _Ahead(device, list(held), lambda micro_batch: held[micro_batch].labels)
@@ -94,11 +103,19 @@ class MicroBatches:
     def loss(self, micro_batch: int, outputs: Array) -> tuple[Scalar, Array]:
         """The micro-batch's part of the batch's mean loss, and the gradient of ``scale`` times it.
 
-        The gradient is by ``outputs``.
+        The gradient is by ``outputs``.  Both are divided by the number of the batch's labels, also
+        where the loss is a mean over what counts: that is known once all ranks have taken theirs.
         """
-        batch = self._batches[micro_batch // self._parts]
-        divisor = len(batch) * self._labels_per_sample / self._scale
-        scaled, gradient = self._loss(outputs, self.labels(micro_batch), divisor)
+        reduction = reduction_of(self._loss)
+        whole = len(self._batches[micro_batch // self._parts]) * self._labels_per_sample
+        divisor = (1 if reduction == "sum" else whole) / self._scale
+        scaled, gradient, *counted = self._loss(outputs, self.labels(micro_batch), divisor)
+        if reduction == "count":
+            labels, count = len(self.indices(micro_batch)), self._device.number(counted[0])
+            labels *= self._labels_per_sample
+            self.labels_taken += labels
+            self.counted = self.counted + count
+            self.unequal = self.unequal + abs(count - labels)
         return self._device.number(scaled) / self._scale, gradient
 
     def indices(self, micro_batch: int) -> Array:

@@ -39,13 +39,28 @@ def expect_fitting(model: SequentialModel, data: Dataset) -> Shape:
     return outputs
 
 
-def expect_labels(
-    loss: LossFunction, of: str, samples: Samples, numbers: Array | None = None
-) -> None:
-    """Check that the loss takes the labels' values: binary_cross_entropy takes only 0 to 1.
+def uncountable(step: int, who: str) -> ConfigError:
+    """The error of a job that uses gradients before it can know what counts in their batch.
 
     Args:
-        loss: the loss.
+        step: number of the step, counted from 0, in which not each label counts 1.
+        who: subject and verb of a sentence, such as ``"a server adds them"``.
+    """
+    return ConfigError(
+        f"loss: not every label of step {step + 1} counts 1, and {who} before the ranks know what "
+        "counts; change that setting, or give a mean over samples with equal weights"
+    )
+
+
+def expect_labels(
+    loss: LossFunction, classes: int, of: str, samples: Samples, numbers: Array | None = None
+) -> None:
+    """Check that the loss takes the labels' values: classes, or numbers from 0 to 1.
+
+    Args:
+        loss: the loss; labels that are its ``ignore_index`` may lie anywhere.
+        classes: number of classes; 0: labels are numbers, which binary_cross_entropy takes from 0
+            to 1.
         of: the part of the data set, ``"train"`` or ``"test"``.
         samples: samples of this part.
         numbers: numbers of these samples in the part; None: they are the whole part.
@@ -53,19 +68,44 @@ def expect_labels(
     Raises:
         DataError: a label is outside of this range; the message names the first such sample.
     """
-    labels = samples.labels
-    if not isinstance(loss, BinaryCrossEntropy) or not labels.size:
+    labels, is_binary = samples.labels, isinstance(loss, BinaryCrossEntropy)
+    if not labels.size or not (is_binary or (classes and labels.dtype.kind in "iub")):
         return
-    if labels.min() >= 0 and labels.max() <= 1:  # false if a label is not a number
+    most = 1 if is_binary else classes - 1
+    if labels.min() >= 0 and labels.max() <= most:  # false if a label is not a number
         return
     rows = labels.reshape(len(labels), -1)
-    bad = ~((rows >= 0) & (rows <= 1))
+    bad = ~((rows >= 0) & (rows <= most)) & (rows != ignored_by(loss))
+    if not bad.any():
+        return
     row = int(bad.any(axis=1).argmax())
+    wrong = rows[row][bad[row]][0]
+    if is_binary:
+        why = (
+            "binary_cross_entropy takes numbers from 0 to 1; write 0 in the place of -1, for "
+            "example, or set loss.name = 'mean_squared_error'"
+        )
+    elif wrong >= 0:
+        why = (
+            f"labels of {classes} classes lie from 0 to {most}; give classes=, or floating-point "
+            "numbers where they are no classes"
+        )
+    else:
+        why = (
+            f"labels of {classes} classes lie from 0 to {most}; for labels that do not count, set "
+            "loss.ignore_index, give a loss with ignore_index, or give a dictionary of labels and "
+            "a loss that returns (sum, count)"
+        )
     raise DataError(
-        f"sample {row if numbers is None else numbers[row]} to {of} on has the label "
-        f"{rows[row][bad[row]][0]}, and binary_cross_entropy takes numbers from 0 to 1; write 0 "
-        "in the place of -1, for example, or set loss.name = 'mean_squared_error'"
+        f"sample {row if numbers is None else numbers[row]} to {of} on has the label {wrong}, and "
+        f"{why}"
     )
+
+
+def ignored_by(loss: LossFunction) -> int | None:
+    """The value of labels that do not count in a loss and its metrics; None: all labels count."""
+    found: int | None = getattr(loss, "ignore_index", None)
+    return found
 
 
 def expect_labels_in_memory(loss: LossFunction, data: Dataset) -> None:
@@ -76,7 +116,7 @@ def expect_labels_in_memory(loss: LossFunction, data: Dataset) -> None:
     """
     for of, samples in (("train", data.train), ("test", data.test)):
         if isinstance(samples, Samples):
-            expect_labels(loss, of, samples)
+            expect_labels(loss, data.classes, of, samples)
 
 
 def expect_untested(job: Config, metrics: Mapping[str, Metric] | None) -> None:
@@ -161,7 +201,8 @@ def named_metrics(parts: "Parts", outputs: Shape) -> dict[str, Metric]:
                 raise ConfigError(f"evaluate.metrics: labels are numbers, and {why}")
         if not asked and outputs != data.label_shape:
             return {}
-    return build(asked or usual(name), name, data.classes, parts.model.group)
+    ignored = ignored_by(parts.model.loss)
+    return build(asked or usual(name), name, data.classes, parts.model.group, ignored)
 
 
 def initial(parts: "Parts") -> Array:

@@ -8,6 +8,8 @@ import numpy as np
 from mpitrain.arrays import Array, Scalar
 from mpitrain.data import DataError
 from mpitrain.metrics.records import Epoch
+from mpitrain.objective import reduction_of
+from mpitrain.step.agreement import over_counted
 from mpitrain.training.averaged import averaged
 from mpitrain.training.batches import MicroBatches
 from mpitrain.training.parts import Parts
@@ -39,7 +41,9 @@ def evaluate(parts: Parts, epoch: int) -> Epoch:
     batches = (np.arange(i * size, min((i + 1) * size, len(test))) for i in range(count))
     labels = len(test) * parts.data.labels_per_sample
     loss, device, passes = parts.model.loss, parts.device, parts.passes
+    reduction = reduction_of(loss)
     mean: Scalar = 0.0
+    counted: Scalar = 0.0
     totals: dict[str, Array] = {}
 
     def own(count: int) -> range:
@@ -47,10 +51,13 @@ def evaluate(parts: Parts, epoch: int) -> Epoch:
         return ours if place.stage in (0, layout.stages - 1) else ours[:0]
 
     def judge(micro_batch: int, outputs: Array) -> None:
-        nonlocal mean
+        nonlocal mean, counted
         found = source.labels(micro_batch)
         # Collective over the tensor ranks of the last stage; each of them gets the whole result.
-        mean = mean + device.number(loss(outputs, found, labels)[0])
+        value, _, *count = loss(outputs, found, 1 if reduction == "sum" else labels)
+        mean = mean + device.number(value)
+        if count:
+            counted = counted + device.number(count[0])
         for name, metric in parts.metrics.items():
             totals[name] = totals.get(name, 0) + device.get(metric.add(outputs, found))
 
@@ -62,12 +69,14 @@ def evaluate(parts: Parts, epoch: int) -> Epoch:
             source = MicroBatches(held, some, 1, loss, dtype=passes.dtype, device=device)
             passes.runner().infer(source, len(some), passes.weights, judge, passes.context())
         # All tensor ranks of a stage have the same sums, so only the first reports them.
-        (read,) = device.read([mean])
-        told = (read, totals) if place.tensor == 0 else (0.0, {})
+        told = (device.read([mean, counted]), totals) if place.tensor == 0 else ([0.0, 0.0], {})
         every = parts.comm.allgather(told)
         parts.purity.expect("test")
     found = {
         name: metric.value(sum(told[name] for _, told in every if name in told))
         for name, metric in parts.metrics.items()
     }
-    return Epoch(epoch, sum(mean for mean, _ in every), found)
+    mean, counted = (sum(column) for column in zip(*(own for own, _ in every), strict=True))
+    if reduction == "count":
+        mean *= over_counted(labels, counted)
+    return Epoch(epoch, mean, found)

@@ -46,7 +46,7 @@ class Feed:
         may_fail = config.data.workers > 0 or isinstance(data.train, OwnSamples)
         self._may_fail = comm.allreduce(may_fail, op=MPI.LOR)
         self._first = data.train[:1]
-        self._loss = parts.model.loss
+        self._loss, self._classes = parts.model.loss, data.classes
         samples = {"train": data.train}
         if data.test is not None:
             samples["test"] = data.test
@@ -107,7 +107,7 @@ class Feed:
             for m, samples in found.items():
                 self._expect_alike(samples)
                 if self._may_fail:
-                    expect_labels(self._loss, of, samples, micro_batches[m])
+                    expect_labels(self._loss, self._classes, of, samples, micro_batches[m])
             self.read_seconds = perf_counter() - begun
             return found
 

@@ -4,14 +4,20 @@ from abc import abstractmethod
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from itertools import islice
-from typing import NamedTuple
+from math import isnan, nan
+from typing import NamedTuple, cast
 
-from collectives import CorruptMessage
+import numpy as np
+from mpi4py import MPI
+
+from collectives import Communicator, CorruptMessage
 from mpitrain.arrays import Array, Scalar
 from mpitrain.metrics.records import Record
+from mpitrain.parallel.data_parallel import WholeGradients
 from mpitrain.pipeline.runtime import reads
 from mpitrain.pipeline.stage import Latest
 from mpitrain.ranks.together import ClosedTogether
+from mpitrain.step.agreement import over_counted
 from mpitrain.sync import Progressing
 from mpitrain.training.batches import MicroBatches
 from mpitrain.training.feed import Held
@@ -137,12 +143,15 @@ def forward_backward(
         by_all: all ranks take part.
 
     Returns:
-        This rank's part of the mean loss, and the seconds spent in the sum.
+        This rank's part of the mean loss, and the seconds spent in the sum.  Unless
+        ``parts.counting`` is set, they are divided by all labels, whichever of them count.
     """
 
     def wait(number: int, loss: Scalar) -> tuple[Scalar, float]:
         waiting = parts.comm.waiting("the sum of gradients", by_all=by_all)
         with parts.span("reduce", "communicate"), waiting:
+            if parts.counting is not None:
+                loss = loss * _divide_by_counted(parts, source, parts.counting)
             return loss, parts.store.wait()
 
     (found,) = passes.runner().run(
@@ -153,3 +162,21 @@ def forward_backward(
         lambda micro_batch: passes.context(step, source.indices(micro_batch)),
     )
     return found
+
+
+def _divide_by_counted(parts: Parts, source: MicroBatches, ranks: Communicator) -> float:
+    """Divide this rank's gradients by what counts on ``ranks``, not by their labels; collective.
+
+    Returns:
+        The factor; NaN if nothing counts.
+    """
+    (counted,) = parts.device.read([source.counted])
+    is_first = parts.grid.place.tensor == 0  # the tensor ranks of a stage count the same labels
+    totals = np.array([source.labels_taken, counted] if is_first else [0.0, 0.0])
+    if ranks.size > 1:
+        ranks.Allreduce(MPI.IN_PLACE, totals, algorithm="native")
+    factor = over_counted(*totals.tolist())
+    if factor != 1:
+        cast(WholeGradients, parts.store).gradients[...] *= factor
+    source.labels_taken, source.counted = 0, nan if isnan(factor) else 0.0
+    return factor

@@ -109,6 +109,9 @@ class Parts:
         gradient: norm of the gradient over all ranks.
         updater: update of the parameters, with the optimiser's state.
         strategy: decides when replicas synchronise.
+        counting: ranks whose counts divide the gradients *before* these are summed, as they are
+            coded, pushed or changed then; ``None``: what counts is known with the step's report, or
+            the loss is a mean over all labels.
         passes: forward and backward passes of this rank's layers.
         purity: check that the program's own functions are pure.
         feed: reads samples.
@@ -146,6 +149,7 @@ class Parts:
     gradient: GlobalGradient = field(init=False)
     updater: Updater = field(init=False)
     strategy: Strategy = field(init=False)
+    counting: Communicator | None = None
     passes: Passes = field(init=False)
     purity: Purity = field(init=False)
     feed: Feed = field(init=False)

@@ -72,6 +72,7 @@ def losses():
     scores, numbers = drawn("float32", 6, 11), drawn("float32", 6, 1)
     cases = (
         (CrossEntropy(ALONE, 11, 0.1), scores, np.arange(6)),
+        (CrossEntropy(ALONE, 11, ignore_index=3), scores, np.arange(6)),
         (MeanSquaredError(), numbers, numbers[::-1].copy()),
         (BinaryCrossEntropy(), numbers, (numbers[::-1] > 0).astype(np.float32)),
     )

@@ -3,17 +3,23 @@
 import warnings
 from collections.abc import Mapping
 from itertools import product
+from math import nan
 from typing import Any
 
 import numpy as np
 import torch
 
 from mpitrain.adapters.torch.arrays import Moved, as_array, as_tensors, moved, on_stream_of
-from mpitrain.adapters.torch.checks.means import LossGradients, LossMeans, MetricMeans, gradients
-from mpitrain.adapters.torch.checks.probe import MISFITS, Function, one_line
-from mpitrain.arrays import Array, Scalar, Shape, array_namespace
+from mpitrain.adapters.torch.checks.means import EqualWeights, Sample
+from mpitrain.adapters.torch.checks.probe import MISFITS, Function, Tensors, one_line, rows
+from mpitrain.adapters.torch.reductions import Reduced, Reductions
+from mpitrain.arrays import Array, Judged, Scalar, Shape, array_namespace
 from mpitrain.config import ConfigError
 from mpitrain.fields import as_given, fields, joined, named, partial, zeros
+from mpitrain.objective import Reduction
+
+#: How results of the three reductions are called.
+_KINDS = {"mean": "a mean", "count": "a sum and what counts", "sum": "a sum"}
 
 
 class Following:
@@ -40,13 +46,20 @@ class Following:
 
 
 class TorchLoss:
-    """A function whose result is the mean over its samples, as torch's are.
+    """A function of outputs and labels: the mean over its samples, or ``(sum, count)``.
 
-    The mean over a micro-batch is weighted by its part of the global batch, so that the sum over
-    micro-batches and ranks is the mean over the batch.  Samples must have equal weights: a function
-    that leaves labels out (``ignore_index``) or weighs them is an error in the first step in which
-    it matters (:class:`mpitrain.adapters.torch.checks.means.LossMeans`).  Outputs in 16 bits are
+    Means of torch's own losses are sums and counts, too, where labels do not count or have weights
+    (:mod:`mpitrain.adapters.torch.reductions`); with ``reduction="sum"``, the sum over the batch is
+    the loss.  Any other mean over a micro-batch is weighted by its part of the global batch, so
+    that samples must have equal weights: if not, it is an error in the first step in which it
+    matters (:class:`mpitrain.adapters.torch.checks.means.EqualWeights`).  Outputs in 16 bits are
     cast to float32 before, as under ``torch.autocast``.
+
+    Attributes:
+        function: the function.
+        reduction: see :func:`mpitrain.objective.reduction_of`; known after :meth:`expect`.
+        ignore_index: value of labels that do not count; None: unknown.
+        fault: the first fault that samples have shown.
     """
 
     def __init__(self, function: Function) -> None:
@@ -61,45 +74,66 @@ class TorchLoss:
         self._there = Following(function)
         self._unused: frozenset[str] = frozenset()
         self._casts = False
-        self._means = LossMeans(self._there, name_of(function))
+        self._calls = Reductions()
+        self.reduction: Reduction = "mean"
+        self.ignore_index: int | None = None
+        self._weights = EqualWeights(self._there, f"loss: {name_of(function)}")
+        self._fault: ValueError | None = None
 
-    def __call__(self, outputs: Array, labels: Array, divisor: float) -> tuple[Scalar, Array]:
+    @property
+    def fault(self) -> ValueError | None:
+        return self._fault or self._weights.fault
+
+    def __call__(self, outputs: Array, labels: Array, divisor: float) -> Judged:
         """See :class:`mpitrain.objective.LossFunction`."""
-        if not labels.size:
-            return 0.0, partial(array_namespace(outputs).zeros_like(outputs), self._unused)
-        with on_stream_of(outputs):
-            return self._of(outputs, labels, divisor)
+        if labels.size:
+            with on_stream_of(outputs):
+                return self._of(outputs, labels, divisor)
+        gradient = partial(array_namespace(outputs).zeros_like(outputs), self._unused)
+        return (0.0, gradient, 0.0) if self.reduction == "count" else (0.0, gradient)
 
-    def _of(self, outputs: Array, labels: Array, divisor: float) -> tuple[Scalar, Array]:
+    def _of(self, outputs: Array, labels: Array, divisor: float) -> Judged:
         xp = array_namespace(outputs)
         parts = as_tensors(fields(outputs))
         wide = _needing_gradients(_wide(parts))
         truth = self._cast(as_tensors(fields(labels)), wide)
         versions = [part._version for part in truth.values()]
-        mean = self._there(as_given(wide), as_given(truth))
-        by = gradients(mean, wide)
-        if versions == [part._version for part in truth.values()]:
-            self._means.compare(wide, truth, LossGradients(mean.item(), by))
-        else:
-            self._means.fault = ConfigError(
+        reduced = self._calls.of(self._there, as_given(wide), as_given(truth))
+        if self.reduction == "count" and not getattr(reduced.total, "requires_grad", False):
+            reduced = reduced._replace(total=_constant(reduced.total, wide, self._unused))
+        by = gradients(reduced.total, wide)
+        if versions != [part._version for part in truth.values()]:
+            self._fault = ConfigError(
                 f"loss: {name_of(self.function)} changes its labels in place, which are the data's "
                 "own; let it work on labels.clone()"
             )
-        weight = labels.size / divisor
+        elif self._fault is None:
+            self._look(reduced, wide, truth)
+        weight = (labels.size if self.reduction == "mean" else 1) / divisor
         used = {name: (one * weight).to(parts[name].dtype) for name, one in by.items()}
         found = {name: used.get(name, torch.zeros_like(part)) for name, part in parts.items()}
         whole = joined({name: as_array(gradient, xp) for name, gradient in found.items()})
         self._unused = frozenset(found.keys() - used.keys())
-        of_all = mean.detach().double() * weight
-        return of_all.item() if xp is np else as_array(of_all, xp), partial(whole, self._unused)
+        gradient = partial(whole, self._unused)
+        value = _scalar(reduced.total.detach().double() * weight, xp)
+        if self.reduction == "count":
+            counted = 0.0 if reduced.count is None else reduced.count
+            count = torch.as_tensor(counted, device=reduced.total.device)
+            return value, gradient, _scalar(count, xp)
+        return value, gradient
 
-    @property
-    def fault(self) -> ValueError | None:
-        """The first fault that samples have shown."""
-        return self._means.fault
+    def _look(self, reduced: Reduced, outputs: Tensors, labels: Tensors) -> None:
+        """Check the result for some samples."""
+        if reduced.reduction != self.reduction:
+            self._fault = ConfigError(
+                f"loss: {name_of(self.function)} gives {_KINDS[self.reduction]} for some samples "
+                f"and {_KINDS[reduced.reduction]} for others; all must be alike, as (sum, count)"
+            )
+        elif reduced.reduction == "mean" and not reduced.is_known:
+            self._weights.compare(outputs, labels, reduced.total)
 
     def expect(self, outputs: Shape, labels: Shape, kind: Any) -> None:
-        """Try the loss on drawn samples: two together and one by one, then many classes."""
+        """Try the loss on drawn samples, two together and one by one; settle its reduction."""
         refused: Exception | None = None
         kinds = (torch.float32, torch.float64)  # the function may hold weights of either type
         for wide, self._casts in product(kinds, (False, True)):
@@ -112,10 +146,8 @@ class TorchLoss:
                         self._tried(given, wanted, some)
                         for some in (slice(2), slice(1), slice(1, 2))
                     ]
-                    is_loss = (
-                        isinstance(found, torch.Tensor) and not found.dim() and found.requires_grad
-                    )
-                    by = gradients(found, parts) if is_loss else {}
+                    wrong = _wrong(found)
+                    by = {} if wrong else gradients(found.total, parts)
                 break
             except (*MISFITS, UserWarning) as error:
                 refused = refused or error
@@ -129,39 +161,19 @@ class TorchLoss:
                 f"{name_of(self.function)} cannot compare outputs of shape {outputs!r} with labels "
                 f"of {labels}: {one_line(refused)}"
             ) from refused
-        if not is_loss:
+        if wrong:
             raise ValueError(
-                f"{name_of(self.function)} gives {_shown(found)}; a loss is one number that "
-                "follows from the outputs: its mean over the samples"
+                f"{name_of(self.function)} gives {wrong}; a loss is one number that follows from "
+                "the outputs, its mean over the samples, or (sum, count)"
             )
         # A rank may have no samples in the first batch, and must know the unused fields then, too.
         self._unused = frozenset(parts.keys() - by.keys())
-        self._means.label = {name: part[:1] for name, part in wanted.items()}
-        self._expect_mean(given, wanted)
-        self._try_labels(outputs, labels, kind, next(iter(given.values())).dtype)
-
-    def _try_labels(self, outputs: Shape, labels: Shape, kind: Any, wide: torch.dtype) -> None:
-        """Try many samples, with labels of all classes, or numbers of which some are 0."""
-        one = zeros(1, outputs, np.float32)
-        count = max(2, min(256, 2**18 // sum(part.size for part in one.values())))
-        given = _drawn(zeros(count, outputs, np.float32), wide, 3)
-        sizes = {size for part in one.values() for size in part.shape[1:]}
-        for classes in sorted(sizes, reverse=True):
-            wanted = _of_classes(_drawn(zeros(count, labels, kind), wide, 4), classes)
-            wanted = self._cast(wanted, given)
-            try:
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")
-                    self._there(as_given(given), as_given(wanted))
-            except MISFITS:  # there are fewer classes, or labels are no classes
-                continue
-            self._expect_mean(given, wanted)
-            return
-
-    def _expect_mean(self, given: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-        self._means.compare(given, wanted, self._means.gradients(given, wanted))
-        if self._means.fault is not None:
-            raise ValueError(str(self._means.fault).removeprefix("loss: "))
+        self.reduction, self.ignore_index = found.reduction, self._calls.ignore_index
+        two = [Sample(rows(given, number), rows(wanted, number)) for number in range(2)]
+        self._weights = EqualWeights(self._there, f"loss: {name_of(self.function)}", two)
+        self._look(found, given, wanted)
+        if self.fault is not None:
+            raise ValueError(str(self.fault).removeprefix("loss: "))
 
     def _cast(
         self, labels: dict[str, torch.Tensor], outputs: dict[str, torch.Tensor]
@@ -173,11 +185,11 @@ class TorchLoss:
 
     def _tried(
         self, outputs: dict[str, torch.Tensor], labels: dict[str, torch.Tensor], some: slice
-    ) -> tuple[dict[str, torch.Tensor], Any]:
+    ) -> tuple[dict[str, torch.Tensor], Reduced]:
         """Outputs of these rows, and their loss."""
         parts = _needing_gradients({name: part[some].clone() for name, part in outputs.items()})
-        truth = {name: part[some] for name, part in labels.items()}
-        return parts, self.function(as_given(parts), as_given(truth))
+        truth = {name: part[some].clone() for name, part in labels.items()}
+        return parts, self._calls.of(self.function, as_given(parts), as_given(truth))
 
 
 class TorchMetric:
@@ -187,35 +199,35 @@ class TorchMetric:
         self.function = function
         self._there = Following(function)
         self._name = name
-        self._means = MetricMeans(self._there, f"metrics: {name}: {name_of(function)}")
+        self._weights = EqualWeights(self._there, f"metrics: {name}: {name_of(function)}")
 
     @property
     def fault(self) -> ValueError | None:
         """The first fault that samples have shown."""
-        return self._means.fault
+        return self._weights.fault
 
     def add(self, outputs: Array, labels: Array) -> Array:
         if not len(labels):
             return np.zeros(2)
         scores, truth = _wide(as_tensors(fields(outputs))), as_tensors(fields(labels))
         with torch.no_grad(), on_stream_of(outputs):
-            found = self._there(as_given(scores), as_given(truth))
+            found = Reductions().of(self._there, as_given(scores), as_given(truth))
         try:
-            if isinstance(found, tuple):
-                total, count = map(float, found)
-                return np.array([total, count])
-            total, count = float(found) * len(labels), len(labels)
+            if found.reduction == "count":
+                return np.array([float(found.total), float(found.count)])
+            total, count = float(found.total) * len(labels), len(labels)
         except (RuntimeError, TypeError, ValueError):
-            self._means.fault = ConfigError(
-                f"metrics: {self._name} gives {_shown(found)}; it must give a number, its mean "
-                "over the samples, or (sum, count)"
+            self._weights.fault = ConfigError(
+                f"metrics: {self._name} gives {_shown(found.total)}; it must give a number, its "
+                "mean over the samples, or (sum, count)"
             )
             return np.zeros(2)
-        self._means.compare(scores, truth, found)
+        if found.reduction == "sum" or not found.is_known:
+            self._weights.compare(scores, truth, found.total)
         return np.array([total, count])
 
     def value(self, totals: Array) -> float:
-        return float(totals[0] / totals[1])
+        return float(totals[0] / totals[1]) if totals[1] else nan
 
 
 def _wide(parts: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -237,18 +249,6 @@ def _drawn(arrays: Mapping[str, Array], wide: torch.dtype, seed: int) -> dict[st
     return found
 
 
-def _of_classes(labels: dict[str, torch.Tensor], classes: int) -> dict[str, torch.Tensor]:
-    """Labels of all classes in turn; of labels that are no integers, the first are 0."""
-    return {
-        name: torch.cat([torch.zeros_like(part[:1]), part[1:]])
-        if part.is_floating_point()
-        else part
-        if part.dtype == torch.bool
-        else (torch.arange(part.numel()) % classes).reshape(part.shape).to(part.dtype)
-        for name, part in labels.items()
-    }
-
-
 def _needing_gradients(parts: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name: part.requires_grad_(part.is_floating_point()) for name, part in parts.items()}
 
@@ -256,6 +256,39 @@ def _needing_gradients(parts: dict[str, torch.Tensor]) -> dict[str, torch.Tensor
 def name_of(function: Any) -> str:
     """Name of a function in errors."""
     return getattr(function, "__name__", type(function).__name__)
+
+
+def gradients(total: torch.Tensor, outputs: Tensors) -> dict[str, torch.Tensor]:
+    """Gradients of a loss by those outputs that it depends on."""
+    by = {name: part for name, part in outputs.items() if part.requires_grad}
+    found = torch.autograd.grad(total, list(by.values()), allow_unused=True)
+    return {name: one for name, one in zip(by, found, strict=True) if one is not None}
+
+
+def _constant(value: Any, outputs: Tensors, unused: frozenset[str]) -> torch.Tensor:
+    """A sum that a function gives as a constant where nothing counts; its gradients are 0."""
+    used = [part[:0].sum() for name, part in outputs.items() if name not in unused]
+    total: torch.Tensor = sum(part for part in used if part.requires_grad) + value
+    return total
+
+
+def _scalar(number: torch.Tensor, xp: Any) -> Scalar:
+    """A tensor of one number in memory, or as an array of the device."""
+    return number.item() if xp is np else as_array(number.double(), xp)
+
+
+def _wrong(found: Reduced) -> str:
+    """Name of a function's result that is no loss; empty: it is one."""
+    total = found.total
+    if not (isinstance(total, torch.Tensor) and not total.dim() and total.requires_grad):
+        return _shown(total)
+    if isinstance(found.count, torch.Tensor) and found.count.requires_grad:
+        return "a count with a gradient, which would be lost: detach() it"
+    try:
+        count = 1.0 if found.count is None else float(found.count)
+    except (RuntimeError, TypeError, ValueError):
+        return f"{_shown(found.count)} as its count"
+    return "" if count >= 0 else f"{count:g} as its count"
 
 
 def _shown(found: Any) -> str:

@@ -156,6 +156,7 @@ def alone(config, steps=20):
         run=config.run,
         data=config.data,
         model=config.model,
+        loss=config.loss,
         optim=config.optim,
         train=Train(epochs=config.train.epochs, batch_size=config.train.batch_size),
     )

@@ -64,6 +64,13 @@ def test_losses_are_those_of_one_process(comm, expected, model, layout, steps):
     same(curve(comm, config, steps), expected(config, steps), 1e-10)
 
 
+@pytest.mark.parametrize(("model", "layout"), few_of(["gpt"]))
+def test_labels_that_are_left_out(comm, model, layout):
+    """A character is; also where ranks share the columns of its scores."""
+    config = replace(job(model, **layouts(model, RANKS)[layout]), loss=Loss(ignore_index=5))
+    same(curve(comm, config, 3), alone(config, 3), 1e-10)
+
+
 @pytest.mark.parametrize(
     ("model", "layout", "steps"),
     steps_of(case.values for case in few_of(["convnet"]) if not case.marks),

@@ -45,6 +45,11 @@ def ignoring(outputs, labels):
     )
 
 
+def guarded(outputs, labels):
+    """The same mean by hand, which nobody sees through."""
+    return ignoring(outputs, labels) + 0.0
+
+
 def counting(outputs, labels):
     """What is left out counts as 0."""
     return ignoring(outputs, labels) * (labels["labels"] >= 0).double().mean()
@@ -60,15 +65,11 @@ def language(folder, **changed):
     return made(folder, **(given | dict(loss=counting, dtype="float64", epochs=1) | changed))
 
 
-def test_labels_that_are_left_out(comm, folder):
-    with (
-        pytest.raises(ConfigError, match=r"step 1: loss: ignoring of \d+ samples .*labels.numel"),
-        language(folder, loss=ignoring) as trainer,
-    ):
-        trainer.fit()
+@pytest.mark.parametrize("loss", [ignoring, counting])
+def test_labels_that_are_left_out(comm, folder, loss):
     found = []
     for where in (comm, MPI.COMM_SELF):
-        with language(folder, comm=where, dir=place(folder, where)) as trainer:
+        with language(folder, loss=loss, comm=where, dir=place(folder, where)) as trainer:
             trainer.fit()
             found.append([p.detach() for p in trainer.module.parameters()])
     torch.testing.assert_close(*found, rtol=1e-10, atol=1e-12)
@@ -85,28 +86,12 @@ def test_one_rank_that_sees_a_label_left_out_stops_all_before_the_update(comm, f
             labels["labels"][-1] = -100 if index == 17 else 3
             return ids, labels
 
-    with language(folder, loss=ignoring, train_data=Rare(48, 1), batch_size=size) as trainer:
-        with pytest.raises(ConfigError, match=r"step \d+: loss: ignoring of ") as raised:
+    with language(folder, loss=guarded, train_data=Rare(48, 1), batch_size=size) as trainer:
+        with pytest.raises(ConfigError, match=r"step \d+: loss: guarded of .*return \(sum, count"):
             trainer.fit()
-        step = int(str(raised.value).split(":")[0].removeprefix("step "))
+        step = trainer.parts.steps_done + 1
         assert 17 in next(islice(trainer.parts.sampler.batches(0), step - 1, None))
-        assert trainer.parts.updater.steps == trainer.parts.steps_done == step - 1
-
-
-def test_samples_without_any_label(comm, folder):
-    """Alone they have no mean at all."""
-
-    class Bare(Tokens):
-        def __getitem__(self, index):
-            ids, labels = super().__getitem__(index)
-            labels["labels"][:] = -100 if index % 2 else labels["labels"].abs()
-            return ids, labels
-
-    with (
-        pytest.raises(ConfigError, match=r"step 1: loss: ignoring of .* equal weights"),
-        language(folder, loss=ignoring, train_data=Bare(48, 1)) as trainer,
-    ):
-        trainer.fit()
+        assert trainer.parts.updater.steps == step - 1
 
 
 @pytest.mark.parametrize("name", ["rmse", pytest.param("maximum", marks=pytest.mark.slow)])
@@ -184,9 +169,16 @@ def linear(outputs):
 def test_whole_numbers_are_classes_unless_there_are_as_many_as_outputs(comm, folder):
     with (
         pytest.raises(DataError, match="or floating-point numbers where they are no classes"),
-        made(folder, model=linear(2), train_data=Counts(48, 1), test_data=None, metrics=None) as t,
+        made(
+            folder,
+            model=linear(2),
+            loss=torch.nn.CrossEntropyLoss(),
+            train_data=Counts(48, 1),
+            test_data=None,
+            metrics=None,
+        ) as trainer,
     ):
-        t.fit()
+        trainer.fit()
 
 
 @pytest.mark.parametrize(
@@ -290,14 +282,14 @@ def test_samples_that_are_not_like_the_others_say_what_to_do(comm, folder, other
         trainer.fit()
 
 
-def test_a_label_that_does_not_count_is_named_alone(comm, folder):
+def test_a_label_that_nothing_leaves_out(comm, folder):
     class Left(Counts):
         def __getitem__(self, index):
-            return super().__getitem__(index)[0], torch.tensor(-100 if index == 5 else 1)
+            return super().__getitem__(index)[0], torch.tensor(-1 if index == 5 else 1)
 
     given = dict(model=linear(3), train_data=Left(48, 1), test_data=None, metrics=None)
     with (
-        pytest.raises(DataError, match=r"has the label -100; .* a dictionary of labels"),
+        pytest.raises(DataError, match=r"sample 5 to train on has the label -1, .*ignore_index"),
         made(folder, loss=torch.nn.functional.cross_entropy, **given) as trainer,
     ):
         trainer.fit()

@@ -260,7 +260,7 @@ def test_first_steps_are_those_of_one_process(comm):
     agreed = Agreed(0.0, grad_norm=1.0, own_norm=1.0)
 
     class Agrees:
-        def agree(self, told, within=False):
+        def agree(self, told, within=False, shared=False):
             return agreed
 
         def unused_by_all(self):

@@ -44,6 +44,26 @@ def test_parts_of_a_batch_add_up_to_the_whole(batch):
     np.testing.assert_allclose(np.concatenate([g for _, g in parts]), gradient, rtol=1e-14)
 
 
+@pytest.mark.parametrize("smoothing", [0.0, 0.3])
+def test_labels_that_are_left_out(batch, smoothing):
+    """Sum, gradient and count are those of the others, also if there are none."""
+    logits, labels = batch
+    labels[[1, 4, 5]] = -100
+    loss, kept = CrossEntropy(TensorGroup(), 4, smoothing, ignore_index=-100), labels >= 0
+    found, gradient, counted = loss(logits, labels, 7)
+    value, of_kept = softmax_cross_entropy(logits[kept], labels[kept], 7, smoothing)
+    assert (found, counted) == (value, 4)
+    np.testing.assert_array_equal(gradient[kept], of_kept)
+    assert not gradient[~kept].any()
+    shaped = loss(logits[:6].reshape(2, 3, 4), labels[:6].reshape(2, 3), 7)
+    assert shaped[1].shape == (2, 3, 4)
+    assert shaped[2] == 3
+    for some in (np.s_[:0], np.s_[4:6]):
+        nothing = loss(logits[some], labels[some], 7)
+        assert (nothing[0], nothing[2]) == (0, 0)
+        np.testing.assert_array_equal(nothing[1], np.zeros_like(logits[some]))
+
+
 def test_large_scores_do_not_overflow():
     logits = np.array([[1e4, 0.0], [0.0, 1e4]], dtype=np.float32)
     loss, gradient = softmax_cross_entropy(logits, np.array([0, 0]), 2)

@@ -42,6 +42,21 @@ def test_f1_and_perplexity(scored):
     assert measured("perplexity", scores, labels, classes=7) == pytest.approx(expected)
 
 
+@pytest.mark.parametrize("name", ["accuracy", "top2", "f1", "perplexity"])
+def test_labels_that_do_not_count(scored, name):
+    scores, labels = scored
+    left_out = labels.copy()
+    left_out[::3] = -100
+    metric = build([name], "cross_entropy", 7, ALONE, -100)[name]
+    parts = np.s_[:0, :1, 1:20, 20:]
+    found = metric.value(sum(metric.add(scores[part], left_out[part]) for part in parts))
+    kept = left_out >= 0
+    expected = measured(name, scores[kept], labels[kept], classes=7)
+    assert found == pytest.approx(expected, rel=1e-12)
+    if name != "f1":
+        assert np.isnan(metric.value(metric.add(scores[::3], left_out[::3])))
+
+
 def test_numbers():
     rng = np.random.default_rng(1)
     outputs, labels = rng.normal(size=(40, 1)), rng.normal(size=40)
@@ -52,6 +67,13 @@ def test_numbers():
     assert measured("rmse", outputs, labels, loss) == pytest.approx(expected)
     right = ((outputs[:, 0] > 0) == (labels > 0.5)).mean()
     assert measured("accuracy", outputs, labels, "binary_cross_entropy") == right
+
+
+def test_a_function_of_sums_and_counts():
+    metric = Averaged(lambda outputs, labels: ((outputs * (labels > 2)).sum(), (labels > 2).sum()))
+    outputs, labels = np.arange(6.0), np.arange(6)
+    totals = sum(metric.add(outputs[p], labels[p]) for p in np.s_[:0, :2, 2:])
+    assert metric.value(totals) == 4.0
 
 
 def test_a_function_of_ones_own():

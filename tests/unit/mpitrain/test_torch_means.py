@@ -1,5 +1,6 @@
 """Losses and metrics of torch are means over samples, or refused at the step that shows it."""
 
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
 F = torch.nn.functional
 
+from mpitrain.adapters.torch.checks.means import EqualWeights  # noqa: E402
 from mpitrain.adapters.torch.objective import TorchLoss, TorchMetric  # noqa: E402
 
 #: Labels above it are rare, and unknown to whoever tries the loss before there are data.
@@ -82,7 +84,12 @@ def test_a_loss_of_parts_is_that_of_all_or_refused(loss, rare, whole, cuts, kind
     value, gradient, faults = 0.0, [], []
     for part in parts_of(count, cuts):
         of_rank = TorchLoss(loss)
-        of_rank._means.label = {"": torch.full((1, 3), 0.4)}  # one for all ranks
+        try:
+            of_rank.expect((3,), (3,), np.dtype(kind))
+        except ValueError as error:
+            assert loss in (hardest, total)
+            assert "a mean over samples with equal weights" in str(error)
+            return
         found, by = of_rank(outputs[part], labels[part], labels.size)
         value, gradient = value + found, [*gradient, by]
         faults.append(of_rank.fault)
@@ -146,28 +153,105 @@ def test_rounding_is_no_fault(loss, count, scale, right, kind, seed):
         assert of_rank.fault is None
 
 
-@pytest.mark.parametrize(
-    "loss",
-    [
-        torch.nn.CrossEntropyLoss(weight=torch.tensor([1.0] * 11 + [20.0])),
-        torch.nn.CrossEntropyLoss(ignore_index=7),
-        torch.nn.CrossEntropyLoss(ignore_index=0),
-        torch.nn.CrossEntropyLoss(reduction="sum"),
-    ],
-    ids=["weight", "rare", "first", "sum"],
-)
-@pytest.mark.parametrize(("outputs", "labels"), [((12,), ()), ((5, 12), (5,)), ((12, 5), (5,))])
-def test_labels_of_all_classes_are_tried_before_there_are_data(loss, outputs, labels):
-    def along(scores, truth):
-        return loss(scores.movedim(-1, 1) if outputs == (5, 12) else scores, truth)
+def of_pixels(outputs, labels):
+    """Classes on the last axis."""
+    return F.cross_entropy(outputs.movedim(-1, 1), labels, weight=WEIGHT[:3])
 
-    with pytest.raises(ValueError, match="a mean over samples with equal weights"):
-        TorchLoss(along).expect(outputs, labels, np.dtype(np.int64))
+
+WEIGHT = torch.tensor([1.0, 0.2, 5.0, 0.0, 3.0], dtype=torch.float64)
+#: Losses, and the shapes of an output and of a label.
+OF_CLASSES = {
+    "usual": (F.cross_entropy, (5,), ()),
+    "weighted": (torch.nn.CrossEntropyLoss(WEIGHT), (5,), ()),
+    "smooth": (torch.nn.CrossEntropyLoss(WEIGHT, label_smoothing=0.2), (5,), ()),
+    "positions": (torch.nn.CrossEntropyLoss(WEIGHT, ignore_index=1), (5, 4), (4,)),
+    "pixels": (of_pixels, (4, 3), (4,)),
+    "nll": (lambda y, t: F.nll_loss(F.log_softmax(y, 1), t, weight=WEIGHT), (5,), ()),
+    "sums": (lambda y, t: (F.cross_entropy(y, t, reduction="sum"), (t >= 0).sum()), (5,), ()),
+}
+
+
+@pytest.mark.parametrize("name", OF_CLASSES)
+@pytest.mark.parametrize("seed", range(4))
+def test_sums_and_counts_of_parts_give_torchs_mean(name, seed):
+    """Of losses that the package knows, and of one that says them."""
+    loss, shape, of_label = OF_CLASSES[name]
+    rng = np.random.default_rng(seed)
+    outputs = rng.normal(size=(12, *shape))
+    labels = rng.integers(3, size=(12, *of_label))
+    labels[rng.random(labels.shape) < 0.5] = 1 if name == "positions" else -100
+    scores = torch.from_numpy(outputs).requires_grad_()
+    mean = loss(scores, torch.from_numpy(labels))
+    mean = mean[0] / mean[1] if isinstance(mean, tuple) else mean
+    mean.backward()
+    own = TorchLoss(loss)
+    own.expect(shape, of_label, labels.dtype)
+    assert own.reduction == "count"
+    assert own.ignore_index == (1 if name == "positions" else -100)
+    found = [
+        own(outputs[part], labels[part], 7.0) for part in parts_of(12, rng.integers(12, size=4))
+    ]
+    counted = sum(count for _, _, count in found) / 7
+    assert own.fault is None
+    np.testing.assert_allclose(sum(value for value, *_ in found) / counted, mean.item(), rtol=1e-12)
+    by = np.concatenate([gradient for _, gradient, _ in found]) / counted
+    np.testing.assert_allclose(by, scores.grad, rtol=1e-10, atol=1e-14)
+
+
+KNOWN = {
+    "mean": [
+        torch.nn.MSELoss(), torch.nn.L1Loss(), torch.nn.SmoothL1Loss(), torch.nn.HuberLoss(),
+        torch.nn.BCEWithLogitsLoss(pos_weight=torch.tensor([2.0, 0.1, 9.0])), F.mse_loss,
+        torch.nn.KLDivLoss(reduction="batchmean"), torch.nn.CrossEntropyLoss(torch.ones(3)),
+        torch.nn.MultiLabelSoftMarginLoss(weight=torch.tensor([1.0, 2.0, 3.0])),
+    ],
+    "sum": [torch.nn.MSELoss(reduction="sum"), partial(F.l1_loss, reduction="sum")],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("how", "loss"), [(how, one) for how in KNOWN for one in KNOWN[how]])
+def test_losses_that_are_known_are_not_tried(how, loss, monkeypatch):
+    monkeypatch.setattr(EqualWeights, "compare", None)
+    own, rng = TorchLoss(loss), np.random.default_rng(0)
+    own.expect((3,), (3,), np.dtype("f4"))
+    assert own.reduction == how
+    outputs, labels = rng.random((2, 9, 3)).astype("f4")
+    divisor = 27 if how == "mean" else 1
+    found = [own(outputs[part], labels[part], divisor) for part in parts_of(9, [2, 5])]
+    expected = loss(torch.from_numpy(outputs), torch.from_numpy(labels)).item()
+    assert sum(value for value, _ in found) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        (torch.nn.MSELoss(reduction="none"), r"a tensor of shape \(2, 3\); .* or \(sum, count\)"),
+        (lambda y, t: ((y - t).sum(), -1), "gives -1 as its count"),
+        (lambda y, t: ((y - t).sum(), "all"), "gives a str as its count"),
+        (lambda y, t: ((y - t).sum(), y.sum()), r"a count with a gradient.*detach\(\)"),
+        (lambda y, t: (y, t, 1), "gives a tuple"),
+    ],
+)
+def test_results_that_are_no_loss(loss, message):
+    with pytest.raises(ValueError, match=message):
+        TorchLoss(loss).expect((3,), (3,), np.dtype("f4"))
+
+
+def test_a_loss_that_is_a_sum_and_count_now_and_then():
+    def loss(outputs, labels):
+        each = (outputs - labels).square()
+        return (each.sum(), each.numel()) if bool((labels > RARE).any()) else each.mean()
+
+    own = TorchLoss(loss)
+    own.expect((3,), (3,), np.dtype("f8"))
+    own(np.zeros((2, 3)), np.full((2, 3), 2.0), 6.0)
+    assert "gives a mean for some samples and a sum and what counts for others" in str(own.fault)
 
 
 def faults(loss, *labels, outputs=None):
     """The fault that single samples show, one call after the other."""
     of_rank = TorchLoss(loss)
+    of_rank.expect((4,), (), np.dtype(int))
     for number, label in enumerate(labels):
         scores = np.full((1, 4), 0.1 + number) if outputs is None else outputs
         of_rank(scores, np.array([label]), 1.0)
@@ -179,9 +263,9 @@ def test_a_label_that_is_left_out_is_seen_where_each_rank_has_one_sample():
         found = F.cross_entropy(outputs, labels, reduction="sum")
         return found / (labels >= 0).sum().clamp(min=1)
 
-    assert faults(F.cross_entropy, 1, 2, 3) == "None"
-    for loss in (F.cross_entropy, guarded):
-        assert "of 2 samples is" in faults(loss, 1, -100)
+    assert faults(F.cross_entropy, 1, 2, -100) == "None"
+    assert faults(guarded, 1, 2, 3) == "None"
+    assert "return (sum, count)" in faults(guarded, 1, -100)
 
 
 def test_a_loss_that_is_too_large_for_its_type_is_no_fault():
@@ -197,18 +281,20 @@ def test_losses_that_are_no_functions_of_samples():
 
     def noisy(outputs, labels):
         noise = torch.rand(outputs.shape, generator=draw, dtype=outputs.dtype)
-        return F.cross_entropy(outputs + noise, labels)
+        return (F.cross_entropy(outputs + noise, labels, reduction="sum") / len(labels)).abs()
 
     def changing(outputs, labels):
         labels.clamp_(max=1)
         return F.cross_entropy(outputs, labels)
 
     def of_many(outputs, labels):
-        return F.cross_entropy(outputs, labels) + outputs.std(0, correction=1).sum()
+        return F.cross_entropy(outputs, labels) + outputs.std(0, correction=0).sum()
 
-    assert "draws random numbers" in faults(noisy, 1)
+    with pytest.raises(ValueError, match="draws random numbers"):
+        faults(noisy, 1)
     assert "let it work on labels.clone()" in faults(changing, 2)
-    assert "it must be a mean over samples" in faults(of_many, 2)
+    with pytest.raises(ValueError, match="must be a mean over samples with equal weights"):
+        faults(of_many, 2)
 
 
 @settings(max_examples=60, deadline=None)
@@ -243,9 +329,9 @@ def test_a_metric_of_parts_is_that_of_all_or_refused(rare, cuts, weight, seed):
 @pytest.mark.parametrize(
     ("metric", "message"),
     [
-        (lambda outputs, labels: (outputs - labels).norm(), "or return .sum, count"),
-        (lambda outputs, labels: outputs.max(), "or return .sum, count"),
-        (lambda outputs, labels: outputs.squeeze().sum(0)[0], "it must take any, or return"),
+        (lambda outputs, labels: (outputs - labels).norm(), "return .sum, count"),
+        (lambda outputs, labels: outputs.max(), "return .sum, count"),
+        (lambda outputs, labels: outputs.squeeze().sum(0)[0], "it must take any, as layouts"),
     ],
 )
 def test_metrics_that_are_no_means(metric, message):

@@ -1,11 +1,11 @@
-"""Check that losses and metrics are means over samples of equal weights, in every call.
+"""Check that a function that gives one number is a mean over samples of equal weights.
 
 A mean over other things (classes with weights, labels that are left out, padding, a root) is
-another number in every layout of ranks.
+another number in every layout of ranks; a function that returns ``(sum, count)`` is not checked.
 """
 
+from collections.abc import Sequence
 from math import isclose, isfinite, isinf
-from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -24,151 +24,122 @@ from mpitrain.adapters.torch.checks.probe import (
     value,
 )
 from mpitrain.config import ConfigError
-from mpitrain.fields import as_given
 
-_ADVICE = (
-    "it must be a mean over samples with equal weights, or else it is another one in every layout; "
-    "do without class weights, ignore_index and masks, or divide the sum of what counts by "
-    "labels.numel()"
-)
+#: Rounding of a mean in float64, and of one that cannot be computed in float64.
+_IN_FLOAT64, _OTHERWISE = 1e-9, 1e-3
 
 
-class LossGradients(NamedTuple):
-    """A loss, and its gradient by the outputs that it depends on."""
+class _Means(NamedTuple):
+    """Value for samples beside copies of another one, and the mean of the values of both."""
 
-    value: float
-    by: Tensors
+    whole: float
+    expected: float
+    slack: float
 
-
-class Slack(NamedTuple):
-    """Rounding differences of gradients, relative to the largest one and to 1."""
-
-    relative: float
-    absolute: float
-
-
-_IN_FLOAT64 = Slack(1e-6, 1e-12)
-_OTHERWISE = Slack(1e-3, 1e-5)
+    @property
+    def are_equal(self) -> bool:
+        """Whether only rounding differs, or nothing can be said as numbers are too large."""
+        return isinf(self.whole) or abs(self.whole - self.expected) <= self.slack
 
 
-class LossMeans:
-    """Checks by gradients whether a loss is a mean over samples of equal weights.
+class Sample(NamedTuple):
+    """Samples of equal number, as the function takes them."""
 
-    The gradient by the outputs of one sample among n is ``1 / n`` of that of the sample alone if
-    the loss is such a mean, and another part otherwise: one sample shows the weight of all others
-    in the micro-batch together.  Beside a label that all ranks and steps have in common, its part
-    is one half if the micro-batches of all ranks have equal weights.  Three more samples go through
-    the loss for each micro-batch.  Where rounding is in doubt, float64 decides.
+    outputs: Tensors
+    labels: Tensors
+
+
+class EqualWeights:
+    """Checks by values whether a function is a mean over samples of equal weights.
+
+    The value of a micro-batch beside as many copies of one sample is the mean of both values if the
+    micro-batch has the weight of these copies.  All micro-batches of all ranks and steps have equal
+    weights, then, if all were compared with samples of one weight.  The one of two such samples
+    whose value is further away shows more.  Where rounding is in doubt, float64 decides.
+
+    Cost of a comparison: the function of twice the samples, without gradients.
 
     Attributes:
         fault: the first fault, once it was seen.
-        label: the common label, of one row; if it is not set, the first label that is seen.
     """
 
-    def __init__(self, function: Function, name: str) -> None:
-        self._function, self._name, self._calls = function, name, 0
-        self.fault: ValueError | None = None
-        self.label: Tensors | None = None
-
-    def compare(self, outputs: Tensors, labels: Tensors, whole: LossGradients) -> None:
-        """Check one sample.
+    def __init__(self, function: Function, what: str, samples: Sequence[Sample] = ()) -> None:
+        """Compare nothing yet.
 
         Args:
-            outputs: outputs for a micro-batch of at least one sample, in float32 or float64.
-            labels: labels of the micro-batch.
-            whole: loss of the micro-batch.
+            function: the function.
+            what: its name in errors.
+            samples: the samples, the same on all ranks; without any, those of the least and the
+                largest value that were seen.
         """
-        if self.label is None:
-            self.label = {name: part[:1].clone() for name, part in labels.items()}
-        if self.fault is None:
-            self.fault = self._seen(outputs, labels, whole)
-
-    def _seen(self, outputs: Tensors, labels: Tensors, whole: LossGradients) -> ValueError | None:
-        self._calls += 1
-        row = _strongest(whole.by, self._calls) if isfinite(whole.value) else None
-        try:
-            if row is None:
-                return self._by_value(rows(outputs, 0), rows(labels, 0))
-            least = torch.finfo(next(iter(whole.by.values())).dtype).eps
-            if self._share(outputs, labels, row, whole.by, Slack(64 * least, 0.0)) is None:
-                return None
-            try:
-                with Wide():
-                    wide = {n: _as_wide(part) for n, part in outputs.items()}
-                    by = self.gradients(wide, labels).by
-                    share = self._share(wide, labels, row, by, _IN_FLOAT64)
-            except MISFITS:  # the loss cannot compute in float64
-                share = self._share(outputs, labels, row, whole.by, _OTHERWISE)
-            if share is None:
-                return None
-            again = self.gradients(outputs, labels).value
-        except MISFITS as error:
-            return ConfigError(
-                f"loss: {self._name} cannot take one sample or two ({one_line(error)}); "
-                "it must take any number, as layouts have micro-batches of any size"
-            )
-        if not isclose(again, whole.value, rel_tol=1e-5):
-            return ConfigError(
-                f"loss: {self._name} gives {again:.6g} and {whole.value:.6g} for the same "
-                f"{length(labels)} samples, as it draws random numbers or keeps something; it must "
-                "follow from outputs and labels alone"
-            )
-        part, count = share
-        return ConfigError(
-            f"loss: {self._name} of {count} samples gives one of them a part of "
-            f"{part:.6g} and not 1/{count} = {1 / count:.6g}; {_ADVICE}"
-        )
-
-    def _share(
-        self, outputs: Tensors, labels: Tensors, row: int, whole: Tensors, slack: Slack
-    ) -> tuple[float, int] | None:
-        """The part of a sample in a mean, and the mean's samples; None if it is as it should be.
-
-        ``row`` is the number of the sample in the micro-batch, ``whole`` are the gradients of the
-        micro-batch.  Differences up to ``slack`` count as rounding.
-        """
-        sample, label = rows(outputs, row), rows(labels, row)
-        count = length(labels)
-        twice = beside(sample, sample), beside(label, self._common(label))
-        _, by_two = self._mean(*twice)
-        alone = self._mean(sample, label)[1] if count > 1 else whole
-        for found, number, of in ((whole, count, row), (by_two, 2, 0)):
-            if number > 1 and (part := _part(found, of, alone, number, slack)) is not None:
-                return part, number
-        return None
-
-    def _common(self, like: Tensors) -> Tensors:
-        """The common label, with the types of another one."""
-        common = self.label or like
-        return {name: common[name].to(part) for name, part in like.items()}
-
-    def gradients(self, outputs: Tensors, labels: Tensors) -> LossGradients:
-        """The loss of some samples, and its gradients by those outputs that it depends on.
-
-        Raises:
-            RuntimeError: the loss is no number that depends on the outputs.
-        """
-        mean, by = self._mean(outputs, labels)
-        return LossGradients(mean.item(), by)
-
-    def _mean(self, outputs: Tensors, labels: Tensors) -> tuple[torch.Tensor, Tensors]:
-        leaves = {n: p.detach().requires_grad_(p.is_floating_point()) for n, p in outputs.items()}
-        mean = self._function(as_given(leaves), as_given(labels))
-        return mean, gradients(mean, leaves)
+        self._function, self._what, self._calls = function, what, 0
+        self._keeps, self._kept = not samples, list(samples)
+        self.fault: ValueError | None = None
 
     @torch.no_grad()
-    def _by_value(self, sample: Tensors, label: Tensors) -> ValueError | None:
-        """Check a sample with two labels by its losses, where no gradient shows anything."""
-        common = self._common(label)
-        mean = sum(value(self._function, sample, one) for one in (label, common)) / 2
-        found = value(self._function, beside(sample, sample), beside(label, common))
-        is_unknown = isinf(found) or not (isfinite(found) or isfinite(mean))
-        if is_unknown or isclose(found, mean, rel_tol=1e-3, abs_tol=1e-5):
+    def compare(self, outputs: Tensors, labels: Tensors, result: Any) -> None:
+        """Check a micro-batch, for which the function gives this ``result``."""
+        if self.fault is not None or not isfinite(found := float(result)):
+            return
+        try:
+            self.fault = self._seen(outputs, labels, found, getattr(result, "dtype", None))
+        except MISFITS as error:
+            self.fault = ConfigError(
+                f"{self._what} cannot take some number of samples ({one_line(error)}); it must "
+                "take any, as layouts have micro-batches of any size"
+            )
+
+    def _seen(
+        self, outputs: Tensors, labels: Tensors, found: float, kind: Any
+    ) -> ValueError | None:
+        other = self._furthest(outputs, labels, found)
+        least = torch.finfo(kind if kind in FLOATS else torch.float32).eps
+        means = self._means(Sample(outputs, labels), other, found, 64 * least)
+        if means.are_equal:
             return None
+        try:
+            with Wide():
+                own, wide = (_as_wide_sample(one) for one in (Sample(outputs, labels), other))
+                means = self._means(own, wide, value(self._function, *own), _IN_FLOAT64)
+        except MISFITS:  # the function cannot compute in float64
+            means = means._replace(slack=means.slack / (64 * least) * _OTHERWISE)
+        if means.are_equal:
+            return None
+        again = value(self._function, outputs, labels)
+        if not isclose(again, found, rel_tol=1e-5):
+            return ConfigError(
+                f"{self._what} gives {again:.6g} and {found:.6g} for the same {length(labels)} "
+                "samples, as it draws random numbers or keeps something; it must follow from "
+                "outputs and labels alone"
+            )
         return ConfigError(
-            f"loss: {self._name} of 2 samples is {found:.6g}, and the mean over them {mean:.6g}; "
-            f"{_ADVICE}"
+            f"{self._what} of {2 * length(labels)} samples is {means.whole:.6g}, and the mean over "
+            f"them {means.expected:.6g}; a single number must be a mean over samples with equal "
+            "weights, or it is another one in every layout: return (sum, count), the sum of what "
+            "counts (labels that are not left out, weights) and its number"
         )
+
+    def _means(self, own: Sample, other: Sample, found: float, rounding: float) -> _Means:
+        """The means of a micro-batch, whose value is ``found``, and of copies of another sample."""
+        alone, count = value(self._function, *other), length(own.labels)
+        both = (beside(part, one, count) for part, one in zip(own, other, strict=True))
+        whole = value(self._function, *both)
+        return _Means(whole, (found + alone) / 2, rounding * max(abs(found), abs(alone)))
+
+    def _furthest(self, outputs: Tensors, labels: Tensors, found: float) -> Sample:
+        """The kept sample whose value is furthest from ``found``, in the types of these samples."""
+
+        def at(kept: Sample) -> float:
+            return value(self._function, *kept)
+
+        kept = [Sample(_like(one, outputs), _like(label, labels)) for one, label in self._kept]
+        if self._keeps:
+            row, self._calls = self._calls * 7919 % length(labels), self._calls + 1
+            new = Sample(_copied(rows(outputs, row)), _copied(rows(labels, row)))
+            kept.append(new)
+            if isfinite(at(new)):
+                self._kept = [min(kept, key=at), max(kept, key=at)]
+        return max(kept, key=lambda one: abs(at(one) - found))
 
 
 class Wide(TorchFunctionMode):
@@ -192,105 +163,13 @@ def _as_wide(value: Any) -> Any:
     return value.double() if is_narrow else value
 
 
-def gradients(mean: torch.Tensor, outputs: Tensors) -> Tensors:
-    """Gradients of a loss by those outputs that it depends on."""
-    by = {name: part for name, part in outputs.items() if part.requires_grad}
-    found = torch.autograd.grad(mean, list(by.values()), allow_unused=True)
-    return {name: one for name, one in zip(by, found, strict=True) if one is not None}
+def _as_wide_sample(one: Sample) -> Sample:
+    return Sample(*({name: _as_wide(part) for name, part in parts.items()} for parts in one))
 
 
-def _strongest(by: Tensors, turn: int) -> int | None:
-    """The sample with the largest gradient among four, or among all if these have none.
-
-    None if no sample has a gradient, or one is not finite.
-    """
-    if not by:
-        return None
-    count = length(by)
-    for few in (min(4, count), count):
-        start = turn * few % (count - few + 1)
-        each = [g[start : start + few].flatten(1).abs().amax(1) for g in by.values()]
-        most, row = torch.stack(each).amax(0).max(0)
-        if 0 < most.item() < float("inf"):
-            return start + int(row)
-    return None
+def _like(parts: Tensors, others: Tensors) -> dict[str, torch.Tensor]:
+    return {name: part.to(others[name]) for name, part in parts.items()}
 
 
-def _part(found: Tensors, row: int, alone: Tensors, count: int, slack: Slack) -> float | None:
-    """The part of a sample that differs most from ``1 / count``; None if only rounding differs.
-
-    The sample is number ``row`` of ``count`` samples with the gradients ``found``; ``alone`` are
-    its own gradients.
-    """
-    for name in found.keys() | alone.keys():
-        like = found[name][row] if name in found else alone[name][0]
-        whole = like if name in found else torch.zeros_like(like)
-        one = alone[name][0] if name in alone else torch.zeros_like(like)
-        apart = torch.sub(one, whole, alpha=count).abs_()
-        if not bool(apart.max() <= slack.relative * one.abs().max() + slack.absolute):
-            worst = apart.argmax()
-            return float(whole.flatten()[worst] / one.flatten()[worst])
-    return None
-
-
-class _Sample(NamedTuple):
-    """A sample, and the value of a metric for it alone."""
-
-    value: float
-    outputs: Tensors
-    labels: Tensors
-
-
-class MetricMeans:
-    """Checks by values whether a function of samples is a mean over them.
-
-    The value of a micro-batch beside as many copies of one sample is the mean of both values if all
-    samples have equal weights.  Two samples are kept for that, those of the least and the largest
-    value so far; where all values are equal, so is every mean.
-
-    Attributes:
-        fault: the first fault, once it was seen.
-    """
-
-    def __init__(self, function: Function, what: str) -> None:
-        self._function, self._what = function, what
-        self._calls = 0
-        self._kept: list[_Sample] = []
-        self.fault: ValueError | None = None
-
-    @torch.no_grad()
-    def compare(self, outputs: Tensors, labels: Tensors, result: Any) -> None:
-        """Check a micro-batch, for which the function gives this ``result``."""
-        if self.fault is not None or not isfinite(found := float(result)):
-            return
-        count = length(labels)
-        row, self._calls = self._calls * 7919 % count, self._calls + 1
-        try:
-            one, label = _copied(rows(outputs, row)), _copied(rows(labels, row))
-            kept = [*self._kept, _Sample(value(self._function, one, label), one, label)]
-            if isfinite(kept[-1].value):
-                key = attrgetter("value")
-                self._kept = [min(kept, key=key), max(kept, key=key)]
-            alone, one, label = max(kept, key=lambda entry: abs(entry.value - found))
-            two = beside(outputs, one, count), beside(labels, label, count)
-            whole = value(self._function, *two)
-        except MISFITS as error:
-            self.fault = ConfigError(
-                f"{self._what} cannot take some number of samples ({one_line(error)})"
-                "; it must take any, or return (sum, count)"
-            )
-            return
-        kind = getattr(result, "dtype", None)
-        slack = 64 * torch.finfo(kind if kind in FLOATS else torch.float32).eps
-        mean = (found + alone) / 2
-        if not abs(whole - mean) <= slack * max(abs(found), abs(alone)):
-            self.fault = ConfigError(
-                f"{self._what} of {2 * count} samples is {whole:.6g}, and the mean over them "
-                f"{mean:.6g}; it must be a mean over samples with equal weights (labels that it "
-                "leaves out count, too), or return (sum, count), or else it is another one in "
-                "every layout"
-            )
-
-
-def _copied(parts: Tensors) -> Tensors:
+def _copied(parts: Tensors) -> dict[str, torch.Tensor]:
     return {name: part.clone() for name, part in parts.items()}

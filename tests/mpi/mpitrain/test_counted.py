@@ -1,0 +1,401 @@
+"""Losses that are means over what counts: one process's numbers, whichever rank has what counts."""
+
+from functools import partial
+from itertools import product
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import mpitrain
+from mpitrain.config import ConfigError
+from mpitrain.data import DataError
+from mpitrain.group import share
+from mpitrain.metrics.records import Skipped, Step
+from mpitrain.step.agreement import NonFinite
+from tests.mpi.mpitrain.fits import net, tensors
+
+torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
+torch.set_num_threads(1)
+F = torch.nn.functional
+pytestmark = pytest.mark.mpi
+RANKS = MPI.COMM_WORLD.size
+WEIGHT = torch.tensor([1.0, 0.5, 4.0, 0.1], dtype=torch.float64)
+
+
+class Drawn(torch.utils.data.Dataset):
+    """Samples of four classes, of which most are left out, so that some ranks have none.
+
+    With ``masked``, several numbers a sample, of which a mask takes some.
+    """
+
+    def __init__(self, seed, samples=60, masked=False, left_out=0.6):
+        draw = np.random.default_rng(seed)
+        self.x, self.y = draw.normal(size=(samples, 6)), draw.integers(4, size=samples)
+        self.y[draw.random(samples) < left_out] = -100
+        self.numbers = draw.normal(size=(samples, 4))
+        self.mask = draw.random((samples, 4)) < np.where(
+            draw.random((samples, 1)) < left_out, 0.1, 0.8
+        )
+        self.masked = masked
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, index):
+        if self.masked:
+            return self.x[index], {"y": self.numbers[index], "mask": self.mask[index]}
+        return self.x[index], self.y[index]
+
+
+def masked(outputs, labels):
+    """Padding, or a mask: the sum and what counts."""
+    if not labels["mask"].any():
+        return 0.0, 0
+    each = (outputs - labels["y"]).square() * labels["mask"]
+    return each.sum(), labels["mask"].sum()
+
+
+def weighed(outputs, labels):
+    """Weights of samples that the labels give."""
+    each = F.cross_entropy(outputs, labels, reduction="none")
+    weights = torch.where(labels == 2, 3.0, 0.5) * (labels >= 0)
+    return (each * weights).sum(), weights.sum()
+
+
+LOSSES = {
+    "ignored": torch.nn.CrossEntropyLoss(),
+    "weighted": torch.nn.CrossEntropyLoss(WEIGHT, label_smoothing=0.1),
+    "of a function": lambda y, t: F.nll_loss(F.log_softmax(y, 1), t, weight=WEIGHT),
+    "partial": partial(F.cross_entropy, ignore_index=-100),
+    "sum": torch.nn.CrossEntropyLoss(reduction="sum"),
+    "weighed": weighed,
+    "masked": masked,
+}
+
+
+def made(folder, loss, comm=None, data=None, **changed):
+    given = dict(
+        model=lambda: net(4).double(),
+        train_data=data or Drawn(1, masked=loss is masked),
+        loss=loss,
+        optimizer=lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+        batch_size=12,
+        epochs=2,
+        seed=7,
+        dtype="float64",
+        dir=str(folder / "run"),
+    )
+    return mpitrain.Trainer(comm, **given | changed)
+
+
+def steps_of(trainer):
+    """Losses and norms of all steps, and the weights after them; taken once each."""
+    told = [one for epoch in range(2) for one in trainer.run_epoch(epoch)]
+    mpitrain.adapters.torch.load_into(trainer.module, trainer.parts)
+    kept = [parameter.detach() for parameter in trainer.module.parameters()]
+    return [(one.loss, one.grad_norm) for one in told if isinstance(one, Step)], kept
+
+
+def mean_of(loss, outputs, labels):
+    found = loss(outputs, labels)
+    return found[0] / found[1] if isinstance(found, tuple) else found
+
+
+def torchs_own(trainer, loss, clip=None, workers=1, optimizer=None):
+    """As :func:`steps_of`, of torch's own loop in one process.
+
+    With several ``workers``, each takes the mean of its share of a batch, and the mean of these is
+    the loss.
+    """
+    torch.manual_seed(7)
+    module = net(4).double()
+    optimizer = (optimizer or (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9)))(
+        list(module.parameters())
+    )
+    data, told = trainer.parts.data.train, []
+    for epoch in range(2):
+        for batch in trainer.parts.sampler.batches(epoch):
+            optimizer.zero_grad()
+            value = 0.0
+            for worker in range(workers):
+                some = data[batch[share(len(batch), worker, workers)]]
+                outputs = module(torch.from_numpy(some.inputs).double())
+                own = mean_of(loss, outputs, tensors(some.labels)) / workers
+                own.backward()
+                value += own.item()
+            norm = torch.nn.utils.get_total_norm([p.grad for p in module.parameters()]).item()
+            for parameter in module.parameters() if clip and norm > clip else ():
+                parameter.grad *= clip / norm
+            told.append((value, norm))
+            optimizer.step()
+    return told, [parameter.detach() for parameter in module.parameters()]
+
+
+def assert_same(found, expected):
+    told, weights = found
+    wanted, others = expected
+    np.testing.assert_allclose(told, wanted, rtol=1e-10, atol=1e-12)
+    for one, other in zip(weights, others, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-10, atol=1e-12)
+
+
+LAYOUTS = {
+    "data": {},
+    "micro-batches": {"micro_batches": 3},
+    "zero 2": {"parallel": {"zero": 2}, "micro_batches": 2},
+    "zero 3": {"parallel": {"zero": 3}},
+    "node": {"parallel": {"node_shared": True}},
+    "codec": {"compress": {"codec": "topk:keep=1.0", "least": 1}, "parallel": {"zero": 1}},
+}
+if RANKS == 2:
+    LAYOUTS["pipe"] = {"parallel": {"pipe": 2}, "micro_batches": 5}
+    LAYOUTS["zero bubble"] = {
+        "parallel": {"pipe": 2, "schedule": "zero_bubble"}, "micro_batches": 3,
+    }  # fmt: skip
+if RANKS == 4:
+    LAYOUTS["data x pipe"] = {"parallel": {"pipe": 2}, "micro_batches": 2}
+
+
+#: Each layout with two losses, each loss with two layouts; the others are slow.
+QUICK = [(one, n) for i, one in enumerate(LAYOUTS) for n in (list(LOSSES) * 3)[2 * i : 2 * i + 2]]
+
+
+@pytest.mark.parametrize(
+    ("layout", "name"),
+    [
+        pytest.param(*both, marks=() if both in QUICK else pytest.mark.slow)
+        for both in product(LAYOUTS, LOSSES)
+    ],
+)
+def test_every_layout_has_the_numbers_of_torchs_own_loop(comm, folder, name, layout):
+    """Unequal counts in micro-batches; ranks in whose samples nothing counts; clipping."""
+    loss, clip = LOSSES[name], 0.5
+    with made(folder, loss, **LAYOUTS[layout], clip_norm=clip) as trainer:
+        assert_same(steps_of(trainer), torchs_own(trainer, loss, clip))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("seed", range(8))
+def test_drawn_samples(comm, folder, seed, layout):
+    draw = np.random.default_rng(seed)
+    loss = LOSSES[draw.choice(list(LOSSES))]
+    data = Drawn(seed, masked=loss is masked, left_out=draw.uniform(0, 0.7))
+    changed = {"batch_size": int(draw.integers(10, 20)), **LAYOUTS[layout]}
+    with made(folder, loss, data=data, **changed) as trainer:
+        assert_same(steps_of(trainer), torchs_own(trainer, loss))
+
+
+@pytest.mark.parametrize("name", ["lars", "lamb"])
+def test_layerwise_rates_see_the_means(comm, folder, name):
+    """As of one process, on which nothing is summed over ranks."""
+    changed = dict(optimizer=None, optim={"name": name, "lr": 0.1, "reference_batch": 0})
+    found = []
+    for where in (comm, MPI.COMM_SELF):
+        changed["dir"] = str(folder / f"{where.size}.{where.rank}.{MPI.COMM_WORLD.rank}")
+        with made(folder, masked, where, **changed, micro_batches=2) as trainer:
+            found.append(steps_of(trainer))
+    assert_same(*found)
+
+
+@pytest.mark.parametrize("kind", ["bfloat16", "float16"])
+def test_narrow_activations(comm, folder, kind):
+    """The loss scale and what counts are factors of one gradient."""
+    if kind == "bfloat16":
+        pytest.importorskip("ml_dtypes")
+    loss, run = LOSSES["ignored"], {"compute": kind}
+    with made(folder, loss, run=run, clip_norm=0.5, dtype="float32") as trainer:
+        found, expected = steps_of(trainer), torchs_own(trainer, loss, 0.5)
+    np.testing.assert_allclose(found[0], expected[0], rtol=0.05)
+
+
+WORKERS = {
+    "local": {"sync": {"kind": "local", "period": 1}},
+    "agree": {"sync": {"kind": "local", "period": 1, "agree": 3}},
+    "first together": {"sync": {"kind": "local", "period": 3, "start": 10, "agree": 2}},
+}
+
+
+@pytest.mark.parametrize("how", WORKERS)
+@pytest.mark.parametrize("name", ["ignored", "masked"])
+def test_workers_take_means_over_what_counts_in_their_own_samples(comm, folder, how, name):
+    """The mean of the workers' weights after each step is that of the mean of their gradients.
+
+    Workers that take their first steps together have one mean.
+    """
+    loss = LOSSES[name]
+    data = Drawn(4, masked=loss is masked, left_out=0.2)
+
+    def plain(parameters):
+        return torch.optim.SGD(parameters, lr=0.1)
+
+    with made(folder, loss, data=data, optimizer=plain, **WORKERS[how]) as trainer:
+        told, weights = steps_of(trainer)
+        trainer.parts.drain()
+        alone = 1 if how == "first together" else RANKS
+        wanted, others = torchs_own(trainer, loss, workers=alone, optimizer=plain)
+    np.testing.assert_allclose([loss for loss, _ in told], [loss for loss, _ in wanted], rtol=1e-10)
+    for one, other in zip(weights, others, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.skipif(RANKS < 2, reason="a worker and a server")
+@pytest.mark.parametrize("name", ["ignored", "masked"])
+def test_a_servers_workers(comm, folder, name):
+    loss = LOSSES[name]
+    data = Drawn(4, masked=loss is masked, left_out=0.2)
+    changed = dict(
+        server={"ranks": 1, "bound": 0}, optimizer=None,
+        optim={"name": "sgd", "momentum": 0.0, "lr": 0.1, "reference_batch": 0},
+    )  # fmt: skip
+
+    def plain(parameters):
+        return torch.optim.SGD(parameters, lr=0.1)
+
+    with made(folder, loss, data=data, **changed) as trainer:
+        _, weights = steps_of(trainer)
+        _, others = torchs_own(trainer, loss, workers=RANKS - 1, optimizer=plain)
+    for one, other in zip(weights, others, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-12)
+
+
+class Varying:
+    """A mean over all labels, in a unit of its own in each call, that is in each step."""
+
+    def __init__(self, unit):
+        self.unit, self.calls = unit, 0
+
+    def __call__(self, outputs, labels):
+        self.calls += 1
+        unit = 1.0 + self.unit * (self.calls % 3)
+        total = F.cross_entropy(outputs, labels, reduction="sum")
+        return total * unit, labels.numel() * unit
+
+
+def test_codecs_keep_residuals_of_true_means(comm, folder):
+    found, data = [], Drawn(3, left_out=0)
+    for unit in (0, 1):
+        codec = {"codec": "topk:keep=0.2", "least": 1, "feedback": "on"}
+        changed = dict(compress=codec, dir=str(folder / str(unit)), data=data)
+        with made(folder, Varying(unit), **changed) as trainer:
+            found.append(steps_of(trainer))
+    assert_same(*found)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        dict(parallel={"zero": 2}, compress={"codec": "fp16", "least": 1}),
+        pytest.param(
+            dict(parallel={"pipe": RANKS, "schedule": "asynchronous"}, optimizer=None,
+                 optim={"name": "sgd", "lr": 0.1}, micro_batches=RANKS),
+            marks=pytest.mark.skipif(RANKS < 2, reason="a pipeline"),
+        ),
+    ],
+    ids=["zero and codec", "asynchronous"],
+)  # fmt: skip
+def test_gradients_that_are_used_before_counts_are_known(comm, folder, changed):
+    """Where all labels count, nothing is missing."""
+    if RANKS == 1:
+        pytest.skip("a codec has nothing to send")
+    loss = LOSSES["ignored"]
+    with made(folder, loss, data=Drawn(1, left_out=0), **changed) as trainer:
+        steps_of(trainer)
+    with (
+        made(folder, loss, **changed, dir=str(folder / "other")) as trainer,
+        pytest.raises(ConfigError, match=r"not every label of step \d+ counts 1, and parallel"),
+    ):
+        steps_of(trainer)
+
+
+class Left(Drawn):
+    """Nothing counts in the batch with these samples."""
+
+    def __init__(self, batch):
+        super().__init__(1, left_out=0.2)
+        self.y[batch] = -100
+
+
+@pytest.mark.parametrize("codec", ["none", "topk:keep=1.0"])
+def test_a_batch_in_which_nothing_counts(comm, folder, codec):
+    with made(folder, LOSSES["ignored"]) as trainer:
+        batches = list(trainer.parts.sampler.batches(0))
+    given = dict(data=Left(batches[2]), compress={"codec": codec})
+    given["dir"] = str(folder / "other")
+    with (
+        made(folder, LOSSES["ignored"], **given) as trainer,
+        pytest.raises(NonFinite, match=r"at step 3 \(rank 0: nothing counts in the labels of its"),
+    ):
+        steps_of(trainer)
+    given |= dict(run={"on_nonfinite": "skip"}, dir=str(folder / "again"))
+    with made(folder, LOSSES["ignored"], **given) as trainer:
+        told = list(trainer.run_epoch(0))
+        assert [one.step for one in told if isinstance(one, Skipped)] == [3]
+        assert trainer.parts.updater.steps == len(batches) - 1
+
+
+def test_tests_and_metrics_are_over_what_counts(comm, folder):
+    """Labels that the loss leaves out do not count in metrics by name; functions say so."""
+    test = Drawn(9, samples=31)
+
+    def hits(outputs, labels):
+        counts = labels >= 0
+        return (outputs.argmax(1) == labels)[counts].sum(), counts.sum()
+
+    kinds = (
+        ["accuracy", "perplexity", "top2", "f1"],
+        {"hits": hits, "its mean": F.cross_entropy},
+    )
+    for number, metrics in enumerate(kinds):
+        changed = dict(metrics=metrics, test_data=test, dir=str(folder / str(number)))
+        with made(folder, LOSSES["ignored"], **changed) as trainer:
+            last = trainer.fit()[-1]
+            module = trainer.module
+        outputs, labels = module(torch.from_numpy(test.x)).detach(), torch.from_numpy(test.y)
+        mean = F.cross_entropy(outputs, labels).item()
+        right, counted = hits(outputs, labels)
+        assert last.test_loss == pytest.approx(mean, rel=1e-10)
+        if number:
+            assert last.metrics["its mean"] == pytest.approx(mean, rel=1e-10)
+        else:
+            assert last.metrics["perplexity"] == pytest.approx(np.exp(mean), rel=1e-9)
+        found = last.metrics["hits" if number else "accuracy"]
+        assert found == pytest.approx(right.item() / counted.item(), rel=1e-12)
+
+
+def test_the_packages_own_loss_leaves_labels_out(comm, folder):
+    """By ``loss.ignore_index``, in a job without torch's functions."""
+    given = dict(loss={"ignore_index": -100}, model=None, optimizer=None, metrics=["accuracy"])
+    given |= dict(model={"kind": "mlp", "hidden": [8]}, classes=4, test_data=Drawn(2, samples=20))
+    told = []
+    for where in (comm, MPI.COMM_SELF):
+        given["dir"] = str(folder / f"{where.size}.{MPI.COMM_WORLD.rank * (where != comm)}")
+        with made(folder, **given, comm=where) as trainer:
+            told.append([(one.test_loss, one.metrics["accuracy"]) for one in trainer.fit()])
+    np.testing.assert_allclose(*told, rtol=1e-10)
+    with (
+        pytest.raises(DataError, match=r"has the label -100, and labels of 4 .*ignore_index"),
+        made(folder, **given | {"loss": "cross_entropy"}) as trainer,
+    ):
+        trainer.fit()
+
+
+def test_a_quorum_of_all_takes_the_mean_of_the_workers_means(comm, folder):
+    data = Drawn(4, left_out=0.3)
+    if comm.rank == 0:
+        np.savez(folder / "drawn.npz", inputs=data.x, labels=data.y)
+    comm.Barrier()
+    table = {"name": "arrays", "path": str(folder / "drawn.npz"), "test_fraction": 0.01}
+    given = dict(train_data=None, data=table, model={"kind": "mlp", "hidden": [8]}, dtype="float64")
+    given |= dict(
+        loss={"ignore_index": -100}, optim={"name": "sgd", "momentum": 0.0}, batch_size=12
+    )
+    given |= dict(epochs=2, steps=9)
+    found = []
+    for kind in ("quorum", "local"):  # which is compared with torch's own loop above
+        sync = {"quorum": {"quorum": 1.0}, "local": {"period": 1}}[kind] | {"kind": kind}
+        with mpitrain.Trainer(comm, **given, sync=sync, dir=str(folder / kind)) as trainer:
+            trainer.fit()
+            found.append(trainer.parts.store.parameters.copy())
+    np.testing.assert_allclose(*found, rtol=1e-10, atol=1e-13)
