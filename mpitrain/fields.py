@@ -5,6 +5,7 @@ array stays as it is and has the name ``""``.
 """
 
 from collections.abc import Iterable, Mapping
+from itertools import islice
 from typing import Any, Self, TypeVar
 
 import numpy as np
@@ -75,6 +76,32 @@ def joined(values: Mapping[str, Array]) -> Array:
 def shapes(kind: np.dtype[Any]) -> dict[str, Shape]:
     """The shapes of a record's fields, by name."""
     return {name: kind[name].shape for name in kind.names or ()}
+
+
+def described(array: Array, *, varies: bool = False) -> dict[str, tuple[np.dtype[Any], Any]]:
+    """Type and shape of a sample's parts, by field; their numbers of axes if sizes may vary."""
+    kind = array.dtype
+    found = {"": (kind, array.shape[1:])}
+    if kind.names:
+        found = {name: (kind[name].base, kind[name].shape) for name in kind.names}
+    return {n: (base, len(shape) if varies else shape) for n, (base, shape) in found.items()}
+
+
+def sizes(kind: np.dtype[Any], shape: Shape) -> list[int]:
+    """The sizes along all axes of a sample of this type and shape, field after field."""
+    if kind.names is None:
+        return list(shape)
+    return [size for name in kind.names for size in kind[name].shape]
+
+
+def resized(kind: np.dtype[Any], shape: Shape, given: Iterable[int]) -> tuple[Any, Shape]:
+    """Type and shape of a sample like one of ``kind`` and ``shape``, but of these sizes."""
+    rest = iter(given)
+    if kind.names is None:
+        return kind, tuple(islice(rest, len(shape)))
+    own = ((name, kind[name]) for name in kind.names)
+    parts = [(name, one.base, tuple(islice(rest, len(one.shape)))) for name, one in own]
+    return np.dtype(parts), ()
 
 
 def zeros(count: int, shape: Shape, kind: Any) -> dict[str, Array]:

@@ -9,7 +9,9 @@ from mpi4py import MPI
 
 from mpitrain import nn, user_objects
 from mpitrain.config import Brought, Config, ConfigError, Optim, configured, expect_read
+from mpitrain.data import DataError, loaders
 from mpitrain.data import program as own_data
+from mpitrain.data.own import Collate
 from mpitrain.ranks.same import expect_same_job, name_of
 from mpitrain.ranks.together import together
 from mpitrain.training.parts import UserObjects
@@ -29,14 +31,15 @@ class Given:
     """Arguments of :class:`mpitrain.Trainer` that are objects of the program; see there."""
 
     model: Any = None
-    train_data: own_data.Data | None = None
-    test_data: own_data.Data | None = None
+    train_data: Any = None
+    test_data: Any = None
     loss: Any = None
     metrics: Mapping[str, Any] | Sequence[str] | None = None
     optimizer: Any = None
     cuts: Sequence[str] = ()
     schedule: Any = None
     classes: int = 0
+    collate_fn: Collate | None = None
 
     @property
     def makes_optimizer(self) -> bool:
@@ -61,10 +64,11 @@ def normalise(
         DataError: on all ranks: the data cannot be read, or differ between the ranks.
     """
     given, asked, job = together(
-        comm, lambda: _asked(config, given, settings), ConfigError, TypeError
+        comm, lambda: _asked(config, given, settings), ConfigError, DataError, TypeError
     )
     schedule, grouping, options = given.schedule, None, dict[str, object]()
-    module, layers = user_objects.model(given.model, job.run.seed, given.cuts, given.train_data)
+    train, test = given.train_data, given.test_data
+    module, layers = user_objects.model(given.model, job.run.seed, given.cuts, train)
     optimizer = given.optimizer
     if given.makes_optimizer:
         groups, grouping, options = user_objects.optimizer(optimizer, module, layers)
@@ -75,29 +79,30 @@ def normalise(
         job = configured(job, {"optim": rates | _asked_of_optim(config, asked)})
     if optimizer is not None:
         user_objects.expect_without_momentum(job, optimizer)
-    if module is not None and "dtype" not in {**asked.get("run", {}), **asked}:
-        job = configured(job, {"dtype": user_objects.dtype(module, job.run.dtype)})
+    if module is not None:
+        job = configured(job, user_objects.types(module, asked))
     named = {"model": module, "loss": given.loss, "optimizer": optimizer}
     job = _with_names(job, named, given.cuts)
-    in_place_of = {"own.model": given.model, "own.data": given.train_data}
+    in_place_of = {"own.model": given.model, "own.data": train and train.data}
     kinds = {key: name_of(one) for key, one in in_place_of.items() if one is not None}
     expect_read(job, Brought(kinds, config or Config()))
-    metrics = None
-    if isinstance(given.metrics, Mapping):
-        is_torch = module is not None
-        metrics = {
-            name: user_objects.metric(one, name, is_torch) for name, one in given.metrics.items()
-        }
     has = {key: getattr(given, key) is not None for key in ("train_data", "test_data")}
     besides = options | user_objects.kinds(module) | has | {"classes": given.classes}
     expect_same_job(comm, job, besides)
-    data = own_data.given(comm, job, given.train_data, given.test_data, layers, given.classes)
+    data = own_data.given(comm, job, train, test, layers, given.classes)
     if module is not None and given.cuts and data:
         together(
             comm, lambda: user_objects.expect_same_parts(module, given.cuts, data), ConfigError
         )
     names = user_objects.names(module, layers) if module is not None else {}
-    loss = user_objects.loss(given.loss)
+    function = user_objects.over_parts if data and data.in_turn else lambda given: given
+    loss, metrics = user_objects.loss(function(given.loss)), None
+    if isinstance(given.metrics, Mapping):
+        is_torch = module is not None
+        metrics = {
+            name: user_objects.metric(function(one), name, is_torch)
+            for name, one in given.metrics.items()
+        }
     objects = UserObjects(data, layers, loss, metrics, optimizer, grouping, schedule, names)
     return job, objects, module
 
@@ -112,6 +117,7 @@ def _asked(
             f"optimizer: {type(given.schedule).__name__}(optimizer, ...), not the scheduler"
         )
     given, asked = names_as_settings(given, settings)
+    given = _taken(given)
     if not hasattr(asked.get("layers", 0), "__index__"):
         raise ConfigError(
             "layers: this is model.layers, the number of blocks of a gpt; give layers of "
@@ -128,8 +134,23 @@ def _asked(
         own = {"optimizer": usual.own.optimizer or _GIVEN}
         asked["own"] = own | asked.get("own", {})
     job = configured(usual, asked)
+    if given.train_data is not None:
+        job = configured(job, loaders.settings(given.train_data, asked, job.train, job.data))
     _expect_given(job, given)
     return given, asked, job
+
+
+def _taken(given: Given) -> Given:
+    """The objects, with DataLoaders taken apart."""
+    data = {key: getattr(given, key) for key in ("train_data", "test_data")}
+    if given.collate_fn is not None and data["train_data"] is None:
+        raise TypeError("collate_fn without train_data: nothing is collated; give both")
+    found: dict[str, Any] = {
+        key: loaders.taken(key, one, given.collate_fn)
+        for key, one in data.items()
+        if one is not None
+    }
+    return replace(given, **found)
 
 
 def names_as_settings(given: Given, settings: Mapping[str, Any]) -> tuple[Given, dict[str, Any]]:

@@ -8,6 +8,7 @@ from mpi4py import MPI
 from collectives import Communicator, check_launch
 from mpitrain.config import Config, ConfigError
 from mpitrain.data import program as own_data
+from mpitrain.data.own import Collate
 from mpitrain.metrics.records import Epoch, Record
 from mpitrain.normalise import Given, normalise
 from mpitrain.pipeline.runtime import Span, no_span
@@ -53,6 +54,7 @@ class Trainer(ClosedTogether):
         cuts: Sequence[str] = (),
         schedule: Any = None,
         classes: int = 0,
+        collate_fn: Collate | None = None,
         span: Span = no_span,
         stop: StopFlag | None = None,
         before_step: Callable[[Parts], None] | None = None,
@@ -70,11 +72,16 @@ class Trainer(ClosedTogether):
             cuts: for any other module, names of its modules behind which it may be cut into stages,
                 in the order of their calls.
             train_data, test_data: data sets with ``len(data)`` samples ``data[i]``, each a pair of
-                an input and a label.  Each rank reads only its own samples; random changes of a
-                sample follow from seed, epoch and ``i`` (:class:`mpitrain.data.own.Own`).  Or
+                an input and a label; what follows, such as a weight, is a further argument of loss
+                and metrics.  Each rank reads only its own samples; random changes of a sample
+                follow from seed, epoch and ``i`` (:class:`mpitrain.data.own.OwnSamples`).  Or
                 iterables with a length, which are read in their own order
-                (:class:`mpitrain.data.stream.Streamed`).  Without ``test_data`` nothing is tested,
-                and settings that need tests are refused.
+                (:class:`mpitrain.data.stream.Streamed`), or a ``DataLoader`` of either, from which
+                size and order of the batches, and ``collate_fn``, are taken.  Without ``test_data``
+                nothing is tested, and settings that need tests are refused.
+            collate_fn: makes a batch of a list of samples, as by padding, for each micro-batch
+                anew.  Model and loss must leave the padding out: where a loss of two samples
+                together is not that of both apart, all ranks refuse it.
             loss: a function of torch tensors that returns the mean over its samples, or
                 ``(sum, count)``: the sum over what counts, and how much counts, of which the
                 trainer makes the mean over all ranks and micro-batches; one of torch's losses, with
@@ -108,8 +115,9 @@ class Trainer(ClosedTogether):
         check_launch()  # before the program's functions are called
         whole = MPI.COMM_WORLD if comm is None else comm
         given = Given(
-            model, train_data, test_data, loss, metrics, optimizer, cuts, schedule, classes
-        )
+            model, train_data, test_data, loss, metrics, optimizer, cuts, schedule, classes,
+            collate_fn,
+        )  # fmt: skip
         with all_or_nobody(whole):  # the program's functions may fail on one rank
             job, objects, self.module = normalise(whole, config, given, settings)
             self.loop: Loop = start(

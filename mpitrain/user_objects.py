@@ -1,6 +1,7 @@
 """Turns a program's objects, such as torch modules and functions, into parts of a job."""
 
 from collections.abc import Mapping, Sequence
+from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 from mpitrain import nn
@@ -13,12 +14,13 @@ from mpitrain.objective.metrics import Averaged, Metric
 from mpitrain.ranks.same import name_of
 
 if TYPE_CHECKING:
+    from mpitrain.data.loaders import Taken
     from mpitrain.optim.groups import Grouping
     from mpitrain.optim.optimizers import Optimizer
 
 
 def model(
-    given: Any, seed: int, cuts: Sequence[str], data: Any = None
+    given: Any, seed: int, cuts: Sequence[str], data: "Taken | None" = None
 ) -> tuple[Any, Mapping[str, nn.Layer] | None]:
     """The torch module, or None for layers; and the layers by name, or None if [model] names them.
 
@@ -26,7 +28,7 @@ def model(
         given: a module, layers by name, or a function that makes one of them.
         seed: seed of torch's generator while the function runs.
         cuts: names of modules behind which the module may be cut.
-        data: samples by number; the first one gives lazy modules their shapes.
+        data: samples, of which the first one gives lazy modules their shapes.
 
     Raises:
         ConfigError: the module cannot be trained, or ``cuts`` were given without a module.
@@ -50,7 +52,7 @@ def model(
             f"model: a torch module is needed, or layers by name, or a function that makes one of "
             f"them, which made an object of type {type(given).__name__}"
         )
-    if any(map(torch.nn.parameter.is_lazy, given.parameters())) and hasattr(data, "__getitem__"):
+    if any(map(torch.nn.parameter.is_lazy, given.parameters())) and data is not None:
         _give_shapes(given, data, seed)
     if (own := list(given.parameters())) and not any(p.requires_grad for p in own):
         raise ConfigError(
@@ -63,7 +65,7 @@ def model(
         raise ConfigError(f"model: {error}") from error
 
 
-def _give_shapes(module: Any, data: Any, seed: int) -> None:
+def _give_shapes(module: Any, data: "Taken", seed: int) -> None:
     """Give lazy modules shapes from the first sample, and values from torch's generator.
 
     Raises:
@@ -71,11 +73,10 @@ def _give_shapes(module: Any, data: Any, seed: int) -> None:
     """
     import torch
 
-    from mpitrain.data.own import OwnSamples
     from mpitrain.fields import as_given, fields
 
     kind = next(one.dtype for one in module.parameters() if torch.nn.parameter.is_lazy(one))
-    first = fields(OwnSamples(data, "float32", seed)[:1].inputs)
+    first = fields(data.samples("float32", seed)[:1].inputs)
     parts = {n: torch.from_numpy(a) for n, a in first.items()}
     parts = {n: a.to(kind) if a.is_floating_point() else a for n, a in parts.items()}
     modes = [(part, part.training) for part in module.modules()]
@@ -188,10 +189,20 @@ def expect_without_momentum(job: Config, given: "Optimizer") -> None:
         )
 
 
-def dtype(module: Any, otherwise: str) -> str:
-    """Type of a torch module's first parameter if float32 or float64, else ``otherwise``."""
-    found = next((str(p.dtype).removeprefix("torch.") for p in module.parameters()), otherwise)
-    return found if found in ("float32", "float64") else otherwise
+def types(module: Any, asked: Mapping[str, Any]) -> dict[str, str]:
+    """Keys of [run] that follow from the types of a torch module's parameters.
+
+    ``dtype`` is that of the first one, if it is float32 or float64.  Where all have the same 16
+    bits, ``compute`` is their type.  Nothing follows where the program says ``dtype`` itself.
+    """
+    keys = {**asked.get("run", {}), **asked}
+    kinds = [str(p.dtype).removeprefix("torch.") for p in module.parameters()]
+    if "dtype" in keys or not kinds:
+        return {}
+    found = {"dtype": kinds[0]} if kinds[0] in ("float32", "float64") else {}
+    if set(kinds) in ({"bfloat16"}, {"float16"}) and "compute" not in keys:
+        found["compute"] = kinds[0]
+    return found
 
 
 def loss(given: Any) -> LossFunction | None:
@@ -213,6 +224,19 @@ def loss(given: Any) -> LossFunction | None:
                 f"loss={given.__name__}(...)"
             ) from error
     return TorchLoss(given)
+
+
+def over_parts(given: Any) -> Any:
+    """A function of outputs and a label of several parts, from one that takes these in turn."""
+    if not callable(given) or isinstance(given, type) or hasattr(given, "expect"):
+        return given
+
+    @wraps(given, assigned=())
+    def function(outputs: Any, labels: Any) -> Any:
+        return given(outputs, *labels)
+
+    function.__name__ = name_of(given)
+    return function
 
 
 def metric(given: Any, name: str, is_torch: bool) -> Metric:

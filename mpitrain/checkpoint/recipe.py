@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from mpitrain.checkpoint.described import Description
 from mpitrain.data.own import OwnSamples
+from mpitrain.data.sampler import OwnOrder
 from mpitrain.data.stream import Stream, Streamed
 from mpitrain.nn import Chain
 from mpitrain.ranks.same import described
@@ -132,6 +133,10 @@ def _made(parts: "Parts", *, values: bool = True) -> Recipe:
     if isinstance(parts.data.train, OwnSamples):
         data = parts.data.train.data
         _add(found, "data", data.source if isinstance(data, Stream) else data)
+        if parts.data.train.collate is not None:
+            _add(found, "collate_fn", parts.data.train.collate)
+    if isinstance(parts.sampler, OwnOrder):
+        _add(found, "sampler", parts.sampler.given)
     return Recipe(found.parts, found.options, found.code, MAGIC_NUMBER.hex())
 
 

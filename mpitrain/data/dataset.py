@@ -1,12 +1,16 @@
 """Data sets: labelled samples to train on, and perhaps others to test on."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from mpitrain.arrays import Array, Shape
 from mpitrain.fields import Fields
+
+if TYPE_CHECKING:
+    from mpitrain.data.sampler import Sampler
 
 
 class DataError(ValueError):
@@ -62,11 +66,19 @@ class Dataset:
         train: samples to train on.
         test: samples to test on, or None.
         classes: number of classes, ``0 <= label < classes``; 0 if labels are numbers.
+        sampler: makes the order of the samples of their number, the size of a batch and the seed;
+            None: the usual one.
+        varies: whether the arrays of some samples may have other sizes than those of others, as
+            after padding.
+        in_turn: whether losses and metrics take the parts of a label as arguments in turn.
     """
 
     train: Indexed
     test: Indexed | None
     classes: int
+    sampler: "Callable[[int, int, int], Sampler] | None" = None
+    varies: bool = False
+    in_turn: bool = False
 
     @cached_property
     def _first(self) -> Samples:
@@ -84,7 +96,7 @@ class Dataset:
 
     @property
     def label_shape(self) -> Shape:
-        """Shape of one sample's label: () for a class, (positions,) for text."""
+        """Shape of a sample's label: () for a class, (positions,) for text; of the first sample."""
         return _shape(self._first.labels)
 
     @property

@@ -1,12 +1,14 @@
 """One data set on all ranks, or an error on all of them."""
 
+import hashlib
 import socket
 from collections import Counter
 from collections.abc import Callable
 
 from mpi4py import MPI
 
-from mpitrain.data import DataError, Dataset, digest
+from mpitrain.data import DataError, Dataset, Sampler, digest
+from mpitrain.data.sampler import OwnOrder
 from mpitrain.ranks.together import together
 
 
@@ -33,9 +35,33 @@ def load_on_all(
     outliers = [rank for rank, (digest, _) in enumerate(every) if digest != usual]
     if outliers:
         other = [digest for digest, _ in every].index(usual)
-        what = f"data.path = {path!r}" if path else "them"
+        way_out = (
+            f"make data.path = {path!r} the same on all nodes"
+            if path
+            else "give all of them the whole data set, as the trainer divides its batches itself: "
+            "leave out shard(), split_dataset_by_node() and the like, and what else goes by the "
+            "rank"
+        )
         raise DataError(
             f"the ranks have different data: rank {outliers[0]} ({every[outliers[0]][1]}), rank "
-            f"{other} ({every[other][1]}); make {what} the same on all nodes"
+            f"{other} ({every[other][1]}); {way_out}"
         )
     return found, own
+
+
+def expect_same_order(comm: MPI.Intracomm, order: Sampler) -> Sampler:
+    """The order of the samples, which is the same on all ranks; collective.
+
+    Raises:
+        DataError: on all ranks: a program's own sampler gives two orders of one epoch, or ranks
+            have others.
+    """
+    if not isinstance(order, OwnOrder):
+        return order
+    first = together(comm, order.expect_one_order, DataError)
+    if len(set(comm.allgather(hashlib.blake2b(first).digest()))) > 1:
+        raise DataError(
+            f"{type(order.given).__name__} gives other samples on some ranks than on others; let "
+            "it give all samples of each batch on all of them, as the trainer divides them itself"
+        )
+    return order

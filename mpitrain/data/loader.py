@@ -71,10 +71,10 @@ class Loader:
         self._turn = 0
         self._processes: list[Any] = []
         self._pipes: list[Connection] = []
-        self._slots: list[mmap.mmap] = []
+        self._slots: list[_Slot] = []
         try:
             if self._room:
-                self._slots = [mmap.mmap(-1, self._room.bytes) for _ in range(_AHEAD * workers)]
+                self._slots = [_Slot(self._room.bytes) for _ in range(_AHEAD * workers)]
             for number in range(workers):
                 self._start(number)
         except OSError as error:
@@ -134,7 +134,7 @@ class Loader:
             raise DataError(self._gone(worker)) from error
         return number
 
-    def _answer(self, number: int) -> tuple[str, int] | str:
+    def _answer(self, number: int) -> "Told | str":
         """Answer to the request of this number; drops answers to earlier ones."""
         worker, told = number % self.workers, (-1, "")
         while told[0] != number:
@@ -161,25 +161,52 @@ class Loader:
         self._processes, self._pipes = [], []
 
 
+#: Number of samples of an answer, and the types and shapes of one of them, by array.
+Told = tuple[int, Mapping[str, tuple[Any, Shape]]]
+
+
+class _Slot:
+    """Memory that a process and its reader share, and that either of them may enlarge."""
+
+    def __init__(self, size: int) -> None:
+        self._file = os.fdopen(os.memfd_create("samples"), "r+b")
+        self._file.truncate(size)
+        self._memory = mmap.mmap(self._file.fileno(), size)
+
+    def memory(self, size: int) -> mmap.mmap:
+        """The memory, of at least this size."""
+        if len(self._memory) < size:
+            if os.fstat(self._file.fileno()).st_size < size:
+                self._file.truncate(size)
+            self._memory = mmap.mmap(self._file.fileno(), 0)
+        return self._memory
+
+
 class _Room:
     """Layout of a request's arrays in a slot."""
 
     def __init__(self, parts: Mapping[str, Indexed], most: int) -> None:
-        self._firsts = {name: vars(part[:1]) for name, part in parts.items()}
+        firsts = [vars(part[:1]) for part in parts.values()]
         self.bytes = max(
-            sum(-(-most * array.nbytes // 64) * 64 for array in first.values())
-            for first in self._firsts.values()
+            sum(_in_slot(most * array.nbytes) for array in first.values()) for first in firsts
         ) or 1  # fmt: skip
 
-    def samples(self, slot: mmap.mmap, told: tuple[str, int]) -> Samples:
-        """Arrays in the slot of ``told``: a part and a number of samples."""
-        part, count = told
+    def samples(self, slot: _Slot, told: Told) -> Samples:
+        """Arrays in the slot of an answer."""
+        count, kinds = told
+        sizes = {n: count * prod(shape) * kind.itemsize for n, (kind, shape) in kinds.items()}
+        memory = slot.memory(sum(map(_in_slot, sizes.values())))
         arrays, start = {}, 0
-        for name, first in self._firsts[part].items():
-            shape: Shape = (count, *first.shape[1:])
-            arrays[name] = np.frombuffer(slot, first.dtype, prod(shape), start).reshape(shape)
-            start += -(-arrays[name].nbytes // 64) * 64
+        for name, (kind, shape) in kinds.items():
+            flat = np.frombuffer(memory, kind, count * prod(shape), start)
+            arrays[name] = flat.reshape(count, *shape)
+            start += _in_slot(sizes[name])
         return Samples(**arrays)
+
+
+def _in_slot(size: int) -> int:
+    """Bytes for an array of this size, so that the next one is aligned."""
+    return -(-size // 64) * 64
 
 
 def _read(parts: Mapping[str, Indexed], request: Request) -> Samples:
@@ -189,7 +216,7 @@ def _read(parts: Mapping[str, Indexed], request: Request) -> Samples:
 def _work(
     parts: Mapping[str, Indexed],
     room: _Room,
-    slots: list[mmap.mmap],
+    slots: list[_Slot],
     pipe: Connection,
     others: list[Connection],
     parent: int,
@@ -211,19 +238,13 @@ def _work(
             number, request = pipe.recv()
         except (EOFError, OSError):  # also where it was closed before it had read all answers
             return
-        told: Any
+        told: Told | str
         try:
-            found = _read(parts, request)
-            told = request.part, len(found)
+            found = vars(_read(parts, request))
+            kinds = {name: (array.dtype, array.shape[1:]) for name, array in found.items()}
+            told = len(found["labels"]), kinds
             for name, array in vars(room.samples(slots[number % len(slots)], told)).items():
-                own = vars(found)[name]
-                if (own.shape, own.dtype) != (array.shape, array.dtype):
-                    raise DataError(
-                        f"the {name} of samples {request.indices} are {own.dtype} of shape "
-                        f"{own.shape}, and those of the first sample {array.dtype}; all must be "
-                        "alike"
-                    )
-                array[...] = own
+                array[...] = found[name]
         except DataError as error:
             told = str(error)
         except Exception as error:

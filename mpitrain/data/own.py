@@ -2,7 +2,7 @@
 
 import random
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -17,12 +17,18 @@ from mpitrain.fields import joined, named
 
 #: Arrays of one sample by name (:mod:`mpitrain.fields`).
 Named = Mapping[str, Array]
-#: Input and label of a sample.
+#: Input and label of a sample, or of the samples of a micro-batch.
 Pair = tuple[Named, Named]
+#: Makes a batch of a list of samples, as torch's ``collate_fn`` does.
+Collate = Callable[[list[Any]], Any]
 
 
 class MapStyle(Protocol):
-    """``(input, label)`` pairs by number; each is an array, or a tuple or dictionary of arrays."""
+    """``(input, label)`` pairs by number; each is an array, or a tuple or dictionary of arrays.
+
+    ``(input, label, weight, ...)`` has a label of several parts.  Strings, None and other objects
+    that are no numbers are left out.
+    """
 
     def __len__(self) -> int: ...
     def __getitem__(self, index: int) -> Any: ...
@@ -42,6 +48,8 @@ class OwnSamples:
         seed: seed of the job.
         epoch: epoch, counted from 0; -1 for tests.
         classes: number of classes; 0 if labels are numbers.
+        collate: makes the arrays of a micro-batch, whose shapes may be others each time; None:
+            samples are alike, and stacked.
     """
 
     data: MapStyle
@@ -49,6 +57,7 @@ class OwnSamples:
     seed: int = 0
     epoch: int = -1
     classes: int = 0
+    collate: Collate | None = None
 
     def __len__(self) -> int:
         return len(self.data)
@@ -69,30 +78,49 @@ class OwnSamples:
             raise DataError(self._shrunk) from error
         # Without samples, the first one gives the shapes.
         read = indices or [0]
-        pairs = [self._read(index) for index in indices] or [self.first()]
-        inputs, labels = (
-            self._stacked(read, what, values)
-            for what, values in zip(("input", "label"), zip(*pairs, strict=True), strict=True)
-        )
+        found = ((i, self._read(i) if indices else self.first()) for i in read)
+        if self.collate is not None:
+            inputs, labels = self._collated(self.collate, read, [one for _, one in found])
+        else:  # at once, as a data set may use one buffer for all samples
+            pairs = [self._arrays_of(_sample(index), one) for index, one in found]
+            inputs, labels = (
+                self._stacked(read, what, values)
+                for what, values in zip(("input", "label"), zip(*pairs, strict=True), strict=True)
+            )
         return Samples(inputs[: len(indices)], labels[: len(indices)])
 
-    def first(self) -> Pair:
-        """A sample with the shapes of all."""
+    def first(self) -> Any:
+        """A sample with the shapes of all, as the data set gives it."""
         return self._read(0)
+
+    def outline(self) -> tuple[list[str], bool]:
+        """The first sample: its parts that are no numbers, and whether a label has parts in turn.
+
+        It has them where they follow one another after the input, as in (input, label, weight).
+        """
+        what, found = _sample(0), self.first()
+        if self.collate is not None:
+            found = self._batch(self.collate, what, [0], [found])
+        left_out = [
+            f"{f'{key!r} of ' if key != '' else ''}the {of} ({type(part).__name__})"
+            for of, value in zip(("input", "label"), self._pair(what, found), strict=True)
+            for key, part in _entries(value)
+            if self._array(what, part) is None
+        ]
+        return left_out, len(found) > 2 and "" not in self._arrays_of(what, found)[1]
 
     def read_anew(self) -> None:
         """Reads a sample in this process, beside all passes."""
         self._read(0)
 
-    def _read(self, index: int) -> Pair:
+    def _read(self, index: int) -> Any:
         with seeded(self.seed, 1, self.epoch + 1, index):
             try:
-                found = self.data[index]
+                return self.data[index]
             except (Exception, SystemExit) as error:  # or the other ranks would wait
                 if isinstance(error, IndexError) and len(self) <= index:
                     raise DataError(self._shrunk) from error
-                raise self._wrong(index, f" cannot be read: {words(error)}") from error
-        return self._arrays_of(index, found)
+                raise self._wrong(_sample(index), f" cannot be read: {words(error)}") from error
 
     @property
     def _shrunk(self) -> str:
@@ -101,42 +129,95 @@ class OwnSamples:
             "began; its length must stay as it is"
         )
 
-    def _wrong(self, index: int, why: str) -> DataError:
-        return DataError(f"sample {index} of {type(self.data).__name__}{why}")
+    def _wrong(self, what: str, why: str) -> DataError:
+        return DataError(f"{what} of {type(self.data).__name__}{why}")
 
-    def _arrays_of(self, index: int, found: Any) -> Pair:
-        if not isinstance(found, (tuple, list)) or len(found) != 2:
-            several = isinstance(found, (tuple, list))
-            raise self._wrong(
-                index,
-                f" is a {type(found).__name__}{f' of {len(found)}' if several else ''}; a pair is "
-                "needed, (input, label), each of which may be a tuple or a dictionary, as "
-                "(x, (y, weight))",
-            )
-        return self._arrays(index, found[0]), self._arrays(index, found[1])
+    def _collated(
+        self, collate: Collate, indices: Sequence[int], found: list[Any]
+    ) -> tuple[Array, Array]:
+        """The arrays that ``collate`` makes of these samples."""
+        what = f"the batch of samples {', '.join(map(str, indices[:4]))}"
+        what += ", ..." if len(indices) > 4 else ""
+        pair = self._arrays_of(what, self._batch(collate, what, indices, found))
+        for parts in pair:
+            for name, array in parts.items():
+                if array.shape[:1] != (len(indices),):
+                    of = f"{name!r} of " if name else ""
+                    raise self._wrong(
+                        what,
+                        f": collate_fn gives {of}shape {array.shape}; the first axis must be the "
+                        f"{len(indices)} samples",
+                    )
+        return joined(pair[0]), joined(pair[1])
 
-    def _arrays(self, index: int, value: Any) -> Named:
+    def _batch(self, collate: Collate, what: str, indices: Sequence[int], found: list[Any]) -> Any:
+        with seeded(self.seed, 3, self.epoch + 1, indices[0], len(indices)):
+            try:
+                return collate(found)
+            except (Exception, SystemExit) as error:
+                raise self._wrong(what, f": collate_fn: {words(error)}") from error
+
+    def _pair(self, what: str, found: Any) -> tuple[Any, Any]:
+        """Input and label; what follows the label is a part of it."""
+        if isinstance(found, (tuple, list)) and len(found) >= 2:
+            return found[0], found[1] if len(found) == 2 else tuple(found[1:])
+        several = isinstance(found, (tuple, list))
+        raise self._wrong(
+            what,
+            f" is a {type(found).__name__}{f' of {len(found)}' if several else ''}; a pair is "
+            "needed, (input, label), each of which may be a tuple or a dictionary, or "
+            "(input, label, weight); collate_fn= may make one of a batch",
+        )
+
+    def _arrays_of(self, what: str, found: Any) -> Pair:
+        """Input and label of a sample, or of the batch ``what`` that was collated."""
+        inputs, labels = (self._arrays(what, value) for value in self._pair(what, found))
+        if len(found) > 2 and len(labels) == 1:  # nothing but names and the like follows it
+            labels = {"": labels["0"]}
+        return inputs, labels
+
+    def _arrays(self, what: str, value: Any) -> Named:
+        """Arrays of an input or a label by name, without what is no number."""
+        found = {key: self._array(what, part) for key, part in _entries(value)}
+        kept = {key: array for key, array in found.items() if array is not None}
+        if not kept:
+            raise self._wrong(what, f" holds no numbers in a {type(value).__name__}")
+        if isinstance(value, tuple):
+            if list(kept) != list(range(len(kept))):
+                raise self._wrong(
+                    what,
+                    " has what is no number before numbers in a tuple, and is not passed on; put "
+                    "it behind them, or give a dictionary",
+                )
+            return {str(number): array for number, array in kept.items()}
         try:
-            parts = named(value)
+            return named(kept) if isinstance(value, Mapping) else kept
         except ValueError as error:
-            raise self._wrong(index, f": {error}") from error
-        if not parts:
-            raise self._wrong(index, " holds nothing")
-        return {name: self._array(index, part) for name, part in parts.items()}
+            raise self._wrong(what, f": {error}") from error
 
-    def _array(self, index: int, value: Any) -> Array:
+    def _array(self, what: str, value: Any) -> Array | None:
+        """The array of numbers, or None of strings, dates and other objects."""
+        if value is None or isinstance(value, (str, bytes)):
+            return None
         try:
             found = np.asarray(value)
         except (TypeError, ValueError, RuntimeError) as error:  # on a GPU, or with a gradient
             raise self._wrong(
-                index, f" holds a {type(value).__name__} that is no array: {error}"
+                what, f" holds a {type(value).__name__} that is no array: {error}"
             ) from error
         if not found.size:
-            raise self._wrong(index, " holds an empty array")
-        floating = is_floating(found.dtype)
-        if not floating and found.dtype.kind not in "iub":
-            raise self._wrong(index, f" holds {found.dtype}; inputs and labels are numbers")
-        return found.astype(self.dtype) if floating else found
+            raise self._wrong(what, " holds an empty array")
+        if is_floating(found.dtype):
+            return found.astype(self.dtype)
+        if found.dtype.kind in "iub":
+            return found
+        if found.dtype.kind == "c" or _has_numbers(value):
+            raise self._wrong(
+                what,
+                f" holds a {type(value).__name__} of {found.dtype}; inputs and labels are arrays "
+                "of real numbers, or one tuple or dictionary of them",
+            )
+        return None
 
     def _stacked(self, indices: Sequence[int], what: str, values: Sequence[Named]) -> Array:
         first = values[0]
@@ -145,10 +226,29 @@ class OwnSamples:
                 raise DataError(
                     f"the {what} of sample {index} of {type(self.data).__name__} is "
                     f"{_shown(value)}, and that of sample {indices[0]} {_shown(first)}; all must "
-                    "be alike: pad unequal lengths to one in the data set, and give lengths or a "
-                    "mask beside"
+                    "be alike, or collate_fn= must make batches of them, as by padding"
                 )
         return joined({name: np.stack([value[name] for value in values]) for name in first})
+
+
+def _sample(index: int) -> str:
+    return f"sample {index}"
+
+
+def _entries(value: Any) -> Iterable[tuple[Any, Any]]:
+    """The parts of an input or a label, by key or number; a single one has the key ""."""
+    if isinstance(value, Mapping):
+        return value.items()
+    return enumerate(value) if isinstance(value, tuple) else [("", value)]
+
+
+def _has_numbers(value: Any) -> bool:
+    """Whether there are numbers somewhere within an object."""
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, (list, tuple)):
+        return any(map(_has_numbers, value))
+    return isinstance(value, (int, float)) or hasattr(value, "dtype")
 
 
 def _kinds(value: Named) -> list[tuple[str, Any, Shape]]:
@@ -179,3 +279,16 @@ def seeded(seed: int, *key: int) -> Iterator[None]:
         np.random.set_state(numpy_before)
         if torch:
             torch.set_rng_state(torch_before)
+
+
+def seed_own_generators(data: Any) -> None:
+    """Seed the generators of a DataLoader or a sampler and of the samplers in it.
+
+    Each pass is then the same in resumed runs and on all ranks.
+    """
+    torch: Any = sys.modules.get("torch")
+    if seed := getattr(getattr(data, "generator", None), "manual_seed", None):
+        seed(torch.initial_seed())
+    for inner in ("sampler", "batch_sampler"):
+        if (own := getattr(data, inner, None)) is not None and own is not data:
+            seed_own_generators(own)

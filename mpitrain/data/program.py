@@ -1,5 +1,6 @@
 """Data of a program as the data set of a job."""
 
+import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from math import prod
@@ -12,10 +13,13 @@ from mpitrain import nn
 from mpitrain.arrays import Array
 from mpitrain.config import Config
 from mpitrain.data import DataError, Dataset
+from mpitrain.data.loaders import Taken
 from mpitrain.data.own import MapStyle, OwnSamples
-from mpitrain.data.stream import Streamed, is_stream
-from mpitrain.fields import Fields
+from mpitrain.data.stream import Streamed
+from mpitrain.fields import Fields, described
 from mpitrain.ranks.together import together
+
+log = logging.getLogger("mpitrain")
 
 #: Samples by number or in turn.
 Data = MapStyle | Iterable[Any]
@@ -24,8 +28,8 @@ Data = MapStyle | Iterable[Any]
 def given(
     comm: MPI.Intracomm,
     job: Config,
-    train_data: Data | None,
-    test_data: Data | None,
+    train: Taken | None,
+    test: Taken | None,
     layers: Mapping[str, nn.Layer] | None,
     classes: int,
 ) -> Dataset | None:
@@ -34,46 +38,53 @@ def given(
     Args:
         comm: the ranks.
         job: the job, for its type, seed and workers.
-        train_data, test_data: samples by number or in turn; ``test_data`` may be left out.
+        train, test: samples by number or in turn; ``test`` may be left out.
         layers: layers of the model, whose scores give the number of classes.
         classes: number of classes of integer labels; 0: from the last layer.
 
     Raises:
-        TypeError: ``test_data`` alone.
+        TypeError: ``test`` alone.
         DataError: on all ranks, if one has no samples or training and test samples differ.
     """
-    if train_data is None:
-        if test_data is not None:
+    if train is None:
+        if test is not None:
             raise TypeError("test_data without train_data: the job's own are not mixed; give both")
         return None
 
-    def made() -> Dataset:
-        train = _samples("train_data", train_data, job)
-        test = None if test_data is None else _samples("test_data", test_data, job)
-        if test is not None:
-            _expect_alike(train, test)
-        found = Dataset(train, test, 0)
+    def made() -> tuple[Dataset, list[str]]:
+        own = _samples("train_data", train, job)
+        others = None if test is None else _samples("test_data", test.tested(), job)
+        varies = any(one is not None and one.collate is not None for one in (own, others))
+        if others is not None:
+            _expect_alike(own, others, varies=varies)
+        left_out, in_turn = own.outline()
+        found = Dataset(own, others, 0, train.sampler, varies, in_turn)
         if found.label_dtype.kind in "fV":  # numbers, or several arrays
-            return found
+            return found, left_out
         kinds = classes or _scores(layers, found)
-        if test is not None:
-            test = replace(test, classes=kinds)
-        return Dataset(replace(train, classes=kinds), test, kinds)
+        if others is not None:
+            others = replace(others, classes=kinds)
+        own = replace(own, classes=kinds)
+        return replace(found, train=own, test=others, classes=kinds), left_out
 
-    return together(comm, made, DataError)
+    found, left_out = together(comm, made, DataError)
+    if left_out and comm.rank == 0:
+        log.warning("the model does not see %s, which are no numbers", ", ".join(left_out))
+    return found
 
 
-def _expect_alike(train: OwnSamples, test: OwnSamples) -> None:
+def _expect_alike(train: OwnSamples, test: OwnSamples, *, varies: bool) -> None:
     both = (vars(samples[:1]).values() for samples in (train, test))
     for name, one, other in zip(("inputs", "labels"), *both):
-        if (one.shape, _kind(one)) != (other.shape, _kind(other)):
+        if _kinds(one, varies) != _kinds(other, varies):
             raise DataError(
                 f"train_data has {name} of {one.dtype}, shape {one.shape[1:]}, and test_data of "
                 f"{other.dtype}, {other.shape[1:]}; they must be alike"
             )
 
 
-def _samples(what: str, data: Any, job: Config) -> OwnSamples:
+def _samples(what: str, given: Taken, job: Config) -> OwnSamples:
+    data: Any = given.data
     try:
         count = len(data)
     except Exception as error:  # whatever a program's own function raises
@@ -83,21 +94,13 @@ def _samples(what: str, data: Any, job: Config) -> OwnSamples:
         ) from error
     if not count:
         raise DataError(f"{what} has no samples")
-    if not is_stream(data):
-        return OwnSamples(data, job.run.dtype, job.run.seed)
-    if getattr(data, "batch_sampler", None) is not None:
-        raise DataError(
-            f"{what} is a DataLoader that gives batches, each of which would be one sample here; "
-            "give its dataset, with batch_size= and workers= of the trainer, whose batches are the "
-            "same on any number of ranks, or DataLoader(dataset, sampler=..., batch_size=None) for "
-            "an order of your own"
-        )
-    if job.data.workers > 1 and not hasattr(data, "starting_at"):
+    found = given.samples(job.run.dtype, job.run.seed)
+    if isinstance(found, Streamed) and job.data.workers > 1 and not hasattr(data, "starting_at"):
         raise DataError(
             f"data.workers = {job.data.workers}: each process would read all of {what}, which is "
             "read in turn; take 1, or give it starting_at(number), which begins at a sample"
         )
-    return Streamed(data, job.run.dtype, job.run.seed)
+    return found
 
 
 def _scores(layers: Mapping[str, nn.Layer] | None, data: Dataset) -> int:
@@ -113,5 +116,6 @@ def _scores(layers: Mapping[str, nn.Layer] | None, data: Dataset) -> int:
     return shape[-1]
 
 
-def _kind(array: Array) -> object:
-    return array.dtype if array.dtype.names else array.dtype.kind
+def _kinds(array: Array, varies: bool) -> dict[str, object]:
+    parts = described(array, varies=varies).items()
+    return {name: (kind if name else kind.kind, size) for name, (kind, size) in parts}

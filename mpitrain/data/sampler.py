@@ -1,11 +1,15 @@
 """The order of samples: global batches first, then each rank's share of them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
+from collectives.errors import words
 from mpitrain.arrays import Array
+from mpitrain.data.dataset import DataError
+from mpitrain.data.own import seed_own_generators, seeded
 
 
 @dataclass(frozen=True)
@@ -18,6 +22,7 @@ class Sampler:
         seed: seed of the orders.
         shuffles: whether batches are shuffled; streams keep their order.
         stream: more words of the seed, for other samples with the same seed.
+        drop_last: whether a last batch of fewer samples is left out.
     """
 
     samples: int
@@ -25,19 +30,117 @@ class Sampler:
     seed: int
     shuffles: bool = True
     stream: tuple[int, ...] = ()
+    drop_last: bool = False
 
     @property
     def steps_per_epoch(self) -> int:
         """Batches in an epoch."""
-        return -(-self.samples // self.batch_size)
+        whole, rest = divmod(self.samples, self.batch_size)
+        return whole + (rest > 0 and not self.drop_last)
 
     def batches(self, epoch: int) -> Iterator[Array]:
         """Batches of ``epoch`` in turn: arrays of indices."""
+        order = self.order(epoch)
+        for step in range(self.steps_per_epoch):
+            yield order[step * self.batch_size : (step + 1) * self.batch_size]
+
+    def order(self, epoch: int) -> Array:
+        """Indices of the samples of ``epoch``, in turn."""
+        if not self.shuffles:
+            return np.arange(self.samples)
         # The epoch as a spawn key: as a second word of entropy, epoch 0 would repeat the stream
         # that the seed alone gives, from which parameters are drawn.
         seeds = np.random.SeedSequence(self.seed, spawn_key=(epoch, *self.stream))
-        order = np.arange(self.samples)
-        if self.shuffles:
-            order = np.random.default_rng(seeds).permutation(self.samples)
-        for start in range(0, self.samples, self.batch_size):
-            yield order[start : start + self.batch_size]
+        return np.random.default_rng(seeds).permutation(self.samples)
+
+
+@dataclass(frozen=True)
+class OwnOrder(Sampler):
+    """The order of a program's own sampler, or its own batches.
+
+    Python's, NumPy's and torch's generators, and those that the sampler has as ``generator``, are
+    seeded by the epoch while it is read, after ``set_epoch(epoch)``, if there is one.
+
+    Attributes:
+        given: gives the indices of an epoch in turn, or lists of them.
+        gives_batches: whether it gives lists.
+        indices: number of samples of the data set.
+    """
+
+    given: Iterable[Any] = ()
+    gives_batches: bool = False
+    indices: int = 0
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return len(self.given) if self.gives_batches else super().steps_per_epoch  # type: ignore[arg-type]
+
+    def batches(self, epoch: int) -> Iterator[Array]:
+        """See :class:`Sampler`.
+
+        Raises:
+            DataError: the sampler fails, has another number of batches than its length says, or
+                gives what is no index.
+        """
+        if not self.gives_batches:
+            yield from super().batches(epoch)
+            return
+        found = self._read(epoch)
+        if len(found) != self.steps_per_epoch:
+            raise self._wrong(
+                f"gives {len(found)} batches in epoch {epoch}, and its length is "
+                f"{self.steps_per_epoch}; all epochs must have as many"
+            )
+        for batch in found:
+            yield self._checked(batch)
+
+    def order(self, epoch: int) -> Array:
+        order = self._checked(self._read(epoch))
+        if len(order) != self.samples:
+            raise self._wrong(
+                f"gives {len(order)} samples in epoch {epoch}, and its length is {self.samples}; "
+                "all epochs must have as many"
+            )
+        return order
+
+    def expect_one_order(self) -> bytes:
+        """Check that an epoch has one order, however often it is read.
+
+        Returns:
+            The indices of the first epoch, which must be the same on all ranks.
+
+        Raises:
+            DataError: it has two, or :meth:`batches` raises it.
+        """
+        first, again = (np.concatenate(list(self.batches(0))).tobytes() for _ in range(2))
+        if first != again:
+            raise self._wrong(
+                "gives two orders of one epoch, so that ranks and resumed runs would differ; let "
+                "it draw from torch's, NumPy's or Python's own generator, or from one that it has "
+                "as generator, or anew after set_epoch(epoch)"
+            )
+        return first
+
+    def _read(self, epoch: int) -> list[Any]:
+        with seeded(self.seed, 2, epoch + 1):
+            try:
+                seed_own_generators(self.given)
+                for one in (self.given, getattr(self.given, "sampler", None)):
+                    getattr(one, "set_epoch", lambda epoch: None)(epoch)
+                return list(self.given)
+            except (Exception, SystemExit) as error:
+                raise self._wrong(f"cannot be read: {words(error)}") from error
+
+    def _checked(self, indices: Any) -> Array:
+        found = np.asarray(indices)
+        if found.ndim != 1 or not found.size or found.dtype.kind not in "iu":
+            raise self._wrong(
+                f"gives {indices!r:.60}; {'lists of' if self.gives_batches else ''} whole numbers "
+                "are needed"
+            )
+        if not 0 <= found.min() <= found.max() < self.indices:
+            raise self._wrong(f"gives {found.max()}, and there are {self.indices} samples")
+        return found.astype(np.int64)
+
+    def _wrong(self, why: str) -> DataError:
+        return DataError(f"{type(self.given).__name__} {why}")

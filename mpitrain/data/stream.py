@@ -8,7 +8,7 @@ from typing import Any
 
 from collectives.errors import words
 from mpitrain.data.dataset import DataError
-from mpitrain.data.own import OwnSamples, Pair, seeded
+from mpitrain.data.own import OwnSamples, seed_own_generators, seeded
 
 #: An iterable of samples, or a function that returns one.
 Source = Iterable[Any] | Callable[[], Iterable[Any]]
@@ -25,18 +25,24 @@ class Stream:
     data = Stream(lambda: map(parsed, open("samples.jsonl")), 10_000)
     """
 
-    def __init__(self, source: Source, samples: int) -> None:
+    def __init__(
+        self, source: Source, samples: int, *, starting_at: Callable[[int], Any] | None = None
+    ) -> None:
         """Reads nothing yet.
 
         Args:
             source: an iterable, or a function that returns one; it begins anew in each epoch.
             samples: number of samples of each pass.
+            starting_at: gives an iterable of the samples from a number on, so that those before
+                need not be read; that of ``source``, if it has one.
         """
         self.source = source
         self._samples = samples
         for name in ("set_epoch", "starting_at", "batch_sampler", "generator", "sampler"):
             if hasattr(source, name):
                 setattr(self, name, getattr(source, name))
+        if starting_at is not None:
+            self.starting_at = starting_at
 
     def __len__(self) -> int:
         return self._samples
@@ -88,21 +94,21 @@ class Streamed(OwnSamples):
 
     cursor: _Cursor = field(default_factory=_Cursor, compare=False)
 
-    def first(self) -> Pair:
+    def first(self) -> Any:
         if not self.cursor.first:
             self._read(0)
-        return self._arrays_of(0, self.cursor.first[0])
+        return self.cursor.first[0]
 
     def read_anew(self) -> None:
         replace(self, cursor=_Cursor())._read(0)
 
-    def _read(self, index: int) -> Pair:
+    def _read(self, index: int) -> Any:
         if index == 0 and self.epoch < 0 and self.cursor.first:
             return self.first()  # for its shapes
         found = self._next(index)
         if index == 0:
             self.cursor.first[:] = [found]
-        return self._arrays_of(index, found)
+        return found
 
     def _next(self, index: int) -> Any:
         """Sample of this number."""
@@ -128,7 +134,7 @@ class Streamed(OwnSamples):
                 except (Exception, SystemExit) as error:
                     at.iterator = None
                     why = f" cannot be read: {words(error)}"
-                    raise self._wrong(number, why) from error
+                    raise self._wrong(f"sample {number}", why) from error
         if at.position == len(self):
             self._expect_end()
         return found
@@ -137,7 +143,7 @@ class Streamed(OwnSamples):
         at, data = self.cursor, self.data
         try:
             with seeded(self.seed, 2, self.epoch + 1):
-                _seed_own_generators(data)
+                seed_own_generators(data)
                 if hasattr(data, "set_epoch"):
                     data.set_epoch(max(0, self.epoch))
                 given: Any = data.starting_at(index) if index else data  # type: ignore[attr-defined]
@@ -164,11 +170,3 @@ class Streamed(OwnSamples):
                 f"{type(self.data).__name__} has more samples than its length says, {len(self)}; "
                 "they must agree"
             )
-
-
-def _seed_own_generators(data: Any) -> None:
-    """Seeds the generators of a DataLoader and of its sampler, so that each pass is the same in
-    resumed runs and on all ranks."""
-    for owner in (data, getattr(data, "sampler", None)):
-        if seed := getattr(getattr(owner, "generator", None), "manual_seed", None):
-            seed(sys.modules["torch"].initial_seed())

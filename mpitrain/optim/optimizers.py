@@ -24,10 +24,12 @@ class Optimizer(ABC):
     Attributes:
         slots: names of the arrays of state, which are 0 at first.
         layerwise: whether :meth:`apply` needs trust ratios.
+        whole: whether it takes whole parameters in their shape alone; state stays flat.
     """
 
     slots: tuple[str, ...] = ()
     layerwise = False
+    whole = False
 
     @abstractmethod
     def prepare(self, p: Array, g: Array, state: State, step: int) -> Array:

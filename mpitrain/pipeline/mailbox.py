@@ -14,7 +14,7 @@ from collectives.execution.transport.mpi import Envelope
 from collectives.execution.waiting import give_way
 from mpitrain.arrays import Array, Shape
 from mpitrain.device import HOST, Device, Later
-from mpitrain.fields import marked, marks, unused
+from mpitrain.fields import marked, marks, resized, sizes, unused
 
 
 class Spec(NamedTuple):
@@ -52,35 +52,63 @@ class _Letter(NamedTuple):
     tag: int
 
 
+class _Coming(NamedTuple):
+    """A message whose receive is posted."""
+
+    request: MPI.Request
+    data: Array
+    expected: Expected
+    sealed: Envelope | None
+
+
 class Mailbox:
     """The messages of one rank in one run of a schedule.
 
     Receives are posted a few ahead in the order in which the schedule needs them, so that a message
-    arrives while the rank computes; sends are kept until they are done.
+    arrives while the rank computes; sends are kept until they are done.  Messages of sizes that
+    vary say them at their end, and are received when they are needed.
     """
 
     _AHEAD = 2
 
     def __init__(
-        self, comm: Communicator, expected: Sequence[Expected], device: Device = HOST
+        self,
+        comm: Communicator,
+        expected: Sequence[Expected],
+        device: Device = HOST,
+        *,
+        varies: bool = False,
     ) -> None:
-        """``device``: device of the arrays; a GPU's pass through pinned memory."""
+        """Post the first receives.
+
+        Args:
+            comm: the ranks.
+            expected: messages to come, in the order of :meth:`receive`.
+            device: device of the arrays; a GPU's pass through pinned memory.
+            varies: whether the sizes of samples may be others than those expected.
+        """
         self._comm = comm
+        self._varies = varies
         self._wraps = comm.checks_messages or comm.delays_messages
+        #: Bytes of the number behind those of a message.
+        self._behind = 0
+        if varies and (sealed := comm.envelope(np.empty(0, np.uint8))):
+            self._behind = sealed.number.nbytes
+            sealed.free()
         self._device = device
         self._expected = deque(expected)
         self._leaving: deque[_Letter] = deque()
         self._leave_alone: Callable[[], None] | None = None
         #: Set by :meth:`Communicator.attend`.
         self.among: list[Any] = []
-        self._posted: deque[tuple[MPI.Request, Array, Array, int, Envelope | None]] = deque()
+        self._posted: deque[_Coming] = deque()
         self._sent: list[tuple[MPI.Request, Array, Envelope | None]] = []
         self._post()
 
     @property
     def next_source(self) -> int:
         """The rank that sends the next of the expected messages."""
-        return self._posted[0][3]
+        return (self._posted[0].expected if self._posted else self._expected[0]).source
 
     def receive(self) -> Array:
         """The next of the expected messages.
@@ -88,23 +116,36 @@ class Mailbox:
         Raises:
             CorruptMessage: it arrived changed, where messages carry checksums.
         """
-        request, array, tail, source, sealed = self._posted.popleft()
-        with self._comm.waiting(f"activation from rank {source}", by_all=False):
-            while not self.Test() and not request.Test():
+        with self._comm.waiting(f"activation from rank {self.next_source}", by_all=False):
+            coming = self._posted.popleft() if self._posted else self._found()
+            while not self.Test() and not coming.request.Test():
                 give_way()
-            request.Wait()
-            if sealed:
-                sealed.check(self._comm, source)
-                sealed.free()
+            coming.request.Wait()
+            if coming.sealed:
+                coming.sealed.check(self._comm, coming.expected.source)
+                coming.sealed.free()
         self._post()
-        if tail.any():
-            array = marked(array, tail)
-        return self._device.put(array)
+        return self._device.put(self._array(coming.data, coming.expected))
+
+    def _array(self, data: Array, expected: Expected) -> Array:
+        """The array of a message."""
+        shape, kind = expected.spec
+        rest = len(data)
+        if self._varies:
+            rest -= 8 * len(sizes(kind, shape))
+            kind, shape = resized(kind, shape, data[rest:].view(np.int64).tolist())
+        size = expected.samples * prod(shape) * kind.itemsize
+        array, tail = data[:size].view(kind).reshape(expected.samples, *shape), data[size:rest]
+        return marked(array, tail) if tail.any() else array
 
     def send(self, array: Array, target: int, tag: int, *, is_gradient: bool = False) -> None:
         """Send without waiting; the array must not change afterwards."""
         # A checksum, or a time, is at the end of a message, which then has its full length.
-        tail = marks(array) if is_gradient and (self._wraps or unused(array)) else None
+        is_full = self._wraps or self._varies
+        tail = marks(array) if is_gradient and (is_full or unused(array)) else None
+        if self._varies:
+            own = np.array(sizes(array.dtype, array.shape[1:]), np.int64).view(np.uint8)
+            tail = own if tail is None else np.concatenate([tail, own])
         self._leaving.append(_Letter(self._device.bring(array), tail, target, tag))
         if not self.Test() and self._leave_alone is None:
             self._leave_alone = self._comm.attend(self)
@@ -157,16 +198,34 @@ class Mailbox:
         self._sent.clear()
 
     def _post(self) -> None:
-        while self._expected and len(self._posted) < self._AHEAD:
-            source, tag, samples, spec, is_gradient = self._expected.popleft()
-            size = samples * prod(spec.shape) * spec.dtype.itemsize
-            fields = len(spec.dtype.names or ("",)) if is_gradient else 0
+        while self._expected and len(self._posted) < self._AHEAD and not self._varies:
+            expected = self._expected.popleft()
+            shape, kind = expected.spec
+            fields = len(kind.names or ("",)) if expected.is_gradient else 0
+            size = expected.samples * prod(shape) * kind.itemsize
             data = np.empty(size + fields, np.uint8)
-            array, tail = data[:size].view(spec.dtype).reshape(samples, *spec.shape), data[size:]
-            tail[:] = 0
-            sealed = self._comm.envelope(data)
-            request = self._comm.Irecv(sealed.message if sealed else [data, MPI.BYTE], source, tag)
-            self._posted.append((request, array, tail, source, sealed))
+            data[size:] = 0
+            self._posted.append(self._coming(expected, data))
+
+    def _found(self) -> "_Coming":
+        """The next message, whose size shows when it is there."""
+        expected, status = self._expected.popleft(), MPI.Status()
+        where = expected.source, expected.tag
+        while not self.Test() or (message := self._comm.Improbe(*where, status)) is None:
+            give_way()
+        data = np.empty(status.Get_count(MPI.BYTE) - self._behind, np.uint8)
+        return self._coming(expected, data, message)
+
+    def _coming(
+        self, expected: Expected, data: Array, message: MPI.Message | None = None
+    ) -> "_Coming":
+        sealed = self._comm.envelope(data)
+        buffer = sealed.message if sealed else [data, MPI.BYTE]
+        if message is not None:
+            request = message.Irecv(buffer)
+        else:
+            request = self._comm.Irecv(buffer, expected.source, expected.tag)
+        return _Coming(request, data, expected, sealed)
 
 
 def _gone(request: MPI.Request, array: Array, sealed: Envelope | None) -> bool:

@@ -42,7 +42,7 @@ class Runner:
     Attributes:
         pipeline, report: the pipeline, and the report of its schedule.
         waited: seconds of waiting for other ranks' messages in the last run, by rank.
-        specs: shape and type of the inputs of each virtual stage.
+        specs: shape and type of the inputs of each virtual stage; sizes of some may vary.
     """
 
     def __init__(
@@ -56,6 +56,7 @@ class Runner:
         *,
         span: Span = no_span,
         device: Device = HOST,
+        varies: bool = False,
     ) -> None:
         """Agree on the shapes of messages; collective over ``comm``.
 
@@ -68,6 +69,7 @@ class Runner:
             inputs: shape and type of one sample of the data.
             span: records times.
             device: device of the arrays.
+            varies: whether samples of some micro-batches have other sizes than ``inputs``.
         """
         self.comm = comm
         self.layout = layout
@@ -78,6 +80,7 @@ class Runner:
         self.chunks = chunks
         self._span = span
         self._device = device
+        self._varies = varies
         self.waited: dict[int, float] = {}
         self.specs = self._agree(probe, inputs)
         self._last = _last_before_updates(self.actions)
@@ -107,7 +110,7 @@ class Runner:
             Expected(rank, tag, source.samples(micro_batch), spec, is_gradient=not tag & 1)
             for micro_batch, rank, tag, spec in self._arrivals()
         ]
-        mailbox = Mailbox(self.comm, expected, self._device)
+        mailbox = Mailbox(self.comm, expected, self._device, varies=self._varies)
         passes = _Passes(self, mailbox, source, weights)
         updates: list[Updated] = []
         self.waited = {}
@@ -152,7 +155,7 @@ class Runner:
             for v in virtual_stages
             if v > 0
         ]
-        mailbox = Mailbox(self.comm, expected, self._device)
+        mailbox = Mailbox(self.comm, expected, self._device, varies=self._varies)
         for m in own:
             for chunk, v in enumerate(virtual_stages):
                 x = source.inputs(m) if v == 0 else mailbox.receive()

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from collectives import Communicator
-from mpitrain.arrays import Array, array_namespace
+from mpitrain.arrays import Array, Shape, array_namespace
 from mpitrain.config import ConfigError
 from mpitrain.optim.groups import Grouping, ParameterGroup
 from mpitrain.optim.optimizers import Optimizer
@@ -24,16 +24,18 @@ class _Run(NamedTuple):
         part: position in the piece.
         group: parameter group, which says how it is updated.
         left_out: number of updates that left this part out.
+        shape: shape of the parameter that this part is; None: a part of one, or several.
     """
 
     part: slice
     group: ParameterGroup
     left_out: int
+    shape: Shape | None = None
 
     def follows(self, other: "_Run") -> bool:
         """Whether this run begins where the other ends and is updated in the same way."""
         alike = self.group is other.group and self.left_out == other.left_out
-        return alike and self.part.start == other.part.stop
+        return alike and self.shape is None and self.part.start == other.part.stop
 
     def of(self, state: Mapping[str, Array]) -> dict[str, Array]:
         """This run's part of a piece's state, by slot."""
@@ -153,6 +155,8 @@ class Updater:
                 for run in own:
                     group = run.group.at(number)
                     p, g = piece.parameters[run.part], piece.gradients[run.part]
+                    if run.shape is not None:
+                        p, g = p.reshape(run.shape), g.reshape(run.shape)
                     taken, rate = self.steps - run.left_out, lr * group.rate
                     group.optimizer.take_step(p, g, run.of(state), taken, rate, gradient_scale)
         for piece, state in zip(self._store.pieces, self.state) if self._average else ():
@@ -200,7 +204,8 @@ class Updater:
         for tensor, part in overlaps(self._store.arena.tensors, piece):
             if tensor.name in unused:
                 continue
-            run = _Run(part, self.grouping(tensor.name), self.left_out.get(tensor.name, 0))
+            shape = tensor.shape if self.optimizer.whole else None
+            run = _Run(part, self.grouping(tensor.name), self.left_out.get(tensor.name, 0), shape)
             if found and run.follows(found[-1]):
                 run = run._replace(part=slice(found.pop().part.start, part.stop))
             found.append(run)

@@ -14,9 +14,8 @@ from mpitrain import models, nn
 from mpitrain.arrays import Array, Shape
 from mpitrain.config import Config, ConfigError, expect
 from mpitrain.data import DataError, Sampler, load
-from mpitrain.data.everywhere import load_on_all
+from mpitrain.data.everywhere import expect_same_order, load_on_all
 from mpitrain.data.own import OwnSamples
-from mpitrain.data.stream import Streamed
 from mpitrain.device import HOST, Device, choose
 from mpitrain.group import TensorGroup
 from mpitrain.objective import reduction_of
@@ -37,7 +36,7 @@ from mpitrain.step.precision import LossScale
 from mpitrain.step.update import Updater
 from mpitrain.sync import Strategy, Workers
 from mpitrain.sync.workers import layer_numbers
-from mpitrain.training import build
+from mpitrain.training import build, padding
 from mpitrain.training.account import Account, traffic_of
 from mpitrain.training.compatibility import (
     expect_fitting,
@@ -224,8 +223,8 @@ def _add_samples(parts: Parts, variant: Variant) -> None:
         parts.sampler = Sampler(samples, samples, config.run.seed)
         parts.total_steps = config.federated.rounds
     else:
-        shuffles = not isinstance(data.train, Streamed)
-        parts.sampler = Sampler(samples, size, config.run.seed, shuffles=shuffles)
+        order = (data.sampler or Sampler)(samples, size, config.run.seed)
+        parts.sampler = expect_same_order(comm, order)
         steps = config.train.epochs * parts.sampler.steps_per_epoch
         parts.total_steps = min(config.train.steps or steps, steps)
     every, total = parts.sampler.steps_per_epoch, parts.total_steps
@@ -287,6 +286,8 @@ def _add_update(parts: Parts, variant: Variant) -> None:
             return variant.update(parts)
         optim, folder = parts.config.optim, parts.config.parallel.offload
         optimizer = objects.optimizer or build.optimizer(optim)
+        if optimizer.whole:
+            _expect_whole(parts.config)
         grouping = objects.grouping or groups.by_name(optim, optimizer, model.names())
         if rates.table and rates.table.options is not None:
             grouping = groups.scheduled(grouping, rates.table)
@@ -323,6 +324,22 @@ def _counting(
         return worker
     is_coded = config.compress.codec != "none" and config.sync.kind == "every_step"
     return parts.comm if is_changed or (is_coded and config.parallel.zero < 2) else None
+
+
+def _expect_whole(config: Config) -> None:
+    """Check that an optimiser that needs whole parameters has them.
+
+    Raises:
+        ConfigError: ranks have parts of parameters.
+    """
+    p = config.parallel
+    cut = {"zero": p.zero, "node_shared": p.node_shared, "tensor": p.tensor > 1}
+    for key in (key for key, is_cut in cut.items() if is_cut):
+        raise ConfigError(
+            f"optimizer: {config.own.optimizer} goes by whole parameters, and parallel.{key} cuts "
+            "them; leave it out, or take an optimiser that updates each number by itself, as "
+            "torch.optim.AdamW"
+        )
 
 
 def _strategy(parts: Parts) -> Strategy:
@@ -362,6 +379,8 @@ def _add_pipeline(parts: Parts) -> None:
     parts.passes = Passes(parts, state)
     parts.purity = Purity(parts)
     parts.purity.examine(parts.passes.probes())
+    if parts.data.varies:
+        padding.expect_unseen(parts)
     parts.passes.runner()  # the first call is collective
     parts.feed = Feed(parts)
     parts.opened.callback(parts.feed.close)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -76,7 +77,8 @@ class MicroBatches:
             batches: sample indices of each batch.
             parts: micro-batches of each batch.
             loss: the loss, for the last stage.
-            labels_per_sample: labels of a sample; the loss is a mean over them, too.
+            labels_per_sample: labels of a sample, or of the first one; the loss is a mean over
+                them, too.
             dtype: type of floating-point inputs.
             scale: factor on the loss before its gradient is taken.
             device: where the arrays go.
@@ -106,16 +108,17 @@ class MicroBatches:
         The gradient is by ``outputs``.  Both are divided by the number of the batch's labels, also
         where the loss is a mean over what counts: that is known once all ranks have taken theirs.
         """
-        reduction = reduction_of(self._loss)
-        whole = len(self._batches[micro_batch // self._parts]) * self._labels_per_sample
+        reduction, labels = reduction_of(self._loss), self.labels(micro_batch)
+        # A mean is one over samples, whatever their sizes are here.
+        each = prod(labels.shape[1:]) if reduction == "mean" else self._labels_per_sample
+        whole = len(self._batches[micro_batch // self._parts]) * each
         divisor = (1 if reduction == "sum" else whole) / self._scale
-        scaled, gradient, *counted = self._loss(outputs, self.labels(micro_batch), divisor)
+        scaled, gradient, *counted = self._loss(outputs, labels, divisor)
         if reduction == "count":
-            labels, count = len(self.indices(micro_batch)), self._device.number(counted[0])
-            labels *= self._labels_per_sample
-            self.labels_taken += labels
+            taken, count = len(self.indices(micro_batch)) * each, self._device.number(counted[0])
+            self.labels_taken += taken
             self.counted = self.counted + count
-            self.unequal = self.unequal + abs(count - labels)
+            self.unequal = self.unequal + abs(count - taken)
         return self._device.number(scaled) / self._scale, gradient
 
     def indices(self, micro_batch: int) -> Array:

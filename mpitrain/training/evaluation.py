@@ -1,7 +1,7 @@
 """Tests of the model on the test samples, in the same layout as training."""
 
 from contextlib import closing
-from math import lcm
+from math import lcm, prod
 
 import numpy as np
 
@@ -39,9 +39,8 @@ def evaluate(parts: Parts, epoch: int) -> Epoch:
     count = -(-len(test) // size)
     count += -count % replicas
     batches = (np.arange(i * size, min((i + 1) * size, len(test))) for i in range(count))
-    labels = len(test) * parts.data.labels_per_sample
     loss, device, passes = parts.model.loss, parts.device, parts.passes
-    reduction = reduction_of(loss)
+    reduction, each = reduction_of(loss), parts.data.labels_per_sample
     mean: Scalar = 0.0
     counted: Scalar = 0.0
     totals: dict[str, Array] = {}
@@ -54,7 +53,8 @@ def evaluate(parts: Parts, epoch: int) -> Epoch:
         nonlocal mean, counted
         found = source.labels(micro_batch)
         # Collective over the tensor ranks of the last stage; each of them gets the whole result.
-        value, _, *count = loss(outputs, found, 1 if reduction == "sum" else labels)
+        divisor = len(test) * (prod(found.shape[1:]) if reduction == "mean" else each)
+        value, _, *count = loss(outputs, found, 1 if reduction == "sum" else divisor)
         mean = mean + device.number(value)
         if count:
             counted = counted + device.number(count[0])
@@ -78,5 +78,5 @@ def evaluate(parts: Parts, epoch: int) -> Epoch:
     }
     mean, counted = (sum(column) for column in zip(*(own for own, _ in every), strict=True))
     if reduction == "count":
-        mean *= over_counted(labels, counted)
+        mean *= over_counted(len(test) * each, counted)
     return Epoch(epoch, mean, found)

@@ -13,6 +13,7 @@ from mpitrain.arrays import Array
 from mpitrain.data import DataError, Samples
 from mpitrain.data.loader import Loader, Request
 from mpitrain.data.own import OwnSamples
+from mpitrain.fields import described
 from mpitrain.ranks.together import together
 from mpitrain.training.batches import part
 from mpitrain.training.compatibility import expect_labels
@@ -45,7 +46,7 @@ class Feed:
         # Ranks may have different numbers of processes; all must agree on whether to synchronise.
         may_fail = config.data.workers > 0 or isinstance(data.train, OwnSamples)
         self._may_fail = comm.allreduce(may_fail, op=MPI.LOR)
-        self._first = data.train[:1]
+        self._first, self._varies = data.train[:1], data.varies
         self._loss, self._classes = parts.model.loss, data.classes
         samples = {"train": data.train}
         if data.test is not None:
@@ -116,14 +117,15 @@ class Feed:
         return held
 
     def _expect_alike(self, samples: Samples) -> None:
-        """Check that samples have the type and shape of the first one, as messages need.
+        """Check that samples are like the first one; sizes differ only where a program collates.
 
         Raises:
             DataError: they have another.
         """
         for what in ("inputs", "labels"):
             first, found = getattr(self._first, what), getattr(samples, what)
-            if (found.dtype, found.shape[1:]) != (first.dtype, first.shape[1:]):
+            one, other = (described(array, varies=self._varies) for array in (found, first))
+            if one != other:
                 raise DataError(
                     f"{what} are {found.dtype} of shape {found.shape[1:]}, and those of the first "
                     f"sample {first.dtype} of shape {first.shape[1:]}; all must be alike"

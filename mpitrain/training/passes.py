@@ -91,6 +91,7 @@ class Passes:
                 self._inputs,
                 span=self._span,
                 device=self._device,
+                varies=self._data.varies,
             )
         return self._runners[steps]
 

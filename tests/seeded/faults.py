@@ -185,8 +185,8 @@ FAULTS = [
         "loss: a mean over the micro-batch and not the batch",
         "tests/mpi/mpitrain/test_layouts.py",
         "mpitrain/training/batches.py",
-        "divisor = len(batch) * self._labels_per_sample / self._scale",
-        "divisor = len(batch) // self._parts * self._labels_per_sample / self._scale",
+        "whole = len(self._batches[micro_batch // self._parts]) * each",
+        "whole = len(self._batches[micro_batch // self._parts]) // self._parts * each",
     ),
     Fault(
         "sampler: every epoch in the same order",

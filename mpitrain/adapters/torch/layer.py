@@ -114,9 +114,9 @@ class TorchLayer(Layer):
         yield from ((name, p.detach()) for name, p in frozen)
 
     def brought(self) -> dict[str, Array]:
-        """Parameters and buffers."""
+        """The bytes of parameters and buffers."""
         named = [*self.module.named_parameters(), *self.module.named_buffers()]
-        return {name: as_array(tensor) for name, tensor in named}
+        return {name: as_bytes(tensor) for name, tensor in named}
 
     def constants(self) -> dict[str, torch.Tensor]:
         """Frozen parameters and constant buffers of :attr:`whole`, under all of their names."""

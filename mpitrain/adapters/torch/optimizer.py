@@ -3,13 +3,15 @@
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
+from inspect import Parameter, signature
+from math import prod
 from typing import Any
 
 import torch
 
 from mpitrain.adapters.torch.arrays import as_tensor, on_stream_of
 from mpitrain.adapters.torch.checks.probe import one_line
-from mpitrain.arrays import Array
+from mpitrain.arrays import Array, Shape
 from mpitrain.config import ConfigError
 from mpitrain.optim.groups import Grouping, ParameterGroup
 from mpitrain.optim.optimizers import Optimizer, State
@@ -21,50 +23,82 @@ Factory = Callable[[Sequence[torch.nn.Parameter]], torch.optim.Optimizer]
 _BEGINNINGS = ("initial_accumulator_value",)
 
 
+_ELSEWHERE = "a loop of your own with torch's DistributedDataParallel, where any works"
+
+
 class TorchOptimizer(Optimizer):
     """An optimiser whose step is one of torch's.
 
-    torch's optimiser is made anew for each step, with a flat piece of the parameters; the arrays of
-    its state are the trainer's, which shards and saves them.
+    torch's optimiser is made anew for each step, with a flat piece of the parameters or a whole
+    one; the arrays of its state are the trainer's, which shards and saves them.
 
     Attributes:
         slots: names of the state's arrays.
+        whole: whether a step needs a whole parameter in its shape.  Its state may then have other
+            shapes, and lies in the first elements of the slots.
         lr: learning rate with which the job's schedule starts.
         options: options of a group of parameters.
         kind: class of torch's optimiser.
         name: name of the class.
     """
 
-    def __init__(self, like: torch.optim.Optimizer, options: Mapping[str, Any]) -> None:
-        """Try an optimiser on two numbers with the ``options`` of a group of its parameters.
+    def __init__(
+        self,
+        like: torch.optim.Optimizer,
+        options: Mapping[str, Any],
+        shapes: Sequence[Shape] = ((2,),),
+        *,
+        whole: bool = False,
+    ) -> None:
+        """Try an optimiser with the ``options`` of a group on parameters of these ``shapes``.
 
         Raises:
             ConfigError: it has state that no checkpoint would have.
         """
         kind = type(like)
-        self._like, self.kind = like, kind
+        self._like, self.kind, self.whole = like, kind, whole
         self.name = kind.__name__
         self.options = options
         self._step = 0
         self.lr = float(options["lr"])
-        probe = torch.nn.Parameter(torch.ones(2, dtype=torch.float64))
+        self._shapes = tuple(shapes)
+        #: State that is a single number; it is stored as an array of equal numbers.
+        self._single: dict[str, torch.dtype | type] = {}
+        #: Shapes of the other state of a parameter of some shape, by name.
+        self._kept: dict[Shape, dict[str, Shape]] = {}
+        slots = {name for shape in shapes for name in (*self._arrays(shape), *self._single)}
+        self.slots = tuple(sorted(slots))
+
+    def _arrays(self, shape: Shape) -> dict[str, Shape]:
+        """Shapes of the state's arrays for a parameter of this shape."""
+        if shape in self._kept:
+            return self._kept[shape]
+        probe = torch.nn.Parameter(torch.ones(shape, dtype=torch.float64))
         made = self.made(probe, self.lr)
         for _ in range(2):  # some begin to keep something in their second step
             probe.grad = torch.ones_like(probe)
             made.step()
-        kept = {name: value for name, value in made.state[probe].items() if value is not None}
-        kept.pop("step", None)
-        #: State that is a single number; it is stored as an array of equal numbers.
-        self._single: dict[str, torch.dtype] = {}
-        for name, value in kept.items():
-            if isinstance(value, torch.Tensor) and not value.dim():
+        found: dict[str, Shape] = {}
+        for name, value in made.state[probe].items():
+            if value is None or name == "step":
+                continue
+            if isinstance(value, (int, float)):
+                self._single[name] = type(value)
+            elif isinstance(value, torch.Tensor) and not value.dim() and shape:
                 self._single[name] = value.dtype
-            elif not isinstance(value, torch.Tensor) or value.shape != probe.shape:
+            elif not isinstance(value, torch.Tensor) or not self._has_room(value, shape):
                 raise ConfigError(
-                    f"optimizer: {kind.__name__} keeps {name}, which is no array of the "
+                    f"optimizer: {self.name} keeps {name}, which is no array of the "
                     "parameters' shape, and no checkpoint would have it; take another one"
                 )
-        self.slots = tuple(sorted(kept))
+            else:
+                found[name] = tuple(value.shape)
+        if self.whole:
+            self._kept[shape] = found
+        return found
+
+    def _has_room(self, value: torch.Tensor, shape: Shape) -> bool:
+        return value.numel() <= prod(shape) if self.whole else tuple(value.shape) == shape
 
     def made(self, parameter: torch.nn.Parameter, rate: float) -> torch.optim.Optimizer:
         """An optimiser of a single parameter, at this rate, that has taken no step."""
@@ -91,7 +125,8 @@ class TorchOptimizer(Optimizer):
 
     def over(self, groups: Sequence["TorchOptimizer"]) -> torch.optim.Optimizer:
         """torch's optimiser with a new parameter for each of these groups."""
-        own = [{**one.options, "params": [torch.nn.Parameter(torch.zeros(1))]} for one in groups]
+        made = [torch.nn.Parameter(torch.zeros(self._shapes[0])) for _ in groups]
+        own = [{**one.options, "params": [p]} for one, p in zip(groups, made, strict=True)]
         return self._of(own, self.lr)
 
     def prepare(self, p: Array, g: Array, state: State, step: int) -> Array:
@@ -110,16 +145,23 @@ class TorchOptimizer(Optimizer):
         parameter.grad = as_tensor(direction)
         made = self.made(parameter, rate)
         own = {name: as_tensor(state[name]) for name in self.slots}
-        given = own | {name: own[name][0].to(kind) for name, kind in self._single.items()}
+        arrays = own
+        if self.whole:
+            known = self._arrays(tuple(p.shape)).items()
+            arrays = {name: own[name][: prod(shape)].view(shape) for name, shape in known}
         if self._step > 1:  # its first step makes its state, which is not always 0
+            given = {name: one for name, one in arrays.items() if name not in self._single}
+            for name, kind in self._single.items():
+                number = own[name].flatten()[0]
+                given[name] = kind(number) if isinstance(kind, type) else number.to(kind)
             made.state[parameter].update(given, step=self._taken(parameter))
         made.step()
-        for name, values in own.items():
-            found = made.state[parameter][name]
-            if name in self._single:
-                values.fill_(found)
-            elif found.data_ptr() != values.data_ptr():
-                values.copy_(found)
+        after = made.state[parameter]
+        for name in self._single.keys() & after.keys():
+            own[name].fill_(after[name])
+        for name in arrays.keys() - self._single.keys():
+            if after[name].data_ptr() != arrays[name].data_ptr():
+                arrays[name].copy_(after[name])
 
     def _taken(self, parameter: torch.Tensor) -> torch.Tensor:
         """Number of steps taken; fused optimisers read it on their device, in float32."""
@@ -129,49 +171,76 @@ class TorchOptimizer(Optimizer):
         return torch.tensor(float(self._step - 1), dtype=kind, device=where)
 
 
-def _tried(made: torch.optim.Optimizer, options: Mapping[str, Any]) -> TorchOptimizer:
-    """The optimiser of a group, if it updates each number by itself.
+def _tried(
+    made: torch.optim.Optimizer, options: Mapping[str, Any], shapes: Sequence[Shape]
+) -> TorchOptimizer:
+    """The optimiser of a group: one that updates each number by itself, or each parameter.
 
     Raises:
-        ConfigError: steps on a matrix and on its pieces differ.
+        ConfigError: steps on two parameters together and apart differ, or it cannot be tried.
     """
-    try:
-        with torch.random.fork_rng(devices=[]):
-            found = TorchOptimizer(made, options)
-            why = _difference(found)
-    except (AttributeError, KeyError, RuntimeError, TypeError, ValueError, IndexError) as error:
-        why = f"{type(error).__name__}: {one_line(error)}"
-        if isinstance(error, ConfigError):
-            raise
-    if why:
+    name = type(made).__name__
+    step = signature(type(made).step).parameters
+    if "closure" in step and step["closure"].default is Parameter.empty:
         raise ConfigError(
-            f"optimizer: a {type(made).__name__} does not update each number by itself ({why}), "
-            "which ZeRO and flat buckets need; take one that does, as torch.optim.AdamW, or a loop "
-            "of your own with torch's DistributedDataParallel, where any works"
+            f"optimizer: {name} calls a closure, which computes the loss several times in a step, "
+            "and a step of the trainer has one forward and backward pass; take torch.optim.AdamW, "
+            f"or {_ELSEWHERE}"
         )
-    return found
+    why: list[str] = []
+    for whole, own in ((False, [(2,)]), (True, shapes)):
+        try:
+            with torch.random.fork_rng(devices=[]):
+                found = TorchOptimizer(made, options, own, whole=whole)
+                reason = _difference(found, own if whole else [(3, 4)])
+        except ConfigError as error:
+            if whole:
+                raise
+            reason = str(error)
+        except (AttributeError, KeyError, RuntimeError, TypeError, ValueError, IndexError) as error:
+            reason = f"{type(error).__name__}: {one_line(error)}"
+        if not reason:
+            return found
+        why.append(reason)
+    raise ConfigError(
+        f"optimizer: a {name} does not update each number by itself ({why[0]}), nor each parameter "
+        f"({why[1]}), as the trainer's flat buckets need; take torch.optim.AdamW, or {_ELSEWHERE}"
+    )
 
 
-def _difference(own: TorchOptimizer) -> str:
-    """How steps on a matrix differ from steps on its pieces; empty if they do not."""
+def _difference(own: TorchOptimizer, shapes: Sequence[Shape]) -> str:
+    """How torch's steps on two parameters differ from ours on each, or on pieces of it; or ""."""
     draw, rate = torch.Generator().manual_seed(0), max(own.lr, 1e-3)
-    begin = torch.randn(3, 4, generator=draw, dtype=torch.float64)
-    whole, flat = torch.nn.Parameter(begin.clone()), begin.reshape(-1).clone().numpy()
-    state = {slot: flat * 0 for slot in own.slots}
-    made = own.made(whole, rate)
+    begin = [
+        torch.randn(shape, generator=draw, dtype=torch.float64) for shape in shapes for _ in "ab"
+    ]
+    together = [torch.nn.Parameter(one.clone()) for one in begin]
+    apart = [one.clone().numpy() for one in begin]
+    if not own.whole:
+        apart = [one.reshape(-1) for one in apart]
+    states = [{slot: one.reshape(-1) * 0 for slot in own.slots} for one in apart]
+    made = own.made(together[0], rate)
+    made.param_groups[0]["params"].extend(together[1:])
     for step in range(1, 5):
-        gradient = torch.randn(3, 4, generator=draw, dtype=torch.float64)
-        whole.grad = gradient.clone()
+        gradients = [torch.randn(one.shape, generator=draw, dtype=one.dtype) for one in begin]
+        for parameter, gradient in zip(together, gradients, strict=True):
+            parameter.grad = gradient.clone()
         made.step()
-        for part in (slice(5), slice(5, 12)):
-            piece = {slot: array[part] for slot, array in state.items()}
-            direction = own.prepare(flat[part], gradient.reshape(-1).numpy()[part], piece, step)
-            own.apply(flat[part], direction.copy(), piece, rate)
-    moved = whole.detach().reshape(-1)
-    if torch.equal(moved, begin.reshape(-1)):
+        for one, gradient, state in zip(apart, gradients, states, strict=True):
+            direction = gradient.numpy().reshape(one.shape)
+            for part in (...,) if own.whole else (slice(5), slice(5, None)):
+                piece = {slot: array[part] for slot, array in state.items()}
+                given = own.prepare(one[part], direction[part], piece, step)
+                own.apply(one[part], given.copy(), piece, rate)
+    moved = [parameter.detach().reshape(-1) for parameter in together]
+    if any(torch.equal(one, first.reshape(-1)) for one, first in zip(moved, begin, strict=True)):
         return "it moved nothing when it was tried on a parameter of its own"
-    same = torch.allclose(moved, torch.from_numpy(flat), rtol=1e-9, atol=1e-12)
-    return "" if same else "steps on a matrix and on its pieces differ"
+    same = all(
+        torch.allclose(one, torch.from_numpy(other).reshape(-1), rtol=1e-9, atol=1e-12)
+        for one, other in zip(moved, apart, strict=True)
+    )
+    where = "two parameters together and apart" if own.whole else "a matrix and on its pieces"
+    return "" if same else f"steps on {where} differ"
 
 
 def grouped(
@@ -192,10 +261,12 @@ def grouped(
     names = {id(parameter): name for name, parameter in given.items()}
     found: dict[str, ParameterGroup] = {}
     groups: list[TorchOptimizer] = []
+    axes = sorted({parameter.dim() for parameter in given.values()})
+    shapes: list[Shape] = [tuple(range(2, 2 + count)) for count in axes]
     for asked in made.param_groups:
         options = {k: v for k, v in asked.items() if k != "params"}
         options |= {k: v for k, v in made.defaults.items() if k in _BEGINNINGS}
-        own = _tried(made, options)
+        own = _tried(made, options, shapes)
         groups.append(own)
         usual = groups[0]
         if not usual.lr or own.slots != usual.slots:

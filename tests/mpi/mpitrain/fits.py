@@ -113,6 +113,8 @@ def made(folder, comm=None, **changed):
     }
     if "optimizer" in changed:
         del given["optim"]
+    if hasattr(changed.get("train_data"), "batch_sampler"):
+        del given["batch_size"]
     return mpitrain.Trainer(comm, **(given | changed))
 
 

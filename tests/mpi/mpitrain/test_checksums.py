@@ -7,6 +7,8 @@ from mpi4py import MPI
 from collectives import CollectiveError, Communicator, CorruptMessage, sparse_allreduce
 from collectives.algorithms import names
 from collectives.execution.transport.checked import CheckedTransport, Sealed
+from collectives.execution.transport.mpi import MPITransport
+from mpitrain.fields import partial, unused
 from mpitrain.pipeline.mailbox import Expected, Mailbox, Spec
 
 pytestmark = pytest.mark.mpi
@@ -163,6 +165,38 @@ def test_activations_of_a_pipeline(checked):
             mailbox.receive(), np.full((count, 3, 2), 10.0 * before + count, np.float32)
         )
     mailbox.finish()
+
+
+@pytest.mark.parametrize("transport", [MPITransport, CheckedTransport])
+@pytest.mark.parametrize("longest", [5, 70_000])
+def test_activations_whose_sizes_vary(transport, longest):
+    """Of records, of gradients with an unused field, and without samples."""
+
+    def record(rank, count, length):
+        kind = [("x", np.float64, (length, 2)), ("kept", bool, (length,))]
+        found = np.zeros(count, kind)
+        found["x"] = 10 * rank + length + np.arange(length * 2).reshape(length, 2)
+        found["kept"][:, ::2] = True
+        return found
+
+    with Communicator(MPI.COMM_WORLD, transport=transport) as comm:
+        after, before = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+        spec = Spec((), record(0, 1, 3).dtype)
+        sizes = [(4, 2), (0, 3), (1, longest), (2, longest - 1), (3, 1)]
+        expected = [
+            Expected(before, 7, count, spec, is_gradient=length == 1) for count, length in sizes
+        ]
+        mailbox = Mailbox(comm, expected, varies=True)
+        for count, length in sizes:
+            array = record(comm.rank, count, length)
+            names = ("kept",) if length == 1 else ()
+            mailbox.send(partial(array, names), after, 7, is_gradient=length == 1)
+        for count, length in sizes:
+            found, wanted = mailbox.receive(), record(before, count, length)
+            assert found.dtype == wanted.dtype
+            np.testing.assert_array_equal(np.asarray(found), wanted)
+            assert unused(found) == ({"kept"} if length == 1 else set())
+        mailbox.finish()
 
 
 def test_an_activation_that_changes_on_its_way(checked, monkeypatch):

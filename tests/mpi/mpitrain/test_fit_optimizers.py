@@ -9,6 +9,7 @@ from tests.mpi.mpitrain.fits import (
     Reader,
     Sentences,
     assert_alike,
+    cosine,
     layouts,
     made,
     of_both,
@@ -43,6 +44,23 @@ def test_groups_of_parameters(comm, folder, parallel):
     with made(folder, **changed) as trainer:
         trainer.fit()
     assert_alike(trainer.module, torchs_own(trainer, in_groups)[0])
+
+
+def adafactor(parameters):
+    """Keeps a row and a column of a matrix, and all of a vector."""
+    return torch.optim.Adafactor(parameters, lr=0.05)
+
+
+@pytest.mark.parametrize("parallel", layouts())
+def test_an_optimiser_that_goes_by_whole_parameters(comm, folder, parallel):
+    changed = {"optimizer": adafactor, "schedule": cosine, "parallel": parallel}
+    if parallel.get("zero"):
+        with pytest.raises(ConfigError, match=r"whole parameters, and parallel\.zero cuts them"):
+            made(folder, **changed)
+        return
+    with made(folder, **changed) as trainer:
+        trainer.fit()
+    assert_alike(trainer.module, torchs_own(trainer, adafactor)[0])
 
 
 @pytest.mark.parametrize("parallel", layouts())

@@ -270,8 +270,8 @@ class Sample(Waves):
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        (lambda x, y: (x, y, 1.0), r"is a tuple of 3; a pair is needed.*\(x, \(y, weight\)\)"),
-        (lambda x, y: (x[1:], y), "all must be alike: pad unequal lengths"),
+        (lambda x, y: (x, y, 1.0), "'0': float64 of shape .* that of sample 0 float64 of shape"),
+        (lambda x, y: (x[1:], y), "all must be alike, or collate_fn= must make batches of them"),
     ],
 )
 def test_samples_that_are_not_like_the_others_say_what_to_do(comm, folder, other, message):

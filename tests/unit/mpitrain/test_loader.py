@@ -99,15 +99,26 @@ def test_samples_that_cannot_be_read(workers):
 
 class Growing(Noisy):
     def __getitem__(self, index):
-        return np.zeros(1 + index // 40), 0
+        return np.arange(1.0 + index % 40), index
 
 
-def test_samples_of_another_shape_than_the_first():
-    with (
-        loader(1, Growing()) as reader,
-        pytest.raises(DataError, match=r"float64 of shape \(1, 2\)"),
-    ):
-        list(reader.read([Request("train", 0, np.array([45]))]))
+def longest(samples):
+    """A batch as long as the longest sample."""
+    length = max(len(values) for values, _ in samples)
+    padded = [np.pad(values, (0, length - len(values))) for values, _ in samples]
+    return np.stack(padded), np.array([number for _, number in samples])
+
+
+def test_samples_that_are_longer_than_the_first():
+    """Memory that was made for the first one grows, in the process and here."""
+    own = OwnSamples(Growing(), np.float64, seed=3, collate=longest)
+    asked = requests(40, most=9)
+    with closing(Loader({"train": own, "test": own}, 2, 1)) as reader:
+        there = list(reader.read(asked))
+    for request, samples in zip(asked, there, strict=True):
+        wanted = own[request.indices]
+        np.testing.assert_array_equal(samples.inputs, wanted.inputs)
+        np.testing.assert_array_equal(samples.labels, wanted.labels)
 
 
 class Deadly(Noisy):

@@ -1,0 +1,331 @@
+"""Samples of unequal lengths, weights and DataLoaders: every layout is torch's own loop."""
+
+import random
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import mpitrain
+from mpitrain.config import ConfigError
+from mpitrain.data import DataError
+from tests.mpi.mpitrain.fits import (
+    RANKS,
+    Waves,
+    assert_alike,
+    assert_as_alone,
+    assert_interrupted_alike,
+    layouts,
+    made,
+)
+
+torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
+torch.set_num_threads(1)
+pytestmark = [pytest.mark.mpi, pytest.mark.at_most(4)]
+
+
+class Lines(torch.utils.data.Dataset):
+    """Words of lines of 2 to 11, with a name that no model sees, a class and a weight."""
+
+    def __init__(self, samples, seed):
+        self.samples, self.seed, self.read = samples, seed, []
+
+    def __len__(self):
+        return self.samples
+
+    def length(self, index):
+        return 2 + (index * 7 + self.seed) % 10
+
+    def __getitem__(self, index):
+        self.read.append(index)
+        draw = torch.Generator().manual_seed(self.seed * 1_000_003 + index)
+        words = torch.randint(1, 9, (self.length(index),), generator=draw)
+        return {"words": words, "name": f"line {index}"}, int(words.sum()) % 3, 0.5 + index % 4
+
+
+def pad(samples):
+    lines, classes, weights = zip(*samples, strict=True)
+    words = [line["words"] for line in lines]
+    padded = torch.nn.utils.rnn.pad_sequence(words, batch_first=True)
+    lengths = torch.tensor([len(one) for one in words])
+    kept = torch.arange(padded.shape[1]) < lengths[:, None]
+    named = {"words": padded, "kept": kept, "name": [line["name"] for line in lines]}
+    return named, torch.tensor(classes), torch.tensor(weights, dtype=torch.float64)
+
+
+class Recurrent(torch.nn.Module):
+    """Attention over the words that are kept, and what crosses a cut has their length."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.norm = torch.nn.Embedding(9, 8), torch.nn.LayerNorm(8)
+        self.mix, self.gate = torch.nn.Linear(8, 8), torch.nn.Linear(8, 1)
+        self.out = torch.nn.Linear(8, 3)
+
+    def forward(self, words, kept):
+        x = self.norm(self.table(words))
+        x = x + torch.tanh(self.mix(x))
+        gates = self.gate(x)[..., 0].masked_fill(~kept, float("-inf"))
+        return self.out((torch.softmax(gates, 1)[..., None] * x).sum(1))
+
+
+def weighted(outputs, classes, weights):
+    losses = torch.nn.functional.cross_entropy(outputs, classes, reduction="none")
+    return (losses * weights).mean()
+
+
+class Tags(Lines):
+    """A class for each word."""
+
+    def __getitem__(self, index):
+        words = super().__getitem__(index)[0]["words"]
+        return words, words % 3
+
+
+def pad_tags(samples):
+    words, tags = zip(*samples, strict=True)
+    pad = torch.nn.utils.rnn.pad_sequence
+    return pad(words, batch_first=True), pad(tags, batch_first=True, padding_value=-100)
+
+
+def tagger():
+    """Parts that keep words apart, with dropout."""
+    return torch.nn.Sequential(
+        torch.nn.Embedding(9, 8),
+        torch.nn.Dropout(0.2),
+        torch.nn.Linear(8, 8),
+        torch.nn.Tanh(),
+        torch.nn.Linear(8, 3),
+    )
+
+
+def tagged(outputs, tags):
+    return torch.nn.functional.cross_entropy(outputs.transpose(1, 2), tags)
+
+
+def right(outputs, tags):
+    kept = tags != -100
+    return ((outputs.argmax(2) == tags) & kept).sum(), kept.sum()
+
+
+class Buckets:
+    """Batches of lines of like lengths, shuffled anew in each epoch."""
+
+    def __init__(self, data, size):
+        self.data, self.size = data, size
+
+    def __len__(self):
+        return -(-len(self.data) // self.size)
+
+    def __iter__(self):
+        order = sorted(range(len(self.data)), key=self.data.length)
+        batches = [order[i : i + self.size] for i in range(0, len(order), self.size)]
+        random.shuffle(batches)
+        return iter(batches)
+
+
+def sgd(parameters):
+    return torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
+
+
+def given(**changed):
+    lines = Lines(50, 1)
+    usual = {
+        "model": Recurrent,
+        "cuts": ["norm", "mix"][: max(0, RANKS - 1)],
+        "train_data": torch.utils.data.DataLoader(
+            lines, batch_sampler=Buckets(lines, 12), collate_fn=pad
+        ),
+        "test_data": torch.utils.data.DataLoader(Lines(31, 2), batch_size=7, collate_fn=pad),
+        "loss": weighted,
+        "metrics": {"hits": lambda y, t, w: ((y.argmax(1) == t) * w).sum() / len(w)},
+        "optimizer": sgd,
+        "classes": 3,
+    }
+    return usual | changed
+
+
+def torchs_own(trainer, collate=pad, make=Recurrent, loss=weighted):
+    """A module that torch trained on the same batches, padded as a whole, and its test loss."""
+    torch.manual_seed(7)
+    module = make().double()
+    optimizer = sgd(module.parameters())
+    train, test = (part.data for part in (trainer.parts.data.train, trainer.parts.data.test))
+    for epoch in range(2):
+        for batch in trainer.parts.sampler.batches(epoch):
+            x, *rest = collate([train[i] for i in batch.tolist()])
+            optimizer.zero_grad()
+            loss(module(x["words"], x["kept"]), *rest).backward()
+            optimizer.step()
+    x, *rest = collate([test[i] for i in range(len(test))])
+    return module, loss(module(x["words"], x["kept"]), *rest).item()
+
+
+def split(parallel):
+    """Layouts, with micro-batches in pipelines, whose messages carry checksums."""
+    if parallel.get("pipe", 1) == 1:
+        return {"parallel": parallel}
+    return {"parallel": parallel | {"checksums": True}, "micro_batches": 2}
+
+
+@pytest.mark.parametrize("parallel", layouts())
+@pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.slow), 1])
+def test_every_layout_is_torchs_own_loop(folder, parallel, workers):
+    """Bucketed batches of weighted samples, padded in each micro-batch to its own length."""
+    changed = given(workers=workers, **split(parallel))
+    with made(folder, **changed) as trainer:
+        tests = trainer.fit()
+    if not workers and "pipe" not in parallel:  # its share, and what is tried before
+        assert len(trainer.parts.data.train.data.read) < 2 * 50 / RANKS + 45
+    module, loss = torchs_own(trainer)
+    assert_alike(trainer.module, module)
+    assert tests[-1].test_loss == pytest.approx(loss, rel=1e-9)
+
+
+@pytest.mark.parametrize("parallel", layouts())
+def test_words_that_only_pad_do_not_count(folder, parallel):
+    """The mean is over the words of all micro-batches, and dropout is that of one process."""
+    changed = given(
+        model=tagger, cuts=(), loss=tagged, metrics={"right": right}, collate_fn=pad_tags,
+        train_data=Tags(50, 1), test_data=Tags(31, 2), batch_size=12,
+    )  # fmt: skip
+    alone = {"parallel": {}, "dir": str(folder / "alone" / str(MPI.COMM_WORLD.rank))}
+    with made(folder, MPI.COMM_SELF, **changed, **alone) as trainer:
+        expected = trainer.fit(), trainer.module
+    with made(folder, **changed, **split(parallel)) as trainer:
+        assert_as_alone(trainer.fit(), trainer.module, expected)
+
+
+@pytest.mark.parametrize("kind", ["shuffled", "in turn", "divided", "weighted", "dropped", "split"])
+def test_a_loader_gives_size_and_order(folder, kind):
+    """Over all ranks; a DistributedSampler's size is that of a rank."""
+    lines, utils = Lines(50, 1), torch.utils.data
+    own = {
+        "shuffled": {"batch_size": 12, "shuffle": True},
+        "in turn": {"batch_size": 12},
+        "divided": {
+            "batch_size": 6,
+            "sampler": utils.DistributedSampler(lines, num_replicas=2, rank=RANKS - 1 & 1),
+        },
+        "weighted": {
+            "batch_size": 12,
+            "sampler": utils.WeightedRandomSampler(torch.arange(1.0, 51.0), 60),
+        },
+        "dropped": {"batch_size": 12, "drop_last": True, "shuffle": True},
+        "split": {"batch_size": 12, "sampler": utils.SubsetRandomSampler(range(0, 50, 2))},
+    }[kind]
+    loader = utils.DataLoader(lines, collate_fn=pad, **own)
+    with made(folder, **given(train_data=loader)) as trainer:
+        trainer.fit()
+        first, second = (list(trainer.parts.sampler.batches(epoch)) for epoch in (0, 1))
+    assert_alike(trainer.module, torchs_own(trainer)[0])
+    wanted = {"weighted": [12] * 5, "dropped": [12] * 4, "split": [12, 12, 1]}
+    assert [len(batch) for batch in first] == wanted.get(kind, [12] * 4 + [2])
+    seen = np.concatenate(first)
+    if kind == "in turn":
+        assert seen.tolist() == list(range(50))
+    else:
+        assert seen.tolist() != np.concatenate(second).tolist()
+    if kind == "split":
+        assert sorted(seen) == list(range(0, 50, 2))
+    elif kind != "weighted":
+        assert len(set(seen.tolist())) == len(seen)
+
+
+class InTurn(torch.utils.data.IterableDataset):
+    def __init__(self, samples, seed):
+        self.lines = Lines(samples, seed)
+
+    def __len__(self):
+        return len(self.lines)
+
+    def __iter__(self):
+        return map(self.lines.__getitem__, range(len(self.lines)))
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_loader_of_a_stream(folder, wrapped):
+    loader = torch.utils.data.DataLoader(InTurn(50, 1), 12, collate_fn=pad)
+    data = mpitrain.Stream(loader, 50) if wrapped else loader
+    with made(folder, **given(train_data=data), batch_size=12) as trainer:
+        trainer.fit()
+    torch.manual_seed(7)
+    module = Recurrent().double()
+    optimizer = sgd(module.parameters())
+    for _ in range(2):
+        for x, y, w in torch.utils.data.DataLoader(Lines(50, 1), 12, collate_fn=pad):
+            optimizer.zero_grad()
+            weighted(module(x["words"], x["kept"]), y, w).backward()
+            optimizer.step()
+    assert_alike(trainer.module, module)
+
+
+def test_a_run_that_was_interrupted_goes_on_at_the_exact_sample(folder):
+    changed = given(**split({"pipe": RANKS} if RANKS in (2, 3) else {}))
+    assert_interrupted_alike(folder, changed, {})
+
+
+def unmasked(samples):
+    named, *rest = pad(samples)
+    return {**named, "kept": torch.ones_like(named["kept"])}, *rest
+
+
+class Drawn(Buckets):
+    """Draws from a generator of its own."""
+
+    def __iter__(self):
+        order = np.random.default_rng().permutation(len(self.data)).tolist()
+        return iter([order[i : i + self.size] for i in range(0, len(order), self.size)])
+
+
+class Ours(Buckets):
+    """Goes by the rank."""
+
+    def __iter__(self):
+        batches = list(super().__iter__())
+        return iter(batches[::-1] if MPI.COMM_WORLD.rank else batches)
+
+
+def loader_of(batches, collate=pad):
+    lines = Lines(50, 1)
+    return torch.utils.data.DataLoader(lines, batch_sampler=batches(lines, 12), collate_fn=collate)
+
+
+@pytest.mark.parametrize(
+    ("changed", "error", "message"),
+    [
+        ({"train_data": loader_of(Buckets, unmasked)}, ConfigError, "padding has a part in it"),
+        ({"train_data": loader_of(Drawn)}, DataError, "Drawn gives two orders of one epoch"),
+        (
+            {"train_data": loader_of(Buckets, lambda samples: (torch.ones(3), torch.ones(3)))},
+            DataError,
+            r"collate_fn gives shape \(3,\); the first axis must be the 1 samples",
+        ),
+        (
+            {"train_data": loader_of(Buckets, lambda samples: 1 / 0)},
+            DataError,
+            "the batch of samples 0 of Lines: collate_fn: ZeroDivisionError",
+        ),
+        (
+            {"train_data": Lines(50, 1), "test_data": None, "metrics": None, "cuts": ()},
+            DataError,
+            "or collate_fn= must make batches of them",
+        ),
+        (
+            {"train_data": torch.utils.data.DataLoader(Waves(50, 1), 12), "batch_size": 8},
+            DataError,
+            "a DataLoader with batches of 12 samples.* train.batch_size = 8; leave one of them out",
+        ),
+        ({"train_data": None, "collate_fn": pad}, TypeError, "collate_fn without train_data"),
+    ],
+)
+def test_what_would_train_other_numbers_is_refused(comm, folder, changed, error, message):
+    with pytest.raises(error, match=message) as raised:
+        made(folder, **given(**changed)).fit()
+    assert len(set(comm.allgather(str(raised.value)))) == 1
+
+
+@pytest.mark.mpi(min_size=2)
+def test_batches_that_a_rank_divides_are_refused(comm, folder):
+    with pytest.raises(DataError, match="other samples on some ranks than on others"):
+        made(folder, **given(train_data=loader_of(Ours)))
