@@ -34,7 +34,7 @@ class Given:
     loss: Any = None
     metrics: Mapping[str, Any] | Sequence[str] | None = None
     optimizer: Any = None
-    cuts: Sequence[str] = ()
+    cuts: str | Sequence[str] = ()
     schedule: Any = None
     classes: int = 0
 
@@ -64,7 +64,9 @@ def normalise(
         comm, lambda: _asked(config, given, settings), ConfigError, TypeError
     )
     schedule, grouping, options = given.schedule, None, dict[str, object]()
-    module, layers = user_objects.model(given.model, job.run.seed, given.cuts, given.train_data)
+    module, layers = user_objects.model(
+        given.model, job.run.seed, given.cuts, lambda: own_data.first(job, given.train_data)
+    )
     optimizer = given.optimizer
     if given.makes_optimizer:
         groups, grouping, options = user_objects.optimizer(optimizer, module, layers)
@@ -92,10 +94,6 @@ def normalise(
     besides = options | user_objects.kinds(module) | has | {"classes": given.classes}
     expect_same_job(comm, job, besides)
     data = own_data.given(comm, job, given.train_data, given.test_data, layers, given.classes)
-    if module is not None and given.cuts and data:
-        together(
-            comm, lambda: user_objects.expect_same_parts(module, given.cuts, data), ConfigError
-        )
     names = user_objects.names(module, layers) if module is not None else {}
     loss = user_objects.loss(given.loss)
     objects = UserObjects(data, layers, loss, metrics, optimizer, grouping, schedule, names)
@@ -193,12 +191,14 @@ def _has_layers(model: Mapping[str, Any]) -> bool:
     return any(isinstance(value, nn.Layer) for value in model.values())
 
 
-def _with_names(job: Config, given: Mapping[str, Any], cuts: Sequence[str]) -> Config:
+def _with_names(job: Config, given: Mapping[str, Any], cuts: str | Sequence[str]) -> Config:
     """The job with the names of the objects; a resumed run must have the same names."""
     names = {
         key: name_of(what)
         for key, what in given.items()
         if what is not None and getattr(job.own, key) in ("", _GIVEN)
     }
-    own = msgspec.structs.replace(job.own, **names, cuts=tuple(cuts))
+    own = msgspec.structs.replace(
+        job.own, **names, cuts=cuts if isinstance(cuts, str) else tuple(cuts)
+    )
     return msgspec.structs.replace(job, own=own)

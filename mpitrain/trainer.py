@@ -50,7 +50,7 @@ class Trainer(ClosedTogether):
         loss: Any = None,
         metrics: Mapping[str, Any] | Sequence[str] | None = None,
         optimizer: Any = None,
-        cuts: Sequence[str] = (),
+        cuts: str | Sequence[str] = (),
         schedule: Any = None,
         classes: int = 0,
         span: Span = no_span,
@@ -68,7 +68,8 @@ class Trainer(ClosedTogether):
                 spreads the parts of a ``torch.nn.Sequential`` over its stages.  Parameters that
                 need no gradient stay as they are.
             cuts: for any other module, names of its modules behind which it may be cut into stages,
-                in the order of their calls.
+                in the order of their calls; or the name of a list of modules, as
+                ``"encoder.layers"``.
             train_data, test_data: data sets with ``len(data)`` samples ``data[i]``, each a pair of
                 an input and a label.  Each rank reads only its own samples; random changes of a
                 sample follow from seed, epoch and ``i`` (:class:`mpitrain.data.own.Own`).  Or

@@ -1,13 +1,13 @@
 """Turns a program's objects, such as torch modules and functions, into parts of a job."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mpitrain import nn
+from mpitrain.arrays import Array
 from mpitrain.compress import parse
 from mpitrain.compress.codec import Momentum
 from mpitrain.config import Config, ConfigError
-from mpitrain.data import Dataset
 from mpitrain.objective import LossFunction
 from mpitrain.objective.metrics import Averaged, Metric
 from mpitrain.ranks.same import name_of
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def model(
-    given: Any, seed: int, cuts: Sequence[str], data: Any = None
+    given: Any, seed: int, cuts: str | Sequence[str], inputs: Callable[[], Array]
 ) -> tuple[Any, Mapping[str, nn.Layer] | None]:
     """The torch module, or None for layers; and the layers by name, or None if [model] names them.
 
@@ -26,7 +26,7 @@ def model(
         given: a module, layers by name, or a function that makes one of them.
         seed: seed of torch's generator while the function runs.
         cuts: names of modules behind which the module may be cut.
-        data: samples by number; the first one gives lazy modules their shapes.
+        inputs: gives the inputs of some samples, for lazy modules and those that are cut.
 
     Raises:
         ConfigError: the module cannot be trained, or ``cuts`` were given without a module.
@@ -50,20 +50,20 @@ def model(
             f"model: a torch module is needed, or layers by name, or a function that makes one of "
             f"them, which made an object of type {type(given).__name__}"
         )
-    if any(map(torch.nn.parameter.is_lazy, given.parameters())) and hasattr(data, "__getitem__"):
-        _give_shapes(given, data, seed)
+    if any(map(torch.nn.parameter.is_lazy, given.parameters())):
+        _give_shapes(given, inputs(), seed)
     if (own := list(given.parameters())) and not any(p.requires_grad for p in own):
         raise ConfigError(
             "model: all of its parameters are frozen, so that nothing is trained; unfreeze some by "
             "requires_grad_(True)"
         )
     try:
-        return given, layers(given, cuts)
-    except (TypeError, ValueError) as error:
+        return given, layers(given, cuts, inputs() if cuts else None)
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
         raise ConfigError(f"model: {error}") from error
 
 
-def _give_shapes(module: Any, data: Any, seed: int) -> None:
+def _give_shapes(module: Any, inputs: Array, seed: int) -> None:
     """Give lazy modules shapes from the first sample, and values from torch's generator.
 
     Raises:
@@ -71,12 +71,10 @@ def _give_shapes(module: Any, data: Any, seed: int) -> None:
     """
     import torch
 
-    from mpitrain.data.own import OwnSamples
     from mpitrain.fields import as_given, fields
 
     kind = next(one.dtype for one in module.parameters() if torch.nn.parameter.is_lazy(one))
-    first = fields(OwnSamples(data, "float32", seed)[:1].inputs)
-    parts = {n: torch.from_numpy(a) for n, a in first.items()}
+    parts = {n: torch.from_numpy(a) for n, a in fields(inputs[:1]).items()}
     parts = {n: a.to(kind) if a.is_floating_point() else a for n, a in parts.items()}
     modes = [(part, part.training) for part in module.modules()]
     try:
@@ -122,20 +120,6 @@ def kinds(module: Any) -> dict[str, object]:
         else type(part).__name__
         for name, part in (module.named_modules() if module is not None else ())
     }
-
-
-def expect_same_parts(module: Any, cuts: Sequence[str], data: Dataset) -> None:
-    """Check that the parts of a torch module, called in turn, give the module's outputs.
-
-    Raises:
-        ConfigError: the outputs differ.
-    """
-    from mpitrain.adapters.torch.cutting import expect_the_same
-
-    try:
-        expect_the_same(module, cuts, data.train[:2].inputs)
-    except (RuntimeError, ValueError, TypeError, IndexError) as error:
-        raise ConfigError(f"model: {error}") from error
 
 
 def optimizer(

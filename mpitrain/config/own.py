@@ -23,7 +23,7 @@ def brought(own: Own) -> dict[str, Any]:
     modules: dict[str, ModuleType] = {}
     found: dict[str, Any] = {}
     for key, text in msgspec.structs.asdict(own).items():
-        if text and isinstance(text, str):
+        if text and isinstance(text, str) and key != "cuts":
             found[key] = _named(key, text, modules)
     if "data" in found:
         found["train_data"], found["test_data"] = _pair(own.data, found.pop("data"))

@@ -11,7 +11,7 @@ from collectives.errors import words
 from mpitrain import nn
 from mpitrain.arrays import Array
 from mpitrain.config import Config
-from mpitrain.data import DataError, Dataset
+from mpitrain.data import DataError, Dataset, load
 from mpitrain.data.own import MapStyle, OwnSamples
 from mpitrain.data.stream import Streamed, is_stream
 from mpitrain.fields import Fields
@@ -61,6 +61,17 @@ def given(
         return Dataset(replace(train, classes=kinds), test, kinds)
 
     return together(comm, made, DataError)
+
+
+def first(job: Config, train_data: Data | None) -> Array:
+    """Inputs of the first three samples, of the program's data or the job's.
+
+    Raises:
+        DataError: they cannot be read.
+    """
+    if train_data is None:
+        return load(job.data, job.run.dtype).train[:3].inputs
+    return _samples("train_data", train_data, job)[:3].inputs
 
 
 def _expect_alike(train: OwnSamples, test: OwnSamples) -> None:

@@ -7,8 +7,7 @@ import torch
 from torch import nn
 
 from mpitrain.adapters.torch.checks.module_class import ELSEWHERE, ImpureModule
-from mpitrain.adapters.torch.checks.probe import Tensors, alike, close, one_line
-from mpitrain.fields import named
+from mpitrain.adapters.torch.checks.probe import Tensors, alike, close, one_line, outputs_of
 from mpitrain.nn.layer import Verdict
 
 Run = Callable[..., Tensors]
@@ -56,7 +55,7 @@ class Watched(nn.Module):
                 self.say(_changes(inner))
         if len(after) != len(before):
             self.say(_changes("a new one"))
-        outputs: Tensors = named(y)
+        outputs: Tensors = outputs_of(y)
         for part in outputs.values():
             if not isinstance(part, torch.Tensor):
                 raise ImpureModule(

@@ -1,11 +1,13 @@
 """Samples, calls of user code, and comparisons of results, for the checks and the layers."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import is_dataclass
+from inspect import signature
 from typing import Any
 
 import torch
 
-from mpitrain.fields import as_given
+from mpitrain.fields import as_given, named
 
 Tensors = Mapping[str, torch.Tensor]
 #: ``f(outputs, labels)``, as torch's functional losses: tensors, or tuples or dictionaries of them,
@@ -81,6 +83,26 @@ def call_with(
         if id(tensor) in given
     }
     return torch.func.functional_call(module, every, args, kwargs, tie_weights=False)
+
+
+def options(module: torch.nn.Module) -> dict[str, Any]:
+    """Arguments of a module that are no data: no cache, which models of ``transformers`` can do."""
+    return {"use_cache": False} if "use_cache" in signature(module.forward).parameters else {}
+
+
+def outputs_of(found: Any) -> dict[str, Any]:
+    """Results of a module by name (:mod:`mpitrain.fields`).
+
+    A data class or a dictionary, as ``transformers`` have them, may hold other things than tensors,
+    and a tuple None: these are left out.
+    """
+    if is_dataclass(found) and not isinstance(found, Mapping):
+        found = vars(found)
+    if isinstance(found, Mapping):
+        return named({k: part for k, part in found.items() if isinstance(part, torch.Tensor)})
+    if isinstance(found, tuple):
+        found = tuple(part for part in found if part is not None)
+    return named(found)
 
 
 def expect_outputs(found: Mapping[str, Any]) -> None:
