@@ -96,6 +96,8 @@ def normalise(
     data = own_data.given(comm, job, given.train_data, given.test_data, layers, given.classes)
     names = user_objects.names(module, layers) if module is not None else {}
     loss = user_objects.loss(given.loss)
+    if module is not None and given.loss is user_objects.own_loss and metrics is None:
+        user_objects.give_only_loss(layers)
     objects = UserObjects(data, layers, loss, metrics, optimizer, grouping, schedule, names)
     return job, objects, module
 
@@ -133,6 +135,8 @@ def _asked(
 def names_as_settings(given: Given, settings: Mapping[str, Any]) -> tuple[Given, dict[str, Any]]:
     """Move arguments that are names or tables, and no objects, to the settings of that meaning."""
     asked = dict(settings)
+    if given.loss == "model":
+        given = replace(given, loss=user_objects.own_loss)
     if isinstance(given.loss, str | Mapping):
         asked["loss"] = {"name": given.loss} if isinstance(given.loss, str) else given.loss
         given = replace(given, loss=None)

@@ -80,7 +80,8 @@ class Trainer(ClosedTogether):
                 ``(sum, count)``: the sum over what counts, and how much counts, of which the
                 trainer makes the mean over all ranks and micro-batches; one of torch's losses, with
                 ``ignore_index``, ``weight`` and ``reduction="sum"``; a
-                :class:`mpitrain.objective.LossFunction`; or a name as in ``loss.name``.
+                :class:`mpitrain.objective.LossFunction`; a name as in ``loss.name``; or
+                ``"model"``, the loss that a torch module computes itself, as ``transformers`` do.
             metrics: functions of torch tensors that return means over samples or ``(sum, count)``,
                 or :class:`~mpitrain.objective.metrics.Metric`, by name; or names as in
                 ``evaluate.metrics``.

@@ -178,6 +178,22 @@ def dtype(module: Any, otherwise: str) -> str:
     return found if found in ("float32", "float64") else otherwise
 
 
+def own_loss(outputs: Any, labels: Any) -> Any:
+    """``loss="model"``: the loss that the model computes itself.
+
+    Raises:
+        ValueError: it computes none.
+    """
+    if not isinstance(outputs, Mapping) or "loss" not in outputs:
+        raise ValueError("the model gives no loss itself; give it labels, or give loss=function")
+    return outputs["loss"]
+
+
+def give_only_loss(layers: Any) -> None:
+    """Let the last of a torch module's layers give nothing but the module's own loss."""
+    next(reversed(layers.values())).give_only_loss()
+
+
 def loss(given: Any) -> LossFunction | None:
     """A loss from a function of torch tensors, or from a class such as ``torch.nn.MSELoss``.
 

@@ -105,6 +105,8 @@ class OwnSamples:
         return DataError(f"sample {index} of {type(self.data).__name__}{why}")
 
     def _arrays_of(self, index: int, found: Any) -> Pair:
+        if isinstance(found, Mapping):  # all of it is for the model
+            found = found, found.get("labels", False)
         if not isinstance(found, (tuple, list)) or len(found) != 2:
             several = isinstance(found, (tuple, list))
             raise self._wrong(

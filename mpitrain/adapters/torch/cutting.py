@@ -21,11 +21,11 @@ from mpitrain.adapters.torch.checks.module import modes_kept
 from mpitrain.adapters.torch.checks.probe import Tensors, one_line, options, outputs_of
 from mpitrain.adapters.torch.trial import (
     MANY,
-    Given,
-    Made,
+    Crossing,
+    EndTensor,
+    InputTensor,
     Result,
     Trial,
-    Wire,
     absent,
     called,
     tensors,
@@ -119,12 +119,12 @@ class _Part:
         whole = trial.module
         self._number = number
         arriving, self._leaving = trial.crossing[number : number + 2]
-        self._arriving: dict[Wire, str] = {one: one.field for one in arriving}
+        self._arriving: dict[Crossing, str] = {one: one.field for one in arriving}
         if not number:
-            self._arriving = {Given(name): name for name in inputs}
+            self._arriving = {InputTensor(name): name for name in inputs}
         self._inputs = {name: (one.shape[1:], one.dtype) for name, one in inputs.items()}
         self._options = options(whole)
-        self._here: dict[Wire, torch.Tensor] = {}
+        self._here: dict[Crossing, torch.Tensor] = {}
         self._rows = 0
         values = [*whole.parameters(), *whole.buffers()]
         copies: dict[int, Any] = {id(one): one for one in values}  # these are not copied
@@ -156,7 +156,7 @@ class _Part:
         self._here = dict(zip(self._arriving, values, strict=True))
         self._rows = len(values[0])
         given = {
-            name: self._here.get(Given(name), absent((self._rows, *shape), kind))
+            name: self._here.get(InputTensor(name), absent((self._rows, *shape), kind))
             for name, (shape, kind) in self._inputs.items()
         }
         try:
@@ -165,7 +165,7 @@ class _Part:
             return self._forward(**given, **self._options)
         except _Left as left:
             for place, one in enumerate(tree_flatten(left.result)[0]):
-                self._here[Made(self._number, place)] = one
+                self._here[EndTensor(self._number, place)] = one
             found = {one.field: self._for_each(self._here[one]) for one in self._leaving}
             return found if len(found) > 1 else next(iter(found.values()))
         finally:
@@ -173,7 +173,7 @@ class _Part:
 
     def _result(self, end: int | None, result: Result, *args: Any, **kwargs: Any) -> Any:
         """The result of a module that earlier parts have called, or that this one does not need."""
-        made = {one: tensor for one, tensor in self._here.items() if isinstance(one, Made)}
+        made = {one: tensor for one, tensor in self._here.items() if isinstance(one, EndTensor)}
         sent = {one.place: tensor for one, tensor in made.items() if one.part == end}
         return result.of(self._rows, sent)
 

@@ -13,7 +13,7 @@ Origins = frozenset[Hashable]
 _NONE: Origins = frozenset()
 
 
-class Drawn(NamedTuple):
+class DrawnNumbers(NamedTuple):
     """The origin of random numbers: the number of the operation that drew them."""
 
     number: int
@@ -73,7 +73,7 @@ class Dataflow(TorchDispatchMode):
         before = torch.get_rng_state()
         found = function(*args, **kwargs or {})
         if not torch.equal(before, torch.get_rng_state()):
-            origins |= {Drawn(len(self._alive))}
+            origins |= {DrawnNumbers(len(self._alive))}
         if {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & set(function.tags):
             self.steering |= origins
         for tensor in _tensors(found):

@@ -32,7 +32,6 @@ from mpitrain.adapters.torch.checks.probe import (
     is_due,
     one_line,
     options,
-    outputs_of,
 )
 from mpitrain.adapters.torch.stand_ins import set_context, stand_ins, with_stand_ins
 from mpitrain.arrays import Array, Gradients, Parameters, Shape, array_namespace
@@ -173,7 +172,8 @@ class TorchLayer(Layer):
         """Shape of the output for one sample; buffers and the generator stay as they are."""
         buffers = {name: b.clone() for name, b in self.module.named_buffers()}
         with torch.random.fork_rng(devices=[]):
-            found = outputs_of(call_with(self.module, buffers, *self._arguments(x)))
+            values = {f"module.{name}": buffer for name, buffer in buffers.items()}
+            found = call_with(self._watched, values, *self._arguments(x))
         expect_outputs(found)
         if "" in found:
             return tuple(found[""].shape[1:])
@@ -188,6 +188,10 @@ class TorchLayer(Layer):
             if "0" in values
             else ((), {**values, **self._options})
         )
+
+    def give_only_loss(self) -> None:
+        """Leave all outputs but the module's own loss out, if it has one."""
+        self._watched.only_loss = True
 
     def verdicts(self) -> list[Verdict]:
         return [self._watched.verdict]

@@ -11,13 +11,13 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from mpitrain.adapters.torch.checks.module import modes_kept
 from mpitrain.adapters.torch.checks.module_class import ImpureModule, is_held, keeps_running
 from mpitrain.adapters.torch.checks.probe import Tensors, call_with, options, outputs_of
-from mpitrain.adapters.torch.dataflow import Dataflow, Drawn, Origins
+from mpitrain.adapters.torch.dataflow import Dataflow, DrawnNumbers, Origins
 
 #: Samples of the two runs, from which shapes for any number of samples follow.
 FEW, MANY = 2, 3
 
 
-class Given(NamedTuple):
+class InputTensor(NamedTuple):
     """One of the module's inputs."""
 
     name: str
@@ -28,7 +28,7 @@ class Given(NamedTuple):
         return f"given_{self.name}"
 
 
-class Made(NamedTuple):
+class EndTensor(NamedTuple):
     """A tensor in the result of the module that ends a part."""
 
     part: int
@@ -40,7 +40,7 @@ class Made(NamedTuple):
         return f"made_{self.part}_{self.place}"
 
 
-Wire = Given | Made
+Crossing = InputTensor | EndTensor
 
 
 class Shape(NamedTuple):
@@ -79,7 +79,7 @@ class Result:
         return tree_unflatten(leaves, self.structure)
 
 
-class Call(NamedTuple):
+class OnlyCall(NamedTuple):
     """The only call of a module.
 
     Attributes:
@@ -116,8 +116,8 @@ class Trial:
         """
         self.module, self._after = module, after
         ends = {id(module.get_submodule(name)): n for n, name in enumerate(after)}
-        few = _Run(module, ends, {name: one[:FEW] for name, one in inputs.items()})
-        many = _Run(module, ends, inputs)
+        few = _TrialRun(module, ends, {name: one[:FEW] for name, one in inputs.items()})
+        many = _TrialRun(module, ends, inputs)
         if [ends[key] for key in few.ended] != list(range(len(after))) or few.ended != many.ended:
             found = ", ".join(after[ends[key]] for key in many.ended)
             raise ValueError(
@@ -136,7 +136,7 @@ class Trial:
         between = {id(buffer) for buffer in module.buffers()} - before
         self._needs = [need | between for need in self._needs]
         self.calls = [
-            Call(one.module, ends.get(key), result)
+            OnlyCall(one.module, ends.get(key), result)
             for key, one in many.once.items()
             if key in few.once and (result := _result(few.once[key], one)) is not None
         ]
@@ -156,9 +156,9 @@ class Trial:
         users = [n for n, need in enumerate(self._needs) if id(one) in need]
         return number in (users or [0])
 
-    def left_out(self, number: int) -> list[Call]:
+    def left_out(self, number: int) -> list[OnlyCall]:
         """Calls before the begin of a part that end earlier ones, or that it does not need."""
-        found: list[Call] = []
+        found: list[OnlyCall] = []
         for call in self.calls if number else ():
             if call.end is not None or id(call.module) not in self._needs[number]:
                 found.append(call)
@@ -166,22 +166,22 @@ class Trial:
                 break
         return found
 
-    def _crossing_into(self, number: int, inputs: Tensors) -> list[Wire]:
+    def _crossing_into(self, number: int, inputs: Tensors) -> list[Crossing]:
         """The tensors that this part or later ones need and do not make."""
         needed: Origins = frozenset().union(*self._needs[number:])
         made = [
-            Made(call.end, place)
+            EndTensor(call.end, place)
             for call in self.calls
             if call.end is not None and call.end < number
             for place in range(len(call.result.leaves))
         ]
-        wires: list[Wire] = [*made, *map(Given, inputs)]
+        wires: list[Crossing] = [*made, *map(InputTensor, inputs)]
         return [one for one in wires if one in needed]
 
     def _check(self) -> None:
         results = {call.end: call.result for call in self.calls}
         for number, name in enumerate(self._after, 1):
-            made = [one for one in self.crossing[number] if isinstance(one, Made)]
+            made = [one for one in self.crossing[number] if isinstance(one, EndTensor)]
             if not made:
                 raise ValueError(
                     f"cuts: nothing that is computed before {name!r} is used behind it"
@@ -201,7 +201,7 @@ class Trial:
                     f"part{users[1]}.{name} ({type(part).__name__}) is in part{users[0]}, too, and "
                     "has one running mean and variance; cut before it, or behind what it gives"
                 )
-        drawn = [one for need in self._needs for one in need if isinstance(one, Drawn)]
+        drawn = [one for need in self._needs for one in need if isinstance(one, DrawnNumbers)]
         if len(drawn) != len(set(drawn)):
             raise ImpureModule(
                 "cuts: random numbers are drawn between the modules behind which it is cut, and "
@@ -217,7 +217,7 @@ class _Seen(NamedTuple):
     structure: TreeSpec
 
 
-class _Run:
+class _TrialRun:
     """One run of a module.
 
     Attributes:
@@ -235,7 +235,7 @@ class _Run:
         given = {name: one.clone() for name, one in inputs.items()}
         buffers = {name: one.clone() for name, one in module.named_buffers()}
         for name, one in given.items():
-            self._flow.add(one, frozenset([Given(name)]))
+            self._flow.add(one, frozenset([InputTensor(name)]))
         for name, buffer in module.named_buffers():
             self._flow.add(buffers[name], frozenset([id(buffer)]))
         for parameter in module.parameters():
@@ -268,7 +268,7 @@ class _Run:
         fresh = [one.clone() if isinstance(one, torch.Tensor) else one for one in leaves]
         for place, one in enumerate(fresh):
             if isinstance(one, torch.Tensor):
-                self._flow.begin(one, Made(len(self.ended), place))
+                self._flow.begin(one, EndTensor(len(self.ended), place))
         self.ended.append(id(part))
         return tree_unflatten(fresh, structure)
 

@@ -94,15 +94,24 @@ def outputs_of(found: Any) -> dict[str, Any]:
     """Results of a module by name (:mod:`mpitrain.fields`).
 
     A data class or a dictionary, as ``transformers`` have them, may hold other things than tensors,
-    and a tuple None: these are left out.
+    and a tuple None: these are left out.  A single number is the module's own loss.
     """
     if is_dataclass(found) and not isinstance(found, Mapping):
         found = vars(found)
     if isinstance(found, Mapping):
         return named({k: part for k, part in found.items() if isinstance(part, torch.Tensor)})
-    if isinstance(found, tuple):
-        found = tuple(part for part in found if part is not None)
-    return named(found)
+    if isinstance(found, torch.Tensor):
+        return {"" if found.dim() else "loss": found}
+    if not isinstance(found, tuple):
+        return named(found)
+    parts = [part for part in found if part is not None]
+    if len(parts) == 1 and len(found) > 1:
+        return outputs_of(parts[0])
+    single = [isinstance(part, torch.Tensor) and not part.dim() for part in parts]
+    if sum(single) != 1:
+        return named(tuple(parts))
+    names = ["loss" if is_loss else f"output_{n}" for n, is_loss in enumerate(single)]
+    return dict(zip(names, parts, strict=True))
 
 
 def expect_outputs(found: Mapping[str, Any]) -> None:
@@ -120,7 +129,11 @@ def expect_outputs(found: Mapping[str, Any]) -> None:
                 "dense tensors alone; give to_dense() or dequantize() of it"
             )
         if not part.dim():
-            raise ValueError(f"{of} is a single number; outputs have one for each sample")
+            raise ValueError(
+                f"{of} is a single number, and no mean by torch's own losses; outputs have one for "
+                "each sample: give loss=function of outputs and labels that returns (sum, count), "
+                "and the module no labels"
+            )
         if part.is_complex():
             raise ValueError(
                 f"{of} is of {part.dtype}, and layers pass real numbers alone; put what gives "
