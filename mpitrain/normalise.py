@@ -36,7 +36,7 @@ class Given:
     loss: Any = None
     metrics: Mapping[str, Any] | Sequence[str] | None = None
     optimizer: Any = None
-    cuts: Sequence[str] = ()
+    cuts: str | Sequence[str] = ()
     schedule: Any = None
     classes: int = 0
     collate_fn: Collate | None = None
@@ -68,7 +68,9 @@ def normalise(
     )
     schedule, grouping, options = given.schedule, None, dict[str, object]()
     train, test = given.train_data, given.test_data
-    module, layers = user_objects.model(given.model, job.run.seed, given.cuts, train)
+    module, layers = user_objects.model(
+        given.model, job.run.seed, given.cuts, lambda: own_data.first(job, train)
+    )
     optimizer = given.optimizer
     if given.makes_optimizer:
         groups, grouping, options = user_objects.optimizer(optimizer, module, layers)
@@ -90,10 +92,6 @@ def normalise(
     besides = options | user_objects.kinds(module) | has | {"classes": given.classes}
     expect_same_job(comm, job, besides)
     data = own_data.given(comm, job, train, test, layers, given.classes)
-    if module is not None and given.cuts and data:
-        together(
-            comm, lambda: user_objects.expect_same_parts(module, given.cuts, data), ConfigError
-        )
     names = user_objects.names(module, layers) if module is not None else {}
     function = user_objects.over_parts if data and data.in_turn else lambda given: given
     loss, metrics = user_objects.loss(function(given.loss)), None
@@ -103,6 +101,8 @@ def normalise(
             name: user_objects.metric(function(one), name, is_torch)
             for name, one in given.metrics.items()
         }
+    if module is not None and given.loss is user_objects.own_loss and metrics is None:
+        user_objects.give_only_loss(layers)
     objects = UserObjects(data, layers, loss, metrics, optimizer, grouping, schedule, names)
     return job, objects, module
 
@@ -156,6 +156,8 @@ def _taken(given: Given) -> Given:
 def names_as_settings(given: Given, settings: Mapping[str, Any]) -> tuple[Given, dict[str, Any]]:
     """Move arguments that are names or tables, and no objects, to the settings of that meaning."""
     asked = dict(settings)
+    if given.loss == "model":
+        given = replace(given, loss=user_objects.own_loss)
     if isinstance(given.loss, str | Mapping):
         asked["loss"] = {"name": given.loss} if isinstance(given.loss, str) else given.loss
         given = replace(given, loss=None)
@@ -214,12 +216,14 @@ def _has_layers(model: Mapping[str, Any]) -> bool:
     return any(isinstance(value, nn.Layer) for value in model.values())
 
 
-def _with_names(job: Config, given: Mapping[str, Any], cuts: Sequence[str]) -> Config:
+def _with_names(job: Config, given: Mapping[str, Any], cuts: str | Sequence[str]) -> Config:
     """The job with the names of the objects; a resumed run must have the same names."""
     names = {
         key: name_of(what)
         for key, what in given.items()
         if what is not None and getattr(job.own, key) in ("", _GIVEN)
     }
-    own = msgspec.structs.replace(job.own, **names, cuts=tuple(cuts))
+    own = msgspec.structs.replace(
+        job.own, **names, cuts=cuts if isinstance(cuts, str) else tuple(cuts)
+    )
     return msgspec.structs.replace(job, own=own)

@@ -51,7 +51,7 @@ class Trainer(ClosedTogether):
         loss: Any = None,
         metrics: Mapping[str, Any] | Sequence[str] | None = None,
         optimizer: Any = None,
-        cuts: Sequence[str] = (),
+        cuts: str | Sequence[str] = (),
         schedule: Any = None,
         classes: int = 0,
         collate_fn: Collate | None = None,
@@ -70,7 +70,8 @@ class Trainer(ClosedTogether):
                 spreads the parts of a ``torch.nn.Sequential`` over its stages.  Parameters that
                 need no gradient stay as they are.
             cuts: for any other module, names of its modules behind which it may be cut into stages,
-                in the order of their calls.
+                in the order of their calls; or the name of a list of modules, as
+                ``"encoder.layers"``.
             train_data, test_data: data sets with ``len(data)`` samples ``data[i]``, each a pair of
                 an input and a label; what follows, such as a weight, is a further argument of loss
                 and metrics.  Each rank reads only its own samples; random changes of a sample
@@ -86,7 +87,8 @@ class Trainer(ClosedTogether):
                 ``(sum, count)``: the sum over what counts, and how much counts, of which the
                 trainer makes the mean over all ranks and micro-batches; one of torch's losses, with
                 ``ignore_index``, ``weight`` and ``reduction="sum"``; a
-                :class:`mpitrain.objective.LossFunction`; or a name as in ``loss.name``.
+                :class:`mpitrain.objective.LossFunction`; a name as in ``loss.name``; or
+                ``"model"``, the loss that a torch module computes itself, as ``transformers`` do.
             metrics: functions of torch tensors that return means over samples or ``(sum, count)``,
                 or :class:`~mpitrain.objective.metrics.Metric`, by name; or names as in
                 ``evaluate.metrics``.

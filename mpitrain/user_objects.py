@@ -1,26 +1,25 @@
 """Turns a program's objects, such as torch modules and functions, into parts of a job."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 from mpitrain import nn
+from mpitrain.arrays import Array
 from mpitrain.compress import parse
 from mpitrain.compress.codec import Momentum
 from mpitrain.config import Config, ConfigError
-from mpitrain.data import Dataset
 from mpitrain.objective import LossFunction
 from mpitrain.objective.metrics import Averaged, Metric
 from mpitrain.ranks.same import name_of
 
 if TYPE_CHECKING:
-    from mpitrain.data.loaders import Taken
     from mpitrain.optim.groups import Grouping
     from mpitrain.optim.optimizers import Optimizer
 
 
 def model(
-    given: Any, seed: int, cuts: Sequence[str], data: "Taken | None" = None
+    given: Any, seed: int, cuts: str | Sequence[str], inputs: Callable[[], Array]
 ) -> tuple[Any, Mapping[str, nn.Layer] | None]:
     """The torch module, or None for layers; and the layers by name, or None if [model] names them.
 
@@ -28,7 +27,7 @@ def model(
         given: a module, layers by name, or a function that makes one of them.
         seed: seed of torch's generator while the function runs.
         cuts: names of modules behind which the module may be cut.
-        data: samples, of which the first one gives lazy modules their shapes.
+        inputs: gives the inputs of some samples, for lazy modules and those that are cut.
 
     Raises:
         ConfigError: the module cannot be trained, or ``cuts`` were given without a module.
@@ -52,20 +51,20 @@ def model(
             f"model: a torch module is needed, or layers by name, or a function that makes one of "
             f"them, which made an object of type {type(given).__name__}"
         )
-    if any(map(torch.nn.parameter.is_lazy, given.parameters())) and data is not None:
-        _give_shapes(given, data, seed)
+    if any(map(torch.nn.parameter.is_lazy, given.parameters())):
+        _give_shapes(given, inputs(), seed)
     if (own := list(given.parameters())) and not any(p.requires_grad for p in own):
         raise ConfigError(
             "model: all of its parameters are frozen, so that nothing is trained; unfreeze some by "
             "requires_grad_(True)"
         )
     try:
-        return given, layers(given, cuts)
-    except (TypeError, ValueError) as error:
+        return given, layers(given, cuts, inputs() if cuts else None)
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
         raise ConfigError(f"model: {error}") from error
 
 
-def _give_shapes(module: Any, data: "Taken", seed: int) -> None:
+def _give_shapes(module: Any, inputs: Array, seed: int) -> None:
     """Give lazy modules shapes from the first sample, and values from torch's generator.
 
     Raises:
@@ -76,8 +75,7 @@ def _give_shapes(module: Any, data: "Taken", seed: int) -> None:
     from mpitrain.fields import as_given, fields
 
     kind = next(one.dtype for one in module.parameters() if torch.nn.parameter.is_lazy(one))
-    first = fields(data.samples("float32", seed)[:1].inputs)
-    parts = {n: torch.from_numpy(a) for n, a in first.items()}
+    parts = {n: torch.from_numpy(a) for n, a in fields(inputs[:1]).items()}
     parts = {n: a.to(kind) if a.is_floating_point() else a for n, a in parts.items()}
     modes = [(part, part.training) for part in module.modules()]
     try:
@@ -123,20 +121,6 @@ def kinds(module: Any) -> dict[str, object]:
         else type(part).__name__
         for name, part in (module.named_modules() if module is not None else ())
     }
-
-
-def expect_same_parts(module: Any, cuts: Sequence[str], data: Dataset) -> None:
-    """Check that the parts of a torch module, called in turn, give the module's outputs.
-
-    Raises:
-        ConfigError: the outputs differ.
-    """
-    from mpitrain.adapters.torch.cutting import expect_the_same
-
-    try:
-        expect_the_same(module, cuts, data.train[:2].inputs)
-    except (RuntimeError, ValueError, TypeError, IndexError) as error:
-        raise ConfigError(f"model: {error}") from error
 
 
 def optimizer(
@@ -203,6 +187,22 @@ def types(module: Any, asked: Mapping[str, Any]) -> dict[str, str]:
     if set(kinds) in ({"bfloat16"}, {"float16"}) and "compute" not in keys:
         found["compute"] = kinds[0]
     return found
+
+
+def own_loss(outputs: Any, labels: Any) -> Any:
+    """``loss="model"``: the loss that the model computes itself.
+
+    Raises:
+        ValueError: it computes none.
+    """
+    if not isinstance(outputs, Mapping) or "loss" not in outputs:
+        raise ValueError("the model gives no loss itself; give it labels, or give loss=function")
+    return outputs["loss"]
+
+
+def give_only_loss(layers: Any) -> None:
+    """Let the last of a torch module's layers give nothing but the module's own loss."""
+    next(reversed(layers.values())).give_only_loss()
 
 
 def loss(given: Any) -> LossFunction | None:

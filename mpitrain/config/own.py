@@ -23,8 +23,9 @@ def brought(own: Own) -> dict[str, Any]:
     modules: dict[str, ModuleType] = {}
     found: dict[str, Any] = {}
     for key, text in msgspec.structs.asdict(own).items():
-        if text and isinstance(text, str):
-            found[key] = _named(key, text, modules)
+        if text and isinstance(text, str) and key != "cuts":
+            is_models = (key, text) == ("loss", "model")
+            found[key] = text if is_models else _named(key, text, modules)
     if "data" in found:
         found["train_data"], found["test_data"] = _pair(own.data, found.pop("data"))
     metrics = found.get("metrics")

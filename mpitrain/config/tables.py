@@ -332,7 +332,8 @@ class Own(Struct, frozen=True, forbid_unknown_fields=True):
         optimizer: function that makes an optimiser of torch of a list of parameters.
         schedule: function that makes a scheduler of torch of that optimiser, or gives the factor on
             the rate of a step.
-        cuts: names of modules in the model behind which a pipeline may cut it.
+        cuts: names of modules in the model behind which a pipeline may cut it, or the name of a
+            list of modules.
         classes: number of classes of the labels, where the model does not show it.
     """
 
@@ -342,7 +343,7 @@ class Own(Struct, frozen=True, forbid_unknown_fields=True):
     metrics: str = ""
     optimizer: str = ""
     schedule: str = ""
-    cuts: tuple[str, ...] = ()
+    cuts: str | tuple[str, ...] = ()
     classes: Annotated[int, Meta(ge=0)] = 0
 
 

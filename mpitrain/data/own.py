@@ -107,7 +107,7 @@ class OwnSamples:
             for key, part in _entries(value)
             if self._array(what, part) is None
         ]
-        return left_out, len(found) > 2 and "" not in self._arrays_of(what, found)[1]
+        return left_out, _is_followed(found) and "" not in self._arrays_of(what, found)[1]
 
     def read_anew(self) -> None:
         """Reads a sample in this process, beside all passes."""
@@ -158,7 +158,12 @@ class OwnSamples:
                 raise self._wrong(what, f": collate_fn: {words(error)}") from error
 
     def _pair(self, what: str, found: Any) -> tuple[Any, Any]:
-        """Input and label; what follows the label is a part of it."""
+        """Input and label; what follows the label is a part of it.
+
+        A dictionary is an input as a whole, for a model that computes its own loss.
+        """
+        if isinstance(found, Mapping):
+            return found, found.get("labels", False)
         if isinstance(found, (tuple, list)) and len(found) >= 2:
             return found[0], found[1] if len(found) == 2 else tuple(found[1:])
         several = isinstance(found, (tuple, list))
@@ -172,7 +177,7 @@ class OwnSamples:
     def _arrays_of(self, what: str, found: Any) -> Pair:
         """Input and label of a sample, or of the batch ``what`` that was collated."""
         inputs, labels = (self._arrays(what, value) for value in self._pair(what, found))
-        if len(found) > 2 and len(labels) == 1:  # nothing but names and the like follows it
+        if _is_followed(found) and len(labels) == 1:  # nothing but names and the like follows it
             labels = {"": labels["0"]}
         return inputs, labels
 
@@ -233,6 +238,11 @@ class OwnSamples:
 
 def _sample(index: int) -> str:
     return f"sample {index}"
+
+
+def _is_followed(found: Any) -> bool:
+    """Whether something follows input and label, as a weight."""
+    return not isinstance(found, Mapping) and len(found) > 2
 
 
 def _entries(value: Any) -> Iterable[tuple[Any, Any]]:

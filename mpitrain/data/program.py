@@ -12,7 +12,7 @@ from collectives.errors import words
 from mpitrain import nn
 from mpitrain.arrays import Array
 from mpitrain.config import Config
-from mpitrain.data import DataError, Dataset
+from mpitrain.data import DataError, Dataset, load
 from mpitrain.data.loaders import Taken
 from mpitrain.data.own import MapStyle, OwnSamples
 from mpitrain.data.stream import Streamed
@@ -71,6 +71,17 @@ def given(
     if left_out and comm.rank == 0:
         log.warning("the model does not see %s, which are no numbers", ", ".join(left_out))
     return found
+
+
+def first(job: Config, train: Taken | None) -> Array:
+    """Inputs of the first three samples, of the program's data or the job's.
+
+    Raises:
+        DataError: they cannot be read.
+    """
+    if train is None:
+        return load(job.data, job.run.dtype).train[:3].inputs
+    return _samples("train_data", train, job)[:3].inputs
 
 
 def _expect_alike(train: OwnSamples, test: OwnSamples, *, varies: bool) -> None:

@@ -3,6 +3,7 @@
 import re
 from importlib.util import find_spec
 
+import numpy as np
 import pytest
 
 from tests.launch import programs
@@ -26,7 +27,7 @@ def example(folder, name, ranks=2):
 
 
 def test_every_example_is_run_here():
-    tested = {"allreduce", "own_algorithm", "own_data", "pipeline"}
+    tested = {"allreduce", "own_algorithm", "own_data", "pipeline", "transformer"}
     assert {path.stem for path in (ROOT / "examples").glob("*.py")} == tested
     assert {path.stem for path in SCRIPTS.glob("*.py")} == {*TRAINING, "checkpoint"}
 
@@ -112,6 +113,18 @@ def test_pipeline(tmp_path):
     accuracy = float(re.findall(r"test accuracy ([\d.]+)%", told)[-1])
     assert accuracy > 80
     assert (tmp_path / "runs" / "pipeline" / "metrics.jsonl").exists()
+
+
+@pytest.mark.slow
+@needs_torch
+@pytest.mark.skipif(find_spec("transformers") is None, reason="transformers is not installed")
+def test_transformer(tmp_path):
+    program = ROOT / "examples" / "transformer.py"
+    told = [run(tmp_path, 2, program, *given) for given in ((), ('{"pipe": 2}',))]
+    losses = [re.findall(r"^ +\d+ +([\d.]+) ", text, re.M) for text in told]
+    assert len(losses[0]) == 16
+    assert np.array(losses[1], float) == pytest.approx(np.array(losses[0], float), rel=1e-3)
+    assert float(losses[0][-1]) < float(losses[0][0]) / 2
 
 
 def test_the_programs_of_invent(tmp_path):

@@ -1,170 +1,238 @@
-"""Cut a module into parts that follow one another, for the stages of a pipeline."""
+"""Cut a module into parts that follow one another, for the stages of a pipeline.
 
-from collections.abc import Sequence
+A part is the module's own forward pass, begun late and left early.  It has the module's structure:
+modules that earlier parts have called give what these sent, and behind its own last module an
+exception ends the pass.  Each part computes again all that is between modules (masks, positions),
+on numbers that are absent (NaN) where no result of the part follows from them.
+"""
+
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from typing import Any
+from functools import partial
+from typing import Any, NoReturn
 
+import numpy as np
 import torch
-from torch import fx
+from torch import nn
+from torch.utils._pytree import tree_flatten
 
 from mpitrain.adapters.torch.arrays import as_tensor
 from mpitrain.adapters.torch.checks.module import modes_kept
-from mpitrain.adapters.torch.checks.probe import one_line
+from mpitrain.adapters.torch.checks.probe import Tensors, one_line, options, outputs_of
+from mpitrain.adapters.torch.trial import (
+    MANY,
+    Crossing,
+    EndTensor,
+    InputTensor,
+    Result,
+    Trial,
+    absent,
+    called,
+    tensors,
+)
 from mpitrain.arrays import Array
-from mpitrain.fields import fields, named
+from mpitrain.fields import fields
+
+_HOOKS = "forward_pre", "forward", "backward_pre", "backward"
+#: Modules that stand-ins replace, with results in the shape of their inputs.
+_REPLACED = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._BatchNorm)
 
 
-def cut(module: torch.nn.Module, after: Sequence[str]) -> list[torch.nn.Module]:
+def cut(module: nn.Module, after: str | Sequence[str], inputs: Array) -> list[nn.Module]:
     """Parts of a module, each of which ends behind a module of these names.
 
     Parameters and buffers keep their names, and are the module's own.  A part takes the results of
-    the part before it: a tensor, or the elements of a tuple as arguments.
+    the part before it: a tensor, or several by name.  Trial runs show which tensors, parameters and
+    buffers each part needs; what several parts need is in all of them.
 
     Args:
-        module: a module that ``torch.fx`` can trace: its branches do not depend on values.
-        after: names of modules within it, in the order in which they are called.
+        module: a module.
+        after: names of modules within it, in the order in which they are called; see
+            :func:`expanded`.
+        inputs: the module's inputs for some samples, of which three are taken.
 
     Raises:
-        ValueError: it cannot be traced, or has no such module.
+        ValueError: it has no such module, or cannot be cut there.
+        ImpureModule: a batch norm would be in two parts.
     """
+    what = f"a {type(module).__name__}"
     if has_hooks(module):
-        raise ValueError(
-            f"a {type(module).__name__} cannot be cut, as its own hooks belong to no part of it"
-        )
+        raise ValueError(f"{what} cannot be cut, as its own hooks belong to no part of it")
+    names = expanded(module, after)
+    kind = next((p.dtype for p in module.parameters()), torch.get_default_dtype())
+    some = fields(inputs[np.arange(MANY) % len(inputs)])
+    given = {name: as_tensor(array) for name, array in some.items()}
+    given = {n: one.to(kind) if one.is_floating_point() else one for n, one in given.items()}
+    elsewhere = "cut elsewhere, or give a torch.nn.Sequential of its parts"
     try:
-        with modes_kept(module):
-            graph = fx.Tracer().trace(module.train())
-    except Exception as error:  # user code may fail in any way with torch.fx's proxies
+        trial = Trial(module, names, given)
+        parts = [_Part(trial, number, given).module for number in range(len(names) + 1)]
+        are_same = _are_the_same(module, parts, {name: one.flip(0) for name, one in given.items()})
+    except ValueError:
+        raise
+    except Exception as error:  # the module's own code may raise anything
         raise ValueError(
-            f"a {type(module).__name__} cannot be cut, as torch.fx cannot trace it "
-            f"({type(error).__name__}: {one_line(error)}); give a torch.nn.Sequential of its parts"
+            f"{what} cannot be tried in parts on {MANY} samples ({type(error).__name__}: "
+            f"{one_line(error)}); {elsewhere}"
         ) from error
-    nodes = [node for node in graph.nodes if node.op != "output"]
-    ends = [_last(nodes, name) for name in after]
-    if ends != sorted(set(ends)):
-        raise ValueError(f"cuts = {list(after)} are not in the order in which they are called")
-    whose = {node: sum(index > end for end in ends) for index, node in enumerate(nodes)}
-    (output,) = (node for node in graph.nodes if node.op == "output")
-    whose[output] = len(after)
-    for number, name in enumerate(after, 1):
-        if not _crossing(whose, number):
-            raise ValueError(f"cuts: nothing that is computed before {name!r} is used behind it")
-    return [_part(module, graph, whose, number, after) for number in range(len(after) + 1)]
+    if not are_same:
+        raise ValueError(
+            f"the parts of {what} give other results than all of it, as its modules have other "
+            f"ways to one another than arguments and results; {elsewhere}"
+        )
+    return parts
 
 
-def has_hooks(module: torch.nn.Module) -> bool:
-    """Whether the module as a whole has hooks for its forward or backward pass."""
-    kinds = "forward_pre", "forward", "backward_pre", "backward"
-    return any(getattr(module, f"_{kind}_hooks") for kind in kinds)
+def expanded(module: nn.Module, after: str | Sequence[str]) -> list[str]:
+    """Names of modules; the name of a ``ModuleList`` stands for all modules in it.
 
-
-def expect_the_same(module: torch.nn.Module, after: Sequence[str], inputs: Array) -> None:
-    """Check that the parts in a row have the results and gradients of the module.
-
-    Things that torch.fx cannot see become constants of the parts: a mode of evaluation, a branch, a
-    ``torch.no_grad()``.
-
-    Args:
-        module: the module; it is tried in evaluation mode, in which nothing is random.
-        after: names of modules behind which it is cut.
-        inputs: inputs for some samples.
+    One name alone may stand for all modules of a ``Sequential``, too.
 
     Raises:
-        ValueError: results or gradients differ.
+        ValueError: there is no module of a name.
+    """
+    known = dict(module.named_modules(remove_duplicate=False))
+    lists = (nn.ModuleList, nn.Sequential) if isinstance(after, str) else (nn.ModuleList,)
+    found: list[str] = []
+    for name in [after] if isinstance(after, str) else after:
+        if name not in known:
+            there = ", ".join(filter(None, known))
+            raise ValueError(f"cuts: there is no module {name!r}; there are {there}")
+        is_list = isinstance(known[name], lists)
+        found += [f"{name}.{own}" for own in known[name]._modules] if is_list else [name]
+    return found
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether the module as a whole has hooks for its forward or backward pass."""
+    return any(getattr(module, f"_{kind}_hooks") for kind in _HOOKS)
+
+
+class _Part:
+    """The forward pass of one part, as the ``forward`` of a copy of the module's structure.
+
+    Attributes:
+        module: the part.
     """
 
-    kind = next((p.dtype for p in module.parameters()), torch.get_default_dtype())
-    given = {
-        name: part.to(kind) if part.is_floating_point() else part
-        for name, part in ((n, as_tensor(a)) for n, a in fields(inputs).items())
-    }
-    by_name = not {"", "0"} & given.keys()
-    args, kwargs = ((), given) if by_name else (tuple(given.values()), {})
-    module = deepcopy(module)
-    parts = [part.eval() for part in cut(module, after)]
-    module.eval()
+    def __init__(self, trial: Trial, number: int, inputs: Tensors) -> None:
+        whole = trial.module
+        self._number = number
+        arriving, self._leaving = trial.crossing[number : number + 2]
+        self._arriving: dict[Crossing, str] = {one: one.field for one in arriving}
+        if not number:
+            self._arriving = {InputTensor(name): name for name in inputs}
+        self._inputs = {name: (one.shape[1:], one.dtype) for name, one in inputs.items()}
+        self._options = options(whole)
+        self._here: dict[Crossing, torch.Tensor] = {}
+        self._rows = 0
+        values = [*whole.parameters(), *whole.buffers()]
+        copies: dict[int, Any] = {id(one): one for one in values}  # these are not copied
+        for part in whole.modules():
+            if isinstance(part, _REPLACED) and not trial.needs(number, part):
+                copies[id(part)] = nn.Identity()
+        self.module = deepcopy(whole, copies)
+        foreign = {id(one) for one in values if not trial.needs(number, one)}
+        for part in self.module.modules():
+            for own in (part._parameters, part._buffers):
+                for name, tensor in [*own.items()]:
+                    if tensor is not None and id(tensor) in foreign:
+                        del own[name]
+                        part.__dict__[name] = absent(tensor.shape, tensor.dtype)
+        self._forward = self.module.forward
+        self.module.forward = self
+        for call in trial.left_out(number):
+            part = copies[id(call.module)]
+            part.forward = partial(self._result, call.end, call.result)
+            for kind in _HOOKS:
+                getattr(part, f"_{kind}_hooks").clear()
+        for call in trial.calls:
+            if call.end == number:
+                copies[id(call.module)].register_forward_hook(_leave)
 
-    def results(outputs: Any) -> list[torch.Tensor]:
-        values = [part for part in named(outputs).values() if part.requires_grad]
-        trained = [p for p in module.parameters() if p.requires_grad]
-        total = torch.stack([part.double().sum() for part in values]).sum() if values else None
-        found = (
-            torch.autograd.grad(total, trained, allow_unused=True, materialize_grads=True)
-            if total is not None
-            else ()
-        )
-        return [*(part.detach() for part in named(outputs).values()), *found]
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Results of the part for those of the part before, or for the module's inputs."""
+        values = args or [kwargs[name] for name in self._arriving.values()]
+        self._here = dict(zip(self._arriving, values, strict=True))
+        self._rows = len(values[0])
+        given = {
+            name: self._here.get(InputTensor(name), absent((self._rows, *shape), kind))
+            for name, (shape, kind) in self._inputs.items()
+        }
+        try:
+            if "" in given or "0" in given:
+                return self._forward(*given.values(), **self._options)
+            return self._forward(**given, **self._options)
+        except _Left as left:
+            for place, one in enumerate(tree_flatten(left.result)[0]):
+                self._here[EndTensor(self._number, place)] = one
+            found = {one.field: self._for_each(self._here[one]) for one in self._leaving}
+            return found if len(found) > 1 else next(iter(found.values()))
+        finally:
+            self._here = {}
 
-    whole = results(module(*args, **kwargs))
-    found = parts[0](*args, **kwargs)
-    for part in parts[1:]:
-        found = part(*found) if isinstance(found, tuple) else part(found)
-    cut_up = results(found)
-    if len(whole) != len(cut_up) or not all(
-        torch.allclose(a, b, rtol=1e-3, atol=1e-5, equal_nan=True)
-        for a, b in zip(whole, cut_up, strict=False)
-    ):
-        raise ValueError(
-            f"the parts of a {type(module).__name__} give other results than all of it: torch.fx "
-            "has made a constant of a mode, a branch or torch.no_grad(); cut elsewhere, or give a "
-            "torch.nn.Sequential of its parts"
-        )
+    def _result(self, end: int | None, result: Result, *args: Any, **kwargs: Any) -> Any:
+        """The result of a module that earlier parts have called, or that this one does not need."""
+        made = {one: tensor for one, tensor in self._here.items() if isinstance(one, EndTensor)}
+        sent = {one.place: tensor for one, tensor in made.items() if one.part == end}
+        return result.of(self._rows, sent)
 
-
-def _last(nodes: Sequence[fx.Node], name: str) -> int:
-    """Index of the last node of the module of this name."""
-    found = [index for index, node in enumerate(nodes) if name in _inside(node)]
-    if not found:
-        known = ", ".join(sorted({name for node in nodes for name in _inside(node)}))
-        raise ValueError(f"cuts: no module {name!r} is called; there are {known}")
-    return found[-1]
-
-
-def _inside(node: fx.Node) -> set[str]:
-    """The modules that a node is a part of; fx calls the second call of one ``name@1``."""
-    return {key.partition("@")[0] for key in node.meta.get("nn_module_stack", {})}
-
-
-def _part(
-    module: torch.nn.Module,
-    graph: fx.Graph,
-    whose: dict[fx.Node, int],
-    number: int,
-    after: Sequence[str],
-) -> torch.nn.Module:
-    """The nodes of one part as a module."""
-    own = fx.Graph()
-    copies: dict[fx.Node, fx.Node] = {}
-    if number:
-        for entering in _crossing(whose, number):
-            copies[entering] = own.placeholder(entering.name)
-
-    def copied(node: fx.Node) -> fx.Node:
-        if node not in copies and node.op == "get_attr":  # every part has the attributes it needs
-            copies[node] = own.node_copy(node)
-        return copies[node]
-
-    result: Any = None
-    for node in graph.nodes:
-        if whose[node] != number or node.op == "get_attr":
-            continue
-        if node.op == "output":
-            result = fx.map_arg(node.args[0], copied)
-        else:
-            copies[node] = own.node_copy(node, copied)
-    if number < len(after):
-        leaving = tuple(map(copied, _crossing(whose, number + 1)))
-        result = leaving[0] if len(leaving) == 1 else leaving
-    own.output(result)
-    return fx.GraphModule(module, own, type(module).__name__)
+    def _for_each(self, one: torch.Tensor) -> torch.Tensor:
+        """A tensor with a row for each sample, also where all have one row in common."""
+        return one if len(one) == self._rows else one.expand(self._rows, *one.shape[1:])
 
 
-def _crossing(whose: dict[fx.Node, int], number: int) -> list[fx.Node]:
-    """Nodes of earlier parts that the part of this number or later ones use."""
-    return [
-        node
-        for node, part in whose.items()
-        if part < number
-        and node.op != "get_attr"
-        and any(whose[user] >= number for user in node.users)
-    ]
+class _Left(BaseException):
+    """Ends a forward pass behind a module; a model that catches errors does not catch it."""
+
+    def __init__(self, result: Any) -> None:
+        super().__init__()
+        self.result = result
+
+
+def _leave(part: nn.Module, given: Any, result: Any) -> NoReturn:
+    raise _Left(result)
+
+
+def _are_the_same(module: nn.Module, parts: Sequence[nn.Module], given: Tensors) -> bool:
+    """Whether the parts in a row have the results and gradients of the module.
+
+    They are tried in evaluation mode, in which nothing is random, with and without gradients.  Each
+    part has other samples, too, before the next one goes on with these, as in a pipeline.
+    """
+    trained = [p for p in module.parameters() if p.requires_grad]
+
+    def results(found: Any) -> list[torch.Tensor]:
+        every = tensors(outputs_of(found).values())
+        values = [one for one in every if one.requires_grad]
+        by: Sequence[torch.Tensor] = ()
+        if values and trained:
+            total = torch.stack([one.double().sum() for one in values]).sum()
+            by = torch.autograd.grad(total, trained, allow_unused=True, materialize_grads=True)
+        return [*(one.detach() for one in every), *by]
+
+    def whole() -> list[torch.Tensor]:
+        with modes_kept(module):
+            return results(called(module.eval(), {}, given))
+
+    def go(part: nn.Module, found: Any) -> Any:
+        with modes_kept(part):
+            part.eval()
+            if isinstance(found, Mapping):
+                return part(**found)
+            return part(*found) if isinstance(found, tuple) else part(found)
+
+    def cut_up() -> list[torch.Tensor]:
+        both: list[Any] = [given, {name: one.flip(0) for name, one in given.items()}]
+        if {"", "0"} & given.keys():
+            both = [tuple(one.values()) for one in both]
+        for part in parts:
+            both = [go(part, found) for found in both]
+        return results(both[0])
+
+    for graded in (True, False):
+        with torch.set_grad_enabled(graded):
+            pairs = list(zip(whole(), cut_up(), strict=True))
+        if not all(torch.allclose(*pair, rtol=1e-3, atol=1e-5, equal_nan=True) for pair in pairs):
+            return False
+    return True

@@ -26,10 +26,16 @@ from mpitrain.adapters.torch.checks.module import (
     expect_the_same_trained,
 )
 from mpitrain.adapters.torch.checks.module_class import is_held, keeps_running, refuse
-from mpitrain.adapters.torch.checks.probe import call_with, expect_outputs, is_due, one_line
+from mpitrain.adapters.torch.checks.probe import (
+    call_with,
+    expect_outputs,
+    is_due,
+    one_line,
+    options,
+)
 from mpitrain.adapters.torch.stand_ins import set_context, stand_ins, with_stand_ins
 from mpitrain.arrays import Array, Gradients, Parameters, Shape, array_namespace
-from mpitrain.fields import Fields, as_given, fields, joined, named, partial, unused, zeros
+from mpitrain.fields import Fields, as_given, fields, joined, partial, unused, zeros
 from mpitrain.nn import Layer
 from mpitrain.nn.context import RESTING, Context
 from mpitrain.nn.layer import Verdict
@@ -55,7 +61,11 @@ class TorchLayer(Layer):
         prefix: prefix of the parameters' names in the whole module.
         whole: module whose constants this layer reports: its own, or the one that it and the layers
             after it are parts of; None for these other layers.
+        drawn_as: name of the layer whose random numbers it draws: parts of a module that was cut
+            repeat what is between them, and draw as the whole module would; None: its own.
     """
+
+    drawn_as: str | None = None
 
     holds = True  # autograd's saved tensors are the parameters' memory
 
@@ -89,6 +99,7 @@ class TorchLayer(Layer):
         self.module = module
         self.prefix = prefix
         self._in_turn = in_turn
+        self._options = options(module)
         self._watched = Watched(name, module)
         self._forwards = 0
         self._filler = 0
@@ -161,7 +172,8 @@ class TorchLayer(Layer):
         """Shape of the output for one sample; buffers and the generator stay as they are."""
         buffers = {name: b.clone() for name, b in self.module.named_buffers()}
         with torch.random.fork_rng(devices=[]):
-            found = named(call_with(self.module, buffers, *self._arguments(x)))
+            values = {f"module.{name}": buffer for name, buffer in buffers.items()}
+            found = call_with(self._watched, values, *self._arguments(x))
         expect_outputs(found)
         if "" in found:
             return tuple(found[""].shape[1:])
@@ -170,8 +182,16 @@ class TorchLayer(Layer):
     def _arguments(self, values: Mapping[str, torch.Tensor]) -> tuple[tuple[Any, ...], Any]:
         """Positional and keyword arguments of the module."""
         if self._in_turn or "" in values:
-            return (as_given(values),), {}
-        return (tuple(values.values()), {}) if "0" in values else ((), dict(values))
+            return (as_given(values),), self._options
+        return (
+            (tuple(values.values()), self._options)
+            if "0" in values
+            else ((), {**values, **self._options})
+        )
+
+    def give_only_loss(self) -> None:
+        """Leave all outputs but the module's own loss out, if it has one."""
+        self._watched.only_loss = True
 
     def verdicts(self) -> list[Verdict]:
         return [self._watched.verdict]
@@ -201,6 +221,8 @@ class TorchLayer(Layer):
             return self._forward(parameters, x, context)
 
     def _forward(self, parameters: Parameters, x: Array, context: Context) -> tuple[Array, Any]:
+        if self.drawn_as and context.path:
+            context = replace(context, path=(*context.path[:-1], self.drawn_as))
         own = {name: as_tensor(v).requires_grad_() for name, v in parameters.items()}
         expect_the_same_trained(self._watched, self._given, own.keys())
         xp = array_namespace(x)

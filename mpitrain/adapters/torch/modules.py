@@ -12,6 +12,7 @@ from mpitrain.adapters.torch.checks.shared_memory import expect_apart
 from mpitrain.adapters.torch.cutting import cut, has_hooks
 from mpitrain.adapters.torch.layer import TorchLayer
 from mpitrain.adapters.torch.stand_ins import expect_replaceable
+from mpitrain.arrays import Array
 from mpitrain.nn import Chain, Layer
 from mpitrain.nn.chain import full_name
 from mpitrain.ranks.together import together
@@ -21,7 +22,9 @@ from mpitrain.training.parts import Parts
 _IN_TURN = torch.nn.Sequential.forward
 
 
-def layers(module: torch.nn.Module, cuts: Sequence[str] = ()) -> dict[str, Layer]:
+def layers(
+    module: torch.nn.Module, cuts: str | Sequence[str] = (), inputs: Array | None = None
+) -> dict[str, Layer]:
     """A module as layers, to be put into pipeline stages.
 
     Each part of a ``torch.nn.Sequential`` is one, or each part between the ``cuts``; otherwise the
@@ -31,12 +34,13 @@ def layers(module: torch.nn.Module, cuts: Sequence[str] = ()) -> dict[str, Layer
     Args:
         module: the module.
         cuts: names of modules within it, in the order in which they are called, behind which it is
-            cut (:func:`mpitrain.adapters.torch.cutting.cut`).
+            cut, or the name of a list of them (:func:`mpitrain.adapters.torch.cutting.cut`).
+        inputs: inputs for some samples, on which a module that is cut is tried.
 
     Raises:
         TypeError: ``module`` is no module.
         ImpureModule: a part cannot be a layer, or the module has hooks that belong to none.
-        ValueError: the module cannot be cut there.
+        ValueError: the module cannot be cut there, or there are no inputs.
     """
     if not isinstance(module, torch.nn.Module):
         raise TypeError(f"layers() takes a torch.nn.Module, not a {type(module).__name__}")
@@ -44,7 +48,11 @@ def layers(module: torch.nn.Module, cuts: Sequence[str] = ()) -> dict[str, Layer
     expect_apart(module)
     pieces: dict[str, tuple[str, torch.nn.Module]]
     if cuts:
-        pieces = {f"part{n}": ("", part) for n, part in enumerate(cut(module, cuts))}
+        if inputs is None:
+            raise ValueError(
+                "cuts: a module is tried before it is cut; give inputs of some samples"
+            )
+        pieces = {f"part{n}": ("", part) for n, part in enumerate(cut(module, cuts, inputs))}
     elif isinstance(module, torch.nn.Sequential) and type(module).forward is _IN_TURN:
         if has_hooks(module):
             raise ImpureModule(
@@ -74,6 +82,7 @@ def layers(module: torch.nn.Module, cuts: Sequence[str] = ()) -> dict[str, Layer
                 tied[own] = owner
         layer.tied = tied
         layer.whole = None if found else module
+        layer.drawn_as = "part0" if cuts else None
         found[name] = layer
     return found
 

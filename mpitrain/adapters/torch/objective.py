@@ -12,6 +12,7 @@ import torch
 from mpitrain.adapters.torch.arrays import Moved, as_array, as_tensors, moved, on_stream_of
 from mpitrain.adapters.torch.checks.means import EqualWeights, Sample
 from mpitrain.adapters.torch.checks.probe import MISFITS, Function, Tensors, one_line, rows
+from mpitrain.adapters.torch.own_loss import COUNT, LOSS
 from mpitrain.adapters.torch.reductions import Reduced, Reductions
 from mpitrain.arrays import Array, Judged, Scalar, Shape, array_namespace
 from mpitrain.config import ConfigError
@@ -26,7 +27,8 @@ class Following:
     """A function of outputs and labels, called on their device.
 
     Tensors of a module, such as weights of classes, are copied to a GPU once, and again when they
-    have changed; other functions do that themselves, as by ``weights.to(outputs.device)``.
+    have changed; other functions do that themselves, as by ``weights.to(outputs.device)``.  A
+    module's own loss is one number for the function; returned as it is, it is a sum and a count.
     """
 
     def __init__(self, function: Function) -> None:
@@ -35,6 +37,22 @@ class Following:
         self._moved: Moved = {}
 
     def __call__(self, outputs: Any, labels: Any) -> Any:
+        if not isinstance(outputs, dict) or COUNT not in outputs:
+            return self._of(outputs, labels)
+        total, count = outputs[LOSS].sum(), outputs[COUNT].sum().detach()
+        mean = total / torch.where(count > 0, count, 1)
+        others = {name: part for name, part in outputs.items() if name != COUNT}
+        found = self._of(others | {LOSS: mean}, labels)
+        if found is mean:
+            return total, count
+        if not _are_equal(found, self._of(others | {LOSS: mean + 1}, labels)):
+            raise ValueError(
+                f"{self.__name__} computes with the model's own loss, and nobody knows what that "
+                "counts; return it as it is, or (sum, count) of the other outputs and the labels"
+            )
+        return found
+
+    def _of(self, outputs: Any, labels: Any) -> Any:
         if not isinstance(self._function, torch.nn.Module):
             return self._function(outputs, labels)
         device = next(iter(named(outputs).values())).device
@@ -189,7 +207,7 @@ class TorchLoss:
         """Outputs of these rows, and their loss."""
         parts = _needing_gradients({name: part[some].clone() for name, part in outputs.items()})
         truth = {name: part[some].clone() for name, part in labels.items()}
-        return parts, self._calls.of(self.function, as_given(parts), as_given(truth))
+        return parts, self._calls.of(self._there, as_given(parts), as_given(truth))
 
 
 class TorchMetric:
@@ -270,6 +288,15 @@ def _constant(value: Any, outputs: Tensors, unused: frozenset[str]) -> torch.Ten
     used = [part[:0].sum() for name, part in outputs.items() if name not in unused]
     total: torch.Tensor = sum(part for part in used if part.requires_grad) + value
     return total
+
+
+def _are_equal(one: Any, other: Any) -> bool:
+    """Whether two results are the same numbers."""
+    pairs = zip(*(torch.utils._pytree.tree_leaves(found) for found in (one, other)), strict=True)
+    return all(
+        torch.allclose(torch.as_tensor(a), torch.as_tensor(b), rtol=0, atol=0, equal_nan=True)
+        for a, b in pairs
+    )
 
 
 def _scalar(number: torch.Tensor, xp: Any) -> Scalar:

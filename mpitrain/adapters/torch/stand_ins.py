@@ -183,6 +183,8 @@ def with_stand_ins(module: nn.Module, training: bool) -> nn.Module:
         return found
     copied = deepcopy(module)
     stand_in = {p: found for p in copied.modules() if (found := _replaced(p, training))}
+    for part, found in stand_in.items():  # the hook that ends a part of a module
+        found._forward_hooks.update(part._forward_hooks)
     for part in list(copied.modules()):
         for name, child in dict(part._modules).items():  # one part may have several names
             if child in stand_in:

@@ -209,20 +209,6 @@ class Tables(torch.nn.Module):
         return self.out(self.table((x[:, 0] > 0).long()))
 
 
-class Resting(Whole):
-    """Rests a part of its gradients, and drops out by a function."""
-
-    def forward(self, x):
-        with torch.no_grad():
-            x = self.enter(x)
-        return self.leave(self.blocks[0](x * self.gain))
-
-
-class Functional(Whole):
-    def forward(self, x):
-        return super().forward(torch.nn.functional.dropout(x, 0.5, self.training))
-
-
 def hooked():
     module = net()
     module[0].weight.register_hook(lambda g: 2 * g)
@@ -275,9 +261,6 @@ def rooted(y, t):
             "uses values of parameters that it is not given",
         ),
         ({"model": Tables}, "changes its parameters in its forward pass"),
-        ({"model": Resting, "cuts": ["enter"]}, "give other results than all of it"),
-        ({"model": Functional, "cuts": ["enter"]}, "give other results than all of it"),
-        ({"model": lambda: Functional().eval(), "cuts": ["enter"]}, "give other results"),
         ({"model": with_own_hook, "cuts": ["enter"]}, "its own hooks belong to no part"),
         ({"model": hooked}, r"0.weight has a hook on its gradient"),
         ({"model": half_resting}, "is in training mode and the module around it is not"),

@@ -11,8 +11,6 @@ torch = pytest.importorskip("torch", reason="torch is not installed: make test T
 nn = torch.nn
 
 from mpitrain.adapters.torch import TorchLayer, arrays, layers  # noqa: E402
-from mpitrain.adapters.torch.cutting import cut  # noqa: E402
-from mpitrain.adapters.torch.modules import trained  # noqa: E402
 from mpitrain.fields import Fields  # noqa: E402
 from mpitrain.nn.context import RESTING, Context  # noqa: E402
 
@@ -370,64 +368,6 @@ def test_parameters_that_are_frozen_or_unfrozen_later():
 def test_what_is_no_module_is_refused():
     with pytest.raises(TypeError, match=r"layers.. takes a torch.nn.Module, not a list"):
         layers([nn.Linear(2, 2)])
-
-
-class Forked(nn.Module):
-    """Two branches, a parameter and a buffer of its own, and a layer that is used twice."""
-
-    def __init__(self):
-        super().__init__()
-        self.shift = nn.Parameter(torch.full((6,), 0.5))
-        self.register_buffer("scale", torch.full((6,), 2.0))
-        self.body = nn.Sequential(nn.Linear(6, 6), nn.Tanh())
-        self.twice = nn.Linear(6, 6)
-        self.head = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 3))
-
-    def forward(self, x):
-        x = self.body(x + self.shift)
-        y = self.twice(x) * self.scale
-        return self.head(self.twice(y) + y + self.shift)
-
-
-def test_a_module_is_cut_behind_some_of_its_modules():
-    torch.manual_seed(0)
-    module, x = Forked().double(), torch.randn(4, 6).double()
-    parts = cut(module, ["body", "head.0"])
-    assert len(parts) == 3
-    found = x
-    for part in parts:
-        found = part(found)
-    assert torch.equal(found, module(x))
-    names = [{name for name, _ in part.named_parameters()} for part in parts]
-    assert names[0] == {"shift", "body.0.weight", "body.0.bias"}
-    assert names[1] == {"shift", "twice.weight", "twice.bias", "head.0.weight", "head.0.bias"}
-    assert dict(parts[1].named_parameters())["shift"] is module.shift
-    # Two tensors cross behind the second call: what it gave, and what it was given.
-    one, two = cut(module, ["twice"])
-    assert torch.equal(two(*one(x)), module(x)) and len(one(x)) == 2
-    # A parameter of two parts is the first one's.
-    made = layers(module, ["body"])
-    assert made["part1"].tied == {"shift": "part0.shift"}
-    assert trained(module, made)["part1.head.1.bias"] is module.head[1].bias
-
-
-class Depends(nn.Linear):
-    def forward(self, x):
-        return super().forward(x) if x.sum() > 0 else x
-
-
-@pytest.mark.parametrize(
-    ("make", "after", "message"),
-    [
-        (Forked, ["bodi"], r"no module 'bodi' is called; there are body, body\.0"),
-        (Forked, ["head", "body"], "not in the order in which they are called"),
-        (Forked, ["body", "body.1"], "not in the order"),
-        (lambda: nn.Sequential(Depends(6, 6), nn.ReLU()), ["0"], "cannot trace it .TraceError"),
-    ],
-)
-def test_cuts_that_cannot_be(make, after, message):
-    with pytest.raises(ValueError, match=message):
-        cut(make(), after)
 
 
 @pytest.mark.parametrize(("queue", "wanted"), [(0, "default"), (5, "external 5"), (7, None)])

@@ -88,7 +88,7 @@ def test_both_names_and_what_to_write_are_told():
     module[2].weight.data = module[0].weight.data
     for cuts in ([], ["1"]):
         with pytest.raises(ValueError, match=r"0\.weight and 2\.weight .*b\.weight = a\.weight"):
-            layers(module, cuts)
+            layers(module, cuts, torch.ones(2, 4).numpy())
     module[2].weight = module[0].weight
     assert layers(module)["part2"].tied == {"weight": "part0.weight"}
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from mpitrain.adapters.torch.checks.module_class import ELSEWHERE, ImpureModule
 from mpitrain.adapters.torch.checks.probe import Tensors, alike, close, one_line
-from mpitrain.fields import named
+from mpitrain.adapters.torch.own_loss import COUNT, LOSS, OwnLoss
 from mpitrain.nn.layer import Verdict
 
 Run = Callable[..., Tensors]
@@ -20,6 +20,8 @@ class Watched(nn.Module):
     Attributes:
         changes_input: whether the module computes in the place of its input, which belongs to
             another layer; it is given a copy.
+        own_loss: calls the module.
+        only_loss: whether other outputs than the module's own loss are left out.
     """
 
     def __init__(self, name: str, module: nn.Module) -> None:
@@ -28,6 +30,8 @@ class Watched(nn.Module):
         self.module = module
         self.changes_input = any(getattr(part, "inplace", False) for part in module.modules())
         self.verdict = Verdict()
+        self.own_loss = OwnLoss(self.say)
+        self.only_loss = False
 
     def say(self, fault: str) -> None:
         """Raise :class:`ImpureModule`, now or later; the text follows the module's name."""
@@ -41,7 +45,7 @@ class Watched(nn.Module):
         """
         states = [(generator, generator.get_state()) for generator in _generators()]
         before = [(b, b._version) for b in self.module.buffers()]
-        y = self.module(*args, **kwargs)
+        outputs: Tensors = self.own_loss(self.module, args, kwargs)
         drawn_from = [one for one in states if not torch.equal(one[1], one[0].get_state())]
         for generator, state in drawn_from:
             generator.set_state(state)
@@ -56,7 +60,8 @@ class Watched(nn.Module):
                 self.say(_changes(inner))
         if len(after) != len(before):
             self.say(_changes("a new one"))
-        outputs: Tensors = named(y)
+        if self.only_loss and COUNT in outputs:
+            outputs = {name: outputs[name] for name in (LOSS, COUNT)}
         for part in outputs.values():
             if not isinstance(part, torch.Tensor):
                 raise ImpureModule(
@@ -202,9 +207,12 @@ def examine(watched: Watched, run: Run, buffers: Tensors, x: Sequence[torch.Tens
 
 
 def _keeps_samples_apart(run: Run, x: Sequence[torch.Tensor]) -> bool:
-    whole = run(*_copy(x))
+    def own(results: Tensors) -> Tensors:
+        return {name: part for name, part in results.items() if name not in (LOSS, COUNT)}
+
+    whole = own(run(*_copy(x)))
     try:
-        alone = run(*(part[:1].clone() for part in x))
+        alone = own(run(*(part[:1].clone() for part in x)))
         return all(len(part) == len(x[0]) for part in whole.values()) and alike(
             {name: part[:1] for name, part in whole.items()}, alone
         )

@@ -1,11 +1,13 @@
 """Samples, calls of user code, and comparisons of results, for the checks and the layers."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import is_dataclass
+from inspect import signature
 from typing import Any
 
 import torch
 
-from mpitrain.fields import as_given
+from mpitrain.fields import as_given, named
 
 Tensors = Mapping[str, torch.Tensor]
 #: ``f(outputs, labels)``, as torch's functional losses: tensors, or tuples or dictionaries of them,
@@ -83,6 +85,35 @@ def call_with(
     return torch.func.functional_call(module, every, args, kwargs, tie_weights=False)
 
 
+def options(module: torch.nn.Module) -> dict[str, Any]:
+    """Arguments of a module that are no data: no cache, which models of ``transformers`` can do."""
+    return {"use_cache": False} if "use_cache" in signature(module.forward).parameters else {}
+
+
+def outputs_of(found: Any) -> dict[str, Any]:
+    """Results of a module by name (:mod:`mpitrain.fields`).
+
+    A data class or a dictionary, as ``transformers`` have them, may hold other things than tensors,
+    and a tuple None: these are left out.  A single number is the module's own loss.
+    """
+    if is_dataclass(found) and not isinstance(found, Mapping):
+        found = vars(found)
+    if isinstance(found, Mapping):
+        return named({k: part for k, part in found.items() if isinstance(part, torch.Tensor)})
+    if isinstance(found, torch.Tensor):
+        return {"" if found.dim() else "loss": found}
+    if not isinstance(found, tuple):
+        return named(found)
+    parts = [part for part in found if part is not None]
+    if len(parts) == 1 and len(found) > 1:
+        return outputs_of(parts[0])
+    single = [isinstance(part, torch.Tensor) and not part.dim() for part in parts]
+    if sum(single) != 1:
+        return named(tuple(parts))
+    names = ["loss" if is_loss else f"output_{n}" for n, is_loss in enumerate(single)]
+    return dict(zip(names, parts, strict=True))
+
+
 def expect_outputs(found: Mapping[str, Any]) -> None:
     """Raise ``ValueError`` unless all outputs are dense real tensors with a row for each sample."""
     for name, part in found.items():
@@ -98,7 +129,11 @@ def expect_outputs(found: Mapping[str, Any]) -> None:
                 "dense tensors alone; give to_dense() or dequantize() of it"
             )
         if not part.dim():
-            raise ValueError(f"{of} is a single number; outputs have one for each sample")
+            raise ValueError(
+                f"{of} is a single number, and no mean by torch's own losses; outputs have one for "
+                "each sample: give loss=function of outputs and labels that returns (sum, count), "
+                "and the module no labels"
+            )
         if part.is_complex():
             raise ValueError(
                 f"{of} is of {part.dtype}, and layers pass real numbers alone; put what gives "

@@ -1,0 +1,307 @@
+"""Trial runs of a module that is to be cut: what is called, and what follows from what."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+
+from mpitrain.adapters.torch.checks.module import modes_kept
+from mpitrain.adapters.torch.checks.module_class import ImpureModule, is_held, keeps_running
+from mpitrain.adapters.torch.checks.probe import Tensors, call_with, options, outputs_of
+from mpitrain.adapters.torch.dataflow import Dataflow, DrawnNumbers, Origins
+
+#: Samples of the two runs, from which shapes for any number of samples follow.
+FEW, MANY = 2, 3
+
+
+class InputTensor(NamedTuple):
+    """One of the module's inputs."""
+
+    name: str
+
+    @property
+    def field(self) -> str:
+        """Name in the record that goes from part to part."""
+        return f"given_{self.name}"
+
+
+class EndTensor(NamedTuple):
+    """A tensor in the result of the module that ends a part."""
+
+    part: int
+    place: int
+
+    @property
+    def field(self) -> str:
+        """Name in the record that goes from part to part."""
+        return f"made_{self.part}_{self.place}"
+
+
+Crossing = InputTensor | EndTensor
+
+
+class Shape(NamedTuple):
+    """The shape of a tensor for any number of samples, from those for few and many."""
+
+    few: Sequence[int]
+    many: Sequence[int]
+    kind: torch.dtype
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether the first axis has a row for each sample, or one for all of them."""
+        return (*self.few[:1], *self.many[:1]) in ((FEW, MANY), (1, 1))
+
+    def absent(self, samples: int) -> torch.Tensor:
+        """:func:`absent` for so many samples."""
+        both = zip(self.few, self.many, strict=True)
+        sizes = [few + (many - few) * (samples - FEW) // (MANY - FEW) for few, many in both]
+        return absent(sizes, self.kind)
+
+
+class Result:
+    """The result of a module in any form, with shapes in the place of tensors."""
+
+    def __init__(self, leaves: Sequence[Any], structure: TreeSpec) -> None:
+        self.leaves, self.structure = leaves, structure
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Result":
+        return self
+
+    def of(self, samples: int, tensors: Mapping[int, torch.Tensor]) -> Any:
+        """The result with these tensors in their places, and without numbers in others."""
+        leaves = [one.absent(samples) if isinstance(one, Shape) else one for one in self.leaves]
+        for place, tensor in tensors.items():
+            leaves[place] = tensor
+        return tree_unflatten(leaves, self.structure)
+
+
+class OnlyCall(NamedTuple):
+    """The only call of a module.
+
+    Attributes:
+        module: the module.
+        end: number of the part that it ends; None: it ends none.
+        result: its result.
+    """
+
+    module: nn.Module
+    end: int | None
+    result: Result
+
+
+class Trial:
+    """Runs of a module on few and on many samples, in training, with its dropout at rest.
+
+    Attributes:
+        module: the module.
+        calls: calls of modules that are called once, in the order in which they end.
+        crossing: tensors that go into each part, and none behind the last one.
+    """
+
+    def __init__(self, module: nn.Module, after: Sequence[str], inputs: Tensors) -> None:
+        """Run it.
+
+        Args:
+            module: the module.
+            after: names of the modules that end parts.
+            inputs: inputs for many samples.
+
+        Raises:
+            ValueError: it cannot be cut there.
+            ImpureModule: a batch norm would be in two parts.
+        """
+        self.module, self._after = module, after
+        ends = {id(module.get_submodule(name)): n for n, name in enumerate(after)}
+        few = _TrialRun(module, ends, {name: one[:FEW] for name, one in inputs.items()})
+        many = _TrialRun(module, ends, inputs)
+        if [ends[key] for key in few.ended] != list(range(len(after))) or few.ended != many.ended:
+            found = ", ".join(after[ends[key]] for key in many.ended)
+            raise ValueError(
+                f"cuts = {list(after)} are not in the order in which they are called, once each: "
+                f"{found or 'none is called'}"
+            )
+        self._needs = many.needs
+        before: set[int] = set()
+        for number, name in enumerate(after):
+            # All that its last module has, as other samples may need other parts of it.
+            part = module.get_submodule(name)
+            own = {id(one) for one in (*part.modules(), *part.parameters(), *part.buffers())}
+            self._needs[number] |= own - before
+            before |= own
+        # In evaluation, others may be read: torch's fast paths take a mask that is a hint before.
+        between = {id(buffer) for buffer in module.buffers()} - before
+        self._needs = [need | between for need in self._needs]
+        self.calls = [
+            OnlyCall(one.module, ends.get(key), result)
+            for key, one in many.once.items()
+            if key in few.once and (result := _result(few.once[key], one)) is not None
+        ]
+        if len([call for call in self.calls if call.end is not None]) < len(after):
+            raise ValueError(
+                f"cuts = {list(after)}: one of them gives results of another form for {FEW} "
+                f"samples than for {MANY}; cut elsewhere"
+            )
+        self.crossing = [self._crossing_into(number, inputs) for number in range(len(after) + 2)]
+        self._check()
+
+    def needs(self, number: int, one: object) -> bool:
+        """Whether a part needs a parameter, a buffer or a module.
+
+        The first part has what none needs.
+        """
+        users = [n for n, need in enumerate(self._needs) if id(one) in need]
+        return number in (users or [0])
+
+    def left_out(self, number: int) -> list[OnlyCall]:
+        """Calls before the begin of a part that end earlier ones, or that it does not need."""
+        found: list[OnlyCall] = []
+        for call in self.calls if number else ():
+            if call.end is not None or id(call.module) not in self._needs[number]:
+                found.append(call)
+            if call.end == number - 1:
+                break
+        return found
+
+    def _crossing_into(self, number: int, inputs: Tensors) -> list[Crossing]:
+        """The tensors that this part or later ones need and do not make."""
+        needed: Origins = frozenset().union(*self._needs[number:])
+        made = [
+            EndTensor(call.end, place)
+            for call in self.calls
+            if call.end is not None and call.end < number
+            for place in range(len(call.result.leaves))
+        ]
+        wires: list[Crossing] = [*made, *map(InputTensor, inputs)]
+        return [one for one in wires if one in needed]
+
+    def _check(self) -> None:
+        results = {call.end: call.result for call in self.calls}
+        for number, name in enumerate(self._after, 1):
+            made = [one for one in self.crossing[number] if isinstance(one, EndTensor)]
+            if not made:
+                raise ValueError(
+                    f"cuts: nothing that is computed before {name!r} is used behind it"
+                )
+            for one in made:
+                shape = results[one.part].leaves[one.place]
+                if not shape.has_rows:
+                    raise ValueError(
+                        f"cuts: {self._after[one.part]!r} gives a tensor of shape "
+                        f"{tuple(shape.many)} for {MANY} samples, and samples must be the first "
+                        "axis of what goes to another stage; cut elsewhere"
+                    )
+        for name, part in self.module.named_modules():
+            users = [n for n, need in enumerate(self._needs) if id(part) in need]
+            if len(users) > 1 and keeps_running(part) and not is_held(part, self.module.training):
+                raise ImpureModule(
+                    f"part{users[1]}.{name} ({type(part).__name__}) is in part{users[0]}, too, and "
+                    "has one running mean and variance; cut before it, or behind what it gives"
+                )
+        drawn = [one for need in self._needs for one in need if isinstance(one, DrawnNumbers)]
+        if len(drawn) != len(set(drawn)):
+            raise ImpureModule(
+                "cuts: random numbers are drawn between the modules behind which it is cut, and "
+                "used in two parts; draw them in modules, and cut behind these"
+            )
+
+
+class _Seen(NamedTuple):
+    """A call of a module, and what it gave."""
+
+    module: nn.Module
+    leaves: list[Any]
+    structure: TreeSpec
+
+
+class _TrialRun:
+    """One run of a module.
+
+    Attributes:
+        ended: the modules that end parts, by address, in the order in which they were left.
+        needs: origins of the result of each part: inputs, results of modules that end parts, and
+            parameters, buffers and other modules by their addresses.
+        once: modules that were called once, with their results, by address.
+    """
+
+    def __init__(self, module: nn.Module, ends: Mapping[int, int], inputs: Tensors) -> None:
+        self._ends, self._flow = ends, Dataflow()
+        self._seen: list[_Seen] = []
+        self.ended: list[int] = []
+        self.needs: list[Origins] = []
+        given = {name: one.clone() for name, one in inputs.items()}
+        buffers = {name: one.clone() for name, one in module.named_buffers()}
+        for name, one in given.items():
+            self._flow.add(one, frozenset([InputTensor(name)]))
+        for name, buffer in module.named_buffers():
+            self._flow.add(buffers[name], frozenset([id(buffer)]))
+        for parameter in module.parameters():
+            self._flow.add(parameter, frozenset([id(parameter)]))
+        inner = [part for part in module.modules() if part is not module]
+        hooks = [part.register_forward_hook(self._behind) for part in inner]
+        try:
+            with modes_kept(module), torch.random.fork_rng(devices=[]), self._flow:
+                module.train()
+                for part in inner:
+                    if isinstance(part, nn.modules.dropout._DropoutNd):
+                        part.eval()  # a stand-in draws the same numbers in all parts
+                found = called(module, buffers, given)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        calls = Counter(id(one.module) for one in self._seen)
+        self.once = {id(one.module): one for one in self._seen if calls[id(one.module)] == 1}
+        self.needs.append(self._flow.of(tensors(outputs_of(found).values())))
+        self.needs = [need | self._flow.steering for need in self.needs]
+
+    def _behind(self, part: nn.Module, given: Any, result: Any) -> Any:
+        leaves, structure = tree_flatten(result)
+        for one in tensors(leaves):
+            self._flow.add(one, frozenset([id(part)]))
+        self._seen.append(_Seen(part, leaves, structure))
+        if id(part) not in self._ends:
+            return None
+        self.needs.append(self._flow.of(tensors(leaves)))
+        fresh = [one.clone() if isinstance(one, torch.Tensor) else one for one in leaves]
+        for place, one in enumerate(fresh):
+            if isinstance(one, torch.Tensor):
+                self._flow.begin(one, EndTensor(len(self.ended), place))
+        self.ended.append(id(part))
+        return tree_unflatten(fresh, structure)
+
+
+def _result(few: _Seen, many: _Seen) -> Result | None:
+    """The result of a module for any number of samples; None if it has another form for each."""
+    if len(few.leaves) != len(many.leaves):
+        return None
+    leaves: list[Any] = []
+    for one, other in zip(few.leaves, many.leaves, strict=True):
+        both = isinstance(one, torch.Tensor), isinstance(other, torch.Tensor)
+        if both == (True, True) and one.dim() == other.dim():
+            leaves.append(Shape(one.shape, other.shape, other.dtype))
+        elif any(both):
+            return None
+        else:  # an object that may change, as a cache, would keep what this run has put in
+            leaves.append(other if isinstance(other, (bool, int, float, str)) else None)
+    return Result(leaves, many.structure)
+
+
+def called(module: nn.Module, buffers: Tensors, given: Tensors) -> Any:
+    """Results of the module with these buffers for these inputs."""
+    if "" in given or "0" in given:
+        return call_with(module, buffers, tuple(given.values()), options(module))
+    return call_with(module, buffers, (), dict(given) | options(module))
+
+
+def tensors(values: Iterable[Any]) -> list[torch.Tensor]:
+    """The tensors among these."""
+    return [one for one in values if isinstance(one, torch.Tensor)]
+
+
+def absent(shape: Sequence[int], kind: torch.dtype) -> torch.Tensor:
+    """A tensor from which no result follows: of NaN if possible, in the memory of one number."""
+    value = torch.nan if kind.is_floating_point or kind.is_complex else 0
+    return torch.full((), value, dtype=kind).expand(*shape)

@@ -1,0 +1,204 @@
+"""Models of ``transformers`` as they come, and what is like them, train as one process does."""
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import mpitrain
+from mpitrain.checkpoint.export import export
+
+torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
+transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+torch.set_num_threads(1)
+
+pytestmark = pytest.mark.mpi
+RANKS = MPI.COMM_WORLD.size
+VOCABULARY, LENGTH = 61, 12
+
+
+def momentum(parameters):
+    """Adam would make rounding of small gradients large."""
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+
+
+class Wide(torch.overrides.TorchFunctionMode):
+    """Models compute in float64 where they ask for float32, as in norms and losses."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        def wide(value):
+            return torch.float64 if value is torch.float32 else value
+
+        if function is torch.Tensor.float:
+            function = torch.Tensor.double
+        kwargs = {name: wide(value) for name, value in (kwargs or {}).items()}
+        return function(*map(wide, args), **kwargs)
+
+
+class Texts(torch.utils.data.Dataset):
+    """Dictionaries as a tokenizer gives them, with padding, and labels of -100."""
+
+    def __init__(self, samples, seed, labels="words"):
+        draw = torch.Generator().manual_seed(seed)
+        self.words = torch.randint(1, VOCABULARY, (samples, LENGTH), generator=draw)
+        lengths = torch.randint(3, LENGTH + 1, (samples, 1), generator=draw)
+        self.mask = torch.arange(LENGTH) < lengths
+        self.words *= self.mask
+        self.counts = self.mask & (torch.rand(samples, LENGTH, generator=draw) < 0.6)
+        self.labels = labels
+
+    def __len__(self):
+        return len(self.words)
+
+    def __getitem__(self, i):
+        labels = torch.where(self.counts[i], self.words[i], -100)
+        if self.labels == "class":
+            labels = self.words[i].sum() % 3
+        return {"input_ids": self.words[i], "attention_mask": self.mask[i].long(), "labels": labels}
+
+
+class Images(Texts):
+    def __getitem__(self, i):
+        image = torch.randn(3, 8, 8, generator=torch.Generator().manual_seed(int(i)))
+        return {"pixel_values": image, "labels": self.words[i, 0] % 3}
+
+
+SIZES = {
+    "hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 24,
+}  # fmt: skip
+NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+
+
+def gpt2():
+    config = transformers.GPT2Config(
+        vocab_size=VOCABULARY, n_positions=16, n_embd=16, n_layer=3, n_head=2,
+        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=0, eos_token_id=0,
+    )  # fmt: skip
+    return transformers.GPT2LMHeadModel(config)
+
+
+def llama():
+    config = transformers.LlamaConfig(vocab_size=VOCABULARY, num_key_value_heads=1, **SIZES)
+    return transformers.LlamaForCausalLM(config)
+
+
+def bert(kind, **options):
+    config = transformers.BertConfig(
+        vocab_size=VOCABULARY, max_position_embeddings=16, **SIZES, **NO_DROPOUT, **options
+    )
+    return kind(config)
+
+
+def vit():
+    config = transformers.ViTConfig(image_size=8, patch_size=4, num_labels=3, **SIZES, **NO_DROPOUT)
+    return transformers.ViTForImageClassification(config)
+
+
+#: Function that makes a model, its data, and the list of its blocks.
+MODELS = {
+    "gpt2": (gpt2, Texts, "transformer.h"),
+    "llama": (llama, Texts, "model.layers"),
+    "bert mlm": (lambda: bert(transformers.BertForMaskedLM), Texts, "bert.encoder.layer"),
+    "bert class": (
+        lambda: bert(transformers.BertForSequenceClassification, num_labels=3),
+        lambda samples, seed: Texts(samples, seed, "class"),
+        "bert.encoder.layer",
+    ),
+    "vit": (vit, Images, "vit.layers"),
+}
+LAYOUTS = {
+    "data": {},
+    "zero 1": {"zero": 1},
+    "zero 2": {"zero": 2},
+    "zero 3": {"zero": 3, "recompute": True},
+    **({"pipe": {"pipe": RANKS}} if RANKS in (2, 4) else {}),
+    **({"pipe x data": {"pipe": 2}} if RANKS == 4 else {}),
+}
+
+
+def grid():
+    """Each model in each layout, in which one model is quick."""
+    return [
+        pytest.param(
+            name,
+            layout,
+            marks=() if place % len(MODELS) == number else pytest.mark.slow,
+            id=f"{name} {layout}",
+        )
+        for number, name in enumerate(MODELS)
+        for place, layout in enumerate(LAYOUTS)
+    ]
+
+
+def alone(trainer, make, epochs):
+    """Losses of one process with torch alone, on the same batches in one piece."""
+    torch.manual_seed(7)
+    model, data = make().double().train(), trainer.parts.data.train.data
+    optimizer = momentum(model.parameters())
+    losses = []
+    for epoch in range(epochs):
+        for batch in trainer.parts.sampler.batches(epoch):
+            some = torch.utils.data.default_collate([data[i] for i in batch])
+            some = {n: v.double() if v.is_floating_point() else v for n, v in some.items()}
+            optimizer.zero_grad()
+            loss = model(**some).loss
+            loss.backward()
+            losses.append(loss.item())
+            optimizer.step()
+    return losses
+
+
+def made(folder, make, data, **given):
+    given = {"dir": str(folder / "run"), **given}
+    return mpitrain.Trainer(
+        model=lambda: make().double(),
+        train_data=data(40, 1),
+        loss="model",
+        optimizer=momentum,
+        batch_size=8,
+        epochs=2,
+        seed=7,
+        **given,
+    )
+
+
+@pytest.mark.parametrize(("name", "layout"), grid())
+def test_a_model_trains_as_in_one_process(folder, name, layout):
+    make, data, blocks = MODELS[name]
+    parallel = LAYOUTS[layout]
+    given = {"parallel": parallel, "micro_batches": 2}
+    if "pipe" in parallel:
+        given["cuts"] = blocks
+    with Wide(), made(folder, make, data, **given) as trainer:
+        found = [record.loss for epoch in range(2) for record in trainer.run_epoch(epoch)]
+        wanted = alone(trainer, make, 2)
+    np.testing.assert_allclose(found, wanted, rtol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("name", "cut"), [("gpt2", True), pytest.param("bert mlm", False, marks=pytest.mark.slow)]
+)
+def test_a_run_goes_on_and_from_pretrained_takes_what_it_exports(comm, folder, name, cut):
+    """Also with a head that is tied to an embedding on another stage."""
+    make, data, blocks = MODELS[name]
+    pipe = RANKS if cut and RANKS in (2, 4) else 1
+    given = {"cuts": blocks, "parallel": {"pipe": pipe}} if cut else {"parallel": {"zero": 3}}
+    given["checkpoint"] = {"every": 3}
+    with made(folder, make, data, **given) as trainer:
+        trainer.fit()
+        whole = trainer.module
+    again = given | {"dir": str(folder / "again")}
+    with made(folder, make, data, **again, steps=4) as trainer:
+        trainer.fit()
+    with made(folder, make, data, **again) as trainer:
+        trainer.fit(resume=True)
+        for key, values in trainer.module.state_dict().items():
+            assert torch.equal(values, whole.state_dict()[key]), key
+    if comm.rank == 0:
+        whole.config.save_pretrained(folder / "model")
+        export(folder / "again", folder / "model" / "model.safetensors", torch=True)
+        other = type(whole).from_pretrained(folder / "model", dtype=torch.float64)
+        some = torch.utils.data.default_collate([data(4, 3)[i] for i in range(4)])
+        with torch.no_grad():
+            wanted, found = whole.eval()(**some), other.eval()(**some)
+        assert torch.equal(found.logits, wanted.logits)
+        assert torch.equal(found.loss, wanted.loss)

@@ -1,0 +1,243 @@
+"""Parts of a torch module, for the stages of a pipeline, are its own forward pass."""
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
+
+from mpitrain.adapters.torch import layers  # noqa: E402
+from mpitrain.adapters.torch.cutting import cut, expanded  # noqa: E402
+from mpitrain.adapters.torch.modules import trained  # noqa: E402
+from mpitrain.nn import Context  # noqa: E402
+
+torch.set_num_threads(1)
+nn = torch.nn
+
+
+class Forked(nn.Module):
+    """Two branches, a parameter and a buffer of its own, and a layer that is used twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.shift = nn.Parameter(torch.full((6,), 0.5))
+        self.register_buffer("scale", torch.full((6,), 2.0))
+        self.body = nn.Sequential(nn.Linear(6, 6), nn.Tanh())
+        self.twice = nn.Linear(6, 6)
+        self.head = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 3))
+
+    def forward(self, x):
+        x = self.body(x + self.shift)
+        y = self.twice(x) * self.scale
+        return self.head(self.twice(y) + y + self.shift)
+
+
+class GPT(nn.Module):
+    """A natural one: tied embeddings, a mask as a buffer, dropout, a trained bias by position."""
+
+    def __init__(self, dropout=0.1):
+        super().__init__()
+        self.tok, self.pos = nn.Embedding(11, 8), nn.Parameter(torch.randn(1, 9, 8))
+        one = nn.TransformerEncoderLayer(8, 2, 16, dropout, batch_first=True, norm_first=True)
+        one.self_attn.dropout = 0.0
+        self.encoder = nn.TransformerEncoder(one, 3, enable_nested_tensor=False)
+        self.drop, self.head = nn.Dropout(dropout), nn.Linear(8, 11, bias=False)
+        self.head.weight = self.tok.weight
+        self.late = nn.Linear(8, 8)
+        self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(9))
+
+    def forward(self, ids):
+        n = ids.shape[1]
+        x = self.drop(self.tok(ids) + self.pos[:, :n])
+        y = self.encoder(x, mask=self.mask[:n, :n], is_causal=True)
+        return self.head(y + self.late(x))  # past all blocks
+
+
+class Dense(nn.Module):
+    """Each block gives several things, one of them for all samples, and one that is no tensor."""
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lin, self.bias = nn.Linear(6, 6), nn.Parameter(torch.randn(1, 6))
+
+        def forward(self, x, *, seen=(), bias=None):
+            y = torch.tanh(self.lin(x) + (self.bias if bias is None else bias))
+            return {"y": y, "seen": (*seen, y), "bias": self.bias * 2, "cache": object(), "n": 3}
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(Dense.Block() for _ in range(3))
+
+    def forward(self, x, kept):
+        found = {"y": torch.where(kept, x, 0.0), "seen": (), "bias": None}
+        for block in self.blocks:
+            found = block(found["y"], seen=found["seen"], bias=found["bias"])
+            assert found["n"] == 3
+        y = found["seen"][0] * found["seen"][2] * kept
+        if kept.any():
+            y = y * 2
+        return {"y": y, "cache": found["cache"]}
+
+
+class Resting(Forked):
+    def forward(self, x):
+        with torch.no_grad():
+            x = self.body(x)
+        return self.head(self.twice(x) if self.training else self.twice(x) * 1.0)
+
+
+def in_parts(made, *x):
+    """Results of the layers one after the other, and their gradients by the module's names."""
+    given = np.asarray(x[0]) if len(x) == 1 else None
+    y, saved, values = given, [], {}
+    for name, layer in made.items():
+        values |= {f"{name}.{own}": v for own, v in layer.parameters(None, np, "float64").items()}
+        for own, full in layer.tied.items():
+            values[f"{name}.{own}"] = values[full]
+        own = {k.removeprefix(f"{name}."): v for k, v in values.items() if k.startswith(f"{name}.")}
+        context = Context(True, 3, 5, np.arange(len(given))).inside(name)
+        y, memory = layer.forward(own, y, context)
+        saved.append((layer, own, memory))
+    dy, found = np.ones_like(y), {}
+    for layer, own, memory in reversed(saved):
+        dy, kept = layer.backward(own, memory, dy)
+        for key, gradient in layer.gradients(own, kept).items():
+            if gradient is not None:
+                found[key] = found.get(key, 0) + gradient
+    return y, found
+
+
+def test_a_module_is_cut_behind_some_of_its_modules():
+    torch.manual_seed(0)
+    module, x = Forked().double(), torch.randn(4, 6).double()
+    parts = cut(module, ["body", "head.0"], x.numpy())
+    found = x
+    for part in parts:
+        found = part(found)
+    assert torch.equal(found, module(x))
+    names = [{name for name, _ in part.named_parameters()} for part in parts]
+    assert names[0] == {"shift", "body.0.weight", "body.0.bias"}
+    assert names[1] == {"shift", "twice.weight", "twice.bias", "head.0.weight", "head.0.bias"}
+    assert names[2] == {"head.1.weight", "head.1.bias"}
+    assert [list(dict(part.named_buffers())) for part in parts] == [["scale"]] * 3
+    assert dict(parts[1].named_parameters())["shift"] is module.shift
+    # A parameter of two parts is the first one's.
+    made = layers(module, ["body"], x.numpy())
+    assert made["part1"].tied == {"shift": "part0.shift"}
+    assert trained(module, made)["part1.head.1.bias"] is module.head[1].bias
+
+
+@pytest.mark.parametrize("cuts", ["encoder.layers", ["encoder.layers.1"], ["tok", "encoder"]])
+def test_a_natural_gpt_in_parts_is_the_whole_in_training(cuts):
+    """Parts that repeat the same dropout draw the same numbers, which are those of the whole."""
+    torch.manual_seed(0)
+    module, ids = GPT().double(), torch.randint(0, 11, (3, 7)).numpy()
+    whole, gradients = in_parts(layers(module), ids)
+    made = layers(module, cuts, ids)
+    found, others = in_parts(made, ids)
+    np.testing.assert_allclose(found, whole, rtol=1e-12)
+    assert others.keys() == gradients.keys() == dict(module.named_parameters()).keys()
+    for name, gradient in gradients.items():
+        np.testing.assert_allclose(others[name], gradient, rtol=1e-9, atol=1e-12, err_msg=name)
+    assert len(made) == (4 if cuts == "encoder.layers" else len(cuts) + 1)
+    assert {"tok.weight": "part0.tok.weight"}.items() <= made[f"part{len(made) - 1}"].tied.items()
+    assert "head" not in str(made["part1"].shapes()) or len(made) == 2
+
+
+def test_blocks_with_several_results():
+    torch.manual_seed(0)
+    module, x = Dense().double(), torch.randn(3, 6).double()
+    kept = torch.rand(3, 6) > 0.3
+    record = np.empty(3, [("x", "f8", (6,)), ("kept", "?", (6,))])
+    record["x"], record["kept"] = x, kept
+    parts = cut(module, "blocks", record)
+    assert len(parts) == 4
+    for rows in (slice(3), slice(1, 2)):
+        found = parts[0](x=x[rows], kept=kept[rows])
+        assert found.keys() == {"made_0_0", "made_0_1", "made_0_2", "given_kept"}
+        for part in parts[1:]:
+            found = part(**found)
+        wanted = module(x[rows], kept[rows])["y"]
+        assert torch.equal(found["y"], wanted)
+        by = torch.autograd.grad(found["y"].sum(), list(module.parameters()), allow_unused=True)
+        whole = torch.autograd.grad(wanted.sum(), list(module.parameters()), allow_unused=True)
+        for one, other in zip(by, whole, strict=True):
+            assert (one is None) == (other is None)
+            assert one is None or torch.allclose(one, other, rtol=1e-12)
+
+
+def test_a_branch_a_mode_and_no_grad_are_those_of_the_module():
+    torch.manual_seed(0)
+    module, x = Resting().double(), torch.randn(4, 6).double()
+    parts = cut(module, ["body"], x.numpy())
+    y = parts[0](x)
+    assert not y.requires_grad
+    assert torch.equal(parts[1](y), module(x))
+
+
+def test_a_list_of_modules_stands_for_them():
+    module = GPT()
+    blocks = [f"encoder.layers.{n}" for n in range(3)]
+    assert expanded(module, "encoder.layers") == expanded(module, ["encoder.layers"]) == blocks
+    assert expanded(Forked(), "body") == ["body.0", "body.1"]
+    assert expanded(Forked(), ["body"]) == ["body"]
+
+
+def keeps():
+    """A tensor goes from one module to another beside their arguments and results."""
+    module, kept = Forked(), {}
+    module.body.register_forward_hook(lambda part, x, y: kept.update(y=y.detach()))
+    module.twice.register_forward_hook(lambda part, x, y: y * kept["y"])
+    return module
+
+
+class Turns(nn.Module):
+    """Samples are not the first axis behind the cut."""
+
+    def __init__(self):
+        super().__init__()
+        self.flat, self.lin = nn.Flatten(0), nn.Linear(6, 6)
+
+    def forward(self, x):
+        return self.lin(self.flat(x).reshape(-1, 6))
+
+
+class Normed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.enter, self.norm, self.leave = nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Linear(6, 6)
+
+    def forward(self, x):
+        x = self.norm(x)
+        return self.leave(self.enter(x) + x)
+
+
+class Draws(Normed):
+    def forward(self, x):
+        x = x * torch.rand(x.shape)
+        return self.leave(self.enter(x) + x)
+
+
+class Fails(Normed):
+    def forward(self, x):
+        return self.leave(self.enter(x)).nothing
+
+
+@pytest.mark.parametrize(
+    ("make", "after", "message"),
+    [
+        (Forked, ["bodi"], r"no module 'bodi'; there are body, body\.0"),
+        (Forked, ["head", "body"], "not in the order in which they are called, once each: body, h"),
+        (Forked, ["body", "body.1"], "not in the order"),
+        (Forked, ["twice"], "once each: twice, twice"),
+        (keeps, ["body"], "give other results than all of it"),
+        (Turns, ["flat"], r"'flat' gives a tensor of shape \(18,\) for 3 samples"),
+        (Normed, ["enter"], r"part1.norm \(BatchNorm1d\) is in part0, too, and has one running"),
+        (Draws, ["enter"], "random numbers are drawn between the modules behind which it is cut"),
+        (Fails, ["enter"], "cannot be tried in parts on 3 samples .AttributeError"),
+    ],
+)
+def test_cuts_that_cannot_be(make, after, message):
+    torch.manual_seed(0)
+    with pytest.raises(ValueError, match=message):
+        cut(make(), after, np.random.default_rng(0).normal(size=(3, 6)))

@@ -1,0 +1,176 @@
+"""``loss="model"``: the loss that a module computes itself is trained as in one batch."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import mpitrain
+from mpitrain.config import ConfigError
+from mpitrain.data import DataError
+
+torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
+torch.set_num_threads(1)
+nn, F = torch.nn, torch.nn.functional
+
+
+class Words(torch.utils.data.Dataset):
+    """Dictionaries; many labels do not count, and some samples have none that do."""
+
+    def __init__(self, samples=24, seed=0):
+        draw = torch.Generator().manual_seed(seed)
+        self.words = torch.randint(0, 7, (samples, 5), generator=draw)
+        self.counts = torch.rand(samples, 5, generator=draw) < torch.rand(
+            samples, 1, generator=draw
+        )
+        self.counts[:4] = False
+
+    def __len__(self):
+        return len(self.words)
+
+    def __getitem__(self, i):
+        return {"words": self.words[i], "labels": torch.where(self.counts[i], self.words[i], -100)}
+
+
+@dataclasses.dataclass
+class Result:
+    loss: torch.Tensor
+    scores: torch.Tensor
+    cache: object = None
+
+
+class Model(nn.Module):
+    """Gives its loss in some form."""
+
+    def __init__(self, form="dictionary"):
+        super().__init__()
+        self.form = form
+        self.embed, self.head = nn.Embedding(7, 8), nn.Linear(8, 7)
+        self.register_buffer("weights", torch.linspace(0.5, 2.0, 7), persistent=False)
+
+    def forward(self, words, labels=None, use_cache=True):
+        assert not use_cache
+        scores = self.head(torch.tanh(self.embed(words)).cumsum(1))
+        flat, truth = scores.flatten(0, 1), labels.flatten()
+        if self.form == "by hand":
+            return {"loss": scores.square().mean()}
+        loss = F.cross_entropy(flat, truth)
+        match self.form:
+            case "dictionary":
+                return {"loss": loss, "scores": scores, "cache": None, "seen": [1, 2]}
+            case "class":
+                return Result(loss, scores, object())
+            case "tuple":
+                return scores, loss, None
+            case "alone":
+                return loss
+            case "weights":
+                return {"loss": F.cross_entropy(flat, truth, self.weights, label_smoothing=0.1)}
+            case "several":
+                other = nn.CrossEntropyLoss()(flat.roll(1, 1), truth)
+                F.mse_loss(scores, torch.zeros_like(scores))  # is not in the loss
+                return {"loss": (loss + other) / 2}
+            case "numbers":
+                wanted = F.one_hot(words, 7).to(scores)
+                return {"loss": F.mse_loss(scores, wanted) + F.l1_loss(scores[:, 0], wanted[:, 0])}
+            case "other counts":
+                return {"loss": loss + F.mse_loss(scores, torch.zeros_like(scores))}
+            case "penalty":
+                return {"loss": loss + 0.01 * scores.square().mean()}
+            case "none":
+                return {"scores": scores}
+
+
+def trainer(folder, form, **given):
+    given = {"loss": "model", "train_data": Words(), "micro_batches": 3, **given}
+    return mpitrain.Trainer(
+        MPI.COMM_SELF,
+        model=lambda: Model(form).double(),
+        optimizer=lambda p: torch.optim.SGD(p, lr=0.5, momentum=0.9),
+        batch_size=12,
+        epochs=2,
+        seed=3,
+        run={"dir": str(folder / "run"), "log_every": 1000},
+        **given,
+    )
+
+
+def loss_of(found):
+    if isinstance(found, Result):
+        return found.loss
+    if isinstance(found, dict):
+        return found["loss"]
+    return found[1] if isinstance(found, tuple) else found
+
+
+def alone(made, form):
+    torch.manual_seed(3)
+    model, data = Model(form).double(), Words()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+    losses = []
+    for epoch in range(2):
+        for batch in made.parts.sampler.batches(epoch):
+            some = torch.utils.data.default_collate([data[i] for i in batch])
+            optimizer.zero_grad()
+            loss = loss_of(model(**some, use_cache=False))
+            loss.backward()
+            losses.append(loss.item())
+            optimizer.step()
+    return losses, model
+
+
+@pytest.mark.parametrize(
+    "form", ["dictionary", "class", "tuple", "alone", "weights", "several", "numbers"]
+)
+def test_the_mean_is_over_what_counts_in_the_batch(tmp_path, form):
+    with trainer(tmp_path, form) as made:
+        found = [record.loss for epoch in range(2) for record in made.run_epoch(epoch)]
+        wanted, _ = alone(made, form)
+    np.testing.assert_allclose(found, wanted, rtol=1e-12)
+
+
+def test_tests_and_metrics_see_the_models_own_loss_and_scores(tmp_path):
+    """A function that gives the model's loss as it is is the same loss, and so is a metric."""
+
+    def hits(outputs, labels):
+        counts = labels != -100
+        return (outputs["scores"].argmax(-1) == labels)[counts].sum(), counts.sum()
+
+    given = {"loss": lambda outputs, labels: outputs["loss"], "test_data": Words(24, 1)}
+    metrics = {"hits": hits, "again": lambda outputs, labels: outputs["loss"]}
+    with trainer(tmp_path, "dictionary", metrics=metrics, **given) as made:
+        tests = made.fit()
+    _, model = alone(made, "dictionary")
+    for name, value in made.module.state_dict().items():
+        torch.testing.assert_close(value, model.state_dict()[name], rtol=1e-10, atol=1e-12)
+    some = torch.utils.data.default_collate([Words(24, 1)[i] for i in range(24)])
+    with torch.no_grad():
+        result = model(**some, use_cache=False)
+    counts = some["labels"] != -100
+    assert tests[-1].test_loss == pytest.approx(result["loss"].item(), rel=1e-12)
+    assert tests[-1].metrics["again"] == pytest.approx(result["loss"].item(), rel=1e-12)
+    right = (result["scores"].argmax(-1) == some["labels"])[counts].sum() / counts.sum()
+    assert tests[-1].metrics["hits"] == pytest.approx(right.item())
+
+
+@pytest.mark.parametrize(
+    ("form", "given", "message"),
+    [
+        ("other counts", {}, "a loss of several means, over other parts of what counts"),
+        ("penalty", {}, "adds other things to its loss than means by torch's own losses"),
+        ("by hand", {}, "'loss' is a single number, and no mean by torch's own losses"),
+        ("none", {}, "the model gives no loss itself; give it labels"),
+        (
+            "dictionary",
+            {"loss": lambda outputs, labels: 2 * outputs["loss"]},
+            "computes with the model's own loss",
+        ),
+    ],
+)
+def test_a_loss_that_would_be_another_in_each_layout_is_refused(tmp_path, form, given, message):
+    with (
+        pytest.raises((ConfigError, DataError), match=message),
+        trainer(tmp_path, form, **given) as made,
+    ):
+        made.fit()
