@@ -90,7 +90,7 @@ class Loop(ClosedTogether):
                 except CorruptMessage as error:
                     raise CorruptMessage(f"step {parts.steps_done + 1}: {error}") from error
                 yield records
-                if parts.stopping:
+                if parts.stopping or parts.ending:
                     return
                 is_checked = bool(self.check_every) and parts.steps_done % self.check_every == 0
                 if is_checked:
