@@ -19,6 +19,10 @@ from mpitrain.optim.optimizers import Optimizer, State
 #: Makes an optimiser of some parameters, as ``lambda p: torch.optim.AdamW(p, lr=3e-3)``.
 Factory = Callable[[Sequence[torch.nn.Parameter]], torch.optim.Optimizer]
 
+_SEVERAL = (
+    "; several optimisers, as for the two modules of a GAN, take a loop of your own with torch's "
+    "DistributedDataParallel: examples/pytorch/gan.py"
+)
 #: Options that an optimiser reads only when it is made.
 _BEGINNINGS = ("initial_accumulator_value",)
 
@@ -296,13 +300,13 @@ def _new(factory: Factory, parameters: list[torch.nn.Parameter]) -> torch.optim.
     if not callable(factory):
         raise ConfigError(
             f"optimizer: give a function that makes it of the parameters, as lambda p: "
-            f"torch.optim.AdamW(p, lr=3e-3), not a {type(factory).__name__}"
+            f"torch.optim.AdamW(p, lr=3e-3), not a {type(factory).__name__}{_SEVERAL}"
         )
     made = factory(parameters)
     if not isinstance(made, torch.optim.Optimizer):
         raise ConfigError(
             f"optimizer: the function gives a {type(made).__name__}, and an optimiser of torch is "
-            "needed, as lambda p: torch.optim.AdamW(p, lr=3e-3)"
+            f"needed, as lambda p: torch.optim.AdamW(p, lr=3e-3){_SEVERAL}"
         )
     if made._optimizer_step_pre_hooks or made._optimizer_step_post_hooks:
         raise ConfigError(

@@ -116,6 +116,7 @@ REFUSED = [
     ("adam", lambda o: lr_scheduler.StepLR(o, 2), "with optimizer= of torch"),
     (adamw, lr_scheduler.StepLR(sgd([torch.nn.Parameter(torch.ones(1))]), 2), "give a function"),
     (sgd([torch.nn.Parameter(torch.ones(1))]), None, "give a function that makes it"),
+    (lambda p: [sgd(p[:1]), sgd(p[1:])], None, r"gives a list.*examples/pytorch/gan\.py"),
 ]
 
 
