@@ -53,7 +53,8 @@ class Updater:
         grouping: how each tensor is updated.
         steps: number of updates.
         left_out: number of updates in which a tensor had no part in the loss, by its name.  It
-            stays as it is then, state and count of steps included, as in torch.
+            stays as it is then, state and count of steps included, as in torch.  Updates before the
+            run count below 0.
     """
 
     def __init__(
@@ -95,6 +96,14 @@ class Updater:
             {slot: _zeros(piece.parameters, allocate) for slot in optimizer.slots}
             for piece in store.pieces
         ]
+        for piece, state in zip(store.pieces, self.state, strict=True):
+            for tensor, part in overlaps(store.arena.tensors, piece):
+                if begun := optimizer.begun.get(tensor.name):
+                    self.left_out[tensor.name] = -begun.steps
+                    first = piece.start - tensor.start
+                    for slot, whole in begun.slots.items():
+                        own = whole[first + part.start : first + part.stop]
+                        state[slot][part] = array_namespace(piece.parameters).asarray(own)
         self.grouping = grouping
         self._average, self._clip_value = average, clip_value
         if average:
