@@ -36,7 +36,7 @@ def handed_over(parts: Parts, module: torch.nn.Module) -> torch.optim.Optimizer:
             "[sync]), and the optimiser's state belongs to other values; train without them"
         )
     load_into(module, parts)
-    parameters = trained(module, parts.model.layers)
+    parameters = trained(module, parts.objects.layers or {})
     whole = _gathered(parts, optimizer.slots)
     left_out: dict[str, int] = {}
     for own in parts.comm.allgather(parts.updater.left_out):
