@@ -74,6 +74,8 @@ class Callbacks:
         """
         parts.asked = Asked(factor=parts.rates.factor)
         self._is_watched, self._has_told = is_watched, False
+        if parts.measured_rates:
+            parts.measured_rates.is_led = True
         self._parts, self._report, self._writer = parts, report, writer
         self.tests: list[Epoch] = []
         self._saved = resumed.step if resumed else None

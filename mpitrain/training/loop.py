@@ -80,9 +80,12 @@ class Loop(ClosedTogether):
         Raises:
             ReplicaMismatch: on all ranks: replicas hold different values.
             CorruptMessage: on one rank: a message does not fit its checksum; names the step.
+            ConfigError: on all ranks: rates follow tests, and nobody makes them.
             Exception: as :meth:`step`.
         """
         parts, is_checked = self.parts, False
+        if parts.measured_rates:
+            parts.measured_rates.expect_led()
         with closing(self.batches(epoch)) as batches:
             for batch in batches:
                 try:

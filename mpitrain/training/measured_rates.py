@@ -22,7 +22,10 @@ class MeasuredRates:
 
     Attributes:
         values: measured values of the tests, in turn; ``None``: a value that is not finite.
+        is_led: whether somebody makes the tests.
     """
+
+    is_led = False
 
     def __init__(self, parts: "Parts", schedule: TabulatedSchedule, table: ScheduleTable) -> None:
         """Find the value that tests are compared by.
@@ -51,6 +54,18 @@ class MeasuredRates:
                 f"schedule: the scheduler has mode = {table.follows!r}, and a {better} "
                 f"{self._name}, which evaluate.watch names, is better; make it with mode = "
                 f"{mode!r}, or watch another value"
+            )
+
+    def expect_led(self) -> None:
+        """Check that somebody makes the tests.
+
+        Raises:
+            ConfigError: nobody does, so that the rates would never change.
+        """
+        if not self.is_led:
+            raise ConfigError(
+                "schedule: the scheduler follows the tests that fit() makes, and a loop of your "
+                "own makes none; call fit(), or take another scheduler"
             )
 
     def note(self, test: Epoch, step: int) -> None:

@@ -118,6 +118,9 @@ def test_by_a_metric_with_a_direction(folder):
         job(folder, watch="far", **asked)
     with pytest.raises(ConfigError, match=r"evaluate\.watch: neither patience nor the schedule"):
         job(folder, watch="mae", schedule=lambda optimizer: StepLR(optimizer, 5))
+    untested = job(folder, schedule=plateau)
+    with untested as trainer, pytest.raises(ConfigError, match="a loop of your own makes none"):
+        list(trainer.run_epoch(0))
     with pytest.raises(ConfigError, match="follows tests, and the job has nothing to test on"):
         job(folder, schedule=plateau, test_data=None, metrics=None)
 
