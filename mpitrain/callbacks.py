@@ -26,15 +26,20 @@ from mpitrain.ranks.lock import locked
 from mpitrain.ranks.stop import Stopped
 from mpitrain.ranks.together import all_here, all_or_nobody, together
 from mpitrain.step.agreement import NonFinite
+from mpitrain.training.asked import Asked
 from mpitrain.training.evaluation import evaluate
 from mpitrain.training.parts import SHARED_ERRORS, Parts
 
 
+def test_period(parts: Parts) -> int:
+    """Steps from one test to the next."""
+    return parts.sampler.steps_per_epoch * parts.config.evaluate.every
+
+
 def is_test_due(parts: Parts) -> bool:
     """Whether a test is due after the step that was taken last."""
-    every = parts.sampler.steps_per_epoch * parts.config.evaluate.every
-    is_last = parts.steps_done == parts.total_steps
-    return parts.data.test is not None and (is_last or parts.steps_done % every == 0)
+    is_last = bool(parts.ending) or parts.steps_done == parts.total_steps
+    return parts.data.test is not None and (is_last or parts.steps_done % test_period(parts) == 0)
 
 
 def is_test_missing(parts: Parts) -> bool:
@@ -43,10 +48,20 @@ def is_test_missing(parts: Parts) -> bool:
 
 
 class Callbacks:
-    """A run in progress: its records, tests and checkpoints, and the search for stragglers."""
+    """A run in progress: its records, tests and checkpoints, and the search for stragglers.
+
+    Attributes:
+        tests: the tests, in turn.
+    """
 
     def __init__(
-        self, parts: Parts, report: Write, writer: Writer, resumed: Resumed | None
+        self,
+        parts: Parts,
+        report: Write,
+        writer: Writer,
+        resumed: Resumed | None,
+        *,
+        is_watched: bool,
     ) -> None:
         """Write the first records; collective.
 
@@ -55,9 +70,14 @@ class Callbacks:
             report: takes each record, on all ranks.
             writer: writes checkpoints.
             resumed: the checkpoint that the run goes on from.
+            is_watched: whether a rank has a function of the program that sees the records.
         """
+        parts.asked = Asked(factor=parts.rates.factor)
+        self._is_watched, self._has_told = is_watched, False
+        if parts.measured_rates:
+            parts.measured_rates.is_led = True
         self._parts, self._report, self._writer = parts, report, writer
-        self._tested: Epoch | None = None
+        self.tests: list[Epoch] = []
         self._saved = resumed.step if resumed else None
         self._searched = parts.steps_done
         #: Sums over all steps.
@@ -75,6 +95,7 @@ class Callbacks:
             for name in ("comm_share", "wait_share", "read_share"):
                 self._sums[name] += record.seconds * getattr(record, name)
             self._sums["steps"] += 1
+        self._has_told = True
         self._report(record)
 
     def after_steps(self) -> None:
@@ -89,6 +110,7 @@ class Callbacks:
             if slow := parts.account.straggler(done):
                 self.write(slow)
         self._write_saved(self._writer.poll())
+        self._do_as_asked()
         if every and done % every == 0 and not parts.stopping:
             self._save()
 
@@ -99,7 +121,8 @@ class Callbacks:
             NonFinite: on all ranks: the test loss is not finite.
         """
         parts = self._parts
-        self._tested = found = self._evaluate()
+        found = self._evaluate()
+        self.tests.append(found)
         self.write(found)
         if not isfinite(found.test_loss):
             raise NonFinite(
@@ -109,8 +132,16 @@ class Callbacks:
                 "other samples"
             )
         parts.watch.note(found, parts.steps_done)
+        # A test within an epoch, at the end of a run, would not be there in a longer run.
+        if parts.measured_rates and parts.steps_done % test_period(parts) == 0:
+            parts.measured_rates.note(found, parts.steps_done)
+        self._do_as_asked()
         if parts.watch.is_best():
             self._save(best=True)
+
+    def ended(self) -> str:
+        """The reason for which training ends before its last step; empty: it goes on."""
+        return self._parts.ending or self._parts.watch.ended()
 
     def stop(self) -> None:
         """Save the last step; collective.
@@ -128,7 +159,7 @@ class Callbacks:
 
     def finish(self) -> Summary:
         """Save the last step, give all replicas the same weights, and sum up; collective."""
-        parts, tested = self._parts, self._tested
+        parts, tested = self._parts, self.tests[-1] if self.tests else None
         self._complete()
         if tested is None and parts.data.test is not None:
             tested = self._evaluate()
@@ -137,6 +168,22 @@ class Callbacks:
         summary = self._summary(tested)
         self.write(summary)
         return summary
+
+    def _do_as_asked(self) -> None:
+        """Do what the program has asked for when it saw the last records; collective.
+
+        Raises:
+            ConfigError: on all ranks: they ask for different things.
+        """
+        if not (self._is_watched and self._has_told):
+            return
+        parts, self._has_told = self._parts, False
+        asked = parts.asked
+        asked.agree(parts.comm)
+        parts.ending, parts.rates.factor = asked.end, asked.factor
+        if asked.save and self._saved != parts.steps_done:
+            self._save()
+        asked.save = False
 
     def _evaluate(self) -> Epoch:
         parts = self._parts
@@ -177,7 +224,7 @@ class Callbacks:
             sent_bytes=sums["sent_bytes"] / steps,
             shared_bytes=sums["shared_bytes"] / steps,
             dense_bytes=parts.dense_bytes,
-            ended=parts.watch.ended() or f"all {parts.total_steps} steps are done",
+            ended=self.ended() or f"all {parts.total_steps} steps are done",
         )
 
 
@@ -190,6 +237,7 @@ def running(
     Arguments and errors are those of :func:`mpitrain.train`.
     """
     parts.expect_open()
+    parts.ending = ""
     comm, config = parts.comm, parts.config
     if config.run.tensorboard:
         tensorboard.check()
@@ -208,8 +256,9 @@ def running(
         if not resumed:
             writer.set_aside()
             together(comm, lambda: remove_trace(folder) if comm.rank == 0 else None, ConfigError)
+        is_watched = comm.allreduce(on_record is not None, op=MPI.LOR)
         with _ended_together(parts, writer, resume_hint), _reports(parts, on_record) as report:
-            yield Callbacks(parts, report, writer, resumed)
+            yield Callbacks(parts, report, writer, resumed, is_watched=is_watched)
 
 
 @contextmanager
@@ -239,15 +288,23 @@ def _ended_together(parts: Parts, writer: Writer, resume_hint: str) -> Iterator[
 @contextmanager
 def _reports(parts: Parts, on_record: Write | None) -> Iterator[Write]:
     """Open the reports on rank 0; yields a function that takes records for them and the caller."""
+
+    def tell(record: Record) -> None:
+        if on_record:
+            parts.asked.is_open = True
+            try:
+                on_record(record)
+            finally:
+                parts.asked.is_open = False
+
     if parts.comm.rank > 0:
-        yield on_record or (lambda record: None)
+        yield tell
         return
     steps, done, tests_again = parts.total_steps, parts.steps_done, is_test_missing(parts)
     with recorder(parts.config, steps, done, tests_again=tests_again) as report:
 
         def write(record: Record) -> None:
-            if on_record:
-                on_record(record)
+            tell(record)
             report(record)
 
         yield write

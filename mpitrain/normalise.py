@@ -19,10 +19,10 @@ from mpitrain.training.parts import UserObjects
 #: Keys of [optim] that count even if the program brings an optimiser of torch.
 _BESIDE_AN_OPTIMIZER = {
     "lr", "reference_batch", "warmup_epochs", "schedule", "schedule_by", "milestones", "decay",
-    "decay_epochs", "clip_norm", "average",
+    "decay_epochs", "clip_norm", "clip_value", "average",
 }  # fmt: skip
 
-#: Stands for the name of an optimiser until it is known.
+#: Stands for the name of an object until it is known.
 _GIVEN = "given"
 
 
@@ -83,7 +83,9 @@ def normalise(
         user_objects.expect_without_momentum(job, optimizer)
     if module is not None:
         job = configured(job, user_objects.types(module, asked))
-    named = {"model": module, "loss": given.loss, "optimizer": optimizer}
+    named = {
+        "model": module, "loss": given.loss, "optimizer": optimizer, "schedule": given.schedule,
+    }  # fmt: skip
     job = _with_names(job, named, given.cuts)
     in_place_of = {"own.model": given.model, "own.data": train and train.data}
     kinds = {key: name_of(one) for key, one in in_place_of.items() if one is not None}
@@ -130,8 +132,13 @@ def _asked(
             "optimizer= makes; set them there"
         )
     usual = config or Config()
-    if given.optimizer is not None:  # the checks below look for conflicts with its options
-        own = {"optimizer": usual.own.optimizer or _GIVEN}
+    # The checks below look for conflicts with these.
+    own = {
+        key: getattr(usual.own, key) or _GIVEN
+        for key in ("optimizer", "schedule")
+        if getattr(given, key) is not None
+    }
+    if own:
         asked["own"] = own | asked.get("own", {})
     job = configured(usual, asked)
     if given.train_data is not None:

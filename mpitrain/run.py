@@ -10,7 +10,7 @@ import numpy as np
 
 from mpitrain.arrays import Array, Scalar
 from mpitrain.callbacks import is_test_due, is_test_missing, running
-from mpitrain.metrics.records import Record, Skipped, Step, Summary, Write
+from mpitrain.metrics.records import Epoch, Record, Skipped, Step, Summary, Write
 from mpitrain.step.agreement import (
     NOTHING_COUNTS,
     Agreed,
@@ -51,7 +51,7 @@ def train(
         loop: the loop of a job (:func:`mpitrain.start.start`), or an :class:`mpitrain.Trainer`.
         go_on: begin with the newest complete checkpoint in ``run.dir``, if there is one.
         allow_changes: accept the checkpoint of another job whose tensors have the same shapes.
-        on_record: function that all ranks call with each record.
+        on_record: function that each rank calls with each record, which is the same on all ranks.
         resume_hint: command or call that goes on after :class:`Stopped`, for a line that rank 0
             prints; empty: no line.
 
@@ -68,11 +68,18 @@ def train(
         MPI.Exception: another rank has died, with an MPI library that survives this.
         RuntimeError: the loop is closed.
     """
+    return trained(loop, go_on, allow_changes, on_record, resume_hint)[0]
+
+
+def trained(
+    loop: Steps, go_on: bool, allow_changes: bool, on_record: Write | None, resume_hint: str
+) -> tuple[Summary, list[Epoch]]:
+    """As :func:`train`, with the tests in turn."""
     parts = loop.parts
     with running(parts, go_on, allow_changes, on_record, resume_hint) as run:
         if is_test_missing(parts):
             run.test()
-        while parts.steps_done < parts.total_steps and not parts.watch.ended():
+        while parts.steps_done < parts.total_steps and not run.ended():
             for records in loop.steps(parts.steps_done // parts.sampler.steps_per_epoch):
                 for record in records:
                     run.write(record)
@@ -81,7 +88,7 @@ def train(
                 run.stop()
             if is_test_due(parts):
                 run.test()
-        return run.finish()
+        return run.finish(), run.tests
 
 
 class SynchronousLoop(Loop):

@@ -9,13 +9,13 @@ from collectives import Communicator, check_launch
 from mpitrain.config import Config, ConfigError
 from mpitrain.data import program as own_data
 from mpitrain.data.own import Collate
-from mpitrain.metrics.records import Epoch, Record
+from mpitrain.metrics.records import Epoch, Record, Write
 from mpitrain.normalise import Given, normalise
 from mpitrain.pipeline.runtime import Span, no_span
 from mpitrain.ranks.stop import StopFlag, stop_flag
 from mpitrain.ranks.threads import limit_blas_threads
 from mpitrain.ranks.together import ClosedTogether, all_or_nobody, together
-from mpitrain.run import train
+from mpitrain.run import trained
 from mpitrain.start import start
 from mpitrain.training.loop import Loop
 from mpitrain.training.parts import Parts
@@ -156,6 +156,64 @@ class Trainer(ClosedTogether):
         """Take the steps of an epoch, as :meth:`mpitrain.training.loop.Loop.run_epoch`."""
         return self.loop.run_epoch(epoch)
 
+    def torch_optimizer(self) -> Any:
+        """The optimiser of torch over :attr:`module`, with the state and the rates of training.
+
+        A loop of torch goes on with both; ``optimizer=lambda p: that`` begins another trainer with
+        them.  The module gets the trained values.  Collective; costs the whole state on each rank.
+
+        Raises:
+            ConfigError: on all ranks: ``optimizer=`` makes none of torch, or the module has
+                averages, to which the state does not belong.
+            RuntimeError: the trainer is closed.
+        """
+        self.parts.expect_open()
+        if self.module is None:
+            raise ConfigError("torch_optimizer(): the model is no torch module")
+        from mpitrain.adapters.torch.optimizer_state import handed_over
+
+        return handed_over(self.parts, self.module)
+
+    def end(self, reason: str) -> None:
+        """End training after the last step; call it on all ranks while ``on_record`` runs.
+
+        ``fit()`` tests, saves and returns then; ``fit(resume=True)`` goes on from there.
+
+        Args:
+            reason: some words, for the summary.
+
+        Raises:
+            ValueError: there is no reason.
+            RuntimeError: ``on_record`` does not run.
+        """
+        asked = self.parts.asked
+        asked.expect_open()
+        if not reason:
+            raise ValueError("end: give a reason, which the summary shows")
+        asked.end = str(reason)
+
+    def save(self) -> None:
+        """Save a checkpoint of the last step; call it on all ranks while ``on_record`` runs.
+
+        Raises:
+            RuntimeError: ``on_record`` does not run.
+        """
+        self.parts.asked.expect_open()
+        self.parts.asked.save = True
+
+    @property
+    def rate_factor(self) -> float:
+        """Factor on the learning rates of all steps to come, which checkpoints keep.
+
+        Set it on all ranks while ``on_record`` runs.  Setting it raises RuntimeError elsewhere, and
+        ValueError for a number that is not finite or below 0.
+        """
+        return self.parts.asked.factor
+
+    @rate_factor.setter
+    def rate_factor(self, factor: float) -> None:
+        self.parts.asked.set_factor(factor)
+
     def close(self) -> None:
         """Free the communicators; a second call does nothing."""
         self.loop.close()
@@ -182,13 +240,23 @@ class Trainer(ClosedTogether):
                 "call; put it into the loss, or use torch's DistributedDataParallel"
             )
 
-    def fit(self, *, resume: bool = False, allow_changes: bool = False) -> list[Epoch]:
+    def fit(
+        self,
+        *,
+        resume: bool = False,
+        allow_changes: bool = False,
+        on_record: Write | None = None,
+    ) -> list[Epoch]:
         """Train to the end, as :func:`mpitrain.train`; collective.
 
         Args:
             resume: go on from the newest checkpoint in ``run.dir``, if there is one.
             allow_changes: accept the checkpoint of another job, for example with another loss or
                 other frozen values, as far as it fits.
+            on_record: function that each rank calls with each record of
+                :mod:`mpitrain.metrics.records`, which is the same on all ranks: a ``Step`` after a
+                step, an ``Epoch`` after a test.  It may call :meth:`end` and :meth:`save` and set
+                :attr:`rate_factor`, alike on all ranks.  Costs a small message a step.
 
         Returns:
             The tests, in order, on all ranks; none without ``test_data``.
@@ -206,12 +274,6 @@ class Trainer(ClosedTogether):
         parts.expect_open()
         together(self.comm, self._expect_taken, ConfigError)
         self._taken = None
-        tests: list[Epoch] = []
-
-        def on_record(record: Record) -> None:
-            if isinstance(record, Epoch):
-                tests.append(record)
-
         given = parts.stop
         with all_or_nobody(self.comm):
             try:
@@ -219,12 +281,8 @@ class Trainer(ClosedTogether):
                     stop_flag(60.0, self.comm, beside=given) as parts.stop,
                     limit_blas_threads(self.comm),
                 ):
-                    train(
-                        self.loop,
-                        go_on=resume,
-                        allow_changes=allow_changes,
-                        on_record=on_record,
-                        resume_hint="fit(resume=True)",
+                    _, tests = trained(
+                        self.loop, resume, allow_changes, on_record, "fit(resume=True)"
                     )
             finally:
                 parts.stop = given

@@ -39,7 +39,8 @@ def export(folder: Path, output: Path, *, torch: bool = False) -> Exported:
 
     Args:
         folder: folder of a checkpoint, or of a run, whose newest whole checkpoint is taken.
-        output: file to write.
+        output: file to write, or a folder that is there, which gets ``model.safetensors``, as
+            beside a ``config.json`` of Hugging Face.
         torch: write for torch.  A torch module gives its whole ``state_dict``, with frozen
             parameters and buffers.  Other models keep their names, and have axes in torch's order:
             linear weights (out, in), those of convolutions (out, in, rows, columns), and queries,
@@ -50,6 +51,8 @@ def export(folder: Path, output: Path, *, torch: bool = False) -> Exported:
             file cannot be written.
     """
     checkpoint, refused = find(folder)
+    if output.is_dir():
+        output /= "model.safetensors"
     if torch and checkpoint.manifest.names:
         return Exported(_of_module(checkpoint, output), checkpoint.folder, refused)
     tensors = {}
@@ -61,10 +64,12 @@ def export(folder: Path, output: Path, *, torch: bool = False) -> Exported:
     return Exported(len(tensors), checkpoint.folder, refused)
 
 
-def _write(save: Any, tensors: dict[str, Any], checkpoint: CheckpointReader, output: Path) -> None:
+def _write(
+    save: Any, tensors: dict[str, Any], checkpoint: CheckpointReader, output: Path, **about: str
+) -> None:
     output.parent.mkdir(parents=True, exist_ok=True)
     try:
-        save(tensors, output, {"job": checkpoint.manifest.job})
+        save(tensors, output, {"job": checkpoint.manifest.job, **about})
     except SafetensorError as error:
         raise CheckpointError(f"cannot write {output}: {error}; name another file") from error
 
@@ -90,7 +95,8 @@ def _of_module(checkpoint: CheckpointReader, output: Path) -> int:
     for name, tensor in tensors.items():
         if name.endswith("num_batches_tracked"):
             tensors[name] = tensor.long()
-    _write(save_tensors, tensors, checkpoint, output)
+    # transformers before version 5 refuses a file that does not name its format.
+    _write(save_tensors, tensors, checkpoint, output, format="pt")
     return len(tensors)
 
 

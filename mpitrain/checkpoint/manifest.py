@@ -17,7 +17,7 @@ from msgspec import Meta, Struct
 
 from mpitrain.checkpoint.recipe import Recipe
 from mpitrain.config import Config
-from mpitrain.config.numbers import Positive
+from mpitrain.config.numbers import NonNegative, Positive
 from mpitrain.files import check_regular
 from mpitrain.training.watch import Seen
 
@@ -73,8 +73,10 @@ class Progress(Struct, frozen=True, forbid_unknown_fields=True):
         loss_scale, good_steps: state of the loss scale in 16-bit training.
         tested: steps before the last test.
         seen: best test so far for each value that the job watches.
-        left_out: number of updates without a tensor, by its name.
+        left_out: number of updates without a tensor, by its name, less those before the run.
         per_step: most updates in a step; more than one where workers push to servers.
+        rate_factor: factor on all rates that the program has set.
+        measured: values of the tests that rates follow, in turn; None: not finite.
     """
 
     step: Steps
@@ -83,8 +85,10 @@ class Progress(Struct, frozen=True, forbid_unknown_fields=True):
     good_steps: Steps = 0
     tested: Steps = 0
     seen: dict[str, Seen] = {}
-    left_out: dict[str, Steps] = {}
+    left_out: dict[str, Annotated[int, Meta(ge=-(2**53), le=2**53)]] = {}
     per_step: Annotated[int, Meta(ge=1, le=2**31)] = 1
+    rate_factor: NonNegative = 1.0
+    measured: list[float | None] = []
 
     def __post_init__(self) -> None:
         if self.updates > self.step * self.per_step:

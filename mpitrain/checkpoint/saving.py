@@ -47,6 +47,7 @@ def resume(parts: "Parts", *, allow_changes: bool = False) -> Resumed | None:
 
     Raises:
         CheckpointError: on all ranks; it is another job's, or none of several can be used.
+        ConfigError: on all ranks: a scheduler fails on what the checkpoint's tests measured.
     """
     checkpoint, refused = newest(checkpoints(parts.config), parts.comm)
     if checkpoint is None:
@@ -58,4 +59,7 @@ def resume(parts: "Parts", *, allow_changes: bool = False) -> Resumed | None:
         parts.comm, lambda: restore(parts, checkpoint, allow_changes=allow_changes), CheckpointError
     )
     parts.refresh()
+    if parts.measured_rates:
+        measured = checkpoint.manifest.progress.measured
+        parts.measured_rates.resume(measured, parts.steps_done)
     return Resumed(parts.steps_done, str(checkpoint.folder), refused, notes)

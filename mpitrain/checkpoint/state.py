@@ -108,6 +108,8 @@ def collect(parts: "Parts") -> tuple[dict[str, Array], list[SavedPiece], Manifes
             dict(parts.watch.seen),
             workers.named(parts, parts.updater.left_out),
             parts.updates_per_step,
+            parts.rates.factor,
+            parts.measured_rates.values[:] if parts.measured_rates else [],
         ),
         job=msgspec.json.encode(parts.config).decode(),
         layout=parts.layout,
@@ -188,6 +190,7 @@ def restore(
     parts.updater.left_out = workers.left_out(parts, checkpoint, as_they_were)
     parts.updates_per_step = max(parts.updates_per_step, progress.per_step)
     parts.watch.tested = progress.tested
+    parts.rates.factor = progress.rate_factor
     for text in parts.watch.seen.keys() & progress.seen.keys():
         parts.watch.seen[text] = progress.seen[text]
     if parts.scale.enabled:

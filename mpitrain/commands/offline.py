@@ -82,7 +82,7 @@ def _add_runs(commands: "Commands") -> None:
     text = "write a checkpoint's parameters as one safetensors file"
     parser = commands.add_parser("export", help=text)
     parser.add_argument("checkpoint", type=Path, help="folder of a checkpoint, or of a run")
-    parser.add_argument("output", type=Path, help="file to write")
+    parser.add_argument("output", type=Path, help="file to write, or a folder that is there")
     axes = "order the axes as torch does: (out, in), (out, in, rows, columns)"
     parser.add_argument("--torch", action="store_true", help=axes)
     parser.set_defaults(act=export)

@@ -80,6 +80,7 @@ def _weights(*policies: str) -> Callable[[Tables], bool]:
 
 #: Features that methods need; each text is the object of the verb "needs".
 ALIKE = "the same rule for all parameters"
+BATCH_GRADIENT = "the gradient of a whole batch in each update"
 CHECKED = "messages that can carry checksums"
 CLOCK = "to say when parameters are exchanged"
 CODED = "sums of gradients that can be coded"
@@ -236,7 +237,8 @@ _WHOLE_WORKERS = (ONE_RANK, REPLICA_STATE, CLOCK, HOST, MEMORY)
 _SERVERS = (
     Method("server", "a parameter server", {"server.ranks": 1},
            (ONE_RANK, REPLICA_STATE, CLOCK, HOST, REPLICATED, RULES, *_SHARD_SUMS),
-           {CHECKED: "has messages without", CLOCK: "serves each worker when it asks",
+           {BATCH_GRADIENT: "may take each worker's by itself",
+            CHECKED: "has messages without", CLOCK: "serves each worker when it asks",
             DEATHS: "waits for workers one by one", DELAYED: "has messages that are not",
             EXCHANGE: "takes each gradient by itself", FORWARD: "lets workers be ahead of others",
             GRADIENT: "has a part of each tensor", REPLICAS: "lets workers be ahead of others",
@@ -247,7 +249,8 @@ _SERVERS = (
            beside={"server.ranks": 1, "optim.momentum": 0.9}),
     Method("hogwild", "hogwild", {"server.hogwild": True},
            (*_WHOLE_WORKERS, FEW_ROWS, SOME_ROWS, CODED),
-           {CLOCK: "updates one copy at any time", CODED: "sends none",
+           {BATCH_GRADIENT: "takes each rank's by itself",
+            CLOCK: "updates one copy at any time", CODED: "sends none",
             DEATHS: "has ranks in one memory", DELAYED: "sends none",
             EXCHANGE: "exchanges nothing", FORWARD: "lets each rank train by itself",
             REPLICAS: "has one copy", SKIPPING: "never skips one",
@@ -285,6 +288,7 @@ _OPTIMIZERS = (
            {SOME_ROWS: _ALL_ROWS}),
     Method("clip-norm", "clip_norm", {"optim.clip_norm": 1.0}, (GRADIENT,),
            {SOME_ROWS: "scales each gradient by all others"}),
+    Method("clip-value", "clip_value", {"optim.clip_value": 0.01}, (BATCH_GRADIENT,)),
     Method("groups", "a group of parameters",
            {"optim.groups": [{"names": ["*.bias"], "lr": 0.5}]}, (RULES,),
            {ALIKE: "has a rate of its own", SOME_ROWS: "may decay all weights"}),

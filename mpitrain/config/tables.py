@@ -143,8 +143,9 @@ class Evaluate(Struct, frozen=True, forbid_unknown_fields=True):
             When left out, ``accuracy`` or ``mae``.
         every: epochs from one test to the next; there is one at the end in any case.
         patience: tests in a row without a new best one after which training ends; 0: never.
-        watch: value by which tests are compared, ``loss`` or a metric.  A metric of your own needs
-            its direction, too: ``higher score`` or ``lower score``.
+        watch: value by which tests are compared, for ``patience`` and for a scheduler that follows
+            tests, ``loss`` or a metric.  A metric of your own needs its direction for ``patience``:
+            ``higher score`` or ``lower score``.
     """
 
     metrics: tuple[str, ...] = ()
@@ -197,6 +198,8 @@ class Optim(Struct, frozen=True, forbid_unknown_fields=True):
             its change.
         clip_norm: largest Euclidean norm of the gradient of the whole model, which is scaled down
             to it; 0: no limit.
+        clip_value: largest absolute value of each number of the gradient that an update takes,
+            after ``clip_norm``, as torch's clip_grad_value_; 0: no limit.
         groups: parameters with a rate or a weight decay of their own, each group a table
             ``[[optim.groups]]`` with ``names = ["*.bias"]``, ``lr`` (a factor) and
             ``weight_decay``; ``mpitrain export`` lists the names.
@@ -221,6 +224,7 @@ class Optim(Struct, frozen=True, forbid_unknown_fields=True):
     trust: Positive = 0.001
     weight_decay: NonNegative = 0.0
     clip_norm: NonNegative = 0.0
+    clip_value: NonNegative = 0.0
     groups: tuple[Group, ...] = ()
     average: Part = 0.0
 

@@ -113,7 +113,8 @@ def unread(job: Config, brought: Brought) -> Iterator[tuple[str, str]]:
             "optim.schedule = 'step' multiplies the rate at these epochs, and there are none; "
             "give some, as [15, 25], or set schedule = 'constant'",
         )
-    if job.evaluate.watch != usual.evaluate.watch and not job.evaluate.patience:
+    watches = job.evaluate.patience or job.own.schedule  # which may follow tests
+    if job.evaluate.watch != usual.evaluate.watch and not watches:
         yield (
             "evaluate.watch",
             "says by which value training ends early, and with patience = 0 it never does; set "

@@ -126,8 +126,9 @@ def _rates(job: Tables) -> Faults:
         yield "optim.warmup_epochs", "one_cycle climbs in these epochs; give 3 of 10, for example"
     if job.own.schedule and (optim.schedule != "constant" or warmup):
         yield (
-            "own.schedule",
-            "takes the place of optim.schedule and optim.warmup_epochs; leave these out",
+            "optim.schedule",
+            f"a schedule of one's own takes the place of schedule = {optim.schedule!r} with "
+            f"warmup_epochs = {warmup:g}; leave both out",
         )
 
 

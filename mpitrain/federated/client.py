@@ -43,12 +43,13 @@ class Trained:
 class RoundRates(Rates):
     """Schedules count rounds: all steps of one have the same rate."""
 
-    def __init__(self, job: Config) -> None:
+    def __init__(self, job: Config, whole: Rates) -> None:
+        """``whole``: the rates of the federated job, whose factor counts."""
         super().__init__(job.optim, replace(job.train, epochs=job.federated.rounds), 1)
-        self.number = 0
+        self.number, self._whole = 0, whole
 
     def rate(self, step: int) -> float:
-        return super().rate(self.number)
+        return self._whole.factor * super().rate(self.number)
 
 
 class Proximal(Strategy):
@@ -98,7 +99,7 @@ class Client:
             checkpoint=Checkpoint(),
             federated=Federated(),
         )
-        self._rates = RoundRates(job)
+        self._rates = RoundRates(job, whole.rates)
 
         def synchronise(store: Store) -> Strategy:
             self._proximal = Proximal(store, job.federated.prox)

@@ -20,23 +20,25 @@ class Rates:
         optim, train: the job's tables.
         steps_per_epoch: updates of a pass over the data.
         table: table of a user's own schedule, if there is one.
+        factor: factor on all rates, which the program sets as it trains.
     """
 
     optim: Optim
     train: Train
     steps_per_epoch: int
     table: ScheduleTable | None = None
+    factor: float = 1.0
 
     def rate(self, step: int) -> float:
         """Learning rate of a step, as logged."""
         if self.table is None:
-            return self._scheduled(step)
-        return self.scaled * self.table.factor(step)
+            return self.factor * self._scheduled(step)
+        return self.factor * (self.scaled * self.table.factor(step))
 
     def common(self, step: int) -> float:
         """Learning rate of a step, on which all groups of parameters have factors."""
         if self.table and self.table.options is not None:
-            return self.scaled
+            return self.factor * self.scaled
         return self.rate(step)
 
     @property

@@ -27,15 +27,22 @@ class ScheduleTable:
             for all groups, each times its own factor.
         steps: steps of a row: 1, or those of an epoch.
         options: other options of each group in each row, by name; None: there are none.
+        follows: ``"min"`` or ``"max"``: the rows after a test follow from what it measured, of
+            which the scheduler wants the least or the most; empty: all rows are known.
     """
 
     factors: Array
     steps: int = 1
     options: Sequence[Mapping[str, Sequence[Any]]] | None = None
+    follows: str = ""
 
     def factor(self, step: int, group: int = 0) -> float:
         """The factor of a step, counted from 0."""
         return float(self.factors[step // self.steps, group])
+
+    def set_rest(self, step: int, factors: Sequence[float]) -> None:
+        """Give the rows from a step on, counted from 0, these factors of the groups."""
+        self.factors[step // self.steps :] = factors
 
 
 class TabulatedSchedule(ABC):
@@ -44,6 +51,18 @@ class TabulatedSchedule(ABC):
     @abstractmethod
     def table(self, rows: int) -> ScheduleTable:
         """The table of all steps or epochs; ``ConfigError``: it cannot be evaluated."""
+
+    @abstractmethod
+    def after_tests(self, values: Sequence[float], *, anew: bool) -> list[float]:
+        """Factors of the groups after further tests, for a table that follows tests.
+
+        Args:
+            values: measured values of the tests, in turn; nan: not finite.
+            anew: begin with the first test of the run.
+
+        Raises:
+            ConfigError: a test leads to no factors.
+        """
 
 
 def tabulated(factor: Factor, steps: int) -> Array:

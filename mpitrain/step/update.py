@@ -53,7 +53,8 @@ class Updater:
         grouping: how each tensor is updated.
         steps: number of updates.
         left_out: number of updates in which a tensor had no part in the loss, by its name.  It
-            stays as it is then, state and count of steps included, as in torch.
+            stays as it is then, state and count of steps included, as in torch.  Updates before the
+            run count below 0.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class Updater:
         gradient: GlobalGradient,
         allocate: Allocate | None = None,
         average: float = 0.0,
+        clip_value: float = 0.0,
     ) -> None:
         """Make the state.
 
@@ -74,6 +76,7 @@ class Updater:
             gradient: gives the rates of a layerwise optimiser (LARS, LAMB).
             allocate: makes each array, ``allocate(size, dtype)``; zeros if left out.
             average: decay of the moving average of parameters; 0: there is no average.
+            clip_value: largest absolute value of each number of a gradient; 0: no limit.
 
         Raises:
             ConfigError: the optimiser has a slot of the average's name.
@@ -93,8 +96,16 @@ class Updater:
             {slot: _zeros(piece.parameters, allocate) for slot in optimizer.slots}
             for piece in store.pieces
         ]
+        for piece, state in zip(store.pieces, self.state, strict=True):
+            for tensor, part in overlaps(store.arena.tensors, piece):
+                if begun := optimizer.begun.get(tensor.name):
+                    self.left_out[tensor.name] = -begun.steps
+                    first = piece.start - tensor.start
+                    for slot, whole in begun.slots.items():
+                        own = whole[first + part.start : first + part.stop]
+                        state[slot][part] = array_namespace(piece.parameters).asarray(own)
         self.grouping = grouping
-        self._average = average
+        self._average, self._clip_value = average, clip_value
         if average:
             for piece, state in zip(store.pieces, self.state, strict=True):
                 state[AVERAGE] = _zeros(piece.parameters, allocate)
@@ -146,9 +157,10 @@ class Updater:
             self.left_out[name] = self.left_out.get(name, 0) + 1
         runs = self._runs(unused)
         every = zip(self._store.pieces, self.state, runs, strict=True)
+        if self.optimizer.layerwise or self._clip_value:
+            self._finish_gradients(gradient_scale)
+            gradient_scale = 1.0
         if self.optimizer.layerwise:
-            for piece in self._store.pieces if gradient_scale != 1.0 else ():
-                piece.gradients[...] *= gradient_scale
             self._step_layerwise(lr, runs)
         else:
             for piece, state, own in every:
@@ -161,6 +173,16 @@ class Updater:
                     group.optimizer.take_step(p, g, run.of(state), taken, rate, gradient_scale)
         for piece, state in zip(self._store.pieces, self.state) if self._average else ():
             state[AVERAGE] += (1.0 - self._average) * (piece.parameters - state[AVERAGE])
+
+    def _finish_gradients(self, scale: float) -> None:
+        """Scale the gradients in place, and clip each of their numbers."""
+        limit = self._clip_value
+        for piece in self._store.pieces:
+            gradients = piece.gradients
+            if scale != 1.0:
+                gradients[...] *= scale
+            if limit:
+                array_namespace(gradients).clip(gradients, -limit, limit, out=gradients)
 
     def _step_layerwise(self, lr: float, runs: list[list[_Run]]) -> None:
         """Update by a layerwise optimiser: all directions first, as the rates need them."""

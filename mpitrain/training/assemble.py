@@ -48,6 +48,7 @@ from mpitrain.training.compatibility import (
     whole_state,
 )
 from mpitrain.training.feed import Feed
+from mpitrain.training.measured_rates import measured_rates
 from mpitrain.training.parts import NO_OBJECTS, Parts, UserObjects
 from mpitrain.training.passes import Passes
 from mpitrain.training.purity import Purity
@@ -271,6 +272,7 @@ def _add_model(parts: Parts, variant: Variant) -> None:
     parts.model, parts.layers, metrics = model, names, parts.objects.metrics
     parts.metrics = named_metrics(parts, outputs) if metrics is None else metrics
     parts.watch = Watch(config, parts.metrics)
+    parts.measured_rates = measured_rates(parts)
 
 
 def _add_update(parts: Parts, variant: Variant) -> None:
@@ -293,7 +295,10 @@ def _add_update(parts: Parts, variant: Variant) -> None:
             grouping = groups.scheduled(grouping, rates.table)
         grouping = variant.group(parts, grouping)
         offload = build.mapped(Path(folder), parts.comm.rank) if folder else None
-        return Updater(parts.store, optimizer, grouping, parts.gradient, offload, optim.average)
+        return Updater(
+            parts.store, optimizer, grouping, parts.gradient, offload, optim.average,
+            optim.clip_value,
+        )  # fmt: skip
 
     parts.updater = together(parts.comm, updater, ConfigError)
     make = variant.synchronise

@@ -77,7 +77,8 @@ class UpdateWindow:
         names = frozenset(tensor.name for tensor in self._parts.arena.tensors)
         self._unused.append(names - self._store.used)
         updater = self._parts.updater
-        updater.step(self._parts.rates.rate(updater.steps))
+        step = updater.steps
+        updater.step(self._parts.rates.common(step), number=step)
         self._store.reset()
         return Updated(own, squares, comm_seconds, len(self._unused[-1]))
 

@@ -7,7 +7,7 @@ from math import inf
 from msgspec.structs import replace
 
 from collectives import Communicator
-from mpitrain.config import Config, ConfigError, Optim
+from mpitrain.config import Config, ConfigError, Evaluate, Optim
 from mpitrain.metrics.records import Step
 from mpitrain.optim.schedule_table import Factor
 from mpitrain.step.agreement import NonFinite
@@ -125,6 +125,7 @@ def _short(config: Config, steps: int) -> Config:
         config,
         run=replace(config.run, on_nonfinite="stop", check_every=0),
         optim=optim,
+        evaluate=Evaluate(config.evaluate.metrics),  # a scheduler that follows tests is replaced
         # As an epoch has at least one step, this number of epochs is enough.
         train=replace(config.train, epochs=steps, steps=steps),
     )

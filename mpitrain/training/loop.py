@@ -80,9 +80,12 @@ class Loop(ClosedTogether):
         Raises:
             ReplicaMismatch: on all ranks: replicas hold different values.
             CorruptMessage: on one rank: a message does not fit its checksum; names the step.
+            ConfigError: on all ranks: rates follow tests, and nobody makes them.
             Exception: as :meth:`step`.
         """
         parts, is_checked = self.parts, False
+        if parts.measured_rates:
+            parts.measured_rates.expect_led()
         with closing(self.batches(epoch)) as batches:
             for batch in batches:
                 try:
@@ -90,7 +93,7 @@ class Loop(ClosedTogether):
                 except CorruptMessage as error:
                     raise CorruptMessage(f"step {parts.steps_done + 1}: {error}") from error
                 yield records
-                if parts.stopping:
+                if parts.stopping or parts.ending:
                     return
                 is_checked = bool(self.check_every) and parts.steps_done % self.check_every == 0
                 if is_checked:

@@ -34,8 +34,10 @@ from mpitrain.step.precision import LossScale
 from mpitrain.step.update import Updater
 from mpitrain.sync import Strategy
 from mpitrain.training.account import Account
+from mpitrain.training.asked import Asked
 from mpitrain.training.build import Partition
 from mpitrain.training.feed import Feed
+from mpitrain.training.measured_rates import MeasuredRates
 from mpitrain.training.passes import Passes
 from mpitrain.training.purity import Purity
 from mpitrain.training.watch import Watch
@@ -105,6 +107,8 @@ class Parts:
         before_step: called with the parts before each step.
         opened: closes everything at the end, in reverse order of opening.
         watch: best test so far.
+        asked: wishes of the program's function that sees the records.
+        measured_rates: sets rates by tests; None: rates do not follow tests.
         store: parameters and gradients of this rank's layers.
         gradient: norm of the gradient over all ranks.
         updater: update of the parameters, with the optimiser's state.
@@ -119,6 +123,7 @@ class Parts:
         scale: loss scale.
         steps_done: steps since the beginning, skipped ones included.
         stopping: whether a rank was asked to stop; the same on all ranks.
+        ending: reason for which the program ends training; the same on all ranks.
         updates_per_step: largest number of updates in a step since the beginning.
         recipe: description of the program's own objects, once a checkpoint asks for it.
         is_closed: whether :meth:`close` was called.
@@ -145,6 +150,7 @@ class Parts:
     arena: Arena = field(init=False)
     metrics: Mapping[str, Metric] = field(init=False)
     watch: Watch = field(init=False)
+    measured_rates: MeasuredRates | None = field(init=False)
     store: Store = field(init=False)
     gradient: GlobalGradient = field(init=False)
     updater: Updater = field(init=False)
@@ -155,8 +161,10 @@ class Parts:
     feed: Feed = field(init=False)
     account: Account = field(init=False)
     scale: LossScale = field(init=False)
+    asked: Asked = field(default_factory=Asked)
     steps_done: int = 0
     stopping: bool = False
+    ending: str = ""
     updates_per_step: int = 1
     recipe: Any = None
     is_closed: bool = False

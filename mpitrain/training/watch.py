@@ -84,15 +84,29 @@ class Watch:
         return f"no better {self._watched} in {tests} than {seen.value:.6g} after step {seen.step}"
 
 
-def _read(key: str, text: str, metrics: Collection[str]) -> tuple[str, bool]:
-    """The name of a value, and whether a higher one is better."""
+def watched(key: str, text: str, metrics: Collection[str]) -> tuple[str, bool | None]:
+    """The name of a value, and whether a higher one is better; ``None``: nothing says so.
+
+    Args:
+        key: key of the job.
+        text: its value, as ``"loss"`` or ``"higher score"``.
+        metrics: names of the values that tests measure besides the loss.
+
+    Raises:
+        ConfigError: no test measures it.
+    """
     word, _, rest = text.partition(" ")
     name = rest if word in ("higher", "lower") else text
     if name not in ("loss", *metrics):
         raise ConfigError(
             f"{key}: no test measures {name!r}; there are {', '.join(('loss', *metrics))}"
         )
-    higher = word == "higher" if name == rest else is_better_higher(name)
+    return name, word == "higher" if name == rest else is_better_higher(name)
+
+
+def _read(key: str, text: str, metrics: Collection[str]) -> tuple[str, bool]:
+    """The name of a value, and whether a higher one is better, which must be known."""
+    name, higher = watched(key, text, metrics)
     if higher is None:
         raise ConfigError(
             f"{key}: nothing says whether a higher {name} is better; write 'higher {name}' or "

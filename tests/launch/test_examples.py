@@ -29,7 +29,7 @@ def example(folder, name, ranks=2):
 def test_every_example_is_run_here():
     tested = {"allreduce", "own_algorithm", "own_data", "pipeline", "transformer"}
     assert {path.stem for path in (ROOT / "examples").glob("*.py")} == tested
-    assert {path.stem for path in SCRIPTS.glob("*.py")} == {*TRAINING, "checkpoint"}
+    assert {path.stem for path in SCRIPTS.glob("*.py")} == {*TRAINING, "checkpoint", "gan"}
 
 
 def test_allreduce(tmp_path):
@@ -86,6 +86,24 @@ def test_scripts_for_torch_have_the_losses_of_gloo(tmp_path, name):
     ours = script(tmp_path, 2, name)
     assert len(ours) >= 4 and ours[-1] < ours[0]
     assert ours == pytest.approx(script_with_gloo(tmp_path, 2, name), rel=1e-5)
+
+
+@pytest.mark.slow
+@needs_torch
+def test_a_gan_has_the_losses_of_one_process(tmp_path):
+    """Two modules in turn, and second derivatives through a DistributedDataParallel."""
+
+    def numbers(told):
+        return [float(number) for number in re.findall(r"-?\d+\.\d{12}", told)]
+
+    words = ["-m", "collectives.torch", SCRIPTS / "gan.py"]
+    alone = numbers(run(tmp_path, 1, *words))
+    assert len(alone) == 11 and len(set(alone)) == 11
+    for ranks in (2, 3):
+        assert numbers(run(tmp_path, ranks, *words)) == pytest.approx(alone, rel=1e-10)
+    gloo = ["torch.distributed.run", "--standalone", "--nproc-per-node", 2, SCRIPTS / "gan.py"]
+    told = run(tmp_path, None, "-m", *gloo, "--backend", "gloo")
+    assert numbers(told) == pytest.approx(alone, rel=1e-10)
 
 
 @pytest.mark.slow

@@ -10,11 +10,12 @@ from typing import Any
 import torch
 
 from mpitrain.adapters.torch.arrays import as_tensor, on_stream_of
+from mpitrain.adapters.torch.begun import begun
 from mpitrain.adapters.torch.checks.probe import one_line
 from mpitrain.arrays import Array, Shape
 from mpitrain.config import ConfigError
 from mpitrain.optim.groups import Grouping, ParameterGroup
-from mpitrain.optim.optimizers import Optimizer, State
+from mpitrain.optim.optimizers import Beginning, Optimizer, State
 
 #: Makes an optimiser of some parameters, as ``lambda p: torch.optim.AdamW(p, lr=3e-3)``.
 Factory = Callable[[Sequence[torch.nn.Parameter]], torch.optim.Optimizer]
@@ -22,8 +23,11 @@ Factory = Callable[[Sequence[torch.nn.Parameter]], torch.optim.Optimizer]
 #: Options that an optimiser reads only when it is made.
 _BEGINNINGS = ("initial_accumulator_value",)
 
-
 _ELSEWHERE = "a loop of your own with torch's DistributedDataParallel, where any works"
+_SEVERAL = (
+    "; several optimisers, as for the two modules of a GAN, take a loop of your own with torch's "
+    "DistributedDataParallel: examples/pytorch/gan.py"
+)
 
 
 class TorchOptimizer(Optimizer):
@@ -39,6 +43,8 @@ class TorchOptimizer(Optimizer):
         lr: learning rate with which the job's schedule starts.
         options: options of a group of parameters.
         kind: class of torch's optimiser.
+        like: the program's optimiser, which takes no step.
+        begun: the state that it was given with.
         name: name of the class.
     """
 
@@ -56,12 +62,13 @@ class TorchOptimizer(Optimizer):
             ConfigError: it has state that no checkpoint would have.
         """
         kind = type(like)
-        self._like, self.kind, self.whole = like, kind, whole
+        self.like, self.kind, self.whole = like, kind, whole
+        self.begun: Mapping[str, Beginning] = {}
         self.name = kind.__name__
         self.options = options
         self._step = 0
         self.lr = float(options["lr"])
-        self._shapes = tuple(shapes)
+        self._shapes, self._counts = tuple(shapes), False
         #: State that is a single number; it is stored as an array of equal numbers.
         self._single: dict[str, torch.dtype | type] = {}
         #: Shapes of the other state of a parameter of some shape, by name.
@@ -80,6 +87,8 @@ class TorchOptimizer(Optimizer):
             made.step()
         found: dict[str, Shape] = {}
         for name, value in made.state[probe].items():
+            if name == "step":
+                self._counts = True
             if value is None or name == "step":
                 continue
             if isinstance(value, (int, float)):
@@ -114,7 +123,7 @@ class TorchOptimizer(Optimizer):
         if self.kind.__init__.__module__.startswith("torch.optim."):
             return self.kind(groups, lr=rate, **begins)  # type: ignore[call-arg]
         made = object.__new__(self.kind)
-        vars(made).update(vars(self._like), state=defaultdict(dict), param_groups=groups)
+        vars(made).update(vars(self.like), state=defaultdict(dict), param_groups=groups)
         return made
 
     def changed(self, options: Mapping[str, Any]) -> "TorchOptimizer":
@@ -151,10 +160,8 @@ class TorchOptimizer(Optimizer):
             arrays = {name: own[name][: prod(shape)].view(shape) for name, shape in known}
         if self._step > 1:  # its first step makes its state, which is not always 0
             given = {name: one for name, one in arrays.items() if name not in self._single}
-            for name, kind in self._single.items():
-                number = own[name].flatten()[0]
-                given[name] = kind(number) if isinstance(kind, type) else number.to(kind)
-            made.state[parameter].update(given, step=self._taken(parameter))
+            given |= self._numbers(own)
+            made.state[parameter].update(given, step=self._count(self._step - 1, parameter))
         made.step()
         after = made.state[parameter]
         for name in self._single.keys() & after.keys():
@@ -163,12 +170,31 @@ class TorchOptimizer(Optimizer):
             if after[name].data_ptr() != arrays[name].data_ptr():
                 arrays[name].copy_(after[name])
 
-    def _taken(self, parameter: torch.Tensor) -> torch.Tensor:
-        """Number of steps taken; fused optimisers read it on their device, in float32."""
+    def state_of(
+        self, arrays: Mapping[str, Array], parameter: torch.nn.Parameter, taken: int
+    ) -> dict[str, Any]:
+        """State of a parameter in torch's form after ``taken`` steps, from flat arrays by slot."""
+        own = {name: as_tensor(arrays[name]).to(parameter) for name in self.slots}
+        usual = dict.fromkeys(own.keys() - self._single.keys(), tuple(parameter.shape))
+        shapes = self._arrays(tuple(parameter.shape)) if self.whole else usual
+        found = {name: own[name][: prod(shape)].view(shape) for name, shape in shapes.items()}
+        found |= self._numbers(own)
+        return found | ({"step": self._count(taken, parameter)} if self._counts else {})
+
+    def _numbers(self, own: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+        """State that is a single number, by name."""
+        found: dict[str, Any] = {}
+        for name, kind in self._single.items():
+            number = own[name].flatten()[0]
+            found[name] = kind(number) if isinstance(kind, type) else number.to(kind)
+        return found
+
+    def _count(self, taken: int, parameter: torch.Tensor) -> torch.Tensor:
+        """Number of steps; fused optimisers read it on their device, in float32."""
         kind, where = None, torch.device("cpu")
         if self.options.get("fused"):
             kind, where = torch.float32, parameter.device
-        return torch.tensor(float(self._step - 1), dtype=kind, device=where)
+        return torch.tensor(float(taken), dtype=kind, device=where)
 
 
 def _tried(
@@ -287,32 +313,27 @@ def grouped(
             f"optimizer: it leaves out {', '.join(left[:3])}; give it all parameters, or freeze "
             "these: requires_grad_(False)"
         )
+    groups[0].begun = begun(made, named, groups[0].slots, whole=groups[0].whole)
     first = ParameterGroup(groups[0])  # torch refuses to make one without parameters
     return groups, (found.__getitem__ if named else lambda name: first)
 
 
 def _new(factory: Factory, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
-    """The factory's optimiser, if it is one of torch's without hooks or steps."""
+    """The factory's optimiser, if it is one of torch's without hooks."""
     if not callable(factory):
         raise ConfigError(
             f"optimizer: give a function that makes it of the parameters, as lambda p: "
-            f"torch.optim.AdamW(p, lr=3e-3), not a {type(factory).__name__}"
+            f"torch.optim.AdamW(p, lr=3e-3), not a {type(factory).__name__}{_SEVERAL}"
         )
     made = factory(parameters)
     if not isinstance(made, torch.optim.Optimizer):
         raise ConfigError(
             f"optimizer: the function gives a {type(made).__name__}, and an optimiser of torch is "
-            "needed, as lambda p: torch.optim.AdamW(p, lr=3e-3)"
+            f"needed, as lambda p: torch.optim.AdamW(p, lr=3e-3){_SEVERAL}"
         )
     if made._optimizer_step_pre_hooks or made._optimizer_step_post_hooks:
         raise ConfigError(
             "optimizer: it has hooks on its steps, and nobody would call them, as it is made anew "
             "for each piece of the parameters; do without them"
-        )
-    # Some have initial state before their first step.
-    if any(state and float(state.get("step", 1)) > 0 for state in made.state.values()):
-        raise ConfigError(
-            "optimizer: it has taken steps already, and the trainer would begin without what it "
-            "keeps of them; make a new one, and go on by fit(resume=True)"
         )
     return made

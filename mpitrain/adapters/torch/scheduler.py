@@ -1,7 +1,8 @@
-"""Schedulers of torch, evaluated for all steps before the first."""
+"""Schedulers of torch: evaluated for all steps before the first, or led by tests."""
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,34 +21,69 @@ class TorchSchedule(TabulatedSchedule):
     The scheduler works on an optimiser of the same kind with parameters of its own, so that the
     program's stays as it is.  It takes a step after each training step (or epoch), as in a loop of
     torch.  The options that it writes into the groups, such as rate, momentum or betas, are the
-    trainer's options in that step.
+    trainer's options in that step.  ReduceLROnPlateau takes a step after each test.
     """
 
     def __init__(self, function: Callable[[Any], Any], groups: Sequence[TorchOptimizer]) -> None:
         self._function = function
         self._groups = groups
+        self._optimizer: torch.optim.Optimizer
+        self._plateau: ReduceLROnPlateau
 
     def table(self, rows: int) -> ScheduleTable:
         """The factors of all steps or epochs; a column for each group, or one for all.
 
         Raises:
             ConfigError: the function gives neither, or a scheduler that ends before training, gives
-                invalid rates, depends on measurements, or begins a momentum that the optimiser does
-                not have.
+                invalid rates, or begins a momentum that the optimiser does not have.
         """
-        optimizer = self._groups[0].over(self._groups)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # about the order of calls
-            try:
-                found = self._function(optimizer)
-                why = f"gives a {type(found).__name__}"
-            except Exception as error:  # user code may raise anything
-                found, why = None, f"fails: {words(error)}"
+            found, why = self._made()
             if not isinstance(found, LRScheduler):
                 return self._of_steps(rows, why)
-            _expect_known(found, optimizer)
-            every = _written(found, optimizer, rows)
+            if isinstance(found, ReduceLROnPlateau):
+                table = self._table(_written(found, self._optimizer, 1))
+                self._plateau = found
+                return replace(
+                    table, factors=np.repeat(table.factors, rows, axis=0), follows=found.mode
+                )
+            every = _written(found, self._optimizer, rows)
         return self._table(every)
+
+    def after_tests(self, values: Sequence[float], *, anew: bool) -> list[float]:
+        if anew:
+            self._plateau, _ = self._made()
+        for value in values:
+            try:
+                self._plateau.step(value)
+            except Exception as error:  # a subclass may raise anything
+                raise ConfigError(
+                    f"schedule: {type(self._plateau).__name__} fails after a test that measured "
+                    f"{value}: {words(error)}"
+                ) from error
+        written = _written(self._plateau, self._optimizer, 1)
+        table = self._table(written)
+        if changed := sorted({name for own in table.options or () for name in own}):
+            raise ConfigError(
+                f"schedule: {type(self._plateau).__name__} follows tests and changes "
+                f"{', '.join(changed)}; let it change the rate alone"
+            )
+        return [float(factor) for factor in table.factors[0]]
+
+    def _made(self) -> tuple[Any, str]:
+        """The function's result for a new optimiser, and a verb phrase that says which it is."""
+        self._optimizer = self._groups[0].over(self._groups)
+        try:
+            found = self._function(self._optimizer)
+        except Exception as error:  # user code may raise anything
+            return None, f"fails: {words(error)}"
+        if getattr(found, "optimizer", self._optimizer) is not self._optimizer:
+            raise ConfigError(
+                "schedule: the scheduler belongs to another optimiser; make it of the one that the "
+                "function is called with"
+            )
+        return found, f"gives a {type(found).__name__}"
 
     def _of_steps(self, rows: int, why: str) -> ScheduleTable:
         try:
@@ -75,20 +111,6 @@ class TorchSchedule(TabulatedSchedule):
             _expect_the_same_state(own, changed)
             options.append(changed)
         return ScheduleTable(factors, 1, options)
-
-
-def _expect_known(scheduler: Any, optimizer: torch.optim.Optimizer) -> None:
-    if isinstance(scheduler, ReduceLROnPlateau):
-        raise ConfigError(
-            "schedule: ReduceLROnPlateau follows what tests measure, and the rates of all steps "
-            "are known before the first one; take evaluate.patience, which ends training there, "
-            "and another scheduler"
-        )
-    if getattr(scheduler, "optimizer", optimizer) is not optimizer:
-        raise ConfigError(
-            "schedule: the scheduler belongs to another optimiser; make it of the one that the "
-            "function is called with"
-        )
 
 
 def _written(

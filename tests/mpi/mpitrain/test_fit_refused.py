@@ -70,7 +70,7 @@ class Odd(Waves):
         (
             {"schedule": abs, "optim": {"schedule": "cosine"}},
             ConfigError,
-            "optim.schedule = 'cosine' with optim.warmup_epochs = 0: a schedule of one's own takes",
+            r"optim\.schedule: a schedule of one's own takes the place of schedule = 'cosine'",
         ),
         ({"schedule": "cosine"}, TypeError, "schedule is a key of several tables"),
         ({"batchsize": 4}, TypeError, "batchsize is no setting of a job; did you mean batch_size?"),

@@ -70,10 +70,13 @@ def trained(folder, factory, schedule, **changed):
     return trainer, rates
 
 
+ASYNCHRONOUS = pytest.param({"schedule": "asynchronous"}, id="asynchronous", marks=pytest.mark.slow)
+
+
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=() if n == "OneCycleLR" else pytest.mark.slow) for n in CASES]
 )
-@pytest.mark.parametrize("parallel", layouts())
+@pytest.mark.parametrize("parallel", [*layouts(), ASYNCHRONOUS])
 def test_every_scheduler_is_torchs(folder, name, parallel):
     trainer, rates = trained(folder, *CASES[name], parallel=parallel)
     module, expected = torchs_own(trainer, *CASES[name])
@@ -100,7 +103,6 @@ def test_an_interrupted_run_ends_with_the_same_bits(folder, name, parallel):
 
 
 REFUSED = [
-    (adamw, lr_scheduler.ReduceLROnPlateau, "follows what tests measure"),
     (adamw, lambda o: lr_scheduler.OneCycleLR(o, 0.1, total_steps=5), "has no value for step 6"),
     (adamw, lambda o: lr_scheduler.StepLR(sgd([torch.nn.Parameter(torch.ones(1))]), 2), "another"),
     (adamw, lambda o: [lr_scheduler.StepLR(o, 2)], "it gives a list"),
@@ -114,6 +116,7 @@ REFUSED = [
     ("adam", lambda o: lr_scheduler.StepLR(o, 2), "with optimizer= of torch"),
     (adamw, lr_scheduler.StepLR(sgd([torch.nn.Parameter(torch.ones(1))]), 2), "give a function"),
     (sgd([torch.nn.Parameter(torch.ones(1))]), None, "give a function that makes it"),
+    (lambda p: [sgd(p[:1]), sgd(p[1:])], None, r"gives a list.*examples/pytorch/gan\.py"),
 ]
 
 

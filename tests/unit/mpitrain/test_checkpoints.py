@@ -192,7 +192,8 @@ def test_eval_resume_and_export_take_the_same_one(comm, job, tmp_path):
     assert refused == done.refused == resumed.refused
     assert "digest differs" in refused[0]
     with pytest.raises(CheckpointError, match=r"cannot write .*; name another file"):
-        export(folder.parent, tmp_path)
+        (tmp_path / "taken" / "model.safetensors").mkdir(parents=True)
+        export(folder.parent, tmp_path / "taken")
     spoil(folder / full(4))
     spoil(folder / full(2))
     with pytest.raises(CheckpointError, match=r"has none that is whole: .*digest differs"):

@@ -2,6 +2,7 @@
 
 import pytest
 from mpi4py import MPI
+from safetensors import safe_open
 
 import mpitrain
 from mpitrain.checkpoint import CheckpointError
@@ -122,3 +123,12 @@ def test_constants_are_written_once_and_are_those_that_were(tmp_path):
     constants.unlink()
     with pytest.raises(CheckpointError, match="copy that file of the run's checkpoints beside it"):
         export(before, tmp_path / "model.safetensors", torch=True)
+
+
+def test_a_folder_gets_a_file_as_hugging_face_names_it(tmp_path):
+    trained(tmp_path / "run", nn.Linear(6, 1))
+    (tmp_path / "own").mkdir()
+    assert export(tmp_path / "run", tmp_path / "own", torch=True).tensors == 2
+    with safe_open(tmp_path / "own" / "model.safetensors", framework="pt") as file:
+        assert file.metadata()["format"] == "pt"
+        assert sorted(file.keys()) == ["bias", "weight"]

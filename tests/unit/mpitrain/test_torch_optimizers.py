@@ -143,7 +143,7 @@ def hooked(parameters):
 
 def stepped(parameters):
     made = torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
-    made.state[parameters[0]]["momentum_buffer"] = torch.ones_like(parameters[0])
+    made.state[parameters[0]]["mean"] = torch.ones_like(parameters[0])
     return made
 
 
@@ -165,7 +165,7 @@ WAY_OUT = ".*DistributedDataParallel"
         (lambda p: torch.optim.SparseAdam(p, lr=0.1), "does not support dense" + WAY_OUT),
         (lambda p: 3, "gives a int, and an optimiser of torch is needed"),
         (hooked, "it has hooks on its steps, and nobody would call them"),
-        (stepped, "it has taken steps already, and the trainer would begin without what it keeps"),
+        (stepped, "it has taken steps and keeps mean of p0, and a new one keeps momentum_buffer"),
         (lambda p: torch.optim.SGD(p[1:]), "leaves out p0; give it all parameters"),
         (lambda p: torch.optim.SGD([*p, torch.nn.Parameter(torch.ones(3))]), "shape .3,. that is"),
         (unlike, "all groups keep the same: exp_avg, exp_avg_sq, not exp_avg, exp_avg_sq, max_exp"),

@@ -1,0 +1,136 @@
+"""Loops of one's own over MPI: copies and averages of what DDP wraps, and ZeRO 1 to 3."""
+
+import copy
+
+import pytest
+
+torch = pytest.importorskip("torch")
+dist = pytest.importorskip("torch.distributed")
+
+from torch.distributed.fsdp import fully_shard  # noqa: E402
+from torch.distributed.optim import ZeroRedundancyOptimizer  # noqa: E402
+from torch.nn.parallel import DistributedDataParallel  # noqa: E402
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn  # noqa: E402
+
+from collectives.torch.register import register  # noqa: E402
+
+pytestmark = [pytest.mark.mpi, pytest.mark.quick_on(2)]
+STEPS, SHARE = 6, 4
+
+
+@pytest.fixture(scope="module", autouse=True)
+def world():
+    register()
+    dist.init_process_group("collectives", "mpi://")
+    yield dist.group.WORLD
+    dist.destroy_process_group()
+
+
+def layers():
+    """Large enough that their buckets lie in memory that the ranks share."""
+    torch.manual_seed(0)
+    return torch.nn.Sequential(
+        torch.nn.Linear(60, 150), torch.nn.Tanh(), torch.nn.Linear(150, 60)
+    ).double()
+
+
+def adamw(parameters):
+    return torch.optim.AdamW(parameters, lr=1e-2, weight_decay=0.1)
+
+
+def batches():
+    drawn = torch.Generator().manual_seed(1)
+    return torch.randn(STEPS, SHARE * dist.get_world_size(), 60, generator=drawn).double()
+
+
+def own(batch):
+    rank = dist.get_rank()
+    return batch[SHARE * rank : SHARE * (rank + 1)]
+
+
+def step(module, optimizer, batch):
+    optimizer.zero_grad()
+    module(batch).square().mean().backward()
+    optimizer.step()
+
+
+def assert_close(module, other):
+    for mine, wanted in zip(module.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(mine, wanted, rtol=1e-10, atol=1e-12)
+
+
+def averaged(module):
+    return AveragedModel(module, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+
+
+@pytest.mark.parametrize("views", [False, True])
+def test_copies_and_averages_of_what_is_wrapped(views):
+    """An average follows, and a copy is trained by itself, as in one process."""
+    net = DistributedDataParallel(layers(), gradient_as_bucket_view=views)
+    alone = layers()
+    average, expected = averaged(net), averaged(alone)
+    optimizer, single = adamw(net.parameters()), adamw(alone.parameters())
+    for batch in batches():
+        step(net, optimizer, own(batch))
+        step(alone, single, batch)
+        average.update_parameters(net)
+        expected.update_parameters(alone)
+    assert_close(average.module.module, expected.module)
+    before = [parameter.detach().clone() for parameter in net.parameters()]
+    twin, other = copy.deepcopy(net), copy.deepcopy(alone)
+    again, once = adamw(twin.parameters()), adamw(other.parameters())
+    for batch in batches():
+        step(twin, again, own(batch))
+        step(other, once, batch)
+    assert_close(twin, other)
+    for mine, kept in zip(net.parameters(), before, strict=True):
+        assert torch.equal(mine, kept)
+
+
+def zero_1(module):
+    net = DistributedDataParallel(module)
+    return net, ZeroRedundancyOptimizer(
+        net.parameters(), torch.optim.AdamW, lr=1e-2, weight_decay=0.1
+    )
+
+
+def zero_2(module):
+    for part in (module[0], module[2]):
+        fully_shard(part, reshard_after_forward=False)
+    fully_shard(module, reshard_after_forward=False)
+    return module, adamw(module.parameters())
+
+
+def zero_3(module):
+    for part in (module[0], module[2]):
+        fully_shard(part)
+    fully_shard(module)
+    return module, adamw(module.parameters())
+
+
+def whole(tensor):
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+def local(tensor):
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+@pytest.mark.parametrize("recipe", [zero_1, zero_2, zero_3])
+def test_shards_have_the_values_of_one_process(recipe):
+    net, optimizer = recipe(layers())
+    alone = layers()
+    single = adamw(alone.parameters())
+    for batch in batches():
+        step(net, optimizer, own(batch))
+        step(alone, single, batch)
+    for mine, wanted in zip(net.parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(whole(mine), wanted, rtol=1e-10, atol=1e-12)
+    of_all = sum(p.numel() for p in alone.parameters())
+    kept = optimizer.optim.state if recipe is zero_1 else optimizer.state
+    states = sum(local(one["exp_avg"]).numel() for one in kept.values())
+    shares = [None] * dist.get_world_size()
+    dist.all_gather_object(shares, states)
+    assert sum(shares) == of_all
+    if dist.get_world_size() > 1:
+        assert max(shares) < 0.7 * of_all

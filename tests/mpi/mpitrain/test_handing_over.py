@@ -1,0 +1,185 @@
+"""From the trainer into a loop of torch and back: values, optimiser state, rates, files."""
+
+import numpy as np
+import pytest
+
+from mpitrain.checkpoint.export import export
+from mpitrain.config import ConfigError
+from mpitrain.training.evaluation import evaluate
+from tests.mpi.mpitrain.fits import OPTIMIZERS, assert_alike, layouts, made, mse, net
+
+torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
+torch.set_num_threads(1)
+pytestmark = [pytest.mark.mpi, pytest.mark.at_most(4)]
+
+
+def adamw(parameters):
+    wide = [p for p in parameters if p.ndim > 1]
+    flat = [p for p in parameters if p.ndim < 2]
+    groups = [{"params": wide}, {"params": flat, "lr": 1e-3, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=3e-3, weight_decay=0.1, amsgrad=True)
+
+
+def halving(optimizer):
+    return torch.optim.lr_scheduler.StepLR(optimizer, 4, 0.5)
+
+
+FACTORIES = OPTIMIZERS | {"groups": adamw}
+each_optimizer = pytest.mark.parametrize(
+    "factory",
+    [pytest.param(FACTORIES[n], id=n, marks=() if n == "groups" else pytest.mark.slow)
+     for n in FACTORIES],
+)  # fmt: skip
+
+
+def go_on(module, optimizer, trainer, epochs):
+    """Steps of plain torch on the samples of a trainer's epochs."""
+    for epoch in epochs:
+        for batch in trainer.parts.sampler.batches(epoch):
+            some = trainer.parts.data.train.in_epoch(epoch)[batch]
+            optimizer.zero_grad()
+            mse(module(torch.from_numpy(some.inputs)), torch.from_numpy(some.labels)).backward()
+            optimizer.step()
+
+
+@each_optimizer
+@pytest.mark.parametrize("parallel", layouts())
+def test_a_loop_of_torch_goes_on_where_the_trainer_ended(folder, factory, parallel):
+    asked = {"model": lambda: net().double(), "optimizer": factory, "parallel": parallel}
+    with made(folder / "long", **asked, epochs=3) as trainer:
+        trainer.fit()
+    expected = trainer.module
+    with made(folder / "short", **asked, epochs=2) as trainer:
+        trainer.fit()
+        optimizer = trainer.torch_optimizer()
+        go_on(trainer.module, optimizer, trainer, [2])
+    assert_alike(trainer.module, expected)
+
+
+def begun(factory):
+    """A module and its optimiser after five steps of a loop of torch."""
+    torch.manual_seed(3)
+    module = net().double()
+    optimizer = factory(list(module.parameters()))
+    for batch in torch.randn(5, 8, 6, generator=torch.Generator().manual_seed(1)).double():
+        optimizer.zero_grad()
+        module(batch).square().mean().backward()
+        optimizer.step()
+    return module, optimizer
+
+
+@each_optimizer
+@pytest.mark.parametrize("parallel", layouts())
+def test_the_trainer_goes_on_where_a_loop_of_torch_ended(folder, factory, parallel):
+    """Also when it was stopped and goes on with its own checkpoint."""
+    for steps in (4, 10):
+        module, optimizer = begun(factory)
+        asked = {"model": module, "optimizer": lambda p, own=optimizer: own, "steps": steps}
+        with made(folder, parallel=parallel, **asked) as trainer:
+            trainer.fit(resume=True)
+    expected, own = begun(factory)
+    go_on(expected, own, trainer, [0, 1])
+    assert_alike(module, expected)
+
+
+def test_rates_are_those_of_the_next_step(folder):
+    with made(folder, optimizer=adamw, schedule=halving, steps=9) as trainer:
+        trainer.fit()
+        rates = [group["lr"] for group in trainer.torch_optimizer().param_groups]
+    np.testing.assert_allclose(rates, [3e-3 / 4, 1e-3 / 4])
+
+
+def test_a_distributed_checkpoint_of_torch_there_and_back(folder, comm):
+    """Written by the trainer's program, read as a script with torch's own calls reads it."""
+    dcp = pytest.importorskip("torch.distributed.checkpoint")
+    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+    with made(folder, optimizer=adamw, epochs=1) as trainer:
+        trainer.fit()
+        optimizer = trainer.torch_optimizer()
+    if comm.rank == 0:
+        values, state = get_state_dict(trainer.module, optimizer)
+        dcp.save({"model": values, "optimizer": state}, checkpoint_id=folder / "dcp", no_dist=True)
+    comm.Barrier()
+    module = net().double()
+    read = adamw(list(module.parameters()))
+    values, state = get_state_dict(module, read)
+    dcp.load({"model": values, "optimizer": state}, checkpoint_id=folder / "dcp", no_dist=True)
+    set_state_dict(module, read, model_state_dict=values, optim_state_dict=state)
+    for mine, wanted in zip(module.parameters(), trainer.module.parameters(), strict=True):
+        assert torch.equal(mine, wanted)
+        for name, value in optimizer.state[wanted].items():
+            assert torch.equal(read.state[mine][name], value)
+    found = []
+    for begun in ((module, read), (trainer.module, optimizer)):
+        asked = {"model": begun[0], "optimizer": lambda p, begun=begun: begun[1]}
+        with made(folder / str(len(found)), **asked) as another:
+            found.append(another.fit())
+    assert found[0] == found[1]
+
+
+def test_what_cannot_be_handed_over_is_refused_on_all_ranks(folder):
+    with made(folder) as trainer, pytest.raises(ConfigError, match="no optimiser of torch"):
+        trainer.torch_optimizer()
+    averaged = made(folder, optimizer=adamw, average=0.9)
+    with averaged as trainer, pytest.raises(ConfigError, match="the module has averages"):
+        trainer.torch_optimizer()
+
+    def other(parameters):
+        optimizer = adamw(parameters)
+        optimizer.state[parameters[0]] = {"step": torch.tensor(1.0), "mean": parameters[0].clone()}
+        return optimizer
+
+    with pytest.raises(ConfigError, match=r"it has taken steps and keeps mean of part0\.weight"):
+        made(folder, optimizer=other)
+
+
+class Sentences(torch.utils.data.Dataset):
+    """Tokens, and the ones that follow."""
+
+    def __len__(self):
+        return 24
+
+    def __getitem__(self, index):
+        draw = torch.Generator().manual_seed(index)
+        tokens = torch.randint(30, (9,), generator=draw)
+        return tokens[:-1], tokens[1:]
+
+
+def of_tokens(scores, labels):
+    return torch.nn.functional.cross_entropy(scores.transpose(1, 2), labels)
+
+
+@pytest.mark.parametrize("parallel", [{}, {"zero": 3}], ids=str)
+def test_a_folder_of_hugging_face_takes_the_weights_and_gives_them(folder, comm, parallel):
+    """Stopped, resumed, exported, loaded: the same scores to the last bit."""
+    transformers = pytest.importorskip("transformers")
+
+    class Scores(transformers.GPT2LMHeadModel):
+        def forward(self, tokens):
+            return super().forward(tokens).logits
+
+    config = transformers.GPT2Config(
+        vocab_size=30, n_positions=8, n_embd=16, n_layer=2, n_head=2,
+        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
+    )  # fmt: skip
+    data = {"train_data": Sentences(), "test_data": Sentences(), "loss": of_tokens, "metrics": {}}
+    asked = {"optimizer": adamw, "batch_size": 8, "dtype": "float32", "parallel": parallel} | data
+    for steps in (4, 6):
+        with made(folder, model=lambda: Scores(config), steps=steps, **asked) as trainer:
+            last = trainer.fit(resume=True)[-1]
+    tokens = torch.stack([Sentences()[index][0] for index in range(24)])
+    scores = trainer.module.eval()(tokens)
+    own, old = folder / "own", folder / "old"
+    if comm.rank == 0:
+        for where in (own, old):
+            config.save_pretrained(where)
+        assert export(folder / "run", own, torch=True).tensors == len(trainer.module.state_dict())
+        torch.save(trainer.module.state_dict(), old / "pytorch_model.bin")
+    comm.Barrier()
+    for where in (own, old):
+        plain = transformers.GPT2LMHeadModel.from_pretrained(where)
+        assert torch.equal(plain.eval()(tokens).logits, scores)
+        begun = asked | {"model": lambda where=where: Scores.from_pretrained(where)}
+        with made(folder / where.name, **begun) as trainer:
+            assert evaluate(trainer.parts, 0).test_loss == last.test_loss

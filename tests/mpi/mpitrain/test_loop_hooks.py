@@ -1,0 +1,314 @@
+"""What a loop of torch does between steps: rates by tests, clipping by value, early ends."""
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from mpitrain.config import ConfigError
+from mpitrain.metrics.records import Epoch, Saved, Step, Summary
+from mpitrain.ranks.stop import StopFlag, Stopped
+from tests.mpi.mpitrain.fits import assert_alike, layouts, made, mse, net, torchs_own
+
+torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
+ReduceLROnPlateau = torch.optim.lr_scheduler.ReduceLROnPlateau
+StepLR = torch.optim.lr_scheduler.StepLR
+torch.set_num_threads(1)
+pytestmark = [pytest.mark.mpi, pytest.mark.at_most(4)]
+EPOCHS, PER_EPOCH = 6, 5
+
+
+def adamw(parameters):
+    """Two groups, of which the second has a rate of its own."""
+    first, *rest = parameters
+    return torch.optim.AdamW([{"params": rest}, {"params": [first], "lr": 0.03}], lr=0.1)
+
+
+def sgd(parameters):
+    return torch.optim.SGD(parameters, lr=0.02, momentum=0.9)
+
+
+def plateau(optimizer):
+    """Falls twice in these epochs; the second group cannot fall below its least rate."""
+    return ReduceLROnPlateau(optimizer, factor=0.3, patience=0, threshold=0.2, min_lr=[0, 0.02])
+
+
+def loop_of_torch(trainer, *, schedule=None, clip=None, watch=None, norm=None):
+    """A module that plain torch trained on the same samples, its rates and its test losses."""
+    torch.manual_seed(7)
+    module = net().to(torch.float64)
+    optimizer = adamw(list(module.parameters()))
+    scheduler = schedule(optimizer) if schedule else None
+    rates, losses = [], []
+    data = trainer.parts.data
+    test = data.test[np.arange(len(data.test))]
+    for epoch in range(EPOCHS):
+        for batch in trainer.parts.sampler.batches(epoch):
+            some = data.train.in_epoch(epoch)[batch]
+            optimizer.zero_grad()
+            mse(module(torch.from_numpy(some.inputs)), torch.from_numpy(some.labels)).backward()
+            if norm:
+                torch.nn.utils.clip_grad_norm_(module.parameters(), norm)
+            if clip:
+                torch.nn.utils.clip_grad_value_(module.parameters(), clip)
+            rates.append(optimizer.param_groups[0]["lr"])
+            optimizer.step()
+        with torch.no_grad():
+            y, label = module(torch.from_numpy(test.inputs)), torch.from_numpy(test.labels)
+            losses.append(mse(y, label).item())
+            value = watch(y, label).item() if watch else losses[-1]
+        if scheduler:
+            scheduler.step(value)
+    return module, rates, losses
+
+
+class Seen:
+    """Keeps the records that a trainer tells, and may act on them."""
+
+    def __init__(self, act=lambda record: None):
+        self.records, self.act = [], act
+
+    def __call__(self, record):
+        self.records.append(record)
+        self.act(record)
+
+    def of(self, kind):
+        return [record for record in self.records if isinstance(record, kind)]
+
+    @property
+    def rates(self):
+        return [record.lr for record in self.of(Step)]
+
+
+def job(folder, **changed):
+    return made(folder, **{"optimizer": adamw, "epochs": EPOCHS} | changed)
+
+
+def fitted(folder, **changed):
+    seen = Seen()
+    with job(folder, **changed) as trainer:
+        trainer.fit(on_record=seen)
+    return trainer, seen
+
+
+@pytest.mark.parametrize("parallel", layouts())
+def test_rates_fall_where_tests_get_no_better_as_in_torch(folder, parallel):
+    trainer, seen = fitted(folder, schedule=plateau, parallel=parallel)
+    module, rates, losses = loop_of_torch(trainer, schedule=plateau)
+    assert len(set(rates)) > 2
+    np.testing.assert_allclose(seen.rates, rates, rtol=1e-12)
+    np.testing.assert_allclose([t.test_loss for t in seen.of(Epoch)], losses, rtol=1e-8)
+    assert_alike(trainer.module, module)
+
+
+def test_by_a_metric_with_a_direction(folder):
+    def near(y, t):
+        return ((y - t).abs() < 1).double().mean()
+
+    def schedule(optimizer):
+        return ReduceLROnPlateau(optimizer, mode="max", patience=0)
+
+    asked = {"schedule": schedule, "metrics": {"near": near}, "schedule_by": "epoch"}
+    trainer, seen = fitted(folder, watch="near", **asked)
+    _, rates, _ = loop_of_torch(trainer, schedule=schedule, watch=near)
+    assert len(set(rates)) > 1
+    np.testing.assert_allclose(seen.rates, rates, rtol=1e-12)
+    with pytest.raises(ConfigError, match=r"mode = 'max', and a lower loss, which evaluate.watch"):
+        job(folder, **asked)
+    with pytest.raises(ConfigError, match=r"evaluate\.watch: no test measures 'far'"):
+        job(folder, watch="far", **asked)
+    with pytest.raises(ConfigError, match=r"evaluate\.watch: neither patience nor the schedule"):
+        job(folder, watch="mae", schedule=lambda optimizer: StepLR(optimizer, 5))
+    untested = job(folder, schedule=plateau)
+    with untested as trainer, pytest.raises(ConfigError, match="a loop of your own makes none"):
+        list(trainer.run_epoch(0))
+    with pytest.raises(ConfigError, match="follows tests, and the job has nothing to test on"):
+        job(folder, schedule=plateau, test_data=None, metrics=None)
+
+
+class Field(torch.nn.Module):
+    """An energy and its gradient by the input, which the loss differentiates again."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = net()
+
+    def forward(self, x):
+        with torch.enable_grad():  # tests are without gradients
+            x = x.detach().requires_grad_()
+            energy = self.net(x)
+            (slope,) = torch.autograd.grad(energy.sum(), x, create_graph=True)
+        return energy, slope
+
+
+def of_both(outputs, label):
+    energy, slope = outputs
+    return mse(energy, label) + (slope.norm(dim=1) - 1).square().mean()
+
+
+@pytest.mark.parametrize("parallel", [{}, {"zero": 3}, {"recompute": True}], ids=str)
+def test_a_module_may_differentiate_by_its_input(folder, parallel):
+    """A gradient penalty is a loss of the module's own second output."""
+    given = {"model": Field, "loss": of_both, "metrics": {}, "parallel": parallel}
+    with made(folder, optimizer=sgd, **given) as trainer:
+        trainer.fit()
+    module, _ = torchs_own(trainer, sgd, None, make=Field, loss=of_both)
+    assert_alike(trainer.module, module)
+
+
+class StopsAfter(StopFlag):
+    """Asks to stop after so many steps."""
+
+    def __init__(self, step):
+        super().__init__()
+        self.step, self.trainer = step, None
+
+    def raised(self):
+        if self.trainer.parts.steps_done + 1 == self.step:
+            self.reason = "the test"
+        return bool(self.reason)
+
+
+@pytest.mark.parametrize("parallel", layouts())
+@pytest.mark.parametrize(
+    "stop", [3 * PER_EPOCH, pytest.param(3 * PER_EPOCH + 2, marks=pytest.mark.slow)]
+)
+def test_a_stopped_run_goes_on_with_the_rates(folder, parallel, stop):
+    """It stops just before the test of an epoch, and within one."""
+    asked = {"schedule": plateau, "parallel": parallel, "clip_value": 0.5}
+    whole, expected = fitted(folder / "whole", **asked)
+    asked["dir"] = str(folder / "again")
+    flag = StopsAfter(stop)
+    first, rest = Seen(), Seen()
+    with job(folder, stop=flag, **asked) as flag.trainer, pytest.raises(Stopped):
+        flag.trainer.fit(on_record=first)
+    assert len(set(first.rates)) > 1
+    with job(folder, **asked) as trainer:
+        trainer.fit(resume=True, on_record=rest)
+    assert first.rates + rest.rates == expected.rates
+    found = first.of(Epoch) + rest.of(Epoch)
+    assert found == expected.of(Epoch)
+    for own, other in zip(trainer.module.parameters(), whole.module.parameters(), strict=True):
+        assert torch.equal(own, other)
+
+
+def test_a_scheduler_that_cannot_go_on_is_an_error_of_all_ranks(folder):
+    class Fails(ReduceLROnPlateau):
+        def step(self, value):
+            raise KeyError("what")
+
+    class Moves(ReduceLROnPlateau):
+        def step(self, value):
+            self.optimizer.param_groups[0]["weight_decay"] = 0.5
+
+    for kind, why in ((Fails, "Fails fails after a test that measured"), (Moves, "weight_decay")):
+        with job(folder, schedule=kind) as trainer, pytest.raises(ConfigError, match=why):
+            trainer.fit()
+
+
+OTHERS = [
+    pytest.param({"node_shared": True}, id="node", marks=pytest.mark.slow),
+    pytest.param({"schedule": "asynchronous"}, id="asynchronous"),
+]
+
+
+@pytest.mark.parametrize(
+    ("parallel", "norm"),
+    [
+        *(pytest.param(*one.values, 0.0, id=one.id, marks=one.marks) for one in layouts() + OTHERS),
+        pytest.param({}, 2.0, id="and the norm"),
+    ],
+)
+def test_each_number_is_clipped_as_in_torch(folder, parallel, norm):
+    asked = {"clip_value": 0.05, "clip_norm": norm, "parallel": parallel}
+    trainer, seen = fitted(folder, **asked)
+    module, _, losses = loop_of_torch(trainer, clip=0.05, norm=norm)
+    _, _, free = loop_of_torch(trainer, norm=norm)
+    assert abs(free[-1] - losses[-1]) > 1e-3
+    rtol = 1e-5 if norm else 1e-8  # torch divides by the norm and a millionth
+    np.testing.assert_allclose([t.test_loss for t in seen.of(Epoch)], losses, rtol=rtol)
+    if not norm:
+        assert_alike(trainer.module, module)
+
+
+@pytest.mark.parametrize("name", ["sgd", pytest.param("lamb", marks=pytest.mark.slow)])
+def test_optimizers_of_the_table_clip_alike(folder, name):
+    """A clip that no number reaches changes no bit, and a small one the norm of each step."""
+    found = {}
+    for clip in (0.0, 1e3, 1e-3):
+        optim = {"name": name, "lr": 1e-2, "reference_batch": 0, "clip_value": clip}
+        with made(folder, optim=optim, dir=str(folder / str(clip))) as trainer:
+            found[clip] = [test.test_loss for test in trainer.fit()]
+    np.testing.assert_allclose(found[0.0], found[1e3], rtol=1e-15)
+    assert abs(found[0.0][-1] - found[1e-3][-1]) > 1e-6
+
+
+@pytest.mark.parametrize("parallel", layouts())
+def test_a_program_ends_saves_and_turns_the_rate_down(folder, parallel):
+    """It ends within an epoch, and goes on later as if it had not ended."""
+    total, end = EPOCHS * PER_EPOCH, 2 * PER_EPOCH + 2
+
+    def run(where, *, ends=False, resume=False):
+        def act(record):
+            if isinstance(record, Step) and record.step % PER_EPOCH == 0:
+                trainer.rate_factor *= 0.5
+            if isinstance(record, Step) and record.step == 4:
+                trainer.save()
+            if isinstance(record, Step) and record.step == end and ends:
+                trainer.end("good enough")
+
+        seen = Seen(act)
+        with job(folder, dir=str(folder / where), parallel=parallel) as trainer:
+            seen.tests = trainer.fit(resume=resume, on_record=seen)
+        return trainer.module, seen
+
+    module, whole = run("whole")
+    assert [saved.step for saved in whole.of(Saved)] == [4, total]
+    expected = [0.1 * 0.5 ** (step // PER_EPOCH) for step in range(total)]
+    np.testing.assert_allclose(whole.rates, expected, rtol=1e-12)
+    _, first = run("again", ends=True)
+    assert len(first.of(Step)) == end
+    assert first.tests == first.of(Epoch) and len(first.tests) == 3
+    assert first.of(Summary)[0].ended == "good enough"
+    other, rest = run("again", resume=True)
+    assert first.rates + rest.rates == whole.rates
+    for own, wanted in zip(other.parameters(), module.parameters(), strict=True):
+        assert torch.equal(own, wanted)
+
+
+def test_what_a_program_asks_at_another_time_or_on_one_rank_is_refused(folder):
+    with job(folder) as trainer:
+        for ask in (lambda: trainer.end("now"), trainer.save):
+            with pytest.raises(RuntimeError, match="on_record= of fit"):
+                ask()
+        with pytest.raises(RuntimeError, match="on_record= of fit"):
+            trainer.rate_factor = 0.1
+
+        def wrong(record):
+            with pytest.raises(ValueError, match="a finite number from 0 on, not nan"):
+                trainer.rate_factor = float("nan")
+            with pytest.raises(ValueError, match="give a reason"):
+                trainer.end("")
+            if isinstance(record, Step) and trainer.comm.rank == 0:
+                trainer.end("by one")
+
+        if trainer.comm.size == 1:
+            trainer.fit(on_record=wrong)
+            return
+        with pytest.raises(ConfigError, match=r"end\(\) in on_record is 'by one' on rank 0"):
+            trainer.fit(on_record=wrong)
+
+
+def test_rates_of_clients_and_servers_are_turned_down_too(folder):
+    def act(record):
+        if isinstance(record, Step):
+            trainer.rate_factor = 0.5**record.step
+
+    optim = {"name": "sgd", "lr": 0.1, "reference_batch": 0, "momentum": 0.0}
+    jobs = [("clients", {"federated": {"clients": 4, "rounds": 3}, "epochs": 1}, 1)]
+    if MPI.COMM_WORLD.size > 1:  # servers and workers meet after an epoch
+        jobs.append(("served", {"server": {"ranks": 1}}, PER_EPOCH))
+    for where, more, later in jobs:
+        seen = Seen(act)
+        with made(folder, optim=optim, dir=str(folder / where), **more) as trainer:
+            trainer.fit(on_record=seen)
+        np.testing.assert_allclose([seen.rates[0], seen.rates[later]], [0.1, 0.1 * 0.5**later])
