@@ -13,6 +13,7 @@ from mpitrain.checkpoint.described import digest as digest_of
 from mpitrain.checkpoint.manifest import MANIFEST, CheckpointError
 from mpitrain.checkpoint.reader import CheckpointReader, newest
 from mpitrain.config import Config
+from mpitrain.files import check_regular
 
 #: Parameters of a torch module, as mpitrain.adapters.torch.layers names them.
 _OF_TORCH = re.compile(r"part\d+\.")
@@ -63,6 +64,8 @@ def export(folder: Path, output: Path, *, torch: bool = False) -> Exported:
 
 def _write(save: Any, tensors: dict[str, Any], checkpoint: CheckpointReader, output: Path) -> None:
     output.parent.mkdir(parents=True, exist_ok=True)
+    if output.exists():
+        check_regular(output)  # a device or a folder would be replaced by the file
     try:
         save(tensors, output, {"job": checkpoint.manifest.job})
     except SafetensorError as error:

@@ -84,6 +84,12 @@ def _layout(job: Tables) -> Faults:
         )
     if p.partition == "auto" and not p.profile:
         yield "parallel.partition", "auto needs parallel.profile, a file of mpitrain profile"
+    if job.train.micro_batches > job.train.batch_size:
+        yield (
+            "train.micro_batches",
+            f"a batch of {job.train.batch_size} samples has no {job.train.micro_batches} parts; "
+            "take fewer, or a larger train.batch_size",
+        )
     if p.chunks > 1 and p.schedule != "interleaved":
         yield "parallel.chunks", f"{p.schedule} has one chunk a stage; set schedule = 'interleaved'"
 
