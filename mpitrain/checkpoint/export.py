@@ -63,13 +63,14 @@ def export(folder: Path, output: Path, *, torch: bool = False) -> Exported:
 
 
 def _write(save: Any, tensors: dict[str, Any], checkpoint: CheckpointReader, output: Path) -> None:
-    output.parent.mkdir(parents=True, exist_ok=True)
-    if output.exists():
-        check_regular(output)  # a device or a folder would be replaced by the file
     try:
-        save(tensors, output, {"job": checkpoint.manifest.job})
-    except SafetensorError as error:
-        raise CheckpointError(f"cannot write {output}: {error}; name another file") from error
+        output.parent.mkdir(parents=True, exist_ok=True)
+        if output.exists():
+            check_regular(output)  # the new file would take the place of a device
+        save(tensors, output.resolve(), {"job": checkpoint.manifest.job})
+    except (OSError, SafetensorError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise CheckpointError(f"cannot write {output}: {why}; name another file") from error
 
 
 def _of_module(checkpoint: CheckpointReader, output: Path) -> int:

@@ -90,7 +90,7 @@ def train(comm: Communicator, options: argparse.Namespace) -> int:
     if options.replay:
         options.set = [*options.set, f"server.replay={json.dumps(str(options.replay))}"]
     config = load_once(comm, options)
-    together(comm, lambda: _mark(comm, options.ended, ended=False), ConfigError)
+    together(comm, lambda: mark_ended(comm, options.ended, ended=False), ConfigError)
     if options.shrink:
         shrink.check(config)
         if comm.delays_messages:
@@ -131,13 +131,13 @@ def train(comm: Communicator, options: argparse.Namespace) -> int:
             text = f"{ranks - comm.size} of {ranks} ranks died; {comm.size} go on"
             print(f"mpitrain: {text} from the newest checkpoint", file=sys.stderr, flush=True)
         go_on = True
-    together(comm, lambda: _mark(comm, options.ended, ended=True), ConfigError)
+    together(comm, lambda: mark_ended(comm, options.ended, ended=True), ConfigError)
     if comm.size < ranks:
         shrink.leave(comm, 0)
     return 0
 
 
-def _mark(comm: Communicator, path: Path | None, *, ended: bool) -> None:
+def mark_ended(comm: Communicator, path: Path | None, *, ended: bool) -> None:
     """Make the file of ``--ended`` on rank 0; at the beginning, remove an earlier run's.
 
     Raises:

@@ -70,6 +70,7 @@ def test_options_of_an_algorithm_are_allowed(job):
         ("[data]\nname = 3\n", "data.name: Expected `str`, got `int`"),
         ("train = 3\n", "train: Expected `object`, got `int`"),
         ("[optim]\nwarmup_epochs = 10\n", "optim.warmup_epochs: 10 must be less than train"),
+        ("[train]\nmicro_batches = 65\n", "train.micro_batches: a batch of 64 samples has no 65"),
         ("[parallel]\nalgorithm = 'rign'\n", "parallel.algorithm: no allreduce algorithm 'rign'"),
         ("[optim\n", "cannot read the job file"),
         ("[optim]\nclip_norm = inf\n", "optim.clip_norm: must be a finite number, not inf"),
