@@ -61,6 +61,7 @@ class Callbacks:
         self._tested: Epoch | None = None
         self._saved = resumed.step if resumed else None
         self._done = parts.steps_done
+        parts.stopping = False  # a program may go on after it was stopped
         #: Sums over all steps.
         self._sums: Counter[str] = Counter()
         self.write(_start(parts))

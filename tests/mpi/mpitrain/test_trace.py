@@ -66,7 +66,7 @@ def test_a_trace_that_is_off_records_nothing(comm, folder):
 @pytest.mark.parametrize("error", [ConfigError, KeyError])
 def test_a_trace_that_finds_no_place_leaves_the_end_as_it_was(comm, folder, error, capfd):
     (folder / "file").touch()
-    sentence = f"{folder / 'file' / 'trace.json'} cannot be written: Not a directory; make room or"
+    sentence = f"{folder / 'file' / 'trace.json'} cannot be written: File exists; make room or"
     with pytest.raises(error) as caught:  # noqa: SIM117
         with Trace(comm.rank).to_file(comm, folder / "file" / "trace.json", KeyError):
             if error is KeyError:
