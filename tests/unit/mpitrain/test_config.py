@@ -75,7 +75,10 @@ def test_options_of_an_algorithm_are_allowed(job):
             "= 'evn': unknown value; did you mean 'even'",
         ),
         ("[server]\nbound = 'non'\n", "server.bound = 'non': unknown value; did you mean 'none'?"),
-        ("[train]\nmicro_batches = 65\n", "train.micro_batches: a batch of 64 samples has no 65"),
+        (
+            "[train]\nmicro_batches = 1025\n",
+            "a batch of 64 samples has no 1025 parts; take",
+        ),
         ("[parallel]\nalgorithm = 'rign'\n", "parallel.algorithm: no allreduce algorithm 'rign'"),
         ("[optim\n", "cannot read the job file"),
         ("[optim]\nclip_norm = inf\n", "optim.clip_norm: must be a finite number, not inf"),
