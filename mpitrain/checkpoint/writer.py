@@ -282,7 +282,8 @@ class Writer:
             why = str(error)
         if why := self._comm.bcast(why):
             raise CheckpointError(
-                f"cannot write a checkpoint to {self.folder}: {why}; those before it are intact"
+                f"cannot write a checkpoint to {self.folder}: {why}; those before it are intact, "
+                "and train --resume goes on from the newest when that is put right"
             )
 
 
