@@ -28,6 +28,7 @@ from mpitrain.ranks.together import all_here, all_or_nobody, together
 from mpitrain.step.agreement import NonFinite
 from mpitrain.training.asked import Asked
 from mpitrain.training.evaluation import evaluate
+from mpitrain.training.loop import is_due
 from mpitrain.training.parts import SHARED_ERRORS, Parts
 
 
@@ -79,7 +80,8 @@ class Callbacks:
         self._parts, self._report, self._writer = parts, report, writer
         self.tests: list[Epoch] = []
         self._saved = resumed.step if resumed else None
-        self._searched = parts.steps_done
+        self._done = parts.steps_done
+        parts.stopping = False  # a program may go on after it was stopped
         #: Sums over all steps.
         self._sums: Counter[str] = Counter()
         self.write(_start(parts))
@@ -103,15 +105,14 @@ class Callbacks:
 
         A rank that is much slower than its peers is searched for every ``run.log_every`` steps.
         """
-        parts, done = self._parts, self._parts.steps_done
-        often, every = parts.config.run.log_every, parts.config.checkpoint.every
-        if done // often > self._searched // often:
-            self._searched = done
-            if slow := parts.account.straggler(done):
-                self.write(slow)
+        parts, before, done = self._parts, self._done, self._parts.steps_done
+        self._done = done
+        searches = is_due(parts.config.run.log_every, before, done)
+        if searches and (slow := parts.account.straggler(done)):
+            self.write(slow)
         self._write_saved(self._writer.poll())
         self._do_as_asked()
-        if every and done % every == 0 and not parts.stopping:
+        if is_due(parts.config.checkpoint.every, before, done) and not parts.stopping:
             self._save()
 
     def test(self) -> None:
@@ -253,6 +254,7 @@ def running(
             resumed=resumed.step if resumed else None,
             device=parts.device,
         )
+        writer.prepare()
         if not resumed:
             writer.set_aside()
             together(comm, lambda: remove_trace(folder) if comm.rank == 0 else None, ConfigError)

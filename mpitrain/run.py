@@ -257,7 +257,7 @@ class SynchronousLoop(Loop):
         parts.account.met += perf_counter() - began
         if any(agreed.faulty for _, agreed in found):
             parts.purity.expect(f"until step {parts.steps_done}")
-        parts.stopping = parts.stopping or any(agreed.stopping for _, agreed in found)
+        parts.stopping = any(agreed.stopping for _, agreed in found)
         return [parts.account.record(own, agreed, agreed.grad_norm) for own, agreed in found]
 
     def _skip(

@@ -13,6 +13,7 @@ from mpitrain.checkpoint.described import digest as digest_of
 from mpitrain.checkpoint.manifest import MANIFEST, CheckpointError
 from mpitrain.checkpoint.reader import CheckpointReader, newest
 from mpitrain.config import Config
+from mpitrain.files import check_regular
 
 #: Parameters of a torch module, as mpitrain.adapters.torch.layers names them.
 _OF_TORCH = re.compile(r"part\d+\.")
@@ -67,11 +68,14 @@ def export(folder: Path, output: Path, *, torch: bool = False) -> Exported:
 def _write(
     save: Any, tensors: dict[str, Any], checkpoint: CheckpointReader, output: Path, **about: str
 ) -> None:
-    output.parent.mkdir(parents=True, exist_ok=True)
     try:
-        save(tensors, output, {"job": checkpoint.manifest.job, **about})
-    except SafetensorError as error:
-        raise CheckpointError(f"cannot write {output}: {error}; name another file") from error
+        output.parent.mkdir(parents=True, exist_ok=True)
+        if output.exists():
+            check_regular(output)  # the new file would take the place of a device
+        save(tensors, output.resolve(), {"job": checkpoint.manifest.job, **about})
+    except (OSError, SafetensorError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise CheckpointError(f"cannot write {output}: {why}; name another file") from error
 
 
 def _of_module(checkpoint: CheckpointReader, output: Path) -> int:

@@ -1,5 +1,6 @@
 """Writer of checkpoints: a snapshot at once, files in a thread without MPI calls, then a rename."""
 
+import errno
 import os
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -67,6 +68,14 @@ class Writer:
         self._thread: Thread | None = None
         self._pending: tuple[Manifest, Path, float] | None = None
         self._written: str | OSError = ""
+
+    def prepare(self) -> None:
+        """Makes the folder, so that a run that cannot write there ends before its first step.
+
+        Raises:
+            CheckpointError: on all ranks, if there can be no folder, or nothing can be written.
+        """
+        self._together(self._make_folder)
 
     def begin(
         self,
@@ -248,8 +257,16 @@ class Writer:
         for path in reversed(there):
             path.rename(earlier / path.name)
 
-    def _make(self, beside: Path) -> None:
+    def _make_folder(self) -> None:
+        if self.folder.is_symlink() and not self.folder.exists():
+            why = f"{self.folder.readlink()} is not there, to which it is a link; make that folder"
+            raise OSError(errno.ENOENT, why, str(self.folder))
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not os.access(self.folder, os.W_OK | os.X_OK):
+            raise OSError(errno.EACCES, "nothing can be written there", str(self.folder))
+
+    def _make(self, beside: Path) -> None:
+        self._make_folder()
         clean(self.folder)
         beside.mkdir(mode=0o700)
 
@@ -265,7 +282,8 @@ class Writer:
             why = str(error)
         if why := self._comm.bcast(why):
             raise CheckpointError(
-                f"cannot write a checkpoint to {self.folder}: {why}; those before it are intact"
+                f"cannot write a checkpoint to {self.folder}: {why}; those before it are intact, "
+                "and train --resume goes on from the newest when that is put right"
             )
 
 

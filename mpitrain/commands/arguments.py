@@ -91,7 +91,10 @@ def _add_train(commands: "Commands") -> None:
     add("--allow-changes", action="store_true", help=changed)
     grace = "stop this many seconds before SLURM's time limit (120)"
     add("--grace", type=not_negative, default=120.0, metavar="SECONDS", help=grace)
-    ended = "create FILE only when training completes; some launchers exit 0 for a job that died"
+    ended = (
+        "create FILE only when training completes, and remove an earlier one first; some launchers "
+        "exit 0 for a job that died"
+    )
     add("--ended", type=Path, metavar="FILE", help=ended)
     served = (
         "serve pulls and pushes in the order that the servers of the run in folder RUN have "

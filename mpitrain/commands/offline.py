@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from collectives.commands.arguments import Commands
 
 
+#: Layers times workers that the dynamic program divides in a few hours.
+_MOST = 1 << 17
+
+
 def add_job(parser: argparse.ArgumentParser, *, needed: bool = True) -> None:
     """Adds ``CONFIG`` and ``--set``, the arguments of commands that read a job."""
     words = "the job file, or the name of an example (see the command examples)"
@@ -96,8 +100,9 @@ def run(options: argparse.Namespace) -> int:
         raise
     except (ConfigError, ValueError, RuntimeError, OSError, ImportError) as error:
         message: Exception | str = error
-        if isinstance(error, OSError) and error.filename:
-            message = f"{error.filename}: {error.strerror}; name another file or folder"
+        if isinstance(error, OSError) and error.strerror:
+            place = f"{error.filename}: " if error.filename else ""
+            message = f"{place}{error.strerror}; name another file or folder"
         print(f"mpitrain: {message}", file=sys.stderr)
         return 2
     return 0
@@ -116,7 +121,13 @@ def cut(options: argparse.Namespace) -> None:
     from mpitrain.pipeline.partition import Costs, describe, partition
     from mpitrain.pipeline.profiles import read_profile
 
-    costs = Costs(read_profile(options.profile), options.bandwidth, options.memory)
+    profile = read_profile(options.profile)
+    if len(profile) * options.workers > _MOST:
+        raise ConfigError(
+            f"-n {options.workers}: {len(profile)} layers on as many workers take hours; give a "
+            f"part of the workers, at most {_MOST // len(profile)}"
+        )
+    costs = Costs(profile, options.bandwidth, options.memory)
     print(describe(costs, partition(costs, options.workers)))
 
 

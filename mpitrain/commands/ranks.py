@@ -32,6 +32,7 @@ from mpitrain.data import DataError
 from mpitrain.device import choose
 from mpitrain.federated import RoundError
 from mpitrain.federated.keys import check as check_keys
+from mpitrain.files import check_regular
 from mpitrain.metrics import tensorboard
 from mpitrain.metrics.lines import ReportError
 from mpitrain.metrics.trace import TRACE_FILE, Trace
@@ -89,6 +90,7 @@ def train(comm: Communicator, options: argparse.Namespace) -> int:
     if options.replay:
         options.set = [*options.set, f"server.replay={json.dumps(str(options.replay))}"]
     config = load_once(comm, options)
+    together(comm, lambda: mark_ended(comm, options.ended, ended=False), ConfigError)
     if options.shrink:
         shrink.check(config)
         if comm.delays_messages:
@@ -129,11 +131,31 @@ def train(comm: Communicator, options: argparse.Namespace) -> int:
             text = f"{ranks - comm.size} of {ranks} ranks died; {comm.size} go on"
             print(f"mpitrain: {text} from the newest checkpoint", file=sys.stderr, flush=True)
         go_on = True
-    if options.ended and comm.rank == 0:
-        options.ended.touch()
+    together(comm, lambda: mark_ended(comm, options.ended, ended=True), ConfigError)
     if comm.size < ranks:
         shrink.leave(comm, 0)
     return 0
+
+
+def mark_ended(comm: Communicator, path: Path | None, *, ended: bool) -> None:
+    """Make the file of ``--ended`` on rank 0; at the beginning, remove an earlier run's.
+
+    Raises:
+        ConfigError: it cannot be made, or has something in it.
+    """
+    if comm.rank > 0 or path is None:
+        return
+    try:
+        path.touch()
+        check_regular(path)
+        if path.stat().st_size:
+            raise ConfigError(f"--ended {path}: there is something in it; name a new file")
+        if not ended:
+            path.unlink()
+    except OSError as error:
+        raise ConfigError(
+            f"--ended {path}: {error.strerror}; name a file in a folder that is there"
+        ) from error
 
 
 def _loop(

@@ -11,6 +11,11 @@ from mpitrain.pipeline.schedules import SCHEDULES
 if TYPE_CHECKING:
     from collectives.commands.arguments import Commands
 
+#: Passes of a schedule that are proved and drawn in a minute.
+_MOST = 1 << 15
+#: Columns of a line in the terminal for the longest pass.
+_WIDEST = 1000
+
 
 def add(commands: "Commands") -> None:
     """Adds the command."""
@@ -48,7 +53,17 @@ def schedules(options: argparse.Namespace) -> None:
     if unknown:
         raise ConfigError(f"no schedule {sorted(unknown)[0]!r}; there are {', '.join(SCHEDULES)}")
     times = PassTimes(*options.times)
+    if max(options.times) > _WIDEST * min(options.times):
+        raise ConfigError(
+            f"--times: a line has a column for the shortest pass, and the longest may have "
+            f"{_WIDEST}; give times that are less unequal"
+        )
     p, m = options.stages, options.micro_batches
+    if p * m * options.chunks > _MOST:
+        raise ConfigError(
+            f"{p} stages with {m} micro-batches and {options.chunks} chunks are too many to draw; "
+            f"their product may be {_MOST}"
+        )
     pipelines = {
         name: Pipeline((1,) * p, m, options.chunks if name == "interleaved" else 1)
         for name in options.names or SCHEDULES
@@ -68,8 +83,8 @@ def schedules(options: argparse.Namespace) -> None:
         if options.output:
             options.output.mkdir(parents=True, exist_ok=True)
             rows = [
-                (f"stage {place[0]}", [b for b in found.blocks if b.place == place])
-                for place in pipeline.places()
+                (f"stage {place[0]}", blocks)
+                for place, blocks in draw.by_place(found, pipeline).items()
             ]
             path = options.output / f"{name}.png"
             draw.picture(rows, path, f"{name}, {p} stages, {m} micro-batches")

@@ -160,7 +160,9 @@ def _check_names(value: object, kind: Any, path: tuple[str, ...]) -> None:
             _check_names(item, fields[key], (*path, key))
         return
     known = msgspec.inspect.type_info(kind)
-    choices = known.values if isinstance(known, msgspec.inspect.LiteralType) else None
+    kinds = known.types if isinstance(known, msgspec.inspect.UnionType) else (known,)
+    literals = [one.values for one in kinds if isinstance(one, msgspec.inspect.LiteralType)]
+    choices = [one for values in literals for one in values if isinstance(one, str)]
     if choices and isinstance(value, str) and value not in choices:
         raise ConfigError(_unknown("value", f"{'.'.join(path)} = {value!r}", value, choices))
 

@@ -261,7 +261,8 @@ class Parallel(Struct, frozen=True, forbid_unknown_fields=True):
         schedule: order of work in the pipeline; ``python -m mpitrain schedules`` draws them.
         chunks: pieces of the model on each stage, for ``interleaved``.
         weights: weights that a micro-batch sees under ``asynchronous``.
-        window: steps of ``asynchronous`` after which the pipeline drains.
+        window: steps of ``asynchronous`` after which the pipeline drains; checkpoints and
+            comparisons that are due within a window are made at its end.
         sequence: tensor ranks share the positions of what lies between their layers too.
         zero: ZeRO level, which says what the replicas share among them: 1 the optimiser state, 2
             gradients too, 3 parameters too.

@@ -35,7 +35,10 @@ _READ: Mapping[str, _Readers] = {
     "data.path": _Readers("data.name", ("idx", "arrays", "text", "tokens")),
     "data.units": _Readers("data.name", ("text",)),
     "data.vocabulary": _Readers("data.name", ("tokens",)),
-    "data.samples": _Readers("data.name", ("clicks",)),
+    "data.context": _Readers("data.name", ("text", "tokens")),
+    **dict.fromkeys(
+        ("data.samples", "data.tables", "data.rows"), _Readers("data.name", ("clicks",))
+    ),
     "data.test_fraction": _Readers("data.name", ("digits", "arrays", "text", "clicks")),
     "model.hidden": _WIDE,
     "model.channels": _Readers("model.kind", ("convnet", "vgg", "resnet")),
@@ -107,6 +110,11 @@ def unread(job: Config, brought: Brought) -> Iterator[tuple[str, str]]:
             who = f"{' and '.join(map(repr, values))} {'do' if len(values) > 1 else 'does'}"
             hint = f", or set {key.partition('.')[2]} = {default!r}" if default else ""
             yield key, f"{reader} does not read it, {who}; leave it out{hint}"
+    if job.own.classes and not (job.own.data or "own.data" in brought.kinds):
+        yield (
+            "own.classes",
+            f"data.name = {job.data.name!r} has its own number of classes; leave it out",
+        )
     if job.optim.schedule == "step" and not job.optim.milestones:
         yield (
             "optim.milestones",

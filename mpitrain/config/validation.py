@@ -18,6 +18,10 @@ from mpitrain.config.tables import Tables
 Faults = Iterator[tuple[str, str]]
 
 
+#: Micro-batches of which most may be empty; the order of each is proved before it runs.
+_MOST_EMPTY = 1024
+
+
 class Config(Tables, frozen=True, forbid_unknown_fields=True):
     """A training job; each attribute is the TOML table of its name."""
 
@@ -84,6 +88,13 @@ def _layout(job: Tables) -> Faults:
         )
     if p.partition == "auto" and not p.profile:
         yield "parallel.partition", "auto needs parallel.profile, a file of mpitrain profile"
+    most = max(job.train.batch_size, _MOST_EMPTY)
+    if job.train.micro_batches > most:
+        yield (
+            "train.micro_batches",
+            f"a batch of {job.train.batch_size} samples has no {job.train.micro_batches} parts; "
+            f"take at most {most}",
+        )
     if p.chunks > 1 and p.schedule != "interleaved":
         yield "parallel.chunks", f"{p.schedule} has one chunk a stage; set schedule = 'interleaved'"
 

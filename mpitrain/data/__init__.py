@@ -40,6 +40,8 @@ def load(config: Data, dtype: DTypeLike) -> Dataset:
         DataError: a file cannot be read or is wrong.
     """
     path = Path(config.path)
+    if not config.path and config.name not in ("digits", "clicks"):
+        raise DataError(f"data.path: data.name = {config.name!r} reads files; name them here")
     if path.exists() and not path.is_dir():
         try:
             check_regular(path)

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import msgspec
 
-from mpitrain.files import check_regular
+from mpitrain.files import check_regular, is_at
 from mpitrain.metrics import reader
-from mpitrain.metrics.records import Epoch, Record, Write
+from mpitrain.metrics.records import Epoch, Record, Step, Write
 
 
 class ReportError(RuntimeError):
@@ -23,7 +23,8 @@ def json_lines(path: Path, done: int = 0, tests_again: bool = False) -> Iterator
     """Opens a file with a line a record, complete up to the last record at any time.
 
     An earlier file keeps its records up to step ``done``, or with ``tests_again`` up to the test
-    after it.
+    after it.  With each record but a step's the file's name is looked up, as records of a file that
+    was removed, or replaced by another job, would be lost.
 
     Raises:
         ReportError: the file cannot be written, now or later.
@@ -35,6 +36,8 @@ def json_lines(path: Path, done: int = 0, tests_again: bool = False) -> Iterator
         def write(record: Record) -> None:
             line = msgspec.json.encode(record) + b"\n"
             with _reporting(path):
+                if not (isinstance(record, Step) or is_at(file.fileno(), path)):
+                    raise OSError(errno.ESTALE, "it was removed or replaced")
                 if file.write(line) != len(line):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

@@ -1,9 +1,10 @@
 """Timeline of the ranks on one clock, for Perfetto or chrome://tracing."""
 
 import json
+import sys
 from collections import deque
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from time import perf_counter
 from typing import Annotated, Any, NamedTuple
@@ -96,16 +97,40 @@ class Trace:
         try:
             yield
         except ends:
-            self.write(comm, path)
+            try:
+                self.write(comm, path)
+            except ConfigError as error:  # the reason of the end, and its status, matter more
+                if comm.rank == 0:
+                    print(f"mpitrain: {error}", file=sys.stderr)
             raise
         self.write(comm, path)
 
     def write(self, comm: MPI.Intracomm, path: Path) -> None:
-        """Writes all ranks' spans as one Chrome trace, a thread for each rank; collective."""
+        """Writes all ranks' spans as one Chrome trace, a thread for each rank; collective.
+
+        Raises:
+            ConfigError: on all ranks, if the file cannot be written.
+        """
         gathered = comm.gather(list(self._spans))
+        why = ""
         if gathered is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps(chrome([s for own in gathered for s in own])))
+            try:
+                _write(path, json.dumps(chrome([span for own in gathered for span in own])))
+            except OSError as error:
+                why = f"{path} cannot be written: {error.strerror}"
+        if why := comm.bcast(why):
+            raise ConfigError(f"{why}; make room or set run.trace = false; all else is written")
+
+
+def _write(path: Path, text: str) -> None:
+    beside = path.with_suffix(".unfinished")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside.write_text(text)
+        beside.rename(path)
+    finally:
+        with suppress(OSError):
+            beside.unlink(missing_ok=True)
 
 
 class _Complete(Struct, tag="X", tag_field="ph"):

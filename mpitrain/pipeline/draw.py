@@ -1,11 +1,12 @@
 """Schedules as pictures: one row a rank, time to the right."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from mpitrain.pictures import figure
 from mpitrain.pipeline.actions import Pipeline, Update
+from mpitrain.pipeline.replay import StageReplica
 from mpitrain.pipeline.simulate import Simulation, TimedAction
 
 #: Forward, backward, gradient by the input, gradient by the weights, update; the colour-blind can
@@ -21,15 +22,25 @@ NAMES = {
 }
 
 
+def by_place(
+    simulation: Simulation, pipeline: Pipeline
+) -> Mapping[StageReplica, list[TimedAction]]:
+    """The actions of each place, in the order of the places."""
+    found: dict[StageReplica, list[TimedAction]] = {place: [] for place in pipeline.places()}
+    for block in simulation.blocks:
+        found[block.place].append(block)
+    return found
+
+
 def text(simulation: Simulation, pipeline: Pipeline, unit: float) -> str:
     """One line a rank; a forward pass of micro-batch 3 is ``F3``, a column is ``unit`` seconds."""
     width = 1 + len(str(pipeline.micro_batches - 1))
     columns = round(simulation.seconds / unit)
     lines = []
-    for place in pipeline.places():
+    for place, blocks in by_place(simulation, pipeline).items():
         cells = ["." * width] * columns
-        for block in simulation.blocks:
-            if block.place == place and not isinstance(block.action, Update):
+        for block in blocks:
+            if not isinstance(block.action, Update):
                 name = f"{block.action.letter}{block.action.micro_batch}"
                 for column in range(round(block.start / unit), round(block.stop / unit)):
                     cells[column] = name.ljust(width)

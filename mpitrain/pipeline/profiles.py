@@ -13,6 +13,7 @@ import numpy as np
 from msgspec import Struct
 
 from mpitrain.device import HOST, Device
+from mpitrain.files import check_regular
 
 if TYPE_CHECKING:
     from mpitrain.config import Config
@@ -93,6 +94,7 @@ def write_profile(path: Path, profile: Sequence[LayerProfile]) -> None:
 def read_profile(path: Path) -> list[LayerProfile]:
     """A profile from a file of either format; ``ProfileError``: the file is no profile."""
     try:
+        check_regular(path)
         return parse_profile(path.read_bytes(), str(path))
     except OSError as error:
         raise ProfileError(f"{path} cannot be read: {error.strerror}") from error

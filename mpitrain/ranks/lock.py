@@ -19,7 +19,7 @@ from msgspec import Struct
 
 from collectives.failure.processes import find
 from mpitrain.config import ConfigError
-from mpitrain.files import check_regular
+from mpitrain.files import check_regular, is_at
 from mpitrain.ranks.together import together
 
 NAME = "lock.json"
@@ -84,7 +84,7 @@ def locked(comm: MPI.Intracomm, folder: Path) -> Iterator[None]:
     finally:
         if handle is not None:
             with suppress(OSError):  # the folder may be gone
-                if _is_at(handle, folder / NAME):
+                if is_at(handle, folder / NAME):
                     (folder / NAME).unlink()
             os.close(handle)
 
@@ -146,7 +146,7 @@ def _try(path: Path, own: Owner, *, late: bool) -> tuple[int | None, str]:
         free, owner = _lock(handle), _owner(os.pread(handle, _LARGEST, 0))
         if not free:
             why = str(owner or beginning)
-        elif not _is_at(handle, path):
+        elif not is_at(handle, path):
             why = leaving
         elif owner is not None and owner.may_work(own):
             why = str(owner)
@@ -180,11 +180,3 @@ def _owner(data: bytes) -> Owner | None:
         return msgspec.json.decode(data, type=Owner)
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return None
-
-
-def _is_at(handle: int, path: Path) -> bool:
-    """Whether the open file still has that name."""
-    try:
-        return os.path.samestat(os.fstat(handle), path.stat())
-    except FileNotFoundError:
-        return False

@@ -42,16 +42,15 @@ def layout(config: Config, ranks: int) -> Layout:
         ConfigError: the ranks cannot be arranged like this; the message says which number could.
     """
     p = config.parallel
-    if p.replicas:
-        found = Layout(p.replicas, p.tensor)
-    else:
-        found = Layout((p.data or max(1, ranks // (p.pipe * p.tensor)),) * p.pipe, p.tensor)
-    if found.ranks != ranks:
+    data = p.data or max(1, ranks // (p.pipe * p.tensor))
+    needed = (sum(p.replicas) or data * p.pipe) * p.tensor
+    if needed != ranks:
+        shape = "-".join(map(str, p.replicas)) or data
         raise ConfigError(
-            f"parallel: {found} needs {found.ranks} ranks, but there are {ranks}; start as many, "
-            "or change data, pipe or tensor"
+            f"parallel: data {shape} x pipe {config.stages} x tensor {p.tensor} needs {needed} "
+            f"ranks, but there are {ranks}; start as many, or change data, pipe or tensor"
         )
-    return found
+    return Layout(p.replicas or (data,) * p.pipe, p.tensor)
 
 
 @dataclass(frozen=True)

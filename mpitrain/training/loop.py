@@ -86,6 +86,7 @@ class Loop(ClosedTogether):
         parts, is_checked = self.parts, False
         if parts.measured_rates:
             parts.measured_rates.expect_led()
+        done = parts.steps_done
         with closing(self.batches(epoch)) as batches:
             for batch in batches:
                 try:
@@ -95,7 +96,8 @@ class Loop(ClosedTogether):
                 yield records
                 if parts.stopping or parts.ending:
                     return
-                is_checked = bool(self.check_every) and parts.steps_done % self.check_every == 0
+                is_checked = is_due(self.check_every, done, parts.steps_done)
+                done = parts.steps_done
                 if is_checked:
                     parts.check_replicas(f"after step {parts.steps_done}")
         if not is_checked:
@@ -109,6 +111,12 @@ class Loop(ClosedTogether):
     def close(self) -> None:
         """Free the communicators; a second call does nothing."""
         self.parts.close()
+
+
+def is_due(every: int, before: int, done: int) -> bool:
+    """Whether what is due after each ``every`` steps is due after one of the steps from
+    ``before`` to ``done``, which a loop may take together; 0: never."""
+    return every > 0 and done // every > before // every
 
 
 def remaining(parts: Parts, epoch: int) -> Iterator[Array]:

@@ -17,6 +17,8 @@ from collectives.__main__ import main as collectives_main
 from collectives.about import load_mpi, provenance, version
 from collectives.errors import LaunchError
 from mpitrain.__main__ import main as mpitrain_main
+from mpitrain.commands.ranks import mark_ended
+from mpitrain.config import ConfigError
 
 ROOT = Path(__file__).parents[2]
 MAINS = {"collectives": collectives_main, "mpitrain": mpitrain_main}
@@ -217,6 +219,42 @@ def test_what_a_benchmark_could_not_write_or_measure_is_refused_first(flags, sen
     told = capsys.readouterr()
     assert told.out == ""
     assert told.err.startswith(f"error: {sentence}") and told.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("schedules --times 1e-300 1 1e300", "give times that are less unequal"),
+        ("schedules -p 100000", "100000 stages with 8 micro-batches and 2 chunks are too many"),
+        ("schedules 1f1b --html /dev/full", "No space left on device; name another file or folder"),
+        ("partition /dev/zero -n 2", "/dev/zero cannot be read: it is a device, not an ordinary"),
+        ("partition profile.txt -n 999999999", "-n 999999999: 1 layers on as many workers"),
+        ("plan digits_mlp -n 4 --set parallel.pipe=99999999", "needs 99999999 ranks, but there "),
+    ],
+)
+def test_what_would_take_for_ever_or_finds_no_room_is_one_sentence(
+    words, sentence, capsys, monkeypatch, tmp_path
+):
+    monkeypatch.chdir(tmp_path)
+    layer = {"name": "a", "forward_s": 1, "backward_s": 1, "activation_bytes": 1}
+    Path("profile.txt").write_text(json.dumps([layer | {"parameter_bytes": 1}]))
+    assert mpitrain_main(words.split()) == 2
+    told = capsys.readouterr().err
+    assert sentence in told and told.count("\n") == 1
+
+
+def test_the_file_of_ended_is_that_of_this_run(tmp_path):
+    for comm in (SimpleNamespace(rank=0), SimpleNamespace(rank=1)):
+        (tmp_path / "ended").touch()
+        mark_ended(comm, tmp_path / "ended", ended=False)
+        assert (tmp_path / "ended").exists() == (comm.rank == 1)
+    mark_ended(SimpleNamespace(rank=0), tmp_path / "ended", ended=True)
+    assert (tmp_path / "ended").read_bytes() == b""
+    (tmp_path / "notes").write_text("mine")
+    for name, why in (("notes", "there is something in it"), ("no/where", "No such file")):
+        with pytest.raises(ConfigError, match=f"--ended .*{name}: {why}"):
+            mark_ended(SimpleNamespace(rank=0), tmp_path / name, ended=False)
+    assert (tmp_path / "notes").read_text() == "mine"
 
 
 def test_the_log_and_the_start_of_a_run(tmp_path):

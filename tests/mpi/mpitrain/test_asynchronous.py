@@ -1,5 +1,6 @@
 """Pipelines that do not drain, against a simulation of their stale weights in one process."""
 
+import shutil
 from itertools import pairwise
 
 import numpy as np
@@ -8,12 +9,14 @@ from mpi4py import MPI
 from msgspec.structs import replace
 
 from collectives import Communicator
-from mpitrain.config import ConfigError, Train
+from mpitrain.checkpoint.saving import checkpoints
+from mpitrain.config import Checkpoint, ConfigError, Train
+from mpitrain.run import train
 from mpitrain.start import start
 from mpitrain.step.agreement import NonFinite
 from mpitrain.training.batches import MicroBatches, part
-from mpitrain.training.parts import UserObjects
-from tests.mpi.mpitrain.layouts import equal, job, whole
+from mpitrain.training.parts import Parts, UserObjects
+from tests.mpi.mpitrain.layouts import equal, in_folder, job, whole
 
 pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
 
@@ -47,6 +50,36 @@ def found(comm, config, layers=None):
         records = [record for _, record in zip(range(STEPS), trainer.run_epoch(0))]
         # The window under way is run to its end.
         return [record.loss for record in records], whole(comm, trainer), trainer.parts.steps_done
+
+
+def test_what_is_due_within_a_window_is_done_where_the_pipeline_drains(comm, folder, monkeypatch):
+    config = in_folder(asynchronous("stash", pipe=RANKS), folder)
+    config = replace(
+        config,
+        run=replace(config.run, check_every=10),
+        train=replace(config.train, steps=25),
+        checkpoint=Checkpoint(every=5, keep=9),
+    )
+    compared, check = [], Parts.check_replicas
+    noted = lambda self, when: compared.append(when) or check(self, when)  # noqa: E731
+    monkeypatch.setattr(Parts, "check_replicas", noted)
+    with start(comm, config) as trainer:
+        train(trainer)
+        expected = whole(comm, trainer)
+    comm.Barrier()
+    names = sorted(path.name for path in checkpoints(config).iterdir())
+    assert names == [f"step-{step:08}" for step in (7, 14, 21, 25)]
+    assert [when for when in compared if "after step" in when[:10]] == [
+        "after step 14", "after step 21"
+    ]  # fmt: skip
+    comm.Barrier()
+    if comm.rank == 0:
+        for step in (21, 25):
+            shutil.rmtree(checkpoints(config) / f"step-{step:08}")
+    comm.Barrier()
+    with start(comm, config) as trainer:
+        train(trainer, go_on=True)
+        equal(whole(comm, trainer), expected)
 
 
 class Simulation:

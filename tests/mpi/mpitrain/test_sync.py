@@ -396,6 +396,19 @@ def test_ranks_may_agree_after_several_steps(comm, folder, kind, monkeypatch):
         assert one.sync.drift == pytest.approx(other.sync.drift, rel=1e-12)
 
 
+def test_a_program_that_was_stopped_goes_on_to_the_end_where_ranks_agree_late(comm, folder):
+    config = in_folder(config_of("mlp", "local"), folder)
+    config = replace(config, sync=replace(config.sync, agree=4), train=mlp().train)
+    stop = StopFlag()
+    with start(comm, config, stop=stop) as trainer:
+        stop.reason = "a test"
+        with pytest.raises(Stopped, match="stopped after step 4 of 30"):
+            train(trainer)
+        stop.reason = ""
+        train(trainer, go_on=True)
+        assert trainer.parts.steps_done == 30
+
+
 @pytest.mark.mpi(min_size=2)
 def test_what_one_worker_cannot_compute_all_hear_of_where_they_agree(comm):
     config = replace(config_of("mlp", "local"), sync=Sync(kind="local", period=4, agree=5))

@@ -7,6 +7,7 @@ from itertools import islice
 import pytest
 from mpi4py import MPI
 
+from mpitrain.config import ConfigError
 from mpitrain.metrics import trace as trace_module
 from mpitrain.metrics.trace import Trace, read_trace
 from mpitrain.start import start
@@ -60,6 +61,18 @@ def test_a_trace_that_is_off_records_nothing(comm, folder):
     trace.write(comm, folder / "trace.json")
     comm.Barrier()
     assert read_trace(folder / "trace.json") == []
+
+
+@pytest.mark.parametrize("error", [ConfigError, KeyError])
+def test_a_trace_that_finds_no_place_leaves_the_end_as_it_was(comm, folder, error, capfd):
+    (folder / "file").touch()
+    sentence = f"{folder / 'file' / 'trace.json'} cannot be written: File exists; make room or"
+    with pytest.raises(error) as caught:  # noqa: SIM117
+        with Trace(comm.rank).to_file(comm, folder / "file" / "trace.json", KeyError):
+            if error is KeyError:
+                raise error
+    told = capfd.readouterr().err if error is KeyError else str(caught.value)
+    assert told.count(sentence) == (error is ConfigError or comm.rank == 0)
 
 
 @pytest.mark.parametrize("error", [None, KeyError, ValueError])

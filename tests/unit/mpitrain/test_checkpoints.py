@@ -26,6 +26,8 @@ from mpitrain.checkpoint.manifest import MANIFEST, encode
 from mpitrain.checkpoint.saving import checkpoints, resume, save
 from mpitrain.config import Checkpoint as CheckpointTable
 from mpitrain.config import Config, Data, Model, Optim, Run, Train
+from mpitrain.metrics.reader import read_records
+from mpitrain.metrics.records import Step
 from mpitrain.run import train
 from mpitrain.start import start
 from mpitrain.step.agreement import NonFinite
@@ -194,6 +196,10 @@ def test_eval_resume_and_export_take_the_same_one(comm, job, tmp_path):
     with pytest.raises(CheckpointError, match=r"cannot write .*; name another file"):
         (tmp_path / "taken" / "model.safetensors").mkdir(parents=True)
         export(folder.parent, tmp_path / "taken")
+    os.mkfifo(tmp_path / "fifo")  # as a device: a file must not take its place
+    with pytest.raises(CheckpointError, match="it is a FIFO, not an ordinary file; name another"):
+        export(folder.parent, tmp_path / "fifo")
+    assert (tmp_path / "fifo").is_fifo()
     spoil(folder / full(4))
     spoil(folder / full(2))
     with pytest.raises(CheckpointError, match=r"has none that is whole: .*digest differs"):
@@ -222,6 +228,11 @@ def test_a_linked_folder_stays_a_link(comm, job, tmp_path):
     assert not (folder.parent / "checkpoints.earlier").exists()
     run(comm, job, 6, go_on=True)
     assert numbers(scratch) == [4, 6]
+    scratch.rename(tmp_path / "away")  # a disk that is not mounted is noticed before the first step
+    for go_on in (False, True):
+        with pytest.raises(CheckpointError, match=f"{scratch} is not there, to which it is a link"):
+            run(comm, job, go_on=go_on)
+    assert len(read_records(folder.parent / "metrics.jsonl").of(Step)) == 6
 
 
 def change(path, value):

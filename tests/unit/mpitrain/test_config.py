@@ -70,6 +70,15 @@ def test_options_of_an_algorithm_are_allowed(job):
         ("[data]\nname = 3\n", "data.name: Expected `str`, got `int`"),
         ("train = 3\n", "train: Expected `object`, got `int`"),
         ("[optim]\nwarmup_epochs = 10\n", "optim.warmup_epochs: 10 must be less than train"),
+        (
+            "[parallel]\npartition = 'evn'\n",
+            "= 'evn': unknown value; did you mean 'even'",
+        ),
+        ("[server]\nbound = 'non'\n", "server.bound = 'non': unknown value; did you mean 'none'?"),
+        (
+            "[train]\nmicro_batches = 1025\n",
+            "a batch of 64 samples has no 1025 parts; take",
+        ),
         ("[parallel]\nalgorithm = 'rign'\n", "parallel.algorithm: no allreduce algorithm 'rign'"),
         ("[optim\n", "cannot read the job file"),
         ("[optim]\nclip_norm = inf\n", "optim.clip_norm: must be a finite number, not inf"),
@@ -221,6 +230,9 @@ GPT = ["model.kind=gpt", "data.name=text", "data.path=x", "model.width=8"]
         (["own.model=m:f", "model.hidden=[8]"], "the model that the program brings (m:f) does not"),
         (["data.path=a"], "data.path: data.name = 'digits' does not read it, 'idx' and"),
         (["data.samples=9"], "data.samples: data.name = 'digits' does not read it, 'clicks' does"),
+        (["data.rows=9"], "data.rows: data.name = 'digits' does not read it, 'clicks' does"),
+        (["data.context=9"], "data.context: data.name = 'digits' does not read it, 'text' and"),
+        (["own.classes=9"], "own.classes: data.name = 'digits' has its own number of classes"),
         (["evaluate.watch=accuracy"], "evaluate.watch: says by which value training ends early"),
     ],
 )

@@ -157,6 +157,18 @@ def test_a_run_does_not_wait_for_a_fifo(tmp_path, name):
     assert len(read_records(path).records) == 2
 
 
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_records_of_a_file_that_is_gone_are_not_lost_in_silence(tmp_path, is_replaced):
+    path = tmp_path / "metrics.jsonl"
+    with pytest.raises(ReportError, match="it was removed or replaced"), json_lines(path) as write:
+        write(STEP)
+        path.unlink()
+        if is_replaced:
+            path.touch()
+        write(STEP)
+        write(Epoch(epoch=0, test_loss=0.25))
+
+
 def test_a_report_where_a_folder_is(tmp_path):
     (tmp_path / "metrics.jsonl").mkdir()
     with pytest.raises(ReportError, match="Is a directory"), json_lines(tmp_path / "metrics.jsonl"):

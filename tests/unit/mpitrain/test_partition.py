@@ -151,6 +151,9 @@ def test_a_plan_divides_by_the_cores_that_there_are():
 def test_a_plan_that_cannot_be():
     with pytest.raises(ConfigError, match="needs 4 ranks, but there are 6"):
         explain(MLP, 6)
+    many = Config(parallel=Parallel(pipe=10**9, data=10**9))
+    with pytest.raises(ConfigError, match=f"pipe {10**9} x tensor 1 needs {10**18} ranks"):
+        explain(many, 6)
 
 
 def test_a_profile_of_another_model_is_refused(tmp_path):
