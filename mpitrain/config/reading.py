@@ -163,8 +163,10 @@ def _check_names(value: object, kind: Any, path: tuple[str, ...]) -> None:
     kinds = known.types if isinstance(known, msgspec.inspect.UnionType) else (known,)
     literals = [one.values for one in kinds if isinstance(one, msgspec.inspect.LiteralType)]
     choices = [one for values in literals for one in values if isinstance(one, str)]
+    numbers = (msgspec.inspect.IntType, msgspec.inspect.FloatType)
+    also = ["a number"] if any(isinstance(one, numbers) for one in kinds) else []
     if choices and isinstance(value, str) and value not in choices:
-        raise ConfigError(_unknown("value", f"{'.'.join(path)} = {value!r}", value, choices))
+        raise ConfigError(_unknown("value", f"{'.'.join(path)} = {value!r}", value, choices + also))
 
 
 def _unknown(what: str, subject: str, word: str, known: Any) -> str:
