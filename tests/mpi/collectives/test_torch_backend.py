@@ -10,9 +10,13 @@ from mpi4py import MPI
 torch = pytest.importorskip("torch")
 dist = pytest.importorskip("torch.distributed")
 
-from collectives.torch.register import register, version  # noqa: E402
+from collectives.torch.register import version  # noqa: E402
 
-pytestmark = [pytest.mark.mpi, pytest.mark.quick_on(2, 3)]
+pytestmark = [
+    pytest.mark.mpi,
+    pytest.mark.quick_on(2, 3),
+    pytest.mark.usefixtures("world"),
+]
 INTEGERS = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
 NARROW = [torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2]
 REALS = [torch.float32, torch.float64, *NARROW]
@@ -27,14 +31,6 @@ OPS = {
     "BOR": lambda values: functools.reduce(int.__or__, values),
     "BXOR": lambda values: functools.reduce(int.__xor__, values),
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def world():
-    register()
-    dist.init_process_group("collectives", "mpi://")
-    yield dist.group.WORLD
-    dist.destroy_process_group()
 
 
 @pytest.fixture

@@ -11,17 +11,11 @@ dist = pytest.importorskip("torch.distributed")
 
 from torch.profiler import ProfilerActivity, profile  # noqa: E402
 
-from collectives.torch.register import register  # noqa: E402
-
-pytestmark = [pytest.mark.mpi, pytest.mark.quick_on(2, 3)]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def world():
-    register()
-    dist.init_process_group("collectives", "mpi://")
-    yield dist.group.WORLD
-    dist.destroy_process_group()
+pytestmark = [
+    pytest.mark.mpi,
+    pytest.mark.quick_on(2, 3),
+    pytest.mark.usefixtures("world"),
+]
 
 
 def test_calls_are_events_of_the_profiler(world):
