@@ -16,7 +16,16 @@ from collectives.torch.messages import MessageWork, end_event, event, profiler_e
 from collectives.torch.node_memory import GroupMemory
 from collectives.torch.order import DoneWork, JointWork, Order
 from collectives.torch.roots import Roots
-from collectives.torch.tensors import SMALL, Joined, check_dense, dense, memory
+from collectives.torch.tensors import (
+    SMALL,
+    SUMMABLE,
+    Joined,
+    check_dense,
+    dense,
+    memory,
+    overlap,
+    small,
+)
 
 Tensors = Sequence[torch.Tensor]
 #: One work for all blocking calls, as a new one takes a microsecond.
@@ -130,6 +139,28 @@ class Calls:
             arguments: its own.
         """
         self._small_methods[method](self.comm, *arguments)
+
+    def _small_pair(
+        self,
+        what: str,
+        method: str,
+        source: torch.Tensor,
+        output: torch.Tensor,
+        options: Any,
+        *op: MPI.Op,
+    ) -> dist._Work | None:
+        """Submits a call from one small tensor to another, which may reduce; ``None``, and nothing
+        is done, if they are no usual ones, differ in dtype or overlap."""
+        types = SUMMABLE if op else None
+        if (
+            source.dtype is not output.dtype
+            or (sent := small(source, types)) is None
+            or (got := small(output, types)) is None
+            or overlap(source, output)
+        ):
+            return None
+        given: Any = (source, output), method, sent, got, *op
+        return self._submit(what, [output], options, self._small, given, inputs=[source])
 
     def in_order(self, what: str, call: Callable[[], None], value: Any) -> dist._Work:
         """Runs a function that communicates on ``comm`` at its place among the collectives.

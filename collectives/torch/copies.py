@@ -7,7 +7,7 @@ import torch.distributed as dist
 from mpi4py import MPI
 
 from collectives.torch.calls import Calls, Tensors, in_items, listed
-from collectives.torch.tensors import Joined, apart, check_dense, dense, memory, small, small_pair
+from collectives.torch.tensors import Joined, apart, check_dense, dense, memory, small
 
 
 class Copies(Calls):
@@ -60,15 +60,10 @@ class Copies(Calls):
     def all_gather_single(
         self, output: torch.Tensor, source: torch.Tensor, options: Any = None
     ) -> dist._Work:
-        outputs, inputs = [output], [source]
+        work = None
         if source.numel() * self.comm.size == output.numel():
-            pair = small_pair(source, output)
-            if pair is not None:
-                given: Any = (source, output), "Allgather", *pair
-                return self._submit(
-                    "all_gather_single", outputs, options, self._small, given, inputs=inputs
-                )
-        return self.all_gather_single_coalesced(outputs, inputs, options)
+            work = self._small_pair("all_gather_single", "Allgather", source, output, options)
+        return work or self.all_gather_single_coalesced([output], [source], options)
 
     def all_gather_single_coalesced(
         self, outputs: Any, inputs: Any, options: Any = None
@@ -138,12 +133,9 @@ class Copies(Calls):
         shape = source.shape
         is_even = not input_splits and not output_splits and shape == output.shape
         if is_even and shape and shape[0] % self.comm.size == 0:
-            pair = small_pair(source, output)
-            if pair is not None:
-                given: Any = (source, output), "Alltoall", *pair
-                return self._submit(
-                    "all_to_all_single", [output], options, self._small, given, inputs=[source]
-                )
+            work = self._small_pair("all_to_all_single", "Alltoall", source, output, options)
+            if work is not None:
+                return work
         check_dense([output, source])
         splits = (source, input_splits), (output, output_splits)
         sent_counts, received_counts = (self._rows(*split) for split in splits)

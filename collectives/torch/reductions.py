@@ -18,7 +18,6 @@ from collectives.torch.tensors import (
     dense,
     memory,
     small,
-    small_pair,
 )
 
 
@@ -137,16 +136,10 @@ class Reductions(Calls):
     def reduce_scatter_single(
         self, output: torch.Tensor, source: torch.Tensor, options: Any = None
     ) -> dist._Work:
-        outputs, inputs = [output], [source]
-        if output.numel() * self.comm.size == source.numel():
-            op = _plain_op(options)
-            pair = None if op is None else small_pair(source, output, SUMMABLE)
-            if pair is not None:
-                given: Any = (source, output), "Reduce_scatter_block", *pair, op
-                return self._submit(
-                    "reduce_scatter_single", outputs, options, self._small, given, inputs=inputs
-                )
-        return self.reduce_scatter_single_coalesced(outputs, inputs, options)
+        op, work, what = _plain_op(options), None, ("reduce_scatter_single", "Reduce_scatter_block")
+        if op is not None and output.numel() * self.comm.size == source.numel():
+            work = self._small_pair(*what, source, output, options, op)
+        return work or self.reduce_scatter_single_coalesced([output], [source], options)
 
     def reduce_scatter_single_coalesced(
         self, outputs: Any, inputs: Any, options: Any = None

@@ -88,19 +88,6 @@ def small(
     return None
 
 
-def small_pair(
-    source: torch.Tensor,
-    target: torch.Tensor,
-    types: Mapping[torch.dtype, MPI.Datatype] | None = None,
-) -> tuple[list[Any], list[Any]] | None:
-    """:func:`small` of two tensors of one dtype that do not overlap; ``None`` for others."""
-    if source.dtype is target.dtype and (sent := small(source, types)) is not None:
-        got = small(target, types)
-        if got is not None and not overlap(source, target):
-            return sent, got
-    return None
-
-
 def overlap(source: torch.Tensor, target: torch.Tensor) -> bool:
     """Whether two contiguous tensors share bytes."""
     begin, other = source.data_ptr(), target.data_ptr()

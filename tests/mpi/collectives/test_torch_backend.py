@@ -327,6 +327,22 @@ def test_replicas_have_the_gradients_of_one_process(ranks, rank):
             torch.testing.assert_close(own.grad, other.grad, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("kind", ["ALLREDUCE", "FP16_COMPRESS"])
+def test_built_in_hooks_of_ddp(ranks, rank, kind):
+    torch.manual_seed(0)
+    module, alone = torch.nn.Linear(20, 30), torch.nn.Linear(20, 30)
+    alone.load_state_dict(module.state_dict())
+    net = torch.nn.parallel.DistributedDataParallel(module, bucket_cap_mb=0.001)
+    net._register_builtin_comm_hook(getattr(dist.BuiltinCommHookType, kind))
+    inputs = torch.randn(4 * len(ranks), 20)
+    alone(inputs).square().mean().backward()
+    for _ in range(3):
+        net.zero_grad()
+        net(inputs[4 * rank : 4 * rank + 4]).square().mean().backward()
+        for own, other in zip(module.parameters(), alone.parameters(), strict=True):
+            torch.testing.assert_close(own.grad, other.grad, rtol=2.0**-8, atol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("call", "words"),
     [
