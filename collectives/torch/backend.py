@@ -15,7 +15,7 @@ from collectives.communicator import Communicator
 from collectives.environment import switch
 from collectives.failure.watchdog import Watchdog
 from collectives.torch import NAME, GroupOptions
-from collectives.torch.calls import Block, Calls, SmallMethods
+from collectives.torch.calls import Calls, OpenBlock, SmallMethods
 from collectives.torch.copies import Copies
 from collectives.torch.direct import call_directly, outside_dynamo
 from collectives.torch.fsdp import take_buffers_from_groups
@@ -59,7 +59,7 @@ class _Group(Reductions, Copies):
         self._node_memory = GroupMemory(comm, self._order, self._history)
         self._under_way: set[MessageWork] = set()
         self._calls = self._monitored = 0
-        self._block = Block()
+        self._block = OpenBlock()
         self._roots = Roots()
         self._small_methods = SmallMethods(comm)
         # At exit, as what is under way would meet the end of MPI; before the watchdog's farewell.

@@ -32,7 +32,7 @@ Tensors = Sequence[torch.Tensor]
 _DONE = DoneWork()
 
 
-class Block(threading.local):
+class OpenBlock(threading.local):
     """The coalescing block of a thread: the works that it has begun, or ``None`` outside of one."""
 
     works: list[dist._Work] | None = None
@@ -82,7 +82,7 @@ class Calls:
     _node_memory: GroupMemory
     _under_way: set[MessageWork]
     _calls: int
-    _block: Block
+    _block: OpenBlock
     _roots: Roots
     _small_methods: SmallMethods
 

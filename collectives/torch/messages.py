@@ -11,7 +11,7 @@ from torch.futures import Future
 
 from collectives.failure.watchdog import Watchdog
 from collectives.torch import NAME
-from collectives.torch.order import NO_TIMEOUT, Order, Work
+from collectives.torch.order import NO_TIMEOUT, AnyWork, Order
 from collectives.torch.tensors import Joined
 
 profiler_enabled = torch.autograd._profiler_enabled
@@ -24,7 +24,7 @@ def event(what: str, tensors: Sequence[Any]) -> Any:
     return torch.autograd._record_function_with_args_enter(f"{NAME}:{what}", *flat)
 
 
-class MessageWork(Work):
+class MessageWork(AnyWork):
     """A message under way.
 
     Args:

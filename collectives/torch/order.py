@@ -24,7 +24,7 @@ _SWITCH_SECONDS = 1e-4
 _LOOK_SECONDS, _LOOKS = 1e-4, 10
 
 
-class Work(dist._Work):
+class AnyWork(dist._Work):
     """The methods that follow from the others'."""
 
     def synchronize(self) -> None:
@@ -34,7 +34,7 @@ class Work(dist._Work):
         return self.is_completed() and self.exception() is None
 
 
-class DoneWork(Work):
+class DoneWork(AnyWork):
     """A blocking call, which has put its result into the caller's tensors."""
 
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
@@ -53,7 +53,7 @@ class DoneWork(Work):
         return self.result()
 
 
-class CollectiveWork(Work):
+class CollectiveWork(AnyWork):
     """A collective in the order; to wait for it is to run what comes before it, and itself."""
 
     def __init__(self, order: "Order", history: History, call: Call, value: Any) -> None:
@@ -119,7 +119,7 @@ class CollectiveWork(Work):
         return self._future
 
 
-class JointWork(Work):
+class JointWork(AnyWork):
     """Several works as one, which a coalescing block returns."""
 
     def __init__(self, works: list[dist._Work]) -> None:
