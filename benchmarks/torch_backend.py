@@ -1,6 +1,7 @@
 """Calls and training steps of ``torch.distributed`` over our backend beside Gloo, in one process.
 
     mpirun -n 2 python -m benchmarks.torch_backend            # calls; the small ones by mpi4py too
+    mpirun -n 2 python -m benchmarks.torch_backend --small    # calls of 8 bytes, without Gloo
     mpirun -n 2 python -m benchmarks.torch_backend --steps    # steps of DDP and of FSDP2
     mpirun -n 2 python -m benchmarks.torch_backend --steps --load 2   # beside two busy processes
 
@@ -54,7 +55,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // comm.ranks_per_node))
     register()
     dist.init_process_group(NAME, "mpi://")
-    groups = {"Gloo": dist.new_group(backend="gloo"), "ours": dist.group.WORLD}
+    groups = {"ours": dist.group.WORLD}
+    if not options.small:
+        groups = {"Gloo": dist.new_group(backend="gloo"), **groups}
     about = {**environment(comm), "torch": torch.__version__}
     if comm.rank == 0:
         print(
@@ -63,7 +66,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             flush=True,
         )
     with _loaded(options.load if comm.rank == 0 else 0):
-        rows = _steps(comm, groups, options) if options.steps else _calls(comm, groups, options)
+        if options.small:
+            rows = _small_calls(comm, options)
+        elif options.steps:
+            rows = _steps(comm, groups, options)
+        else:
+            rows = _calls(comm, groups, options)
     if comm.rank == 0 and options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(json.dumps({"environment": about, "rows": rows}, indent=1) + "\n")
@@ -122,6 +130,27 @@ def _calls(
     return rows
 
 
+def _small_calls(comm: MPI.Intracomm, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Calls of 8 bytes; the threads of a group of Gloo's would run beside them."""
+    rows = []
+    _print(comm, ["call", "ours, us", "async and wait, us", "mpi4py, us", "more", "more, async"])
+    native = MPI.COMM_WORLD.Dup()
+    for collective in (*_COLLECTIVES, "reduce", "barrier"):
+        ways = {
+            "ours": _call(collective, 8, dist.group.WORLD, False),
+            "async": _call(collective, 8, dist.group.WORLD, True),
+            "mpi4py": _native(collective, 8, native),
+        }
+        in_turns(comm, ways, _WARMUP, _MOST_CALLS)
+        times = in_turns(comm, ways, options.repeats, _MOST_CALLS)
+        rows.append({"call": collective, "bytes": 8, "times_s": times})
+        ours, later, theirs = (1e6 * median(seconds) for seconds in times.values())
+        us = (ours, later, theirs, ours - theirs, later - theirs)
+        _print(comm, [collective, *(f"{value:.1f}" for value in us)])
+    native.Free()
+    return rows
+
+
 _COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
 
 
@@ -142,6 +171,8 @@ def _call(collective: str, nbytes: int, group: Any, later: bool) -> Callable[[],
         "reduce_scatter": lambda: scatter(part, whole, **named),
         "all_to_all": lambda: dist.all_to_all_single(whole, other, **named),
         "broadcast": lambda: dist.broadcast(whole, 0, **named),
+        "reduce": lambda: dist.reduce(whole, 0, **named),
+        "barrier": lambda: dist.barrier(**named),
     }[collective]
     return (lambda: begin().wait()) if later else begin
 
@@ -154,6 +185,8 @@ def _native(collective: str, nbytes: int, comm: MPI.Intracomm) -> Callable[[], A
         "reduce_scatter": lambda: comm.Reduce_scatter_block(whole, part),
         "all_to_all": lambda: comm.Alltoall(other, whole),
         "broadcast": lambda: comm.Bcast(whole),
+        "reduce": lambda: comm.Reduce(whole if comm.rank else MPI.IN_PLACE, whole),
+        "barrier": comm.Barrier,
     }[collective]
 
 
@@ -247,14 +280,21 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="benchmarks.torch_backend", description=__doc__)
     add = parser.add_argument
     add("--sizes", type=size, nargs="+", default=_SIZES, help="bytes of the larger buffer")
-    add("--repeats", type=int, help="repeats of each way; 9 for calls, 30 for steps")
+    add(
+        "--repeats",
+        type=int,
+        help="repeats of each way; 30 for small calls and steps, 9 for others",
+    )
     add("--steps", action="store_true", help="measure training steps in the place of calls")
+    add("--small", action="store_true", help="measure calls of 8 bytes alone, without Gloo")
     add("--width", type=int, default=1024, help="width of the six layers")
     add("--batch", type=int, default=8, help="samples of a rank's step")
     add("--load", type=int, default=0, help="busy processes beside the ranks")
     add("-J", "--json", type=Path, help="write all times there")
     options = parser.parse_args(arguments)
-    options.repeats = options.repeats or (30 if options.steps else 9)
+    if options.steps and options.small:
+        parser.error("--steps and --small are two measurements; start them one after the other")
+    options.repeats = options.repeats or (30 if options.steps or options.small else 9)
     return options
 
 

@@ -2,7 +2,7 @@
 
 import sys
 from collections import deque
-from collections.abc import Container
+from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 from time import monotonic
 from types import CodeType
@@ -58,8 +58,10 @@ class Entered:
         return f"{what} at {self.site}, {now - self.begun:.1f} s ago, {lasted}"
 
 
+#: Name of a collective: a word, or parts that are joined when somebody asks.
+What = str | tuple[object, ...]
 #: Number of a collective, its name, and when it began.
-Brief = tuple[int, str, float]
+Brief = tuple[int, What, float]
 
 
 class History:
@@ -90,18 +92,20 @@ class History:
             self._read = read = brief, _entered(brief)
         return read[1]
 
-    def begin(self, what: str) -> None:
-        """Records that a collective begins, until :meth:`end`: in a tenth of the time of
+    def record(
+        self, what: What, call: Callable[..., None], arguments: tuple[Any, ...] = ()
+    ) -> None:
+        """Makes a call that is a collective, and records it: in a tenth of the time of
         :meth:`enter`, and without its place in the user's code.  One thread at a time."""
-        self.made += 1
-        self._brief = brief = self.made, what, monotonic()
+        self.made = number = self.made + 1
+        outer, self._brief = self._brief, (brief := (number, what, monotonic()))
         self._kept.append(brief)
-
-    def end(self) -> None:
-        """Records that the collective of :meth:`begin` has ended."""
-        brief, self._brief = self._brief, None
-        assert brief is not None, "it has begun"
-        self.complete(brief[0])
+        try:
+            call(*arguments)
+        finally:
+            self._brief = outer
+            if number > self.completed:
+                self.completed = number
 
     def enter(self, *what: object, numbered: bool = True, of: int | None = None) -> Entered:
         """Records that a call begins.
@@ -147,13 +151,16 @@ class History:
             if isinstance(call, Entered):
                 lines.append(str(call))
             else:
-                lines.append(f"#{call[0]} {call[1]}, {monotonic() - call[2]:.1f} s ago")
+                lines.append(
+                    f"#{call[0]} {_entered(call).words}, {monotonic() - call[2]:.1f} s ago"
+                )
         return "\n  ".join(lines)
 
 
 def _entered(brief: Brief) -> Entered:
     number, what, begun = brief
-    return Entered(number, True, (what,), None, None, 0, begun)
+    parts = (what,) if isinstance(what, str) else what
+    return Entered(number, True, parts, None, None, 0, begun)
 
 
 def call_site(

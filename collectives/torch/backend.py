@@ -15,16 +15,18 @@ from collectives.communicator import Communicator
 from collectives.environment import switch
 from collectives.failure.watchdog import Watchdog
 from collectives.torch import NAME, GroupOptions
-from collectives.torch.calls import Calls
+from collectives.torch.calls import Calls, OpenBlock, SmallMethods
 from collectives.torch.copies import Copies
 from collectives.torch.direct import call_directly, outside_dynamo
 from collectives.torch.fsdp import take_buffers_from_groups
+from collectives.torch.hooks import take_built_in_hooks
 from collectives.torch.messages import MessageWork
 from collectives.torch.monitored import monitored_barrier
 from collectives.torch.node_memory import GroupMemory
 from collectives.torch.order import Order
 from collectives.torch.reductions import Reductions
 from collectives.torch.register import version
+from collectives.torch.roots import Roots
 
 #: torch's own classes, whose stubs know no subclasses.
 _Backend: Any = torch._C._distributed_c10d.Backend
@@ -52,10 +54,14 @@ class _Group(Reductions, Copies):
         self.comm = comm
         self.store = store
         self._watchdog = Watchdog(comm, _seconds(timeout))
+        self._history = self._watchdog.calls
         self._order = _order()
-        self._node_memory = GroupMemory(comm, self._order)
+        self._node_memory = GroupMemory(comm, self._order, self._history)
         self._under_way: set[MessageWork] = set()
         self._calls = self._monitored = 0
+        self._block = OpenBlock()
+        self._roots = Roots()
+        self._small_methods = SmallMethods(comm)
         # At exit, as what is under way would meet the end of MPI; before the watchdog's farewell.
         # This keeps the object, too, which torch's wrapper with TORCH_DISTRIBUTED_DEBUG=DETAIL
         # does not.
@@ -102,9 +108,12 @@ class _Group(Reductions, Copies):
         atexit.unregister(self._drain)
         self._drain()
         with self._watchdog.waiting("the end of the group", numbered=True):
-            self._node_memory.close()
-            self.comm.Free()
-        self._watchdog.close()
+            try:
+                self._roots.meet(self.comm)
+            finally:
+                self._node_memory.close()
+                self.comm.Free()
+                self._watchdog.close()
 
     def _drain(self) -> None:
         """Carries out what is under way; does nothing in a process that was forked."""
@@ -242,6 +251,7 @@ def create_group(
         made = world.Dup()
     comm = Communicator(made, reproducible=_is_reproducible(made, options))
     take_buffers_from_groups()
+    take_built_in_hooks()
     if version() < (2, 14):  # which takes a backend that is written in Python
         return MPIProcessGroup(comm, timeout, store)
     call_directly(MPIBackend, _KINDS)

@@ -1,23 +1,68 @@
 """The calls of one group: their order, blocks of calls, messages and barriers."""
 
+import threading
 from collections.abc import Callable, Sequence
-from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from mpi4py import MPI
 
 from collectives.communicator import Communicator
+from collectives.failure.history import History, What
 from collectives.failure.watchdog import Watchdog
 from collectives.torch.messages import MessageWork, end_event, event, profiler_enabled
 from collectives.torch.node_memory import GroupMemory
-from collectives.torch.order import JointWork, Order
-from collectives.torch.tensors import Joined, check_dense, dense, memory
+from collectives.torch.order import DoneWork, JointWork, Order
+from collectives.torch.roots import Roots
+from collectives.torch.tensors import (
+    SMALL,
+    SUMMABLE,
+    Joined,
+    check_dense,
+    dense,
+    memory,
+    overlap,
+    small,
+)
 
 Tensors = Sequence[torch.Tensor]
-#: The part of torch's options by which a call runs in the group's thread.
-_IN_BACKGROUND = SimpleNamespace(asyncOp=True)
+#: One work for all blocking calls, as a new one takes a microsecond.
+_DONE = DoneWork()
+
+
+class OpenBlock(threading.local):
+    """The coalescing block of a thread: the works that it has begun, or ``None`` outside of one."""
+
+    works: list[dist._Work] | None = None
+
+
+#: Collective of each method that small calls make.
+_COLLECTIVES = {
+    "Allreduce": "allreduce",
+    "Allgather": "allgather",
+    "Alltoall": "alltoall",
+    "Barrier": "barrier",
+    "Bcast": "broadcast",
+    "Reduce": "reduce",
+    "Reduce_scatter_block": "reduce_scatter",
+}
+
+
+class SmallMethods(dict[str, Callable[..., None]]):
+    """The methods that small calls take: mpi4py's own where the communicator would call no more,
+    and else the communicator's, which takes a microsecond more."""
+
+    def __init__(self, comm: Communicator) -> None:
+        self._comm = comm
+
+    def __missing__(self, name: str) -> Callable[..., None]:
+        """Collective at the first use of a communicator, as a first call is."""
+        largest = np.empty(SMALL, np.uint8)
+        is_native = self._comm._engine.leaves_to_native(None, _COLLECTIVES[name], largest)
+        found = self[name] = getattr(MPI.Intracomm if is_native else type(self._comm), name)
+        return found
 
 
 class Calls:
@@ -32,19 +77,21 @@ class Calls:
 
     comm: Communicator
     _watchdog: Watchdog
+    _history: History
     _order: Order
     _node_memory: GroupMemory
     _under_way: set[MessageWork]
     _calls: int
-    #: Works of a coalescing block; ``None`` outside of one.
-    _block: list[dist._Work] | None = None
+    _block: OpenBlock
+    _roots: Roots
+    _small_methods: SmallMethods
 
     def _start_coalescing(self, device: Any = None) -> None:
-        self._block = []
+        self._block.works = []
 
     def _end_coalescing(self, device: Any = None) -> dist._Work:
         """One work for all that the block has begun."""
-        works, self._block = self._block or [], None
+        works, self._block.works = self._block.works or [], None
         return JointWork(works)
 
     start_coalescing, end_coalescing = _start_coalescing, _end_coalescing
@@ -52,32 +99,68 @@ class Calls:
     def _submit(
         self,
         what: str,
-        call: Callable[[], None],
         value: Any,
         options: Any,
+        call: Callable[..., None],
+        arguments: tuple[Any, ...] = (),
         inputs: Tensors | None = None,
+        root: int | None = None,
     ) -> dist._Work:
         """Runs a call, now or in the background, and has it watched under a name.
 
         Args:
             value: tensors of the result.
-            inputs: tensors that torch's profiler shows in the place of these.
+            options: torch's.
+            call, arguments: the function that communicates, and what it gets.
+            inputs: tensors that torch's profiler shows in the place of the result's.
+            root: the rank that all ranks must have for the root.
         """
         self._calls += 1
-        history = self._watchdog.calls
         if profiler_enabled():
-            call = _recorded(call, event(what, value if inputs is None else inputs))
-
-        def watched() -> None:
-            history.begin(what)
-            try:
-                call()
-            finally:
-                history.end()
-
+            shown = event(what, value if inputs is None else inputs)
+            call, arguments = _recorded, (shown, call, *arguments)
+        name: What = what
+        if root is not None:
+            name = what, "with root", root
+            call, arguments = self._roots.add, (root, call, *arguments)
         # A caller that does not say that it blocks may go on before the others have come.
-        run = self._order.later if getattr(options, "asyncOp", True) else self._order.now
-        return self._begun(run(watched, value))
+        if getattr(options, "asyncOp", True):
+            later = self._order.later(self._history, (name, call, arguments), value)
+            return self._begun(later)
+        self._order.now(self._history, (name, call, arguments))
+        return _DONE
+
+    def _small(self, kept: Any, method: str, *arguments: Any) -> None:
+        """Calls a method of the communicator on small tensors.
+
+        Args:
+            kept: the tensors, which live as long as the call.
+            method: name of MPI's method.
+            arguments: its own.
+        """
+        self._small_methods[method](self.comm, *arguments)
+
+    def _small_pair(
+        self,
+        what: str,
+        method: str,
+        source: torch.Tensor,
+        output: torch.Tensor,
+        options: Any,
+        *op: MPI.Op,
+    ) -> dist._Work | None:
+        """Submits a call from one small tensor to another, which may reduce; ``None``, and nothing
+        is done, if they are no usual ones, differ in dtype or overlap."""
+        types = SUMMABLE if op else None
+        if (
+            source.dtype is not output.dtype
+            or (sent := small(source, types)) is None
+            or (got := small(output, types)) is None
+            or overlap(source, output)
+        ):
+            return None
+        given: Any = (source, output), method, sent, got, *op
+        return self._submit(what, [output], options, self._small, given, inputs=[source])
 
     def in_order(self, what: str, call: Callable[[], None], value: Any) -> dist._Work:
         """Runs a function that communicates on ``comm`` at its place among the collectives.
@@ -85,15 +168,22 @@ class Calls:
         Returns:
             Its work, whose future gets ``value``.
         """
-        return self._submit(what, call, value, _IN_BACKGROUND)
+        return self._submit(what, value, None, call)
 
     def _begun(self, work: dist._Work) -> dist._Work:
-        if self._block is not None:
-            self._block.append(work)
+        if (works := self._block.works) is not None:
+            works.append(work)
         return work
 
     def barrier(self, options: Any = None, opts: Any = None) -> dist._Work:
-        return self._submit("barrier", self.comm.Barrier, [], options or opts)
+        return self._submit("barrier", [], options or opts, self._meet)
+
+    def _meet(self) -> None:
+        """A barrier, which compares the roots of earlier calls if it is the MPI library's."""
+        if self._small_methods["Barrier"] is MPI.Intracomm.Barrier:
+            self._roots.meet(self.comm)
+        else:
+            self.comm.Barrier()
 
     def send(self, tensors: Tensors, to: int, tag: int = 0) -> dist._Work:
         check_dense(tensors)
@@ -128,16 +218,12 @@ class Calls:
         return self._begun(MessageWork(what, request, flat, *kept))
 
 
-def _recorded(call: Callable[[], None], shown: Any) -> Callable[[], None]:
-    """A call at whose end an event of torch's profiler ends."""
-
-    def run() -> None:
-        try:
-            call()
-        finally:
-            end_event(shown)
-
-    return run
+def _recorded(shown: Any, call: Callable[..., None], *arguments: Any) -> None:
+    """Makes a call at whose end an event of torch's profiler ends."""
+    try:
+        call(*arguments)
+    finally:
+        end_event(shown)
 
 
 def listed(tensors: Any) -> list[torch.Tensor]:

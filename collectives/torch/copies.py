@@ -7,7 +7,7 @@ import torch.distributed as dist
 from mpi4py import MPI
 
 from collectives.torch.calls import Calls, Tensors, in_items, listed
-from collectives.torch.tensors import Joined, apart, check_dense, dense, memory
+from collectives.torch.tensors import Joined, apart, check_dense, dense, memory, small
 
 
 class Copies(Calls):
@@ -15,8 +15,11 @@ class Copies(Calls):
 
     def broadcast(self, tensors: Any, options: Any = None, **named: Any) -> dist._Work:
         tensors = listed(tensors)
-        check_dense(tensors)
         root = named.get("root", getattr(options, "rootRank", options))
+        if len(tensors) == 1 and (buffer := small(tensors[0])) is not None:
+            given: Any = tensors, "Bcast", buffer, root
+            return self._submit("broadcast", tensors, options, self._small, given, root=root)
+        check_dense(tensors)
 
         def call() -> None:
             for tensor in tensors:
@@ -24,7 +27,7 @@ class Copies(Calls):
                 self.comm.Bcast(memory(flat.whole), root)
                 flat.write_back()
 
-        return self._submit("broadcast", call, tensors, options)
+        return self._submit("broadcast", tensors, options, call, root=root)
 
     def allgather(self, outputs: Any, inputs: Any, options: Any = None, **_: Any) -> dist._Work:
         """Tensors may have another size on each rank."""
@@ -45,7 +48,7 @@ class Copies(Calls):
                     self.comm.Allgatherv(sent, [received, counts])
                 flat.write_back()
 
-        return self._submit("all_gather", call, outputs, options, inputs)
+        return self._submit("all_gather", outputs, options, call, inputs=inputs)
 
     def allgather_coalesced(
         self, outputs: Any, inputs: Any, options: Any = None, **_: Any
@@ -57,7 +60,10 @@ class Copies(Calls):
     def all_gather_single(
         self, output: torch.Tensor, source: torch.Tensor, options: Any = None
     ) -> dist._Work:
-        return self.all_gather_single_coalesced([output], [source], options)
+        work = None
+        if source.numel() * self.comm.size == output.numel():
+            work = self._small_pair("all_gather_single", "Allgather", source, output, options)
+        return work or self.all_gather_single_coalesced([output], [source], options)
 
     def all_gather_single_coalesced(
         self, outputs: Any, inputs: Any, options: Any = None
@@ -79,7 +85,7 @@ class Copies(Calls):
                 comm.Allgather(sent, memory(flat.whole))
                 flat.write_back()
 
-        return self._submit("all_gather_single", call, outputs, options, inputs)
+        return self._submit("all_gather_single", outputs, options, call, inputs=inputs)
 
     def gather(self, outputs: Any, inputs: Any, options: Any = None, **_: Any) -> dist._Work:
         (source,), root = listed(inputs), options.rootRank
@@ -97,7 +103,7 @@ class Copies(Calls):
             self.comm.Gather(memory(apart(source, flat.whole)), memory(flat.whole), root)
             flat.write_back()
 
-        return self._submit("gather", call, parts, options, [source])
+        return self._submit("gather", parts, options, call, inputs=[source], root=root)
 
     def scatter(self, outputs: Any, inputs: Any, options: Any = None, **_: Any) -> dist._Work:
         (output,), root = listed(outputs), options.rootRank
@@ -113,7 +119,7 @@ class Copies(Calls):
             self.comm.Scatter(None if source is None else memory(source), memory(flat.whole), root)
             flat.write_back()
 
-        return self._submit("scatter", call, [output], options, parts)
+        return self._submit("scatter", [output], options, call, inputs=parts, root=root)
 
     def all_to_all_single(
         self,
@@ -124,6 +130,12 @@ class Copies(Calls):
         options: Any = None,
         **_: Any,
     ) -> dist._Work:
+        shape = source.shape
+        is_even = not input_splits and not output_splits and shape == output.shape
+        if is_even and shape and shape[0] % self.comm.size == 0:
+            work = self._small_pair("all_to_all_single", "Alltoall", source, output, options)
+            if work is not None:
+                return work
         check_dense([output, source])
         splits = (source, input_splits), (output, output_splits)
         sent_counts, received_counts = (self._rows(*split) for split in splits)
@@ -144,7 +156,7 @@ class Copies(Calls):
                 self.comm.Alltoall(sent, received)
             flat.write_back()
 
-        return self._submit("all_to_all_single", call, [output], options, [source])
+        return self._submit("all_to_all_single", [output], options, call, inputs=[source])
 
     def alltoall(self, outputs: Any, inputs: Any, options: Any = None, **_: Any) -> dist._Work:
         """Every pair of ranks may exchange another number of items."""
@@ -163,7 +175,7 @@ class Copies(Calls):
             )
             flat.write_back()
 
-        return self._submit("all_to_all", call, outputs, options, inputs)
+        return self._submit("all_to_all", outputs, options, call, inputs=inputs)
 
     def _check_parts(self, parts: Tensors, one: torch.Tensor, what: str) -> None:
         check_dense([*parts, one])

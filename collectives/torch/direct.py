@@ -1,7 +1,8 @@
 """The way from torch's calls into the backend's methods: past the compiler, and past C++."""
 
 import functools
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -40,27 +41,36 @@ def call_directly(backend: type, kinds: tuple[type, ...]) -> None:
 
     Args:
         backend: class of the backend.
-        kinds: classes whose methods are called so; but for barriers, which have no tensor.
+        kinds: classes whose methods are called so.
     """
-    for name in {name for kind in kinds for name in vars(kind)} - {"barrier"}:
-        theirs = vars(dist.ProcessGroup).get(name)
+    for name in {name for kind in kinds for name in vars(kind)}:
+        theirs, ours = vars(dist.ProcessGroup).get(name), getattr(backend, name)
         if callable(theirs):
-            setattr(dist.ProcessGroup, name, outside_dynamo(_direct(backend, name, theirs)))
+            ours = inspect.unwrap(ours)
+            setattr(dist.ProcessGroup, name, outside_dynamo(_direct(backend, ours, theirs)))
 
 
-def _direct(kind: type, name: str, theirs: Callable[..., Any]) -> Callable[..., Any]:
+def _direct(kind: type, ours: Callable[..., Any], theirs: Callable[..., Any]) -> Callable[..., Any]:
     def call(group: Any, *args: Any, **named: Any) -> Any:
-        if type(group) is dist.ProcessGroup and _is_on_cpu(args):
+        if type(group) is process_group and _is_on_cpu((*args, *named.values())):
             backend = group._get_backend(_CPU)
             if isinstance(backend, kind):
-                return getattr(backend, name)(*args, **named)
+                return ours(backend, *args, **named)
         return theirs(group, *args, **named)
 
+    process_group = dist.ProcessGroup
     return functools.update_wrapper(call, theirs)
 
 
-def _is_on_cpu(value: Any) -> bool:
-    """Whether an argument, or a tensor in arguments, is of the CPU."""
-    if isinstance(value, list | tuple):
-        return any(_is_on_cpu(part) for part in value)
-    return bool(getattr(value, "device", value) == _CPU)
+def _is_on_cpu(values: Sequence[Any]) -> bool:
+    """Whether an argument, a tensor in arguments or the device of options is the CPU."""
+    for value in values:
+        if type(value) is list or type(value) is tuple:
+            if _is_on_cpu(value):
+                return True
+        elif isinstance(value, torch.Tensor):
+            if value.is_cpu:
+                return True
+        elif getattr(value, "device", value) == _CPU:
+            return True
+    return False

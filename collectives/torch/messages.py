@@ -6,13 +6,12 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from mpi4py import MPI
 from torch.futures import Future
 
 from collectives.failure.watchdog import Watchdog
 from collectives.torch import NAME
-from collectives.torch.order import NO_TIMEOUT, Order
+from collectives.torch.order import NO_TIMEOUT, AnyWork, Order
 from collectives.torch.tensors import Joined
 
 profiler_enabled = torch.autograd._profiler_enabled
@@ -25,7 +24,7 @@ def event(what: str, tensors: Sequence[Any]) -> Any:
     return torch.autograd._record_function_with_args_enter(f"{NAME}:{what}", *flat)
 
 
-class MessageWork(dist._Work):
+class MessageWork(AnyWork):
     """A message under way.
 
     Args:
@@ -108,12 +107,6 @@ class MessageWork(dist._Work):
                 f"a message of {got} bytes came from rank {self._status.source} for a tensor of "
                 f"{expected}: send and recv must have the same shape and dtype"
             )
-
-    def synchronize(self) -> None:
-        self.wait()
-
-    def is_success(self) -> bool:
-        return self.is_completed() and self._error is None
 
     def exception(self) -> Exception | None:
         return self._error

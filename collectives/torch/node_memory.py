@@ -13,20 +13,20 @@ from mpi4py import MPI
 
 from collectives.communicator import Communicator
 from collectives.errors import CollectiveError
+from collectives.failure.history import History
 from collectives.shared_pool import SharedPool
 from collectives.torch.order import Order
+from collectives.torch.roots import Roots
+from collectives.torch.tensors import SMALL
 
 log = logging.getLogger("collectives")
 
-#: Bytes above which a call may go through shared memory; below, to meet there costs more than it
-#: saves.
-LARGE = 64 << 10
 #: Sums of one storage after which it is moved: DDP makes its buckets anew after the first step.
 _SUMS = 2
 #: Bytes in which numbers of 16 bits are widened, piece by piece: they stay in the cache.
 _ROOM_BYTES = 1 << 20
-#: Bytes of a group's pool on each rank.
-_POOL_BYTES = 1 << 28
+#: Bytes of a group's pools on each rank, for the program and for results.
+_POOL_BYTES, _RESULT_BYTES = 3 << 26, 1 << 26
 #: Seconds between two looks of the group's thread at whether all ranks have come.
 _LOOK_SECONDS = 5e-5
 
@@ -40,27 +40,29 @@ class GroupMemory:
     Args:
         comm: the group's communicator.
         order: the order of its collectives.
+        history: their record.
     """
 
-    def __init__(self, comm: Communicator, order: Order) -> None:
-        self._comm, self._order = comm, order
+    def __init__(self, comm: Communicator, order: Order, history: History) -> None:
+        self._comm, self._order, self._history = comm, order, history
         self._near: Communicator | None = None
         self._pool: SharedPool | None = None
         self._is_made = False
         self._taken: set[int] = set()
         self._guard = threading.Lock()
         self._room: torch.Tensor | None = None
+        self._results: SharedPool | None = None
         self._sums: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
     def comm(self, nbytes: int) -> Communicator:
         """The communicator for a call of so many bytes, the same number on all ranks."""
-        return self._near if self._near is not None and nbytes > LARGE else self._comm
+        return self._near if self._near is not None and nbytes > SMALL else self._comm
 
     def close(self) -> None:
         """Frees the communicator.  Collective."""
         if self._near is not None:
             self._near.Free()
-            self._near = self._pool = None
+            self._near = self._pool = self._results = None
 
     def _make(self) -> SharedPool | None:
         """The pool, if the ranks are several on one node.  Collective at first use."""
@@ -69,6 +71,7 @@ class GroupMemory:
             if 1 < self._comm.size == self._comm.ranks_per_node:
                 self._near = self._comm.Dup()
                 self._pool = SharedPool(self._near, limit=_POOL_BYTES)
+                self._results = SharedPool(self._near, 1, _RESULT_BYTES)
         return self._pool
 
     def take(self, items: int, dtype: torch.dtype) -> torch.Tensor:
@@ -90,41 +93,60 @@ class GroupMemory:
             with self._guard:
                 made.append(self._pool.take(nbytes))
         else:  # it is collective
-            self._order.now(first, None)
+            self._order.now(self._history, ("shared memory", first, ()))
         return torch.frombuffer(made[0], dtype=dtype)
+
+    def shared(self, result: torch.Tensor) -> torch.Tensor:
+        """Memory for a result, or the result's own, in shared memory where that can be.
+
+        It has a pool of its own, as a program may keep all that :meth:`take` has.  Collective at
+        the first use of a size.
+        """
+        if self._make() is None or self._near is None or self._results is None:
+            return result
+        memory = self._results.take(result.nbytes)
+        node = self._near._engine.resources.node
+        if node is not None and node.locate(result.data_ptr(), result.nbytes) is not None:
+            return result
+        return torch.frombuffer(memory, dtype=result.dtype)
 
     def room(self, items: int, dtype: torch.dtype) -> torch.Tensor:
         """Memory for the wider form of numbers, or for a piece of them.  Collective at first use.
 
         A large one is kept: new pages take longer than what is done in them.
         """
-        if items * dtype.itemsize <= LARGE:
+        if items * dtype.itemsize <= SMALL:
             return torch.empty(items, dtype=dtype)
         if self._room is None:
             with torch.inference_mode(False):  # calls outside of that mode write to it, too
                 self._room = self.take(_ROOM_BYTES, torch.uint8)
         return self._room.view(dtype)
 
-    def meet(self, tensor: torch.Tensor, is_bucket: bool) -> None:
+    def meet(self, tensor: torch.Tensor, is_bucket: bool, roots: Roots) -> None:
         """Lets the ranks meet for a large sum, and moves a bucket of DDP's that comes again into
         shared memory, if it is one on all ranks.  Collective.
 
         Args:
             is_bucket: whether it is one on this rank.
+            roots: the roots of the group's calls, which the ranks compare here.
+
+        Raises:
+            MismatchError: on all ranks: they differ.
         """
         if self._make() is None or self._near is None:
             return
         storage = tensor.untyped_storage() if is_bucket else None
         sums = 0 if storage is None else self._sums.get(storage, 0)
-        wants = np.array([sums == _SUMS], np.uint8)
-        everybody = MPI.Intracomm.Iallreduce(self._comm, MPI.IN_PLACE, wants, MPI.MIN)
+        told = roots.told(sums == _SUMS)
+        everybody = MPI.Intracomm.Iallreduce(self._comm, MPI.IN_PLACE, told, MPI.MIN)
         if self._order.is_in_background:  # the program needs the core
             while not everybody.Test():
                 time.sleep(_LOOK_SECONDS)
         everybody.Wait()
+        roots.check(told)
         if storage is not None:
             self._sums[storage] = sums + 1
-        if wants[0]:
+        if told[-1]:
             try:
                 self._near.share(tensor)
             except (CollectiveError, MemoryError) as error:  # on all ranks

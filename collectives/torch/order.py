@@ -12,6 +12,10 @@ import torch.distributed as dist
 from mpi4py import MPI
 from torch.futures import Future
 
+from collectives.failure.history import History, What
+
+#: A call: its name in the record, the function that communicates, and what that gets.
+Call = tuple[What, Callable[..., None], tuple[Any, ...]]
 NO_TIMEOUT = timedelta(milliseconds=-1)
 #: Seconds after which a thread that holds the interpreter lets another one have it: with Python's
 #: own 5 ms, 1 MiB in the background takes 50 ms beside a busy program, and 15 ms with this.
@@ -20,43 +24,27 @@ _SWITCH_SECONDS = 1e-4
 _LOOK_SECONDS, _LOOKS = 1e-4, 10
 
 
-class DoneWork(dist._Work):
-    """A call that is complete when it is returned."""
+class AnyWork(dist._Work):
+    """The methods that follow from the others'."""
 
-    def __init__(self, value: Any) -> None:
-        super().__init__()
-        self._value = value
+    def synchronize(self) -> None:
+        self.wait()
+
+    def is_success(self) -> bool:
+        return self.is_completed() and self.exception() is None
+
+
+class DoneWork(AnyWork):
+    """A blocking call, which has put its result into the caller's tensors."""
 
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
         return True
 
-    def synchronize(self) -> None:
-        pass
-
     def is_completed(self) -> bool:
-        return True
-
-    def is_success(self) -> bool:
         return True
 
     def exception(self) -> None:
         return None
-
-    def result(self) -> Any:
-        return self._value
-
-    def get_future(self) -> Future[Any]:
-        future: Future[Any] = Future()
-        future.set_result(self._value)
-        return future
-
-
-class BlockingWork(DoneWork):
-    """A call that has put its result into the caller's tensors: one work for all, as a new one
-    takes a microsecond."""
-
-    def __init__(self) -> None:
-        super().__init__(None)
 
     def result(self) -> Any:
         raise RuntimeError("a blocking call has its result in its tensors; pass async_op=True")
@@ -65,31 +53,36 @@ class BlockingWork(DoneWork):
         return self.result()
 
 
-class CollectiveWork(dist._Work):
+class CollectiveWork(AnyWork):
     """A collective in the order; to wait for it is to run what comes before it, and itself."""
 
-    def __init__(self, order: "Order", call: Callable[[], None], value: Any) -> None:
+    def __init__(self, order: "Order", history: History, call: Call, value: Any) -> None:
         super().__init__()
-        self._order, self._call, self._value = order, call, value
+        self._order, self._history, self._call, self._value = order, history, call, value
         self.is_done = False
         self._error: BaseException | None = None
         self._future: Future[Any] | None = None
 
     def run(self) -> None:
         try:
-            self._call()
-        except Exception as error:
+            self._history.record(*self._call)
+        except BaseException as error:
             self._error = error
-        del self._call  # with the tensors that it holds
-        with self._order.futures:
-            self.is_done = True
-            future = self._future
-        if future is not None:
-            self._tell(future)
+            if not isinstance(error, Exception):  # as Ctrl-C: the caller's, who may catch it
+                raise
+        finally:
+            del self._call  # with the tensors that it holds
+            with self._order.futures:
+                self.is_done = True
+                future = self._future
+            if future is not None:
+                self._tell(future)
 
     def _tell(self, future: Future[Any]) -> None:
-        if self._error is not None:
-            future.set_exception(self._error)
+        error = self._error
+        if error is not None:
+            is_usual = isinstance(error, Exception)  # a future takes no other
+            future.set_exception(error if is_usual else RuntimeError(repr(error)))
         else:
             future.set_result(self._value)
 
@@ -100,17 +93,11 @@ class CollectiveWork(dist._Work):
             raise self._error
         return True
 
-    def synchronize(self) -> None:
-        self.wait()
-
     def is_completed(self) -> bool:
         """Whether the call has ended; without a thread, who asks runs it."""
         if not self.is_done and not self._order.has_thread:
             self._order.help(self)
         return self.is_done
-
-    def is_success(self) -> bool:
-        return self.is_done and self._error is None
 
     def exception(self) -> BaseException | None:
         return self._error
@@ -132,7 +119,7 @@ class CollectiveWork(dist._Work):
         return self._future
 
 
-class JointWork(dist._Work):
+class JointWork(AnyWork):
     """Several works as one, which a coalescing block returns."""
 
     def __init__(self, works: list[dist._Work]) -> None:
@@ -144,14 +131,8 @@ class JointWork(dist._Work):
             work.wait()
         return True
 
-    def synchronize(self) -> None:
-        self.wait()
-
     def is_completed(self) -> bool:
         return all([work.is_completed() for work in self._works])
-
-    def is_success(self) -> bool:
-        return all(work.is_success() for work in self._works)
 
     def exception(self) -> BaseException | None:
         return next((error for work in self._works if (error := work.exception())), None)
@@ -203,21 +184,26 @@ class Order:
         """Whether the group's thread asks."""
         return self._thread is not None and self._thread.ident == threading.get_ident()
 
-    def now(self, call: Callable[[], None], value: Any) -> dist._Work:
-        """Runs a call after those that came before."""
-        if self._runner == threading.get_ident():
-            call()
-            return DoneWork(value)
+    def now(self, history: History, call: Call) -> None:
+        """Runs a call after those that came before, and records it."""
+        me = threading.get_ident()
+        if self._runner == me:
+            history.record(*call)
+            return
         while True:
             with self.runs:
                 if not self.calls:
-                    self._run(call)
-                    return DoneWork(value)
-                self._run(self.calls.popleft().run)
+                    self._runner = me
+                    try:
+                        history.record(*call)
+                    finally:
+                        self._runner = None
+                    return
+                self._run_first()
 
-    def later(self, call: Callable[[], None], value: Any) -> dist._Work:
+    def later(self, history: History, call: Call, value: Any) -> CollectiveWork:
         """Lets the group's thread run a call, unless somebody waits for it earlier."""
-        work = CollectiveWork(self, call, value)
+        work = CollectiveWork(self, history, call, value)
         if self._runner == threading.get_ident():
             work.run()
             return work
@@ -241,14 +227,14 @@ class Order:
         while not work.is_done:
             with self.runs:
                 if not work.is_done and self.calls:
-                    self._run(self.calls.popleft().run)
+                    self._run_first()
 
     def catch_up(self) -> None:
         """Runs what is left."""
         while self.calls:
             with self.runs:
                 if self.calls:
-                    self._run(self.calls.popleft().run)
+                    self._run_first()
 
     def before_message(self) -> None:
         """Runs what a thread would run while the caller waits for a message."""
@@ -264,10 +250,11 @@ class Order:
             self._thread.join()
             self._thread = None
 
-    def _run(self, call: Callable[[], None]) -> None:
+    def _run_first(self) -> None:
+        """Runs the first call and the callbacks of its future, with the lock held."""
         self._runner = threading.get_ident()
         try:
-            call()
+            self.calls.popleft().run()
         finally:
             self._runner = None
 
@@ -288,7 +275,7 @@ class Order:
                 looks = 0
                 with self.runs:
                     if self.calls:
-                        self._run(self.calls.popleft().run)
+                        self._run_first()
             elif looks < _LOOKS:
                 looks += 1
                 self._bell.acquire(timeout=_LOOK_SECONDS)

@@ -44,14 +44,13 @@ class Reduction(NamedTuple):
     mean: bool
     factor: Any = None
 
-    def divide(self, result: torch.Tensor, ranks: int) -> None:
-        """Makes the mean of a sum, in place; the mean of integers is rounded towards zero."""
-        if not self.mean:
-            return
-        if result.dtype.is_floating_point or result.dtype.is_complex:
-            result.div_(ranks)
+    @staticmethod
+    def divide(total: torch.Tensor, ranks: int, mean: torch.Tensor) -> None:
+        """Makes the mean of a sum; that of integers is rounded towards zero."""
+        if total.dtype.is_floating_point or total.dtype.is_complex:
+            torch.div(total, ranks, out=mean)
         else:
-            result.copy_(result.to(torch.int64).div_(ranks, rounding_mode="trunc"))
+            mean.copy_(total.to(torch.int64).div_(ranks, rounding_mode="trunc"))
 
 
 def reduction(op: Any, dtype: torch.dtype) -> Reduction:

@@ -2,50 +2,43 @@
 
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from mpi4py import MPI
 
 from collectives.torch.calls import Calls, Tensors, in_items, listed
-from collectives.torch.messages import profiler_enabled
-from collectives.torch.node_memory import LARGE, is_called_by_reducer
-from collectives.torch.order import BlockingWork
+from collectives.torch.node_memory import is_called_by_reducer
 from collectives.torch.reduce_op import PLAIN_OPS, Reduction, reduction
-from collectives.torch.tensors import Joined, check_dense, dense, memory
-
-#: Types of small tensors that are reduced as they are.
-_KINDS = {
-    torch.float32: MPI.FLOAT,
-    torch.float64: MPI.DOUBLE,
-    torch.int32: MPI.INT32_T,
-    torch.int64: MPI.INT64_T,
-}
-_allreduce = MPI.Intracomm.Allreduce
-_address = MPI.buffer.fromaddress
-_REDUCED = BlockingWork()
+from collectives.torch.tensors import (
+    SMALL,
+    SUMMABLE,
+    Joined,
+    apart,
+    check_dense,
+    dense,
+    memory,
+    small,
+)
 
 
 class Reductions(Calls):
     """The operations that add, multiply or compare the ranks' tensors."""
 
-    _is_native: bool | None = None
-
     def allreduce(self, tensors: Any, options: Any = None, **_: Any) -> dist._Work:
-        if (
-            type(tensors) is list
-            and len(tensors) == 1
-            and getattr(options, "asyncOp", True) is False
-            and self._reduced(tensors[0], options)
-        ):
-            return _REDUCED
         tensors = listed(tensors)
+        if (
+            len(tensors) == 1
+            and (op := _plain_op(options)) is not None
+            and (buffer := small(tensors[0], SUMMABLE)) is not None
+        ):
+            given: Any = tensors, "Allreduce", MPI.IN_PLACE, buffer, op
+            return self._submit("all_reduce", tensors, options, self._small, given)
         if any(tensor.layout is torch.sparse_coo for tensor in tensors):
             return self.allreduce_sparse(tensors, options)
         check_dense(tensors)
         op = _op(options)
         how = [reduction(op, tensor.dtype) for tensor in tensors]
-        is_bucket = tensors[0].nbytes > LARGE and is_called_by_reducer()
+        is_bucket = tensors[0].nbytes > SMALL and is_called_by_reducer()
 
         def call() -> None:
             for tensor, one in zip(tensors, how):
@@ -53,50 +46,7 @@ class Reductions(Calls):
                 self._sum(flat.whole, one, is_bucket)
                 flat.write_back()
 
-        return self._submit("all_reduce", call, tensors, options)
-
-    def _reduced(self, tensor: torch.Tensor, options: Any) -> bool:
-        """Reduces a small tensor at once, if it is a usual one and nothing comes before it.
-
-        Small calls come often, so this does nothing but what they need, a third of the time.
-        """
-        kind = _KINDS.get(tensor.dtype)
-        if (
-            kind is None
-            or not tensor.is_cpu
-            or tensor.layout is not torch.strided
-            or not 0 < (nbytes := tensor.nbytes) <= LARGE
-            or not tensor.is_contiguous()
-            or tensor.is_neg()
-            or self._block is not None
-            or profiler_enabled()
-        ):
-            return False
-        op = PLAIN_OPS.get(hash(options.reduceOp))
-        order = self._order
-        if op is None or order.calls or not order.runs.acquire(blocking=False):
-            return False
-        self._calls += 1
-        history = self._watchdog.calls
-        history.begin("all_reduce")
-        try:
-            buffer = [_address(tensor.data_ptr(), nbytes), kind]
-            if self._is_native is None:
-                self._is_native = self._leaves_small_sums_to_native()
-            if self._is_native:
-                _allreduce(self.comm, MPI.IN_PLACE, buffer, op)
-            else:
-                self.comm.Allreduce(MPI.IN_PLACE, buffer, op)
-        finally:
-            history.end()
-            order.runs.release()
-        return True
-
-    def _leaves_small_sums_to_native(self) -> bool:
-        """Whether the communicator would call no more than MPI's own method.  Collective at first
-        use, as its first all-reduce is."""
-        largest = np.empty(LARGE, np.uint8)
-        return self.comm._engine.leaves_to_native(None, "allreduce", largest, MPI.IN_PLACE)
+        return self._submit("all_reduce", tensors, options, call)
 
     def allreduce_coalesced(self, tensors: Any, options: Any = None, **_: Any) -> dist._Work:
         """One sum over all tensors of a dtype."""
@@ -111,7 +61,7 @@ class Reductions(Calls):
                 self._sum(flat.whole, how)
                 flat.write_back()
 
-        return self._submit("all_reduce_coalesced", call, tensors, options)
+        return self._submit("all_reduce_coalesced", tensors, options, call)
 
     def allreduce_sparse(self, tensors: Any, options: Any = None) -> dist._Work:
         """Sums of sparse tensors in COO format; the ranks' indices may differ."""
@@ -128,16 +78,25 @@ class Reductions(Calls):
         def call() -> None:
             for tensor, one in zip(tensors, how):
                 total = self._sparse_sum(tensor.detach().coalesce())
-                one.divide(values := total.values(), self.comm.size)
-                indices = total.indices()
+                indices, values = total.indices(), total.values()
+                if one.mean:
+                    one.divide(values, self.comm.size, values)
                 tensor.copy_(torch.sparse_coo_tensor(indices, values, tensor.shape))
 
-        return self._submit("sparse_all_reduce", call, tensors, options)
+        return self._submit("sparse_all_reduce", tensors, options, call)
 
     def reduce(self, tensors: Any, options: Any = None, **_: Any) -> dist._Work:
         tensors = listed(tensors)
-        check_dense(tensors)
         root, op = options.rootRank, _op(options)
+        if (
+            len(tensors) == 1
+            and (plain := _plain_op(options)) is not None
+            and (buffer := small(tensors[0], SUMMABLE)) is not None
+        ):
+            both = (MPI.IN_PLACE, buffer) if self.comm.rank == root else (buffer, None)
+            given: Any = tensors, "Reduce", *both, plain, root
+            return self._submit("reduce", tensors, options, self._small, given, root=root)
+        check_dense(tensors)
         how = [reduction(op, tensor.dtype) for tensor in tensors]
 
         def call() -> None:
@@ -154,7 +113,7 @@ class Reductions(Calls):
                     self._finish(flat.whole, part, one)
                     flat.write_back()
 
-        return self._submit("reduce", call, tensors, options)
+        return self._submit("reduce", tensors, options, call, root=root)
 
     def reduce_scatter(
         self, outputs: Any, inputs: Any, options: Any = None, **_: Any
@@ -172,12 +131,15 @@ class Reductions(Calls):
             flat = Joined(parts, reads=True).whole
             self._reduce_scatter(output, flat, reduction(op, output.dtype), counts)
 
-        return self._submit("reduce_scatter", call, [output], options, parts)
+        return self._submit("reduce_scatter", [output], options, call, inputs=parts)
 
     def reduce_scatter_single(
         self, output: torch.Tensor, source: torch.Tensor, options: Any = None
     ) -> dist._Work:
-        return self.reduce_scatter_single_coalesced([output], [source], options)
+        op, work, what = _plain_op(options), None, ("reduce_scatter_single", "Reduce_scatter_block")
+        if op is not None and output.numel() * self.comm.size == source.numel():
+            work = self._small_pair(*what, source, output, options, op)
+        return work or self.reduce_scatter_single_coalesced([output], [source], options)
 
     def reduce_scatter_single_coalesced(
         self, outputs: Any, inputs: Any, options: Any = None
@@ -194,9 +156,9 @@ class Reductions(Calls):
 
         def call() -> None:
             for output, source in zip(outputs, inputs):
-                self._reduce_scatter(output, dense(source), reduction(op, output.dtype), None)
+                self._reduce_scatter(output, source, reduction(op, output.dtype), None)
 
-        return self._submit("reduce_scatter_single", call, outputs, options, inputs)
+        return self._submit("reduce_scatter_single", outputs, options, call, inputs=inputs)
 
     def _check_reduced(self, parts: Tensors, output: torch.Tensor, items: int) -> None:
         check_dense([*parts, output])
@@ -211,6 +173,7 @@ class Reductions(Calls):
     ) -> None:
         target = Joined([output], reads=False)
         whole, node = target.whole.view(-1), self._node_memory
+        source = apart(source, whole)  # an output may be a block of its input
         if counts is not None and len(set(counts)) > 1:
             part = torch.empty(whole.numel(), dtype=how.wide or whole.dtype)
             self.comm.Reduce_scatter(memory(_widened(source, how)), memory(part), counts, how.op)
@@ -218,7 +181,7 @@ class Reductions(Calls):
         elif how.wide is None:
             comm, part = node.comm(source.nbytes), whole
             if comm is not self.comm:  # where the results lie in shared memory, too, it is faster
-                part = node.take(whole.numel(), whole.dtype)
+                part = node.shared(whole)
             comm.Reduce_scatter_block(memory(_widened(source, how)), memory(part), how.op)
             self._finish(whole, part, how)
         else:
@@ -245,17 +208,22 @@ class Reductions(Calls):
                 self._finish(result, wide, how)
             return
         part = _widened(flat, how)
-        if flat.nbytes > LARGE:
-            node.meet(flat, is_bucket and part is flat)
+        if flat.nbytes > SMALL:
+            node.meet(flat, is_bucket and part is flat, self._roots)
         node.comm(flat.nbytes).Allreduce(MPI.IN_PLACE, memory(part), how.op)
         self._finish(flat, part, how)
 
     def _finish(self, result: torch.Tensor, part: torch.Tensor, how: Reduction) -> None:
         """Makes the mean of a sum, and brings it to the result's memory and dtype."""
+        result = result.detach()  # it may be of inference mode
+        part = part.view(result.shape)
+        if how.mean and part.dtype == result.dtype:
+            how.divide(part, self.comm.size, result)
+            return
         if how.mean:
-            how.divide(part, self.comm.size)
-        if part is not result and part.data_ptr() != result.data_ptr():
-            result.detach().copy_(part.view(result.shape))  # it may be of inference mode
+            how.divide(part, self.comm.size, part)
+        if part.data_ptr() != result.data_ptr():
+            result.copy_(part)
 
     def _sparse_sum(self, tensor: torch.Tensor) -> torch.Tensor:
         """Sum over the ranks of a coalesced sparse tensor, by an all-gather of what is there."""
@@ -281,6 +249,11 @@ def _op(options: Any) -> Any:
     if options is None:
         return dist.ReduceOp.SUM
     return getattr(options, "reduceOp", options)
+
+
+def _plain_op(options: Any) -> MPI.Op | None:
+    """MPI's operation if it needs nothing beside it."""
+    return PLAIN_OPS.get(hash(getattr(options, "reduceOp", options)))
 
 
 def _widened(flat: torch.Tensor, how: Reduction) -> torch.Tensor:

@@ -1,10 +1,13 @@
 """The memory of torch's tensors as arrays that collectives read and write."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
+from mpi4py import MPI
+
+from collectives.calls.mpi4py_spec import TYPES
 
 #: Types that NumPy has under the same name; the others travel as bytes.
 _NUMPY = {
@@ -16,6 +19,16 @@ _NUMPY = {
     if hasattr(torch, name)
 }
 _BYTE = np.dtype(np.uint8)
+#: MPI's types of them.
+_TYPES = {dtype: TYPES[numpys.char] for dtype, numpys in _NUMPY.items()}
+#: Types whose sums, products, minima and maxima are those of MPI.
+SUMMABLE = {
+    dtype: _TYPES[dtype] for dtype in (torch.float32, torch.float64, torch.int32, torch.int64)
+}
+#: Bytes of a small tensor.  Above, a call may go through shared memory; below, to meet there costs
+#: more than it saves.
+SMALL = 64 << 10
+_address = MPI.buffer.fromaddress
 
 
 def is_known(dtype: torch.dtype) -> bool:
@@ -50,6 +63,37 @@ def memory(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
     return np.asarray(_Memory(tensor, dtype))
 
 
+def small(
+    tensor: torch.Tensor, types: Mapping[torch.dtype, MPI.Datatype] | None = None
+) -> list[Any] | None:
+    """Memory and type of a small tensor as MPI takes them; ``None`` if the tensor is no usual one.
+
+    The memory is the tensor's as long as somebody keeps that.  Small calls come often, and to make
+    an array takes three times as long.
+
+    Args:
+        types: the usual types and MPI's; by default all, which MPI may take as bytes.
+    """
+    kind = _TYPES.get(tensor.dtype, MPI.BYTE) if types is None else types.get(tensor.dtype)
+    if (
+        kind is not None
+        and tensor.is_cpu
+        and tensor.layout is torch.strided
+        and 0 < (nbytes := tensor.nbytes) <= SMALL
+        and tensor.is_contiguous()
+        and not tensor.is_neg()
+        and not (types is None and tensor.is_conj())  # only complex numbers can be
+    ):
+        return [_address(tensor.data_ptr(), nbytes), kind]
+    return None
+
+
+def overlap(source: torch.Tensor, target: torch.Tensor) -> bool:
+    """Whether two contiguous tensors share bytes."""
+    begin, other = source.data_ptr(), target.data_ptr()
+    return begin < other + target.nbytes and other < begin + source.nbytes
+
+
 def dense(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor, or a contiguous copy of it, for reading."""
     return tensor.detach().resolve_conj().resolve_neg().contiguous()
@@ -59,9 +103,7 @@ def apart(source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     """A contiguous tensor for reading while another one is written: a copy where they overlap,
     which MPI forbids."""
     source = dense(source)
-    begin, other = source.data_ptr(), target.data_ptr()
-    overlaps = begin < other + target.nbytes and other < begin + source.nbytes
-    return source.clone() if overlaps else source
+    return source.clone() if overlap(source, target) else source
 
 
 def check_dense(tensors: Sequence[torch.Tensor]) -> None:

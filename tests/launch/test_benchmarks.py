@@ -31,6 +31,8 @@ def test_torch_is_beside_gloo(tmp_path):
     words = ["-m", "benchmarks.torch_backend", "--repeats=1", "-J", tmp_path / "torch.json"]
     told = run(tmp_path, 2, *words, "--sizes", "8", "128K")
     assert told.count("| 8 B |") == 10 and told.count("| 128 KiB |") == 5
+    told = run(tmp_path, 2, *words, "--small")
+    assert [len(line.split("|")) for line in told.splitlines()[-7:]] == [8] * 7
     told = run(tmp_path, 2, *words, "--steps", "--width=64")  # it stops if the losses differ
     assert [line.split()[1] for line in told.splitlines()[-2:]] == ["DDP", "FSDP2"]
     steps = json.loads((tmp_path / "torch.json").read_text())["rows"]

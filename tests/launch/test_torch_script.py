@@ -65,6 +65,15 @@ def test_the_launcher_says_what_it_changes(tmp_path):
         ("if rank == 1: sys.exit(3)\ndist.barrier()", 3, ""),
         ("if rank == 1: sys.exit()\ndist.barrier()", 1, "barrier"),
         ("if rank == 1: os.kill(os.getpid(), 9)\ndist.barrier()", None, "rank 1"),
+        (
+            "import signal, threading, time\n"
+            "if rank == 1: threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()\n"
+            "work = dist.barrier(async_op=True)\n"
+            "if rank == 0: time.sleep(1)\n"
+            "work.wait(); dist.barrier(); time.sleep(2); dist.barrier()",
+            1,
+            "KeyboardInterrupt",
+        ),
     ],
 )
 def test_the_exit_status_is_that_of_the_rank_that_fails(tmp_path, then, status, said):

@@ -42,6 +42,19 @@ def comm():
         yield communicator
 
 
+@pytest.fixture(scope="module")
+def world():
+    """torch's group of all ranks, over our backend."""
+    import torch.distributed as dist
+
+    from collectives.torch.register import register
+
+    register()
+    dist.init_process_group("collectives", "mpi://")
+    yield dist.group.WORLD
+    dist.destroy_process_group()
+
+
 @pytest.fixture
 def split_off(monkeypatch):
     """The communicators that are split off in a test, and not freed yet."""

@@ -24,6 +24,8 @@ from mpitrain.parallel.summation import Dense, Sum, Summand
 from mpitrain.training.build import compression
 
 _CODED = (torch.float32, torch.float64)
+#: Types that are widened to float32 to be coded.
+_NARROW = (torch.float16, torch.bfloat16)
 
 
 class Compression:
@@ -33,9 +35,9 @@ class Compression:
         net.register_comm_hook(state, compression_hook)
 
     ``net`` is on a group of the backend "collectives".  torch makes its buckets anew after the
-    first backward pass, whose gradients therefore travel as they are, unless ``net`` has
-    ``find_unused_parameters=True`` and no ``static_graph``: so a loop that goes on from a saved
-    state has one such pass, too.
+    first backward pass, with ``static_graph`` after the second: until then gradients travel as they
+    are, also in a loop that goes on from a saved state.  With ``find_unused_parameters=True`` and
+    no ``static_graph``, all are coded.  Gradients of 16 bits are coded in float32.
 
     If a gradient of any rank is not finite, the mean is not, either, on all ranks, and the parts
     left out stay as before.  They are in units of the gradients: a loss scale (``GradScaler``) must
@@ -85,10 +87,10 @@ class Compression:
                 f'{dist.get_backend(net.process_group)!r}: init_process_group({NAME!r}, "mpi://")'
             )
         self._backend, self._comm = backend, backend.comm
-        self._first = 0 if net.find_unused_parameters and not net.static_graph else 1
+        self._first = 2 if net.static_graph else 0 if net.find_unused_parameters else 1
         dice = Dice(seed, self._comm.rank)
         self._summation = CompressedSummation(compression(table), dice, Dense(), tells=True)
-        self._sums: dict[int, tuple[int, Sum]] = {}
+        self._sums: dict[int, tuple[int, torch.Tensor, Sum]] = {}
         self._start = self._passes = 0
         self._loaded: dict[str, torch.Tensor] = {}
         self.steps = 0
@@ -115,26 +117,32 @@ class Compression:
     def _sum(self, bucket: Any) -> None:
         buffer, index = bucket.buffer(), bucket.index()
         buffer.div_(self._comm.size)
-        if buffer.dtype not in _CODED or self._passes <= self._first:
+        is_narrow = buffer.dtype in _NARROW
+        if not (is_narrow or buffer.dtype in _CODED) or self._passes <= self._first:
             self._comm.Allreduce(MPI.IN_PLACE, as_array(buffer))
             return
         if index not in self._sums:
-            self._sums[index] = buffer.data_ptr(), self._bind(bucket)
+            wide = buffer.float() if is_narrow else buffer
+            self._sums[index] = buffer.data_ptr(), wide, self._bind(bucket, wide)
             self._restore()
-        address, found = self._sums[index]
+        address, wide, found = self._sums[index]
         if address != buffer.data_ptr():
             raise RuntimeError(
                 "the module has other parameters or buckets than when its gradients were first "
                 "coded; wrap it again, with another Compression"
             )
         self._summation.dice.step = self.steps - 1
+        if is_narrow:
+            wide.copy_(buffer)
         found.Start()
         found.Wait()
         if isinstance(found, CodedSum):
             (found.commit if found.is_finite else found.rollback)()
+        if is_narrow:
+            buffer.copy_(wide)
 
-    def _bind(self, bucket: Any) -> Sum:
-        buffer = bucket.buffer()
+    def _bind(self, bucket: Any, buffer: torch.Tensor) -> Sum:
+        """A sum of the values in ``buffer``, which are the bucket's."""
         if buffer.is_cuda:
             raise TypeError(
                 f"the gradients lie on {buffer.device}, and codecs compute on the host; leave the "
@@ -142,9 +150,11 @@ class Compression:
             )
         own, start = as_array(buffer), self._start
         self._start += own.size
+        gradients = bucket.gradients()
+        parts = buffer.split([gradient.numel() for gradient in gradients])
         tensors = {
-            f"bucket{bucket.index()}.{number}": as_array(gradient)
-            for number, gradient in enumerate(bucket.gradients())
+            f"bucket{bucket.index()}.{number}": as_array(part.as_strided(one.shape, one.stride()))
+            for number, (part, one) in enumerate(zip(parts, gradients, strict=True))
         }
         where = Bucket(start, self._start, frozenset(), DATA)
         return self._summation.bind(Summand(where, self._comm, own, tensors, own))
@@ -185,7 +195,7 @@ class Compression:
     def close(self) -> None:
         """Free the sums; collective, before the group ends."""
         while self._sums:
-            self._sums.popitem()[1][1].Free()
+            self._sums.popitem()[1][-1].Free()
 
 
 def compression_hook(

@@ -10,9 +10,13 @@ from mpi4py import MPI
 torch = pytest.importorskip("torch")
 dist = pytest.importorskip("torch.distributed")
 
-from collectives.torch.register import register, version  # noqa: E402
+from collectives.torch.register import version  # noqa: E402
 
-pytestmark = [pytest.mark.mpi, pytest.mark.quick_on(2, 3)]
+pytestmark = [
+    pytest.mark.mpi,
+    pytest.mark.quick_on(2, 3),
+    pytest.mark.usefixtures("world"),
+]
 INTEGERS = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
 NARROW = [torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2]
 REALS = [torch.float32, torch.float64, *NARROW]
@@ -27,14 +31,6 @@ OPS = {
     "BOR": lambda values: functools.reduce(int.__or__, values),
     "BXOR": lambda values: functools.reduce(int.__xor__, values),
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def world():
-    register()
-    dist.init_process_group("collectives", "mpi://")
-    yield dist.group.WORLD
-    dist.destroy_process_group()
 
 
 @pytest.fixture
@@ -329,6 +325,22 @@ def test_replicas_have_the_gradients_of_one_process(ranks, rank):
         alone(inputs).square().mean().backward()
         for own, other in zip(module.parameters(), alone.parameters(), strict=True):
             torch.testing.assert_close(own.grad, other.grad, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["ALLREDUCE", "FP16_COMPRESS"])
+def test_built_in_hooks_of_ddp(ranks, rank, kind):
+    torch.manual_seed(0)
+    module, alone = torch.nn.Linear(20, 30), torch.nn.Linear(20, 30)
+    alone.load_state_dict(module.state_dict())
+    net = torch.nn.parallel.DistributedDataParallel(module, bucket_cap_mb=0.001)
+    net._register_builtin_comm_hook(getattr(dist.BuiltinCommHookType, kind))
+    inputs = torch.randn(4 * len(ranks), 20)
+    alone(inputs).square().mean().backward()
+    for _ in range(3):
+        net.zero_grad()
+        net(inputs[4 * rank : 4 * rank + 4]).square().mean().backward()
+        for own, other in zip(module.parameters(), alone.parameters(), strict=True):
+            torch.testing.assert_close(own.grad, other.grad, rtol=2.0**-8, atol=1e-5)
 
 
 @pytest.mark.parametrize(

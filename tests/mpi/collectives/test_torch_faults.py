@@ -11,17 +11,11 @@ dist = pytest.importorskip("torch.distributed")
 
 from torch.profiler import ProfilerActivity, profile  # noqa: E402
 
-from collectives.torch.register import register  # noqa: E402
-
-pytestmark = [pytest.mark.mpi, pytest.mark.quick_on(2, 3)]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def world():
-    register()
-    dist.init_process_group("collectives", "mpi://")
-    yield dist.group.WORLD
-    dist.destroy_process_group()
+pytestmark = [
+    pytest.mark.mpi,
+    pytest.mark.quick_on(2, 3),
+    pytest.mark.usefixtures("world"),
+]
 
 
 def test_calls_are_events_of_the_profiler(world):
@@ -57,7 +51,7 @@ def test_a_monitored_barrier_names_the_rank_that_is_late(world, names_all):
     words = "rank 0" if rank else f"Rank {last} failed"
     if last:
         with pytest.raises(RuntimeError, match=words):
-            world.monitored_barrier(timedelta(seconds=0.2), wait_all_ranks=names_all)
+            world.monitored_barrier(timedelta(seconds=1), wait_all_ranks=names_all)
     if not is_late:
         MPI.COMM_WORLD.Barrier()
     world.monitored_barrier(timedelta(seconds=60), wait_all_ranks=names_all)

@@ -12,12 +12,12 @@ import torch.distributed._functional_collectives as functional  # noqa: E402
 import torch.distributed.nn.functional as nn  # noqa: E402
 
 from collectives.torch import differentiable  # noqa: E402
-from collectives.torch.register import register  # noqa: E402
 
 pytestmark = [
     pytest.mark.mpi,
     pytest.mark.quick_on(2, 3),
     pytest.mark.at_most(4),
+    pytest.mark.usefixtures("world"),
     pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning"),
 ]
 P, RANK = MPI.COMM_WORLD.size, MPI.COMM_WORLD.rank
@@ -27,14 +27,6 @@ UNEQUAL = [(r + 1, 3) for r in range(P)]
 #: Rows of the block that each rank sends to rank r.
 ROWS = [r + 1 for r in range(P)]
 FOR_BLOCKS = [(sum(ROWS), 3)] * P
-
-
-@pytest.fixture(scope="module", autouse=True)
-def world():
-    register()
-    dist.init_process_group("collectives", "mpi://")
-    yield dist.group.WORLD
-    dist.destroy_process_group()
 
 
 def drawn(seed, shape):

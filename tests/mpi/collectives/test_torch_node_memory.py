@@ -6,17 +6,12 @@ torch = pytest.importorskip("torch")
 dist = pytest.importorskip("torch.distributed")
 
 from collectives.torch import reductions  # noqa: E402
-from collectives.torch.register import register  # noqa: E402
 
-pytestmark = [pytest.mark.mpi, pytest.mark.quick_on(2, 3)]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def world():
-    register()
-    dist.init_process_group("collectives", "mpi://")
-    yield dist.group.WORLD
-    dist.destroy_process_group()
+pytestmark = [
+    pytest.mark.mpi,
+    pytest.mark.quick_on(2, 3),
+    pytest.mark.usefixtures("world"),
+]
 
 
 @pytest.fixture

@@ -165,11 +165,12 @@ def test_replicas_send_as_many_bytes_as_the_code_has(group, codec):
     assert P == 1 or coded * (P == 2) < sent <= most + 2 * rest
 
 
-def test_the_first_pass_is_dense_where_torch_makes_its_buckets_anew():
-    net = replicas(made := module(), find_unused_parameters=False)
+@pytest.mark.parametrize("static", [False, True])
+def test_passes_are_dense_until_torch_has_made_its_buckets_anew(static):
+    net = replicas(made := module(), find_unused_parameters=False, static_graph=static)
     state = hooked(net, "signum")
     alone = module()
-    for step in range(3):
+    for step in range(4):
         net.zero_grad()
         alone.zero_grad()
         backward(net, step)
@@ -180,8 +181,28 @@ def test_the_first_pass_is_dense_where_torch_makes_its_buckets_anew():
             torch.allclose(mine.grad, other.grad)
             for mine, other in zip(made.parameters(), alone.parameters(), strict=True)
         )
-        assert is_dense == (step == 0)
+        assert is_dense == (step <= static)
     state.close()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_gradients_of_sixteen_bits_are_coded(comm, dtype):
+    def gradients(codec):
+        replica = replicas(net := module().to(dtype))
+        state = codec and hooked(replica, codec)
+        inputs = next(iter(batch(RANK, 0))).to(dtype)
+        for _ in range(2):
+            net.zero_grad()
+            replica(inputs).square().mean().backward()
+        if state:
+            state.close()
+        return torch.cat([p.grad.flatten() for p in net.parameters()])
+
+    dense, whole, coarse = (gradients(codec) for codec in (None, "topk:keep=1", "int8"))
+    torch.testing.assert_close(whole, dense, rtol=2.0**-6, atol=1e-4)
+    assert not torch.equal(coarse, dense)
+    torch.testing.assert_close(coarse, dense, rtol=0.1, atol=0.02)
+    assert len(set(comm.allgather(coarse.float().numpy().tobytes()))) == 1
 
 
 def test_codecs_need_a_group_of_ours():

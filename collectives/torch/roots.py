@@ -1,0 +1,55 @@
+"""Ranks that name different roots, found without a message of its own."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from collectives.errors import MismatchError
+
+#: Mixes a digest, of so many bits, so that other roots in another order give another one.
+_FACTOR, _MASK = 6364136223846793005, (1 << 62) - 1
+
+
+class Roots:
+    """Digest of the roots of a group's calls; the ranks compare it where they meet anyway.
+
+    Ranks that each take themselves for the root of a broadcast wait for nobody, and get the wrong
+    numbers.  Calls add to it, and compare it, in the order in which they run.
+    """
+
+    def __init__(self) -> None:
+        self._digest = 0
+
+    def add(self, root: int, call: Callable[..., None], *arguments: Any) -> None:
+        """Makes a call with a root."""
+        self._digest = (self._digest + root + 1) * _FACTOR & _MASK
+        call(*arguments)
+
+    def meet(self, comm: MPI.Intracomm) -> None:
+        """A barrier that compares.  Collective.
+
+        Raises:
+            MismatchError: on all ranks.
+        """
+        told = self.told()
+        MPI.Intracomm.Allreduce(comm, MPI.IN_PLACE, told, MPI.MIN)
+        self.check(told)
+
+    def told(self, *more: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """The digest as a minimum over the ranks compares it, with more numbers behind it."""
+        return np.array([self._digest, -self._digest, *more], np.int64)
+
+    def check(self, least: np.ndarray[Any, np.dtype[np.int64]]) -> None:
+        """Compares by the minimum of what the ranks brought.
+
+        Raises:
+            MismatchError: on all ranks.
+        """
+        if least[0] != -least[1]:
+            self._digest = 0
+            raise MismatchError(
+                "a broadcast, reduce, gather or scatter since the last barrier had other roots on "
+                "some ranks, so its numbers are wrong; COLLECTIVES_CHECK=1 names the call"
+            )

@@ -1,0 +1,196 @@
+"""Small calls of ``torch.distributed``, the roots that they name, and the blocks of threads."""
+
+import threading
+
+import pytest
+from mpi4py import MPI
+
+torch = pytest.importorskip("torch")
+dist = pytest.importorskip("torch.distributed")
+
+from collectives.errors import MismatchError  # noqa: E402
+from collectives.torch.backend import backend_of  # noqa: E402
+from collectives.torch.order import CollectiveWork  # noqa: E402
+
+pytestmark = [
+    pytest.mark.mpi,
+    pytest.mark.quick_on(2, 3),
+    pytest.mark.usefixtures("world"),
+]
+P, RANK = MPI.COMM_WORLD.size, MPI.COMM_WORLD.rank
+LAST = P - 1
+
+
+@pytest.fixture
+def group():
+    made = dist.new_group()
+    yield made
+    dist.destroy_process_group(made)
+
+
+def values(rank, rows=2 * P):
+    return torch.arange(3.0 * rows).view(rows, 3) % 7 + rank
+
+
+EVERY = [values(r) for r in range(P)]
+TOTAL = sum(EVERY)
+#: A call on this rank's tensor and on room for a result; the result.
+CALLS = {
+    "all_reduce": (lambda x, _, **how: (x, dist.all_reduce(x, **how)), TOTAL),
+    "maximum": (lambda x, _, **how: (x, dist.all_reduce(x, dist.ReduceOp.MAX, **how)), EVERY[-1]),
+    "broadcast": (lambda x, _, **how: (x, dist.broadcast(x, LAST, **how)), EVERY[LAST]),
+    "reduce": (
+        lambda x, _, **how: (x, dist.reduce(x, LAST, **how)),
+        TOTAL if RANK == LAST else EVERY[RANK],
+    ),
+    "all_gather": (
+        lambda x, room, **how: (out := room(2 * P * P), dist.all_gather_into_tensor(out, x, **how)),
+        torch.cat(EVERY),
+    ),
+    "reduce_scatter": (
+        lambda x, room, **how: (out := room(2), dist.reduce_scatter_tensor(out, x, **how)),
+        TOTAL[2 * RANK : 2 * RANK + 2],
+    ),
+    "all_to_all": (
+        lambda x, room, **how: (out := room(2 * P), dist.all_to_all_single(out, x, **how)),
+        torch.cat([x[2 * RANK : 2 * RANK + 2] for x in EVERY]),
+    ),
+}
+
+
+@pytest.mark.parametrize("later", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", CALLS)
+def test_ranks_may_differ_in_how_their_tensors_lie(group, name, dtype, later):
+    """Contiguous tensors take another road than those with gaps."""
+    call, expected = CALLS[name]
+    for has_gaps in (False, RANK == 0, RANK == LAST):
+
+        def room(rows, has_gaps=has_gaps):
+            made = torch.empty(rows, 6, dtype=dtype)
+            return made[:, ::2] if has_gaps else made[:, :3].contiguous()
+
+        mine = room(2 * P).copy_(values(RANK))
+        found, work = call(mine, room, group=group, async_op=later)
+        if later:
+            assert work.wait()
+        assert torch.equal(found, expected.to(dtype))
+
+
+def test_blocking_calls_come_after_those_in_the_background(group):
+    tensor, sent = torch.ones(2), torch.empty(300_000)
+    for turn in range(20):
+        dist.all_reduce(sent.fill_(turn), group=group, async_op=True)
+        work = dist.all_reduce(tensor.fill_(1), group=group, async_op=True)
+        dist.broadcast(tensor, LAST, group)
+        assert work.is_completed() and tensor.tolist() == [P] * 2
+        assert sent[-1] == turn * P
+
+
+def test_an_output_may_be_a_block_of_its_input(group):
+    for items, dtype in ((2, torch.float32), (40_000, torch.float32), (40_000, torch.bfloat16)):
+        total = sum(torch.arange(P * items) % 97 + r for r in range(P))
+        for block in (0, RANK):
+            source = (torch.arange(P * items) % 97 + RANK).to(dtype)
+            own = source[block * items :][:items]
+            dist.reduce_scatter_tensor(own, source, group=group)
+            assert torch.equal(own, total[RANK * items :][:items].to(dtype))
+
+
+def test_calls_are_numbered_with_their_roots_for_the_watchdog(group):
+    dist.broadcast(torch.ones(1), LAST, group)
+    dist.barrier(group)
+    lines = str(backend_of(group)._history).splitlines()
+    assert f"#1 broadcast with root {LAST}" in lines[-2] and "#2 barrier" in lines[-1]
+
+
+@pytest.mark.skipif(P == 1, reason="one rank agrees with itself")
+@pytest.mark.parametrize("meets", ["barrier", "large sum", "end"])
+def test_other_roots_on_the_ranks_are_an_error_where_they_meet(meets):
+    group = dist.new_group()
+    dist.broadcast(torch.ones(2), LAST, group)
+    dist.broadcast(torch.ones(2), RANK, group)  # each rank is its own root, and waits for nobody
+    with pytest.raises(MismatchError, match="other roots on some ranks"):
+        if meets == "barrier":
+            dist.barrier(group)
+        elif meets == "large sum":
+            dist.all_reduce(torch.ones(50_000), group=group)
+        else:
+            dist.destroy_process_group(group)
+    if meets != "end":
+        dist.barrier(group)
+        dist.destroy_process_group(group)
+
+
+def test_an_interrupt_in_a_wait_leaves_no_call_that_never_ends(group):
+    def interrupted():
+        raise KeyboardInterrupt
+
+    backend = backend_of(group)
+    order, call = backend._order, ("interrupted", interrupted, ())
+    order.calls.append(work := CollectiveWork(order, backend._history, call, None))
+    future = work.get_future()
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            work.wait()
+    assert work.is_completed() and not work.is_success() and future.done()
+    dist.all_reduce(tensor := torch.ones(1), group=group)
+    assert tensor.item() == P
+
+
+def in_threads(*calls):
+    errors = []
+
+    def guarded(call):
+        try:
+            call()
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(call,)) for call in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors, errors
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_a_block_of_calls_is_its_thread_s_own(groups):
+    made = [dist.new_group() for _ in range(groups)]
+    both, cpu, got = threading.Barrier(2), torch.device("cpu"), torch.zeros(2)
+
+    def exchange(number):
+        group = made[number % groups]
+        group._start_coalescing(cpu)
+        both.wait()  # both blocks are open
+        group.recv([got[number : number + 1]], (RANK - 1) % P, number)
+        both.wait()
+        group.send([torch.tensor([10.0 * RANK + number])], (RANK + 1) % P, number)
+        both.wait()
+        work = group._end_coalescing(cpu)
+        work.wait()
+        assert len(work.result()) == 2
+
+    in_threads(*(lambda number=number: exchange(number) for number in range(2)))
+    assert got.tolist() == [10.0 * ((RANK - 1) % P) + number for number in range(2)]
+    for group in made:
+        dist.destroy_process_group(group)
+
+
+def test_threads_have_groups_of_their_own():
+    made = [dist.new_group() for _ in range(3)]
+
+    def train(number):
+        tensor = torch.empty(5)
+        for turn in range(200):
+            work = dist.all_reduce(tensor.fill_(turn), group=made[number], async_op=turn % 2 == 0)
+            if work is not None:
+                work.wait()
+            dist.broadcast(tensor, turn % P, made[number])
+            assert tensor.tolist() == [turn * P] * 5
+
+    in_threads(*(lambda number=number: train(number) for number in range(3)))
+    for group in made:
+        dist.barrier(group)
+        dist.destroy_process_group(group)
