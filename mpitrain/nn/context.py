@@ -64,7 +64,7 @@ class Context:
         """
         counters = xp.asarray(self.seeds())
         for axis, size in enumerate(shape):
-            factor = np.uint64(_mixed_number(axis) | 1)
+            factor = np.uint64(_mixed_number(axis) | 1 if axis else 1)
             counters = counters[..., None] + xp.arange(size, dtype=np.uint64) * factor
         return _mixed(counters)
 

@@ -104,7 +104,7 @@ def test_a_sample_has_its_own_numbers_wherever_it_is(kind):
     others += [replace(CONTEXT, seed=6), replace(CONTEXT, path=("other",))]
     found = [passed(layer, values, x, other)[0] for other in others]
     assert any(not np.array_equal(one, whole[0]) for one in found)
-    if kind not in ("depth", "layer drop"):
+    if kind not in ("depth", "layer drop", "pool"):  # few results are possible
         assert not any(np.array_equal(one, whole[0]) for one in found)
     assert torch.equal(torch.get_rng_state(), state)
 
