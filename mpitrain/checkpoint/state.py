@@ -256,6 +256,7 @@ def _differences(parts: "Parts", checkpoint: CheckpointReader) -> Iterator[str]:
             ("compress", then.compress, now.compress),
             ("optim.name", then.optim.name, now.optim.name),
             ("run.seed", then.run.seed, now.run.seed),
+            ("run.random", then.run.random, now.run.random),
             ("run.dtype", then.run.dtype, now.run.dtype),
             ("run.compute", then.run.compute, now.run.compute),
             ("train.batch_size", then.train.batch_size, now.train.batch_size),

@@ -19,6 +19,9 @@ class Run(Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         seed: seed of the initial parameters and of the order of samples.
+        random: random numbers of a torch module: ``keyed``, by seed, step, place and sample, so
+            that every layout has one process's numbers; ``local``, those that torch draws on each
+            rank, from a seed of the step and the micro-batch: masks depend on the layout.
         dtype: type of parameters, gradients and optimiser state.
         compute: type of activations and of the parameters that layers see; 16-bit types keep the
             parameters themselves in ``dtype``.
@@ -41,6 +44,7 @@ class Run(Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     seed: Seed = 0
+    random: Literal["keyed", "local"] = "keyed"
     dtype: Literal["float32", "float64"] = "float32"
     compute: Literal["same", "float16", "bfloat16"] = "same"
     device: Literal["cpu", "cuda", "auto"] = "cpu"

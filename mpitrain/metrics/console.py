@@ -44,6 +44,8 @@ def console(steps: int, log_every: int) -> Iterator[Write]:
                         f"{counted(record.ranks, 'rank')} ({record.layout}), {record.parameters} "
                         f"parameters, gradients {summed(record.algorithm, record.reason)}"
                     )
+                    if record.config.get("run", {}).get("random") == "local":
+                        terminal.print("random numbers of torch modules: they depend on the layout")
                     terminal.print(_HEADER)
                 case Step():
                     progress.update(bar, completed=record.step)

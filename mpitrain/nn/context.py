@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from math import prod
+from types import ModuleType
 from typing import Self
 from zlib import crc32
 
@@ -25,6 +25,8 @@ class Context:
         state: arrays of the layer that are no parameters, by name; the layer may change them.
         path: names of the layers around the layer, and its own.
         again: whether this forward pass repeats an earlier one, before the backward pass.
+        keyed: whether random numbers are the same in every layout; otherwise, a layer whose code is
+            not ours may draw its own, seeded by the step and the micro-batch.
     """
 
     training: bool = False
@@ -35,6 +37,7 @@ class Context:
     state: Mapping[str, Array] = field(default_factory=dict)
     path: tuple[str, ...] = ()
     again: bool = False
+    keyed: bool = True
 
     def inside(self, name: str) -> Self:
         """The context of the layer of this name within the present one."""
@@ -42,28 +45,50 @@ class Context:
         own = {k.removeprefix(prefix): v for k, v in self.state.items() if k.startswith(prefix)}
         return replace(self, state=own, path=(*self.path, name))
 
-    def uniform(self, shape: tuple[int, ...]) -> Array:
-        """Pseudo-random integers of 64 bits, of the shape (samples, *shape).
+    def seeds(self) -> Array:
+        """Pseudo-random integers of 64 bits, of the shape (samples,), for the place and the step.
+
+        SplitMix64 (Steele et al. 2014) by counter.
+        """
+        state = 0
+        for key in (self.seed, self.step, crc32(".".join(self.path).encode())):
+            state = _mixed_number(state + key)
+        return _mixed(self.samples.astype(np.uint64) + np.uint64(state))
+
+    def uniform(self, shape: tuple[int, ...], xp: ModuleType = np) -> Array:
+        """Pseudo-random integers of 64 bits, of the shape (samples, *shape), in ``xp``'s memory.
 
         A number depends only on the seed, the step, the layer, the sample and its place in the
-        sample; any layout of ranks gives the same: SplitMix64 (Steele et al. 2014) by counter.
+        sample, axis by axis, so that padding behind it changes nothing; any layout of ranks gives
+        the same.
         """
-        rows = np.zeros(len(self.samples), np.uint64)
-        for key in (self.seed, self.step, crc32(".".join(self.path).encode()), self.samples):
-            rows = _mixed(rows + np.asarray(key).astype(np.uint64))
-        counters = np.arange(prod(shape), dtype=np.uint64)
-        found: Array = _mixed(rows[:, None] + counters).reshape(-1, *shape)
-        return found
+        counters = xp.asarray(self.seeds())
+        for axis, size in enumerate(shape):
+            factor = np.uint64(_mixed_number(axis) | 1 if axis else 1)
+            counters = counters[..., None] + xp.arange(size, dtype=np.uint64) * factor
+        return _mixed(counters)
 
 
+_ALL = 2**64 - 1
 #: Context outside of training, as when shapes are tried.
 RESTING = Context()
+
+
+def _mixed_number(value: int) -> int:
+    """SplitMix64's output for one state."""
+    z = (value + 1) * 0x9E3779B97F4A7C15 & _ALL
+    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 & _ALL
+    z = (z ^ z >> 27) * 0x94D049BB133111EB & _ALL
+    return z ^ z >> 31
 
 
 @np.errstate(over="ignore")
 def _mixed(values: Array) -> Array:
     """SplitMix64's output for these states."""
-    z: Array = values * np.uint64(0x9E3779B97F4A7C15) + np.uint64(0x9E3779B97F4A7C15)
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return z ^ (z >> np.uint64(31))
+    z: Array = values * np.uint64(0x9E3779B97F4A7C15)
+    z += np.uint64(0x9E3779B97F4A7C15)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        z ^= z >> np.uint64(shift)
+        z *= np.uint64(factor)
+    z ^= z >> np.uint64(31)
+    return z

@@ -143,7 +143,7 @@ class Runner:
         micro_batches: int,
         weights: Weights,
         judge: Callable[[int, Array], None],
-        context: Context = RESTING,
+        context: Callable[[int], Context],
     ) -> None:
         """Take each micro-batch forward; the last stage gives outputs to ``judge``."""
         pipeline, stage = self.pipeline, self.place.stage
@@ -159,7 +159,7 @@ class Runner:
         for m in own:
             for chunk, v in enumerate(virtual_stages):
                 x = source.inputs(m) if v == 0 else mailbox.receive()
-                y, _ = self.chunks[chunk].forward(weights, x, context)
+                y, _ = self.chunks[chunk].forward(weights, x, context(m))
                 if v + 1 == pipeline.virtual_stages:
                     judge(m, y)
                 else:

@@ -8,6 +8,7 @@ import numpy as np
 from mpitrain.arrays import Array, Scalar
 from mpitrain.data import DataError
 from mpitrain.metrics.records import Epoch
+from mpitrain.nn import Context
 from mpitrain.objective import reduction_of
 from mpitrain.step.agreement import over_counted
 from mpitrain.training.averaged import averaged
@@ -67,7 +68,11 @@ def evaluate(parts: Parts, epoch: int) -> Epoch:
     ):
         for some, held in reading:
             source = MicroBatches(held, some, 1, loss, dtype=passes.dtype, device=device)
-            passes.runner().infer(source, len(some), passes.weights, judge, passes.context())
+
+            def context(number: int, source: MicroBatches = source) -> Context:
+                return passes.resting(source.indices(number))
+
+            passes.runner().infer(source, len(some), passes.weights, judge, context)
         # All tensor ranks of a stage have the same sums, so only the first reports them.
         told = (device.read([mean, counted]), totals) if place.tensor == 0 else ([0.0, 0.0], {})
         every = parts.comm.allgather(told)

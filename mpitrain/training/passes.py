@@ -2,8 +2,11 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from collectives import Communicator
 from mpitrain import nn
@@ -115,9 +118,17 @@ class Passes:
             step: number of the step, counted from 0.
             indices: indices of the training samples; None: a test.
         """
+        resting = self.resting(np.arange(0))
         if indices is None:
-            return nn.Context(state=self.state)
-        return nn.Context(True, self._config.run.seed, step, indices, self._replicas, self.state)
+            return resting
+        return replace(resting, training=True, step=step, samples=indices, replicas=self._replicas)
+
+    def resting(self, indices: Array) -> nn.Context:
+        """The context that layers get with a micro-batch of a test; ``indices``: its samples."""
+        run = self._config.run
+        return nn.Context(
+            seed=run.seed, samples=indices, state=self.state, keyed=run.random == "keyed"
+        )
 
     def probes(self) -> Iterator[tuple[int, Forward | None]]:
         """The rank of each virtual stage, and its forward pass if it is this rank, else None."""
@@ -127,7 +138,8 @@ class Passes:
                 x = self._data.train[:2].inputs
                 if x.dtype.kind == "f":
                     x = x.astype(self.dtype)
-            return stage.forward(self.weights, x)[0]
+            y, _ = stage.forward(self.weights, self._device.put(x), self.context())
+            return self._device.get(y)
 
         for virtual in range(self._virtual_stages):
             chunk, stage = divmod(virtual, self._layout.stages)

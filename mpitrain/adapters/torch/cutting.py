@@ -17,8 +17,13 @@ from torch import nn
 from torch.utils._pytree import tree_flatten
 
 from mpitrain.adapters.torch.arrays import as_tensor
-from mpitrain.adapters.torch.checks.module import modes_kept
-from mpitrain.adapters.torch.checks.probe import Tensors, one_line, options, outputs_of
+from mpitrain.adapters.torch.checks.probe import (
+    Tensors,
+    modes_kept,
+    one_line,
+    options,
+    outputs_of,
+)
 from mpitrain.adapters.torch.trial import (
     MANY,
     Crossing,

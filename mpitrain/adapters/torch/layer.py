@@ -1,7 +1,7 @@
 """A torch module as a layer of the trainer."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from types import ModuleType
 from typing import Any
@@ -19,13 +19,20 @@ from mpitrain.adapters.torch.arrays import (
     on_stream_of,
     tensors_of,
 )
+from mpitrain.adapters.torch.calls import Call, Watched
 from mpitrain.adapters.torch.checks.module import (
-    Watched,
     examine,
+    expect_alone,
     expect_given_values,
     expect_the_same_trained,
+    learn,
 )
-from mpitrain.adapters.torch.checks.module_class import is_held, keeps_running, refuse
+from mpitrain.adapters.torch.checks.module_class import (
+    changing,
+    is_held,
+    keeps_running,
+    refuse,
+)
 from mpitrain.adapters.torch.checks.probe import (
     call_with,
     expect_outputs,
@@ -33,7 +40,7 @@ from mpitrain.adapters.torch.checks.probe import (
     one_line,
     options,
 )
-from mpitrain.adapters.torch.stand_ins import set_context, stand_ins, with_stand_ins
+from mpitrain.adapters.torch.stand_ins import stand_ins, with_stand_ins
 from mpitrain.arrays import Array, Gradients, Parameters, Shape, array_namespace
 from mpitrain.fields import Fields, as_given, fields, joined, partial, unused, zeros
 from mpitrain.nn import Layer
@@ -45,13 +52,15 @@ class TorchLayer(Layer):
     """A module as a layer, for pipelines, ZeRO, checkpoints and all else.
 
     The parameters of a call become the module's for the call, on the CPU or a GPU; nothing is
-    copied.  Stand-ins replace torch's dropout and batch norm: masks depend on seed, step, layer and
-    sample, and moments are over the batch of all replicas.  Otherwise, a module must be a function
-    of its parameters and its input.  A module that is random, changes buffers, mixes the samples of
-    a batch or depends on ``.training`` is refused: by its class when the layer is made, by a trial
-    at its first batch (:func:`mpitrain.adapters.torch.checks.module.examine`), and by a watch on
-    torch's generator and the buffers at each batch.  Constant buffers and frozen parameters are
-    cast as the parameters are, and keep their values.
+    copied.  Stand-ins replace torch's batch norm: moments are over the batch of all replicas.
+    Random numbers depend on seed, step, place, sample and position in the sample
+    (:mod:`mpitrain.adapters.torch.drawing`).  Training is in training mode but for parts that are
+    held in evaluation mode, and tests are in evaluation mode.  Otherwise, a module must be a
+    function of its parameters and its input.  A module that changes buffers or mixes the samples of
+    a batch is refused: by its class when the layer is made, by a trial at its first batch
+    (:func:`mpitrain.adapters.torch.checks.module.examine`), and by a watch on torch's generator and
+    the buffers at each batch.  Constant buffers and frozen parameters are cast as the parameters
+    are, and keep their values.
 
     A module need not take an empty batch: on a rank without samples, it is called with a sample of
     zeros that counts nowhere, so that it still meets the other ranks in batch norm.
@@ -61,13 +70,10 @@ class TorchLayer(Layer):
         prefix: prefix of the parameters' names in the whole module.
         whole: module whose constants this layer reports: its own, or the one that it and the layers
             after it are parts of; None for these other layers.
-        drawn_as: name of the layer whose random numbers it draws: parts of a module that was cut
-            repeat what is between them, and draw as the whole module would; None: its own.
     """
 
-    drawn_as: str | None = None
-
     holds = True  # autograd's saved tensors are the parameters' memory
+    sees = True
 
     def __init__(
         self,
@@ -93,14 +99,16 @@ class TorchLayer(Layer):
         """
         self._given = module
         self.whole: torch.nn.Module | None = module
-        module = with_stand_ins(module, module.training if training is None else training)
-        self.sees = any(True for _ in stand_ins(module))
+        training = module.training if training is None else training
+        module = with_stand_ins(module, training)
         refuse(name, module)
         self.module = module
         self.prefix = prefix
         self._in_turn = in_turn
         self._options = options(module)
-        self._watched = Watched(name, module)
+        self._watched = Watched(name, module, training)
+        self._has_stand_ins = any(True for _ in stand_ins(module))
+        self._begun: tuple[int, dict[str, Array], dict[str, Array]] | None = None
         self._forwards = 0
         self._filler = 0
         self._moved: Moved = {}
@@ -138,7 +146,7 @@ class TorchLayer(Layer):
             for part in self.whole.modules()
             if keeps_running(part) and not is_held(part, self.whole.training)
             for buffer in part.buffers()
-        }
+        } | {id(self.whole.get_buffer(name)) for name in changing(self.whole)}
         every = {**self.whole.state_dict(keep_vars=True), **dict(self.whole.named_buffers())}
         return {
             name: tensor.detach()
@@ -197,8 +205,9 @@ class TorchLayer(Layer):
         return [self._watched.verdict]
 
     def state(self, dtype: DTypeLike) -> dict[str, Array]:
-        """Running values of batch norm, under the names of its buffers."""
-        return {
+        """Running values of batch norm and vectors of spectral norm, by the buffers' names."""
+        vectors = {n: b for n, b in self.module.named_buffers() if n in self._watched.state}
+        return {name: as_array(b.double()).astype(dtype) for name, b in vectors.items()} | {
             f"{name}.{own}" if name else own: values
             for name, part in stand_ins(self.module)
             for own, values in part.state(dtype).items()
@@ -221,42 +230,43 @@ class TorchLayer(Layer):
             return self._forward(parameters, x, context)
 
     def _forward(self, parameters: Parameters, x: Array, context: Context) -> tuple[Array, Any]:
-        if self.drawn_as and context.path:
-            context = replace(context, path=(*context.path[:-1], self.drawn_as))
         own = {name: as_tensor(v).requires_grad_() for name, v in parameters.items()}
         expect_the_same_trained(self._watched, self._given, own.keys())
-        xp = array_namespace(x)
-        counts = len(x) > 0
+        xp, counts = array_namespace(x), len(x) > 0
         if not counts:
             x = xp.full((1, *x.shape[1:]), self._filler, x.dtype)
+        context = self._in_place(context, len(x))
         given = tensors_of(fields(x), next((p.dtype for p in own.values()), None))
-        buffers = self._buffers(own, next(iter(given.values())))
+        tensors = list(given.values())
+        buffers = self._buffers(own, tensors[0])
+        for name, kept in self._beginning(context).items():
+            buffers[name] = as_tensor(kept).to(buffers[name])
         values = {f"module.{name}": value for name, value in (own | buffers).items()}
         self._forwards += 1
         # These comparisons find changes by way of .data or NumPy, which torch does not count.
         compares = is_due(self._forwards)
         before = [part.detach().clone() for part in own.values()] if compares else []
 
-        def run(*tensors: torch.Tensor) -> dict[str, torch.Tensor]:
-            if self._watched.changes_input:
-                tensors = tuple(part.clone() for part in tensors)
-            arguments = self._arguments(dict(zip(given, tensors, strict=True)))
-            found: dict[str, torch.Tensor] = call_with(self._watched, values, *arguments)
-            return found
-
+        call = Call(
+            self._watched,
+            values,
+            lambda parts: self._arguments(dict(zip(given, parts, strict=True))),
+            xp,
+            counts,
+        )
         if counts and not self._watched.verdict.examined:
-            set_context(self.module, replace(context, training=False), xp)
-            examine(self._watched, run, buffers, list(given.values()))
+            examine(call, buffers, tensors, context)
             modules = (self._given, self.module)
-            expect_given_values(
-                self._watched.name, modules, run, list(given.values()), list(own.values())
-            )
+            expect_given_values(call, modules, tensors, list(own.values()), context)
             self._watched.verdict.examined = True
-        for part in given.values():
+        for part in tensors:
             part.requires_grad_(part.is_floating_point())
-        set_context(self.module, context, xp, counts=counts)
         versions = [part._version for part in own.values()]
-        y = run(*given.values())
+        y = call(*tensors, context=context, learn=lambda: learn(call, tensors, context))
+        again = call.again(context) if self._watched.repeats else nullcontext()
+        for name, part in self._watched.changed.items():
+            if context.training and name in context.state:
+                context.state[name][...] = as_array(part, xp)
         if versions != [part._version for part in own.values()] or not all(
             np.array_equal(as_bytes(then), as_bytes(now)) for then, now in zip(before, own.values())
         ):
@@ -264,15 +274,44 @@ class TorchLayer(Layer):
                 " changes its parameters in its forward pass, as max_norm does; the replicas of a "
                 "sharded one would differ"
             )
+        if compares and not self._has_stand_ins:
+            expect_alone(call, tensors, context, y, self._forwards % len(x))
         found = joined({name: as_array(part, xp) for name, part in y.items()})
-        return found if counts else found[:0], (given, y, own)
+        return found if counts else found[:0], (given, y, own, again)
+
+    def _beginning(self, context: Context) -> dict[str, Array]:
+        """State as it was when the step began, so that all of its micro-batches have the same."""
+        now = {n: context.state[n] for n in self._watched.state if n in context.state}
+        if not context.training:
+            self._begun = None
+            return now
+        if self._begun is not None:
+            step, arrays, values = self._begun
+            if step == context.step and all(arrays[n] is now[n] for n in now):
+                return values
+        self._begun = context.step, now, {name: array.copy() for name, array in now.items()}
+        return self._begun[2]
+
+    def _in_place(self, context: Context, count: int) -> Context:
+        """The context with the names of places in the whole module, and with numbers of samples.
+
+        Raises:
+            ValueError: the context has other samples than so many.
+        """
+        samples = context.samples if len(context.samples) else np.arange(count)
+        if len(samples) != count:
+            raise ValueError(f"the context has {len(samples)} samples, and the input {count}")
+        is_part = context.path in ((), (self._watched.name,))
+        inside = self.prefix.rstrip(".")
+        path = ((inside,) if inside else ()) if is_part else context.path
+        return replace(context, samples=samples, path=path)
 
     def backward(self, parameters: Parameters, saved: Any, dy: Array) -> tuple[Array, Any]:
         with on_stream_of(dy):
             return self._backward(saved, dy)
 
     def _backward(self, saved: Any, dy: Array) -> tuple[Array, Any]:
-        given, y, own = saved
+        given, y, own, again = saved
         xp = array_namespace(dy)
         inputs = {name: part for name, part in given.items() if part.requires_grad}
         left_out = unused(dy)
@@ -286,9 +325,10 @@ class TorchLayer(Layer):
                 if counts
                 else {name: torch.zeros_like(part) for name, part in outputs.items()}
             )
-            found = torch.autograd.grad(
-                list(outputs.values()), wanted, list(gradients.values()), allow_unused=True
-            )
+            with again:
+                found = torch.autograd.grad(
+                    list(outputs.values()), wanted, list(gradients.values()), allow_unused=True
+                )
         used = {n: as_array(g, xp) for n, g in zip(inputs, found, strict=False) if g is not None}
         dx = {
             name: used[name] if name in used else xp.zeros(part.shape, as_array(part, xp).dtype)

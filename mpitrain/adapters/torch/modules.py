@@ -82,7 +82,6 @@ def layers(
                 tied[own] = owner
         layer.tied = tied
         layer.whole = None if found else module
-        layer.drawn_as = "part0" if cuts else None
         found[name] = layer
     return found
 

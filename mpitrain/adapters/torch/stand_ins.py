@@ -1,10 +1,10 @@
-"""Stand-ins for torch's dropout and batch norm, which know the context of a forward pass.
+"""Stand-ins for torch's batch norm, which know the context of a forward pass.
 
 The user's module stays as it is; a layer has a copy with these in the places of torch's, under the
 same names.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from copy import deepcopy
 from types import ModuleType
 from typing import Any
@@ -20,10 +20,6 @@ from mpitrain.adapters.torch.cutting import has_hooks
 from mpitrain.arrays import Array
 from mpitrain.nn.batch_norm import follow, input_gradient, moments
 from mpitrain.nn.context import RESTING, Context
-from mpitrain.nn.dropout import dropout_mask
-
-#: Axes of the input of dropout of whole channels, samples first.
-_CHANNELS: Mapping[type[nn.Module], int] = {nn.Dropout1d: 3, nn.Dropout2d: 4, nn.Dropout3d: 5}
 
 #: SyncBatchNorm is over the samples of all ranks, as every stand-in is.
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
@@ -45,43 +41,6 @@ class StandIn(nn.Module):
     def state(self, dtype: DTypeLike) -> dict[str, Array]:
         """Initial values of arrays that are no parameters."""
         return {}
-
-
-class DropoutStandIn(StandIn):
-    """``nn.Dropout``, and with ``axes`` dropout of whole channels.
-
-    Several calls within a forward pass have different masks.
-    """
-
-    turn = 0
-
-    def __init__(self, p: float, axes: int | None, *, inplace: bool = False) -> None:
-        super().__init__()
-        self.p = p
-        self.axes = axes
-        self.inplace = inplace
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """``ValueError``: the first axis of x is not the samples."""
-        context = self.context
-        if not context.training or not self.p or not self.counts:
-            return x
-        if self.axes not in (None, x.dim()):
-            raise ValueError(f"dropout of channels needs {self.axes} axes, not {x.dim()}")
-        shape = tuple(x.shape[1:])
-        if self.axes:
-            shape = (shape[0], *[1] * (self.axes - 2))
-        if len(x) != len(context.samples):
-            raise ValueError(
-                f"dropout needs the {len(context.samples)} samples along the first axis, not "
-                f"{len(x)}"
-            )
-        self.turn += 1
-        factors = dropout_mask(context.inside(str(self.turn)), self.p, shape)
-        if factors is None:
-            return x
-        those = torch.from_numpy(factors).to(x)
-        return x.mul_(those) if self.inplace else x * those
 
 
 class BatchNormStandIn(StandIn):
@@ -173,7 +132,7 @@ class _Normalised(torch.autograd.Function):
 
 
 def with_stand_ins(module: nn.Module, training: bool) -> nn.Module:
-    """The module itself, or a copy with stand-ins for its dropout and batch norm.
+    """The module itself, or a copy with stand-ins for its batch norm.
 
     ``training`` is the mode of the whole module, of which this one may be a part.
     """
@@ -193,21 +152,19 @@ def with_stand_ins(module: nn.Module, training: bool) -> nn.Module:
 
 
 def expect_replaceable(module: nn.Module) -> None:
-    """Refuse dropout and batch norm that a stand-in cannot replace.
+    """Refuse batch norm that a stand-in cannot replace, and a mode that is not clear.
 
     Raises:
         ImpureModule: with the name of the part: it is in training mode within a module that is not,
-            or has a hook or a forward() of its own.
+            or is a batch norm with a hook or a forward() of its own.
     """
     for name, part in module.named_modules():
-        if not _replaced(part, module.training):
-            continue
         if part.training and not module.training:
             raise ImpureModule(
                 f"{name} ({type(part).__name__}) is in training mode and the module around it is "
                 "not, and the trainer knows one mode for all: module.train()"
             )
-        if has_hooks(part) or "forward" in vars(part):
+        if _replaced(part, module.training) and (has_hooks(part) or "forward" in vars(part)):
             raise ImpureModule(
                 f"{name} ({type(part).__name__}) has a hook or a forward() of its own, and the "
                 "trainer's, which stands in its place, would not call it; put it into a module "
@@ -229,18 +186,11 @@ def set_context(
     for name, part in stand_ins(module):
         part.context, part.xp = context.inside(name) if name else context, xp
         part.counts = counts
-        if isinstance(part, DropoutStandIn):
-            part.turn = 0
 
 
 def _replaced(part: nn.Module, training: bool) -> nn.Module | None:
     """The stand-in for a part of a module in this mode; None for a part that stays."""
-    kind, held = type(part), is_held(part, training)
-    if kind is nn.Dropout or kind in _CHANNELS:
-        assert isinstance(part, nn.modules.dropout._DropoutNd)
-        p = 0.0 if held else part.p
-        return DropoutStandIn(p, _CHANNELS.get(kind), inplace=part.inplace)
-    if kind in _NORMS and keeps_running(part):
+    if type(part) in _NORMS and keeps_running(part):
         assert isinstance(part, nn.modules.batchnorm._BatchNorm)
-        return HeldBatchNorm(part) if held else BatchNormStandIn(part)
+        return HeldBatchNorm(part) if is_held(part, training) else BatchNormStandIn(part)
     return None

@@ -8,9 +8,8 @@ import torch
 from torch import nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from mpitrain.adapters.torch.checks.module import modes_kept
 from mpitrain.adapters.torch.checks.module_class import ImpureModule, is_held, keeps_running
-from mpitrain.adapters.torch.checks.probe import Tensors, call_with, options, outputs_of
+from mpitrain.adapters.torch.checks.probe import Tensors, call_with, modes_kept, options, outputs_of
 from mpitrain.adapters.torch.dataflow import Dataflow, DrawnNumbers, Origins
 
 #: Samples of the two runs, from which shapes for any number of samples follow.

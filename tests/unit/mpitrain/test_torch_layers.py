@@ -56,17 +56,10 @@ def keeping_nothing(norm):
 @pytest.mark.parametrize(
     ("module", "match"),
     [
-        (nn.FeatureAlphaDropout(0.1), r"part3 \(FeatureAlpha.*random.*; set p=0 or dropout=0"),
-        (nn.Sequential(nn.Linear(6, 6), nn.AlphaDropout()), r"part3\.1 \(AlphaDropout\)"),
         (nn.BatchNorm1d(6, track_running_stats=False), "BatchNorm1d"),
         (keeping_nothing(nn.BatchNorm1d(6, track_running_stats=False)), "BatchNorm1d"),
         (torch.jit.script(nn.Linear(6, 6)), "by torch.jit, .* give the module that it was made of"),
         (nn.InstanceNorm1d(6, track_running_stats=True), "use track_running_stats=False"),
-        (nn.RReLU(), "RReLU"),
-        (nn.FractionalMaxPool2d(2, 1), "FractionalMaxPool2d"),
-        (attention(), r"part3\.self_attn \(MultiheadAttention\).* or dropout=0"),
-        (nn.LSTM(6, 6, 2, dropout=0.5), "LSTM"),
-        (nn.AlphaDropout(0.5).eval(), "Dropout"),
         (nn.LazyLinear(6), "has no shape yet"),
         (nn.Embedding(3, 6, scale_grad_by_freq=True), r"set scale_grad_by_freq=False, or train it"),
         (nn.EmbeddingBag(3, 6, sparse=True), r"EmbeddingBag.*are sparse.*; set sparse=False"),
@@ -99,11 +92,14 @@ def counting(module, x):
 
 
 IMPURE = {
-    "functional dropout": (lambda m, x: nn.functional.dropout(x, 0.5, m.training), "draws random"),
-    "noise": (lambda m, x: x + torch.rand(()), "draws random numbers"),
+    "counts": (lambda m, x: torch.poisson(x.exp()), r"by torch\.ops\.aten\.poisson; do without"),
+    "mixed": (lambda m, x: x + x[torch.randperm(len(x))], "numbers, it gives a sample another res"),
+    "of no sample": (
+        lambda m, x: x * torch.rand(len(x) ** 2)[: len(x), None].to(x),
+        r"random numbers of the shape \(4,\) for 2 samples and \(9,\) for 3, of which no axis",
+    ),
     "noise of Python's": (lambda m, x: x * random.random(), "two results for one input"),
     "state": (counting, "two results for one input"),
-    "mode": (lambda m, x: x * (2 if m.training else 1), "other results in evaluation"),
     "statistics": (lambda m, x: x - x.mean(0), "alone in its batch"),
     "functional batch norm": (
         lambda m, x: nn.functional.batch_norm(x, None, None, training=True), "alone in its batch"
@@ -131,8 +127,28 @@ def test_what_begins_later_is_refused_then():
     module.late = False
     layer, *_ = forward(module)
     module.late = True
-    with pytest.raises(ValueError, match="draws random numbers"):
+    with pytest.raises(ValueError, match="draws random numbers, and drew none in a trial; do with"):
         layer.forward({}, np.ones((4, 6)))
+
+
+def test_training_is_in_training_mode_and_tests_in_evaluation_mode():
+    """But for parts that are held; afterwards, the module is in the mode that it was in."""
+
+    class Modes(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.held, self.free = nn.Identity().eval(), nn.Identity()
+
+        def forward(self, x):
+            return x + 4 * self.training + 2 * self.held.training + self.free.training
+
+    for module in (Modes(), Modes().eval()):
+        layer, x = TorchLayer(module), np.zeros((2, 1))
+        modes = [part.training for part in module.modules()]
+        assert layer.forward({}, x)[0][0] == 0
+        trained = layer.forward({}, x, Context(True, samples=np.arange(2)))[0][0]
+        assert trained == (5 if module.training else 7)
+        assert [part.training for part in module.modules()] == modes
 
 
 class Clamped(nn.Linear):

@@ -1,81 +1,26 @@
 """Check that a module is a function of its parameters and its input, and of nothing else."""
 
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 
+import numpy as np
 import torch
 from torch import nn
 
+from mpitrain.adapters.torch.calls import UNKEYED, Call, Watched, changes
 from mpitrain.adapters.torch.checks.module_class import ELSEWHERE, ImpureModule
 from mpitrain.adapters.torch.checks.probe import Tensors, alike, close, one_line
-from mpitrain.adapters.torch.own_loss import COUNT, LOSS, OwnLoss
-from mpitrain.nn.layer import Verdict
+from mpitrain.adapters.torch.drawing import Drawing
+from mpitrain.adapters.torch.draws import DrawPlace
+from mpitrain.adapters.torch.own_loss import COUNT, LOSS
+from mpitrain.arrays import Shape
+from mpitrain.nn.context import Context
 
-Run = Callable[..., Tensors]
-
-
-class Watched(nn.Module):
-    """A module that notices when it changes a buffer or draws random numbers.
-
-    Attributes:
-        changes_input: whether the module computes in the place of its input, which belongs to
-            another layer; it is given a copy.
-        own_loss: calls the module.
-        only_loss: whether other outputs than the module's own loss are left out.
-    """
-
-    def __init__(self, name: str, module: nn.Module) -> None:
-        super().__init__()
-        self.name = name
-        self.module = module
-        self.changes_input = any(getattr(part, "inplace", False) for part in module.modules())
-        self.verdict = Verdict()
-        self.own_loss = OwnLoss(self.say)
-        self.only_loss = False
-
-    def say(self, fault: str) -> None:
-        """Raise :class:`ImpureModule`, now or later; the text follows the module's name."""
-        self.verdict.say(ImpureModule(f"{self.name}{fault}"))
-
-    def forward(self, *args: torch.Tensor, **kwargs: torch.Tensor) -> Tensors:
-        """The module's outputs by name (:mod:`mpitrain.fields`); generators stay as they are.
-
-        Raises:
-            ImpureModule: the module draws random numbers, changes a buffer, or gives no tensors.
-        """
-        states = [(generator, generator.get_state()) for generator in _generators()]
-        before = [(b, b._version) for b in self.module.buffers()]
-        outputs: Tensors = self.own_loss(self.module, args, kwargs)
-        drawn_from = [one for one in states if not torch.equal(one[1], one[0].get_state())]
-        for generator, state in drawn_from:
-            generator.set_state(state)
-        if drawn_from:
-            self.say(
-                " draws random numbers in its forward pass, which would differ from layout to "
-                f"layout; do without dropout, {ELSEWHERE}"
-            )
-        after = dict(self.module.named_buffers())
-        for (buffer, version), (inner, found) in zip(before, after.items()):
-            if found is not buffer or found._version != version:
-                self.say(_changes(inner))
-        if len(after) != len(before):
-            self.say(_changes("a new one"))
-        if self.only_loss and COUNT in outputs:
-            outputs = {name: outputs[name] for name in (LOSS, COUNT)}
-        for part in outputs.values():
-            if not isinstance(part, torch.Tensor):
-                raise ImpureModule(
-                    f"{self.name} returns a {type(part).__name__}; a layer returns a tensor, or a "
-                    "tuple or dictionary of tensors"
-                )
-        return outputs
-
-
-def _generators() -> list[torch.Generator]:
-    """torch's generators of random numbers: the CPU's, and that of the GPU in use."""
-    if not torch.cuda.is_initialized():
-        return [torch.default_generator]
-    return [torch.default_generator, torch.cuda.default_generators[torch.cuda.current_device()]]
+_ALONE = (
+    ": with its random numbers, it gives a sample another result, or none, when it is alone in its "
+    "batch; keep samples apart, or set run.random = 'local' for numbers that depend on the layout"
+)
 
 
 def expect_the_same_trained(watched: Watched, module: nn.Module, names: Collection[str]) -> None:
@@ -90,46 +35,64 @@ def expect_the_same_trained(watched: Watched, module: nn.Module, names: Collecti
 
 
 def expect_given_values(
-    name: str,
+    call: Call,
     modules: Sequence[nn.Module],
-    run: Run,
     x: Sequence[torch.Tensor],
     own: Sequence[torch.Tensor],
+    context: Context,
 ) -> None:
     """Refuse a module that uses other values than the parameters that it is given.
 
     Its results and gradients must not change when the values in its own parameters become NaN.  A
-    function that holds on to a module, or goes forward once more within the backward pass, would
-    use the initial values for ever.
+    function that holds on to a module would use the initial values for ever.  A module that goes
+    forward once more within the backward pass has to be given its parameters there, too.
+
+    Args:
+        call: the module; it is found out whether it goes forward once more.
+        modules: modules that have the values.
+        x: a batch of at least one sample, with all inputs of the module.
+        own: the parameters that are given.
+        context: context of the pass.
 
     Raises:
         ImpureModule: it does.
     """
+    watched = call.watched
+    context = replace(context, training=True, samples=np.arange(len(x[0])))
 
     def results() -> Tensors:
         given = [part.clone() for part in x]
         for part in given:
             part.requires_grad_(part.is_floating_point())
-        y = {key: part for key, part in run(*given).items() if part.requires_grad}
+        outputs = call.tried(*given, context=context)
+        y = {key: part for key, part in outputs.items() if part.requires_grad}
         wanted = [*(part for part in given if part.requires_grad), *own]
         found: Sequence[torch.Tensor] = ()
         if y and wanted:
             ones = [torch.ones_like(part) for part in y.values()]
-            found = torch.autograd.grad(list(y.values()), wanted, ones, materialize_grads=True)
+            with call.again(context) if watched.repeats else nullcontext():
+                found = torch.autograd.grad(list(y.values()), wanted, ones, materialize_grads=True)
         return {**y, **{f" {number}": part for number, part in enumerate(found)}}
 
-    try:
+    def uses_given() -> bool:
         usual = results()
         with _poisoned(modules):
             poisoned = results()
-    except RuntimeError as error:
-        raise ImpureModule(f"{name} cannot go backward: {one_line(error)}") from error
-    if not alike({k: v.detach() for k, v in usual.items()}, poisoned):
-        raise ImpureModule(
-            f"{name} uses values of parameters that it is not given: in a function that holds on "
-            "to a module, or by torch.utils.checkpoint, for which there is parallel.recompute; "
-            f"call modules as attributes of their module, {ELSEWHERE}"
-        )
+        return alike({k: v.detach() for k, v in usual.items()}, poisoned)
+
+    for repeats in (False, True):
+        watched.repeats, refused = repeats, None
+        try:
+            if uses_given():
+                return
+        except RuntimeError as error:
+            refused = error
+    if refused:
+        raise ImpureModule(f"{watched.name} cannot go backward: {one_line(refused)}") from refused
+    raise ImpureModule(
+        f"{watched.name} uses values of parameters that it is not given, as in a function that "
+        f"holds on to a module; call modules as attributes of their module, {ELSEWHERE}"
+    )
 
 
 @contextmanager
@@ -157,86 +120,153 @@ def _poisoned(modules: Sequence[nn.Module]) -> Iterator[None]:
 
 
 @torch.no_grad()
-def examine(watched: Watched, run: Run, buffers: Tensors, x: Sequence[torch.Tensor]) -> None:
+def examine(call: Call, buffers: Tensors, x: Sequence[torch.Tensor], context: Context) -> None:
     """Run a module several times and refuse it if the results are not those of a function.
 
-    It goes forward twice in training mode, once in evaluation mode, and on the first sample alone.
-    Faults that only other inputs or later steps show stay unseen, and so does randomness that does
-    not come from torch's generator and happens to repeat.
+    It goes forward in both modes, twice, and on the first and the last sample alone.  If it draws
+    random numbers, it is found out which of them are whose.  Faults that only other inputs or later
+    steps show stay unseen, and so does randomness that does not come from torch's generator and
+    happens to repeat.
 
     Args:
-        watched: the module.
-        run: its forward pass, which has these ``buffers``.
+        call: the module.
+        buffers: the buffers that it has.
         x: a batch of at least one sample, with all inputs of the module.
+        context: context of the pass.
 
     Raises:
         ImpureModule: with the way out.
     """
+    watched, run = call.watched, call.tried
     name, values = watched.name, {inner: b.clone() for inner, b in buffers.items()}
-    with modes_kept(watched.module):
-        watched.module.train()
+    numbers = np.arange(len(x[0]))
+    for training in (True, False):
+        here = replace(context, training=training, samples=numbers)
         given = _copy(x)
         versions = [part._version for part in given]
-        first, second = run(*given), run(*_copy(x))
+        if context.keyed:
+            watched.modes.add(training)
+        run(*given, context=here)
         if versions != [part._version for part in given] or not all(map(close, given, x)):
             watched.changes_input = True
             if len(x) > 1:
                 raise ImpureModule(
                     f"{name} changes one of its inputs, of which others may be views: inplace=False"
                 )
+        source = watched.source
+        if isinstance(source, Drawing) and (source.shapes or watched.draws.plain):
+            learn(call, x, here)
+        elif watched.drew:
+            watched.modes.add(training)
+        else:
+            watched.modes.discard(training)
+        first, second = (run(*_copy(x), context=here) for _ in range(2))
         for inner, before in values.items():
             if not torch.equal(before, buffers[inner]):
-                raise ImpureModule(f"{name}{_changes(inner)}")
+                raise ImpureModule(f"{name}{changes(inner)}")
         if not alike(first, second):
             raise ImpureModule(
-                f"{name} gives two results for one input in training: it draws random numbers, or "
-                f"keeps state that is no parameter; do without, {ELSEWHERE}"
+                f"{name} gives two results for one input: it draws random numbers that are not "
+                f"torch's, or keeps state that is no parameter; do without, {ELSEWHERE}"
             )
-        watched.module.eval()
-        if not alike(first, run(*_copy(x))):
+        is_free = training in watched.modes and not context.keyed
+        if len(numbers) > 1 and not is_free and not keeps_samples_apart(call, x, here):
             raise ImpureModule(
-                f"{name} gives other results in evaluation than in training mode, and the trainer "
-                f"knows one mode only; make its forward pass independent of .training, {ELSEWHERE}"
+                f"{name} gives a sample another result, or none, when it is alone in its batch, so "
+                f"that training would depend on the layout of the ranks; keep samples apart, "
+                f"{ELSEWHERE}"
             )
-    if len(x[0]) > 1 and not _keeps_samples_apart(run, x):
-        raise ImpureModule(
-            f"{name} gives a sample another result, or none, when it is alone in its batch, so "
-            "that training would depend on the layout of the ranks; keep samples apart, "
-            f"{ELSEWHERE}"
-        )
 
 
-def _keeps_samples_apart(run: Run, x: Sequence[torch.Tensor]) -> bool:
-    def own(results: Tensors) -> Tensors:
-        return {name: part for name, part in results.items() if name not in (LOSS, COUNT)}
+@torch.no_grad()
+def learn(call: Call, x: Sequence[torch.Tensor], context: Context) -> None:
+    """Find out which of the random numbers that a module draws are whose.
 
-    whole = own(run(*_copy(x)))
+    The shapes that it draws for 2 and for 3 samples show an axis along which samples lie; then each
+    sample must have the result alone that it has beside another one.
+
+    Raises:
+        ImpureModule: or says so later: it cannot be found out.
+    """
+    watched, draws = call.watched, call.watched.draws
+    known = set(draws.where)
+    last = len(x[0]) - 1
+    two, three = ([part[rows] for part in x] for rows in ([0, last], [0, last, 0]))
+    shapes: list[dict[DrawPlace, Shape]] = []
+    while len(shapes) < 2:
+        was_plain, given = draws.plain, three if shapes else two
+        call.tried(*_copy(given), context=replace(context, samples=np.arange(len(given[0]))))
+        assert isinstance(watched.source, Drawing)
+        if was_plain == draws.plain:
+            shapes.append(watched.source.shapes)
+    if fault := draws.settle(*shapes):
+        watched.say(f": {fault}{UNKEYED}")
+        return
+    here = replace(context, samples=np.arange(2))
+
+    def is_right() -> bool:
+        return all(keeps_samples_apart(call, two, here, loud=loud) for loud in (True, False))
+
+    if not is_right():
+        draws.interleave(draws.where.keys() - known)
+        if not is_right():
+            watched.say(_ALONE)
+
+
+def keeps_samples_apart(
+    call: Call, x: Sequence[torch.Tensor], context: Context, *, loud: bool = False
+) -> bool:
+    """Whether the first and the last sample have the results alone that they have in the batch."""
+    whole, count = call.tried(*_copy(x), context=context, loud=loud), len(x[0])
+    return all(len(part) == count for part in _of_samples(whole).values() if part.dim()) and all(
+        is_alone_as(call, x, context, whole, row, loud=loud) for row in {0, count - 1}
+    )
+
+
+def _of_samples(results: Tensors) -> Tensors:
+    """Results but for the module's own loss."""
+    return {name: part.detach() for name, part in results.items() if name not in (LOSS, COUNT)}
+
+
+def expect_alone(
+    call: Call, x: Sequence[torch.Tensor], context: Context, whole: Tensors, row: int
+) -> None:
+    """Check in a pass with random numbers that a sample has the results that it has alone.
+
+    Args:
+        call: the module.
+        x: the input.
+        context: context of the pass.
+        whole: outputs of the pass.
+        row: number of the sample in the input.
+    """
+    watched = call.watched
+    if not isinstance(watched.source, Drawing) or len(x[0]) == 1:
+        return
+    if not is_alone_as(call, x, context, whole, row):
+        watched.say(_ALONE)
+
+
+@torch.no_grad()
+def is_alone_as(
+    call: Call,
+    x: Sequence[torch.Tensor],
+    context: Context,
+    whole: Tensors,
+    row: int,
+    *,
+    loud: bool = False,
+) -> bool:
+    """Whether a sample alone has the results that it has in the results of its batch."""
+    one = slice(row, row + 1)
+    alone = replace(context, samples=context.samples[one])
     try:
-        alone = own(run(*(part[:1].clone() for part in x)))
-        return all(len(part) == len(x[0]) for part in whole.values()) and alike(
-            {name: part[:1] for name, part in whole.items()}, alone
-        )
-    except (RuntimeError, ValueError, TypeError):  # a single number has no first sample
+        found = call.tried(*(part.detach()[one].clone() for part in x), context=alone, loud=loud)
+        wanted = {name: part[one] for name, part in _of_samples(whole).items()}
+        return alike(wanted, _of_samples(found))
+    except (RuntimeError, ValueError, TypeError, IndexError):  # a single number has no samples
         return False
 
 
 def _copy(x: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     return [part.clone() for part in x]
-
-
-def _changes(inner: str) -> str:
-    return (
-        f" changes its buffer {inner} in its forward pass, and the trainer neither averages "
-        f"nor saves that; keep buffers constant, {ELSEWHERE}"
-    )
-
-
-@contextmanager
-def modes_kept(module: nn.Module) -> Iterator[None]:
-    """Each part of a module is in its own mode again after this block."""
-    modes = [(part, part.training) for part in module.modules()]
-    try:
-        yield
-    finally:
-        for part, mode in modes:
-            part.training = mode

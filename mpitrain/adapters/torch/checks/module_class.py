@@ -1,9 +1,11 @@
 """Refusal of modules by their classes, parameters and buffers."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import nn
+from torch.nn.utils.parametrizations import _SpectralNorm
+from torch.nn.utils.spectral_norm import SpectralNorm
 
 from mpitrain.config import ConfigError
 
@@ -26,15 +28,6 @@ _REFUSED: tuple[tuple[Callable[[nn.Module], bool], str], ...] = (
         lambda part: getattr(part, "track_running_stats", False),
         "it changes its running statistics in training; use track_running_stats=False, "
         f"{ELSEWHERE}",
-    ),
-    (
-        lambda part: bool(
-            isinstance(part, (nn.RReLU, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d))
-            or (isinstance(part, nn.modules.dropout._DropoutNd) and part.p)
-            or (isinstance(part, (nn.RNNBase, nn.MultiheadAttention)) and part.dropout)
-        ),
-        "it draws random numbers, which would differ from layout to layout; set p=0 or dropout=0, "
-        f"use another, {ELSEWHERE}",
     ),
     (
         lambda part: getattr(part, "scale_grad_by_freq", False),
@@ -90,6 +83,20 @@ def keeps_running(part: nn.Module) -> bool:
     return (
         isinstance(part, _BATCH_NORM) and part.track_running_stats and part.running_mean is not None
     )
+
+
+def changing(module: nn.Module) -> Iterator[str]:
+    """Names of buffers that change in training and follow from parameters alone.
+
+    They are the vectors of the power iteration of spectral norm.
+    """
+    for prefix, part in module.named_modules():
+        own = ["_u", "_v"] if isinstance(part, _SpectralNorm) else []
+        hooks = part._forward_pre_hooks.values()
+        own += [
+            f"{h.name}{end}" for h in hooks if isinstance(h, SpectralNorm) for end in ("_u", "_v")
+        ]
+        yield from (f"{prefix}{prefix and '.'}{name}" for name in own if name in part._buffers)
 
 
 def is_held(part: nn.Module, training: bool) -> bool:

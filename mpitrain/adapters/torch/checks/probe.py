@@ -1,11 +1,13 @@
 """Samples, calls of user code, and comparisons of results, for the checks and the layers."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import is_dataclass
 from inspect import signature
 from typing import Any
 
 import torch
+from torch.nn.utils.stateless import _reparametrize_module
 
 from mpitrain.fields import as_given, named
 
@@ -70,7 +72,15 @@ def call_with(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
-    """Outputs of a module with these parameters and buffers, under all names that they have.
+    """Outputs of a module with these parameters and buffers, under all names that they have."""
+    with having(module, values):
+        return module(*args, **kwargs)
+
+
+def having(
+    module: torch.nn.Module, values: Mapping[str, torch.Tensor]
+) -> AbstractContextManager[None]:
+    """The module has these parameters and buffers within this block, under all their names.
 
     torch's ``tie_weights`` would take a part of two names for two parts, and keep its values.
     """
@@ -82,7 +92,7 @@ def call_with(
         for name, tensor in (*part._parameters.items(), *part._buffers.items())
         if id(tensor) in given
     }
-    return torch.func.functional_call(module, every, args, kwargs, tie_weights=False)
+    return _reparametrize_module(module, every)
 
 
 def options(module: torch.nn.Module) -> dict[str, Any]:
@@ -139,3 +149,14 @@ def expect_outputs(found: Mapping[str, Any]) -> None:
                 f"{of} is of {part.dtype}, and layers pass real numbers alone; put what gives "
                 "complex numbers and what takes them into one module, or give view_as_real()"
             )
+
+
+@contextmanager
+def modes_kept(module: torch.nn.Module) -> Iterator[None]:
+    """Each part of a module is in its own mode again after this block."""
+    modes = [(part, part.training) for part in module.modules()]
+    try:
+        yield
+    finally:
+        for part, mode in modes:
+            part.training = mode

@@ -1,0 +1,222 @@
+"""Calls of a torch module with given parameters, in a context."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+
+from mpitrain.adapters.torch.checks.module_class import (
+    ELSEWHERE,
+    ImpureModule,
+    changing,
+    is_held,
+)
+from mpitrain.adapters.torch.checks.probe import Tensors, call_with, having
+from mpitrain.adapters.torch.drawing import Drawing, seeded
+from mpitrain.adapters.torch.draws import Draws
+from mpitrain.adapters.torch.own_loss import COUNT, LOSS, OwnLoss
+from mpitrain.adapters.torch.stand_ins import set_context
+from mpitrain.nn.context import Context
+from mpitrain.nn.layer import Verdict
+
+UNKEYED = "; do without, or set run.random = 'local', which gives each rank torch's own numbers"
+#: Positional and keyword arguments.
+Arguments = tuple[tuple[Any, ...], Any]
+
+
+class Watched(nn.Module):
+    """A module that notices when it changes a buffer or draws random numbers.
+
+    Attributes:
+        name: name of the module in errors.
+        module: the module.
+        changes_input: whether the module computes in the place of its input, which belongs to
+            another layer; it is given a copy.
+        draws: places where the module draws random numbers.
+        modes: modes, by ``training``, in which it draws random numbers.
+        source: origin of the random numbers of the pass.
+        state: names of the buffers that may change in training.
+        drew: whether the latest pass drew numbers from torch's generators.
+        changed: buffers that the latest pass changed, by name.
+        own_loss: calls the module.
+        only_loss: whether other outputs than the module's own loss are left out.
+        repeats: whether the module computes parts once more in the backward pass.
+    """
+
+    def __init__(self, name: str, module: nn.Module, training: bool) -> None:
+        """``training``: mode of the whole module, within which parts may be held in another one."""
+        super().__init__()
+        self.name = name
+        self.module = module
+        self.changes_input = any(getattr(part, "inplace", False) for part in module.modules())
+        self.draws = Draws(module)
+        self.modes: set[bool] = set()
+        self.source: AbstractContextManager[Any] = nullcontext()
+        self.state = frozenset(changing(module))
+        self.drew = False
+        self.changed: dict[str, torch.Tensor] = {}
+        self.repeats = False
+        self.verdict = Verdict()
+        self.own_loss = OwnLoss(self.say)
+        self.only_loss = False
+        self._modes = [(part, not is_held(part, training)) for part in module.modules()]
+
+    def say(self, fault: str) -> None:
+        """Raise :class:`ImpureModule`, now or later; the text follows the module's name."""
+        self.verdict.say(ImpureModule(f"{self.name}{fault}"))
+
+    def forward(self, *args: torch.Tensor, **kwargs: torch.Tensor) -> Tensors:
+        """The module's outputs by name (:mod:`mpitrain.fields`); generators stay as they are.
+
+        Raises:
+            ImpureModule: the module draws random numbers that nobody can key, or gives no tensors.
+        """
+        states = [(generator, generator.get_state()) for generator in _generators()]
+        before = [(b, b._version) for b in self.module.buffers()]
+        with self.source:
+            outputs: Tensors = self.own_loss(self.module, args, kwargs)
+        drawn_from = [one for one in states if not torch.equal(one[1], one[0].get_state())]
+        for generator, state in drawn_from:
+            generator.set_state(state)
+        self.drew = bool(drawn_from)
+        if self.drew and self.verdict.examined:
+            self.say(f" draws random numbers, and drew none in a trial{UNKEYED}")
+        if isinstance(self.source, Drawing) and self.source.fault:
+            self.say(f": {self.source.fault}{UNKEYED}")
+        after = dict(self.module.named_buffers())
+        self.changed = {
+            inner: found
+            for (buffer, version), (inner, found) in zip(before, after.items())
+            if found is not buffer or found._version != version
+        }
+        for inner in self.changed.keys() - self.state:
+            self.say(changes(inner))
+        if len(after) != len(before):
+            self.say(changes("a new one"))
+        if self.only_loss and COUNT in outputs:
+            outputs = {name: outputs[name] for name in (LOSS, COUNT)}
+        for part in outputs.values():
+            if not isinstance(part, torch.Tensor):
+                raise ImpureModule(
+                    f"{self.name} returns a {type(part).__name__}; a layer returns a tensor, or a "
+                    "tuple or dictionary of tensors"
+                )
+        return outputs
+
+    @contextmanager
+    def in_mode(self, *, training: bool) -> Iterator[None]:
+        """The module is in training or evaluation mode within this block, but for held parts."""
+        before = [part.training for part, _ in self._modes]
+        for part, trains in self._modes:
+            vars(part)["training"] = training and trains  # faster than a module's own
+        try:
+            yield
+        finally:
+            for (part, _), mode in zip(self._modes, before, strict=True):
+                vars(part)["training"] = mode
+
+
+def _generators() -> list[torch.Generator]:
+    """torch's generators of random numbers: the CPU's, and that of the GPU in use."""
+    if not torch.cuda.is_initialized():
+        return [torch.default_generator]
+    return [torch.default_generator, torch.cuda.default_generators[torch.cuda.current_device()]]
+
+
+def changes(inner: str) -> str:
+    """Text about a buffer that changes."""
+    return (
+        f" changes its buffer {inner} in its forward pass, and the trainer neither averages "
+        f"nor saves that; keep buffers constant, {ELSEWHERE}"
+    )
+
+
+@dataclass
+class Call:
+    """A module with parameters and buffers, for a pass and for trials before it.
+
+    Attributes:
+        watched: the module.
+        values: parameters and buffers, by their names in it.
+        arguments: makes arguments of the input's tensors.
+        xp: namespace of the arrays.
+        counts: whether the input has samples, rather than a sample of zeros in the place of none.
+    """
+
+    watched: Watched
+    values: Mapping[str, torch.Tensor]
+    arguments: Callable[[Sequence[torch.Tensor]], Arguments]
+    xp: ModuleType
+    counts: bool
+
+    def __call__(
+        self, *tensors: torch.Tensor, context: Context, learn: Callable[[], None]
+    ) -> Tensors:
+        """Outputs by name.
+
+        Args:
+            tensors: the input.
+            context: context of the pass.
+            learn: makes trials, when random numbers are drawn at a place that is not known.
+        """
+
+        def unknown() -> None:
+            source = self.watched.source
+            learn()
+            self.watched.source = source
+            set_context(self.watched.module, context, self.xp, counts=self.counts)
+
+        set_context(self.watched.module, context, self.xp, counts=self.counts)
+        return self._run(tensors, context, unknown)
+
+    def tried(self, *tensors: torch.Tensor, context: Context, loud: bool = False) -> Tensors:
+        """Outputs by name; a trial has no part in batch norm with other ranks.
+
+        With ``loud``, random numbers show whose they are (:class:`Drawing`).
+        """
+        set_context(self.watched.module, replace(context, training=False), self.xp)
+        return self._run(tensors, context, loud=loud)
+
+    def _run(
+        self,
+        tensors: Sequence[torch.Tensor],
+        context: Context,
+        unknown: Callable[[], None] | None = None,
+        *,
+        loud: bool = False,
+    ) -> Tensors:
+        watched = self.watched
+        if watched.changes_input:
+            tensors = [part.clone() for part in tensors]
+        shapes = tuple(tuple(part.shape[1:]) for part in tensors)
+        watched.source = nullcontext()
+        if context.training in watched.modes:
+            watched.source = (
+                Drawing(watched.draws, context, self.xp, shapes, unknown, loud=loud)
+                if context.keyed
+                else seeded(context)
+            )
+        state = (f"module.{name}" for name in watched.state)
+        values = {**self.values, **{name: self.values[name].clone() for name in state}}
+        with watched.in_mode(training=context.training):
+            found: Tensors = call_with(watched, values, *self.arguments(tensors))
+        return found
+
+    def again(self, context: Context) -> AbstractContextManager[None]:
+        """For the backward pass of the latest pass, some of which the module computes once more."""
+        return self._again(self.watched.source, context)
+
+    @contextmanager
+    def _again(self, source: Any, context: Context) -> Iterator[None]:
+        with ExitStack() as stack:
+            stack.enter_context(having(self.watched, self.values))
+            stack.enter_context(self.watched.in_mode(training=context.training))
+            if isinstance(source, Drawing):
+                stack.enter_context(source.again())
+            yield
+        if isinstance(source, Drawing) and source.fault:
+            self.watched.say(f": {source.fault}")

@@ -1,0 +1,302 @@
+"""Random numbers of torch modules, keyed by seed, step, place, sample and position in the sample.
+
+Each layout of ranks has one process's numbers then, wherever in a module they are drawn.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from math import log1p, log2, pi
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from mpitrain.adapters.torch.arrays import as_tensor
+from mpitrain.adapters.torch.draws import DrawPlace, Draws, Where, is_composite
+from mpitrain.arrays import Array, Shape
+from mpitrain.nn.context import Context
+
+#: Arguments of an operator by the names in its schema.
+Given = dict[str, Any]
+
+#: Seed of torch's generator after the first, second ... draw: this number, and those after it.
+_MARK = 0x6D70_6974_7261_696E
+#: Kernels that draw numbers inside, where nobody can give them others; each has a plain form.
+_FUSED = frozenset({
+    "_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention",
+    "_scaled_dot_product_cudnn_attention", "_scaled_dot_product_fused_attention_overrideable",
+    "_flash_attention_forward", "_efficient_attention_forward", "_cudnn_attention_forward",
+    "_cudnn_rnn", "miopen_rnn",
+})  # fmt: skip
+#: Numbers of a distribution, from numbers that are uniform in the open interval (0, 1).
+_OF_OPEN: Mapping[str, Callable[[torch.Tensor, Given], torch.Tensor]] = {
+    "normal": lambda u, of: of["mean"] + of["std"] * torch.special.ndtri(u),
+    "randn": lambda u, of: torch.special.ndtri(u),
+    "log_normal": lambda u, of: (of["mean"] + of["std"] * torch.special.ndtri(u)).exp(),
+    "exponential": lambda u, of: -u.log() / of["lambd"],
+    "cauchy": lambda u, of: of["median"] + of["sigma"] * torch.tan(pi * (u - 0.5)),
+    "geometric": lambda u, of: (u.log() / log1p(-of["p"])).ceil().clamp(min=1),
+}
+_OTHERS = frozenset({"bernoulli", "uniform", "rand", "randint", "random", "randperm"})
+
+
+class Drawing(TorchDispatchMode):
+    """A forward pass in which each random number is keyed; generators stay as they are.
+
+    :func:`torch.utils.checkpoint.checkpoint` keeps the state of torch's generator.  The pass marks
+    that state with the number of draws so far, by which a computation repeated in the backward pass
+    finds the same numbers.
+
+    Attributes:
+        shapes: shapes of what was drawn, by place.
+        fault: the first draw that cannot be keyed; empty without one.
+    """
+
+    def __init__(
+        self,
+        draws: Draws,
+        context: Context,
+        xp: ModuleType,
+        inputs: tuple[Shape, ...],
+        unknown: Callable[[], None] | None = None,
+        *,
+        loud: bool = False,
+    ) -> None:
+        """A pass.
+
+        Args:
+            draws: the module's draws as far as they are known.
+            context: context of the pass, with the place of the module as path.
+            xp: namespace of the arrays.
+            inputs: shapes of the inputs of one sample.
+            unknown: called when numbers are drawn at a place that is not known yet, to find out
+                about it; None: all samples share the numbers of such a place.
+            loud: whether each number is another one, rather than 0 or 1, where it is to be 1 with
+                some probability: a trial sees whose number it is then.
+        """
+        super().__init__()
+        self._draws, self._context, self._xp, self._inputs = draws, context, xp, inputs
+        self._unknown, self._loud = unknown, loud
+        self._turns: dict[str, int] = {}
+        self._order: list[DrawPlace] = []
+        self._again = self._packed = False
+        self.shapes: dict[DrawPlace, Shape] = {}
+        self.fault = ""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """False: torch.compile is out of the question here, and its guard takes its time."""
+        return False
+
+    def again(self) -> "Drawing":
+        """The pass once more, for parts of it that are computed again in the backward pass."""
+        self._again = True
+        return self
+
+    def __enter__(self) -> "Drawing":
+        generator = torch.default_generator
+        self._before = generator.get_state()
+        generator.manual_seed(_MARK - 1 if self._again else _MARK)
+        self._marked = generator.get_state()
+        self._opened = ExitStack()
+        if self._draws.plain:
+            self._opened.enter_context(sdpa_kernel(SDPBackend.MATH))
+            self._opened.enter_context(torch.backends.cudnn.flags(enabled=False))
+        super().__enter__()
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        super().__exit__(*raised)
+        self._opened.close()
+        generator = torch.default_generator
+        if not self._again and not torch.equal(generator.get_state(), self._marked):
+            self.fault = self.fault or "it draws random numbers where torch shows no operator"
+        generator.set_state(self._before)
+
+    def __torch_dispatch__(
+        self, operator: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if not self._draws.draws(operator):
+            self._packed |= operator is torch.ops.aten._pack_padded_sequence.default
+            return operator(*args, **kwargs)
+        if is_composite(operator):  # it comes whole where autograd is off
+            super().__enter__()
+            try:
+                return operator.decompose(*args, **kwargs)
+            finally:
+                super().__exit__(None, None, None)
+        given = self._draws.bound(operator, args, kwargs)
+        whole = operator._schema.name.removeprefix("aten::")
+        rests = given.get("train", given.get("training")) is False
+        if rests or 0 in (given.get("dropout_p", 1), given.get("dropout", 1)):
+            return operator(*args, **kwargs)
+        name = whole.removesuffix("_").removesuffix("_like")
+        if name in _FUSED:
+            self._draws.plain = True
+            if self._unknown is None:
+                return operator(*args, **kwargs)
+            self.fault = self.fault or f"it draws random numbers within the kernel {whole}"
+        elif name == "native_dropout":
+            return self._dropout(given)
+        elif name == "rrelu_with_noise":
+            return self._rrelu(given, in_place=whole.endswith("_"))
+        elif name == "multinomial":
+            return self._multinomial(given)
+        elif name in _OF_OPEN or name in _OTHERS:
+            target = _target(given, whole)
+            if not target.is_complex() and given.get("to", 0) is not None:
+                return target.copy_(self._values(name, given, target))
+        self.fault = self.fault or f"it draws random numbers by torch.ops.aten.{whole}"
+        state = torch.default_generator.get_state()
+        found = operator(*args, **kwargs)
+        torch.default_generator.set_state(state)
+        return found
+
+    def _values(self, name: str, given: Given, target: torch.Tensor) -> torch.Tensor:
+        """Numbers of a distribution, in the shape of a tensor that takes them."""
+        shape = tuple(target.shape)
+        if name in _OF_OPEN:
+            return _OF_OPEN[name](self._open(shape), given)
+        if name == "bernoulli":
+            p = given["self"] if given.get("p") is None else given["p"]
+            if self._loud and target.is_floating_point():
+                return self._open(shape)
+            if isinstance(p, torch.Tensor):
+                return self._half_open(shape) < p
+            return self._below(shape, p)
+        if name in ("uniform", "rand"):
+            low, high = given.get("from", 0.0), given.get("to", 1.0)
+            return low + (high - low) * self._half_open(shape, target.dtype)
+        whole = as_tensor((self._bits(shape) >> np.uint64(1)).astype(np.int64)).reshape(shape)
+        if name == "randperm":
+            return whole.argsort()
+        low = given.get("low", given.get("from")) or 0
+        end = given["high"] if "high" in given else given["to"]
+        return low + whole % (end - low)
+
+    def _dropout(self, given: Given) -> tuple[torch.Tensor, torch.Tensor]:
+        x, p = given["input"], given["p"]
+        kept = self._below(tuple(x.shape), 1 - p)
+        return x * kept * (1 / (1 - p) if p < 1 else 0.0), kept
+
+    def _rrelu(self, given: Given, *, in_place: bool) -> torch.Tensor:
+        x, noise, low, high = (given[key] for key in ("self", "noise", "lower", "upper"))
+        slopes = low + (high - low) * self._half_open(tuple(x.shape))
+        noise.copy_(torch.where(x <= 0, slopes.to(x), torch.ones_like(x)))
+        return x.mul_(noise) if in_place else x * noise
+
+    def _multinomial(self, given: Given) -> torch.Tensor:
+        """By the largest of log-probabilities with Gumbel noise (Gumbel 1954)."""
+        weights, count = given["self"].double(), given["num_samples"]
+        several = given["replacement"]
+        shape = (*weights.shape[:-1], count, weights.shape[-1]) if several else weights.shape
+        scores = (weights.unsqueeze(-2) if several else weights).log()
+        scores = scores - (-self._open(tuple(shape)).log()).log()
+        return scores.argmax(-1) if several else scores.topk(count, -1).indices
+
+    def _below(self, shape: Shape, p: float) -> torch.Tensor:
+        """Truths, each with the probability p."""
+        bits = self._bits(shape)
+        return as_tensor(bits < np.uint64(p * 2.0**64) if p < 1 else bits == bits).reshape(shape)
+
+    def _open(self, shape: Shape) -> torch.Tensor:
+        """Numbers between 0 and 1, without both."""
+        bits = self._bits(shape) >> np.uint64(11)
+        return as_tensor((bits + 0.5) * 2.0**-53).reshape(shape)
+
+    def _half_open(self, shape: Shape, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+        """Numbers from 0 to below 1, with as many digits as a type has."""
+        digits = 1 - round(log2(torch.finfo(dtype).eps))
+        bits = self._bits(shape) >> np.uint64(64 - digits)
+        return as_tensor(bits * 2.0**-digits).reshape(shape)
+
+    def _bits(self, shape: Shape) -> Array:
+        """Integers of 64 bits for the samples and the place of this draw, in one axis."""
+        place = self._place()
+        self.shapes[place] = shape
+        samples = self._context.samples
+        where = self._draws.where.get(place)
+        if where is None and self._unknown is not None:
+            self._unknown()
+            where = self._draws.where.get(place)
+        if self._packed and self._draws.is_recurrent(place.name):
+            self.fault = self.fault or f"{place.name or 'it'} drops out of packed sequences"
+        if where is None or where.of(len(samples)) != shape:
+            if self._unknown is not None:
+                self.fault = self.fault or (
+                    f"{place.name or 'it'} draws random numbers of the shape {shape} for "
+                    f"{len(samples)} samples"
+                    + (f", and of {where.shape} for one" if where else ", and in a trial none")
+                )
+            where = Where(shape)
+        name = ".".join(filter(None, (*self._context.path, place.name)))
+        mode = () if place.training else ("test",)
+        keyed = replace(self._context, path=(name, str(place.turn), *mode))
+        if where.axis is None:
+            keyed = replace(keyed, samples=np.zeros(1, int))
+            return keyed.uniform(shape, self._xp).reshape(-1)
+        found = keyed.uniform(where.shape, self._xp)
+        return self._xp.moveaxis(found, 0, where.axis + (not where.together)).reshape(-1)
+
+    def _place(self) -> DrawPlace:
+        """The place of this draw; in a repeated pass, that of the first one."""
+        generator, number = torch.default_generator, len(self._order)
+        if self._again:
+            number = generator.initial_seed() - _MARK
+        else:
+            name = self._draws.innermost()
+            self._turns[name] = self._turns.get(name, 0) + 1
+            place = DrawPlace(self._context.training, self._inputs, name, self._turns[name])
+            self._order.append(place)
+        if not 0 <= number < len(self._order):
+            self.fault = self.fault or (
+                "torch.utils.checkpoint in it does not keep the state of torch's generator; leave "
+                "out preserve_rng_state=False"
+            )
+            return DrawPlace(self._context.training, self._inputs, "", 0)
+        generator.manual_seed(_MARK + number + 1)
+        self._marked = generator.get_state()
+        return self._order[number]
+
+
+@contextmanager
+def seeded(context: Context) -> Iterator[None]:
+    """torch's generators begin from a seed of the step and the micro-batch; then they go on."""
+    if not context.training:
+        context = context.inside("test")
+    if not len(context.samples):
+        context = replace(context, samples=np.zeros(1, int))
+    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(int(context.seeds()[0] >> np.uint64(1)))
+        yield
+
+
+def _target(given: Given, name: str) -> torch.Tensor:
+    """The tensor that takes the numbers: the one that is given, or a new one."""
+    if "out" in given:
+        taken: torch.Tensor = given["out"]
+        return taken.resize_(given["size"]) if "size" in given else taken
+    like = given.get("self")
+    if name.endswith("_"):
+        assert isinstance(like, torch.Tensor)
+        return like
+    kinds = {"dtype": torch.dtype, "device": torch.device}  # a default type is a number
+    options = {key: given[key] for key, kind in kinds.items() if isinstance(given.get(key), kind)}
+    if like is not None:
+        return torch.empty_like(like, **options)
+    if name in ("randint", "randperm"):
+        options = {"dtype": torch.int64} | options
+    size = given.get("size")
+    if name == "randperm":
+        size = [given["n"]]
+    if size is None:  # the means or the deviations are tensors
+        each = [given[key] for key in ("mean", "std")]
+        both = [one for one in each if isinstance(one, torch.Tensor)]
+        return torch.empty_like(torch.broadcast_tensors(*both)[0].contiguous(), **options)
+    return torch.empty(size, **options)

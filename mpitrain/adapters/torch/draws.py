@@ -1,0 +1,139 @@
+"""Places in a torch module where it draws random numbers, and whose numbers they are."""
+
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from mpitrain.arrays import Shape
+
+_CALL = nn.Module._call_impl.__code__
+
+
+class Where(NamedTuple):
+    """Where the numbers of each sample lie in a drawn tensor.
+
+    Attributes:
+        shape: shape of the numbers of one sample.
+        axis: axis along which the samples lie; None: all samples share the numbers.
+        together: whether the several numbers that a sample has along the axis lie together, as
+            heads of attention do, rather than those of all samples in turn.
+    """
+
+    shape: Shape
+    axis: int | None = None
+    together: bool = True
+
+    def of(self, samples: int) -> Shape:
+        """Shape of the numbers of so many samples."""
+        if self.axis is None:
+            return self.shape
+        before, behind = self.shape[: self.axis], self.shape[self.axis + 1 :]
+        return (*before, self.shape[self.axis] * samples, *behind)
+
+
+class DrawPlace(NamedTuple):
+    """A place in a module where numbers are drawn.
+
+    Attributes:
+        training: whether the module is in training mode.
+        inputs: shapes of the inputs of one sample.
+        name: name of the innermost module.
+        turn: number of the draw within that module.
+    """
+
+    training: bool
+    inputs: tuple[Shape, ...]
+    name: str
+    turn: int
+
+
+@dataclass
+class Draws:
+    """Places in a module where it draws random numbers.
+
+    Attributes:
+        module: the module.
+        where: where the numbers of samples lie, by place.
+        plain: whether kernels are left out that draw numbers inside.
+    """
+
+    module: nn.Module
+    where: dict[DrawPlace, Where] = field(default_factory=dict)
+    plain: bool = False
+
+    def __post_init__(self) -> None:
+        self._names = {id(part): name for name, part in self.module.named_modules()}
+        self._parts = dict(self.module.named_modules())
+        self._draws: dict[Any, bool] = {}
+        self._signatures: dict[Any, tuple[list[str], dict[str, Any]]] = {}
+
+    def draws(self, operator: Any) -> bool:
+        """Whether an operator may draw random numbers, itself or in what it consists of."""
+        found = self._draws.get(operator)
+        if found is None:
+            found = torch.Tag.nondeterministic_seeded in operator.tags or is_composite(operator)
+            self._draws[operator] = found
+        return found
+
+    def bound(self, operator: Any, args: Any, kwargs: Any) -> dict[str, Any]:
+        """Arguments by name, with the defaults of those that were left out."""
+        if operator not in self._signatures:
+            every = operator._schema.arguments
+            defaults = {one.name: one.default_value for one in every if one.has_default_value()}
+            self._signatures[operator] = [one.name for one in every], defaults
+        names, defaults = self._signatures[operator]
+        return defaults | dict(zip(names, args, strict=False)) | kwargs
+
+    def innermost(self) -> str:
+        """Name of the innermost module that is being called."""
+        frame: Any = sys._getframe(1)
+        while frame is not None:
+            if frame.f_code is _CALL:
+                found = self._names.get(id(frame.f_locals["self"]))
+                if found is not None:
+                    return found
+            frame = frame.f_back
+        return ""
+
+    def is_recurrent(self, name: str) -> bool:
+        """Whether the module of this name is an LSTM or its like."""
+        return isinstance(self._parts[name], nn.RNNBase)
+
+    def settle(self, two: Mapping[DrawPlace, Shape], three: Mapping[DrawPlace, Shape]) -> str:
+        """Find where samples lie, from the shapes drawn for 2 and for 3 samples; gives a fault."""
+        for place in two.keys() & three.keys() - self.where.keys():
+            found = _where(two[place], three[place])
+            if found is None:
+                return (
+                    f"{place.name or 'it'} draws random numbers of the shape {two[place]} for 2 "
+                    f"samples and {three[place]} for 3, of which no axis counts the samples"
+                )
+            self.where[place] = found
+        return ""
+
+    def interleave(self, places: Iterable[DrawPlace]) -> None:
+        """Take the several numbers of a sample along an axis to lie apart, at these places."""
+        self.where |= {place: self.where[place]._replace(together=False) for place in places}
+
+
+def _where(two: Shape, three: Shape) -> Where | None:
+    """Where samples lie in a tensor of these shapes for 2 and for 3 samples; None: nowhere."""
+    if len(two) != len(three):
+        return None
+    grows = [axis for axis, sizes in enumerate(zip(two, three, strict=True)) if len({*sizes}) > 1]
+    if not grows:
+        return Where(two)
+    own = two[grows[0]] // 2
+    found = Where((*two[: grows[0]], own, *two[grows[0] + 1 :]), grows[0])
+    return found if (found.of(2), found.of(3)) == (two, three) else None
+
+
+def is_composite(operator: Any) -> bool:
+    """Whether an operator consists of others for every device."""
+    key = torch._C.DispatchKey.CompositeImplicitAutograd
+    found: bool = operator.has_kernel_for_dispatch_key(key)
+    return found

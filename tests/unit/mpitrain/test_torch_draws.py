@@ -1,0 +1,291 @@
+"""Random numbers of torch modules depend on seed, step, place, sample and position alone."""
+
+from dataclasses import replace
+from math import sqrt
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
+nn, functional = torch.nn, torch.nn.functional
+
+from mpitrain.adapters.torch import TorchLayer  # noqa: E402
+from mpitrain.adapters.torch.drawing import Drawing  # noqa: E402
+from mpitrain.adapters.torch.draws import Draws  # noqa: E402
+from mpitrain.nn.context import Context  # noqa: E402
+
+CONTEXT = Context(True, seed=5, step=3, samples=np.array([7, 3, 9, 4, 1]))
+
+
+class Calls(nn.Module):
+    """Computes ``f(x, *parts)``."""
+
+    def __init__(self, f, *parts):
+        super().__init__()
+        self.f, self.parts = f, nn.ModuleList(parts)
+
+    def forward(self, x):
+        return self.f(x, *self.parts)
+
+
+def attends(x, attention):
+    return attention(x, x, x)[0]
+
+
+def in_turn(f):
+    return lambda x, *parts: f(x.transpose(0, 1), *parts).transpose(0, 1)
+
+
+def flat(x):
+    """Drops out where samples lie in turn within one axis, as after a transposition."""
+    return functional.dropout(x.flatten(0, 1), 0.3).view(x.shape)
+
+
+def skips(x, part):
+    return x if torch.rand([]) < 0.5 else functional.dropout(part(x), 0.2)
+
+
+def picks(x):
+    return x.gather(2, torch.multinomial(x.exp().flatten(0, 1), 2).view(len(x), 5, 2))
+
+
+def lstm(**options):
+    return nn.LSTM(8, 8, 3, dropout=0.3, **options)
+
+
+KINDS = {
+    "dropout": nn.Dropout(0.3),
+    "in place": nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.3, inplace=True)),
+    "channels": nn.Dropout1d(0.3),
+    "attention": Calls(attends, nn.MultiheadAttention(8, 2, dropout=0.2, batch_first=True)),
+    "attention in turn": Calls(in_turn(attends), nn.MultiheadAttention(8, 2, dropout=0.2)),
+    "encoder": nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2),
+    "lstm": Calls(lambda x, part: part(x)[0], lstm(batch_first=True)),
+    "lstm in turn": Calls(in_turn(lambda x, part: part(x)[0]), lstm()),
+    "in turn in one axis": Calls(in_turn(flat)),
+    "alpha": nn.AlphaDropout(0.3),
+    "slopes": nn.RReLU(),
+    "pool": nn.Sequential(nn.Unflatten(1, (1, 5)), nn.FractionalMaxPool2d(2, 3)),
+    "depth": Calls(lambda x: x * x.new_empty(len(x), 1, 1).bernoulli_(0.5)),
+    "tensor of p": Calls(lambda x: x * torch.bernoulli(torch.full_like(x, 0.5))),
+    "normal": Calls(lambda x: x + torch.randn_like(x)),
+    "normal of tensors": Calls(lambda x: torch.normal(x, x.abs())),
+    "own generator": Calls(lambda x: x + torch.rand(x.shape, generator=torch.Generator())),
+    "gumbel": Calls(functional.gumbel_softmax),
+    "whole numbers": Calls(lambda x: x * torch.randint(2, 9, x.shape)),
+    "choices": Calls(picks),
+    "distributions": Calls(lambda x: x + torch.distributions.Cauchy(x, 1.0).rsample()),
+    "for all": Calls(lambda x: x + torch.randn(5, 8)),
+    "layer drop": Calls(skips, nn.Linear(8, 8)),
+    "dot product": Calls(lambda x: functional.scaled_dot_product_attention(x, x, x, dropout_p=0.2)),
+    "without autograd": Calls(torch.inference_mode()(lambda x: functional.dropout(x, 0.3))),
+}
+
+
+def passed(layer, values, x, context=CONTEXT):
+    """Results, and gradients by the input."""
+    y, saved = layer.forward(values, x, context)
+    return y, layer.backward(values, saved, np.ones_like(y))[0]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_sample_has_its_own_numbers_wherever_it_is(kind):
+    torch.manual_seed(0)
+    state = torch.get_rng_state()
+    layer = TorchLayer(KINDS[kind].double())
+    values = layer.parameters(np.random.default_rng(0), np, np.float64)
+    x = np.random.default_rng(0).normal(size=(5, 5, 8))
+    whole = passed(layer, values, x)
+    for rows in ([4], [1, 2], [3, 0, 2], [0, 1, 2, 3, 4]):
+        some = replace(CONTEXT, samples=CONTEXT.samples[rows], again=True)
+        for found, wanted in zip(passed(layer, values, x[rows], some), whole, strict=True):
+            np.testing.assert_allclose(found, wanted[rows], rtol=1e-12, atol=1e-14)
+    others = [replace(CONTEXT, step=step) for step in range(4, 14)]
+    others += [replace(CONTEXT, seed=6), replace(CONTEXT, path=("other",))]
+    found = [passed(layer, values, x, other)[0] for other in others]
+    assert any(not np.array_equal(one, whole[0]) for one in found)
+    if kind not in ("depth", "layer drop", "pool"):  # few results are possible
+        assert not any(np.array_equal(one, whole[0]) for one in found)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_key_that_forgets_the_sample_is_seen(monkeypatch):
+    """By the numbers of two samples; one that takes the row for the sample, by the trial."""
+    layer, x = TorchLayer(Calls(lambda x: x + torch.randn_like(x))), np.zeros((5, 8))
+    whole = layer.forward({}, x, CONTEXT)[0]
+    assert len({row.tobytes() for row in whole}) == 5
+    uniform = Context.uniform
+
+    def by_row(self, shape, xp=np):
+        return uniform(replace(self, samples=np.arange(len(self.samples))), shape, xp)
+
+    monkeypatch.setattr(Context, "uniform", by_row)
+    with pytest.raises(ValueError, match="random numbers, it gives a sample another result, or no"):
+        TorchLayer(layer.module).forward({}, x, CONTEXT)
+
+
+def test_padding_changes_no_number():
+    """Of queries, keys and heads, along any axis."""
+    long, short = (CONTEXT.uniform(shape) for shape in ((3, 7, 9), (3, 5, 6)))
+    np.testing.assert_array_equal(long[:, :, :5, :6], short)
+    assert len(np.unique(long)) == long.size
+
+
+def test_numbers_are_distributed_as_torchs_and_independent():
+    """Between samples, steps, layers and places in a sample: within 5 standard deviations."""
+    count, p = 4096, 0.3
+    layer = TorchLayer(nn.Sequential(nn.Dropout(p), nn.Identity()), "a")
+    x = np.ones((8, count))
+
+    def mask(**changed):
+        context = replace(CONTEXT, samples=np.arange(8), **changed)
+        y = layer.forward({}, x, context)[0]
+        assert np.isin(y, (0.0, np.float64(1 / (1 - p)))).all()
+        return y > 0
+
+    masks = mask(), mask(step=4), mask(seed=6), mask(path=("b",))
+    rows = [*masks[0], masks[0].ravel(), *(other[0] for other in masks[1:])]
+    rows += [masks[0][0, ::2], masks[0][0, 1::2]]
+    for row in rows:
+        assert abs(row.mean() - (1 - p)) < 5 * sqrt(p * (1 - p) / row.size)
+    both = (1 - p) ** 2
+    pairs = [(masks[0][0], masks[0][k]) for k in range(1, 8)]
+    pairs += [(masks[0][0], other[0]) for other in masks[1:]] + [
+        (masks[0][0, :-1], masks[0][0, 1:])
+    ]
+    for one, other in pairs:
+        assert abs((one & other).mean() - both) < 5 * sqrt(both * (1 - both) / one.size)
+
+
+#: Probabilities of 0, 1 and 2.
+EITHER = torch.tensor([0.5, 0, 0.5])
+DRAWN = {
+    "normal": (lambda x: x.normal_(2.0, 3.0), 2.0, 3.0),
+    "uniform": (lambda x: x.uniform_(-1.0, 3.0), 1.0, 4 / sqrt(12)),
+    "exponential": (lambda x: x.exponential_(2.0), 0.5, 0.5),
+    "geometric": (lambda x: x.geometric_(0.25), 4.0, sqrt(0.75) / 0.25),
+    "whole": (lambda x: x.random_(0, 10), 4.5, sqrt(99 / 12)),
+    "log normal": (lambda x: x.log_normal_(0.0, 0.5).log_(), 0.0, 0.5),
+    "choices": (lambda x: torch.multinomial(EITHER.expand(len(x), 3), 1), 1, 1),
+    "several": (lambda x: torch.multinomial(EITHER, len(x), replacement=True), 1, 1),
+}
+
+
+@pytest.mark.parametrize("kind", DRAWN)
+def test_mean_and_deviation(kind):
+    draw, mean, deviation = DRAWN[kind]
+    module, count = nn.Identity(), 20_000
+    with Drawing(Draws(module), CONTEXT, np, ()) as drawing:
+        found = draw(torch.empty(count, dtype=torch.float64)).double()
+    assert not drawing.fault and len(found.unique()) > 1
+    assert found.mean().item() == pytest.approx(mean, abs=5 * deviation / sqrt(count))
+    assert found.std().item() == pytest.approx(deviation, rel=0.05)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_uniform_numbers_of_few_digits_are_below_one(dtype):
+    with Drawing(Draws(nn.Identity()), CONTEXT, np, ()):
+        found = torch.rand(20_000, dtype=dtype)
+    assert found.dtype == dtype and found.min() >= 0 and found.max() < 1
+
+
+def test_a_kernel_that_draws_inside_has_its_plain_form_instead():
+    """Flash attention and cuDNN's LSTM, of which only the names are known without a GPU."""
+
+    draws = Draws(nn.Identity())
+    x = torch.zeros(1, 1, 8, 8, device="meta")
+    flash = torch.ops.aten._scaled_dot_product_flash_attention.default
+    with Drawing(draws, CONTEXT, np, ()) as drawing:
+        flash(x, x, x, 0.0)
+        assert not draws.plain
+        flash(x, x, x, 0.1)
+    assert draws.plain and not drawing.fault  # a trial, which is made once more
+    kinds = torch.backends.cuda
+    with Drawing(draws, CONTEXT, np, (), lambda: None) as drawing:
+        assert kinds.math_sdp_enabled() and not kinds.flash_sdp_enabled()
+        assert not torch.backends.cudnn.enabled
+        flash(x, x, x, 0.1)
+    assert "within the kernel _scaled_dot_product_flash_attention" in drawing.fault
+    assert kinds.flash_sdp_enabled() and torch.backends.cudnn.enabled
+
+
+def checkpointed(**options):
+    def f(x, one, two):
+        for part in (one, two, one):
+            x = torch.utils.checkpoint.checkpoint(part, x, **({"use_reentrant": False} | options))
+        return x
+
+    return f
+
+
+def encoders():
+    torch.manual_seed(0)
+    return [nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).double() for _ in range(2)]
+
+
+def gradients(module):
+    """Of two passes that are both forward before one is backward, with other parameters."""
+    layer = TorchLayer(module)
+    values = layer.parameters(np.random.default_rng(0), np, np.float64)
+    values = {name: 1.1 * value for name, value in values.items()}
+    x = np.random.default_rng(0).normal(size=(5, 5, 8))
+    saved = [layer.forward(values, x, replace(CONTEXT, step=step))[1] for step in range(2)]
+    found = []
+    for one in saved:
+        dx, kept = layer.backward(values, one, np.ones_like(x))
+        found += [dx, *layer.gradients(values, kept).values()]
+    return found
+
+
+def test_checkpoints_within_a_module_repeat_the_numbers():
+    """Also of a part that is called twice, the later call of which is repeated first."""
+    wanted = gradients(Calls(lambda x, one, two: one(two(one(x))), *encoders()))
+    found = gradients(Calls(checkpointed(), *encoders()))
+    assert len(found) == len(wanted) > 40
+    for one, other in zip(found, wanted, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"preserve_rng_state": False}, "state of torch's generator; leave out preserve_rng_stat"),
+        ({"use_reentrant": True}, r"cannot go backward: .*you can either set use_reentrant=False"),
+    ],
+)
+def test_checkpoints_that_cannot_repeat_them(options, match):
+    with pytest.raises(ValueError, match=match):
+        gradients(Calls(checkpointed(**options), *encoders()))
+
+
+def packs(x, lengths, part):
+    packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+    return nn.utils.rnn.pad_packed_sequence(part(packed)[0], True, total_length=x.shape[1])[0]
+
+
+def test_packed_sequences_have_no_axis_of_samples():
+    module = Calls(lambda x, part: packs(x, [5] * len(x), part), lstm(batch_first=True)).double()
+    layer = TorchLayer(module)
+    values = layer.parameters(np.random.default_rng(0), np, np.float64)
+    with pytest.raises(ValueError, match=r"parts\.0 drops out of packed sequences; do without, or"):
+        layer.forward(values, np.ones((5, 5, 8)), CONTEXT)
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_spectral_norm_is_torchs_for_any_number_of_micro_batches(old):
+    make = nn.utils.spectral_norm if old else nn.utils.parametrizations.spectral_norm
+    own, other = (make(nn.Linear(8, 3)).double() for _ in range(2))
+    other.load_state_dict(own.state_dict())
+    layer, x = TorchLayer(other), np.random.default_rng(0).normal(size=(5, 8))
+    values, state = layer.parameters(None, np, np.float64), layer.state(np.float64)
+    assert not layer.constants() and len(state) == 2
+    for step in range(3):
+        wanted = own(torch.from_numpy(x)).detach()
+        for rows in (slice(0, 2), slice(2, 5)):
+            context = Context(True, 0, step, np.arange(5)[rows], state=state)
+            np.testing.assert_allclose(layer.forward(values, x[rows], context)[0], wanted[rows])
+    for name, found in state.items():
+        np.testing.assert_allclose(found, own.get_buffer(name))
+    wanted = own.eval()(torch.from_numpy(x)).detach()
+    found, _ = layer.forward(values, x, Context(samples=np.arange(5), state=state))
+    np.testing.assert_allclose(found, wanted)
