@@ -59,8 +59,9 @@ def model(
             "model: all of its parameters are frozen, so that nothing is trained; unfreeze some by "
             "requires_grad_(True)"
         )
+    samples = inputs() if cuts else None
     try:
-        return given, layers(given, cuts, inputs() if cuts else None)
+        return given, layers(given, cuts, samples)
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
         raise ConfigError(f"model: {error}") from error
 

@@ -297,14 +297,14 @@ def loader_of(batches, collate=pad):
         ({"train_data": loader_of(Buckets, unmasked)}, ConfigError, "padding has a part in it"),
         ({"train_data": loader_of(Drawn)}, DataError, "Drawn gives two orders of one epoch"),
         (
-            {"train_data": loader_of(Buckets, lambda samples: (torch.ones(3), torch.ones(3)))},
+            {"train_data": loader_of(Buckets, lambda samples: (torch.ones(5), torch.ones(5)))},
             DataError,
-            r"collate_fn gives shape \(3,\); the first axis must be the 1 samples",
+            r"collate_fn gives shape \(5,\); the first axis must be the 3 samples",
         ),
         (
             {"train_data": loader_of(Buckets, lambda samples: 1 / 0)},
             DataError,
-            "the batch of samples 0 of Lines: collate_fn: ZeroDivisionError",
+            "the batch of samples 0, 1, 2 of Lines: collate_fn: ZeroDivisionError",
         ),
         (
             {"train_data": Lines(50, 1), "test_data": None, "metrics": None, "cuts": ()},

@@ -206,5 +206,5 @@ def test_labels_that_are_no_probabilities_are_refused_on_all_ranks(comm, of, wro
 @pytest.mark.mpi(min_size=2)
 def test_other_data_on_a_rank_are_refused_on_all(comm):
     own = Dataset(samples(101, 0), samples(37, 1 + (comm.rank == RANKS - 1)), classes=0)
-    with pytest.raises(DataError, match=r"the ranks have different data: rank .* make them the"):
+    with pytest.raises(DataError, match=r"different data: rank .* give all of them the"):
         start(comm, job(), objects=UserObjects(data=own, layers=layers()))
