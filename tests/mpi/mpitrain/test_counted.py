@@ -384,7 +384,8 @@ def test_the_packages_own_loss_leaves_labels_out(comm, folder):
 def test_a_quorum_of_all_takes_the_mean_of_the_workers_means(comm, folder):
     data = Drawn(4, left_out=0.3)
     labels = np.array(data.y)
-    labels[::2] = abs(labels[::2]) % 3  # something counts in each worker's part
+    rows = np.arange(len(labels)) % 4 > 0
+    labels[rows] = abs(labels[rows]) % 3  # something counts in each worker's part
     if comm.rank == 0:
         np.savez(folder / "drawn.npz", inputs=data.x, labels=labels)
     comm.Barrier()
