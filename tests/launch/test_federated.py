@@ -22,6 +22,7 @@ def offline(*words):
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_the_example_trains_and_is_reported(tmp_path):
     few = ["federated.rounds=2", "federated.sample=8", "federated.take=6", "run.trace=true"]
     done = start(tmp_path, "train", *(part for text in few for part in ("--set", text)))

@@ -46,6 +46,7 @@ def equal(found, expected):
         np.testing.assert_array_equal(found[name], values)
 
 
+@pytest.mark.slow
 def test_the_example_is_replayed_bit_by_bit(tmp_path):
     short = ["--set", "train.epochs=2"]
     out = train(tmp_path / "first", *short)

@@ -36,7 +36,12 @@ def started(tmp_path, backend="", then="", ranks=2, options=()):
 
 @pytest.mark.parametrize(
     ("backend", "name"),
-    [("", NAME), ('"mpi"', NAME), ('"collectives"', NAME), ('"gloo"', "gloo")],
+    [
+        ("", NAME),
+        pytest.param('"mpi"', NAME, marks=pytest.mark.slow),
+        pytest.param('"collectives"', NAME, marks=pytest.mark.slow),
+        ('"gloo"', "gloo"),
+    ],
 )
 def test_a_script_names_any_backend(tmp_path, backend, name):
     done = started(tmp_path, backend)
@@ -59,9 +64,9 @@ def test_the_launcher_says_what_it_changes(tmp_path):
 @pytest.mark.parametrize(
     ("then", "status", "said"),
     [
-        ('raise ValueError("here")', 1, "ValueError: here"),
+        pytest.param('raise ValueError("here")', 1, "ValueError: here", marks=pytest.mark.slow),
         ('if rank == 1: raise ValueError("here")\ndist.barrier()', 1, "ValueError: here"),
-        ("sys.exit(3)", 3, ""),
+        pytest.param("sys.exit(3)", 3, "", marks=pytest.mark.slow),
         ("if rank == 1: sys.exit(3)\ndist.barrier()", 3, ""),
         ("if rank == 1: sys.exit()\ndist.barrier()", 1, "barrier"),
         ("if rank == 1: os.kill(os.getpid(), 9)\ndist.barrier()", None, "rank 1"),
