@@ -109,6 +109,16 @@ class OwnSamples:
         ]
         return left_out, _is_followed(found) and "" not in self._arrays_of(what, found)[1]
 
+    def draws(self) -> bool:
+        """Whether ``collate`` draws random numbers, which would follow the layout of the ranks."""
+        if self.collate is None:
+            return False
+        found = self.first()
+        with seeded(self.seed, 3):
+            before = _generators()
+            self.collate([found])
+            return _generators() != before
+
     def read_anew(self) -> None:
         """Reads a sample in this process, beside all passes."""
         self._read(0)
@@ -269,6 +279,14 @@ def _shown(value: Named) -> str:
     return ", ".join(
         f"{name and f'{name!r}: '}{kind} of shape {shape}" for name, kind, shape in _kinds(value)
     )
+
+
+def _generators() -> list[object]:
+    """States of Python's, NumPy's and torch's generators."""
+    torch: Any = sys.modules.get("torch")
+    numpys: Any = np.random.get_state()
+    torchs = torch.get_rng_state().numpy().tobytes() if torch else b""
+    return [random.getstate(), numpys[1].tobytes(), numpys[2:], torchs]
 
 
 @contextmanager

@@ -58,18 +58,24 @@ def given(
         if others is not None:
             _expect_alike(own, others, varies=varies)
         left_out, in_turn = own.outline()
+        said = [f"the model does not see {one}, which is no number" for one in left_out]
+        if own.draws():
+            said.append(
+                "collate_fn draws random numbers, which differ from layout to layout; draw them in "
+                "the data set for one process's numbers"
+            )
         found = Dataset(own, others, 0, train.sampler, varies, in_turn)
         if found.label_dtype.kind in "fV":  # numbers, or several arrays
-            return found, left_out
+            return found, said
         kinds = classes or _scores(layers, found)
         if others is not None:
             others = replace(others, classes=kinds)
         own = replace(own, classes=kinds)
-        return replace(found, train=own, test=others, classes=kinds), left_out
+        return replace(found, train=own, test=others, classes=kinds), said
 
-    found, left_out = together(comm, made, DataError)
-    if left_out and comm.rank == 0:
-        log.warning("the model does not see %s, which are no numbers", ", ".join(left_out))
+    found, said = together(comm, made, DataError)
+    for one in said if comm.rank == 0 else ():
+        log.warning("%s", one)
     return found
 
 

@@ -329,3 +329,14 @@ def test_what_would_train_other_numbers_is_refused(comm, folder, changed, error,
 def test_batches_that_a_rank_divides_are_refused(comm, folder):
     with pytest.raises(DataError, match="other samples on some ranks than on others"):
         made(folder, **given(train_data=loader_of(Ours)))
+
+
+@pytest.mark.parametrize("draws", [False, True])
+def test_numbers_that_a_batch_draws_have_a_warning(comm, folder, caplog, draws):
+    def noisy(samples):
+        torch.rand(int(draws))
+        return pad(samples)
+
+    with made(folder, **given(train_data=loader_of(Buckets, noisy))):
+        said = [one.message for one in caplog.records if "collate_fn draws" in one.message]
+        assert len(said) == (draws and comm.rank == 0)
