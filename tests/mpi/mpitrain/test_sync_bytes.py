@@ -69,7 +69,7 @@ def test_workers_send_an_all_reduce_a_period(monkeypatch, kind, widths, codec):
 
 @pytest.mark.parametrize("widths", [(5, 9, 3), (1,)], ids=["odd", "fewer than ranks"])
 def test_a_quorum_sends_gradients_to_the_first_and_means_to_all(monkeypatch, widths):
-    """Each with 11 numbers of the step, 8 steps of each worker, and a mark of each tensor."""
+    """Each with 13 numbers of the step, 8 steps of each worker, and a mark of each tensor."""
     monkeypatch.setattr(arithmetic, "WIDTHS", widths)
     with Communicator(MPI.COMM_WORLD) as comm:
         traffic = comm.count_traffic()
@@ -79,5 +79,5 @@ def test_a_quorum_sends_gradients_to_the_first_and_means_to_all(monkeypatch, wid
         quorum.quiesce()
         sent = comm.allreduce(traffic.sent - before)
         quorum.close()
-    message = 8 * (11 + 8 * P + len(widths) + sum(widths))
+    message = 8 * (13 + 8 * P + len(widths) + sum(widths))
     assert sent == STEPS * 2 * (P - 1) * message
