@@ -36,7 +36,8 @@ class Rendezvous:
         """The location of this rank's buffers; ``None``, on all ranks, where they do not meet for
         this call.  Collective at first use."""
         node = self._resources.node
-        if node is None or call.counts is not None:
+        # Ranks without plans under way leave native calls to the library before they come here.
+        if node is None or call.counts is not None or call.algorithm == "native":
             return None
         may_be_native = call.algorithm == "auto" and not call.is_on_device
         if may_be_native and call.nbytes < self._auto_below(call.collective):

@@ -278,3 +278,25 @@ def test_two_ranks_leave_sums_of_16_bits_to_the_library(comm):
         comm.Allreduce(*given)
         assert (total == comm.size).all()
         assert (comm.last_plan is fast_path.LEFT_TO_NATIVE) == (comm.size <= 2)
+
+
+@pytest.mark.parametrize(
+    ("settings", "begin"),
+    [
+        ("auto", lambda comm: comm.Ibarrier()),
+        ("native", lambda comm: comm.Iallreduce(np.ones(3), np.empty(3))),
+    ],
+)
+def test_ranks_begin_a_native_call_alike_whose_plans_have_ended_and_whose_have_not(settings, begin):
+    """A rank without plans under way leaves such a call to the library before it is parsed."""
+    comm = Communicator(MPI.COMM_WORLD, algorithm=settings)
+    comm.empty(1, np.uint8)
+    sent, received = np.ones(50_000), np.empty(50_000)
+    reduction = comm.Iallreduce(sent, received, algorithm="ring")
+    if comm.rank == 0:
+        reduction.Wait()
+    begun = begin(comm)
+    begun.Wait()
+    reduction.Wait()
+    assert (received == comm.size).all()
+    comm.close()
