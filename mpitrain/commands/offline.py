@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from collectives.commands.arguments import above_zero, positive
-from mpitrain.commands import methods, schedules, submitting
+from mpitrain.commands import methods, schedules, search, submitting
 from mpitrain.config import ConfigError
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ def add(commands: "Commands") -> None:
     parser.add_argument("--markdown", action="store_true", help="as docs/job.md has them")
     parser.set_defaults(act=keys)
     schedules.add(commands)
+    search.add(commands)
     _add_partition(commands)
     parser = commands.add_parser("submit", help="submit a job to SLURM or PBS, or print its script")
     add_job(parser, needed=False)

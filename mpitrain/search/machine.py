@@ -1,0 +1,51 @@
+"""A cluster as the search sees it: what a rank computes and holds, and how fast ranks talk."""
+
+from dataclasses import dataclass
+
+from collectives.analysis.topology import NETWORK, NODE, LinkCost
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Nodes of equal ranks.
+
+    Attributes:
+        ranks: number of ranks; neighbours lie in one node.
+        per_node: ranks of a node, which share its adapters.
+        rate: work that a rank does in a second, in the unit of the layers' costs.
+        memory: bytes that a rank may use; infinite: no limit.
+        inside, network: links between two ranks of a node, and between two nodes.
+        adapters: network ports of a node.
+    """
+
+    ranks: int
+    per_node: int
+    rate: float
+    memory: float = float("inf")
+    inside: LinkCost = NODE
+    network: LinkCost = NETWORK
+    adapters: int = 1
+
+    def link(self, size: int, stride: int) -> LinkCost:
+        """The slowest link of a ring of ``size`` ranks that are ``stride`` apart.
+
+        All ranks between two of them have rings of their own, which share the adapters.
+        """
+        if size * stride <= self.per_node:
+            return self.inside
+        rings = max(1.0, min(stride, self.per_node) / self.adapters)
+        return LinkCost(self.network.alpha, self.network.beta * rings)
+
+    def scatter(self, nbytes: float, size: int, stride: int) -> float:
+        """Seconds of a ring's reduce-scatter, or all-gather, of ``nbytes``."""
+        link = self.link(size, stride)
+        return (size - 1) * (link.alpha + link.beta * nbytes / size)
+
+    def allreduce(self, nbytes: float, size: int, stride: int) -> float:
+        """Seconds of a ring's all-reduce of ``nbytes``."""
+        return 2 * self.scatter(nbytes, size, stride)
+
+    def message(self, nbytes: float, distance: int) -> float:
+        """Seconds of a message to the rank ``distance`` on, while its neighbours send theirs."""
+        link = self.link(2, distance)
+        return link.alpha + link.beta * nbytes

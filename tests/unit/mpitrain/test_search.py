@@ -1,0 +1,217 @@
+"""The search for layouts against brute force, closed forms and what a step really keeps."""
+
+from itertools import combinations, product
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mpitrain import models
+from mpitrain.__main__ import main
+from mpitrain.config import Config, Data, Model, load
+from mpitrain.data.dataset import Dataset, Samples
+from mpitrain.pipeline.partition import Costs, NoPartition, partition
+from mpitrain.pipeline.profiles import LayerProfile
+from mpitrain.search.cuts import fastest_cut
+from mpitrain.search.layers import LayerCost, layer_costs
+from mpitrain.search.layouts import Search
+from mpitrain.search.machine import Machine
+from mpitrain.search.stages import Candidate, Numerics, StageCosts
+
+
+def every_cut(layers, counts, stages, workers):
+    """Every (first, stop, replicas) of every pipeline that uses all workers."""
+    for pipe in range(1, min(stages, layers) + 1):
+        for cuts in combinations(range(1, layers), pipe - 1):
+            ends = [0, *cuts, layers]
+            for replicas in product(counts, repeat=pipe):
+                if sum(replicas) == workers:
+                    yield list(zip(ends, ends[1:], replicas))
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_a_cut_is_the_fastest_of_all(seed):
+    rng = np.random.default_rng(seed)
+    layers, workers = int(rng.integers(1, 7)), int(rng.integers(1, 7))
+    stages, micro_batches = int(rng.integers(1, 5)), int(rng.integers(1, 9))
+    counts = sorted({int(n) for n in rng.integers(1, workers + 1, 3)})
+    shape = layers + 1, layers + 1
+    seconds = {n: np.triu(rng.uniform(0.1, 1, shape).round(1), 1) for n in counts}
+    for times in seconds.values():
+        times[np.tril_indices(layers + 1)] = np.inf
+    room = {(n, s): rng.uniform(size=shape) < 0.8 for n in counts for s in range(1, stages + 1)}
+    best = np.inf
+    for path in every_cut(layers, counts, stages, workers):
+        fits = all(
+            room[replicas, len(path) - at][first, stop]
+            for at, (first, stop, replicas) in enumerate(path)
+        )
+        own = [seconds[replicas][first, stop] for first, stop, replicas in path]
+        if fits:
+            best = min(best, sum(own) + (micro_batches - 1) * max(own))
+    found = fastest_cut(seconds, lambda n, s: room[n, s], stages, workers, micro_batches)
+    assert (found is None) == (best == np.inf)
+    if found is not None:
+        assert found.seconds == pytest.approx(best)
+        path = zip(stops(found.sizes), stops(found.sizes)[1:], found.replicas, strict=False)
+        own = [seconds[replicas][first, stop] for first, stop, replicas in path]
+        assert found.seconds == pytest.approx(sum(own) + (micro_batches - 1) * max(own))
+
+
+def stops(sizes):
+    """Where stages of these sizes begin, and where the last one ends."""
+    return np.cumsum([0, *sizes]).tolist()
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_for_many_micro_batches_it_is_the_partition_of_pipedream(seed):
+    rng = np.random.default_rng(seed)
+    layers, workers = int(rng.integers(1, 7)), int(rng.integers(1, 6))
+    profile = [
+        LayerProfile(str(i), *rng.uniform(0.1, 1, 2), *rng.choice([0, 1e5, 1e6], 2))
+        for i in range(layers)
+    ]
+    costs = Costs(profile, 1e6)
+    seconds = {}
+    for replicas in range(1, workers + 1):
+        seconds[replicas] = np.full((layers + 1, layers + 1), np.inf)
+        for first, stop in combinations(range(layers + 1), 2):
+            message = costs.message(stop - 1) if stop < layers else 0.0
+            seconds[replicas][first, stop] = max(costs.stage(first, stop, replicas), message)
+    everywhere = np.ones((layers + 1, layers + 1), bool)
+    found = fastest_cut(seconds, lambda *_: everywhere, layers, workers, 1e9)
+    try:
+        expected = partition(costs, workers).seconds
+    except NoPartition:
+        expected = None
+    slowest = None
+    if found is not None:
+        ends = stops(found.sizes)
+        slowest = max(
+            seconds[n][a, b] for a, b, n in zip(ends, ends[1:], found.replicas, strict=False)
+        )
+    assert slowest == (None if expected is None else pytest.approx(expected))
+
+
+def gpt(layers=4, width=64, heads=4, context=32, vocabulary=100, **tables):
+    """A job of a GPT, and its data without any file."""
+    config = Config(
+        data=Data(name="tokens", path="none", vocabulary=vocabulary, context=context),
+        model=Model(kind="gpt", layers=layers, width=width, heads=heads),
+        **tables,
+    )
+    rows = np.zeros((0, context), np.int64)
+    return config, Dataset(Samples(rows, rows), None, vocabulary)
+
+
+def test_operations_and_parameters_are_those_of_the_closed_forms():
+    config, data = gpt()
+    layers = layer_costs(models.build(config, data), data.input_shape)
+    n, d, t, v = 4, 64, 32, 100
+    blocks = sum(layer.forward for layer in layers[1:-1])
+    assert blocks == n * (2 * 12 * d * d * t + 4 * t * t * d)  # Narayanan et al. 2021, appendix
+    assert layers[-1].forward == 2 * t * d * v
+    assert sum(layer.parameters for layer in layers) == models.build(config, data).size
+    assert layers[1].summed == (t * d,) * 4  # Enter and Leave of attention and of the perceptron
+
+
+def test_what_a_forward_pass_keeps_is_what_it_really_saves():
+    config, data = gpt()
+    model = models.build(config, data)
+    costs = layer_costs(model, data.input_shape)
+    x = np.random.default_rng(0).integers(0, 100, (3, 32))
+    for cost, (name, layer) in zip(costs, model.layers.items(), strict=True):
+        parameters = model.initial([name], 0, np, np.float32)[name]
+        x, saved = layer.forward(parameters, x)
+        kept = {id(array): array.size for array in arrays(saved)}
+        if name.startswith("block"):
+            assert cost.kept + cost.kept_shared == pytest.approx(sum(kept.values()) / 3, rel=0.15)
+
+
+def arrays(saved):
+    """All arrays in nested tuples and lists."""
+    if isinstance(saved, np.ndarray):
+        yield saved
+    elif isinstance(saved, list | tuple):
+        for inner in saved:
+            yield from arrays(inner)
+
+
+def alike(count, **changed):
+    """Layers of one kind."""
+    values = {"forward": 1.0, "backward": 2.0, "kept": 10.0, "kept_shared": 0.0, "outputs": 5.0}
+    values |= {"parameters": 100.0} | changed
+    return [LayerCost(f"l{i}", **values) for i in range(count)]
+
+
+def test_memory_is_shared_as_zero_and_recomputation_say():
+    numerics = Numerics(stored=4, computed=4, slots=2)
+    whole = (0, 4)
+
+    def memory(in_flight, **how):
+        layout = Candidate(1, 4, 1, **how)
+        costs = StageCosts(alike(4), Machine(4, 4, 1.0), layout, 1.0, numerics)
+        return costs.memory(in_flight)[whole]
+
+    state, kept = 4 * 400, 4 * 40
+    assert memory(1) == 4 * state + kept
+    assert memory(1, zero=1) == (2 + 2 / 4) * state + kept
+    assert memory(1, zero=2) == (1 + 3 / 4) * state + kept
+    assert memory(1, zero=3) == 4 / 4 * state + kept
+    assert memory(3) == 4 * state + 3 * kept
+    assert memory(3, recompute=True) == 4 * state + 3 * 4 * (10 + 3 * 5) + 4 * 10
+
+
+def test_without_memory_a_model_is_cut_or_shared():
+    numerics = Numerics(4, 4, 2)
+    roomy = Search(alike(8), Machine(4, 4, 1.0), 32, numerics)
+    assert roomy.fastest(1)[0].layout == Candidate(1, 4, 1)
+    tight = Search(alike(8), Machine(4, 4, 1.0, memory=4.5 * 4 * 800 / 2), 32, numerics)
+    found = tight.fastest(5)
+    assert found
+    assert all(ran.memory <= tight.machine.memory for ran in found)
+    assert all(ran.layout.pipe > 1 or ran.layout.zero for ran in found)
+    assert any("GiB of a rank" in why for why in tight.refused)
+    nowhere = Search(alike(8), Machine(4, 4, 1.0, memory=1.0), 32, numerics)
+    assert nowhere.fastest(1) == []
+
+
+def test_a_model_of_70_billion_parameters_is_laid_out_on_64_gpus(tmp_path, capsys):
+    job = tmp_path / "job.toml"
+    job.write_text(
+        '[data]\nname = "tokens"\npath = "none"\nvocabulary = 32000\ncontext = 4096\n'
+        '[model]\nkind = "gpt"\nlayers = 80\nheads = 64\nwidth = 8192\n'
+        '[optim]\nname = "adamw"\n[train]\nbatch_size = 64\n'
+    )
+    tables = tmp_path / "found.toml"
+    words = ["search", str(job), "-n", "64", "--nodes", "8", "--flops", "4e14", "--memory", "70"]
+    assert main([*words, "--top", "3", "-o", str(tables)]) == 0
+    shown = capsys.readouterr().out
+    assert "refused: " in shown
+    assert "beyond 70 GiB of a rank" in shown
+    text = job.read_text().replace("[train]\n", "") + tables.read_text()
+    together = tmp_path / "together.toml"
+    together.write_text(text.replace("batch_size = 64\n", "") + "batch_size = 64\n")
+    found = load(Path(together), []).parallel
+    assert found.pipe * found.tensor * found.data == 64
+
+
+def test_measured_layers_give_a_layout_that_the_table_of_methods_allows(capsys):
+    assert main(["search", "digits_mlp", "-n", "4", "--set", "train.batch_size=64"]) == 0
+    assert "data 4 x pipe 1 x tensor 1" in capsys.readouterr().out
+    assert main(["search", "server", "-n", "4", "--flops", "1e9"]) == 2
+    assert "mpitrain: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("link", ["1", "1,0", "x,y", "inf,1"])
+def test_a_link_is_two_numbers(link, capsys):
+    with pytest.raises(SystemExit):
+        main(["search", "digits", "-n", "2", "--network", link])
+    assert "latency,rate as in 1.5,25" in capsys.readouterr().err
+
+
+def test_replicas_divide_the_batch_and_tensor_ranks_the_heads():
+    search = Search(alike(2), Machine(8, 8, 1.0), 4, Numerics(4, 4, 1), shareable=4)
+    shapes = {(own.pipe, own.data, own.tensor) for own in search.candidates()}
+    assert shapes == {(1, 2, 4), (1, 4, 2), (2, 1, 4), (2, 2, 2), (2, 4, 1)}
+    assert search.refused["replicas that do not divide the batch of 4"] == 1
