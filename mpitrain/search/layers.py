@@ -76,7 +76,7 @@ def _leaves(
         return
     for part in layer.layers.values():
         yield from _leaves(part, shape, inside=inside)
-        if not isinstance(layer, nn.Residual):  # whose branches read the same
+        if not isinstance(layer, nn.Residual):  # all branches of a residual read the same input
             inside = isinstance(part, Enter) or (inside and not isinstance(part, Leave))
             shape = part.output_shape(shape)
 

@@ -40,6 +40,11 @@ class Found:
     busy: float
     memory: float
 
+    def __str__(self) -> str:
+        if self.layout.pipe == 1:
+            return str(self.layout)
+        return f"{self.layout}, layers {'-'.join(map(str, self.cut.sizes))}, {self.schedule}"
+
 
 @dataclass(frozen=True)
 class Search:

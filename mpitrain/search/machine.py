@@ -1,6 +1,7 @@
 """A cluster as the search sees it: what a rank computes and holds, and how fast ranks talk."""
 
 from dataclasses import dataclass
+from math import inf
 
 from collectives.analysis.topology import NETWORK, NODE, LinkCost
 
@@ -13,6 +14,8 @@ class Machine:
         ranks: number of ranks; neighbours lie in one node.
         per_node: ranks of a node, which share its adapters.
         rate: work that a rank does in a second, in the unit of the layers' costs.
+        stream: bytes that a rank reads or writes in a second; infinite: they take no time.
+        launch: seconds that a pass of a layer takes at least, however small it is.
         memory: bytes that a rank may use; infinite: no limit.
         inside, network: links between two ranks of a node, and between two nodes.
         adapters: network ports of a node.
@@ -21,7 +24,9 @@ class Machine:
     ranks: int
     per_node: int
     rate: float
-    memory: float = float("inf")
+    stream: float = inf
+    launch: float = 0.0
+    memory: float = inf
     inside: LinkCost = NODE
     network: LinkCost = NETWORK
     adapters: int = 1

@@ -44,11 +44,11 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Numerics:
-    """Bytes of a number.
+    """Sizes of numbers.
 
     Attributes:
-        stored: of a parameter, a gradient and the optimiser's state.
-        computed: of an activation.
+        stored: bytes of a parameter, a gradient and a number of the optimiser's state.
+        computed: bytes of an activation.
         slots: numbers of optimiser state for each parameter.
     """
 
@@ -85,17 +85,23 @@ class StageCosts:
     @cached_property
     def forward(self) -> Numbers:
         """Seconds of a forward pass of a micro-batch, sums over the tensor ranks included."""
-        return self._passes([layer.forward for layer in self.layers])
+        return self._passes(1, [layer.forward for layer in self.layers])
 
     @cached_property
     def backward(self) -> Numbers:
         """Seconds of a backward pass of a micro-batch, with the recomputation."""
         again = self.forward if self.layout.recompute else 0.0
-        return self._passes([layer.backward for layer in self.layers]) + again
+        return self._passes(2, [layer.backward for layer in self.layers]) + again
 
-    def _passes(self, work: Sequence[float]) -> Numbers:
+    def _passes(self, count: int, work: Sequence[float]) -> Numbers:
+        """Seconds of a pass that does ``work`` and moves the numbers of ``count`` forward passes,
+        which write and read what they keep."""
         tensor, machine = self.layout.tensor, self.machine
-        seconds = [self.samples * own / machine.rate / tensor for own in work]
+        seconds = [
+            self.samples * (own / machine.rate / tensor + 2 * count * kept / machine.stream)
+            + count * machine.launch
+            for own, kept in zip(work, self._kept, strict=True)
+        ]
         if tensor > 1:
             nbytes = self.samples * self.numerics.computed
             for index, layer in enumerate(self.layers):
@@ -103,6 +109,15 @@ class StageCosts:
                 sums = [machine.allreduce(nbytes * n, tensor, 1) for n in layer.summed]
                 seconds[index] += sum(sums) / 2
         return self._sum(seconds)
+
+    @property
+    def _kept(self) -> list[float]:
+        """Bytes of a sample that each layer keeps on a rank for the backward pass."""
+        tensor, itemsize = self.layout.tensor, self.numerics.computed
+        whole = tensor if self.layout.sequence else 1
+        return [
+            itemsize * (layer.kept / whole + layer.kept_shared / tensor) for layer in self.layers
+        ]
 
     @cached_property
     def message(self) -> Numbers:
@@ -161,14 +176,12 @@ class StageCosts:
         nbytes = numerics.stored * each * self.parameters
         if numerics.computed != numerics.stored:
             nbytes = nbytes + numerics.computed * self.parameters * shards[0]
-        whole = own.tensor if own.sequence else 1
-        kept = [layer.kept / whole + layer.kept_shared / own.tensor for layer in self.layers]
-        unit = self.samples * numerics.computed
         if own.recompute:
-            read = [self.layers[0].kept, *(layer.outputs / whole for layer in self.layers[:-1])]
-            largest = unit * max(kept)
-            return nbytes + in_flight * unit * self._sum(read) + largest
-        return nbytes + in_flight * unit * self._sum(kept)
+            whole = own.tensor if own.sequence else 1
+            read = [layer.outputs / whole * numerics.computed for layer in self.layers[:-1]]
+            kept = self.samples * self._sum([self._kept[0], *read])
+            return nbytes + in_flight * kept + self.samples * max(self._kept)
+        return nbytes + in_flight * self.samples * self._sum(self._kept)
 
     def times(self, first: int, stop: int) -> PassTimes:
         """Times of a stage for the simulator of schedules."""

@@ -17,7 +17,7 @@ FLOORS = (
     {"objective", "step"},
     {"models"},
     {"pipeline", "sync"},
-    {"training"},
+    {"search", "training"},
     {"adapters", "checkpoint", "server"},
     {"callbacks", "user_objects"},
     {"normalise", "run"},
