@@ -167,6 +167,8 @@ def _shareable(config: Config) -> int:
             return gcd(config.model.heads, 4 * config.model.width)
         case "mlp":
             return gcd(*config.model.hidden) if config.model.hidden else 0
+        case "convnet" | "vgg" | "resnet":
+            return gcd(*config.model.channels)
         case _:
             return 0
 

@@ -255,7 +255,7 @@ class Parallel(Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         pipe: stages of the pipeline.
-        tensor: ranks that share each layer (gpt and mlp).
+        tensor: ranks that share each layer; embedding tables of a recommender are spread instead.
         data: replicas; 0: ranks / (pipe * tensor).
         replicas: replicas of each stage, if they differ: [2, 1, 1] is PipeDream's 2-1-1.
         partition: way to cut the layers into stages: ``even``, equally many layers in each;

@@ -105,6 +105,14 @@ def _model(job: Tables) -> Faults:
         yield "model.heads", f"{m.heads} heads do not divide a width of {m.width}"
     if m.kind == "gpt" and m.heads % p.tensor:
         yield "parallel.tensor", f"{p.tensor} ranks cannot share {m.heads} heads equally"
+    for channels in m.channels if m.kind == "resnet" else ():
+        # The groups of channels that are normed together; models say the same (convnets.groups).
+        if (norms := next(n for n in (8, 4, 2, 1) if channels % n == 0)) % p.tensor:
+            yield (
+                "parallel.tensor",
+                f"{p.tensor} ranks cannot share the {norms} groups of {channels} channels that are "
+                "normed together; take a power of 2, and channels in multiples of 8",
+            )
     if p.sequence and context % p.tensor:
         yield "parallel.sequence", f"{p.tensor} ranks cannot share {context} positions"
     for kind, names in (("gpt", ("text", "tokens")), ("recommender", ("clicks",))):

@@ -57,10 +57,10 @@ def _layers(
         case "convnet" | "vgg":
             convolutions = 1 if own.kind == "convnet" else 2
             with _fitting(own.channels, shape):
-                return convnets.vgg(shape, own.channels, own.hidden, classes, convolutions)
+                return convnets.vgg(shape, own.channels, own.hidden, classes, convolutions, group)
         case "resnet":
             with _fitting(own.channels, shape):
-                return convnets.resnet(shape, own.channels, classes)
+                return convnets.resnet(shape, own.channels, classes, group)
         case "gpt":
             sizes = classes, config.data.context, own.width, own.layers, own.heads
             sequence = config.parallel.sequence and group.size > 1

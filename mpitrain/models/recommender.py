@@ -9,7 +9,7 @@ from mpitrain import nn
 from mpitrain.arrays import Array, Parameters, Shape, array_namespace
 from mpitrain.group import TensorGroup, share
 from mpitrain.kernels import kernels_of
-from mpitrain.models.perceptron import after_flatten
+from mpitrain.models import perceptron
 from mpitrain.nn.layer import Initial
 
 
@@ -18,7 +18,9 @@ def layers(
 ) -> dict[str, nn.Layer]:
     """Tables of ``rows`` vectors of ``width`` numbers, then a perceptron."""
     own = nn.Chain({"rows": SpreadTables(tables, rows, width, group)})
-    return {"tables": own, **after_flatten([tables * width, *hidden, classes])}
+    read = (tables * width,)
+    whole = TensorGroup()  # tables are spread over the replicas, and no layer is shared
+    return {"tables": own, **perceptron.layers(read, hidden, classes, whole, "linear")}
 
 
 class SpreadTables(nn.Layer):

@@ -1,6 +1,7 @@
 """Convolution as one matrix product (im2col)."""
 
 from collections.abc import Mapping
+from typing import Literal
 
 from mpitrain.arrays import Array, Parameters, Shape, array_namespace
 from mpitrain.kernels.host import total
@@ -17,16 +18,26 @@ class Conv2d(Layer):
     """
 
     def __init__(
-        self, channels: int, outputs: int, size: int, *, stride: int = 1, padding: int = 0
+        self,
+        channels: int,
+        outputs: int,
+        size: int,
+        *,
+        stride: int = 1,
+        padding: int = 0,
+        split: Literal["channels", "outputs"] | None = None,
     ) -> None:
         """Describe the layer.
 
         Args:
-            channels, outputs: sizes of the last axes of x_NHWC and y_NHWO.
+            channels, outputs: sizes of the last axes of x_NHWC and y_NHWO, over all tensor ranks.
             size: rows and columns of a filter, whose weights have the shape
                 (size, size, channels, outputs).
             stride: points between two places of a filter.
             padding: rows and columns of zeros on each side.
+            split: axis that the ranks of a tensor group share, as the two columns of AlexNet did
+                (Krizhevsky 2012): ``outputs`` gives each rank filters, ``channels`` one term of a
+                sum, after which :class:`Bias` comes.
 
         Raises:
             ValueError: a size or a stride is below 1, or the padding below 0.
@@ -38,11 +49,17 @@ class Conv2d(Layer):
         self.size = size
         self.stride = stride
         self.padding = padding
+        self.bias = split != "channels"
+        if split == "outputs":
+            self.split = {"weight": 3, "bias": 0}
+        elif split == "channels":
+            self.split = {"weight": 2}
 
     def initial(self) -> Mapping[str, Initial]:
         weight = (self.size, self.size, self.channels, self.outputs)
         deviation = he_deviation(self.size**2 * self.channels)
-        return {"weight": Initial(weight, deviation), "bias": Initial((self.outputs,))}
+        bias = {"bias": Initial((self.outputs,))} if self.bias else {}
+        return {"weight": Initial(weight, deviation)} | bias
 
     def output_shape(self, shape: Shape) -> Shape:
         expect_image("convolution", shape, self.channels)
@@ -54,20 +71,21 @@ class Conv2d(Layer):
         border = (self.padding, self.padding)
         padded_NHWC = xp.pad(x, ((0, 0), border, border, (0, 0)))
         patches_NHWKC = xp.stack(tuple(windows(padded_NHWC, self.size, self.stride)), axis=3)
-        weight_KO = parameters["weight"].reshape(-1, self.outputs)
+        weight_KO = _matrix(parameters["weight"])
         patches = patches_NHWKC.reshape(-1, len(weight_KO))
         y = matmul(patches, weight_KO)
-        y += parameters["bias"]
-        return y.reshape(*patches_NHWKC.shape[:3], self.outputs), (patches, padded_NHWC.shape)
+        if self.bias:
+            y += parameters["bias"]
+        return y.reshape(*patches_NHWKC.shape[:3], y.shape[1]), (patches, padded_NHWC.shape)
 
     def backward(
         self, parameters: Parameters, saved: tuple[Array, Shape], dy: Array
     ) -> tuple[Array, tuple[Array, Array]]:
         patches, padded_shape = saved
-        weight_KO = parameters["weight"].reshape(-1, self.outputs)
-        dy_flat = dy.reshape(-1, self.outputs)
+        weight_KO = _matrix(parameters["weight"])
+        dy_flat = dy.reshape(-1, weight_KO.shape[1])
         dpatches_NHWKC = matmul(dy_flat, weight_KO.T).reshape(
-            *dy.shape[:3], self.size**2, self.channels
+            *dy.shape[:3], self.size**2, padded_shape[3]
         )
         dpadded_NHWC = array_namespace(dy).zeros(padded_shape, dy.dtype)
         for element, view in enumerate(windows(dpadded_NHWC, self.size, self.stride)):
@@ -78,7 +96,10 @@ class Conv2d(Layer):
 
     def gradients(self, parameters: Parameters, kept: tuple[Array, Array]) -> dict[str, Array]:
         patches, dy_flat = kept
-        return {
-            "weight": matmul(patches.T, dy_flat).reshape(parameters["weight"].shape),
-            "bias": total(dy_flat, axis=0),
-        }
+        weight = {"weight": matmul(patches.T, dy_flat).reshape(parameters["weight"].shape)}
+        return weight | ({"bias": total(dy_flat, axis=0)} if self.bias else {})
+
+
+def _matrix(weight: Array) -> Array:
+    """The filters, a column each."""
+    return weight.reshape(-1, weight.shape[-1])

@@ -49,16 +49,21 @@ class LayerNorm(Elementwise):
 class GroupNorm(LayerNorm):
     """Normalisation over the points of an image and a group of its channels (Wu & He 2018): x_NHWC.
 
-    Unlike batch normalisation, it needs no statistics of other ranks' samples.
+    Unlike batch normalisation, it needs no statistics of other ranks' samples.  With ``split``, the
+    ranks of a tensor group have some of the groups each.
     """
 
-    def __init__(self, groups: int, features: int, *, epsilon: float = 1e-5) -> None:
+    def __init__(
+        self, groups: int, features: int, *, epsilon: float = 1e-5, split: bool = False
+    ) -> None:
         """``features``: size of the last axis; ``ValueError`` unless ``groups`` divides it."""
         expect_sizes("GroupNorm", groups=groups, features=features)
         if features % groups:
             raise ValueError(f"{features} channels cannot be normed in {groups} equal groups")
         super().__init__(features, epsilon=epsilon)
-        self.groups = groups
+        self.width = features // groups
+        if split:
+            self.split = {"weight": 0, "bias": 0}
 
     def output_shape(self, shape: Shape) -> Shape:
         expect_image("group norm", shape, self.features)
@@ -78,13 +83,12 @@ class GroupNorm(LayerNorm):
         return self._by_point(dx, normal.shape), (dy, normal)
 
     def _by_group(self, x_NHWC: Array) -> Array:
-        n, rows, columns, _ = x_NHWC.shape
-        width = self.features // self.groups
-        x_NPGC = x_NHWC.reshape(n, rows * columns, self.groups, width)
-        return x_NPGC.transpose(0, 2, 1, 3).reshape(n, self.groups, rows * columns * width)
+        n, rows, columns, channels = x_NHWC.shape
+        groups = channels // self.width
+        x_NPGC = x_NHWC.reshape(n, rows * columns, groups, self.width)
+        return x_NPGC.transpose(0, 2, 1, 3).reshape(n, groups, rows * columns * self.width)
 
     def _by_point(self, x: Array, shape: Shape) -> Array:
-        n, rows, columns, _ = shape
-        width = self.features // self.groups
-        x_NGPC = x.reshape(n, self.groups, rows * columns, width)
+        n, rows, columns, channels = shape
+        x_NGPC = x.reshape(n, channels // self.width, rows * columns, self.width)
         return x_NGPC.transpose(0, 2, 1, 3).reshape(shape)

@@ -224,7 +224,7 @@ def layouts(model, ranks):
         name: parallel
         for name, parallel in found.items()
         if has_pipe(parallel) <= layers
-        and (model in ("gpt", "mlp") or "tensor" not in parallel)
+        and (model != "recommender" or "tensor" not in parallel)
         and (model == "gpt" or not {"sequence", "partition"} & parallel.keys())
         and (model != "recommender" or not parallel.keys() - {"recompute"})
         and not (model == "mlp" and len(parallel.get("replicas", ())) > layers)

@@ -12,6 +12,7 @@ DEEPER = {
     "collectives.analysis.page": "pages of pipeline schedules have the style and keys of explore",
     "collectives.analysis.pictures": "find-lr refuses a picture's name as draw does, beforehand",
     "collectives.calls.native": "doctor looks up the tuning table as a call does",
+    "collectives.analysis.topology": "the search's links are those that the simulator knows",
     "collectives.calls.tuner": "doctor says what auto would choose on this machine",
     "collectives.commands.arguments": "numbers on both command lines are read alike",
     "collectives.commands.program": "both command lines have --version and -v",
