@@ -37,7 +37,7 @@ def model() -> GPT2LMHeadModel:
     return GPT2LMHeadModel(
         GPT2Config(
             vocab_size=64, n_positions=16, n_embd=32, n_layer=4, n_head=4,
-            bos_token_id=0, eos_token_id=0, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
+            bos_token_id=0, eos_token_id=0,
         )
     )  # fmt: skip
 
