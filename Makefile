@@ -29,7 +29,8 @@ STAMP   := $(VENV)/installed$(if $(TORCH),-torch)
 # another; otherwise it came with pip.
 MPIEXEC := $(if $(filter system,$(MPI)),mpiexec,$(abspath $(BIN))/mpiexec)
 comma   := ,
-# Torch is large: its tests are skipped without TORCH=1. The extra gloo pins its version.
+# Torch is large: its tests, and those of transformers, are skipped without TORCH=1. The extra gloo
+# pins its version.
 EXTRAS  := dev$(if $(filter system,$(MPI)),,$(comma)$(MPI))$(if $(TORCH),$(comma)gloo)
 
 export MPIEXEC SWEEPS
