@@ -1,9 +1,13 @@
 """Groups of ranks that share items, and each rank's part."""
 
+from collections.abc import Sequence
+from math import prod
+
+import numpy as np
 from mpi4py import MPI
 
 from collectives import Communicator
-from mpitrain.arrays import Array, array_namespace
+from mpitrain.arrays import Array, Shape, array_namespace
 
 
 def share(length: int, rank: int, size: int) -> slice:
@@ -60,6 +64,28 @@ class TensorGroup:
         parts = xp.empty((self.size, *x.shape), x.dtype)
         self.comm.Allgather(xp.ascontiguousarray(x), parts)
         return xp.moveaxis(parts, 0, 1).reshape(len(x), self.size * x.shape[1], *x.shape[2:])
+
+    def exchange(self, parts: Sequence[Array], shapes: Sequence[Shape]) -> list[Array]:
+        """The arrays that each rank has for this one, of these shapes; ``parts[r]`` is for rank r.
+
+        All have one type.
+        """
+        if self.comm is None:
+            return list(parts)
+        xp = array_namespace(parts[0])
+        own = xp.concatenate([part.reshape(-1) for part in parts])
+        sizes = [prod(shape) for shape in shapes]
+        found = xp.empty(sum(sizes), own.dtype)
+        itemsize = own.dtype.itemsize
+        self.comm.Alltoallv(
+            [own.view(np.uint8), [part.size * itemsize for part in parts]],
+            [found.view(np.uint8), [size * itemsize for size in sizes]],
+        )
+        ends = np.cumsum(sizes).tolist()
+        return [
+            found[end - size : end].reshape(shape)
+            for end, size, shape in zip(ends, sizes, shapes, strict=True)
+        ]
 
     def scatter(self, x: Array) -> Array:
         """This rank's part, along axis 1, of the sum of x_NT... over the ranks."""

@@ -42,7 +42,7 @@ class KeptPart:
 
 def kept_parts(parts: "Parts", *, written: bool = False) -> Iterator[tuple[KeptElements, KeptPart]]:
     """State of tensors' elements on this rank, or the part of it that the rank writes."""
-    replica = parts.grid.place.replica
+    replica = parts.grid.data.rank
     for kept in chain.from_iterable(one.kept() for one in _keepers(parts)):
         owner = f"@{replica}" if kept.is_per_replica else ""
         section = f"{EXCHANGE}{kept.name}{owner}"
@@ -116,7 +116,7 @@ def _sources(
         if tensor.name in checkpoint.named(name):
             return [name]
         return [f"{name}@{number}" for number in numbers]  # where each replica kept its part
-    replica, replicas = parts.grid.place.replica, parts.grid.data.size
+    replica, replicas = parts.grid.data.rank, parts.grid.data.size
     taken = [f"{name}@{number}" for number in numbers if number % replicas == replica]
     # Owners keep something only where sums are coded again, which depends on the ranks.
     lost = kept.when_alone

@@ -90,11 +90,11 @@ def collect(parts: "Parts") -> tuple[dict[str, Array], list[SavedPiece], Manifes
     for _, own in exchange.kept_parts(parts, written=True):
         found.elements(own.section, own.tensor, own.start, own.values)
     # Replicas have the same; the first one writes it.
-    place = parts.grid.place
-    state = parts.state if place.replica == place.tensor == 0 else {}
+    is_first = parts.grid.data.rank == 0
+    state = parts.state if is_first and parts.grid.place.tensor == 0 else {}
     for name, values in state.items():
         found.whole("state", name, values)
-    for name, values in exchange.state(parts).items() if place.replica == 0 else ():
+    for name, values in exchange.state(parts).items() if is_first else ():
         kind: Number = "float32" if values.dtype == np.float32 else "float64"
         found.whole(EXCHANGE_STATE, name, values, kind)
     manifest = Manifest(

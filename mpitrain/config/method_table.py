@@ -120,6 +120,7 @@ STEPS = "steps that all ranks take together"
 SUMMED = "codes that are summed over the replicas"
 VELOCITY = "the velocity of sgd"
 WHOLE_SUM = "the whole sum on each rank"
+WORKER_GRADIENTS = "the gradient of a worker on each of its ranks"
 WIDTHS = "equally many replicas of each stage"
 
 #: The model and the optimiser of a job that tries methods, unless these set others.
@@ -144,6 +145,10 @@ _LAYOUT = (
             REPLICA_SUMS: "sums some over the tensor ranks, too"}),
     Method("sequence", "sequence parallelism", {"parallel.sequence": True}, (POSITIONS,),
            beside=_GPT),
+    Method("context", "context parallelism", {"parallel.context": 2}, (POSITIONS, HOST),
+           {ONE_RANK: "gives each rank some of the positions",
+            REPLICA_SUMS: "sums them over the context ranks, too",
+            WORKER_GRADIENTS: "gives each rank a part of it"}, beside=_GPT),
     Method("zero-1", "ZeRO-1", {"parallel.zero": 1}, (STATE_PLACE,), _SHARDS,
            _is("parallel", "zero", 1)),
     *(Method(f"zero-{level}", f"ZeRO-{level}", {"parallel.zero": level},
@@ -202,7 +207,7 @@ _CODECS = (
            beside={"compress.codec": "int8"}),
 )
 
-_WORKERS = (REPLICA_STATE, REPLICATED, WIDTHS, CLOCK, HOST)
+_WORKERS = (REPLICA_STATE, REPLICATED, WIDTHS, CLOCK, HOST, WORKER_GRADIENTS)
 _DRIFTS = {CLOCK: "exchanges them after several steps", FORWARD: "lets workers train by themselves",
            RESIDUALS: "exchanges updates"}
 _AS_IT_IS = {SIZES: "adds the sum to the weights as it is"}

@@ -256,7 +256,7 @@ class Parallel(Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         pipe: stages of the pipeline.
         tensor: ranks that share each layer; embedding tables of a recommender are spread instead.
-        data: replicas; 0: ranks / (pipe * tensor).
+        data: replicas; 0: ranks / (pipe * context * tensor).
         replicas: replicas of each stage, if they differ: [2, 1, 1] is PipeDream's 2-1-1.
         partition: way to cut the layers into stages: ``even``, equally many layers in each;
             ``auto``, by ``profile``'s measured times; or the number of layers of each stage, as in
@@ -267,6 +267,11 @@ class Parallel(Struct, frozen=True, forbid_unknown_fields=True):
         weights: weights that a micro-batch sees under ``asynchronous``.
         window: steps of ``asynchronous`` after which the pipeline drains; checkpoints and
             comparisons that are due within a window are made at its end.
+        context: ranks that share the positions of each sample, for long ones (gpt).
+        attention: way in which context ranks attend to all positions.  ``zigzag`` and ``ring``:
+            keys and values go round; each rank has two pieces of the positions, an early one and a
+            late one, which makes causal attention equal work, or one piece.  ``ulysses``: ranks
+            exchange positions for heads, of which there should be as many.
         sequence: tensor ranks share the positions of what lies between their layers too.
         zero: ZeRO level, which says what the replicas share among them: 1 the optimiser state, 2
             gradients too, 3 parameters too.
@@ -295,6 +300,8 @@ class Parallel(Struct, frozen=True, forbid_unknown_fields=True):
     chunks: Count = 1
     weights: Literal["stash", "vertical", "two_buffers", "spectrain", "linear", "latest"] = "stash"
     window: Count = 64
+    context: Count = 1
+    attention: Literal["zigzag", "ring", "ulysses"] = "zigzag"
     sequence: bool = False
     zero: Annotated[int, Meta(ge=0, le=3)] = 0
     node_shared: bool = False

@@ -113,6 +113,8 @@ def _model(job: Tables) -> Faults:
                 f"{p.tensor} ranks cannot share the {norms} groups of {channels} channels that are "
                 "normed together; take a power of 2, and channels in multiples of 8",
             )
+    if p.context == 1 and p.attention != "zigzag":
+        yield "parallel.attention", f"{p.attention} is a way of context ranks; set parallel.context"
     if p.sequence and context % p.tensor:
         yield "parallel.sequence", f"{p.tensor} ranks cannot share {context} positions"
     for kind, names in (("gpt", ("text", "tokens")), ("recommender", ("clicks",))):

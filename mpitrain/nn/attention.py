@@ -1,27 +1,54 @@
-"""Causal self-attention over the heads that a rank has."""
+"""Self-attention over the heads and the positions that a rank has."""
 
 from math import sqrt
+from typing import Any
 
 from mpitrain.arrays import Array, Parameters, Shape, array_namespace
+from mpitrain.group import TensorGroup
 from mpitrain.kernels import kernels_of
+from mpitrain.nn.context import RESTING, Context
+from mpitrain.nn.dropout import dropout_mask
 from mpitrain.nn.layer import Layer, widened
+from mpitrain.nn.positions import Positions, Tile
+from mpitrain.nn.ring_attention import Attended, Blocks, Drop, attend, attend_back
 from mpitrain.nn.sizes import expect_sizes
 
-#: Queries, keys, values, and the attention of each query to each key.
-_Saved = tuple[Array, Array, Array, Array]
 
-
-class CausalAttention(Layer):
-    """``softmax(q k / sqrt(E)) v`` of each head; no position sees a later one (Vaswani 2017).
+class Attention(Layer):
+    """``softmax(q k / sqrt(E)) v`` of each head (Vaswani 2017).
 
     x_NT(3D) holds queries, keys and values of E numbers, head by head, so that ranks can share the
-    heads; the output is y_NTD.  Saves T x T numbers a head and sample.
+    heads; the output is y_NTD.  Scores are held for a tile of queries and one of keys at a time,
+    and the backward pass computes them again.
+
+    Attributes:
+        head_width: E.
+        causal: whether no position sees a later one.
+        dropout: probability with which a position does not see another one in training.
     """
 
-    def __init__(self, head_width: int) -> None:
-        """``head_width``: E, numbers of a query; ``ValueError`` below 1."""
-        expect_sizes("CausalAttention", head_width=head_width)
+    sees = True
+    causal = False
+
+    def __init__(
+        self, head_width: int, dropout: float = 0.0, group: TensorGroup | None = None
+    ) -> None:
+        """Nothing is computed yet.
+
+        Args:
+            head_width: numbers of a query.
+            dropout: see above.
+            group: ranks that share the heads.
+
+        Raises:
+            ValueError: a width below 1, or no probability.
+        """
+        expect_sizes(type(self).__name__, head_width=head_width)
+        if not 0 <= dropout < 1:
+            raise ValueError(f"dropout = {dropout}: a probability from 0 to less than 1")
         self.head_width = head_width
+        self.dropout = dropout
+        self._group = group or TensorGroup()
 
     def output_shape(self, shape: Shape) -> Shape:
         if len(shape) != 2 or shape[1] % (3 * self.head_width):
@@ -30,33 +57,76 @@ class CausalAttention(Layer):
             )
         return shape[0], shape[1] // 3
 
-    def forward(self, parameters: Parameters, x: Array) -> tuple[Array, _Saved]:
-        xp = array_namespace(x)
-        samples, positions, width = x.shape
+    def forward(
+        self, parameters: Parameters, x: Array, context: Context = RESTING
+    ) -> tuple[Array, Any]:
+        samples, length, width = x.shape
         heads = width // (3 * self.head_width)
-        x, narrow = widened(x), x.dtype
-        by_head = x.reshape(samples, positions, heads, 3, self.head_width).transpose(3, 0, 2, 1, 4)
-        q, k, v = xp.ascontiguousarray(by_head)
-        scores = q @ k.swapaxes(-1, -2)
-        attention = kernels_of(x).causal_softmax(scores, 1.0 / sqrt(self.head_width))
-        y_NHTE = attention @ v
-        y = y_NHTE.transpose(0, 2, 1, 3).reshape(samples, positions, heads * self.head_width)
-        return y.astype(narrow, copy=False), (q, k, v, attention)
+        by_head = x.reshape(samples, length, heads, 3, self.head_width).transpose(3, 0, 2, 1, 4)
+        qkv = array_namespace(x).ascontiguousarray(by_head)
+        positions = context.positions or Positions(TensorGroup(), length)
+        first = self._group.rank * heads
+        drop = self._drop(context) if context.training and self.dropout else None
+        y_NHTE, saved = self._attend(
+            qkv, Blocks(1.0 / sqrt(self.head_width), self.causal, slice(first, first + heads), drop),
+            positions,
+        )  # fmt: skip
+        y = y_NHTE.transpose(0, 2, 1, 3).reshape(samples, length, heads * self.head_width)
+        return y.astype(x.dtype, copy=False), saved
 
-    def backward(self, parameters: Parameters, saved: _Saved, dy: Array) -> tuple[Array, None]:
-        xp = array_namespace(dy)
-        dy, narrow = widened(dy), dy.dtype
+    def backward(self, parameters: Parameters, saved: Any, dy: Array) -> tuple[Array, None]:
+        xp, (samples, length, width) = array_namespace(dy), dy.shape
+        heads = width // self.head_width
+        wide = widened(dy)
+        by_head = wide.reshape(samples, length, heads, self.head_width).transpose(0, 2, 1, 3)
+        dx = xp.empty((samples, length, heads, 3, self.head_width), wide.dtype)
+        self._back(saved, xp.ascontiguousarray(by_head), dx.transpose(3, 0, 2, 1, 4))
+        return dx.reshape(samples, length, 3 * width).astype(dy.dtype, copy=False), None
+
+    def _attend(self, qkv: Array, blocks: Blocks, positions: Positions) -> tuple[Array, Any]:
+        """Attention of qkv_3NHTE: y_NHTE, and the values for :meth:`_back`."""
+        return attend(blocks, qkv, positions)
+
+    def _back(self, saved: Any, dy: Array, dqkv: Array) -> None:
+        """Write the gradient by qkv_3NHTE for dy_NHTE."""
+        dqkv[...] = attend_back(saved, dy)
+
+    def _drop(self, context: Context) -> Drop:
+        def factors(heads: slice, row: Tile, column: Tile) -> Array:
+            shape = heads.stop - heads.start, row.stop - row.start, column.stop - column.start
+            first = heads.start, row.start, column.start
+            found = dropout_mask(context, self.dropout, shape, first)
+            assert found is not None
+            return found
+
+        return factors
+
+
+class CausalAttention(Attention):
+    """Attention in which no position sees a later one.
+
+    A sample of one tile on one rank goes by the kernels of the host or the GPU in one piece, and
+    keeps its scores.
+    """
+
+    causal = True
+
+    def _attend(self, qkv: Array, blocks: Blocks, positions: Positions) -> tuple[Array, Any]:
+        if positions.are_split or positions.length > positions.tile or blocks.drop:
+            return super()._attend(qkv, blocks, positions)
+        q, k, v = widened(qkv)
+        scores = q @ k.swapaxes(-1, -2)
+        attention = kernels_of(q).causal_softmax(scores, blocks.scale)
+        return attention @ v, (q, k, v, attention)
+
+    def _back(self, saved: Any, dy: Array, dqkv: Array) -> None:
+        if isinstance(saved, Attended):
+            super()._back(saved, dy, dqkv)
+            return
         q, k, v, attention = saved
-        samples, heads, positions, width = q.shape
-        dy_NHTE = dy.reshape(samples, positions, heads, width).transpose(0, 2, 1, 3)
-        dy_NHTE = xp.ascontiguousarray(dy_NHTE)
-        dattention = dy_NHTE @ v.swapaxes(-1, -2)
-        scale = 1.0 / sqrt(width)
+        dattention = dy @ v.swapaxes(-1, -2)
+        scale = 1.0 / sqrt(self.head_width)
         dscores = kernels_of(dy).causal_softmax_gradient(dattention, attention, scale)
-        dx = xp.empty((samples, positions, heads, 3, width), dy.dtype)
-        by_head = dx.transpose(3, 0, 2, 1, 4)
-        by_head[0] = dscores @ k
-        by_head[1] = dscores.swapaxes(-1, -2) @ q
-        by_head[2] = attention.swapaxes(-1, -2) @ dy_NHTE
-        dx = dx.reshape(samples, positions, 3 * heads * width)
-        return dx.astype(narrow, copy=False), None
+        dqkv[0] = dscores @ k
+        dqkv[1] = dscores.swapaxes(-1, -2) @ q
+        dqkv[2] = attention.swapaxes(-1, -2) @ dy

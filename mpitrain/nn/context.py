@@ -10,6 +10,7 @@ import numpy as np
 
 from mpitrain.arrays import Array
 from mpitrain.group import TensorGroup
+from mpitrain.nn.positions import Positions
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,7 @@ class Context:
         state: arrays of the layer that are no parameters, by name; the layer may change them.
         path: names of the layers around the layer, and its own.
         again: whether this forward pass repeats an earlier one, before the backward pass.
+        positions: the cut of a sample's positions among ranks; None: this rank has them all.
         keyed: whether random numbers are the same in every layout; otherwise, a layer whose code is
             not ours may draw its own, seeded by the step and the micro-batch.
     """
@@ -38,6 +40,7 @@ class Context:
     path: tuple[str, ...] = ()
     again: bool = False
     keyed: bool = True
+    positions: Positions | None = None
 
     def inside(self, name: str) -> Self:
         """The context of the layer of this name within the present one."""
@@ -55,17 +58,21 @@ class Context:
             state = _mixed_number(state + key)
         return _mixed(self.samples.astype(np.uint64) + np.uint64(state))
 
-    def uniform(self, shape: tuple[int, ...], xp: ModuleType = np) -> Array:
+    def uniform(
+        self, shape: tuple[int, ...], xp: ModuleType = np, first: tuple[int, ...] | None = None
+    ) -> Array:
         """Pseudo-random integers of 64 bits, of the shape (samples, *shape), in ``xp``'s memory.
 
         A number depends only on the seed, the step, the layer, the sample and its place in the
         sample, axis by axis, so that padding behind it changes nothing; any layout of ranks gives
-        the same.
+        the same.  ``first`` is the place of the first number: of a part of the sample, which has
+        the numbers that it has in the whole.
         """
         counters = xp.asarray(self.seeds())
-        for axis, size in enumerate(shape):
+        for axis, (start, size) in enumerate(zip(first or (0,) * len(shape), shape, strict=True)):
             factor = np.uint64(_mixed_number(axis) | 1 if axis else 1)
-            counters = counters[..., None] + xp.arange(size, dtype=np.uint64) * factor
+            places = xp.arange(start, start + size, dtype=np.uint64)
+            counters = counters[..., None] + places * factor
         return _mixed(counters)
 
 

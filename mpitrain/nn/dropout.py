@@ -35,10 +35,15 @@ class Dropout(Elementwise):
         return (dy if saved is None else dy * saved), None
 
 
-def dropout_mask(context: Context, p: float, shape: Shape) -> Array | None:
-    """Factors 0 and ``1 / (1 - p)`` of the shape (samples, *shape); None if nothing drops out."""
+def dropout_mask(
+    context: Context, p: float, shape: Shape, first: Shape | None = None
+) -> Array | None:
+    """Factors 0 and ``1 / (1 - p)`` of the shape (samples, *shape); None if nothing drops out.
+
+    ``first``: place of the first one, where the shape is a part of the whole.
+    """
     if not context.training or not p:
         return None
-    kept = context.uniform(shape) >= int(p * 2.0**64)
+    kept = context.uniform(shape, first=first) >= int(p * 2.0**64)
     factors: Array = kept / (1 - p) if p < 1 else kept.astype(float)
     return factors

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from mpitrain.arrays import Array, Parameters, Shape, array_namespace
 from mpitrain.group import TensorGroup
 from mpitrain.kernels import kernels_of
+from mpitrain.nn.context import RESTING, Context
 from mpitrain.nn.layer import Elementwise, Initial, Layer, matmul
 
 _DEVIATION = 0.02
@@ -63,6 +64,8 @@ class TokenEmbedding(_TokenTable):
 class PositionEmbedding(Elementwise):
     """``y_NTD = x_NTD + position_TD``."""
 
+    sees = True
+
     def __init__(self, context: int, width: int, group: TensorGroup, *, sequence: bool) -> None:
         """``sequence``: each rank of ``group`` has a slice of the positions of x."""
         self.context = context
@@ -75,20 +78,27 @@ class PositionEmbedding(Elementwise):
     def initial(self) -> Mapping[str, Initial]:
         return {"position": Initial((self.context, self.width), _DEVIATION)}
 
-    def forward(self, parameters: Parameters, x: Array) -> tuple[Array, None]:
-        return x + parameters["position"][self._positions(x)], None
-
-    def backward(self, parameters: Parameters, saved: None, dy: Array) -> tuple[Array, Array]:
-        return dy, dy
-
-    def gradients(self, parameters: Parameters, kept: Array) -> dict[str, Array]:
-        gradient = array_namespace(kept).zeros_like(parameters["position"])
-        gradient[self._positions(kept)] = kept.sum(axis=0)
-        return {"position": gradient}
-
-    def _positions(self, x: Array) -> slice:
+    def forward(
+        self, parameters: Parameters, x: Array, context: Context = RESTING
+    ) -> tuple[Array, slice | Array]:
         first = self.group.rank * x.shape[1] if self.sequence else 0
-        return slice(first, first + x.shape[1])
+        rows: slice | Array = slice(first, first + x.shape[1])
+        if context.positions:
+            rows = context.positions.own[rows]
+        return x + parameters["position"][rows], rows
+
+    def backward(
+        self, parameters: Parameters, saved: slice | Array, dy: Array
+    ) -> tuple[Array, tuple[slice | Array, Array]]:
+        return dy, (saved, dy)
+
+    def gradients(
+        self, parameters: Parameters, kept: tuple[slice | Array, Array]
+    ) -> dict[str, Array]:
+        rows, dy = kept
+        gradient = array_namespace(dy).zeros_like(parameters["position"])
+        gradient[rows] = dy.sum(axis=0)
+        return {"position": gradient}
 
 
 class Unembedding(_TokenTable):

@@ -15,27 +15,32 @@ from mpitrain.ranks.together import ClosedTogether
 
 
 class Coordinates(NamedTuple):
-    """Coordinates of a rank: its stage, its replica of the stage, its part of the layers."""
+    """Coordinates of a rank: its stage, its replica of the stage, its part of the layers, and of
+    the positions."""
 
     stage: int
     replica: int
     tensor: int
+    context: int = 0
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Stages of a pipeline, replicas of each, and tensor ranks of each replica.
+    """Stages of a pipeline, replicas of each, context and tensor ranks of each replica.
 
-    Tensor ranks, which talk most, are neighbours; then the replicas of a stage; then the stages.
+    Tensor ranks, which talk most, are neighbours; then the context ranks of a replica; then the
+    replicas of a stage; then the stages.
 
     Attributes:
         replicas: number of replicas of each stage; (2, 2) is two pipelines of two stages,
             (2, 1, 1) PipeDream's "2-1-1".
         tensor: ranks that share each layer.
+        context: ranks that share the positions of each sample.
     """
 
     replicas: tuple[int, ...] = (1,)
     tensor: int = 1
+    context: int = 1
 
     @property
     def stages(self) -> int:
@@ -45,26 +50,28 @@ class Layout:
     @property
     def ranks(self) -> int:
         """Number of ranks."""
-        return sum(self.replicas) * self.tensor
+        return sum(self.replicas) * self.context * self.tensor
 
     def rank(self, place: Coordinates) -> int:
         """The rank at these coordinates."""
         before = sum(self.replicas[: place.stage]) + place.replica
-        return before * self.tensor + place.tensor
+        return (before * self.context + place.context) * self.tensor + place.tensor
 
     def place(self, rank: int) -> Coordinates:
         """The coordinates of a rank."""
         column, tensor = divmod(rank, self.tensor)
+        column, context = divmod(column, self.context)
         for stage, count in enumerate(self.replicas):
             if column < count:
-                return Coordinates(stage, column, tensor)
+                return Coordinates(stage, column, tensor, context)
             column -= count
         raise ValueError(f"rank {rank} is not one of the {self.ranks} of this layout")
 
     def __str__(self) -> str:
         even = len(set(self.replicas)) == 1
         shape = f"{self.replicas[0]}" if even else "-".join(map(str, self.replicas))
-        return f"data {shape} x pipe {self.stages} x tensor {self.tensor}"
+        found = f"data {shape} x pipe {self.stages} x tensor {self.tensor}"
+        return found if self.context == 1 else f"{found} x context {self.context}"
 
 
 class ProcessGrid(ClosedTogether):
@@ -75,6 +82,7 @@ class ProcessGrid(ClosedTogether):
         comm: communicator of all ranks.
         place: the own coordinates.
         tensor: ranks that share our layers.
+        context: ranks that share the positions of our samples.
         groups: ranks whose gradients are summed with ours, for each group of an arena (see
             :mod:`mpitrain.parallel.arena`).
     """
@@ -103,19 +111,24 @@ class ProcessGrid(ClosedTogether):
         self.layout = layout
         self._xp = xp
         self._shared = sorted(set(shared), key=sorted)
-        self.place = stage, replica, tensor = layout.place(comm.rank)
-        data = comm.Split(stage * layout.tensor + tensor, replica)
+        self.place = stage, replica, tensor, context = layout.place(comm.rank)
+        data = comm.Split(stage * layout.tensor + tensor, comm.rank)
         alone = comm.Split(comm.rank)
         self._comms = [data, alone]
         self.groups = {DATA: data, COPIES: data, OWN: alone}
         if layout.tensor > 1:
-            sharers = comm.Split(layout.rank(Coordinates(stage, replica, 0)), tensor)
+            sharers = comm.Split(layout.rank(self.place._replace(tensor=0)), tensor)
             together = comm.Split(stage, comm.rank)
             self._comms += [sharers, together]
             self.groups[SUMMED] = together
             self.tensor = TensorGroup(sharers)
         else:
             self.tensor = TensorGroup()
+        self.context = TensorGroup()
+        if layout.context > 1:
+            ring = comm.Split(layout.rank(self.place._replace(context=0)), context)
+            self._comms.append(ring)
+            self.context = TensorGroup(ring)
         self._comms += self._split_holders(self.groups, tensor)
         for own in self._comms:
             use_once(own, self._xp)
@@ -133,15 +146,15 @@ class ProcessGrid(ClosedTogether):
 
     @property
     def data(self) -> Communicator:
-        """The replicas of our stage."""
+        """The replicas of our stage, each with all of its context ranks."""
         return self.groups[DATA]
 
     def within(self) -> tuple[dict[str, Communicator], Communicator]:
         """The groups of an arena within our own replica, and all ranks of it; collective.
 
-        All stages of the layout have equally many replicas.
+        All stages of the layout have equally many replicas, and one context rank each.
         """
-        _, replica, tensor = self.place
+        _, replica, tensor, _ = self.place
         alone = self.groups[OWN]
         groups = {DATA: alone, COPIES: alone, OWN: alone}
         column = self.comm.Split(replica, self.comm.rank)

@@ -57,6 +57,7 @@ class Runner:
         span: Span = no_span,
         device: Device = HOST,
         varies: bool = False,
+        resting: Context = RESTING,
     ) -> None:
         """Agree on the shapes of messages; collective over ``comm``.
 
@@ -70,6 +71,7 @@ class Runner:
             span: records times.
             device: device of the arrays.
             varies: whether samples of some micro-batches have other sizes than ``inputs``.
+            resting: context of the pass with ``probe``.
         """
         self.comm = comm
         self.layout = layout
@@ -82,7 +84,7 @@ class Runner:
         self._device = device
         self._varies = varies
         self.waited: dict[int, float] = {}
-        self.specs = self._agree(probe, inputs)
+        self.specs = self._agree(probe, inputs, resting)
         self._last = _last_before_updates(self.actions)
 
     def run(
@@ -194,7 +196,7 @@ class Runner:
         """The rank that has a micro-batch in a virtual stage, with our part of the layers."""
         stage = virtual % self.pipeline.stages
         replica = self.pipeline.replica(stage, micro_batch)
-        return self.layout.rank(Coordinates(stage, replica, self.place.tensor))
+        return self.layout.rank(self.place._replace(stage=stage, replica=replica))
 
     def _arrivals(self) -> list[tuple[int, int, int, Spec]]:
         """(micro-batch, rank, tag, spec) of the messages that our actions need, in order."""
@@ -210,16 +212,18 @@ class Runner:
                 arrivals.append((m, self._rank(other, m), _tag(virtual, forward), spec))
         return arrivals
 
-    def _agree(self, probe: Weights, inputs: Spec) -> list[Spec]:
+    def _agree(self, probe: Weights, inputs: Spec, resting: Context) -> list[Spec]:
         specs = [inputs]
         for virtual in range(self.pipeline.virtual_stages - 1):
             chunk, stage = divmod(virtual, self.pipeline.stages)
             found = None
             if stage == self.place.stage:
                 sample = self._device.xp.zeros((1, *specs[-1].shape), specs[-1].dtype)
-                y, _ = self.chunks[chunk].forward(probe, sample)
+                y, _ = self.chunks[chunk].forward(probe, sample, resting)
                 found = Spec(y.shape[1:], y.dtype)
-            specs.append(self.comm.bcast(found, self.layout.rank(Coordinates(stage, 0, 0))))
+            first = [Coordinates(stage, 0, 0, part) for part in range(self.layout.context)]
+            every = [self.comm.bcast(found, self.layout.rank(place)) for place in first]
+            specs.append(every[self.place.context])
         return specs
 
 

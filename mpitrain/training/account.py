@@ -34,7 +34,9 @@ class Account:
         comm, config = parts.comm, parts.config
         self._comm, self._strategy, self._sync = comm, parts.strategy, config.sync
         #: Ranks with equal values have the same amount of work.
-        self._peers = parts.grid.place.stage, comm.rank >= comm.size - config.server.ranks
+        place, is_ring = parts.grid.place, config.parallel.attention == "ring"
+        is_server = comm.rank >= comm.size - config.server.ranks
+        self._peers = place.stage, place.context if is_ring else 0, is_server
         self._traffic = traffic_of(comm)
         self._before = self._traffic.sent, self._traffic.shared
         #: Seconds and bytes of communication after the ranks had agreed on the last step.

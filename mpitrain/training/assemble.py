@@ -62,7 +62,7 @@ def in_replicas(parts: Parts, flat: Array) -> tuple[Store, Communicator | None]:
         The store; the ranks of this replica if each replica has its own gradient, else ``None``.
     """
     comm, config, grid, arena = parts.comm, parts.config, parts.grid, parts.arena
-    comms, replica = grid.groups, grid.place.replica
+    comms, replica = grid.groups, grid.data.rank
     allocate = parts.device.allocate(grid.data)
     replica_comm = None
     if config.sync.kind != "every_step":
@@ -355,7 +355,7 @@ def _strategy(parts: Parts) -> Strategy:
     may_fail = config.data.workers > 0 or isinstance(parts.data.train, OwnSamples)
     if config.sync.kind == "quorum" and parts.comm.allreduce(may_fail, MPI.LOR):
         expect(config, "own-data")
-    replica = parts.grid.place.replica
+    replica = parts.grid.data.rank
     workers = Workers(
         comm=parts.grid.data,
         arena=parts.arena,

@@ -12,6 +12,7 @@ from mpitrain.data.dataset import Samples
 from mpitrain.device import HOST, Device
 from mpitrain.fields import fields
 from mpitrain.group import share
+from mpitrain.nn.positions import Positions
 from mpitrain.objective import LossFunction, reduction_of
 
 
@@ -69,6 +70,7 @@ class MicroBatches:
         dtype: Any = None,
         scale: float = 1.0,
         device: Device = HOST,
+        positions: Positions | None = None,
     ) -> None:
         """Nothing is copied to the device yet.
 
@@ -82,6 +84,7 @@ class MicroBatches:
             dtype: type of floating-point inputs.
             scale: factor on the loss before its gradient is taken.
             device: where the arrays go.
+            positions: the cut of the positions of inputs and labels; None: all are here.
         """
         self._held = held
         self._batches = batches
@@ -91,12 +94,13 @@ class MicroBatches:
         self._dtype = dtype
         self._scale = scale
         self._device = device
+        self._positions = positions
         self.labels_taken = 0
         self.counted: Scalar = 0.0
         self.unequal: Scalar = 0.0
         #: Inputs for the first stage, and labels for the last one.
         self.inputs = _Ahead(device, list(held), self._host_inputs)
-        self.labels = _Ahead(device, list(held), lambda micro_batch: held[micro_batch].labels)
+        self.labels = _Ahead(device, list(held), self._host_labels)
 
     def samples(self, micro_batch: int) -> int:
         """Number of samples in a micro-batch."""
@@ -109,17 +113,26 @@ class MicroBatches:
         where the loss is a mean over what counts: that is known once all ranks have taken theirs.
         """
         reduction, labels = reduction_of(self._loss), self.labels(micro_batch)
-        # A mean is one over samples, whatever their sizes are here.
-        each = prod(labels.shape[1:]) if reduction == "mean" else self._labels_per_sample
+        each = self.labels_of_sample(micro_batch)
         whole = len(self._batches[micro_batch // self._parts]) * each
         divisor = (1 if reduction == "sum" else whole) / self._scale
         scaled, gradient, *counted = self._loss(outputs, labels, divisor)
         if reduction == "count":
-            taken, count = len(self.indices(micro_batch)) * each, self._device.number(counted[0])
+            taken = labels.size if self._positions else len(self.indices(micro_batch)) * each
+            count = self._device.number(counted[0])
             self.labels_taken += taken
             self.counted = self.counted + count
             self.unequal = self.unequal + abs(count - taken)
         return self._device.number(scaled) / self._scale, gradient
+
+    def labels_of_sample(self, micro_batch: int) -> int:
+        """Number of labels of a sample, on all ranks that share its positions.
+
+        A mean is one over samples, whatever their sizes are in the micro-batch.
+        """
+        if reduction_of(self._loss) != "mean":
+            return self._labels_per_sample
+        return prod(self._held[micro_batch].labels.shape[1:])
 
     def indices(self, micro_batch: int) -> Array:
         """Indices of a micro-batch's samples in the data set."""
@@ -132,7 +145,7 @@ class MicroBatches:
                 continue
             for what, values in (
                 ("inputs", self._host_inputs(micro_batch)),
-                ("labels", samples.labels),
+                ("labels", self._host_labels(micro_batch)),
             ):
                 if (found := _first_unfit(values)) is not None:
                     row, value = found
@@ -141,10 +154,17 @@ class MicroBatches:
         return ""
 
     def _host_inputs(self, micro_batch: int) -> Array:
-        inputs = self._held[micro_batch].inputs
+        inputs = self._own(self._held[micro_batch].inputs)
         if self._dtype is not None and inputs.dtype.kind == "f":
             inputs = inputs.astype(self._dtype, copy=False)
         return inputs
+
+    def _host_labels(self, micro_batch: int) -> Array:
+        return self._own(self._held[micro_batch].labels)
+
+    def _own(self, values: Array) -> Array:
+        """The part of values_NT... that lies on this rank."""
+        return values if self._positions is None else values[:, self._positions.own]
 
 
 def _first_unfit(values: Array) -> tuple[int, str] | None:

@@ -16,8 +16,10 @@ from mpitrain.arrays import Array
 from mpitrain.compress import parse
 from mpitrain.compress.codec import feedback_of
 from mpitrain.config import Compress, Config, ConfigError, Optim
-from mpitrain.group import share
+from mpitrain.data import Dataset
+from mpitrain.group import TensorGroup, share
 from mpitrain.models import SequentialModel
+from mpitrain.nn.positions import Positions
 from mpitrain.optim.optimizers import LAMB, LARS, SGD, Adam, Optimizer
 from mpitrain.parallel.adasum_sum import Adasum
 from mpitrain.parallel.arena import Arena
@@ -42,15 +44,45 @@ def layout(config: Config, ranks: int) -> Layout:
         ConfigError: the ranks cannot be arranged like this; the message says which number could.
     """
     p = config.parallel
-    data = p.data or max(1, ranks // (p.pipe * p.tensor))
-    needed = (sum(p.replicas) or data * p.pipe) * p.tensor
+    each = p.context * p.tensor
+    data = p.data or max(1, ranks // (p.pipe * each))
+    needed = (sum(p.replicas) or data * p.pipe) * each
     if needed != ranks:
         shape = "-".join(map(str, p.replicas)) or data
+        context = f" x context {p.context}" if p.context > 1 else ""
         raise ConfigError(
-            f"parallel: data {shape} x pipe {config.stages} x tensor {p.tensor} needs {needed} "
-            f"ranks, but there are {ranks}; start as many, or change data, pipe or tensor"
+            f"parallel: data {shape} x pipe {config.stages} x tensor {p.tensor}{context} needs "
+            f"{needed} ranks, but there are {ranks}; start as many, or change data, pipe or tensor"
         )
-    return Layout(p.replicas or (data,) * p.pipe, p.tensor)
+    return Layout(p.replicas or (data,) * p.pipe, p.tensor, p.context)
+
+
+def positions(config: Config, group: TensorGroup, data: Dataset) -> Positions | None:
+    """The cut of the positions of a job's samples over context ranks; None where there is one.
+
+    Raises:
+        ConfigError: samples are too short, or vary in length, or tensor ranks cannot share a
+            rank's positions.
+    """
+    if group.size == 1:
+        return None
+    p = config.parallel
+    if data.varies:
+        raise ConfigError(
+            "parallel.context: samples of many lengths cannot be cut alike; pad them to one "
+            "length, or set parallel.context = 1"
+        )
+    try:
+        found = Positions(group, data.input_shape[0], p.attention)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    for count in {found.count(rank) for rank in range(group.size)} if p.sequence else ():
+        if count % p.tensor:
+            raise ConfigError(
+                f"parallel.sequence: {p.tensor} tensor ranks cannot share the {count} positions of "
+                f"a context rank; take a data.context that {2 * p.tensor * p.context} divides"
+            )
+    return found
 
 
 @dataclass(frozen=True)

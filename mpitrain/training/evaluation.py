@@ -1,7 +1,7 @@
 """Tests of the model on the test samples, in the same layout as training."""
 
 from contextlib import closing
-from math import lcm, prod
+from math import lcm
 
 import numpy as np
 
@@ -54,7 +54,7 @@ def evaluate(parts: Parts, epoch: int) -> Epoch:
         nonlocal mean, counted
         found = source.labels(micro_batch)
         # Collective over the tensor ranks of the last stage; each of them gets the whole result.
-        divisor = len(test) * (prod(found.shape[1:]) if reduction == "mean" else each)
+        divisor = len(test) * source.labels_of_sample(micro_batch)
         value, _, *count = loss(outputs, found, 1 if reduction == "sum" else divisor)
         mean = mean + device.number(value)
         if count:
@@ -67,7 +67,7 @@ def evaluate(parts: Parts, epoch: int) -> Epoch:
         closing(parts.feed.batches("test", -1, batches, _AT_A_TIME * replicas, 1, own)) as reading,
     ):
         for some, held in reading:
-            source = MicroBatches(held, some, 1, loss, dtype=passes.dtype, device=device)
+            source = passes.source(held, some, parts=1)
 
             def context(number: int, source: MicroBatches = source) -> Context:
                 return passes.resting(source.indices(number))

@@ -57,7 +57,11 @@ class Passes:
             self._stages.append(Stage(own, first, chunk))
             first += len(chunk)
         kind = data.input_dtype
-        self._inputs = Spec(data.input_shape, self.dtype if kind.kind == "f" else kind)
+        self._positions = build.positions(config, grid.context, data)
+        shape = data.input_shape
+        if self._positions:
+            shape = (len(self._positions.own), *shape[1:])
+        self._inputs = Spec(shape, self.dtype if kind.kind == "f" else kind)
         self._schedules: dict[int, tuple[Pipeline, Report]] = {}
         self._runners: dict[int, Runner] = {}
 
@@ -95,20 +99,27 @@ class Passes:
                 span=self._span,
                 device=self._device,
                 varies=self._data.varies,
+                resting=self.resting(np.arange(0)),
             )
         return self._runners[steps]
 
-    def source(self, held: Held, batches: Sequence[Array], scale: float = 1.0) -> MicroBatches:
-        """Micro-batches of these batches, with the loss; ``scale`` multiplies its gradient."""
+    def source(
+        self, held: Held, batches: Sequence[Array], scale: float = 1.0, parts: int = 0
+    ) -> MicroBatches:
+        """Micro-batches of these batches, with the loss; ``scale`` multiplies its gradient.
+
+        ``parts``: micro-batches of each batch; 0: those of a step.
+        """
         return MicroBatches(
             held,
             batches,
-            self.parts,
+            parts or self.parts,
             self._model.loss,
             labels_per_sample=self._data.labels_per_sample,
             dtype=self.dtype,
             scale=scale,
             device=self._device,
+            positions=self._positions,
         )
 
     def context(self, step: int = 0, indices: Array | None = None) -> nn.Context:
@@ -127,8 +138,9 @@ class Passes:
         """The context that layers get with a micro-batch of a test; ``indices``: its samples."""
         run = self._config.run
         return nn.Context(
-            seed=run.seed, samples=indices, state=self.state, keyed=run.random == "keyed"
-        )
+            seed=run.seed, samples=indices, state=self.state, keyed=run.random == "keyed",
+            positions=self._positions,
+        )  # fmt: skip
 
     def probes(self) -> Iterator[tuple[int, Forward | None]]:
         """The rank of each virtual stage, and its forward pass if it is this rank, else None."""
