@@ -72,7 +72,8 @@ def explain(config: Config, ranks: int) -> str:
     names = [name for chunk in cut.of_stage(widest) for name in chunk]
     kept = [shape for name in names for shape in shapes[name].values()]
     itemsize = np.dtype(config.run.dtype).itemsize
-    lines += exchanged(config, kept, layout.replicas[widest], itemsize, found.seconds)
+    summed = layout.replicas[widest] * layout.context
+    lines += exchanged(config, kept, summed, itemsize, found.seconds)
     return "\n".join(lines)
 
 
@@ -84,7 +85,7 @@ def exchanged(
     Args:
         config: tables of the job.
         shapes: shapes of the parameters; one that tensor ranks share counts whole.
-        replicas: replicas of the stage.
+        replicas: ranks of the stage that sum their gradients.
         itemsize: bytes of a gradient.
         seconds: time of a step.
     """
@@ -180,7 +181,7 @@ def _cores() -> int:
 
 def _times(own: list[LayerProfile], layout: Layout, config: Config) -> PassTimes:
     """Times of a micro-batch; the profile has those of one replica."""
-    part = 1 / lcm(*layout.replicas) / layout.tensor
+    part = 1 / lcm(*layout.replicas) / layout.tensor / layout.context
     forward = part * sum(layer.forward_s for layer in own)
     backward = part * sum(layer.backward_s for layer in own)
     return PassTimes(forward, backward / 2, backward / 2)
@@ -188,14 +189,14 @@ def _times(own: list[LayerProfile], layout: Layout, config: Config) -> PassTimes
 
 def _activations(own: list[LayerProfile], layout: Layout, config: Config) -> float:
     kept = own[:1] if config.parallel.recompute else own
-    return sum(layer.activation_bytes for layer in kept) / lcm(*layout.replicas)
+    return sum(layer.activation_bytes for layer in kept) / lcm(*layout.replicas) / layout.context
 
 
 def _state(config: Config, layout: Layout, stage: int, count: int) -> float:
     """Bytes of parameters, gradients and optimiser state of a rank."""
     item = np.dtype(config.run.dtype).itemsize
     slots = len(build.optimizer(config.optim).slots) + bool(config.optim.average)
-    replicas = layout.replicas[stage]
+    replicas = layout.replicas[stage] * layout.context
     zero = 1 if config.parallel.node_shared else config.parallel.zero
     parameters = 1 / replicas if zero == 3 or config.parallel.node_shared else 1
     gradients = 1 / replicas if zero >= 2 else 1
@@ -205,7 +206,11 @@ def _state(config: Config, layout: Layout, stage: int, count: int) -> float:
 
 def _ranks(layout: Layout, stage: int) -> str:
     groups = [
-        [layout.rank(Coordinates(stage, replica, tensor)) for tensor in range(layout.tensor)]
+        [
+            layout.rank(Coordinates(stage, replica, tensor, context))
+            for context in range(layout.context)
+            for tensor in range(layout.tensor)
+        ]
         for replica in range(layout.replicas[stage])
     ]
     ranks = ["+".join(map(str, group)) for group in groups]

@@ -107,6 +107,8 @@ class Model(Struct, frozen=True, forbid_unknown_fields=True):
         layers: blocks of the gpt.
         heads: heads of its attention; their number must divide ``width``.
         width: features of a position, or of a row of an embedding table.
+        dropout: probability with which a position of the gpt does not see another one in training;
+            every layout drops the same.
     """
 
     kind: Literal["mlp", "convnet", "vgg", "resnet", "gpt", "recommender"] = "convnet"
@@ -115,6 +117,7 @@ class Model(Struct, frozen=True, forbid_unknown_fields=True):
     layers: Count = 4
     heads: Count = 4
     width: Count = 64
+    dropout: Part = 0.0
 
 
 class Loss(Struct, frozen=True, forbid_unknown_fields=True):

@@ -44,6 +44,7 @@ _READ: Mapping[str, _Readers] = {
     "model.channels": _Readers("model.kind", ("convnet", "vgg", "resnet")),
     "model.layers": _GPT,
     "model.heads": _GPT,
+    "model.dropout": _GPT,
     "model.width": _Readers("model.kind", ("gpt", "recommender")),
     "optim.momentum": _Readers("optim.name", ("sgd", "lars")),
     "optim.nesterov": _Readers("optim.name", ("sgd",)),

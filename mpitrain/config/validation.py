@@ -113,6 +113,9 @@ def _model(job: Tables) -> Faults:
                 f"{p.tensor} ranks cannot share the {norms} groups of {channels} channels that are "
                 "normed together; take a power of 2, and channels in multiples of 8",
             )
+    pieces = p.context * (2 if p.attention == "zigzag" else 1)
+    if m.kind == "gpt" and p.context > 1 and context < pieces:
+        yield "parallel.context", f"{context} positions cannot be cut into {pieces} pieces"
     if p.context == 1 and p.attention != "zigzag":
         yield "parallel.attention", f"{p.attention} is a way of context ranks; set parallel.context"
     if p.sequence and context % p.tensor:

@@ -64,7 +64,7 @@ def _layers(
         case "gpt":
             sizes = classes, config.data.context, own.width, own.layers, own.heads
             sequence = config.parallel.sequence and group.size > 1
-            return gpt.layers(*sizes, group, sequence=sequence)
+            return gpt.layers(*sizes, group, sequence=sequence, dropout=own.dropout)
         case "recommender":
             return recommender.layers(
                 config.data.tables, config.data.rows, own.width, own.hidden, classes, replicas

@@ -1,6 +1,7 @@
 """A decoder-only transformer (Radford et al. 2019), whole or shared by tensor ranks."""
 
 from collections.abc import Callable
+from functools import partial
 from math import sqrt
 
 from mpitrain import nn
@@ -18,6 +19,7 @@ def layers(
     group: TensorGroup,
     *,
     sequence: bool = False,
+    dropout: float = 0.0,
 ) -> dict[str, nn.Layer]:
     """Embedding, blocks of attention and perceptron with pre-norm, and the tied table's scores.
 
@@ -30,6 +32,7 @@ def layers(
         group: ranks that share each layer; one all-reduce forward and one backward for attention
             and perceptron each (Shoeybi et al. 2019).
         sequence: whether they also share the positions between these (Korthikanti et al. 2022).
+        dropout: probability with which a position does not see another one in training.
     """
 
     def over_positions(layer: nn.Layer) -> nn.Layer:
@@ -62,16 +65,17 @@ def layers(
         "enter": Enter(group, sequence=sequence),
         "scores": Unembedding(vocabulary, width, tied="embedding.tokens.token"),
     }
-    every = {f"block{index}": _block(width, heads, shared) for index in range(blocks)}
+    attention = partial(nn.CausalAttention, width // heads, dropout, group)
+    every = {f"block{index}": _block(width, attention(), shared) for index in range(blocks)}
     return {"embedding": nn.Chain(embedding), **every, "head": nn.Chain(head)}
 
 
 def _block(
-    width: int, heads: int, shared: Callable[[dict[str, nn.Layer], int], nn.Layer]
+    width: int, heads: nn.Layer, shared: Callable[[dict[str, nn.Layer], int], nn.Layer]
 ) -> nn.Layer:
     attention: dict[str, nn.Layer] = {
         "qkv": nn.Linear(width, 3 * width, split="outputs", deviation=0.02),
-        "heads": nn.CausalAttention(width // heads),
+        "heads": heads,
     }
     perceptron: dict[str, nn.Layer] = {
         "up": nn.Linear(width, 4 * width, split="outputs", deviation=0.02),

@@ -7,7 +7,7 @@ head, V tokens.
 
 from mpitrain.arrays import Array, Parameters, Shape, array_namespace
 from mpitrain.nn.activation import GELU, Flatten, ReLU
-from mpitrain.nn.attention import CausalAttention
+from mpitrain.nn.attention import Attention, CausalAttention
 from mpitrain.nn.batch_norm import BatchNorm
 from mpitrain.nn.chain import Chain, Recomputed, Residual, Wrapper
 from mpitrain.nn.context import Context
@@ -21,6 +21,7 @@ from mpitrain.nn.pooling import AveragePool2d, GlobalAveragePool, MaxPool2d
 __all__ = [
     "GELU",
     "Array",
+    "Attention",
     "AveragePool2d",
     "BatchNorm",
     "Bias",

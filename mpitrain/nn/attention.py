@@ -66,11 +66,10 @@ class Attention(Layer):
         qkv = array_namespace(x).ascontiguousarray(by_head)
         positions = context.positions or Positions(TensorGroup(), length)
         first = self._group.rank * heads
+        own = slice(first, first + heads)
         drop = self._drop(context) if context.training and self.dropout else None
-        y_NHTE, saved = self._attend(
-            qkv, Blocks(1.0 / sqrt(self.head_width), self.causal, slice(first, first + heads), drop),
-            positions,
-        )  # fmt: skip
+        blocks = Blocks(1.0 / sqrt(self.head_width), self.causal, own, drop)
+        y_NHTE, saved = self._attend(qkv, blocks, positions)
         y = y_NHTE.transpose(0, 2, 1, 3).reshape(samples, length, heads * self.head_width)
         return y.astype(x.dtype, copy=False), saved
 

@@ -48,11 +48,17 @@ class Blocks:
     drop: Drop | None = None
 
     def add(
-        self, q: Array, o: Array, lse: Array, kv: Array, rows: Sequence[Tile], columns: Sequence[Tile]
+        self,
+        q: Array,
+        o: Array,
+        lse: Array,
+        kv: Array,
+        rows: Sequence[Tile],
+        columns: Sequence[Tile],
     ) -> None:
         """Merge the attention of q_NHTE to kv_2NHTE into o_NHTE and lse_NHT."""
         xp = array_namespace(q)
-        for row, column in self._pairs(rows, columns):
+        for row, column in self.pairs(rows, columns):
             scores = self._scores(q, kv, row, column)
             most = scores.max(axis=-1, keepdims=True)
             scores -= most
@@ -60,7 +66,7 @@ class Blocks:
             total = weights.sum(axis=-1, keepdims=True)
             own = (most + xp.log(total))[..., 0]
             if self.drop:
-                weights *= self.drop(self.heads, row, column)
+                weights *= xp.asarray(self.drop(self.heads, row, column), dtype=weights.dtype)
             block = weights @ widened(kv[1, :, :, column.here])
             block /= total
             before = lse[:, :, row.here]
@@ -76,7 +82,7 @@ class Blocks:
     ) -> None:  # fmt: skip
         """Add to the gradients by queries and by kv_2NHTE; ``dots``: sums over E of dy times o."""
         xp = array_namespace(dy)
-        for row, column in self._pairs(rows, columns):
+        for row, column in self.pairs(rows, columns):
             scores = self._scores(mine.q, kv, row, column)
             scores -= mine.lse[:, :, row.here, None]
             weights = xp.exp(scores, out=scores)
@@ -84,7 +90,7 @@ class Blocks:
             dweights = above @ widened(kv[1, :, :, column.here]).swapaxes(-1, -2)
             kept = weights
             if self.drop:
-                factors = self.drop(self.heads, row, column)
+                factors = xp.asarray(self.drop(self.heads, row, column), dtype=weights.dtype)
                 dweights *= factors
                 kept = weights * factors
             dkv[1, :, :, column.here] += kept.swapaxes(-1, -2) @ above
@@ -105,9 +111,7 @@ class Blocks:
             xp.copyto(scores, -xp.inf, where=later)
         return scores
 
-    def _pairs(
-        self, rows: Sequence[Tile], columns: Sequence[Tile]
-    ) -> Iterator[tuple[Tile, Tile]]:
+    def pairs(self, rows: Sequence[Tile], columns: Sequence[Tile]) -> Iterator[tuple[Tile, Tile]]:
         """The tiles that attend: all, or those of queries with keys that are not later.
 
         Tiles of two ranks never overlap, and those of one rank are equal or apart.  So zigzag's
@@ -145,7 +149,7 @@ def attend(blocks: Blocks, qkv: Array, positions: Positions) -> tuple[Array, Att
     o = xp.zeros(q.shape, widened(q[:0]).dtype)
     lse = xp.full(q.shape[:-1], -xp.inf, o.dtype)
     rows = positions.tiles(positions.group.rank)
-    for owner, keys in _round(kv, positions):
+    for owner, keys in rounds(kv, positions):
         blocks.add(q, o, lse, keys, rows, positions.tiles(owner))
     return o, Attended(blocks, positions, q, kv, o, lse)
 
@@ -161,7 +165,7 @@ def attend_back(saved: Attended, dy: Array) -> Array:
     dots = (dy * saved.o).sum(axis=-1)
     dqkv = xp.zeros((3, *dy.shape), dy.dtype)
     coming: _Passing | None = None
-    for owner, kv in _round(saved.kv, positions):
+    for owner, kv in rounds(saved.kv, positions):
         dkv = xp.zeros(kv.shape, dy.dtype)
         saved.blocks.back(saved, dy, dots, kv, dqkv[0], dkv, rows, positions.tiles(owner))
         if coming:
@@ -173,7 +177,7 @@ def attend_back(saved: Attended, dy: Array) -> Array:
     return dqkv
 
 
-def _round(kv: Array, positions: Positions) -> Iterator[tuple[int, Array]]:
+def rounds(kv: Array, positions: Positions) -> Iterator[tuple[int, Array]]:
     """Keys and values of each rank, own first, with its number; the next are on their way."""
     group, xp = positions.group, array_namespace(kv)
     for step in range(group.size):
@@ -253,8 +257,7 @@ def _to_positions(x: Array, positions: Positions, count: int) -> Array:
     pieces = [positions.pieces(rank)[0] for rank in ranks]
     own = positions.count(positions.group.rank)
     shapes = [
-        (*x.shape[:2], part.stop - part.start, own, x.shape[4])
-        for part in _heads(count, positions)
+        (*x.shape[:2], part.stop - part.start, own, x.shape[4]) for part in _heads(count, positions)
     ]
     found = positions.group.exchange([x[:, :, :, piece] for piece in pieces], shapes)
     return xp.concatenate(found, axis=2)

@@ -111,7 +111,8 @@ class ProcessGrid(ClosedTogether):
         self.layout = layout
         self._xp = xp
         self._shared = sorted(set(shared), key=sorted)
-        self.place = stage, replica, tensor, context = layout.place(comm.rank)
+        self.place = layout.place(comm.rank)
+        stage, _, tensor, context = self.place
         data = comm.Split(stage * layout.tensor + tensor, comm.rank)
         alone = comm.Split(comm.rank)
         self._comms = [data, alone]

@@ -140,7 +140,7 @@ class MicroBatches:
 
     def unfit(self, batch: int = 0) -> str:
         """Description of the first sample of a batch on this rank that is not finite, or ""."""
-        for micro_batch, samples in self._held.items():
+        for micro_batch in self._held:
             if micro_batch // self._parts != batch:
                 continue
             for what, values in (

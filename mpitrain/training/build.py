@@ -76,12 +76,12 @@ def positions(config: Config, group: TensorGroup, data: Dataset) -> Positions | 
         found = Positions(group, data.input_shape[0], p.attention)
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    for count in {found.count(rank) for rank in range(group.size)} if p.sequence else ():
-        if count % p.tensor:
-            raise ConfigError(
-                f"parallel.sequence: {p.tensor} tensor ranks cannot share the {count} positions of "
-                f"a context rank; take a data.context that {2 * p.tensor * p.context} divides"
-            )
+    lengths = [found.count(rank) for rank in range(group.size)]
+    if p.sequence and any(length % p.tensor for length in lengths):
+        raise ConfigError(
+            f"parallel.sequence: {p.tensor} tensor ranks cannot share the positions of a context "
+            f"rank, {max(lengths)}; take a data.context that {2 * p.tensor * p.context} divides"
+        )
     return found
 
 

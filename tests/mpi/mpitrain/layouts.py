@@ -186,8 +186,18 @@ SOME = {
         "tensor": dict(tensor=2),
         "sequence": dict(tensor=2, sequence=True),
         "sequence, zero 3": dict(tensor=2, sequence=True, zero=3),
+        "context": dict(context=2),
+        "context, ulysses, zero 3": dict(context=2, attention="ulysses", zero=3),
+        "context, node shared": dict(context=2, node_shared=True, recompute=True),
     },
-    3: {"unequal 2-1": dict(replicas=(2, 1)), "unequal 1-2": dict(replicas=(1, 2))},
+    3: {
+        "unequal 2-1": dict(replicas=(2, 1)),
+        "unequal 1-2": dict(replicas=(1, 2)),
+        # 8 positions in 6 pieces, and 4 heads on 3 ranks.
+        "context, zero 1": dict(context=3, zero=1),
+        "context, ring": dict(context=3, attention="ring", recompute=True),
+        "context, ulysses": dict(context=3, attention="ulysses"),
+    },
     4: {
         "tensor": dict(tensor=4),
         "sequence": dict(tensor=4, sequence=True),
@@ -202,12 +212,23 @@ SOME = {
         "data x tensor, node shared": dict(tensor=2, node_shared=True),
         "pipe x tensor": dict(pipe=2, tensor=2),
         "pipe x sequence": dict(pipe=2, tensor=2, sequence=True, **ZERO_BUBBLE),
+        "context": dict(context=4),
+        "data x context, zero 2": dict(context=2, zero=2),
+        "context x sequence": dict(context=2, tensor=2, sequence=True),
+        "context x pipe, zero 3": dict(context=2, pipe=2, zero=3, **INTERLEAVED),
+        "context, ring, x pipe": dict(context=2, attention="ring", pipe=2, **ZERO_BUBBLE),
+        "context, ulysses, x tensor": dict(context=2, attention="ulysses", tensor=2, zero=1),
         "unequal 2-1-1": dict(replicas=(2, 1, 1)),
         "unequal 1-2-1": dict(replicas=(1, 2, 1), **ZERO_BUBBLE),
         "partition 1-6-1": dict(replicas=(1, 2, 1), partition=(1, 6, 1)),
     },
-    5: {"unequal 3-1-1": dict(replicas=(3, 1, 1))},
+    5: {
+        "unequal 3-1-1": dict(replicas=(3, 1, 1)),
+        "context, ring": dict(context=5, attention="ring"),
+    },
     8: {
+        "data x pipe x context": dict(pipe=2, context=2, zero=2),
+        "pipe x tensor x context": dict(pipe=2, tensor=2, context=2, zero=3, **ZERO_BUBBLE),
         "data x pipe x tensor": dict(pipe=2, tensor=2),
         "data x pipe x sequence, zero 3": dict(pipe=2, tensor=2, sequence=True, zero=3),
         "data x pipe x tensor, interleaved, zero 1": dict(pipe=2, tensor=2, zero=1, **INTERLEAVED),
@@ -225,7 +246,7 @@ def layouts(model, ranks):
         for name, parallel in found.items()
         if has_pipe(parallel) <= layers
         and (model != "recommender" or "tensor" not in parallel)
-        and (model == "gpt" or not {"sequence", "partition"} & parallel.keys())
+        and (model == "gpt" or not {"sequence", "partition", "context"} & parallel.keys())
         and (model != "recommender" or not parallel.keys() - {"recompute"})
         and not (model == "mlp" and len(parallel.get("replicas", ())) > layers)
     }
@@ -233,9 +254,14 @@ def layouts(model, ranks):
 
 #: Layouts that have every kind of parallelism between them.
 _FEW = {
-    2: ("zero 2", "interleaved", "sequence, zero 3", "node shared"),
+    2: ("zero 2", "interleaved", "sequence, zero 3", "node shared", "context"),
     3: ("pipe, zero bubble", "zero 3"),
-    4: ("data x pipe, interleaved, zero 3", "data x tensor, node shared", "unequal 1-2-1"),
+    4: (
+        "data x pipe, interleaved, zero 3",
+        "data x tensor, node shared",
+        "unequal 1-2-1",
+        "context x pipe, zero 3",
+    ),
 }
 
 

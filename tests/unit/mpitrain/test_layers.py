@@ -39,6 +39,7 @@ LAYERS = {
     "global average": (nn.GlobalAveragePool(), (2, 3, 4, 5)),
     "attention, one head": (nn.CausalAttention(4), (2, 5, 12)),
     "attention, three heads": (nn.CausalAttention(2), (2, 4, 18)),
+    "attention to all positions": (nn.Attention(2), (2, 4, 18)),
     "chain": (
         nn.Chain({"up": nn.Linear(3, 4), "gelu": nn.GELU(), "down": nn.Linear(4, 2)}),
         (5, 3),

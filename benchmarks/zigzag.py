@@ -1,0 +1,111 @@
+"""Causal attention over the positions of several ranks: shares of the ideal speed, ring and zigzag.
+
+    mpirun -n 8 python -m benchmarks.zigzag
+
+Each rank passes keys and values on as in training, and sleeps instead of attending.  The model of
+the same work stands beside it, and what was published for 8 A100 (ring 52.5%, zigzag 89.8%).
+"""
+
+import argparse
+import sys
+from itertools import pairwise
+from time import perf_counter, sleep
+
+import numpy as np
+from mpi4py import MPI
+
+from collectives import Communicator, abort_on_exception
+from collectives.commands.arguments import above_zero
+from mpitrain.group import TensorGroup
+from mpitrain.nn.positions import Positions, Way
+from mpitrain.nn.ring_attention import Blocks, rounds
+
+#: zhuzilin/ring-flash-attention, README: forward and backward on 8 A100, of FlashAttention's speed.
+PUBLISHED: dict[Way, float] = {"ring": 0.525, "zigzag": 0.898}
+_WAYS: tuple[Way, ...] = ("ring", "zigzag")
+
+
+def work(positions: Positions, rank: int, owner: int) -> float:
+    """Pairs of a rank's queries and an owner's keys that attend, over those of a whole block."""
+    size, pairs = positions.length / positions.group.size, 0.0
+    causal = Blocks(1.0, True, slice(0, 1))
+    for row, column in causal.pairs(positions.tiles(rank), positions.tiles(owner)):
+        rows, columns = row.stop - row.start, column.stop - column.start
+        pairs += rows * (rows + 1) / 2 if row == column else rows * columns
+    return pairs / size**2
+
+
+def simulated(works: list[list[float]], overhead: float = 0.0, message: float = 0.0) -> float:
+    """Share of the ideal speed.
+
+    Args:
+        works: ``works[rank][step]``, in whole blocks; keys and values of rank ``rank - step``.
+        overhead: of each step, in blocks.
+        message: time of keys and values from one rank to the next, in blocks.
+    """
+    size = len(works)
+    begun, done = [0.0] * size, [0.0] * size
+    for step in range(size):
+        if step:  # keys and values leave as a step begins
+            begun = [max(done[r], begun[r - 1] + message) for r in range(size)]
+        done = [begun[r] + works[r][step] + overhead for r in range(size)]
+    return sum(map(sum, works)) / size / max(done)
+
+
+def measured(comm: Communicator, positions: Positions, works: list[float], block: float) -> float:
+    """Share of the ideal speed where ranks sleep ``block`` seconds a block; collective."""
+    kv = np.zeros((2, 1, 1, positions.count(comm.rank), 1))
+    comm.Barrier()
+    start = perf_counter()
+    for step, _ in enumerate(rounds(kv, positions)):
+        sleep(works[step] * block)
+    seconds = comm.allreduce(perf_counter() - start, MPI.MAX)
+    return comm.allreduce(sum(works)) * block / comm.size / seconds
+
+
+def works_of(positions: Positions, size: int) -> list[list[float]]:
+    """``work`` of each rank in each step."""
+    return [[work(positions, r, (r - step) % size) for step in range(size)] for r in range(size)]
+
+
+class _Size(TensorGroup):
+    """A group of this size, for counting alone."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.size = size
+
+
+def main() -> int:
+    """Prints a row for each way."""
+    parser = argparse.ArgumentParser(prog="benchmarks.zigzag", description=__doc__)
+    add = parser.add_argument
+    add("--milliseconds", type=above_zero, default=50.0, help="a whole block of scores (50)")
+    add("--overhead", type=float, default=0.057, help="of a step, in blocks, for the model (0.057)")
+    options = parser.parse_args()
+    with Communicator(MPI.COMM_WORLD) as comm, abort_on_exception(comm):
+        rows = []
+        for way in _WAYS:
+            of_eight = works_of(Positions(_Size(8), 4096, way), 8)
+            positions = Positions(TensorGroup(comm), 512 * comm.size, way)
+            works = works_of(positions, comm.size)
+            found = max(
+                measured(comm, positions, works[comm.rank], options.milliseconds / 1e3)
+                for _ in range(3)
+            )
+            rows.append(
+                (simulated(works), found, simulated(of_eight),
+                 simulated(of_eight, options.overhead), PUBLISHED[way])
+            )  # fmt: skip
+        if comm.rank == 0:
+            ranks = f"{comm.size} ranks"
+            print(f"{'':<18}{ranks:>12}{'asleep':>12}{'8 ranks':>12}{'overhead':>12}{'A100':>12}")
+            for way, row in zip(_WAYS, rows, strict=True):
+                print(f"{way:<18}" + "".join(f"{share:>12.1%}" for share in row))
+            ratios = [b / a for one, two in pairwise(rows) for a, b in zip(one, two, strict=True)]
+            print(f"{'zigzag over ring':<18}" + "".join(f"{ratio:>12.3f}" for ratio in ratios))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

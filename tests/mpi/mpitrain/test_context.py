@@ -1,0 +1,128 @@
+"""Attention over positions that lie on several ranks, against one rank that has them all."""
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+from msgspec.structs import replace
+
+from mpitrain import nn
+from mpitrain.config import ConfigError
+from mpitrain.group import TensorGroup
+from mpitrain.nn import ring_attention
+from mpitrain.nn.context import Context
+from mpitrain.nn.positions import Positions
+from mpitrain.start import start
+from tests.mpi.mpitrain.layouts import alone, curve, job, layouts
+from tests.unit.mpitrain.test_layers import finite_differences
+
+pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.at_most(5)]
+
+RANKS = MPI.COMM_WORLD.size
+WAYS = ["zigzag", "ring", "ulysses"]
+
+
+def cut(comm, length, way, tile=3, **more):
+    positions = Positions(TensorGroup(comm), length, way, tile)
+    return Context(positions=positions, training=True, samples=np.arange(2), **more)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+@pytest.mark.parametrize("kind", [nn.CausalAttention, nn.Attention])
+@pytest.mark.parametrize("way", WAYS)
+def test_attention_is_that_of_one_rank(comm, way, kind, dropout):
+    """With pieces of unequal lengths, and heads that the ranks cannot share equally."""
+    rng, length = np.random.default_rng(0), 4 * RANKS + 3
+    x, dy = rng.normal(size=(2, length, 18)), rng.normal(size=(2, length, 6))
+    layer = kind(2, dropout)
+    whole, saved = layer.forward({}, x, Context(training=True, samples=np.arange(2)))
+    slope, _ = layer.backward({}, saved, dy)
+    context = cut(comm, length, way)
+    own = context.positions.own
+    y, saved = layer.forward({}, x[:, own], context)
+    np.testing.assert_allclose(y, whole[:, own], rtol=1e-12, atol=1e-13)
+    dx, _ = layer.backward({}, saved, dy[:, own])
+    np.testing.assert_allclose(dx, slope[:, own], rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "way", ["zigzag", *(pytest.param(w, marks=pytest.mark.slow) for w in WAYS[1:])]
+)
+def test_gradients_are_finite_differences(comm, way):
+    """Each rank moves its numbers while the others go forward with it."""
+    rng, length = np.random.default_rng(1), 2 * RANKS + 1
+    x, dy = rng.normal(size=(2, length, 3)), rng.normal(size=(2, length, 1))
+    layer, context = nn.CausalAttention(1), cut(comm, length, way)
+    own = context.positions.own
+
+    def scalar():
+        y, _ = layer.forward({}, x[:, own], context)
+        return comm.allreduce(float((y * dy[:, own]).sum()))
+
+    numeric = finite_differences(scalar, x)  # all ranks move the same number of the whole
+    _, saved = layer.forward({}, x[:, own], context)
+    dx, _ = layer.backward({}, saved, dy[:, own])
+    np.testing.assert_allclose(dx, numeric[:, own], rtol=1e-6, atol=1e-8)
+
+
+def test_scores_and_messages_are_those_of_the_paper(comm, monkeypatch):
+    """A rank holds the scores of two pieces at most, and half of all pairs of pieces attend."""
+    length, tiles, messages = 8 * RANKS, [], []
+    scores, passing = ring_attention.Blocks._scores, ring_attention._Passing
+
+    def counted(self, *arguments):
+        tiles.append(scores(self, *arguments))
+        return tiles[-1]
+
+    def sent(comm, own, found, tag):
+        messages.append(own.nbytes)
+        return passing(comm, own, found, tag)
+
+    monkeypatch.setattr(ring_attention.Blocks, "_scores", counted)
+    monkeypatch.setattr(ring_attention, "_Passing", sent)
+    layer, context = nn.CausalAttention(2), cut(comm, length, "zigzag", tile=512)
+    x = np.zeros((2, length // RANKS, 12))
+    y, saved = layer.forward({}, x, context)
+    assert [one.shape for one in tiles] == [(2, 2, 4, 4)] * (2 * RANKS + 1)
+    passed = 2 * 2 * 2 * (length // RANKS) * 2 * 8  # keys and values, samples, heads, ..., bytes
+    assert messages == [passed] * (RANKS - 1)
+    layer.backward({}, saved, y)
+    assert len(tiles) == 2 * (2 * RANKS + 1)
+    assert messages == [passed] * (RANKS - 1 + RANKS - 1 + RANKS)
+
+
+def dropping(**parallel):
+    config = job("gpt", **parallel)
+    return replace(config, model=replace(config.model, dropout=0.3))
+
+
+@pytest.fixture(scope="module")
+def one_process():
+    with_dropout, without = alone(dropping(), 3), alone(job("gpt"), 1)
+    assert abs(with_dropout[0][0, 0] / without[0][0, 0] - 1) > 1e-8
+    return with_dropout
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        pytest.param(
+            name, marks=() if name in ("context", "sequence, zero 3") else pytest.mark.slow
+        )
+        for name in layouts("gpt", RANKS)
+    ],
+)
+def test_dropout_of_attention_is_that_of_one_process(comm, one_process, layout):
+    expected, whole = one_process
+    found, parameters = curve(comm, dropping(**layouts("gpt", RANKS)[layout]), 3)
+    np.testing.assert_allclose(found, expected, rtol=1e-10)
+    for name, values in whole.items():
+        np.testing.assert_allclose(parameters[name], values, rtol=1e-7, atol=1e-12)
+
+
+def test_positions_that_tensor_ranks_cannot_share(comm):
+    if RANKS % 4 == 0:
+        with pytest.raises(ConfigError, match=r"data\.context"):
+            config = job("gpt", context=RANKS // 2, tensor=2, sequence=True)
+            start(comm, replace(config, data=replace(config.data, context=2 * RANKS + 2)))
+    with pytest.raises(ValueError, match="cannot be cut into"):
+        job("gpt", context=9)
