@@ -19,6 +19,7 @@ from collectives.commands.arguments import above_zero
 from mpitrain.group import TensorGroup
 from mpitrain.nn.positions import Positions, Way
 from mpitrain.nn.ring_attention import Blocks, rounds
+from mpitrain.pictures import figure
 
 #: zhuzilin/ring-flash-attention, README: forward and backward on 8 A100, of FlashAttention's speed.
 PUBLISHED: dict[Way, float] = {"ring": 0.525, "zigzag": 0.898}
@@ -35,8 +36,10 @@ def work(positions: Positions, rank: int, owner: int) -> float:
     return pairs / size**2
 
 
-def simulated(works: list[list[float]], overhead: float = 0.0, message: float = 0.0) -> float:
-    """Share of the ideal speed.
+def begins(
+    works: list[list[float]], overhead: float = 0.0, message: float = 0.0
+) -> list[list[float]]:
+    """When each rank begins each step, and ends the last one.
 
     Args:
         works: ``works[rank][step]``, in whole blocks; keys and values of rank ``rank - step``.
@@ -44,12 +47,19 @@ def simulated(works: list[list[float]], overhead: float = 0.0, message: float = 
         message: time of keys and values from one rank to the next, in blocks.
     """
     size = len(works)
-    begun, done = [0.0] * size, [0.0] * size
+    found = [[0.0] * size]
     for step in range(size):
-        if step:  # keys and values leave as a step begins
-            begun = [max(done[r], begun[r - 1] + message) for r in range(size)]
-        done = [begun[r] + works[r][step] + overhead for r in range(size)]
-    return sum(map(sum, works)) / size / max(done)
+        done = [found[-1][r] + works[r][step] + overhead for r in range(size)]
+        if step + 1 < size:  # keys and values leave as a step begins
+            done = [max(done[r], found[-1][r - 1] + message) for r in range(size)]
+        found.append(done)
+    return [list(column) for column in zip(*found, strict=True)]
+
+
+def simulated(works: list[list[float]], overhead: float = 0.0, message: float = 0.0) -> float:
+    """Share of the ideal speed; arguments as for ``begins``."""
+    ends = [times[-1] for times in begins(works, overhead, message)]
+    return sum(map(sum, works)) / len(works) / max(ends)
 
 
 def measured(comm: Communicator, positions: Positions, works: list[float], block: float) -> float:
@@ -68,6 +78,38 @@ def works_of(positions: Positions, size: int) -> list[list[float]]:
     return [[work(positions, r, (r - step) % size) for step in range(size)] for r in range(size)]
 
 
+def draw(path: str, size: int = 4) -> None:
+    """Draws who attends to what, and when, on ``size`` ranks: ring above, zigzag below."""
+    drawn = figure(figsize=(9, 5))
+    from matplotlib import colormaps
+
+    axes = drawn.subplots(2, 2, width_ratios=(1, 2))
+    colours = colormaps["viridis"](np.linspace(0.1, 0.95, size))
+    for (square, times), way in zip(axes, _WAYS, strict=True):
+        positions = Positions(_Size(size), 2 * size, way)
+        owner = np.empty(2 * size, int)
+        for rank in range(size):
+            for piece in positions.pieces(rank):
+                owner[piece] = rank
+        cells = np.ones((2 * size, 2 * size, 4))
+        for row, column in zip(*np.tril_indices(2 * size), strict=True):
+            cells[row, column] = colours[(owner[row] - owner[column]) % size]
+        square.imshow(cells)
+        labels = [f"rank {rank}" for rank in owner]
+        square.set(title=f"{way}: queries (rows), keys", xticks=[], yticks=range(2 * size))
+        square.set_yticklabels(labels, fontsize=7)
+        works = works_of(Positions(_Size(size), 512 * size, way), size)
+        for rank, begun in enumerate(begins(works)):
+            for step, length in enumerate(works[rank]):
+                times.barh(rank, length, left=begun[step], color=colours[step], edgecolor="white")
+        share = simulated(works)
+        times.set(title=f"{share:.0%} of the ideal speed", xlabel="time, in blocks of scores")
+        times.set(xlim=(0, size), yticks=range(size))
+        times.set_yticklabels([f"rank {rank}" for rank in range(size)])
+        times.invert_yaxis()
+    drawn.savefig(path, dpi=110)
+
+
 class _Size(TensorGroup):
     """A group of this size, for counting alone."""
 
@@ -82,6 +124,7 @@ def main() -> int:
     add = parser.add_argument
     add("--milliseconds", type=above_zero, default=50.0, help="a whole block of scores (50)")
     add("--overhead", type=float, default=0.057, help="of a step, in blocks, for the model (0.057)")
+    add("--plot", default="", help="file of a drawing for 4 ranks")
     options = parser.parse_args()
     with Communicator(MPI.COMM_WORLD) as comm, abort_on_exception(comm):
         rows = []
@@ -98,6 +141,8 @@ def main() -> int:
                  simulated(of_eight, options.overhead), PUBLISHED[way])
             )  # fmt: skip
         if comm.rank == 0:
+            if options.plot:
+                draw(options.plot)
             ranks = f"{comm.size} ranks"
             print(f"{'':<18}{ranks:>12}{'asleep':>12}{'8 ranks':>12}{'overhead':>12}{'A100':>12}")
             for way, row in zip(_WAYS, rows, strict=True):

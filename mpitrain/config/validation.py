@@ -115,7 +115,11 @@ def _model(job: Tables) -> Faults:
             )
     pieces = p.context * (2 if p.attention == "zigzag" else 1)
     if m.kind == "gpt" and p.context > 1 and context < pieces:
-        yield "parallel.context", f"{context} positions cannot be cut into {pieces} pieces"
+        yield (
+            "parallel.context",
+            f"{context} positions cannot be cut into {pieces} pieces; take fewer ranks or a longer "
+            "data.context",
+        )
     if p.context == 1 and p.attention != "zigzag":
         yield "parallel.attention", f"{p.attention} is a way of context ranks; set parallel.context"
     if p.sequence and context % p.tensor:

@@ -19,7 +19,7 @@ class Tile(NamedTuple):
 
     Attributes:
         start, stop: positions in the sample.
-        here: the same in the rank's arrays.
+        here: their places in the rank's arrays.
     """
 
     start: int

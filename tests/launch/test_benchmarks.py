@@ -38,6 +38,13 @@ def test_layouts_are_measured_in_the_order_of_the_search(tmp_path):
     assert "Kendall's tau" in done.stdout and "the first is 1." in done.stdout
 
 
+def test_zigzag_is_beside_ring(tmp_path):
+    words = ["-m", "benchmarks.zigzag", "--milliseconds=1", "--plot=zigzag.png"]
+    rows = [line.split() for line in run(tmp_path, 2, *words).splitlines()[1:]]
+    assert [row[1] for row in rows[:2]] == ["66.7%", "100.0%"]
+    assert (tmp_path / "zigzag.png").stat().st_size > 10_000
+
+
 @pytest.mark.slow
 @needs_torch
 def test_torch_is_beside_gloo(tmp_path):

@@ -30,7 +30,7 @@ TORCH_ALONE = ({"prediction", "own-model"}, {"latest", "own-model"})
 #: A key that an optimiser of the program does not read.
 UNREAD = {"weight-decay", "own-optimizer"}
 #: Methods whose models read no vectors.
-OTHER_DATA = ("sequence", "convolutions", "gpt", "tied", "recommender", "hogwild")
+OTHER_DATA = ("sequence", "context", "convolutions", "gpt", "tied", "recommender", "hogwild")
 QUICK = [
     ("pipe", "zero-3"),
     ("tensor", "zero-1"),
@@ -119,10 +119,10 @@ def small(methods, folder):
 
 def ranks_for(keys, size):
     """As many ranks as the layout can have; 0 if it needs more."""
-    tensor, replicas = keys.get("parallel.tensor", 1), keys.get("parallel.replicas")
-    if replicas:
-        return sum(replicas) * tensor if sum(replicas) * tensor <= size else 0
-    stage = keys.get("parallel.pipe", 1) * tensor
+    each = keys.get("parallel.tensor", 1) * keys.get("parallel.context", 1)
+    if replicas := keys.get("parallel.replicas"):
+        return sum(replicas) * each if sum(replicas) * each <= size else 0
+    stage = keys.get("parallel.pipe", 1) * each
     return size // stage * stage
 
 
