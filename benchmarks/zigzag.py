@@ -18,7 +18,7 @@ from collectives import Communicator, abort_on_exception
 from collectives.commands.arguments import above_zero
 from mpitrain.group import TensorGroup
 from mpitrain.nn.positions import Positions, Way
-from mpitrain.nn.ring_attention import Blocks, rounds
+from mpitrain.nn.ring_attention import BlockAttention, rounds
 from mpitrain.pictures import figure
 
 #: zhuzilin/ring-flash-attention, README: forward and backward on 8 A100, of FlashAttention's speed.
@@ -29,7 +29,7 @@ _WAYS: tuple[Way, ...] = ("ring", "zigzag")
 def work(positions: Positions, rank: int, owner: int) -> float:
     """Pairs of a rank's queries and an owner's keys that attend, over those of a whole block."""
     size, pairs = positions.length / positions.group.size, 0.0
-    causal = Blocks(1.0, True, slice(0, 1))
+    causal = BlockAttention(1.0, True, slice(0, 1))
     for row, column in causal.pairs(positions.tiles(rank), positions.tiles(owner)):
         rows, columns = row.stop - row.start, column.stop - column.start
         pairs += rows * (rows + 1) / 2 if row == column else rows * columns

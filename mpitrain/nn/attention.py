@@ -10,7 +10,7 @@ from mpitrain.nn.context import RESTING, Context
 from mpitrain.nn.dropout import dropout_mask
 from mpitrain.nn.layer import Layer, widened
 from mpitrain.nn.positions import Positions, Tile
-from mpitrain.nn.ring_attention import Attended, Blocks, Drop, attend, attend_back
+from mpitrain.nn.ring_attention import Attended, BlockAttention, Drop, attend, attend_back
 from mpitrain.nn.sizes import expect_sizes
 
 
@@ -68,7 +68,7 @@ class Attention(Layer):
         first = self._group.rank * heads
         own = slice(first, first + heads)
         drop = self._drop(context) if context.training and self.dropout else None
-        blocks = Blocks(1.0 / sqrt(self.head_width), self.causal, own, drop)
+        blocks = BlockAttention(1.0 / sqrt(self.head_width), self.causal, own, drop)
         y_NHTE, saved = self._attend(qkv, blocks, positions)
         y = y_NHTE.transpose(0, 2, 1, 3).reshape(samples, length, heads * self.head_width)
         return y.astype(x.dtype, copy=False), saved
@@ -82,7 +82,9 @@ class Attention(Layer):
         self._back(saved, xp.ascontiguousarray(by_head), dx.transpose(3, 0, 2, 1, 4))
         return dx.reshape(samples, length, 3 * width).astype(dy.dtype, copy=False), None
 
-    def _attend(self, qkv: Array, blocks: Blocks, positions: Positions) -> tuple[Array, Any]:
+    def _attend(
+        self, qkv: Array, blocks: BlockAttention, positions: Positions
+    ) -> tuple[Array, Any]:
         """Attention of qkv_3NHTE: y_NHTE, and the values for :meth:`_back`."""
         return attend(blocks, qkv, positions)
 
@@ -110,7 +112,9 @@ class CausalAttention(Attention):
 
     causal = True
 
-    def _attend(self, qkv: Array, blocks: Blocks, positions: Positions) -> tuple[Array, Any]:
+    def _attend(
+        self, qkv: Array, blocks: BlockAttention, positions: Positions
+    ) -> tuple[Array, Any]:
         if positions.are_split or positions.length > positions.tile or blocks.drop:
             return super()._attend(qkv, blocks, positions)
         q, k, v = widened(qkv)

@@ -32,7 +32,7 @@ Drop = Callable[[slice, Tile, Tile], Array]
 
 
 @dataclass(frozen=True)
-class Blocks:
+class BlockAttention:
     """Attention of some queries to some keys.
 
     Attributes:
@@ -128,7 +128,7 @@ class Blocks:
 class Attended:
     """Values saved for the backward pass: T times E numbers a head and sample, never T times T."""
 
-    blocks: Blocks
+    blocks: BlockAttention
     positions: Positions
     q: Array
     kv: Array
@@ -136,7 +136,7 @@ class Attended:
     lse: Array
 
 
-def attend(blocks: Blocks, qkv: Array, positions: Positions) -> tuple[Array, Attended]:
+def attend(blocks: BlockAttention, qkv: Array, positions: Positions) -> tuple[Array, Attended]:
     """Attention of the queries of qkv_3NHTE; returns y_NHTE in the wide type; collective."""
     count = qkv.shape[2]
     if positions.way == "ulysses" and positions.are_split:

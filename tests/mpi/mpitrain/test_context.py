@@ -67,7 +67,7 @@ def test_gradients_are_finite_differences(comm, way):
 def test_scores_and_messages_are_those_of_the_paper(comm, monkeypatch):
     """A rank holds the scores of two pieces at most, and half of all pairs of pieces attend."""
     length, tiles, messages = 8 * RANKS, [], []
-    scores, passing = ring_attention.Blocks._scores, ring_attention._Passing
+    scores, passing = ring_attention.BlockAttention._scores, ring_attention._Passing
 
     def counted(self, *arguments):
         tiles.append(scores(self, *arguments))
@@ -77,7 +77,7 @@ def test_scores_and_messages_are_those_of_the_paper(comm, monkeypatch):
         messages.append(own.nbytes)
         return passing(comm, own, found, tag)
 
-    monkeypatch.setattr(ring_attention.Blocks, "_scores", counted)
+    monkeypatch.setattr(ring_attention.BlockAttention, "_scores", counted)
     monkeypatch.setattr(ring_attention, "_Passing", sent)
     layer, context = nn.CausalAttention(2), cut(comm, length, "zigzag", tile=512)
     x = np.zeros((2, length // RANKS, 12))
