@@ -30,7 +30,7 @@ def work(positions: Positions, rank: int, owner: int) -> float:
     """Pairs of a rank's queries and an owner's keys that attend, over those of a whole block."""
     size, pairs = positions.length / positions.group.size, 0.0
     causal = BlockAttention(1.0, True, slice(0, 1))
-    for row, column in causal.pairs(positions.tiles(rank), positions.tiles(owner)):
+    for row, column in causal.pairs(positions, rank, owner):
         rows, columns = row.stop - row.start, column.stop - column.start
         pairs += rows * (rows + 1) / 2 if row == column else rows * columns
     return pairs / size**2

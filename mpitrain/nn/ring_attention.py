@@ -13,7 +13,7 @@ each rank attends to all positions with some of the heads.
 Shapes: N samples, H heads, T positions of a rank, E numbers of a head; 2 keys and values.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,6 +27,8 @@ from mpitrain.group import share
 from mpitrain.nn.layer import widened
 from mpitrain.nn.positions import Positions, Tile
 
+#: Tiles of queries with tiles of keys.
+Pairs = Iterator[tuple[Tile, Tile]]
 #: Factors 0 and ``1 / (1 - p)`` on the attention of some heads' queries to keys; None: no dropout.
 Drop = Callable[[slice, Tile, Tile], Array]
 
@@ -47,18 +49,10 @@ class BlockAttention:
     heads: slice
     drop: Drop | None = None
 
-    def add(
-        self,
-        q: Array,
-        o: Array,
-        lse: Array,
-        kv: Array,
-        rows: Sequence[Tile],
-        columns: Sequence[Tile],
-    ) -> None:
+    def add(self, q: Array, o: Array, lse: Array, kv: Array, pairs: Pairs) -> None:
         """Merge the attention of q_NHTE to kv_2NHTE into o_NHTE and lse_NHT."""
         xp = array_namespace(q)
-        for row, column in self.pairs(rows, columns):
+        for row, column in pairs:
             scores = self._scores(q, kv, row, column)
             most = scores.max(axis=-1, keepdims=True)
             scores -= most
@@ -78,11 +72,11 @@ class BlockAttention:
 
     def back(
         self, mine: "Attended", dy: Array, dots: Array, kv: Array, dq: Array, dkv: Array,
-        rows: Sequence[Tile], columns: Sequence[Tile],
+        pairs: Pairs,
     ) -> None:  # fmt: skip
         """Add to the gradients by queries and by kv_2NHTE; ``dots``: sums over E of dy times o."""
         xp = array_namespace(dy)
-        for row, column in self.pairs(rows, columns):
+        for row, column in pairs:
             scores = self._scores(mine.q, kv, row, column)
             scores -= mine.lse[:, :, row.here, None]
             weights = xp.exp(scores, out=scores)
@@ -111,15 +105,15 @@ class BlockAttention:
             xp.copyto(scores, -xp.inf, where=later)
         return scores
 
-    def pairs(self, rows: Sequence[Tile], columns: Sequence[Tile]) -> Iterator[tuple[Tile, Tile]]:
-        """The tiles that attend: all, or those of queries with keys that are not later.
+    def pairs(self, positions: Positions, rank: int, owner: int) -> Pairs:
+        """The tiles of a rank's queries and an owner's keys that attend to each other.
 
-        Tiles of two ranks never overlap, and those of one rank are equal or apart.  So zigzag's
-        queries see all keys of the first piece of an earlier rank, and of a later one both pieces,
-        by the second half of the queries alone: half of the four pairs of pieces each.
+        Without ``causal`` they are all.  Else keys must not be later, and tiles are equal or apart:
+        zigzag's queries see all keys in the first piece of an earlier rank; the second half of the
+        queries sees both pieces of a later one.  Both are half of the scores.
         """
-        for row in rows:
-            for column in columns:
+        for row in positions.tiles(rank):
+            for column in positions.tiles(owner):
                 if not self.causal or column.start <= row.start:
                     yield row, column
 
@@ -148,9 +142,8 @@ def attend(blocks: BlockAttention, qkv: Array, positions: Positions) -> tuple[Ar
     xp, q, kv = array_namespace(qkv), qkv[0], qkv[1:]
     o = xp.zeros(q.shape, widened(q[:0]).dtype)
     lse = xp.full(q.shape[:-1], -xp.inf, o.dtype)
-    rows = positions.tiles(positions.group.rank)
     for owner, keys in rounds(kv, positions):
-        blocks.add(q, o, lse, keys, rows, positions.tiles(owner))
+        blocks.add(q, o, lse, keys, blocks.pairs(positions, positions.group.rank, owner))
     return o, Attended(blocks, positions, q, kv, o, lse)
 
 
@@ -161,13 +154,14 @@ def attend_back(saved: Attended, dy: Array) -> Array:
         there = _to_heads(dy[None], positions)[0]
         dqkv = attend_back(replace(saved, positions=positions.whole), there)
         return _to_positions(dqkv, positions, dy.shape[1])
-    group, rows = positions.group, positions.tiles(positions.group.rank)
+    blocks, group = saved.blocks, positions.group
     dots = (dy * saved.o).sum(axis=-1)
     dqkv = xp.zeros((3, *dy.shape), dy.dtype)
     coming: _Passing | None = None
     for owner, kv in rounds(saved.kv, positions):
         dkv = xp.zeros(kv.shape, dy.dtype)
-        saved.blocks.back(saved, dy, dots, kv, dqkv[0], dkv, rows, positions.tiles(owner))
+        pairs = blocks.pairs(positions, group.rank, owner)
+        blocks.back(saved, dy, dots, kv, dqkv[0], dkv, pairs)
         if coming:
             dkv += coming.wait()
         if group.comm is not None:

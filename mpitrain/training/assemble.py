@@ -238,6 +238,8 @@ def _add_model(parts: Parts, variant: Variant) -> None:
     comm, config, data, device = parts.comm, parts.config, parts.data, parts.device
     layers, loss = parts.objects.layers, parts.objects.loss
     layout = build.layout(config, comm.size)
+    if layers is not None and layout.context > 1:
+        expect(config, "own-model")
 
     def cut() -> tuple[Shape, build.Partition, dict[str, frozenset[int]]]:
         outline = models.build(config, data, layers=layers, loss=loss)

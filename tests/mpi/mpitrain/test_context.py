@@ -12,6 +12,7 @@ from mpitrain.nn import ring_attention
 from mpitrain.nn.context import Context
 from mpitrain.nn.positions import Positions
 from mpitrain.start import start
+from mpitrain.training.parts import UserObjects
 from tests.mpi.mpitrain.layouts import alone, curve, job, layouts
 from tests.unit.mpitrain.test_layers import finite_differences
 
@@ -117,6 +118,12 @@ def test_dropout_of_attention_is_that_of_one_process(comm, one_process, layout):
     np.testing.assert_allclose(found, expected, rtol=1e-10)
     for name, values in whole.items():
         np.testing.assert_allclose(parameters[name], values, rtol=1e-7, atol=1e-12)
+
+
+def test_layers_of_the_program_are_refused(comm):
+    own = UserObjects(layers={"flatten": nn.Flatten(), "out": nn.Linear(8, 3)})
+    with pytest.raises(ConfigError, match="layers that work position by position"):
+        start(comm, job("gpt", context=RANKS, attention="ring"), own)
 
 
 def test_positions_that_tensor_ranks_cannot_share(comm):
