@@ -17,6 +17,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         (EX_TEMPFAIL) if training was asked to stop and can go on.
     """
     given = list(sys.argv[1:] if argv is None else argv)
+    if any(word.startswith("--virtual") for word in given):
+        options = arguments.parse(given)
+        from collectives.virtual import install
+
+        install()  # before anything is imported that uses MPI
+        from mpitrain.commands import virtual
+
+        return virtual.run(given, options)
     if arguments.needs_ranks(given):
         try:
             load_mpi()

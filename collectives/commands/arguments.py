@@ -5,6 +5,7 @@ import math
 import re
 from typing import TYPE_CHECKING
 
+from collectives.analysis.topology import TOPOLOGIES, LinkCost, Topology, build
 from collectives.analysis.user_code import named
 from collectives.compile.cost import MOST_RANKS
 from collectives.contracts import CONTRACTS
@@ -97,6 +98,21 @@ def add_network(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--alpha", type=not_negative, default=1.5, help=alpha)
     bandwidth = "bandwidth of a port in GB/s (25)"
     parser.add_argument("--bandwidth", type=above_zero, default=25.0, help=bandwidth)
+
+
+def add_virtual(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of virtual ranks: their network, and how fast they compute."""
+    add = parser.add_argument
+    add("--topology", choices=TOPOLOGIES, default="flat", help="network of virtual ranks (flat)")
+    slower = "factor on the CPU time that virtual ranks take to compute (1)"
+    add("--slower", type=above_zero, default=1.0, metavar="FACTOR", help=slower)
+    add_network(parser)
+
+
+def network(options: argparse.Namespace, size: int) -> Topology:
+    """The network of ``size`` ranks that ``--topology`` and :func:`add_network` describe."""
+    port = LinkCost(1e-6 * options.alpha, 1e-9 / options.bandwidth)
+    return build(options.topology, size, port)
 
 
 def known(text: str) -> list[str]:

@@ -9,7 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from collectives.about import program
-from collectives.commands.arguments import above_zero, not_negative, positive
+from collectives.commands.arguments import (
+    above_zero,
+    add_virtual,
+    not_negative,
+    positive,
+    rank_count,
+)
 from collectives.commands.program import add_commands, add_verbose, add_version, parsed
 from mpitrain.commands import offline
 from mpitrain.commands.offline import add_job
@@ -106,6 +112,14 @@ def _add_train(commands: "Commands") -> None:
         "if the job's layout fits them; needs Open MPI's mpirun --with-ft ulfm"
     )
     add("--shrink", action="store_true", help=left)
+    virtual = (
+        "run N ranks as threads of this process, without a launcher, on the clock of a modelled "
+        "network: the records have its times"
+    )
+    add("--virtual", type=rank_count, default=0, metavar="N", help=virtual)
+    add_virtual(train)
+    costs = "virtual ranks: profile of the layers whose times passes take (measured CPU time)"
+    add("--costs", type=Path, metavar="FILE", help=costs)
     add_verbose(train)
 
 

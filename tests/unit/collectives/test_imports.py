@@ -80,7 +80,7 @@ FLOORS = (
     {"calls"},
     {"coded", "communicator", "shared_pool", "sparse", "sparse_arguments", "topologies"},
     {"torch"},
-    {"bench", "commands"},
+    {"bench", "commands", "virtual"},
     {"__init__", "__main__"},
 )
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}

@@ -25,6 +25,7 @@ DEEPER = {
     "collectives.failure.processes": "ranks find processes as the guards against dead ranks do",
     "collectives.torch": "the name of torch's backend, for the sentence that asks for it",
     "collectives.torch.backend": "codecs of DDP's buckets run among a group's collectives",
+    "collectives.virtual": "train --virtual runs the ranks in one process",
     "collectives.execution.waiting": "ranks wait alike in pipelines and in collectives",
 }
 

@@ -1,0 +1,10 @@
+"""Ranks that are threads of one process, on the clock of a modelled network: no launcher.
+
+``python -m collectives.virtual -n 8 program.py`` runs a program of mpi4py; ``mpitrain train
+--virtual 8`` a job.  Importing this package starts no MPI.
+"""
+
+from collectives.virtual.cluster import Deadlock, VirtualCluster, here
+from collectives.virtual.install import install
+
+__all__ = ["Deadlock", "VirtualCluster", "here", "install"]

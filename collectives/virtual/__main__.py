@@ -1,0 +1,41 @@
+"""``python -m collectives.virtual -n 8 program.py``: runs a program of mpi4py on virtual ranks."""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from collectives.commands.arguments import add_virtual, network, rank_count
+from collectives.virtual import Deadlock, VirtualCluster, install
+
+
+def main() -> int:
+    """Runs a program; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m collectives.virtual", description=__doc__)
+    parser.add_argument("-n", "--ranks", type=rank_count, default=4, help="number of ranks (4)")
+    add_virtual(parser)
+    parser.add_argument("program", type=Path, help="file of the program")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
+    options = parser.parse_args()
+    install()
+    text = options.program.read_bytes()
+    code = compile(text, options.program, "exec")
+    sys.argv = [str(options.program), *options.arguments]
+    sys.path[0] = str(options.program.parent)
+    modelled = network(options, options.ranks)
+    cluster = VirtualCluster(options.ranks, modelled, slower=options.slower)
+
+    def program() -> None:
+        exec(code, {"__name__": "__main__", "__file__": str(options.program)})
+
+    try:
+        cluster.run(program)
+    except Deadlock as error:
+        print(error, file=sys.stderr, flush=True)
+        os._exit(1)
+    print(cluster.table(), file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

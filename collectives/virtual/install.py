@@ -1,0 +1,81 @@
+"""Puts a virtual cluster in the place of MPI, and of the clock, in this process."""
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, NoReturn
+
+import mpi4py
+
+from collectives.virtual.cluster import HERE, here
+
+#: Variables of real messages, which are none of a virtual cluster's.
+_VARIABLES = ("COLLECTIVES_LINK", "COLLECTIVES_CHECKSUMS")
+
+
+def install() -> None:
+    """From now on ``mpi4py.MPI`` is a virtual cluster's, and the clock of a thread that is a rank
+    is the rank's.
+
+    Call it before anything is imported that uses MPI.  There is no way back in this process.
+
+    Raises:
+        RuntimeError: the communicator was imported before, with the MPI library's.
+    """
+    if "collectives.communicator" in sys.modules:
+        raise RuntimeError("MPI is in use in this process; start a virtual cluster in a new one")
+    for name in _VARIABLES:
+        os.environ.pop(name, None)
+    os.environ["COLLECTIVES_TIMEOUT"] = "0"  # no watchdog: who waits for ever is known exactly
+    from collectives.virtual import mpi
+
+    module = ModuleType("mpi4py.MPI")
+    vars(module).update(vars(mpi.library))
+    vars(module).update(mpi.NAMES)
+    sys.modules["mpi4py.MPI"] = module
+    mpi4py.MPI = module
+    _replace_clock()
+
+    from collectives.execution import waiting
+
+    waiting.give_way = lambda: here().idle()
+    from collectives.communicator import Communicator
+    from collectives.execution.transport.mpi import MPITransport
+    from collectives.failure import abort
+
+    abort._abort = _end
+    # Native collectives become ours, which go by messages; objects take their time, too, so that
+    # nothing need be refused.
+    MPITransport.delays = True
+    Communicator.delays_messages = property(lambda self: False)  # type: ignore[assignment, method-assign]
+
+
+def _replace_clock() -> None:
+    """A thread that is a rank sees its rank's clock, and sleeps on it."""
+    real, really_sleep = time.perf_counter, time.sleep
+
+    def clock(of: Callable[[], float]) -> Callable[[], float]:
+        def read() -> float:
+            rank = getattr(HERE, "rank", None)
+            return of() if rank is None else rank.now()
+
+        return read
+
+    def sleep(seconds: Any) -> None:
+        rank = getattr(HERE, "rank", None)
+        if rank is None:
+            really_sleep(seconds)
+        else:
+            rank.sleep(seconds)
+
+    time.perf_counter, time.monotonic = clock(real), clock(time.monotonic)
+    time.sleep = sleep
+
+
+def _end(comm: Any, status: int) -> NoReturn:
+    """Ends the process, as all ranks are in it."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)

@@ -1,0 +1,81 @@
+"""Jobs on virtual ranks: losses bit for bit those of MPI ranks, a clock that is no accident."""
+
+import json
+import re
+from importlib.util import find_spec
+
+import pytest
+
+from mpitrain.pipeline.profiles import LayerProfile, write_profile
+from tests.launch import programs
+from tests.launch.programs import needs_launcher, scratch
+
+pytestmark = [
+    scratch,
+    pytest.mark.skipif(find_spec("sklearn") is None, reason="scikit-learn is not installed"),
+]
+SMALL = ("train.steps=3", "train.epochs=1")
+
+
+def train(folder, run, job, *sets, options=(), ranks=None, **variables):
+    """Output of ``mpitrain train``."""
+    given = [word for text in (f"run.dir={run}", *SMALL, *sets) for word in ("--set", text)]
+    words = ("-m", "mpitrain", "train", job, *options, *given)
+    done = programs.run(folder, *words, ranks=ranks, **variables)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def steps(run):
+    """The records of the steps."""
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    found = [record for record in map(json.loads, lines) if "grad_norm" in record]
+    assert len(found) == 3
+    return found
+
+
+def numbers(run):
+    return [(step["loss"], step["grad_norm"]) for step in steps(run)]
+
+
+#: Layouts, and whether the MPI ranks' own sums must be ours, too, as those of three ranks are not.
+LAYOUTS = [
+    (2, "gpt_pipe", ("parallel.pipe=2", "parallel.schedule=1f1b"), {}),
+    (3, "digits_mlp", ("parallel.zero=3",), {"COLLECTIVES_LINK": "cluster"}),
+    (4, "gpt_3d", ("parallel.algorithm=ring",), {"COLLECTIVES_LINK": "cluster"}),
+]
+
+
+@needs_launcher
+@pytest.mark.parametrize(("ranks", "job", "sets", "variables"), LAYOUTS)
+def test_losses_are_those_of_mpi_ranks(tmp_path, ranks, job, sets, variables):
+    train(tmp_path, "real", job, *sets, ranks=ranks, **variables)
+    out = train(tmp_path, "virtual", job, *sets, options=["--virtual", str(ranks)])
+    assert numbers(tmp_path / "virtual") == numbers(tmp_path / "real")
+    assert re.search(rf"{ranks} virtual ranks on flat, computing by CPU time: a step takes", out)
+
+
+def test_costs_give_the_same_times_again_and_those_of_the_schedule(tmp_path):
+    """Two replicas of two stages of two blocks each, whose passes take 10 ms."""
+    profile = [LayerProfile(name, 0.0, 0.0, 0, 0) for name in ("embedding", "head")]
+    # Of a micro-batch, of which a replica has the half.
+    profile += [LayerProfile(f"block{number}", 0.01, 0.01, 0, 0) for number in range(4)]
+    write_profile(tmp_path / "costs.json", profile)
+    sets = ("parallel.pipe=2", "parallel.tensor=1", "parallel.schedule=1f1b")
+    found = []
+    for run in ("first", "again"):
+        train(tmp_path, run, "gpt_3d", *sets, options=("--virtual", "4", "--costs", "costs.json"))
+        found.append([step["seconds"] for step in steps(tmp_path / run)])
+        assert (tmp_path / run / "report.html").exists()
+    assert found[0] == found[1]
+    schedule = (4 + 2 - 1) * (0.01 + 0.01)  # four micro-batches, two stages, forward and backward
+    for seconds in found[0]:
+        assert schedule < seconds < 1.02 * schedule
+
+
+def test_costs_of_another_job_are_refused(tmp_path):
+    write_profile(tmp_path / "costs.json", [LayerProfile("block0", 0.01, 0.01, 0, 0)])
+    words = ("train", "gpt_3d", "--virtual", "8", "--costs", "costs.json")
+    done = programs.run(tmp_path, "-m", "mpitrain", *words)
+    assert done.returncode == 2
+    assert "mpitrain: --costs: the profile has no layer embedding" in done.stderr

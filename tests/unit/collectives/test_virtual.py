@@ -1,0 +1,154 @@
+"""Virtual ranks: their numbers, their clock against the simulator's, and who waits for whom."""
+
+import numpy as np
+import pytest
+
+from collectives.algorithms import build
+from collectives.analysis.simulate import Machine, simulate
+from collectives.analysis.topology import Cluster as Nodes
+from collectives.analysis.topology import FatTree, Flat, LinkCost
+from collectives.execution.messages import Operands, bind
+from collectives.execution.transport.mpi import MPITransport
+from collectives.virtual import Deadlock, VirtualCluster, here
+from collectives.virtual.mpi import COMM_WORLD
+
+PORT = LinkCost(2e-6, 1e-9)
+
+
+class Transport(MPITransport):
+    """Messages between virtual ranks, whose plans are run and not polled."""
+
+
+def run(size, program, network=None):
+    """The cluster, and what the ranks of ``program`` return; only messages take time."""
+    cluster = VirtualCluster(size, network or Flat(PORT), measures=False)
+    return cluster, cluster.run(program)
+
+
+@pytest.mark.parametrize("size", [2, 3, 8, 16])
+@pytest.mark.parametrize("network", [Flat(PORT), Nodes(PORT, per_node=4), FatTree(PORT, leaf=4)])
+def test_a_ring_takes_the_time_of_the_simulator(size, network):
+    count = 24 * size
+    schedule = build("allreduce", "ring", size)
+
+    def program():
+        own = np.arange(count) * (COMM_WORLD.rank + 1.0)
+        total = np.zeros(count)
+        bind(schedule, Transport(COMM_WORLD), Operands(own, total, None), np.add)()
+        return total
+
+    cluster, found = run(size, program, network)
+    for total in found:
+        np.testing.assert_array_equal(total, np.arange(count) * (size * (size + 1) / 2))
+    expected = simulate(schedule, 8 * count, Machine(network, gamma=0.0))
+    assert cluster.seconds == pytest.approx(expected, rel=1e-12)
+
+
+def test_clocks_move_by_work_by_messages_and_by_waiting_for_the_last():
+    def program():
+        rank = here()
+        if rank.number == 0:
+            rank.compute(5.0)
+            COMM_WORLD.Send(np.zeros(1000, np.uint8), 1)
+        else:
+            rank.compute(1.0)
+            COMM_WORLD.Recv(np.zeros(1000, np.uint8), 0)
+        return rank.now(), dict(rank.spent)
+
+    sent = PORT.alpha + 1000 * PORT.beta
+    _, ((first, own), (second, other)) = run(2, program)
+    assert first == second == pytest.approx(5.0 + sent)
+    assert own == pytest.approx({"computing": 5.0, "communicating": sent, "waiting": 0.0})
+    assert other == pytest.approx({"computing": 1.0, "communicating": sent, "waiting": 4.0})
+
+
+def test_messages_share_the_port_of_their_receiver():
+    def program():
+        if COMM_WORLD.rank == 0:
+            requests = [COMM_WORLD.Irecv(np.zeros(1000, np.uint8), peer) for peer in (1, 2, 3)]
+            for request in requests:
+                request.Wait()
+        else:
+            COMM_WORLD.Send(np.zeros(1000, np.uint8), 0)
+        return here().now()
+
+    _, ends = run(4, program)
+    assert ends == pytest.approx([PORT.alpha + n * 1000 * PORT.beta for n in (3, 1, 2, 3)])
+
+
+def test_a_rank_that_polls_wakes_when_a_message_is_there():
+    def program():
+        if COMM_WORLD.rank == 0:
+            here().compute(1.0)
+            COMM_WORLD.send("late", 1, tag=7)
+            return None
+        message = COMM_WORLD.Mprobe(tag=7)
+        return message.recv(), here().now()
+
+    _, (_, (text, now)) = run(2, program)
+    assert text == "late"
+    assert 1.0 < now < 1.001
+
+
+def test_a_deadlock_says_who_waits_for_whom():
+    def program():
+        rank = COMM_WORLD.rank
+        if rank < 2:
+            COMM_WORLD.Recv(np.zeros(1), (rank + 1) % 2, tag=5)
+        elif rank == 2:
+            COMM_WORLD.send("too many", 0)
+        else:
+            COMM_WORLD.barrier()
+
+    with pytest.raises(Deadlock) as told:
+        run(5, program)
+    text = str(told.value)
+    assert "rank 0 receives from rank 1 (tag 5), and waits for rank 1, at " in text
+    assert "rank 1 receives from rank 0 (tag 5), and waits for rank 0, at " in text
+    assert "rank 2 sends to rank 0 (tag 0), and waits for rank 0, at " in text
+    assert "rank 3 is in a barrier, and waits for ranks 0, 1, 2, at " in text
+    assert f"{__file__}:" in text
+
+
+def test_an_error_of_one_rank_ends_all():
+    def program():
+        if COMM_WORLD.rank == 2:
+            raise ZeroDivisionError("mine")
+        COMM_WORLD.barrier()
+
+    with pytest.raises(ZeroDivisionError, match="mine") as raised:
+        run(4, program)
+    assert raised.value.__notes__ == ["on virtual rank 2 of 4"]
+
+
+def test_ranks_that_come_to_different_collectives_are_told():
+    def program():
+        return COMM_WORLD.bcast(1) if COMM_WORLD.rank else COMM_WORLD.allgather(1)
+
+    with pytest.raises(RuntimeError, match="rank 1 calls bcast from 0 where rank 0 has called al"):
+        run(2, program)
+
+
+@pytest.mark.parametrize("size", [1, 3, 6])
+def test_communicators_and_objects(size):
+    def program():
+        world = COMM_WORLD
+        half = world.Split(world.rank % 2, -world.rank)
+        alone = world.Split_type(0) if size == 1 else half.Dup()
+        total = np.full(3, world.rank + 1)
+        world.Allreduce(total.copy(), total)
+        return (
+            half.allgather(world.rank),
+            alone.size,
+            total.tolist(),
+            world.scan(world.rank),
+            world.alltoall([(world.rank, peer) for peer in range(size)]),
+        )
+
+    _, found = run(size, program)
+    for rank, (members, count, total, scanned, exchanged) in enumerate(found):
+        assert members == [peer for peer in reversed(range(size)) if peer % 2 == rank % 2]
+        assert count == len(members)
+        assert total == [size * (size + 1) // 2] * 3
+        assert scanned == rank * (rank + 1) // 2
+        assert exchanged == [(peer, rank) for peer in range(size)]
