@@ -162,7 +162,7 @@ def _last_step(spans: Sequence[Span]) -> list[Span]:
             s
             for s in own
             if (_PASS.fullmatch(s.name) or s.category in ("wait", "communicate"))
-            and first < s.start < stop
+            and first <= s.start < stop
             and not s.name.startswith(("send", "publish"))
         ]
     return found
