@@ -44,12 +44,12 @@ class Operation:
     """An operation that a rank has begun.
 
     Attributes:
-        what: what the rank does, in words.
+        what: words for it, as in ``receives from rank 1``.
         peers: the ranks that it may wait for, by their number in the job.
         begun: when all ranks that it needs had come.
         end: when it is complete; ``None``: not all have come.
-        result: what it gives.
-        error: what its rank gets instead.
+        result: its value.
+        error: the exception that its rank gets instead.
     """
 
     what: str
@@ -73,7 +73,7 @@ class Rank:
         waits: the operation that it waits for; ``None``: for any, or it runs.
         state: ``"ready"``, ``"waits"`` or ``"ended"``.
         turn: how often it has been called; an entry of an earlier turn is void.
-        alone: what stands for the rank alone, as ``world`` of the cluster for all.
+        alone: messages and collectives of this rank alone, as ``world`` of the cluster for all.
     """
 
     cluster: "VirtualCluster"
@@ -243,8 +243,8 @@ class VirtualCluster:
             :meth:`Rank.compute` says.
         slower: factor on that time.
         ready: ranks that can go on, as (clock, number, turn), a heap.
-        lost: what all ranks raise from now on.
-        world: what the ranks share for their messages.
+        lost: the exception that all ranks raise from now on.
+        world: messages and collectives of all ranks.
     """
 
     def __init__(
@@ -263,7 +263,10 @@ class VirtualCluster:
         self._routes: dict[tuple[int, int], tuple[float, list[tuple[Any, float]]]] = {}
 
     def run(self, program: Callable[[], Any]) -> list[Any]:
-        """What ``program`` returns on each rank; rank 0 is this thread, which hears signals.
+        """Runs ``program`` on each rank; rank 0 is this thread, which hears signals.
+
+        Returns:
+            The results, by rank.
 
         Raises:
             BaseException: the first error of a rank; the other ranks have ended, too.

@@ -32,7 +32,13 @@ def run(argv: Sequence[str], options: argparse.Namespace) -> int:
     """Run a command on virtual ranks, and write the report; returns the exit code."""
     try:
         profile = read_profile(options.costs) if options.costs else None
-        folder = Path(load(options.config, options.set).run.dir)
+        config = load(options.config, options.set)
+        if config.parallel.node_shared:
+            raise ConfigError(
+                "--virtual: each rank is a node, and shares no memory; set parallel.node_shared = "
+                "false, or start real ranks by mpirun"
+            )
+        folder = Path(config.run.dir)
         modelled = network(options, options.virtual)
     except (ConfigError, ProfileError, ValueError) as error:
         print(f"mpitrain: {error}", file=sys.stderr)
