@@ -94,7 +94,7 @@ class OwnSamples:
         return self._read(0)
 
     def outline(self) -> tuple[list[str], bool, bool]:
-        """What the first sample shows.
+        """Look at the first sample.
 
         Returns:
             Its parts that are no numbers; whether its label has parts in turn, as in (input, label,

@@ -117,8 +117,8 @@ class Arena:
                 if own in layer.spread:
                     axis, kind = 0, OWN
                 found[full] = (shape, axis, (shared or {}).get(full, kind))
-        # Group after group, so that a bucket is contiguous; sort() keeps the order of layers.  What
-        # stages share has one order on all of them, whose layers may come in another one.
+        # Group after group, so that a bucket is contiguous; sort() keeps the order of layers.
+        # Tensors that stages share have one order on all of them, where layers have another one.
         self._shared = frozenset((shared or {}).values())
 
         def place(full: str) -> tuple[str, str]:
