@@ -93,31 +93,27 @@ class OwnSamples:
         """A sample with the shapes of all, as the data set gives it."""
         return self._read(0)
 
-    def outline(self) -> tuple[list[str], bool]:
-        """The first sample: its parts that are no numbers, and whether a label has parts in turn.
+    def outline(self) -> tuple[list[str], bool, bool]:
+        """Look at the first sample.
 
-        It has them where they follow one another after the input, as in (input, label, weight).
+        Returns:
+            Its parts that are no numbers; whether its label has parts in turn, as in (input, label,
+            weight); and whether ``collate`` draws random numbers, which follow the ranks' layout.
         """
-        what, found = _sample(0), self.first()
+        what, found, draws = _sample(0), self.first(), False
         if self.collate is not None:
-            found = self._batch(self.collate, what, [0], [found])
+            with seeded(self.seed, 3):
+                before = _generators()
+                found = self._batch(self.collate, what, [found])
+                draws = _generators() != before
         left_out = [
             f"{f'{key!r} of ' if key != '' else ''}the {of} ({type(part).__name__})"
             for of, value in zip(("input", "label"), self._pair(what, found), strict=True)
-            for key, part in _entries(value)
+            for key, part in self._entries(value)
             if self._array(what, part) is None
         ]
-        return left_out, _is_followed(found) and "" not in self._arrays_of(what, found)[1]
-
-    def draws(self) -> bool:
-        """Whether ``collate`` draws random numbers, which would follow the layout of the ranks."""
-        if self.collate is None:
-            return False
-        found = self.first()
-        with seeded(self.seed, 3):
-            before = _generators()
-            self.collate([found])
-            return _generators() != before
+        in_turn = _is_followed(found) and "" not in self._arrays_of(what, found)[1]
+        return left_out, in_turn, draws
 
     def read_anew(self) -> None:
         """Reads a sample in this process, beside all passes."""
@@ -148,7 +144,8 @@ class OwnSamples:
         """The arrays that ``collate`` makes of these samples."""
         what = f"the batch of samples {', '.join(map(str, indices[:4]))}"
         what += ", ..." if len(indices) > 4 else ""
-        pair = self._arrays_of(what, self._batch(collate, what, indices, found))
+        with seeded(self.seed, 3, self.epoch + 1, indices[0], len(indices)):
+            pair = self._arrays_of(what, self._batch(collate, what, found))
         for parts in pair:
             for name, array in parts.items():
                 if array.shape[:1] != (len(indices),):
@@ -160,12 +157,11 @@ class OwnSamples:
                     )
         return joined(pair[0]), joined(pair[1])
 
-    def _batch(self, collate: Collate, what: str, indices: Sequence[int], found: list[Any]) -> Any:
-        with seeded(self.seed, 3, self.epoch + 1, indices[0], len(indices)):
-            try:
-                return collate(found)
-            except (Exception, SystemExit) as error:
-                raise self._wrong(what, f": collate_fn: {words(error)}") from error
+    def _batch(self, collate: Collate, what: str, found: list[Any]) -> Any:
+        try:
+            return collate(found)
+        except (Exception, SystemExit) as error:
+            raise self._wrong(what, f": collate_fn: {words(error)}") from error
 
     def _pair(self, what: str, found: Any) -> tuple[Any, Any]:
         """Input and label; what follows the label is a part of it.
@@ -193,11 +189,11 @@ class OwnSamples:
 
     def _arrays(self, what: str, value: Any) -> Named:
         """Arrays of an input or a label by name, without what is no number."""
-        found = {key: self._array(what, part) for key, part in _entries(value)}
+        found = {key: self._array(what, part) for key, part in self._entries(value)}
         kept = {key: array for key, array in found.items() if array is not None}
         if not kept:
             raise self._wrong(what, f" holds no numbers in a {type(value).__name__}")
-        if isinstance(value, tuple):
+        if isinstance(value, (tuple, list)) and "" not in kept:
             if list(kept) != list(range(len(kept))):
                 raise self._wrong(
                     what,
@@ -209,6 +205,18 @@ class OwnSamples:
             return named(kept) if isinstance(value, Mapping) else kept
         except ValueError as error:
             raise self._wrong(what, f": {error}") from error
+
+    def _entries(self, value: Any) -> Iterable[tuple[Any, Any]]:
+        """The parts of an input or a label, by key or number; a single one has the key "".
+
+        A batch may be a list of tensors where a sample is a tuple, as torch's ``default_collate``
+        gives it.
+        """
+        if isinstance(value, Mapping):
+            return value.items()
+        is_several = self.collate is not None and isinstance(value, list)
+        is_several = is_several and all(hasattr(part, "shape") for part in value)
+        return enumerate(value) if is_several or isinstance(value, tuple) else [("", value)]
 
     def _array(self, what: str, value: Any) -> Array | None:
         """The array of numbers, or None of strings, dates and other objects."""
@@ -226,6 +234,8 @@ class OwnSamples:
             return found.astype(self.dtype)
         if found.dtype.kind in "iub":
             return found
+        if found.dtype.kind in "USMm" and hasattr(value, "dtype"):  # an array of texts or dates
+            return None
         if found.dtype.kind == "c" or _has_numbers(value):
             raise self._wrong(
                 what,
@@ -253,13 +263,6 @@ def _sample(index: int) -> str:
 def _is_followed(found: Any) -> bool:
     """Whether something follows input and label, as a weight."""
     return not isinstance(found, Mapping) and len(found) > 2
-
-
-def _entries(value: Any) -> Iterable[tuple[Any, Any]]:
-    """The parts of an input or a label, by key or number; a single one has the key ""."""
-    if isinstance(value, Mapping):
-        return value.items()
-    return enumerate(value) if isinstance(value, tuple) else [("", value)]
 
 
 def _has_numbers(value: Any) -> bool:
@@ -309,14 +312,17 @@ def seeded(seed: int, *key: int) -> Iterator[None]:
             torch.set_rng_state(torch_before)
 
 
-def seed_own_generators(data: Any) -> None:
-    """Seed the generators of a DataLoader or a sampler and of the samplers in it.
+def begin_epoch(data: Any, epoch: int) -> None:
+    """Begin an epoch of a DataLoader, a sampler or a data set, and of those in it.
 
-    Each pass is then the same in resumed runs and on all ranks.
+    ``set_epoch`` is called, and generators are seeded, where they have them: each pass is then the
+    same in resumed runs and on all ranks.
     """
     torch: Any = sys.modules.get("torch")
     if seed := getattr(getattr(data, "generator", None), "manual_seed", None):
         seed(torch.initial_seed())
-    for inner in ("sampler", "batch_sampler"):
+    if hasattr(data, "set_epoch"):
+        data.set_epoch(epoch)
+    for inner in ("sampler", "batch_sampler", "dataset"):
         if (own := getattr(data, inner, None)) is not None and own is not data:
-            seed_own_generators(own)
+            begin_epoch(own, epoch)

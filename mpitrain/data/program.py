@@ -57,9 +57,9 @@ def given(
         varies = any(one is not None and one.collate is not None for one in (own, others))
         if others is not None:
             _expect_alike(own, others, varies=varies)
-        left_out, in_turn = own.outline()
+        left_out, in_turn, draws = own.outline()
         said = [f"the model does not see {one}, which is no number" for one in left_out]
-        if own.draws():
+        if draws:
             said.append(
                 "collate_fn draws random numbers, which differ from layout to layout; draw them in "
                 "the data set for one process's numbers"

@@ -9,7 +9,7 @@ import numpy as np
 from collectives.errors import words
 from mpitrain.arrays import Array
 from mpitrain.data.dataset import DataError
-from mpitrain.data.own import seed_own_generators, seeded
+from mpitrain.data.own import begin_epoch, seeded
 
 
 @dataclass(frozen=True)
@@ -124,9 +124,7 @@ class OwnOrder(Sampler):
     def _read(self, epoch: int) -> list[Any]:
         with seeded(self.seed, 2, epoch + 1):
             try:
-                seed_own_generators(self.given)
-                for one in (self.given, getattr(self.given, "sampler", None)):
-                    getattr(one, "set_epoch", lambda epoch: None)(epoch)
+                begin_epoch(self.given, epoch)
                 return list(self.given)
             except (Exception, SystemExit) as error:
                 raise self._wrong(f"cannot be read: {words(error)}") from error

@@ -8,7 +8,7 @@ from typing import Any
 
 from collectives.errors import words
 from mpitrain.data.dataset import DataError
-from mpitrain.data.own import OwnSamples, seed_own_generators, seeded
+from mpitrain.data.own import OwnSamples, begin_epoch, seeded
 
 #: An iterable of samples, or a function that returns one.
 Source = Iterable[Any] | Callable[[], Iterable[Any]]
@@ -38,7 +38,14 @@ class Stream:
         """
         self.source = source
         self._samples = samples
-        for name in ("set_epoch", "starting_at", "batch_sampler", "generator", "sampler"):
+        for name in (
+            "set_epoch",
+            "starting_at",
+            "batch_sampler",
+            "generator",
+            "sampler",
+            "dataset",
+        ):
             if hasattr(source, name):
                 setattr(self, name, getattr(source, name))
         if starting_at is not None:
@@ -88,8 +95,7 @@ class Streamed(OwnSamples):
     A pass reads and drops the samples between two wanted ones, unless the stream has
     ``starting_at(number)``, which returns an iterable from that sample on.  A smaller number begins
     a new pass.  Generators are seeded by the number of each sample, as for :class:`OwnSamples`;
-    at the beginning of a pass, after ``set_epoch(epoch)`` if there is one, by the epoch, and so are
-    the generators of a DataLoader and of its sampler.
+    at the beginning of a pass by the epoch (:func:`mpitrain.data.own.begin_epoch`).
     """
 
     cursor: _Cursor = field(default_factory=_Cursor, compare=False)
@@ -143,9 +149,7 @@ class Streamed(OwnSamples):
         at, data = self.cursor, self.data
         try:
             with seeded(self.seed, 2, self.epoch + 1):
-                seed_own_generators(data)
-                if hasattr(data, "set_epoch"):
-                    data.set_epoch(max(0, self.epoch))
+                begin_epoch(data, max(0, self.epoch))
                 given: Any = data.starting_at(index) if index else data  # type: ignore[attr-defined]
                 iterator = iter(given)
         except (Exception, SystemExit) as error:

@@ -118,7 +118,14 @@ class Arena:
                     axis, kind = 0, OWN
                 found[full] = (shape, axis, (shared or {}).get(full, kind))
         # Group after group, so that a bucket is contiguous; sort() keeps the order of layers.
-        order = sorted(found, key=lambda full: found[full][2])
+        # Tensors that stages share have one order on all of them, where layers have another one.
+        self._shared = frozenset((shared or {}).values())
+
+        def place(full: str) -> tuple[str, str]:
+            kind = found[full][2]
+            return kind, full if kind in self._shared else ""
+
+        order = sorted(found, key=place)
         tensors, start = [], 0
         for full in order:
             whole, axis, kind = found[full]
@@ -189,7 +196,8 @@ class Arena:
         """Cut the gradients into buckets in the order in which a backward pass writes them.
 
         A bucket belongs to one group, holds whole layers, and has at least ``minimum_bytes`` bytes,
-        except for a group's last one.  Groups follow in the order of the layers that end them.
+        except for a group's last one.  Tensors that the same stages share are one bucket, as their
+        layers are others on each stage.  Groups follow in the order of the layers that end them.
         """
         buckets = []
         for group in self.groups:
@@ -201,7 +209,7 @@ class Arena:
                 first = position == 0
                 whole = first or self._users[tensors[position - 1].name] != self._users[tensor.name]
                 enough = (stop - tensor.start) * itemsize >= minimum_bytes
-                if first or (whole and enough):
+                if first or (whole and enough and group not in self._shared):
                     buckets.append(Bucket(tensor.start, stop, layers, group))
                     stop, layers = tensor.start, frozenset()
         return sorted(buckets, key=lambda bucket: (-min(bucket.layers), bucket.start))

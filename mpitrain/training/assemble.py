@@ -36,7 +36,7 @@ from mpitrain.step.precision import LossScale
 from mpitrain.step.update import Updater
 from mpitrain.sync import Strategy, Workers
 from mpitrain.sync.workers import layer_numbers
-from mpitrain.training import build, padding
+from mpitrain.training import build
 from mpitrain.training.account import Account, traffic_of
 from mpitrain.training.compatibility import (
     expect_fitting,
@@ -49,6 +49,7 @@ from mpitrain.training.compatibility import (
 )
 from mpitrain.training.feed import Feed
 from mpitrain.training.measured_rates import measured_rates
+from mpitrain.training.padding import Padding
 from mpitrain.training.parts import NO_OBJECTS, Parts, UserObjects
 from mpitrain.training.passes import Passes
 from mpitrain.training.purity import Purity
@@ -387,7 +388,7 @@ def _add_pipeline(parts: Parts) -> None:
     parts.purity = Purity(parts)
     parts.purity.examine(parts.passes.probes())
     if parts.data.varies:
-        padding.expect_unseen(parts)
+        parts.padding = Padding(parts)
     parts.passes.runner()  # the first call is collective
     parts.feed = Feed(parts)
     parts.opened.callback(parts.feed.close)

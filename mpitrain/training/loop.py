@@ -89,6 +89,8 @@ class Loop(ClosedTogether):
         done = parts.steps_done
         with closing(self.batches(epoch)) as batches:
             for batch in batches:
+                if parts.padding:
+                    parts.padding.look(batch.indices[0])
                 try:
                     records = self.step(batch)
                 except CorruptMessage as error:

@@ -1,7 +1,8 @@
-"""Check that padding has no part in the loss, as layouts pad samples in other company."""
+"""Check that padding has no part in results, as layouts pad samples in other company."""
 
-from math import prod
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from math import isclose, prod
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -9,88 +10,193 @@ from mpitrain import nn
 from mpitrain.arrays import Array
 from mpitrain.config import ConfigError
 from mpitrain.data import DataError, Samples
+from mpitrain.data.sampler import OwnOrder
 from mpitrain.data.stream import Streamed
+from mpitrain.fields import fields, joined
 from mpitrain.objective import reduction_of
 from mpitrain.ranks.together import together
 
 if TYPE_CHECKING:
+    from mpitrain.objective.metrics import Metric
     from mpitrain.training.parts import Parts
 
 #: Samples of which the shortest and the longest are tried.
 _FEW = 8
 
 
-def expect_unseen(parts: "Parts") -> None:
-    """Compare the loss of a short and a long sample together with those of both apart; collective.
+class _Tried(NamedTuple):
+    """A short and a long sample, in one batch and each alone, and their numbers."""
 
-    Nothing is tried where a few samples have one size.  Cost: three forward passes.
+    both: Samples
+    apart: tuple[Samples, Samples]
+    numbers: tuple[int, int]
 
-    Raises:
-        ConfigError: on all ranks: the losses differ, or there is batch norm.
-        DataError: on all ranks: a rank cannot read a sample.
+
+class Padding:
+    """Compares results of a short and a long sample together with those of both apart.
+
+    It does so when the trainer is made, and before steps 2, 4, 8 and so on with samples of their
+    batches: lengths that differ may be rare, and outputs that are 0 at first show nothing.  A
+    stream is tried with its first samples, as reading others would begin it anew.  All methods are
+    collective.  Cost of a look: reading at most 8 samples in all and 4 on each rank, and three
+    forward passes.
     """
-    train = parts.data.train
-    count = min(_FEW, len(train))
-    some = np.arange(count)
-    if not isinstance(train, Streamed):
-        some = np.linspace(0, len(train) - 1, count).astype(np.int64)
-    lengths = together(parts.comm, lambda: [_length(train[[i]]) for i in some], DataError)
-    short, long = some[np.argmin(lengths)], some[np.argmax(lengths)]
-    if min(lengths) == max(lengths):
-        return
-    state = nn.Chain(parts.model.layers).state(parts.config.run.dtype)
-    if any(name.endswith("running_mean") for name in state):
-        raise ConfigError(
-            "model: batch norm averages over padding, too; take LayerNorm or GroupNorm, or pad all "
-            "samples to one length"
-        )
-    both, *apart = (_part(parts, which, 2) for which in ([short, long], [short], [long]))
 
-    def compare() -> None:
-        if both is None:
+    def __init__(self, parts: "Parts") -> None:
+        """Look at samples in the order of the first epoch, or at some of all.
+
+        Raises:
+            ConfigError, DataError: as :meth:`look`.
+        """
+        self._parts, self._steps, self._scale = parts, 0, 0.0
+        self._tried: _Tried | None = None
+        own, count = parts.config, len(parts.data.train)
+        self._are_in_step = not (own.server.ranks or own.server.hogwild)
+        if isinstance(parts.data.train, Streamed):
+            some = np.arange(min(_FEW, count))
+        elif isinstance(parts.sampler, OwnOrder) and parts.sampler.gives_batches:
+            some = _spread(next(parts.sampler.batches(0)))
+        else:
+            some = _spread(np.arange(count))
+        self._choose(some)
+        self._compare()
+
+    def look(self, batch: Array) -> None:
+        """Look at the samples of a step's batch, if it is due.
+
+        Raises:
+            ConfigError: on all ranks: results differ, or there is batch norm.
+            DataError: on all ranks: a rank cannot read a sample.
+        """
+        self._steps += 1
+        if not self._are_in_step or self._steps < 2 or self._steps & (self._steps - 1):
             return
-        together_, separate = _mean([both]), _mean([part for part in apart if part])
+        if not isinstance(self._parts.data.train, Streamed):
+            self._choose(_spread(batch))
+        self._compare()
+
+    def _choose(self, some: Array) -> None:
+        """Take the shortest and the longest of these samples, if they differ."""
+        comm, train = self._parts.comm, self._parts.data.train
+        mine = some[comm.rank :: comm.size].tolist()
+        if isinstance(train, Streamed):  # each rank reads the whole stream up to its samples
+            mine = some.tolist()
+        found = together(comm, lambda: [(_length(train[[i]]), i) for i in mine], DataError)
+        every = [pair for pairs in comm.allgather(found) for pair in pairs]
+        (least, short), (most, long) = min(every), max(every)
+        if least == most:
+            return
+
+        def read() -> _Tried:
+            apart = train[[short]], train[[long]]
+            return _Tried(train[[short, long]], apart, (short, long))
+
+        self._tried = together(comm, read, DataError)
+
+    def _compare(self) -> None:
+        if self._tried is None:
+            return
+        parts, tried = self._parts, self._tried
+        state = nn.Chain(parts.model.layers).state(parts.config.run.dtype)
+        if any(name.endswith("running_mean") for name in state):
+            raise ConfigError(
+                "model: batch norm averages over padding, too; take LayerNorm or GroupNorm, or pad "
+                "all samples to one length"
+            )
+        both, *apart = (self._outputs(samples) for samples in (tried.both, *tried.apart))
+
+        def compare() -> None:
+            if both is None:
+                return
+            self._compare_losses(both, apart)
+            for name, metric in parts.metrics.items():
+                self._compare_metric(name, metric, both, apart)
+
+        together(parts.comm, compare, ConfigError)
+
+    def _compare_losses(self, both: Array, apart: list[Any]) -> None:
+        parts, tried = self._parts, self._tried
+        assert tried is not None
+        whole = self._loss([(both, tried.both)])
+        separate = self._loss(list(zip(apart, tried.apart, strict=True)))
         kind = np.dtype(parts.passes.dtype)
         least = np.finfo(kind if kind.kind == "f" else np.float16).eps
-        if not abs(together_ - separate) <= least**0.5 * abs(separate):
+        # Late in training, losses may be as small as rounding.
+        self._scale = max(self._scale, abs(separate))
+        if not abs(whole - separate) <= least**0.5 * self._scale:
+            short, long = tried.numbers
             raise ConfigError(
-                f"collate_fn: the loss of samples {short} and {long} is {together_:.6g} in one "
-                f"batch and {separate:.6g} in two, as padding has a part in it, so that each "
-                "layout would train another model; leave it out by a mask in the model, and by a "
-                "loss that gives (sum, count) of what counts, or pad all samples to one length"
+                f"collate_fn: the loss of samples {short} and {long} is {whole:.6g} in one batch "
+                f"and {separate:.6g} in two, as padding has a part in it, so that each layout "
+                "would train another model; leave it out by a mask in the model, and by a loss "
+                "that gives (sum, count) of what counts, or pad all samples to one length"
             )
 
-    together(parts.comm, compare, ConfigError)
+    def _compare_metric(self, name: str, metric: "Metric", both: Array, apart: list[Any]) -> None:
+        """Compare a metric, of the very outputs of both, so that rounding shows nothing."""
+        tried, rows = self._tried, (slice(1), slice(1, 2))
+        assert tried is not None
+        whole = metric.value(metric.add(both, tried.both.labels))
+
+        def of(several: Iterable[tuple[Array, Array]]) -> float:
+            first, second = (metric.add(outputs, labels) for outputs, labels in several)
+            return metric.value(first + second)
+
+        def is_whole(found: float) -> bool:
+            return isclose(whole, found, rel_tol=1e-5, abs_tol=1e-12)
+
+        if not is_whole(of((both[row], tried.both.labels[row]) for row in rows)):
+            return  # it is no mean over samples of one length either, or nothing counts
+        labels, separate = [samples.labels for samples in tried.apart], 0.0
+        for order in (rows, rows[::-1]):  # collate_fn may have sorted them
+            alone = [_cut(both[row], like) for row, like in zip(order, apart, strict=True)]
+            if is_whole(separate := of(zip(alone, labels, strict=True))):
+                return
+        raise ConfigError(
+            f"metrics: {name} of samples {tried.numbers[0]} and {tried.numbers[1]} is {whole:.6g} "
+            f"in one batch and {separate:.6g} in two, as padding has a part in it, so that it is "
+            "another number in every layout; let it return (sum, count) of what counts"
+        )
+
+    def _loss(self, results: list[tuple[Any, Samples]]) -> float:
+        """The loss of two samples, which may be in two batches."""
+        loss, total, counted = self._parts.model.loss, 0.0, 0.0
+        for outputs, samples in results:
+            labels = samples.labels
+            is_mean = reduction_of(loss) == "mean"
+            told: Any = loss(outputs, labels, 2 * prod(labels.shape[1:]) if is_mean else 1.0)
+            total += float(told[0])
+            counted += float(told[2]) if len(told) > 2 else 0.0
+        return total / (counted or 1.0)
+
+    def _outputs(self, samples: Samples) -> Array | None:
+        """Outputs of the last stage; None on ranks that do not have it."""
+        parts = self._parts
+        y: Any = samples.inputs
+        if y.dtype.kind == "f":
+            y = y.astype(parts.passes.dtype)
+        found: Array | None = None
+        for rank, forward in parts.passes.probes():
+
+            def act(x: Array = y, forward: Any = forward) -> Array | None:
+                return forward(x) if forward else None
+
+            found = together(parts.comm, act, ConfigError, DataError, RuntimeError, TypeError)
+            y = parts.comm.bcast(found, rank)
+        return found
 
 
-def _mean(parts: list[tuple[float, float]]) -> float:
-    return sum(value for value, _ in parts) / (sum(count for _, count in parts) or 1.0)
+def _spread(numbers: Array) -> Array:
+    """A few of these numbers, from the first to the last one."""
+    places = np.linspace(0, len(numbers) - 1, min(_FEW, len(numbers)))
+    return np.asarray(numbers)[places.astype(np.int64)]
 
 
 def _length(samples: Samples) -> int:
     return sum(array.nbytes for array in vars(samples).values())
 
 
-def _part(parts: "Parts", which: list[int], of: int) -> tuple[float, float] | None:
-    """Part of these samples in the loss of ``of`` samples, and what counts; collective.
-
-    None on ranks that do not have the loss.
-    """
-    samples = together(parts.comm, lambda: parts.data.train[which], DataError)
-    y: Any = samples.inputs
-    if y.dtype.kind == "f":
-        y = y.astype(parts.passes.dtype)
-    found: Array | None = None
-    for rank, forward in parts.passes.probes():
-
-        def act(x: Array = y, forward: Any = forward) -> Array | None:
-            return forward(x) if forward else None
-
-        found = together(parts.comm, act, ConfigError, DataError, RuntimeError, TypeError)
-        y = parts.comm.bcast(found, rank)
-    if found is None:
-        return None
-    loss, labels = parts.model.loss, samples.labels
-    is_mean = reduction_of(loss) == "mean"
-    told: Any = loss(found, labels, of * prod(labels.shape[1:]) if is_mean else 1.0)
-    return float(told[0]), float(told[2]) if len(told) > 2 else 0.0
+def _cut(outputs: Array, like: Array) -> Array:
+    """Outputs of a sample, in the sizes of others."""
+    sizes = {name: one.shape for name, one in fields(like).items()}
+    return joined({n: one[tuple(map(slice, sizes[n]))] for n, one in fields(outputs).items()})

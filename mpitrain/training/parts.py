@@ -38,6 +38,7 @@ from mpitrain.training.asked import Asked
 from mpitrain.training.build import Partition
 from mpitrain.training.feed import Feed
 from mpitrain.training.measured_rates import MeasuredRates
+from mpitrain.training.padding import Padding
 from mpitrain.training.passes import Passes
 from mpitrain.training.purity import Purity
 from mpitrain.training.watch import Watch
@@ -118,6 +119,7 @@ class Parts:
             the loss is a mean over all labels.
         passes: forward and backward passes of this rank's layers.
         purity: check that the program's own functions are pure.
+        padding: check that padding has no part in results; None: samples are alike.
         feed: reads samples.
         account: measures time and traffic of the steps.
         scale: loss scale.
@@ -158,6 +160,7 @@ class Parts:
     counting: Communicator | None = None
     passes: Passes = field(init=False)
     purity: Purity = field(init=False)
+    padding: Padding | None = None
     feed: Feed = field(init=False)
     account: Account = field(init=False)
     scale: LossScale = field(init=False)

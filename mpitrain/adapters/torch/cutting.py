@@ -129,8 +129,9 @@ class _Part:
             self._arriving = {InputTensor(name): name for name in inputs}
         self._inputs = {name: (one.shape[1:], one.dtype) for name, one in inputs.items()}
         self._options = options(whole)
+        self._tried = {one: trial.shape(one)[1:] for one in self._arriving}
         self._here: dict[Crossing, torch.Tensor] = {}
-        self._rows = 0
+        self._rows, self._lengths = 0, dict[int, int]()
         values = [*whole.parameters(), *whole.buffers()]
         copies: dict[int, Any] = {id(one): one for one in values}  # these are not copied
         for part in whole.modules():
@@ -160,8 +161,11 @@ class _Part:
         values = args or [kwargs[name] for name in self._arriving.values()]
         self._here = dict(zip(self._arriving, values, strict=True))
         self._rows = len(values[0])
+        both = [(self._tried[one], tensor.shape[1:]) for one, tensor in self._here.items()]
+        pairs = [pair for shapes in both for pair in zip(*shapes, strict=True)]
+        self._lengths = {there: here for there, here in pairs if there != here}
         given = {
-            name: self._here.get(InputTensor(name), absent((self._rows, *shape), kind))
+            name: self._here.get(InputTensor(name), self._absent(shape, kind))
             for name, (shape, kind) in self._inputs.items()
         }
         try:
@@ -176,11 +180,15 @@ class _Part:
         finally:
             self._here = {}
 
+    def _absent(self, shape: Sequence[int], kind: torch.dtype) -> torch.Tensor:
+        """An input that this part does not have."""
+        return absent((self._rows, *(self._lengths.get(size, size) for size in shape)), kind)
+
     def _result(self, end: int | None, result: Result, *args: Any, **kwargs: Any) -> Any:
         """The result of a module that earlier parts have called, or that this one does not need."""
         made = {one: tensor for one, tensor in self._here.items() if isinstance(one, EndTensor)}
         sent = {one.place: tensor for one, tensor in made.items() if one.part == end}
-        return result.of(self._rows, sent)
+        return result.of(self._rows, sent, self._lengths)
 
     def _for_each(self, one: torch.Tensor) -> torch.Tensor:
         """A tensor with a row for each sample, also where all have one row in common."""

@@ -54,10 +54,15 @@ class Shape(NamedTuple):
         """Whether the first axis has a row for each sample, or one for all of them."""
         return (*self.few[:1], *self.many[:1]) in ((FEW, MANY), (1, 1))
 
-    def absent(self, samples: int) -> torch.Tensor:
-        """:func:`absent` for so many samples."""
+    def absent(self, samples: int, lengths: Mapping[int, int]) -> torch.Tensor:
+        """:func:`absent` for so many samples, of other lengths than those in the trial."""
         both = zip(self.few, self.many, strict=True)
-        sizes = [few + (many - few) * (samples - FEW) // (MANY - FEW) for few, many in both]
+        sizes = [
+            few + (many - few) * (samples - FEW) // (MANY - FEW)
+            if few != many
+            else lengths.get(many, many)
+            for few, many in both
+        ]
         return absent(sizes, self.kind)
 
 
@@ -70,9 +75,16 @@ class Result:
     def __deepcopy__(self, memo: dict[int, Any]) -> "Result":
         return self
 
-    def of(self, samples: int, tensors: Mapping[int, torch.Tensor]) -> Any:
-        """The result with these tensors in their places, and without numbers in others."""
-        leaves = [one.absent(samples) if isinstance(one, Shape) else one for one in self.leaves]
+    def of(
+        self, samples: int, tensors: Mapping[int, torch.Tensor], lengths: Mapping[int, int]
+    ) -> Any:
+        """The result with these tensors in their places, and without numbers in others.
+
+        Padding gives samples other lengths than in the trial; ``lengths`` has them by those there.
+        """
+        leaves = [
+            one.absent(samples, lengths) if isinstance(one, Shape) else one for one in self.leaves
+        ]
         for place, tensor in tensors.items():
             leaves[place] = tensor
         return tree_unflatten(leaves, self.structure)
@@ -113,7 +125,7 @@ class Trial:
             ValueError: it cannot be cut there.
             ImpureModule: a batch norm would be in two parts.
         """
-        self.module, self._after = module, after
+        self.module, self._after, self._inputs = module, after, inputs
         ends = {id(module.get_submodule(name)): n for n, name in enumerate(after)}
         few = _TrialRun(module, ends, {name: one[:FEW] for name, one in inputs.items()})
         many = _TrialRun(module, ends, inputs)
@@ -154,6 +166,14 @@ class Trial:
         """
         users = [n for n, need in enumerate(self._needs) if id(one) in need]
         return number in (users or [0])
+
+    def shape(self, one: "Crossing") -> Sequence[int]:
+        """The shape of a tensor that crosses a cut, in the run on many samples."""
+        if isinstance(one, InputTensor):
+            return self._inputs[one.name].shape
+        (result,) = (call.result for call in self.calls if call.end == one.part)
+        found: Sequence[int] = result.leaves[one.place].many
+        return found
 
     def left_out(self, number: int) -> list[OnlyCall]:
         """Calls before the begin of a part that end earlier ones, or that it does not need."""

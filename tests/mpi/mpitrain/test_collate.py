@@ -108,6 +108,21 @@ def right(outputs, tags):
     return ((outputs.argmax(2) == tags) & kept).sum(), kept.sum()
 
 
+def per_line(outputs, tags):
+    """A mean over lines of means over their words; words that pad do not count."""
+    kept = tags != -100
+    losses = torch.nn.functional.cross_entropy(
+        outputs.transpose(1, 2), tags, reduction="none", ignore_index=-100
+    )
+    return ((losses * kept).sum(1) / kept.sum(1)).mean()
+
+
+TAGGED = {
+    "model": tagger, "cuts": (), "loss": tagged, "metrics": {"right": right}, "batch_size": 12,
+    "collate_fn": pad_tags, "train_data": Tags(50, 1), "test_data": Tags(31, 2),
+}  # fmt: skip
+
+
 class Buckets:
     """Batches of lines of like lengths, shuffled anew in each epoch."""
 
@@ -183,12 +198,10 @@ def test_every_layout_is_torchs_own_loop(folder, parallel, workers):
 
 
 @pytest.mark.parametrize("parallel", layouts())
-def test_words_that_only_pad_do_not_count(folder, parallel):
+@pytest.mark.parametrize("loss", [tagged, per_line])
+def test_words_that_only_pad_do_not_count(folder, parallel, loss):
     """The mean is over the words of all micro-batches, and dropout is that of one process."""
-    changed = given(
-        model=tagger, cuts=(), loss=tagged, metrics={"right": right}, collate_fn=pad_tags,
-        train_data=Tags(50, 1), test_data=Tags(31, 2), batch_size=12,
-    )  # fmt: skip
+    changed = given(**(TAGGED | {"loss": loss}))
     alone = {"parallel": {}, "dir": str(folder / "alone" / str(MPI.COMM_WORLD.rank))}
     with made(folder, MPI.COMM_SELF, **changed, **alone) as trainer:
         expected = trainer.fit(), trainer.module
@@ -270,6 +283,24 @@ def unmasked(samples):
     return {**named, "kept": torch.ones_like(named["kept"])}, *rest
 
 
+class Rare(Lines):
+    """Only samples that a look at a few of all passes over are longer."""
+
+    def length(self, index):
+        return 9 if index % 7 == 3 else 4
+
+
+def over_all(outputs, tags):
+    return (outputs.argmax(2) == tags).double().mean()
+
+
+def silent():
+    """A head of zeros hides at first that padding has a part in its input."""
+    made = Recurrent()
+    torch.nn.init.zeros_(made.out.weight)
+    return made
+
+
 class Drawn(Buckets):
     """Draws from a generator of its own."""
 
@@ -295,6 +326,21 @@ def loader_of(batches, collate=pad):
     ("changed", "error", "message"),
     [
         ({"train_data": loader_of(Buckets, unmasked)}, ConfigError, "padding has a part in it"),
+        (
+            {"train_data": torch.utils.data.DataLoader(Rare(50, 1), 12, collate_fn=unmasked)},
+            ConfigError,
+            "padding has a part in it",
+        ),
+        (
+            {"model": silent, "train_data": loader_of(Buckets, unmasked)},
+            ConfigError,
+            "padding has a part in it",
+        ),
+        (
+            {**TAGGED, "metrics": {"all": over_all}},
+            ConfigError,
+            "metrics: all of samples .* padding",
+        ),
         ({"train_data": loader_of(Drawn)}, DataError, "Drawn gives two orders of one epoch"),
         (
             {"train_data": loader_of(Buckets, lambda samples: (torch.ones(5), torch.ones(5)))},

@@ -10,6 +10,7 @@ from tests.mpi.mpitrain.fits import (
     OPTIMIZERS,
     RANKS,
     SEVERAL,
+    Block,
     Quadrants,
     Sentences,
     Waves,
@@ -154,6 +155,26 @@ def test_a_module_that_is_no_sequential(comm, folder, alone, parallel):
         if torch.equal(value, begin[name])
     }
     assert frozen == {"blocks.1.up.weight", "blocks.1.up.bias"}
+
+
+class Woven(Whole):
+    """Stages share weights of several blocks, which come in another order on the last stage."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = torch.nn.ModuleList(Block(16) for _ in range(4))
+        for one, other in ((3, 0), (2, 1)):
+            self.blocks[one].up = self.blocks[other].up
+            self.blocks[one].norm.weight = self.blocks[other].norm.weight
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.at_most(4)
+def test_weights_that_stages_share_in_another_order_have_one_sum(folder, alone):
+    parallel = {"pipe": RANKS, "bucket_bytes": 256}
+    with made(folder, model=Woven, cuts="blocks", parallel=parallel) as trainer:
+        tests = trainer.fit()
+    assert_as_alone(tests, trainer.module, alone(model=Woven))
 
 
 @pytest.mark.parametrize("parallel", layouts())

@@ -56,6 +56,13 @@ class Texts(torch.utils.data.Dataset):
         return {"input_ids": self.words[i], "attention_mask": self.mask[i].long(), "labels": labels}
 
 
+def padded(samples):
+    """A batch as long as its longest text."""
+    length = max(int(one["attention_mask"].sum()) for one in samples)
+    short = [{n: v[:length] if v.dim() else v for n, v in one.items()} for one in samples]
+    return torch.utils.data.default_collate(short)
+
+
 class Images(Texts):
     def __getitem__(self, i):
         image = torch.randn(3, 8, 8, generator=torch.Generator().manual_seed(int(i)))
@@ -137,7 +144,8 @@ def alone(trainer, make, epochs):
     losses = []
     for epoch in range(epochs):
         for batch in trainer.parts.sampler.batches(epoch):
-            some = torch.utils.data.default_collate([data[i] for i in batch])
+            collate = trainer.parts.data.train.collate or torch.utils.data.default_collate
+            some = collate([data[i] for i in batch])
             some = {n: v.double() if v.is_floating_point() else v for n, v in some.items()}
             optimizer.zero_grad()
             loss = model(**some).loss
@@ -168,6 +176,8 @@ def test_a_model_trains_as_in_one_process(folder, name, layout):
     given = {"parallel": parallel, "micro_batches": 2}
     if "pipe" in parallel:
         given["cuts"] = blocks
+    if data is not Images:
+        given["collate_fn"] = padded
     with Wide(), made(folder, make, data, **given) as trainer:
         found = [record.loss for epoch in range(2) for record in trainer.run_epoch(epoch)]
         wanted = alone(trainer, make, 2)

@@ -106,6 +106,23 @@ def test_tied_tensors_lie_once_and_their_bucket_waits_for_both():
     assert {frozenset({0, 2}), frozenset({1})} == {b.layers for b in arena.buckets(1, 8)}
 
 
+def test_stages_have_what_they_share_in_one_order_and_one_bucket():
+    def arena(*names):
+        layers = {name: nn.Linear(2, 2) for name in names}
+        own = {
+            n: layer.parameters(np.random.default_rng(0), np, float) for n, layer in layers.items()
+        }
+        shared = {f"{name}.{of}": "stages" for name in "ab" for of in ("weight", "bias")}
+        return Arena(layers, shapes(own), shared=shared)
+
+    first, last = arena("a", "b", "first"), arena("b", "last", "a")
+    for one, other in ((first, last), (last, first)):
+        kept = [tensor.name for tensor in one.tensors if tensor.group == "stages"]
+        assert kept == [tensor.name for tensor in other.tensors if tensor.group == "stages"]
+        (bucket,) = [bucket for bucket in one.buckets(1, 8) if bucket.group == "stages"]
+        assert bucket.stop - bucket.start == 12
+
+
 def test_a_tensor_rank_has_its_part_and_groups_lie_apart():
     norm = nn.LayerNorm(4)
     norm.summed = frozenset({"weight", "bias"})

@@ -132,12 +132,16 @@ class EqualWeights:
         def at(kept: Sample) -> float:
             return value(self._function, *kept)
 
-        kept = [Sample(_like(one, outputs), _like(label, labels)) for one, label in self._kept]
-        if self._keeps:
+        kept = [
+            Sample(_like(one, outputs), _like(label, labels))
+            for one, label in self._kept
+            if _fits(one, outputs) and _fits(label, labels)  # padding gives them other sizes
+        ]
+        if self._keeps or not kept:
             row, self._calls = self._calls * 7919 % length(labels), self._calls + 1
             new = Sample(_copied(rows(outputs, row)), _copied(rows(labels, row)))
             kept.append(new)
-            if isfinite(at(new)):
+            if self._keeps and isfinite(at(new)):
                 self._kept = [min(kept, key=at), max(kept, key=at)]
         return max(kept, key=lambda one: abs(at(one) - found))
 
@@ -165,6 +169,11 @@ def _as_wide(value: Any) -> Any:
 
 def _as_wide_sample(one: Sample) -> Sample:
     return Sample(*({name: _as_wide(part) for name, part in parts.items()} for parts in one))
+
+
+def _fits(one: Tensors, others: Tensors) -> bool:
+    """Whether samples have the sizes of others."""
+    return all(part.shape[1:] == others[name].shape[1:] for name, part in one.items())
 
 
 def _like(parts: Tensors, others: Tensors) -> dict[str, torch.Tensor]:
