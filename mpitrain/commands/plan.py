@@ -55,11 +55,14 @@ def explain(config: Config, ranks: int) -> str:
         own = [profile[name] for name in names]
         chunks = " | ".join(map(", ".join, cut.of_stage(stage)))
         count = sum(prod(shape) for name in names for shape in shapes[name].values())
+        spread = sum(prod(shapes[n][own]) for n in names for own in model.layers[n].placed)
+        here = count - spread + spread / max(1, layout.experts)
+        state = _megabytes(_state(config, layout, stage, count, here))
         held = report.held[stage, 0]
         times.append(_times(own, layout, config))
         lines += [
             f"stage {stage}: ranks {_ranks(layout, stage)}; {chunks}",
-            f"  {count} parameters, {_megabytes(_state(config, layout, stage, count))} MB of them "
+            f"  {count} parameters, {state} MB of them "
             f"and their state a rank, at most {held} micro-batches' activations "
             f"({_megabytes(held / pipeline.chunks * _activations(own, layout, config))} MB)",
             f"  {1e3 * (times[-1].forward):.2f} ms forward and "
@@ -70,10 +73,16 @@ def explain(config: Config, ranks: int) -> str:
     lines += predicted(found.seconds, found.bubble, config.train.batch_size, ranks, _cores())
     widest = max(range(layout.stages), key=lambda stage: layout.replicas[stage])
     names = [name for chunk in cut.of_stage(widest) for name in chunk]
-    kept = [shape for name in names for shape in shapes[name].values()]
+    placed = {name: model.layers[name].placed if layout.experts > 1 else {} for name in names}
+    kept = [s for name in names for own, s in shapes[name].items() if own not in placed[name]]
     itemsize = np.dtype(config.run.dtype).itemsize
     summed = layout.replicas[widest] * layout.context
     lines += exchanged(config, kept, summed, itemsize, found.seconds)
+    if layout.experts > 1:
+        m, blocks = config.model, sum(bool(own) for own in placed.values())
+        each = 4 * m.top * config.data.context * m.width * (1 - 1 / layout.experts) * blocks
+        sent = each * itemsize * samples / summed
+        lines.append(f"experts: a rank sends {in_words(sent)} of rows a step, if choices are even")
     return "\n".join(lines)
 
 
@@ -192,16 +201,17 @@ def _activations(own: list[LayerProfile], layout: Layout, config: Config) -> flo
     return sum(layer.activation_bytes for layer in kept) / lcm(*layout.replicas) / layout.context
 
 
-def _state(config: Config, layout: Layout, stage: int, count: int) -> float:
-    """Bytes of parameters, gradients and optimiser state of a rank."""
+def _state(config: Config, layout: Layout, stage: int, count: int, here: float) -> float:
+    """Bytes of parameters, gradients and optimiser state of a rank, which has ``here`` whole."""
     item = np.dtype(config.run.dtype).itemsize
     slots = len(build.optimizer(config.optim).slots) + bool(config.optim.average)
     replicas = layout.replicas[stage] * layout.context
     zero = 1 if config.parallel.node_shared else config.parallel.zero
-    parameters = 1 / replicas if zero == 3 or config.parallel.node_shared else 1
-    gradients = 1 / replicas if zero >= 2 else 1
-    state = slots / replicas if zero >= 1 else slots
-    return item * count / layout.tensor * (parameters + gradients + state)
+    sharded = count / replicas
+    parameters = sharded if zero == 3 or config.parallel.node_shared else here
+    gradients = sharded if zero >= 2 else here
+    state = slots * (sharded if zero >= 1 else here)
+    return item / layout.tensor * (parameters + gradients + state)
 
 
 def _ranks(layout: Layout, stage: int) -> str:

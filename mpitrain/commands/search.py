@@ -128,7 +128,8 @@ def job(config: Config, options: argparse.Namespace) -> "Search":
     """The job, the machine and the costs of the layers.
 
     Raises:
-        ConfigError: the job has a model or data of its own, or nodes do not divide the ranks.
+        ConfigError: the job has a model or data of its own or spreads experts, or nodes do not
+            divide the ranks.
     """
     from mpitrain.search.layouts import Search
     from mpitrain.search.machine import Machine
@@ -137,6 +138,11 @@ def job(config: Config, options: argparse.Namespace) -> "Search":
     from mpitrain.training import build
 
     expect(config, "described", command="mpitrain search")
+    if config.parallel.experts > 1:
+        raise ConfigError(
+            "parallel.experts: mpitrain search leaves all experts on each replica; leave it out, "
+            "and set it in the layout that is found"
+        )
     if options.ranks % options.nodes:
         raise ConfigError(f"--nodes {options.nodes}: does not divide the {options.ranks} ranks")
     machine = Machine(

@@ -53,13 +53,16 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Config:
     run = tables.setdefault("run", {})
     if isinstance(run, dict):
         run.setdefault("dir", f"runs/{path.stem}")
+    place = "algorithm"
     try:
         job = converted(tables)
         expect_read(job)
         _check_algorithm(job.parallel.algorithm, job.parallel.zero)
+        place = "alltoall"
+        _check_alltoall(job.parallel.alltoall)
         return _with_data_beside(path, job)
     except (UnknownAlgorithm, ScheduleError) as error:
-        raise ConfigError(f"parallel.algorithm: {error}") from error
+        raise ConfigError(f"parallel.{place}: {error}") from error
 
 
 def converted(tables: dict[str, Any]) -> Config:
@@ -183,14 +186,28 @@ def expect_read(job: Config, brought: Brought | None = None) -> None:
         raise ConfigError(f"{place}: {why}")
 
 
-def _check_algorithm(algorithm: str, zero: int) -> None:
-    """Check the algorithm of a job that is to run; a checkpoint is read without it."""
+def _expect_name(algorithm: str) -> None:
+    """Check that an algorithm is not named by a file."""
     if ".py" in algorithm:
         raise UnknownAlgorithm(
             f"{algorithm!r} is a file, and a checkpoint's job must be readable without it; call "
             "collectives.register in the program that makes the Trainer and give the name here, or "
             "name it in a package's entry point group collectives.algorithms"
         )
+
+
+def _check_alltoall(algorithm: str) -> None:
+    """Check the algorithm that sends rows, as many as a router has chosen."""
+    _expect_name(algorithm)
+    algorithms.check("alltoall", named(algorithm))
+    name, _ = algorithms.parse(algorithm)
+    if name not in ("auto", "native") and not algorithms.find("alltoall", name).uneven:
+        raise UnknownAlgorithm(f"{name} needs blocks of equal length; take 'pairwise', for example")
+
+
+def _check_algorithm(algorithm: str, zero: int) -> None:
+    """Check the algorithm of a job that is to run; a checkpoint is read without it."""
+    _expect_name(algorithm)
     name = named(algorithm)
     if zero != 1:
         return algorithms.check("allreduce", name)

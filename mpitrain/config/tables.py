@@ -109,6 +109,17 @@ class Model(Struct, frozen=True, forbid_unknown_fields=True):
         width: features of a position, or of a row of an embedding table.
         dropout: probability with which a position of the gpt does not see another one in training;
             every layout drops the same.
+        experts: perceptrons in the place of each perceptron of the gpt; a router chooses ``top`` of
+            them for each position.  0: one for all positions, without a router.
+        top: experts that a position goes through.
+        capacity: an expert takes at most ``ceil(capacity * top * context / experts)`` rows of a
+            sample, the first ones by position; others are dropped.  A sample's drops are the same
+            in every layout.  0: nothing is dropped.
+        balance: factor of the loss that spreads the positions of a sample over the experts evenly:
+            ``experts`` times the sum over the experts of the part of the choices and the mean
+            probability.  Losses of steps contain it, those of tests do not.
+        router_z: factor of the loss that keeps the router's scores small: the mean of
+            ``logsumexp(scores)^2`` over the positions.
     """
 
     kind: Literal["mlp", "convnet", "vgg", "resnet", "gpt", "recommender"] = "convnet"
@@ -118,6 +129,11 @@ class Model(Struct, frozen=True, forbid_unknown_fields=True):
     heads: Count = 4
     width: Count = 64
     dropout: Part = 0.0
+    experts: Annotated[int, Meta(ge=0)] = 0
+    top: Count = 2
+    capacity: NonNegative = 1.25
+    balance: NonNegative = 0.01
+    router_z: NonNegative = 0.001
 
 
 class Loss(Struct, frozen=True, forbid_unknown_fields=True):
@@ -259,6 +275,11 @@ class Parallel(Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         pipe: stages of the pipeline.
         tensor: ranks that share each layer; embedding tables of a recommender are spread instead.
+        experts: replicas that have a share of ``model.experts`` each, and send one another the rows
+            of their samples; their number divides that of replicas, in which each of ``context``'s
+            ranks counts.  1: each replica has all experts.
+        alltoall: algorithm that sends these rows, by its name in ``python -m collectives list``;
+            ``native`` is the MPI library's, ``auto`` takes what was measured to be fastest.
         data: replicas; 0: ranks / (pipe * context * tensor).
         replicas: replicas of each stage, if they differ: [2, 1, 1] is PipeDream's 2-1-1.
         partition: way to cut the layers into stages: ``even``, equally many layers in each;
@@ -295,6 +316,8 @@ class Parallel(Struct, frozen=True, forbid_unknown_fields=True):
 
     pipe: Count = 1
     tensor: Count = 1
+    experts: Count = 1
+    alltoall: str = "auto"
     data: Annotated[int, Meta(ge=0)] = 0
     replicas: tuple[Count, ...] = ()
     partition: Literal["even", "auto"] | tuple[Count, ...] = "even"

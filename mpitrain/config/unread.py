@@ -45,6 +45,7 @@ _READ: Mapping[str, _Readers] = {
     "model.layers": _GPT,
     "model.heads": _GPT,
     "model.dropout": _GPT,
+    "model.experts": _GPT,
     "model.width": _Readers("model.kind", ("gpt", "recommender")),
     "optim.momentum": _Readers("optim.name", ("sgd", "lars")),
     "optim.nesterov": _Readers("optim.name", ("sgd",)),
@@ -111,6 +112,12 @@ def unread(job: Config, brought: Brought) -> Iterator[tuple[str, str]]:
             who = f"{' and '.join(map(repr, values))} {'do' if len(values) > 1 else 'does'}"
             hint = f", or set {key.partition('.')[2]} = {default!r}" if default else ""
             yield key, f"{reader} does not read it, {who}; leave it out{hint}"
+    for key in ("top", "capacity", "balance", "router_z"):
+        if not job.model.experts and getattr(job.model, key) != getattr(usual.model, key):
+            yield (
+                f"model.{key}",
+                "experts = 0 has no router that reads it; set experts, or leave it out",
+            )
     if job.own.classes and not (job.own.data or "own.data" in brought.kinds):
         yield (
             "own.classes",

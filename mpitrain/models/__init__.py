@@ -1,6 +1,6 @@
 """Models by name: chains of named layers, cut between them into stages."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import assert_never
 
@@ -29,7 +29,7 @@ def build(
         config: the job.
         data: the training data.
         group: ranks that share each layer.
-        replicas: data-parallel ranks, among which a recommender's tables are spread.
+        replicas: data-parallel ranks, among which a recommender's tables or experts are spread.
         layers, loss: replacements of the model and loss that the job's tables describe.
 
     Raises:
@@ -64,13 +64,30 @@ def _layers(
         case "gpt":
             sizes = classes, config.data.context, own.width, own.layers, own.heads
             sequence = config.parallel.sequence and group.size > 1
-            return gpt.layers(*sizes, group, sequence=sequence, dropout=own.dropout)
+            mixture = _mixture(config, group, replicas) if own.experts else None
+            return gpt.layers(
+                *sizes, group, sequence=sequence, dropout=own.dropout, mixture=mixture
+            )
         case "recommender":
             return recommender.layers(
                 config.data.tables, config.data.rows, own.width, own.hidden, classes, replicas
             )
         case _:
             assert_never(own.kind)
+
+
+def _mixture(
+    config: Config, tensor: TensorGroup, group: TensorGroup
+) -> Callable[[Callable[[], nn.Layer]], nn.Layer]:
+    """A function that makes a mixture of the experts that another function makes."""
+    own, algorithm = config.model, config.parallel.alltoall
+    routing = nn.Routing(own.top, own.capacity, own.balance, own.router_z)
+
+    def mixture(expert: Callable[[], nn.Layer]) -> nn.Layer:
+        experts = [expert() for _ in range(own.experts)]
+        return nn.Experts(own.width, experts, routing, group, tensor, algorithm)
+
+    return mixture
 
 
 @contextmanager

@@ -1,7 +1,6 @@
 """A decoder-only transformer (Radford et al. 2019), whole or shared by tensor ranks."""
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Mapping
 from math import sqrt
 
 from mpitrain import nn
@@ -20,6 +19,7 @@ def layers(
     *,
     sequence: bool = False,
     dropout: float = 0.0,
+    mixture: Callable[[Callable[[], nn.Layer]], nn.Layer] | None = None,
 ) -> dict[str, nn.Layer]:
     """Embedding, blocks of attention and perceptron with pre-norm, and the tied table's scores.
 
@@ -33,6 +33,8 @@ def layers(
             and perceptron each (Shoeybi et al. 2019).
         sequence: whether they also share the positions between these (Korthikanti et al. 2022).
         dropout: probability with which a position does not see another one in training.
+        mixture: makes experts by a function that makes the perceptron between two norms, in whose
+            place they stand; None: a perceptron alone.
     """
 
     def over_positions(layer: nn.Layer) -> nn.Layer:
@@ -41,19 +43,34 @@ def layers(
             layer.summed = frozenset({"weight", "bias"})
         return layer
 
-    def shared(inner: dict[str, nn.Layer], inputs: int) -> nn.Layer:
-        """Norm, the layers that the group shares, a matrix with split inputs, and the bias."""
+    def out(inputs: int) -> nn.Layer:
         deviation = 0.02 / sqrt(2 * blocks)
+        return nn.Linear(inputs, width, bias=False, split="inputs", deviation=deviation)
+
+    def shared(inner: Mapping[str, nn.Layer]) -> nn.Layer:
+        """Norm, the layers that the group shares, the last with split inputs, and the bias."""
         return nn.Residual(
             {
                 "norm": over_positions(nn.LayerNorm(width)),
                 "enter": Enter(group, sequence=sequence),
                 **inner,
-                "out": nn.Linear(inputs, width, bias=False, split="inputs", deviation=deviation),
                 "leave": Leave(group, sequence=sequence),
                 "bias": over_positions(nn.Bias(width)),
             }
         )
+
+    def attention() -> dict[str, nn.Layer]:
+        qkv = nn.Linear(width, 3 * width, split="outputs", deviation=0.02)
+        attend = nn.CausalAttention(width // heads, dropout, group)
+        return {"qkv": qkv, "heads": attend, "out": out(width)}
+
+    def perceptron() -> dict[str, nn.Layer]:
+        up = nn.Linear(width, 4 * width, split="outputs", deviation=0.02)
+        return {"up": up, "gelu": nn.GELU(), "out": out(4 * width)}
+
+    def block() -> nn.Layer:
+        mlp = {"experts": mixture(lambda: nn.Chain(perceptron()))} if mixture else perceptron()
+        return nn.Chain({"attention": shared(attention()), "mlp": shared(mlp)})
 
     embedding = {
         "tokens": TokenEmbedding(vocabulary, width, group),
@@ -65,20 +82,5 @@ def layers(
         "enter": Enter(group, sequence=sequence),
         "scores": Unembedding(vocabulary, width, tied="embedding.tokens.token"),
     }
-    attention = partial(nn.CausalAttention, width // heads, dropout, group)
-    every = {f"block{index}": _block(width, attention(), shared) for index in range(blocks)}
+    every = {f"block{index}": block() for index in range(blocks)}
     return {"embedding": nn.Chain(embedding), **every, "head": nn.Chain(head)}
-
-
-def _block(
-    width: int, heads: nn.Layer, shared: Callable[[dict[str, nn.Layer], int], nn.Layer]
-) -> nn.Layer:
-    attention: dict[str, nn.Layer] = {
-        "qkv": nn.Linear(width, 3 * width, split="outputs", deviation=0.02),
-        "heads": heads,
-    }
-    perceptron: dict[str, nn.Layer] = {
-        "up": nn.Linear(width, 4 * width, split="outputs", deviation=0.02),
-        "gelu": nn.GELU(),
-    }
-    return nn.Chain({"attention": shared(attention, width), "mlp": shared(perceptron, 4 * width)})

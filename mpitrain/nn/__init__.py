@@ -13,6 +13,7 @@ from mpitrain.nn.chain import Chain, Recomputed, Residual, Wrapper
 from mpitrain.nn.context import Context
 from mpitrain.nn.convolution import Conv2d
 from mpitrain.nn.dropout import Dropout
+from mpitrain.nn.experts import Experts, Routing
 from mpitrain.nn.layer import Layer
 from mpitrain.nn.linear import Bias, Linear
 from mpitrain.nn.normalization import GroupNorm, LayerNorm
@@ -30,6 +31,7 @@ __all__ = [
     "Context",
     "Conv2d",
     "Dropout",
+    "Experts",
     "Flatten",
     "GlobalAveragePool",
     "GroupNorm",
@@ -41,6 +43,7 @@ __all__ = [
     "ReLU",
     "Recomputed",
     "Residual",
+    "Routing",
     "Shape",
     "Wrapper",
     "array_namespace",

@@ -62,19 +62,17 @@ class Chain(Layer):
 
     def forward(
         self, parameters: Parameters, x: Array, context: Context = RESTING
-    ) -> tuple[Array, list[Any]]:
+    ) -> tuple[Array, Any]:
         saved = []
         for name, layer in self.layers.items():
-            x, memory = go_forward(layer, name, _own(parameters, name), x, context)
+            x, memory = go_forward(layer, name, own_parameters(parameters, name), x, context)
             saved.append(memory)
         return x, saved
 
-    def backward(
-        self, parameters: Parameters, saved: list[Any], dy: Array
-    ) -> tuple[Array, list[Any]]:
+    def backward(self, parameters: Parameters, saved: Any, dy: Array) -> tuple[Array, Any]:
         kept: list[Any] = []
         for (name, layer), memory in zip(reversed(self.layers.items()), reversed(saved)):
-            dy, rest = layer.backward(_own(parameters, name), memory, dy)
+            dy, rest = layer.backward(own_parameters(parameters, name), memory, dy)
             kept.append(rest)
         return dy, kept[::-1]
 
@@ -82,7 +80,7 @@ class Chain(Layer):
         return {
             full_name(name, own): gradient
             for (name, layer), rest in zip(self.layers.items(), kept, strict=True)
-            for own, gradient in layer.gradients(_own(parameters, name), rest).items()
+            for own, gradient in layer.gradients(own_parameters(parameters, name), rest).items()
         }
 
 
@@ -123,7 +121,7 @@ class Residual(Chain):
     ) -> tuple[Array, list[Any]]:
         y, saved = x, []
         for name, branch in reversed(self.layers.items()):
-            out, memory = go_forward(branch, name, _own(parameters, name), x, context)
+            out, memory = go_forward(branch, name, own_parameters(parameters, name), x, context)
             y = out if name == "shortcut" else y + out
             saved.append(memory)
         return y, saved[::-1]
@@ -133,7 +131,7 @@ class Residual(Chain):
     ) -> tuple[Array, list[Any]]:
         dx, kept = dy, []
         for (name, branch), memory in zip(reversed(self.layers.items()), reversed(saved)):
-            along, rest = branch.backward(_own(parameters, name), memory, dy)
+            along, rest = branch.backward(own_parameters(parameters, name), memory, dy)
             dx = along if name == "shortcut" else dx + along
             kept.append(rest)
         return dx, kept[::-1]
@@ -162,7 +160,8 @@ def full_name(layer: str, own: str) -> str:
     return f"{layer}.{own}" if layer else own
 
 
-def _own(parameters: Parameters, name: str) -> Parameters:
+def own_parameters(parameters: Parameters, name: str) -> Parameters:
+    """The parameters of the layer of this name in a chain, by their names in it."""
     prefix = full_name(name, "")
     return {
         key.removeprefix(prefix): value

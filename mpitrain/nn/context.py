@@ -8,9 +8,28 @@ from zlib import crc32
 
 import numpy as np
 
-from mpitrain.arrays import Array
+from mpitrain.arrays import Array, Scalar
 from mpitrain.group import TensorGroup
 from mpitrain.nn.positions import Positions
+
+
+@dataclass
+class Terms:
+    """Terms of a micro-batch's loss that layers add to what the last one's outputs give.
+
+    Attributes:
+        share: factor of a sample in the loss, which is a mean over the batch.
+        scale: factor on gradients, for a narrow type.
+        total: sum of the terms so far.
+    """
+
+    share: float
+    scale: float = 1.0
+    total: Scalar = 0.0
+
+    def add(self, value: Scalar) -> None:
+        """Add the sum of a term over the micro-batch's samples."""
+        self.total = self.total + self.share * value
 
 
 @dataclass(frozen=True)
@@ -29,6 +48,7 @@ class Context:
         positions: the cut of a sample's positions among ranks; None: this rank has them all.
         keyed: whether random numbers are the same in every layout; otherwise, a layer whose code is
             not ours may draw its own, seeded by the step and the micro-batch.
+        terms: terms of the loss that layers add; None: nothing is trained.
     """
 
     training: bool = False
@@ -41,6 +61,7 @@ class Context:
     again: bool = False
     keyed: bool = True
     positions: Positions | None = None
+    terms: Terms | None = None
 
     def inside(self, name: str) -> Self:
         """The context of the layer of this name within the present one."""

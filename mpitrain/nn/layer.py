@@ -66,6 +66,8 @@ class Layer(ABC):
             one term.
         spread: parameters whose rows lie on the data-parallel replicas; the gradient of a row is
             complete where the row lies.
+        placed: ranks of parameters that lie whole on one rank of an expert-parallel group, by name;
+            the gradient is complete there, but for those of other groups.
         tied: full name in the model of each parameter that belongs to another layer.
         sees: whether :meth:`forward` takes a :class:`~mpitrain.nn.Context` as its third argument;
             layers need it that are random in training, or depend on other ranks' samples.
@@ -76,6 +78,7 @@ class Layer(ABC):
     split: Mapping[str, int] = {}
     summed: frozenset[str] = frozenset()
     spread: frozenset[str] = frozenset()
+    placed: Mapping[str, int] = {}
     tied: Mapping[str, str] = {}
     sees = False
     holds = False

@@ -5,7 +5,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from mpitrain.arrays import Array
+from mpitrain.arrays import Array, array_namespace
 from mpitrain.group import TensorGroup, share
 
 #: Ways in which context ranks attend to all positions.
@@ -80,6 +80,12 @@ class Positions:
         """This rank's positions in the sample, ascending."""
         pieces = self.pieces(self.group.rank)
         return np.concatenate([np.arange(piece.start, piece.stop) for piece in pieces])
+
+    def gather(self, x: Array) -> Array:
+        """The x_NT... of all ranks, in the order of the sample; collective."""
+        whole = array_namespace(x).zeros((len(x), self.length, *x.shape[2:]), x.dtype)
+        whole[:, self.own] = x
+        return self.group.sum(whole)
 
     def tiles(self, rank: int) -> list[Tile]:
         """A rank's positions in tiles, which its arrays hold one behind the other."""

@@ -13,8 +13,8 @@ from mpitrain.arrays import Array, Parameters, Shape
 from mpitrain.group import TensorGroup
 from mpitrain.nn import Layer
 
-#: Gradients are not summed: the tensor exists on one replica only.
-OWN = "own"
+#: Gradients are summed over the replicas that have the same part of what is spread over replicas.
+SPREAD = "spread"
 #: Gradients are summed over the replicas of this part of the model.
 DATA = "data"
 #: Gradients are summed over the replicas; the ranks of a tensor group hold equal copies.
@@ -33,7 +33,7 @@ class Tensor:
         shape: shape of this rank's part.
         axis, bounds: the part is ``bounds`` along ``axis``; None: the part is the whole.
         group: ranks that sum its gradient: :data:`DATA`, :data:`COPIES`, :data:`SUMMED`,
-            :data:`OWN` or the name of a group of pipeline stages that share it.
+            :data:`SPREAD` or the name of a group of pipeline stages that share it.
         start: first element in the flat arrays.
     """
 
@@ -98,11 +98,11 @@ class Arena:
             shapes: whole shapes of each layer's parameters.
             group: ranks that share each layer.
             shared: group of the pipeline stages that share a tensor, by the tensor's name.
-            replicas: ranks on which tensors are spread.
+            replicas: ranks on which tensors are spread or placed.
         """
         group = group or TensorGroup()
-        found: dict[str, tuple[Shape, int | None, str]] = {}
-        shares = {OWN: replicas or TensorGroup()}
+        replicas = replicas or TensorGroup()
+        found: dict[str, tuple[Shape, int | None, slice | None, str]] = {}
         self._names: list[dict[str, str]] = []
         users: dict[str, set[int]] = {}
         for index, (name, layer) in enumerate(layers.items()):
@@ -114,22 +114,26 @@ class Arena:
                 axis = layer.split.get(own) if group.size > 1 else None
                 kind = DATA if axis is not None or group.size == 1 else COPIES
                 kind = SUMMED if own in layer.summed and group.size > 1 else kind
+                bounds = None if axis is None else group.share(shape[axis])
                 if own in layer.spread:
-                    axis, kind = 0, OWN
-                found[full] = (shape, axis, (shared or {}).get(full, kind))
+                    axis, bounds, kind = 0, replicas.share(shape[0]), SPREAD
+                elif own in layer.placed and replicas.size > 1:
+                    kind = SPREAD
+                    if layer.placed[own] != replicas.rank:
+                        axis, bounds = 0, slice(0, 0)
+                found[full] = (shape, axis, bounds, (shared or {}).get(full, kind))
         # Group after group, so that a bucket is contiguous; sort() keeps the order of layers.
         # Tensors that stages share have one order on all of them, where layers have another one.
         self._shared = frozenset((shared or {}).values())
 
         def place(full: str) -> tuple[str, str]:
-            kind = found[full][2]
+            kind = found[full][3]
             return kind, full if kind in self._shared else ""
 
         order = sorted(found, key=place)
         tensors, start = [], 0
         for full in order:
-            whole, axis, kind = found[full]
-            bounds = None if axis is None else shares.get(kind, group).share(whole[axis])
+            whole, axis, bounds, kind = found[full]
             shape = whole
             if axis is not None and bounds is not None:
                 shape = (*whole[:axis], bounds.stop - bounds.start, *whole[axis + 1 :])

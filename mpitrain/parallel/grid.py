@@ -10,7 +10,7 @@ from mpi4py import MPI
 
 from collectives import Communicator
 from mpitrain.group import TensorGroup
-from mpitrain.parallel.arena import COPIES, DATA, OWN, SUMMED
+from mpitrain.parallel.arena import COPIES, DATA, SPREAD, SUMMED
 from mpitrain.ranks.together import ClosedTogether
 
 
@@ -36,11 +36,13 @@ class Layout:
             (2, 1, 1) PipeDream's "2-1-1".
         tensor: ranks that share each layer.
         context: ranks that share the positions of each sample.
+        experts: neighbouring replicas that have a share of the experts each; 0: all of a stage.
     """
 
     replicas: tuple[int, ...] = (1,)
     tensor: int = 1
     context: int = 1
+    experts: int = 1
 
     @property
     def stages(self) -> int:
@@ -70,8 +72,9 @@ class Layout:
     def __str__(self) -> str:
         even = len(set(self.replicas)) == 1
         shape = f"{self.replicas[0]}" if even else "-".join(map(str, self.replicas))
-        found = f"data {shape} x pipe {self.stages} x tensor {self.tensor}"
-        return found if self.context == 1 else f"{found} x context {self.context}"
+        context = f" x context {self.context}" if self.context > 1 else ""
+        experts = f", experts {self.experts}" if self.experts > 1 else ""
+        return f"data {shape} x pipe {self.stages} x tensor {self.tensor}{context}{experts}"
 
 
 class ProcessGrid(ClosedTogether):
@@ -83,6 +86,7 @@ class ProcessGrid(ClosedTogether):
         place: the own coordinates.
         tensor: ranks that share our layers.
         context: ranks that share the positions of our samples.
+        spread: replicas of our stage that have a part each of what is spread over replicas.
         groups: ranks whose gradients are summed with ours, for each group of an arena (see
             :mod:`mpitrain.parallel.arena`).
     """
@@ -114,9 +118,15 @@ class ProcessGrid(ClosedTogether):
         self.place = layout.place(comm.rank)
         stage, _, tensor, context = self.place
         data = comm.Split(stage * layout.tensor + tensor, comm.rank)
-        alone = comm.Split(comm.rank)
+        self._alone = alone = comm.Split(comm.rank)
         self._comms = [data, alone]
-        self.groups = {DATA: data, COPIES: data, OWN: alone}
+        each, alike = layout.experts or data.size, data
+        self.spread = TensorGroup()
+        if each > 1:
+            self._comms += [data.Split(data.rank // each), data.Split(data.rank % each)]
+            among, alike = self._comms[-2:]
+            self.spread = TensorGroup(among)
+        self.groups = {DATA: data, COPIES: data, SPREAD: alike}
         if layout.tensor > 1:
             sharers = comm.Split(layout.rank(self.place._replace(tensor=0)), tensor)
             together = comm.Split(stage, comm.rank)
@@ -156,8 +166,8 @@ class ProcessGrid(ClosedTogether):
         All stages of the layout have equally many replicas, and one context rank each.
         """
         _, replica, tensor, _ = self.place
-        alone = self.groups[OWN]
-        groups = {DATA: alone, COPIES: alone, OWN: alone}
+        alone = self._alone
+        groups = {DATA: alone, COPIES: alone, SPREAD: alone}
         column = self.comm.Split(replica, self.comm.rank)
         made = [column]
         if self.tensor.comm is not None:

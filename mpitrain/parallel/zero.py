@@ -10,7 +10,7 @@
 from functools import partial
 
 from mpitrain.arrays import Array, Gradients, Parameters, array_namespace
-from mpitrain.parallel.arena import COPIES, DATA, SUMMED, Arena, Bucket
+from mpitrain.parallel.arena import COPIES, DATA, SPREAD, SUMMED, Arena, Bucket
 from mpitrain.parallel.data_parallel import WholeGradients
 from mpitrain.parallel.store import Allocate, Piece, Reduction, Store
 from mpitrain.parallel.summation import Sum, SumsInFlight
@@ -120,7 +120,7 @@ class ShardedParameters(ScatteredGradients):
             values = array_namespace(initial).array(initial[bucket.start : bucket.stop])
             own = self.own(bucket)
             shard = values[own.start - bucket.start : own.stop - bucket.start]
-            if bucket.group in (DATA, COPIES, SUMMED):
+            if bucket.group in (DATA, COPIES, SPREAD, SUMMED):
                 shard = shard.copy()
             else:
                 self._whole[bucket] = (values, 1)

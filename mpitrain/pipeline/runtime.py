@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from collectives import Communicator
 from mpitrain.arrays import Array, Gradients, Scalar
 from mpitrain.device import HOST, Device
-from mpitrain.nn.context import RESTING, Context
+from mpitrain.nn.context import RESTING, Context, Terms
 from mpitrain.parallel.grid import Coordinates, Layout
 from mpitrain.parallel.store import Sink, Weights
 from mpitrain.pipeline.actions import (
@@ -238,7 +238,7 @@ class _Passes:
         self, runner: Runner, mailbox: Mailbox, source: Source, weights: WeightsInTime
     ) -> None:
         self._runner, self._mailbox, self._source, self._weights = runner, mailbox, source, weights
-        self._saved: dict[tuple[int, int], tuple[Any, Array | None]] = {}
+        self._saved: dict[tuple[int, int], tuple[Any, Array | None, Terms | None]] = {}
         self._kept: dict[tuple[int, int], Any] = {}
         self.loss: Scalar = 0.0
 
@@ -253,17 +253,19 @@ class _Passes:
                 part, y = self._source.loss(m, y)
                 self.loss = self.loss + part
         # The last stage keeps the gradient of the loss; others send an activation.
-        self._saved[_key(action)] = memory, y if is_last else None
+        self._saved[_key(action)] = memory, y if is_last else None, context.terms
         if not is_last:
             runner.send(self._mailbox, y, virtual + 1, m, activation=True)
 
     def backward(self, action: Backward | BackwardInput, emit: Emit | None) -> None:
         runner, m, saved, key = self._runner, action.micro_batch, self._saved, _key(action)
-        memory, kept_dy = saved.pop(key)
+        memory, kept_dy, terms = saved.pop(key)
         dy = runner.receive(self._mailbox, action) if kept_dy is None else kept_dy
         with runner.compute(action):
             chunk = runner.chunks[action.chunk]
             dx, rest = chunk.backward(self._weights.backward(m), memory, dy, emit)
+        if terms is not None:  # not forward: that may be before the update of an earlier step
+            self.loss = self.loss + terms.total
         virtual, _ = runner.virtual_stage(action)
         if virtual > 0:
             runner.send(self._mailbox, dx, virtual - 1, m, activation=False)

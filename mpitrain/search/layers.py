@@ -74,6 +74,13 @@ def _leaves(
     if not isinstance(layer, nn.Chain):
         yield layer, shape, inside
         return
+    if isinstance(layer, nn.Experts):  # each has its share of the rows, if choices are even
+        *experts, router = layer.layers.values()
+        yield router, shape, inside
+        rows = shape[0] * layer.routing.top / len(experts)
+        for one in experts:
+            yield from _leaves(one, (rows, *shape[1:]), inside=inside)  # type: ignore[arg-type]
+        return
     for part in layer.layers.values():
         yield from _leaves(part, shape, inside=inside)
         if not isinstance(layer, nn.Residual):  # all branches of a residual read the same input

@@ -20,7 +20,7 @@ from mpitrain.arrays import Array
 from mpitrain.config import ConfigError
 from mpitrain.group import share
 from mpitrain.kernels import square_sum
-from mpitrain.parallel.arena import DATA, OWN
+from mpitrain.parallel.arena import DATA, SPREAD
 from mpitrain.parallel.data_parallel import WholeGradients
 from mpitrain.parallel.node_shared import NodeWindow
 from mpitrain.parallel.store import Piece, Reduction
@@ -49,7 +49,7 @@ class NodeCopy(WholeGradients):
         self._alone = comm.Split(comm.rank)
         rest = comm if sums_rest else self._alone
         how = Dense(parts.config.parallel.algorithm)
-        reduction = Reduction({DATA: rest, OWN: self._alone}, how)
+        reduction = Reduction({DATA: rest, SPREAD: self._alone}, how)
         super().__init__(arena, reduction, np.zeros(arena.size, initial.dtype))
         if comm.allreduce(self._node.size, op=MPI.MIN) < comm.size:
             raise ConfigError(
@@ -119,8 +119,8 @@ class HogwildTables(Unlocked):
         """``begins``: called before each batch with its number; it may raise."""
         super().__init__(store.flat)
         self._store, self._begins = store, begins
-        self._tables = [t for t in store.arena.tensors if t.group == OWN]
-        self._pieces = [piece for piece in store.pieces if piece.group != OWN]
+        self._tables = [t for t in store.arena.tensors if t.group == SPREAD]
+        self._pieces = [piece for piece in store.pieces if piece.group != SPREAD]
         self._has_ended = False
 
     def pull(self, clock: int) -> bool:

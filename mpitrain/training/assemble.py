@@ -79,7 +79,7 @@ class Variant:
     """Functions that make the parts in which kinds of jobs differ; by default synchronous training.
 
     Attributes:
-        spread: gives the ranks over which embedding tables are spread.
+        spread: gives the ranks over which embedding tables and experts are spread.
         hold: makes the store of the flat initial parameters; returns as :func:`in_replicas` does.
         group: changes how each parameter is updated.
         update: makes the updater; ``None``: as [optim] says.
@@ -87,7 +87,7 @@ class Variant:
         rates: changes the learning rates.
     """
 
-    spread: Callable[[ProcessGrid], TensorGroup] = lambda grid: TensorGroup(grid.data)
+    spread: Callable[[ProcessGrid], TensorGroup] = lambda grid: grid.spread
     hold: Callable[[Parts, Array], tuple[Store, Communicator | None]] = in_replicas
     group: Callable[[Parts, Grouping], Grouping] = lambda parts, grouping: grouping
     update: Callable[[Parts], Updater] | None = None

@@ -163,7 +163,7 @@ class AsynchronousLoop(Loop):
 
         def context(micro_batch: int) -> nn.Context:
             step = done + micro_batch // passes.parts
-            return passes.context(step, source.indices(micro_batch))
+            return passes.context(step, source.indices(micro_batch), source.terms(micro_batch))
 
         own = runner.run(source, window.weights, store, window.update, context)
         purity.expect(f"until step {done + count}")

@@ -12,6 +12,7 @@ from mpitrain.data.dataset import Samples
 from mpitrain.device import HOST, Device
 from mpitrain.fields import fields
 from mpitrain.group import share
+from mpitrain.nn.context import Terms
 from mpitrain.nn.positions import Positions
 from mpitrain.objective import LossFunction, reduction_of
 
@@ -133,6 +134,12 @@ class MicroBatches:
         if reduction_of(self._loss) != "mean":
             return self._labels_per_sample
         return prod(self._held[micro_batch].labels.shape[1:])
+
+    def terms(self, micro_batch: int) -> Terms:
+        """Terms of the loss that layers add, divided as :meth:`loss` divides."""
+        is_sum = reduction_of(self._loss) == "sum"
+        samples = 1 if is_sum else len(self._batches[micro_batch // self._parts])
+        return Terms(1 / samples, self._scale)
 
     def indices(self, micro_batch: int) -> Array:
         """Indices of a micro-batch's samples in the data set."""

@@ -54,7 +54,15 @@ def layout(config: Config, ranks: int) -> Layout:
             f"parallel: data {shape} x pipe {config.stages} x tensor {p.tensor}{context} needs "
             f"{needed} ranks, but there are {ranks}; start as many, or change data, pipe or tensor"
         )
-    return Layout(p.replicas or (data,) * p.pipe, p.tensor, p.context)
+    replicas = p.replicas or (data,) * p.pipe
+    among = replicas[0] * p.context
+    if among % p.experts:
+        raise ConfigError(
+            f"parallel.experts: {among} replicas cannot be cut into groups of {p.experts}; take a "
+            "number that divides them"
+        )
+    spread = 0 if config.model.kind == "recommender" else p.experts
+    return Layout(replicas, p.tensor, p.context, spread)
 
 
 def positions(config: Config, group: TensorGroup, data: Dataset) -> Positions | None:

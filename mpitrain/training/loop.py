@@ -172,7 +172,7 @@ def forward_backward(
         Latest(passes.weights),
         Progressing(parts.store, parts.strategy),
         wait,
-        lambda micro_batch: passes.context(step, source.indices(micro_batch)),
+        lambda m: passes.context(step, source.indices(m), source.terms(m)),
     )
     return found
 

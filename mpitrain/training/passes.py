@@ -12,6 +12,7 @@ from collectives import Communicator
 from mpitrain import nn
 from mpitrain.arrays import Array
 from mpitrain.group import TensorGroup
+from mpitrain.nn.context import Terms
 from mpitrain.parallel.grid import Coordinates, Layout
 from mpitrain.parallel.store import Weights
 from mpitrain.pipeline.actions import Pipeline
@@ -122,17 +123,21 @@ class Passes:
             positions=self._positions,
         )
 
-    def context(self, step: int = 0, indices: Array | None = None) -> nn.Context:
+    def context(
+        self, step: int = 0, indices: Array | None = None, terms: Terms | None = None
+    ) -> nn.Context:
         """The context that layers get with a micro-batch.
 
         Args:
             step: number of the step, counted from 0.
             indices: indices of the training samples; None: a test.
+            terms: terms of the loss that layers add.
         """
         resting = self.resting(np.arange(0))
         if indices is None:
             return resting
-        return replace(resting, training=True, step=step, samples=indices, replicas=self._replicas)
+        training = replace(resting, training=True, step=step, samples=indices, terms=terms)
+        return replace(training, replicas=self._replicas)
 
     def resting(self, indices: Array) -> nn.Context:
         """The context that layers get with a micro-batch of a test; ``indices``: its samples."""

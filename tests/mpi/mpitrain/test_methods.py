@@ -30,7 +30,17 @@ TORCH_ALONE = ({"prediction", "own-model"}, {"latest", "own-model"})
 #: A key that an optimiser of the program does not read.
 UNREAD = {"weight-decay", "own-optimizer"}
 #: Methods whose models read no vectors.
-OTHER_DATA = ("sequence", "context", "convolutions", "gpt", "tied", "recommender", "hogwild")
+OTHER_DATA = (
+    "sequence",
+    "context",
+    "convolutions",
+    "gpt",
+    "tied",
+    "recommender",
+    "hogwild",
+    "experts",
+    "expert-parallel",
+)
 QUICK = [
     ("pipe", "zero-3"),
     ("tensor", "zero-1"),
@@ -122,7 +132,7 @@ def ranks_for(keys, size):
     each = keys.get("parallel.tensor", 1) * keys.get("parallel.context", 1)
     if replicas := keys.get("parallel.replicas"):
         return sum(replicas) * each if sum(replicas) * each <= size else 0
-    stage = keys.get("parallel.pipe", 1) * each
+    stage = keys.get("parallel.pipe", 1) * each * keys.get("parallel.experts", 1)
     return size // stage * stage
 
 

@@ -1,0 +1,241 @@
+"""Experts on several ranks against all experts in one process: numbers, bytes, checkpoints."""
+
+from itertools import islice
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+from msgspec.structs import replace
+
+from collectives import Communicator
+from mpitrain import nn
+from mpitrain.checkpoint.saving import resume
+from mpitrain.config import ConfigError, Optim, Parallel
+from mpitrain.group import TensorGroup
+from mpitrain.start import start
+from tests import strict_cupy
+from tests.gpu.jobs import trained
+from tests.mpi.mpitrain.layouts import (
+    INTERLEAVED,
+    ZERO_BUBBLE,
+    alone,
+    assert_goes_on,
+    curve,
+    equal,
+    in_folder,
+    job,
+    keep,
+)
+from tests.mpi.mpitrain.test_layouts import same
+from tests.strict_cupy import counts
+
+pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
+
+RANKS = MPI.COMM_WORLD.size
+#: More rows than experts take, experts that groups cannot share evenly, both losses.
+MIXTURE = dict(layers=2, experts=5, top=2, capacity=1.0, balance=0.1, router_z=0.01)
+
+
+def mixture(model=MIXTURE, dtype="float64", batch_size=24, micro_batches=4, **parallel):
+    config = job("gpt", dtype, batch_size, micro_batches)
+    model = replace(config.model, **model)
+    return replace(config, model=model, parallel=Parallel(bucket_bytes=2048, **parallel))
+
+
+#: Layouts of any number of ranks n, whose replicas are one group.
+WHOLE = {
+    "data": {},
+    "experts": dict(experts=RANKS),
+    "zero 1": dict(experts=RANKS, zero=1),
+    "zero 3": dict(experts=RANKS, zero=3),
+    "node shared": dict(experts=RANKS, node_shared=True),
+    "recomputed": dict(experts=RANKS, recompute=True),
+    "checksums": dict(experts=RANKS, checksums=True),
+}
+SOME = {
+    2: {
+        "pipe": dict(pipe=2, **ZERO_BUBBLE),
+        "tensor": dict(tensor=2),
+        "sequence": dict(tensor=2, sequence=True),
+        "context": dict(context=2, experts=2),
+        "ulysses, zero 3": dict(context=2, attention="ulysses", experts=2, zero=3),
+    },
+    4: {
+        "groups": dict(experts=2),
+        "groups, zero 1": dict(experts=2, zero=1),
+        "groups, zero 2": dict(experts=2, zero=2),
+        "groups, zero 3": dict(experts=2, zero=3),
+        "groups, node shared": dict(experts=2, node_shared=True),
+        "pipe": dict(experts=2, pipe=2),
+        "pipe, interleaved, zero 1": dict(experts=2, pipe=2, zero=1, **INTERLEAVED),
+        "pipe, zero bubble": dict(experts=2, pipe=2, **ZERO_BUBBLE),
+        "tensor": dict(experts=2, tensor=2),
+        "sequence, zero 3": dict(experts=2, tensor=2, sequence=True, zero=3),
+        "pipe x tensor": dict(pipe=2, tensor=2),
+        "context": dict(context=2, experts=4),
+        "context x pipe": dict(context=2, experts=2, pipe=2),
+        "context x sequence": dict(context=2, tensor=2, sequence=True, experts=2),
+    },
+}
+ALGORITHMS = ("pairwise", "linear", "native") if RANKS > 1 else ()
+LAYOUTS = WHOLE | SOME.get(RANKS, {})
+LAYOUTS |= {name: dict(experts=RANKS, alltoall=name) for name in ALGORITHMS}
+
+
+def few(*quick):
+    """The names of all layouts, most of them marked slow."""
+    return [pytest.param(name, marks=() if name in quick else pytest.mark.slow) for name in LAYOUTS]
+
+
+@pytest.fixture(scope="module")
+def expected():
+    return alone(mixture(), 4)
+
+
+@pytest.mark.parametrize("layout", few("experts", "groups", "pipe", "sequence", "context"))
+def test_losses_are_those_of_one_process(comm, expected, layout):
+    """With drops, both losses, and clipping by a norm that has each parameter once."""
+    found = curve(comm, mixture(**LAYOUTS[layout]), 4)
+    same(found, expected, 1e-10)
+    assert expected[0][0, 1] > 1.0, "the gradient is clipped"
+
+
+@pytest.mark.parametrize("layout", few("zero 3", "groups, zero 1", "sequence, zero 3"))
+def test_micro_batches_without_samples(comm, layout):
+    config = mixture(batch_size=3, **LAYOUTS[layout])
+    same(curve(comm, config, 2), alone(config, 2), 1e-10)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", ["lamb", "lars"])
+def test_rates_of_tensors(comm, layout, name):
+    optim = Optim(name=name, lr=1e-2, reference_batch=0, weight_decay=0.01)
+    config = replace(mixture(**LAYOUTS[layout]), optim=optim)
+    same(curve(comm, config, 3), alone(config, 3), 1e-9)
+
+
+@pytest.mark.parametrize("experts", [1, 2])
+def test_fewer_experts_than_ranks(comm, experts):
+    model = MIXTURE | dict(experts=experts, top=1, capacity=0.0)
+    config = mixture(model, experts=RANKS if RANKS < 4 else 2 * experts)
+    same(curve(comm, config, 2), alone(config, 2), 1e-10)
+
+
+def test_one_expert_trains_as_the_dense_block_bit_for_bit(comm):
+    """But for the norm, which adds up squares in the order of memory, where the router is, too."""
+    one = MIXTURE | dict(experts=1, top=1, balance=0.0, router_z=0.0)
+    optim = Optim(name="adamw", lr=1e-3, reference_batch=0)
+    jobs = [mixture(one), mixture(MIXTURE | dict(experts=0))]
+    (found, parameters), (expected, right) = [
+        curve(comm, replace(config, optim=optim), 4) for config in jobs
+    ]
+    np.testing.assert_array_equal(found[:, 0], expected[:, 0])
+    parameters = {
+        name.replace("experts.0.", ""): values
+        for name, values in parameters.items()
+        if "router" not in name
+    }
+    equal(parameters, right)
+
+
+def test_narrow_numbers(comm):
+    config = mixture(dtype="float32", experts=RANKS)
+    found, _ = curve(comm, replace(config, run=replace(config.run, compute="float16")), 3)
+    right, _ = alone(replace(config, parallel=Parallel()), 3)
+    np.testing.assert_allclose(found[:, 0], right[:, 0], rtol=5e-3)
+
+
+@pytest.mark.parametrize("layout", few("zero 3", "groups, zero 1", "sequence, zero 3"))
+def test_a_run_goes_on_bit_by_bit(comm, folder, layout):
+    assert_goes_on(comm, in_folder(mixture(dtype="float32", **LAYOUTS[layout]), folder))
+
+
+@pytest.mark.parametrize("layout", few("zero 3", "groups, zero 1", "sequence, zero 3"))
+def test_a_checkpoint_moves_to_other_layouts(comm, folder, expected, layout):
+    there = in_folder(mixture(**LAYOUTS[layout]), folder)
+    plain = in_folder(mixture(micro_batches=1), folder)
+    with start(comm, there) as trainer:
+        records = list(islice(trainer.run_epoch(0), 2))
+        keep(trainer)
+    with Communicator(MPI.COMM_SELF) as one, start(one, plain) as trainer:
+        assert resume(trainer.parts).step == 2
+        records += list(islice(trainer.run_epoch(0), 1))
+        if comm.rank == 0:
+            keep(trainer)
+    comm.Barrier()
+    with start(comm, there) as trainer:
+        assert resume(trainer.parts).step == 3
+        records += list(islice(trainer.run_epoch(0), 1))
+    losses = [record.loss for record in records]
+    np.testing.assert_allclose(losses, expected[0][:, 0], rtol=1e-10)
+
+
+def test_asynchronous_stages_count_the_losses_of_a_step(comm):
+    """A stage is ahead of its updates; one stage alone is an ordinary step."""
+    if RANKS % 2:
+        pytest.skip("two stages")
+    stale = dict(pipe=2, schedule="asynchronous", weights="stash", window=2)
+    parallel = Parallel(experts=RANKS // 2, **stale)
+    optim = Optim(lr=1e-9, reference_batch=0, momentum=0.0)
+    config = replace(mixture(), optim=optim, parallel=parallel)
+    found, _ = curve(comm, config, 4)
+    right, _ = alone(replace(config, parallel=Parallel()), 4)
+    np.testing.assert_allclose(found[:, 0], right[:, 0], rtol=1e-7)
+
+
+@pytest.mark.parametrize("top", [1, 2])
+def test_bytes_are_those_of_the_rows_that_leave(comm, top):
+    """4 K T D (1 - 1/p) numbers of a sample, forward and backward, where choices are even."""
+    width, positions, samples, experts = 6, RANKS * 4, 3, 2 * RANKS
+    layers = [nn.Linear(width, width, bias=False) for _ in range(experts)]
+    group = TensorGroup(comm)
+    layer = nn.Experts(
+        width, layers, nn.Routing(top=top, capacity=0.0), group, algorithm="pairwise"
+    )
+    parameters = layer.parameters(np.random.default_rng(0), np, np.float64)
+    # Positions choose the experts in turn, and the next ones for K = 2.
+    x = np.ones((samples, positions, width))
+    scores = np.array([[3.0 * (e == t % experts) + 2.0 * (e == (t + 1) % experts)
+                        for e in range(experts)] for t in range(positions)])  # fmt: skip
+    layer.layers["router"] = Given(scores)
+    traffic = comm.traffic or comm.count_traffic()
+    before = traffic.sent, traffic.shared
+    _, saved = layer.forward(parameters, x)
+    layer.backward(parameters, saved, x)
+    moved = traffic.sent - before[0] + traffic.shared - before[1]
+    total = comm.allreduce(moved)
+    rows = 8 * 4 * top * positions * samples * width * (RANKS - 1)  # of all ranks together
+    counts = 8 * experts * RANKS * (RANKS - 1)
+    assert rows <= total <= rows + 2 * counts, (total, rows, counts)
+
+
+class Given(nn.Layer):
+    """Scores that do not follow from x."""
+
+    def __init__(self, scores):
+        self.scores = scores
+
+    def output_shape(self, shape):
+        return *shape[:-1], self.scores.shape[-1]
+
+    def forward(self, parameters, x):
+        return np.broadcast_to(self.scores, (len(x), *self.scores.shape)), x.shape
+
+    def backward(self, parameters, saved, dy):
+        return np.zeros(saved), None
+
+
+@pytest.mark.quick_on(2)
+def test_on_a_device(monkeypatch):
+    monkeypatch.setattr(counts, "polls", 2)
+    strict_cupy.install(monkeypatch)
+    config = mixture(dtype="float32", experts=RANKS)
+    right, found = (trained(device, config, 2) for device in ("cpu", "cuda"))
+    np.testing.assert_allclose(found[0], right[0], rtol=1e-5)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_groups_that_do_not_divide_the_replicas(comm):
+    with pytest.raises(ConfigError, match=rf"{RANKS} replicas cannot be cut into groups of"):
+        start(comm, mixture(experts=RANKS + 1))

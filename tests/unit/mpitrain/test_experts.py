@@ -1,0 +1,213 @@
+"""The mixture of experts on one rank: routing, drops, losses and gradients."""
+
+from math import ceil
+
+import numpy as np
+import pytest
+
+from mpitrain import nn
+from mpitrain.config import ConfigError, load
+from mpitrain.nn.context import Context, Terms
+from tests import strict_cupy
+from tests.unit.mpitrain.test_layers import finite_differences
+
+SHAPE = (3, 7, 6)
+
+
+def mixture(experts=4, **rules):
+    def expert():
+        layers = {"up": nn.Linear(6, 8), "gelu": nn.GELU(), "out": nn.Linear(8, 6)}
+        return nn.Chain(layers)
+
+    return nn.Experts(6, [expert() for _ in range(experts)], nn.Routing(**rules))
+
+
+def drawn(layer, scale=0.5):
+    """(parameters, x, dy); a router that tells positions apart."""
+    rng = np.random.default_rng(7)
+    parameters = layer.parameters(rng, np, np.float64)
+    values = {k: v + scale * rng.normal(size=v.shape) for k, v in parameters.items()}
+    return values, rng.normal(size=SHAPE), rng.normal(size=SHAPE)
+
+
+def softmax(scores):
+    p = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    return p / p.sum(axis=-1, keepdims=True)
+
+
+def one_by_one(layer, parameters, x):
+    """(y, sum of the samples' losses, rows dropped), position after position."""
+    rule, experts = layer.routing, len(layer.layers) - 1
+    room = ceil(rule.capacity * rule.top * x.shape[1] / experts) if rule.capacity else np.inf
+    y, losses, dropped = np.zeros_like(x), 0.0, 0
+    for sample, rows in enumerate(x):
+        scores = rows @ parameters["router.weight"]
+        p, taken, chosen = softmax(scores), np.zeros(experts), np.zeros(experts)
+        for position, row in enumerate(rows):
+            best = sorted(range(experts), key=lambda e: -p[position, e])[: rule.top]
+            whole = sum(p[position, e] for e in best) if rule.top > 1 else 1.0
+            for e in best:
+                chosen[e] += 1
+                if taken[e] >= room:
+                    dropped += 1
+                    continue
+                taken[e] += 1
+                own = nn.chain.own_parameters(parameters, str(e))
+                made, _ = layer.layers[str(e)].forward(own, row[None])
+                y[sample, position] += p[position, e] / whole * made[0]
+        even = experts * (chosen / chosen.sum()) @ p.mean(axis=0)
+        z = np.mean(np.log(np.exp(scores).sum(axis=-1)) ** 2)
+        losses += rule.balance * even + rule.router_z * z
+    return y, losses, dropped
+
+
+RULES = [
+    dict(top=1, capacity=0.0),
+    dict(top=1, capacity=1.0),
+    dict(top=2, capacity=0.6),
+    dict(top=4, capacity=0.0),
+]
+
+
+@pytest.mark.parametrize("rules", RULES, ids=str)
+def test_positions_go_through_their_experts(rules):
+    layer = mixture(balance=0.3, router_z=0.2, **rules)
+    parameters, x, _ = drawn(layer)
+    expected, losses, dropped = one_by_one(layer, parameters, x)
+    terms = Terms(0.25)
+    y, _ = layer.forward(parameters, x, Context(training=True, terms=terms))
+    np.testing.assert_allclose(y, expected, rtol=1e-12, atol=1e-14)
+    assert terms.total == pytest.approx(0.25 * losses, rel=1e-12)
+    assert (dropped > 0) == (rules["capacity"] > 0)
+
+
+@pytest.mark.parametrize("rules", RULES, ids=str)
+def test_gradients_are_finite_differences_with_the_losses(rules):
+    layer = mixture(balance=0.3, router_z=0.2, **rules)
+    parameters, x, dy = drawn(layer)
+
+    def loss():
+        terms = Terms(0.25)
+        y, _ = layer.forward(parameters, x, Context(training=True, terms=terms))
+        return float((y * dy).sum()) + terms.total
+
+    _, saved = layer.forward(parameters, x, Context(training=True, terms=Terms(0.25)))
+    dx, kept = layer.backward(parameters, saved, dy)
+    gradients = layer.gradients(parameters, kept)
+    assert gradients.keys() == parameters.keys()
+    for found, values in [(dx, x), *((gradients[name], v) for name, v in parameters.items())]:
+        expected = finite_differences(loss, values)
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-7)
+
+
+def test_drops_of_a_sample_follow_from_it_alone_and_of_a_position_from_those_before():
+    layer = mixture(top=2, capacity=0.6)
+    parameters, x, _ = drawn(layer)
+    whole, _ = layer.forward(parameters, x)
+    for sample in range(len(x)):
+        alone, _ = layer.forward(parameters, x[sample : sample + 1])
+        np.testing.assert_allclose(alone[0], whole[sample], rtol=1e-12)
+    later = x.copy()
+    later[:, 5:] = 3.0
+    changed, _ = layer.forward(parameters, later)
+    np.testing.assert_allclose(changed[:, :5], whole[:, :5], rtol=1e-12)
+
+
+def test_all_positions_may_go_to_one_expert():
+    """Others get none, and gradients of 0."""
+    layer = mixture(top=1, capacity=0.0)
+    parameters, x, dy = drawn(layer)
+    x[..., 0] = 1.0
+    parameters["router.weight"][...] = 0.0
+    parameters["router.weight"][0, 2] = 50.0
+    y, saved = layer.forward(parameters, x)
+    gate = softmax(np.array([0.0, 0.0, 50.0, 0.0]))[2]
+    own = nn.chain.own_parameters(parameters, "2")
+    np.testing.assert_allclose(y, gate * layer.layers["2"].forward(own, x)[0], rtol=1e-12)
+    gradients = layer.gradients(parameters, layer.backward(parameters, saved, dy)[1])
+    used = {name.partition(".")[0] for name, one in gradients.items() if one.any()}
+    assert used - {"router"} == {"2"}
+
+
+def test_one_expert_is_the_dense_layer_bit_for_bit():
+    layer = mixture(1, top=1, router_z=0.0)
+    parameters, x, dy = drawn(layer)
+    dense, own = layer.layers["0"], nn.chain.own_parameters(parameters, "0")
+    terms = Terms(0.5)
+    found, saved = layer.forward(parameters, x, Context(training=True, terms=terms))
+    expected, memory = dense.forward(own, x)
+    np.testing.assert_array_equal(found, expected)
+    dx, kept = layer.backward(parameters, saved, dy)
+    right, rest = dense.backward(own, memory, dy)
+    np.testing.assert_array_equal(dx, right)
+    gradients = layer.gradients(parameters, kept)
+    assert not gradients.pop("router.weight").any()
+    for name, gradient in dense.gradients(own, rest).items():
+        np.testing.assert_array_equal(gradients[f"0.{name}"], gradient)
+    assert terms.total == 0.5 * 0.01 * len(x)
+
+
+def test_a_repeated_pass_adds_no_loss_and_a_test_none():
+    layer = nn.Recomputed(mixture())
+    parameters, x, dy = drawn(layer)
+    terms = Terms(1.0)
+    _, saved = layer.forward(parameters, x, Context(training=True, terms=terms))
+    before = terms.total
+    layer.backward(parameters, saved, dy)
+    assert terms.total == before > 0
+    layer.forward(parameters, x, Context())
+
+
+@pytest.mark.parametrize("top", [1, 2])
+def test_on_a_device(monkeypatch, top):
+    strict_cupy.install(monkeypatch)
+    import cupy
+
+    layer = mixture(top=top, capacity=0.7)
+    parameters, x, dy = drawn(layer)
+
+    def passed(parameters, x, dy):
+        y, saved = layer.forward(parameters, x, Context(training=True, terms=Terms(0.3)))
+        dx, kept = layer.backward(parameters, saved, dy)
+        return {"y": y, "x": dx, **layer.gradients(parameters, kept)}
+
+    right = passed(parameters, x, dy)
+    there = {name: cupy.asarray(values) for name, values in parameters.items()}
+    for name, found in passed(there, cupy.asarray(x), cupy.asarray(dy)).items():
+        np.testing.assert_allclose(cupy.asnumpy(found), right[name], rtol=1e-12, err_msg=name)
+
+
+def test_what_cannot_be_a_mixture():
+    with pytest.raises(ValueError, match="cannot go through 3 of 2 experts"):
+        nn.Experts(6, [nn.Linear(6, 6)] * 2, nn.Routing(top=3))
+    with pytest.raises(ValueError, match="cannot see the context"):
+        nn.Experts(6, [nn.Dropout(0.1)] * 2, nn.Routing())
+    with pytest.raises(ValueError, match=r"expert 0 makes \(4, 5\) of \(4, 6\)"):
+        nn.Experts(6, [nn.Linear(6, 5)] * 2, nn.Routing()).output_shape((4, 6))
+
+
+GPT = ["model.kind=gpt", "data.name=text", "data.path=x"]
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        (["model.experts=1"], "model.top: a position cannot go through 2 of 1 experts"),
+        (["model.top=1"], "model.top: experts = 0 has no router"),
+        (["parallel.experts=2"], "parallel.experts: the model has none to share"),
+        (["model.experts=2", "parallel.alltoall=ring"], "parallel.alltoall: sends rows to other"),
+        (
+            ["model.experts=2", "parallel.experts=2", "parallel.alltoall=bruck"],
+            "parallel.alltoall: bruck needs blocks of equal length",
+        ),
+        (
+            ["model.experts=2", "parallel.experts=2", "parallel.alltoall=pairwize"],
+            "parallel.alltoall: no alltoall algorithm 'pairwize'",
+        ),
+    ],
+)
+def test_keys_that_do_not_fit(tmp_path, keys, message):
+    path = tmp_path / "job.toml"
+    path.write_text("")
+    with pytest.raises(ConfigError, match=message):
+        load(path, [*GPT, *keys])
