@@ -20,7 +20,7 @@ from mpitrain.optim.groups import Grouping
 from mpitrain.optim.lr import Rates
 from mpitrain.optim.optimizers import Optimizer
 from mpitrain.optim.schedule_table import Factor, TabulatedSchedule
-from mpitrain.parallel.arena import Arena
+from mpitrain.parallel.arena import SPREAD, Arena
 from mpitrain.parallel.grid import ProcessGrid
 from mpitrain.parallel.replicas import ReplicaMismatch, check_replicas
 from mpitrain.parallel.store import Store
@@ -187,7 +187,10 @@ class Parts:
         """Least number of bytes that a rank must send to sum its gradients without a codec."""
         size = self.grid.data.size - self.config.server.ranks
         itemsize = np.dtype(self.config.run.dtype).itemsize
-        return 2 * (size - 1) / size * self.arena.size * itemsize
+        spread = sum(t.stop - t.start for t in self.arena.tensors if t.group == SPREAD)
+        alike = self.grid.groups[SPREAD].size
+        sent = (size - 1) / size * (self.arena.size - spread) + (alike - 1) / alike * spread
+        return 2 * sent * itemsize
 
     def refresh(self) -> None:
         """Show new values of this rank's pieces to all ranks."""
