@@ -250,6 +250,7 @@ def create_group(
     else:
         made = world.Dup()
     comm = Communicator(made, reproducible=_is_reproducible(made, options))
+    comm.prepare()  # else first calls of two groups, in another order on each rank, would hang
     take_buffers_from_groups()
     take_built_in_hooks()
     if version() < (2, 14):  # which takes a backend that is written in Python

@@ -35,7 +35,7 @@ class GroupMemory:
     """The shared memory of one group.
 
     It has a communicator of its own, as calls on one with shared memory take longer where they are
-    small.  All but :meth:`take` runs where the group's collectives run.
+    small.  Making it is collective; all but :meth:`take` runs where the group's collectives run.
 
     Args:
         comm: the group's communicator.
@@ -47,11 +47,15 @@ class GroupMemory:
         self._comm, self._order, self._history = comm, order, history
         self._near: Communicator | None = None
         self._pool: SharedPool | None = None
-        self._is_made = False
+        self._results: SharedPool | None = None
         self._taken: set[int] = set()
         self._guard = threading.Lock()
         self._room: torch.Tensor | None = None
-        self._results: SharedPool | None = None
+        if 1 < comm.size == comm.ranks_per_node:
+            self._near = comm.Dup()
+            self._near.prepare()
+            self._pool = SharedPool(self._near, limit=_POOL_BYTES)
+            self._results = SharedPool(self._near, 1, _RESULT_BYTES)
         self._sums: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
     def comm(self, nbytes: int) -> Communicator:
@@ -64,36 +68,25 @@ class GroupMemory:
             self._near.Free()
             self._near = self._pool = self._results = None
 
-    def _make(self) -> SharedPool | None:
-        """The pool, if the ranks are several on one node.  Collective at first use."""
-        if not self._is_made:
-            self._is_made = True
-            if 1 < self._comm.size == self._comm.ranks_per_node:
-                self._near = self._comm.Dup()
-                self._pool = SharedPool(self._near, limit=_POOL_BYTES)
-                self._results = SharedPool(self._near, 1, _RESULT_BYTES)
-        return self._pool
-
     def take(self, items: int, dtype: torch.dtype) -> torch.Tensor:
         """A tensor in shared memory where that can be, with whatever is in it.
 
         All ranks call it in the same order among the group's collectives.
         """
-        nbytes, made = items * dtype.itemsize, []
+        nbytes, pool = items * dtype.itemsize, self._pool
+        if pool is None or not nbytes:
+            return torch.empty(items, dtype=dtype)
+        made: list[np.ndarray[Any, Any]] = []
 
-        def first() -> None:
+        def take() -> None:
             with self._guard:
-                pool = self._make()
-                made.append(np.empty(nbytes, np.uint8) if pool is None else pool.take(nbytes))
-            self._taken.add(nbytes)
+                made.append(pool.take(nbytes))
 
-        if not nbytes:
-            return torch.empty(0, dtype=dtype)
-        if nbytes in self._taken and self._pool is not None:
-            with self._guard:
-                made.append(self._pool.take(nbytes))
+        if nbytes in self._taken:
+            take()
         else:  # it is collective
-            self._order.now(self._history, ("shared memory", first, ()))
+            self._order.now(self._history, ("shared memory", take, ()))
+            self._taken.add(nbytes)
         return torch.frombuffer(made[0], dtype=dtype)
 
     def shared(self, result: torch.Tensor) -> torch.Tensor:
@@ -102,7 +95,7 @@ class GroupMemory:
         It has a pool of its own, as a program may keep all that :meth:`take` has.  Collective at
         the first use of a size.
         """
-        if self._make() is None or self._near is None or self._results is None:
+        if self._near is None or self._results is None:
             return result
         memory = self._results.take(result.nbytes)
         node = self._near._engine.resources.node
@@ -133,7 +126,7 @@ class GroupMemory:
         Raises:
             MismatchError: on all ranks: they differ.
         """
-        if self._make() is None or self._near is None:
+        if self._near is None:
             return
         storage = tensor.untyped_storage() if is_bucket else None
         sums = 0 if storage is None else self._sums.get(storage, 0)

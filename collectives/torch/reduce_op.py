@@ -50,7 +50,7 @@ class Reduction(NamedTuple):
         if total.dtype.is_floating_point or total.dtype.is_complex:
             torch.div(total, ranks, out=mean)
         else:
-            mean.copy_(total.to(torch.int64).div_(ranks, rounding_mode="trunc"))
+            mean.copy_(torch.div(total.to(torch.int64), ranks, rounding_mode="trunc"))
 
 
 def reduction(op: Any, dtype: torch.dtype) -> Reduction:

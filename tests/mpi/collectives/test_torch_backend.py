@@ -3,6 +3,7 @@
 import copy
 import functools
 import math
+import time
 
 import pytest
 from mpi4py import MPI
@@ -193,6 +194,27 @@ def test_groups_are_called_in_another_order_on_each_rank(ranks, rank):
         dist.destroy_process_group(group)
 
 
+@pytest.mark.parametrize("earlier", [0, 1])
+def test_first_calls_of_groups_come_in_another_order_on_each_rank(ranks, rank, earlier):
+    """MPI makes communicators one after the other, so a group makes all that it needs at once."""
+    groups, parts = [dist.new_group() for _ in range(2)], [torch.empty(50_000) for _ in range(2)]
+    for group, part in zip(groups, parts, strict=True):
+        dist.all_reduce(part, group=group)
+
+    def begun(i):
+        whole = torch.ones(50_000 * len(ranks))
+        return dist.reduce_scatter_tensor(parts[i], whole, group=groups[i], async_op=True)
+
+    work = begun(earlier) if rank else None
+    if rank:
+        time.sleep(0.1)  # the group's thread has begun
+    begun(1 - earlier).wait()
+    (work or begun(earlier)).wait()
+    assert all(part[-1] == len(ranks) for part in parts)
+    for group in groups:
+        dist.destroy_process_group(group)
+
+
 def test_only_members_make_a_group(ranks, rank):
     members = [r for r in ranks if r % 2 == rank % 2]
     group = dist.new_group(members, use_local_synchronization=True)
@@ -280,7 +302,7 @@ def test_an_input_in_its_output_is_sent_as_it_was(ranks, rank):
         assert torch.equal(both, torch.cat([torch.arange(2.0) + 102 * r for r in ranks]))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64], ids=str)
 @pytest.mark.parametrize("op", ["SUM", "AVG"])
 def test_tensors_of_inference_mode_are_reduced_in_the_background(ranks, op, dtype):
     group, expected = dist.new_group(), len(ranks) if op == "SUM" else 1
