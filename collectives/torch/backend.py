@@ -13,20 +13,16 @@ from mpi4py import MPI
 
 from collectives.communicator import Communicator
 from collectives.environment import switch
-from collectives.failure.watchdog import Watchdog
 from collectives.torch import NAME, GroupOptions
-from collectives.torch.calls import Calls, OpenBlock, SmallMethods
+from collectives.torch.calls import Calls
 from collectives.torch.copies import Copies
 from collectives.torch.direct import call_directly, outside_dynamo
 from collectives.torch.fsdp import take_buffers_from_groups
 from collectives.torch.hooks import take_built_in_hooks
-from collectives.torch.messages import MessageWork
 from collectives.torch.monitored import monitored_barrier
-from collectives.torch.node_memory import GroupMemory
 from collectives.torch.order import Order
 from collectives.torch.reductions import Reductions
 from collectives.torch.register import version
-from collectives.torch.roots import Roots
 
 #: torch's own classes, whose stubs know no subclasses.
 _Backend: Any = torch._C._distributed_c10d.Backend
@@ -42,7 +38,7 @@ class _Group(Reductions, Copies):
 
     Args:
         comm: communicator of the group's ranks; it is freed with the group.
-        timeout: time after which a call that waits ends the job; the report names who is missing.
+        timeout: as torch gives it; a negative one means no limit.
         store: torch's store of the group.
     """
 
@@ -50,18 +46,9 @@ class _Group(Reductions, Copies):
     supports_coalescing = True
 
     def __init__(self, comm: Communicator, timeout: timedelta, store: Any) -> None:
-        super().__init__(comm.rank, comm.size)  # type: ignore[call-arg]
-        self.comm = comm
+        super().__init__(comm, _seconds(timeout), _order())
         self.store = store
-        self._watchdog = Watchdog(comm, _seconds(timeout))
-        self._history = self._watchdog.calls
-        self._order = _order()
-        self._node_memory = GroupMemory(comm, self._order, self._history)
-        self._under_way: set[MessageWork] = set()
-        self._calls = self._monitored = 0
-        self._block = OpenBlock()
-        self._roots = Roots()
-        self._small_methods = SmallMethods(comm)
+        self._monitored = 0
         # At exit, as what is under way would meet the end of MPI; before the watchdog's farewell.
         # This keeps the object, too, which torch's wrapper with TORCH_DISTRIBUTED_DEBUG=DETAIL
         # does not.

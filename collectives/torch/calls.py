@@ -10,7 +10,7 @@ import torch.distributed as dist
 from mpi4py import MPI
 
 from collectives.communicator import Communicator
-from collectives.failure.history import History, What
+from collectives.failure.history import What
 from collectives.failure.watchdog import Watchdog
 from collectives.torch.messages import MessageWork, end_event, event, profiler_enabled
 from collectives.torch.node_memory import GroupMemory
@@ -50,19 +50,14 @@ _COLLECTIVES = {
 }
 
 
-class SmallMethods(dict[str, Callable[..., None]]):
+def _small_methods(comm: Communicator) -> dict[str, Callable[..., None]]:
     """The methods that small calls take: mpi4py's own where the communicator would call no more,
     and else the communicator's, which takes a microsecond more."""
-
-    def __init__(self, comm: Communicator) -> None:
-        self._comm = comm
-
-    def __missing__(self, name: str) -> Callable[..., None]:
-        """Collective at the first use of a communicator, as a first call is."""
-        largest = np.empty(SMALL, np.uint8)
-        is_native = self._comm._engine.leaves_to_native(None, _COLLECTIVES[name], largest)
-        found = self[name] = getattr(MPI.Intracomm if is_native else type(self._comm), name)
-        return found
+    largest, leaves = np.empty(SMALL, np.uint8), comm._engine.leaves_to_native
+    return {
+        name: getattr(MPI.Intracomm if leaves(None, collective, largest) else type(comm), name)
+        for name, collective in _COLLECTIVES.items()
+    }
 
 
 class Calls:
@@ -71,20 +66,23 @@ class Calls:
     A method does what torch's documentation says of the function that calls it.  Calls with
     ``async_op=True`` run in the group's thread, or in a caller that waits; the others at once.
 
-    Attributes:
-        comm: the communicator.
+    Args:
+        comm: the communicator of the group's ranks, which is prepared.
+        seconds: time after which a call that waits ends the job; the report names who is missing.
+        order: the order of the collectives.
     """
 
-    comm: Communicator
-    _watchdog: Watchdog
-    _history: History
-    _order: Order
-    _node_memory: GroupMemory
-    _under_way: set[MessageWork]
-    _calls: int
-    _block: OpenBlock
-    _roots: Roots
-    _small_methods: SmallMethods
+    def __init__(self, comm: Communicator, seconds: float, order: Order) -> None:
+        super().__init__(comm.rank, comm.size)  # type: ignore[call-arg]  # of torch's class
+        self.comm, self._order = comm, order
+        self._watchdog = Watchdog(comm, seconds)
+        self._history = self._watchdog.calls
+        self._node_memory = GroupMemory(comm, order, self._history)
+        self._under_way: set[MessageWork] = set()
+        self._calls = 0
+        self._block = OpenBlock()
+        self._roots = Roots()
+        self._small = _small_methods(comm)
 
     def _start_coalescing(self, device: Any = None) -> None:
         self._block.works = []
@@ -112,7 +110,8 @@ class Calls:
             value: tensors of the result.
             options: torch's.
             call, arguments: the function that communicates, and what it gets.
-            inputs: tensors that torch's profiler shows in the place of the result's.
+            inputs: tensors that live as long as the call, and that torch's profiler shows in the
+                place of the result's.
             root: the rank that all ranks must have for the root.
         """
         self._calls += 1
@@ -125,20 +124,10 @@ class Calls:
             call, arguments = self._roots.add, (root, call, *arguments)
         # A caller that does not say that it blocks may go on before the others have come.
         if getattr(options, "asyncOp", True):
-            later = self._order.later(self._history, (name, call, arguments), value)
+            later = self._order.later(self._history, (name, call, arguments), value, inputs)
             return self._begun(later)
         self._order.now(self._history, (name, call, arguments))
         return _DONE
-
-    def _small(self, kept: Any, method: str, *arguments: Any) -> None:
-        """Calls a method of the communicator on small tensors.
-
-        Args:
-            kept: the tensors, which live as long as the call.
-            method: name of MPI's method.
-            arguments: its own.
-        """
-        self._small_methods[method](self.comm, *arguments)
 
     def _small_pair(
         self,
@@ -159,8 +148,8 @@ class Calls:
             or overlap(source, output)
         ):
             return None
-        given: Any = (source, output), method, sent, got, *op
-        return self._submit(what, [output], options, self._small, given, inputs=[source])
+        given: Any = self.comm, sent, got, *op
+        return self._submit(what, [output], options, self._small[method], given, inputs=[source])
 
     def in_order(self, what: str, call: Callable[[], None], value: Any) -> dist._Work:
         """Runs a function that communicates on ``comm`` at its place among the collectives.
@@ -180,7 +169,7 @@ class Calls:
 
     def _meet(self) -> None:
         """A barrier, which compares the roots of earlier calls if it is the MPI library's."""
-        if self._small_methods["Barrier"] is MPI.Intracomm.Barrier:
+        if self._small["Barrier"] is MPI.Intracomm.Barrier:
             self._roots.meet(self.comm)
         else:
             self.comm.Barrier()

@@ -17,8 +17,8 @@ class Copies(Calls):
         tensors = listed(tensors)
         root = named.get("root", getattr(options, "rootRank", options))
         if len(tensors) == 1 and (buffer := small(tensors[0])) is not None:
-            given: Any = tensors, "Bcast", buffer, root
-            return self._submit("broadcast", tensors, options, self._small, given, root=root)
+            bcast, given = self._small["Bcast"], (self.comm, buffer, root)
+            return self._submit("broadcast", tensors, options, bcast, given, root=root)
         check_dense(tensors)
 
         def call() -> None:

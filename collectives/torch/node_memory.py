@@ -153,7 +153,7 @@ def is_called_by_reducer() -> bool:
     FSDP1's are.
     """
     frame = sys._getframe(1)
-    while frame.f_globals["__name__"].startswith("collectives."):
+    while frame.f_globals.get("__name__", "").startswith("collectives."):
         if frame.f_back is None:
             return False
         frame = frame.f_back

@@ -56,9 +56,12 @@ class DoneWork(AnyWork):
 class CollectiveWork(AnyWork):
     """A collective in the order; to wait for it is to run what comes before it, and itself."""
 
-    def __init__(self, order: "Order", history: History, call: Call, value: Any) -> None:
+    def __init__(
+        self, order: "Order", history: History, call: Call, value: Any, inputs: Any = None
+    ) -> None:
         super().__init__()
-        self._order, self._history, self._call, self._value = order, history, call, value
+        self._order, self._history, self._call = order, history, call
+        self._value, self._inputs = value, inputs
         self.is_done = False
         self._error: BaseException | None = None
         self._future: Future[Any] | None = None
@@ -71,7 +74,7 @@ class CollectiveWork(AnyWork):
             if not isinstance(error, Exception):  # as Ctrl-C: the caller's, who may catch it
                 raise
         finally:
-            del self._call  # with the tensors that it holds
+            del self._call, self._inputs  # with the tensors that they hold
             with self._order.futures:
                 self.is_done = True
                 future = self._future
@@ -201,9 +204,14 @@ class Order:
                     return
                 self._run_first()
 
-    def later(self, history: History, call: Call, value: Any) -> CollectiveWork:
-        """Lets the group's thread run a call, unless somebody waits for it earlier."""
-        work = CollectiveWork(self, history, call, value)
+    def later(self, history: History, call: Call, value: Any, inputs: Any = None) -> CollectiveWork:
+        """Lets the group's thread run a call, unless somebody waits for it earlier.
+
+        Args:
+            value: tensors of the result.
+            inputs: tensors that live as long as the call.
+        """
+        work = CollectiveWork(self, history, call, value, inputs)
         if self._runner == threading.get_ident():
             work.run()
             return work

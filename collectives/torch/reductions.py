@@ -31,8 +31,8 @@ class Reductions(Calls):
             and (op := _plain_op(options)) is not None
             and (buffer := small(tensors[0], SUMMABLE)) is not None
         ):
-            given: Any = tensors, "Allreduce", MPI.IN_PLACE, buffer, op
-            return self._submit("all_reduce", tensors, options, self._small, given)
+            given: Any = self.comm, MPI.IN_PLACE, buffer, op
+            return self._submit("all_reduce", tensors, options, self._small["Allreduce"], given)
         if any(tensor.layout is torch.sparse_coo for tensor in tensors):
             return self.allreduce_sparse(tensors, options)
         check_dense(tensors)
@@ -87,28 +87,22 @@ class Reductions(Calls):
 
     def reduce(self, tensors: Any, options: Any = None, **_: Any) -> dist._Work:
         tensors = listed(tensors)
-        root, op = options.rootRank, _op(options)
+        root, is_root = options.rootRank, options.rootRank == self.comm.rank
         if (
             len(tensors) == 1
             and (plain := _plain_op(options)) is not None
             and (buffer := small(tensors[0], SUMMABLE)) is not None
         ):
-            both = (MPI.IN_PLACE, buffer) if self.comm.rank == root else (buffer, None)
-            given: Any = tensors, "Reduce", *both, plain, root
-            return self._submit("reduce", tensors, options, self._small, given, root=root)
+            given: Any = self.comm, *_of_reduce(buffer, is_root), plain, root
+            return self._submit("reduce", tensors, options, self._small["Reduce"], given, root=root)
         check_dense(tensors)
-        how = [reduction(op, tensor.dtype) for tensor in tensors]
+        how = [reduction(_op(options), tensor.dtype) for tensor in tensors]
 
         def call() -> None:
-            is_root = self.comm.rank == root
             for tensor, one in zip(tensors, how):
                 flat = Joined([tensor], reads=True)
                 part = _widened(flat.whole, one)
-                if part is flat.whole and not is_root:
-                    self.comm.Reduce(memory(part), None, one.op, root)
-                    continue
-                sent = MPI.IN_PLACE if is_root else memory(part)
-                self.comm.Reduce(sent, memory(part) if is_root else None, one.op, root)
+                self.comm.Reduce(*_of_reduce(memory(part), is_root), one.op, root)
                 if is_root:
                     self._finish(flat.whole, part, one)
                     flat.write_back()
@@ -124,12 +118,10 @@ class Reductions(Calls):
         if len(parts) != self.comm.size:
             raise ValueError(f"expected {self.comm.size} inputs, one a rank, got {len(parts)}")
         self._check_reduced(parts, output, parts[self.comm.rank].numel())
-        op = _op(options)
+        how, counts = reduction(_op(options), output.dtype), [part.numel() for part in parts]
 
         def call() -> None:
-            counts = [part.numel() for part in parts]
-            flat = Joined(parts, reads=True).whole
-            self._reduce_scatter(output, flat, reduction(op, output.dtype), counts)
+            self._reduce_scatter(output, Joined(parts, reads=True).whole, how, counts)
 
         return self._submit("reduce_scatter", [output], options, call, inputs=parts)
 
@@ -144,7 +136,7 @@ class Reductions(Calls):
     def reduce_scatter_single_coalesced(
         self, outputs: Any, inputs: Any, options: Any = None
     ) -> dist._Work:
-        op = _op(options)
+        how = [reduction(_op(options), output.dtype) for output in outputs]
         for output, source in zip(outputs, inputs, strict=True):
             if source.numel() != output.numel() * self.comm.size:
                 raise ValueError(
@@ -152,11 +144,10 @@ class Reductions(Calls):
                     f"{source.numel()} and {output.numel()} items on {self.comm.size} ranks"
                 )
             self._check_reduced([source], output, output.numel())
-            reduction(op, output.dtype)
 
         def call() -> None:
-            for output, source in zip(outputs, inputs):
-                self._reduce_scatter(output, source, reduction(op, output.dtype), None)
+            for output, source, one in zip(outputs, inputs, how):
+                self._reduce_scatter(output, source, one, None)
 
         return self._submit("reduce_scatter_single", outputs, options, call, inputs=inputs)
 
@@ -243,6 +234,11 @@ class Reductions(Calls):
 
     _reduce_scatter_base = reduce_scatter_single
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+
+def _of_reduce(buffer: Any, is_root: bool) -> tuple[Any, Any]:
+    """The buffers of a reduce whose result takes the place of the root's own part."""
+    return (MPI.IN_PLACE, buffer) if is_root else (buffer, None)
 
 
 def _op(options: Any) -> Any:
