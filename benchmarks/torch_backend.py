@@ -127,7 +127,20 @@ def _calls(
                 cells += [*_ratios(times), f"{us['mpi4py']:.1f}" if "mpi4py" in us else ""]
                 _print(comm, cells)
     native.Free()
+    _print_ratios(comm, rows)
     return rows
+
+
+def _print_ratios(comm: MPI.Intracomm, rows: list[dict[str, Any]]) -> None:
+    """The table of ``docs/measurements.md``: Gloo's median over ours, of blocking calls."""
+    blocking = [row for row in rows if not row["async"]]
+    ratios = {(row["call"], row["bytes"]): _ratios(row["times_s"])[0] for row in blocking}
+    if comm.rank == 0:
+        print()
+    _print(comm, ["bytes", *(f"`{collective}`" for collective in _COLLECTIVES)])
+    for nbytes in dict.fromkeys(row["bytes"] for row in blocking):
+        cells = [ratios[collective, nbytes] for collective in _COLLECTIVES]
+        _print(comm, [bytes_in_words(nbytes), *cells])
 
 
 def _small_calls(comm: MPI.Intracomm, options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -272,7 +285,7 @@ def _print(comm: MPI.Intracomm, cells: list[str]) -> None:
     """A row of the table; under a row of heads, which is the first, the rule."""
     if comm.rank == 0:
         print(f"| {' | '.join(cells)} |", flush=True)
-        if cells[0] in ("call", "step"):
+        if cells[0] in ("call", "step", "bytes"):
             print(f"| --- |{' ---: |' * (len(cells) - 1)}", flush=True)
 
 

@@ -70,8 +70,11 @@ def test_a_script_has_ranks_on_both_nodes(cluster, tmp_path, plugin):
 )
 def test_the_exit_status_is_that_of_the_rank(cluster, tmp_path, plugin, then, status, said):
     found, out, error = ended(srun(cluster, tmp_path, plugin, then))
-    assert (found, out) == (status, ""), error
-    assert said in error
+    assert said in error and out == ""
+    if plugin == "pmi2" and found == 137:  # srun's is the highest, that of the ranks it has killed
+        assert f"Exited with exit code {status}" in error
+    else:
+        assert found == status, error
 
 
 @pytest.mark.parametrize("plugin", PLUGINS)
