@@ -15,6 +15,7 @@ from mpitrain.pipeline.actions import (
     Forward,
     Pipeline,
     Update,
+    vee,
 )
 from mpitrain.pipeline.replay import PipelineError, replay
 from mpitrain.pipeline.schedules import SCHEDULES
@@ -25,7 +26,7 @@ NAMES = list(SCHEDULES)
 
 
 def pipeline(name, p, m, v=2):
-    return Pipeline((1,) * p, m, chunks=v if name == "interleaved" else 1)
+    return SCHEDULES[name].pipeline((1,) * p, m, v)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -37,8 +38,8 @@ def test_what_is_held_is_what_was_published(name, p, rounds):
     report = replay(schedule.generate, shape)
     for (stage, _), held in report.held.items():
         assert held <= schedule.held(p, m, shape.chunks, stage)
-    if name != "zero_bubble":
-        assert report.held[0, 0] == schedule.held(p, m, shape.chunks, 0)
+    if name != "zero_bubble" and not (name == "dualpipe_v" and rounds < 2):
+        assert max(report.held.values()) == schedule.held(p, m, shape.chunks, 0)
 
 
 # Interleaved 1F1B reaches its formula when a backward pass takes as long as two forward passes.
@@ -47,14 +48,16 @@ def test_what_is_held_is_what_was_published(name, p, rounds):
 @pytest.mark.parametrize("rounds", [1, 2, 4])
 def test_bubbles_are_those_of_the_formulas(name, p, rounds):
     schedule, m = SCHEDULES[name], p * rounds
+    if schedule.placement is vee and rounds < 2:
+        m = 2 * p  # to fill a V
     for v in (1, 2, 3) if name == "interleaved" else (1,):
-        shape = Pipeline((1,) * p, m, chunks=v)
+        shape = schedule.pipeline((1,) * p, m, v)
         found = simulate(schedule.generate, shape, PassTimes(1, 1, 1)).bubble
         assert found == pytest.approx(schedule.bubble(p, m, v, 1, 1, 1), abs=1e-12)
 
 
 @given(
-    name=st.sampled_from([n for n in NAMES if n != "interleaved"]),
+    name=st.sampled_from([n for n in NAMES if SCHEDULES[n].chunks == 1]),
     replicas=st.lists(st.integers(1, 4), min_size=1, max_size=5),
     rounds=st.integers(1, 3),
 )
