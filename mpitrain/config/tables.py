@@ -291,8 +291,8 @@ class Parallel(Struct, frozen=True, forbid_unknown_fields=True):
             ``auto``, by ``profile``'s measured times; or the number of layers of each stage, as in
             [3, 2].
         profile: file of ``mpitrain profile``.
-        schedule: order of work in the pipeline; ``python -m mpitrain schedules`` draws them.  A file
-            that ends with ``.csv`` has one of your own, in torch's format.
+        schedule: order of work in the pipeline; ``python -m mpitrain schedules`` draws them.  A
+            file that ends with ``.csv`` has one of your own, in torch's format.
         chunks: pieces of the model on each stage, for ``interleaved``; the schedules in a V have 2.
         weights: weights that a micro-batch sees under ``asynchronous``.
         window: steps of ``asynchronous`` after which the pipeline drains; checkpoints and

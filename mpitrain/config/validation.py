@@ -86,7 +86,7 @@ def _layout(job: Tables) -> Faults:
     if p.schedule not in (names := get_args(Looping) + get_args(InV)) and not is_file:
         yield (
             "parallel.schedule",
-            f"no schedule {p.schedule!r}; there are {', '.join(names)}, and files that end with .csv",
+            f"no schedule {p.schedule!r}; there are {', '.join(names)}, and files (.csv)",
         )
     chunks = 2 if in_v else p.chunks
     if isinstance(p.partition, tuple) and len(p.partition) != stages * chunks and not is_file:

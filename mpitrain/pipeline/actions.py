@@ -1,7 +1,7 @@
 """Actions of a rank of a pipeline, from which its messages follow.
 
-The layers of a model are cut into ``stages * chunks`` virtual stages, which a placement deals to the
-stages.  A rank takes a micro-batch's activation from the virtual stage before to its Forward (the
+The layers of a model are cut into ``stages * chunks`` virtual stages, which a placement deals to
+the stages.  A rank's Forward takes a micro-batch's activation from the virtual stage before (the
 first one reads the data instead), and hands its own on; gradients go the other way.
 """
 

@@ -61,9 +61,10 @@ def read(path: Path) -> tuple[PipelineSchedule, Pipeline]:
     stages = tuple(stage for _, stage in owners)
     counts = {stages.count(stage) for stage in range(len(rows))}
     if [virtual for virtual, _ in owners] != list(range(len(owners))) or len(counts) != 1:
+        has = ", ".join(f"{virtual} in row {row}" for virtual, row in owners) or "none"
         raise ValueError(
             f"{path}: virtual stages must be counted from 0, each in one row, and each row have "
-            f"equally many; they are {', '.join(f'{v} in row {row}' for v, row in owners) or 'none'}"
+            f"equally many; it has {has}"
         )
     chunks, micro_batches = counts.pop(), 1 + max(m for row in rows for *_, m in row)
     dealt = {v: stages[:v].count(stage) for v, stage in owners}

@@ -207,3 +207,41 @@ def test_every_micro_batch_is_somebodys():
         assert sorted(own) == list(range(12))
         assert all(m in shape.own(stage, shape.replica(stage, m)) for m in range(12))
     assert np.prod(shape.replicas) == 6
+
+
+@pytest.mark.parametrize("name", ["zb_v", "dualpipe_v"])
+@pytest.mark.parametrize(
+    ("p", "m", "idle"), [(2, 8, 0.020), (4, 8, 0.059), (4, 16, 0.030), (8, 16, 0.068)]
+)
+def test_a_v_is_idle_for_half_a_pass_of_each_stage_but_one(name, p, m, idle):
+    schedule = SCHEDULES[name]
+    found = simulate(schedule.generate, pipeline(name, p, m))
+    assert found.seconds == 3 * m + (p - 1) / 2
+    assert found.bubble == pytest.approx(idle, abs=5e-4)
+    held = replay(schedule.generate, pipeline(name, p, m)).held  # of chunks, half a stage each
+    assert set(held.values()) == {2 * p if name == "zb_v" else 2 * p + 1}
+
+
+@pytest.mark.parametrize(("name", "part"), [("v_half", 1 / 2), ("v_min", 1 / 3)])
+def test_a_v_of_repeated_blocks_holds_a_part_of_what_1f1b_holds(name, part):
+    for p in range(2, 17):
+        held = replay(SCHEDULES[name].generate, pipeline(name, p, 4 * p)).held
+        assert part * p < max(held.values()) / 2 <= part * p + 4 / 3
+        idle = simulate(SCHEDULES[name].generate, pipeline(name, p, 4 * p)).seconds - 12 * p
+        assert 0 < idle < 0.85 * 3 * (p - 1)  # 1F1B's
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_gradients_are_summed_in_the_order_of_the_micro_batches(name):
+    shape = pipeline(name, 4, 12)
+    for place in shape.places():
+        for chunk in range(shape.chunks):
+            own = SCHEDULES[name].generate(shape, *place)
+            sums = [a for a in own if isinstance(a, (Backward, BackwardWeight))]
+            order = [a.micro_batch for a in sums if a.chunk == chunk]
+            assert order == sorted(order) and len(order) == 12
+
+
+def test_a_v_of_unequal_stages_is_refused():
+    with pytest.raises(ValueError, match="equally many replicas of each stage; take 1f1b"):
+        replay(SCHEDULES["zb_v"].generate, Pipeline((2, 1), 4, 2, placement=vee))
