@@ -19,7 +19,6 @@ from collectives.commands.arguments import above_zero, positive
 from mpitrain.arrays import Array, Gradients, Parameters
 from mpitrain.nn.context import RESTING, Context
 from mpitrain.parallel.grid import Layout
-from mpitrain.pipeline.actions import Pipeline
 from mpitrain.pipeline.mailbox import Spec
 from mpitrain.pipeline.replay import replay
 from mpitrain.pipeline.runtime import Runner
@@ -112,12 +111,13 @@ class Rehearsal:
 
 
 def rehearse(
-    comm: Communicator, name: str, micro_batches: int, times: PassTimes, chunks: int = 1
+    comm: Communicator, name: str, micro_batches: int, times: PassTimes, chunks: int
 ) -> Rehearsal:
     """Runs a schedule once, with a stage on each rank; collective."""
     schedule = SCHEDULES[name]
     layout = Layout((1,) * comm.size)
-    pipeline = Pipeline(layout.replicas, micro_batches, chunks)
+    pipeline = schedule.pipeline(layout.replicas, micro_batches, chunks)
+    chunks = pipeline.chunks
     stage = SleepingStage(times, chunks)
     nothing = _NoWeights()
     runner = Runner(
@@ -161,10 +161,9 @@ def main() -> int:
         if comm.rank == 0:
             print(f"{'schedule':<14}" + "".join(f"{head:>10}" for head in heads))
         for name in SCHEDULES:
-            chunks = options.chunks if name == "interleaved" else 1
             times = PassTimes(seconds, seconds, seconds)
             try:
-                one = rehearse(comm, name, options.micro_batches, times, chunks)
+                one = rehearse(comm, name, options.micro_batches, times, options.chunks)
             except ValueError as error:
                 if comm.rank == 0:
                     print(f"error: {error}", file=sys.stderr)

@@ -14,7 +14,6 @@ from mpitrain.metrics.words import counted, in_words
 from mpitrain.parallel.grid import Coordinates, Layout
 from mpitrain.parallel.sent_bytes import adasum_bytes, coded_bytes, dense_bytes
 from mpitrain.pipeline.profiles import LayerProfile, measure
-from mpitrain.pipeline.schedules import SCHEDULES
 from mpitrain.pipeline.simulate import PassTimes, simulate
 from mpitrain.training import build
 from mpitrain.training.build import compression
@@ -39,7 +38,7 @@ def explain(config: Config, ranks: int) -> str:
     dataset = data.load(config.data, config.run.dtype)
     model = models.build(config, dataset)
     cut = build.partition(config, model, layout.stages)
-    pipeline, report = build.schedule(config, layout)
+    pipeline, report = build.schedule(config, cut.schedule, layout)
     with threadpool_limits(1, user_api="blas"):  # a core for each rank
         profile = {layer.name: layer for layer in measure(config)}
     shapes = model.shapes(list(model.layers))
@@ -69,7 +68,7 @@ def explain(config: Config, ranks: int) -> str:
             f"{1e3 * (times[-1].backward_input + times[-1].backward_weight):.2f} ms backward a "
             "micro-batch",
         ]
-    found = simulate(SCHEDULES[config.parallel.schedule].generate, pipeline, times)
+    found = simulate(cut.schedule.generate, pipeline, times)
     lines += predicted(found.seconds, found.bubble, config.train.batch_size, ranks, _cores())
     widest = max(range(layout.stages), key=lambda stage: layout.replicas[stage])
     names = [name for chunk in cut.of_stage(widest) for name in chunk]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from collectives.commands.arguments import above_zero, positive
 from mpitrain.config import ConfigError
-from mpitrain.pipeline.schedules import SCHEDULES
+from mpitrain.pipeline.schedules import SCHEDULES, PublishedSchedule
 
 if TYPE_CHECKING:
     from collectives.commands.arguments import Commands
@@ -21,6 +21,13 @@ def add(commands: "Commands") -> None:
     """Adds the command."""
     parser = commands.add_parser("schedules", help="prove, time and draw pipeline schedules")
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(SCHEDULES))
+    parser.add_argument(
+        "--from",
+        dest="file",
+        type=Path,
+        metavar="FILE",
+        help="a schedule in torch's CSV format, which has its own stages, micro-batches and chunks",
+    )
     parser.add_argument("-p", "--stages", type=positive, default=4, help="stages (4)")
     parser.add_argument(
         "-m", "--micro-batches", type=positive, default=8, help="micro-batches of each replica (8)"
@@ -36,6 +43,9 @@ def add(commands: "Commands") -> None:
     )
     parser.add_argument("-o", "--output", type=Path, help="folder for pictures")
     parser.add_argument(
+        "--csv", type=Path, metavar="FOLDER", help="write those that update once, as --from reads"
+    )
+    parser.add_argument(
         "--html", type=Path, metavar="FILE", help="write a page that steps through them in time"
     )
     parser.set_defaults(act=schedules)
@@ -43,8 +53,7 @@ def add(commands: "Commands") -> None:
 
 def schedules(options: argparse.Namespace) -> None:
     """Prove, time and draw schedules."""
-    from mpitrain.pipeline import draw
-    from mpitrain.pipeline.actions import Pipeline
+    from mpitrain.pipeline import draw, schedule_file
     from mpitrain.pipeline.explore import explorer
     from mpitrain.pipeline.replay import replay
     from mpitrain.pipeline.simulate import PassTimes, simulate
@@ -58,24 +67,26 @@ def schedules(options: argparse.Namespace) -> None:
             f"--times: a line has a column for the shortest pass, and the longest may have "
             f"{_WIDEST}; give times that are less unequal"
         )
+    own = [schedule_file.read(options.file)] if options.file else []
     p, m = options.stages, options.micro_batches
+    for _, pipeline in own:
+        p, m = pipeline.stages, pipeline.micro_batches
     if p * m * options.chunks > _MOST:
         raise ConfigError(
             f"{p} stages with {m} micro-batches and {options.chunks} chunks are too many to draw; "
             f"their product may be {_MOST}"
         )
-    pipelines = {
-        name: Pipeline((1,) * p, m, options.chunks if name == "interleaved" else 1)
-        for name in options.names or SCHEDULES
-    }
-    for name, pipeline in pipelines.items():
-        schedule = SCHEDULES[name]
+    named = map(SCHEDULES.__getitem__, options.names or ([] if own else SCHEDULES))
+    pipelines = [(one, one.pipeline((1,) * p, m, options.chunks)) for one in named] + own
+    for schedule, pipeline in pipelines:
         report = replay(schedule.generate, pipeline)
         found = simulate(schedule.generate, pipeline, times)
-        formula = schedule.bubble(p, m, pipeline.chunks, *options.times)
-        print(f"{name}: {schedule.description}")
+        formula = ""
+        if isinstance(schedule, PublishedSchedule):
+            formula = f" (formula {schedule.bubble(p, m, pipeline.chunks, *options.times):.1%})"
+        print(f"{schedule.name}: {schedule.description}")
         print(
-            f"  bubble {found.bubble:.1%} (formula {formula:.1%}), activations held "
+            f"  bubble {found.bubble:.1%}{formula}, activations held "
             f"{[report.held[place] for place in pipeline.places()]}, oldest weights "
             f"{max(report.staleness.values())} updates"
         )
@@ -86,9 +97,13 @@ def schedules(options: argparse.Namespace) -> None:
                 (f"stage {place[0]}", blocks)
                 for place, blocks in draw.by_place(found, pipeline).items()
             ]
-            path = options.output / f"{name}.png"
-            draw.picture(rows, path, f"{name}, {p} stages, {m} micro-batches")
+            path = options.output / f"{schedule.name}.png"
+            draw.picture(rows, path, f"{schedule.name}, {p} stages, {m} micro-batches")
             print(f"  drawn in {path}")
+        if options.csv and schedule.synchronous:
+            options.csv.mkdir(parents=True, exist_ok=True)
+            schedule_file.write(report, path := options.csv / f"{schedule.name}.csv")
+            print(f"  written to {path}")
     if options.html:
         options.html.parent.mkdir(parents=True, exist_ok=True)
         options.html.write_text(explorer(pipelines, times), encoding="utf-8")

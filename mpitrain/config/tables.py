@@ -269,6 +269,11 @@ class Train(Struct, frozen=True, forbid_unknown_fields=True):
     micro_batches: Count = 1
 
 
+#: Schedules of a pipeline, with their virtual stages dealt round and round, or in a V.
+Looping = Literal["gpipe", "1f1b", "interleaved", "zero_bubble", "asynchronous"]
+InV = Literal["zb_v", "dualpipe_v", "v_half", "v_min"]
+
+
 class Parallel(Struct, frozen=True, forbid_unknown_fields=True):
     """[parallel]
 
@@ -286,8 +291,9 @@ class Parallel(Struct, frozen=True, forbid_unknown_fields=True):
             ``auto``, by ``profile``'s measured times; or the number of layers of each stage, as in
             [3, 2].
         profile: file of ``mpitrain profile``.
-        schedule: order of work in the pipeline; ``python -m mpitrain schedules`` draws them.
-        chunks: pieces of the model on each stage, for ``interleaved``.
+        schedule: order of work in the pipeline; ``python -m mpitrain schedules`` draws them.  A
+            file that ends with ``.csv`` has one of your own, in torch's format.
+        chunks: pieces of the model on each stage, for ``interleaved``; the schedules in a V have 2.
         weights: weights that a micro-batch sees under ``asynchronous``.
         window: steps of ``asynchronous`` after which the pipeline drains; checkpoints and
             comparisons that are due within a window are made at its end.
@@ -322,7 +328,7 @@ class Parallel(Struct, frozen=True, forbid_unknown_fields=True):
     replicas: tuple[Count, ...] = ()
     partition: Literal["even", "auto"] | tuple[Count, ...] = "even"
     profile: str = ""
-    schedule: Literal["gpipe", "1f1b", "interleaved", "zero_bubble", "asynchronous"] = "1f1b"
+    schedule: Looping | InV | str = "1f1b"
     chunks: Count = 1
     weights: Literal["stash", "vertical", "two_buffers", "spectrain", "linear", "latest"] = "stash"
     window: Count = 64

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from typing import get_args
 
 import msgspec
 
@@ -12,7 +13,7 @@ from mpitrain.config.federated import Federated
 from mpitrain.config.metric_names import refusal
 from mpitrain.config.server import MOST_GROUPS
 from mpitrain.config.sync import Compress, Sync, parse_outer
-from mpitrain.config.tables import Tables
+from mpitrain.config.tables import InV, Looping, Tables
 
 #: Why a key is refused, as (key, sentence).
 Faults = Iterator[tuple[str, str]]
@@ -81,10 +82,17 @@ def _layout(job: Tables) -> Faults:
     p, stages = job.parallel, job.stages
     if p.replicas and (p.pipe not in (1, len(p.replicas)) or p.data):
         yield "parallel.replicas", "gives the stages and their replicas; leave out pipe and data"
-    if isinstance(p.partition, tuple) and len(p.partition) != stages * p.chunks:
+    is_file, in_v = p.schedule.endswith(".csv"), p.schedule in get_args(InV)
+    if p.schedule not in (names := get_args(Looping) + get_args(InV)) and not is_file:
+        yield (
+            "parallel.schedule",
+            f"no schedule {p.schedule!r}; there are {', '.join(names)}, and files (.csv)",
+        )
+    chunks = 2 if in_v else p.chunks
+    if isinstance(p.partition, tuple) and len(p.partition) != stages * chunks and not is_file:
         yield (
             "parallel.partition",
-            f"{len(p.partition)} numbers for {stages} stages of {p.chunks} chunks",
+            f"{len(p.partition)} numbers for {stages} stages of {chunks} chunks",
         )
     if p.partition == "auto" and not p.profile:
         yield "parallel.partition", "auto needs parallel.profile, a file of mpitrain profile"
@@ -95,8 +103,9 @@ def _layout(job: Tables) -> Faults:
             f"a batch of {job.train.batch_size} samples has no {job.train.micro_batches} parts; "
             f"take at most {most}",
         )
-    if p.chunks > 1 and p.schedule != "interleaved":
-        yield "parallel.chunks", f"{p.schedule} has one chunk a stage; set schedule = 'interleaved'"
+    if p.chunks > 1 and p.schedule != "interleaved" and not (in_v and p.chunks == 2):
+        has = "two chunks" if in_v else "its own chunks" if is_file else "one chunk"
+        yield "parallel.chunks", f"{p.schedule} has {has} a stage; set schedule = 'interleaved'"
 
 
 def _model(job: Tables) -> Faults:

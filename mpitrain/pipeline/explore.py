@@ -1,17 +1,17 @@
 """Pipeline schedules as a page that steps through time."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from collectives.analysis.page import fill
 from mpitrain.pipeline.actions import Pipeline, Update
 from mpitrain.pipeline.replay import replay
-from mpitrain.pipeline.schedules import SCHEDULES
+from mpitrain.pipeline.schedules import PipelineSchedule
 from mpitrain.pipeline.simulate import PassTimes, simulate
 
 
-def record(name: str, pipeline: Pipeline, times: PassTimes) -> dict[str, Any]:
-    """The schedule ``name`` in time, as data for JSON.
+def record(schedule: PipelineSchedule, pipeline: Pipeline, times: PassTimes) -> dict[str, Any]:
+    """A schedule in time, as data for JSON.
 
     Returns:
         ``name``, ``description``, ``seconds``, the ``bubble`` as a part of them; names of
@@ -22,7 +22,6 @@ def record(name: str, pipeline: Pipeline, times: PassTimes) -> dict[str, Any]:
     Raises:
         ValueError: the schedule cannot run on such a pipeline.
     """
-    schedule = SCHEDULES[name]
     report = replay(schedule.generate, pipeline)
     found = simulate(schedule.generate, pipeline, times)
     places = list(pipeline.places())
@@ -34,7 +33,7 @@ def record(name: str, pipeline: Pipeline, times: PassTimes) -> dict[str, Any]:
         span = round(block.start, 9), round(block.stop, 9)
         blocks.append([place, action.letter, *item, *span])
     return {
-        "name": name,
+        "name": schedule.name,
         "description": schedule.description,
         "seconds": round(found.seconds, 9),
         "bubble": found.bubble,
@@ -44,16 +43,16 @@ def record(name: str, pipeline: Pipeline, times: PassTimes) -> dict[str, Any]:
     }
 
 
-def explorer(pipelines: Mapping[str, Pipeline], times: PassTimes) -> str:
+def explorer(pipelines: Sequence[tuple[PipelineSchedule, Pipeline]], times: PassTimes) -> str:
     """One HTML file that steps through schedules, which share their number of stages.
 
     Args:
-        pipelines: pipeline of each schedule, by its name; the page begins with the first.
+        pipelines: schedules with their pipelines; the page begins with the first.
     """
     runs: Sequence[dict[str, Any]] = [
-        record(name, pipeline, times) for name, pipeline in pipelines.items()
+        record(schedule, pipeline, times) for schedule, pipeline in pipelines
     ]
-    shape = next(iter(pipelines.values()))
+    shape = pipelines[0][1]
     title = f"Pipeline schedules: {shape.stages} stages, {shape.micro_batches} micro-batches"
     data = {"title": title, "schedules": runs}
     return fill("mpitrain.pipeline", "schedules.html", title, data)

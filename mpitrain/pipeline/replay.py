@@ -81,19 +81,11 @@ def needs(
 
     A gradient comes from a Backward or a BackwardInput, whichever the schedule uses.
     """
-    if isinstance(action, (Update, BackwardWeight)):
+    found, _ = pipeline.beside(place[0], action)
+    if found is None or isinstance(action, Update):
         return []
-    stage, m = place[0], action.micro_batch
-    virtual = action.chunk * pipeline.stages + stage
-    forward = isinstance(action, Forward)
-    other = virtual - 1 if forward else virtual + 1
-    if not 0 <= other < pipeline.virtual_stages:
-        return []
-    chunk, there = divmod(other, pipeline.stages)
-    peer = (there, pipeline.replica(there, m))
-    if forward:
-        return [(peer, Forward(m, chunk))]
-    return [(peer, Backward(m, chunk)), (peer, BackwardInput(m, chunk))]
+    kinds = (Forward,) if isinstance(action, Forward) else (Backward, BackwardInput)
+    return [(found.place, kind(action.micro_batch, found.chunk)) for kind in kinds]
 
 
 def _check_complete(pipeline: Pipeline, place: StageReplica, own: tuple[Action, ...]) -> None:
@@ -161,27 +153,24 @@ def _order(
 
 
 def _check_fifo(pipeline: Pipeline, actions: dict[StageReplica, tuple[Action, ...]]) -> None:
-    """Messages of one kind between two ranks are awaited in the order in which they are sent."""
-    sent: dict[tuple[object, ...], list[int]] = defaultdict(list)
-    awaited: dict[tuple[object, ...], list[int]] = defaultdict(list)
+    """Messages to a virtual stage from another rank are awaited in the order of their sending."""
+    sent: dict[tuple[StageReplica, StageReplica, str, int], list[int]] = defaultdict(list)
+    awaited: dict[tuple[StageReplica, StageReplica, str, int], list[int]] = defaultdict(list)
     for place, own in actions.items():
         for action in own:
             if isinstance(action, Update):
                 continue
             kind = "activation" if isinstance(action, Forward) else "gradient"
-            virtual = action.chunk * pipeline.stages + place[0]
-            for peer, source in needs(pipeline, place, action)[:1]:
-                awaited[peer, place, kind, virtual].append(source.micro_batch)  # type: ignore[union-attr]
-            step = 1 if kind == "activation" else -1
-            target = virtual + step
-            if not isinstance(action, BackwardWeight) and 0 <= target < pipeline.virtual_stages:
-                there = target % pipeline.stages
-                peer = (there, pipeline.replica(there, action.micro_batch))
-                sent[place, peer, kind, target].append(action.micro_batch)
+            source, target = pipeline.beside(place[0], action)
+            if source and source.place != place:
+                virtual = pipeline.dealt[place[0]][action.chunk]
+                awaited[source.place, place, kind, virtual].append(action.micro_batch)
+            if target and target.place != place:
+                sent[place, target.place, kind, target.virtual].append(action.micro_batch)
     for edge in sent.keys() | awaited.keys():
         if sent[edge] != awaited[edge]:
             raise PipelineError(
-                f"stage {edge[0][0]} sends {edge[2]}s {sent[edge]} to stage {edge[1][0]}, "  # type: ignore[index]
+                f"stage {edge[0][0]} sends {edge[2]}s {sent[edge]} to stage {edge[1][0]}, "
                 f"which awaits {awaited[edge]}"
             )
 

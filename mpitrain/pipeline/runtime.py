@@ -18,6 +18,7 @@ from mpitrain.pipeline.actions import (
     BackwardWeight,
     Compute,
     Forward,
+    Hop,
     Pipeline,
     Update,
 )
@@ -149,23 +150,27 @@ class Runner:
     ) -> None:
         """Take each micro-batch forward; the last stage gives outputs to ``judge``."""
         pipeline, stage = self.pipeline, self.place.stage
-        virtual_stages = [c * pipeline.stages + stage for c in range(pipeline.chunks)]
+        ends = pipeline.virtual_stages - 1
         own = range(self.place.replica, micro_batches, pipeline.replicas[stage])
         expected = [
-            Expected(self._rank(v - 1, m), _tag(v, True), source.samples(m), self.specs[v])
+            Expected(self._rank(hop), _tag(v, True), source.samples(m), self.specs[v])
             for m in own
-            for v in virtual_stages
-            if v > 0
+            for v in pipeline.dealt[stage]
+            if v > 0 and not self.is_here(hop := pipeline.at(v - 1, m))
         ]
         mailbox = Mailbox(self.comm, expected, self._device, varies=self._varies)
         for m in own:
-            for chunk, v in enumerate(virtual_stages):
-                x = source.inputs(m) if v == 0 else mailbox.receive()
+            here: Array | None = None
+            for chunk, v in enumerate(pipeline.dealt[stage]):
+                x = source.inputs(m) if v == 0 else mailbox.receive() if here is None else here
                 y, _ = self.chunks[chunk].forward(weights, x, context(m))
-                if v + 1 == pipeline.virtual_stages:
+                here = None
+                if v == ends:
                     judge(m, y)
+                elif self.is_here(hop := pipeline.at(v + 1, m)):
+                    here = y
                 else:
-                    self.send(mailbox, y, v + 1, m, activation=True)
+                    self.send(mailbox, y, hop, m, activation=True)
         mailbox.finish()
 
     def receive(self, mailbox: Mailbox, action: Compute) -> Array:
@@ -177,45 +182,41 @@ class Runner:
         return found
 
     def send(
-        self, mailbox: Mailbox, array: Array, virtual: int, micro_batch: int, *, activation: bool
+        self, mailbox: Mailbox, array: Array, hop: Hop, micro_batch: int, *, activation: bool
     ) -> None:
         with self._span(f"send {micro_batch}", "communicate"):
-            target, tag = self._rank(virtual, micro_batch), _tag(virtual, activation)
-            mailbox.send(array, target, tag, is_gradient=not activation)
+            tag = _tag(hop.virtual, activation)
+            mailbox.send(array, self._rank(hop), tag, is_gradient=not activation)
 
     def compute(self, action: Compute) -> AbstractContextManager[Any]:
         name = f"{action.letter}{action.micro_batch}"
         return self._span(name, "compute", micro_batch=action.micro_batch, chunk=action.chunk)
 
-    def virtual_stage(self, action: Compute) -> tuple[int, bool]:
-        """Number of the virtual stage of an action, and whether it is the last."""
-        virtual = action.chunk * self.pipeline.stages + self.place.stage
-        return virtual, virtual + 1 == self.pipeline.virtual_stages
+    def is_here(self, hop: Hop) -> bool:
+        """Whether this rank is that place; nothing is sent then."""
+        return hop.place == self.place[:2]
 
-    def _rank(self, virtual: int, micro_batch: int) -> int:
-        """The rank that has a micro-batch in a virtual stage, with our part of the layers."""
-        stage = virtual % self.pipeline.stages
-        replica = self.pipeline.replica(stage, micro_batch)
-        return self.layout.rank(self.place._replace(stage=stage, replica=replica))
+    def _rank(self, hop: Hop) -> int:
+        """The rank of a place that has our part of the layers."""
+        return self.layout.rank(self.place._replace(stage=hop.stage, replica=hop.replica))
 
     def _arrivals(self) -> list[tuple[int, int, int, Spec]]:
         """(micro-batch, rank, tag, spec) of the messages that our actions need, in order."""
         arrivals = []
         for action in self.actions:
-            if isinstance(action, (Update, BackwardWeight)):
+            source, _ = self.pipeline.beside(self.place.stage, action)
+            if source is None or isinstance(action, Update) or self.is_here(source):
                 continue
-            virtual, _ = self.virtual_stage(action)
-            m, forward = action.micro_batch, isinstance(action, Forward)
-            other = virtual - 1 if forward else virtual + 1
-            if 0 <= other < self.pipeline.virtual_stages:
-                spec = self.specs[virtual if forward else other]
-                arrivals.append((m, self._rank(other, m), _tag(virtual, forward), spec))
+            to = self.pipeline.dealt[self.place.stage][action.chunk]
+            spec = self.specs[max(to, source.virtual)]
+            tag = _tag(to, isinstance(action, Forward))
+            arrivals.append((action.micro_batch, self._rank(source), tag, spec))
         return arrivals
 
     def _agree(self, probe: Weights, inputs: Spec, resting: Context) -> list[Spec]:
         specs = [inputs]
         for virtual in range(self.pipeline.virtual_stages - 1):
-            chunk, stage = divmod(virtual, self.pipeline.stages)
+            stage, _, chunk, _ = self.pipeline.at(virtual, 0)
             found = None
             if stage == self.place.stage:
                 sample = self._device.xp.zeros((1, *specs[-1].shape), specs[-1].dtype)
@@ -240,12 +241,16 @@ class _Passes:
         self._runner, self._mailbox, self._source, self._weights = runner, mailbox, source, weights
         self._saved: dict[tuple[int, int], tuple[Any, Array | None, Terms | None]] = {}
         self._kept: dict[tuple[int, int], Any] = {}
+        #: Outputs that another chunk of this rank takes, by virtual stage, kind and micro-batch.
+        self._here: dict[tuple[int, bool, int], Array] = {}
         self.loss: Scalar = 0.0
 
     def forward(self, action: Forward, context: Context) -> None:
         runner, m = self._runner, action.micro_batch
-        virtual, is_last = runner.virtual_stage(action)
-        x = self._source.inputs(m) if virtual == 0 else runner.receive(self._mailbox, Forward(m))
+        is_first, is_last = (
+            hop is None for hop in runner.pipeline.beside(runner.place.stage, action)
+        )
+        x = self._source.inputs(m) if is_first else self._take(action)
         with runner.compute(action):
             chunk = runner.chunks[action.chunk]
             y, memory = chunk.forward(self._weights.forward(m), x, context)
@@ -254,21 +259,18 @@ class _Passes:
                 self.loss = self.loss + part
         # The last stage keeps the gradient of the loss; others send an activation.
         self._saved[_key(action)] = memory, y if is_last else None, context.terms
-        if not is_last:
-            runner.send(self._mailbox, y, virtual + 1, m, activation=True)
+        self._hand_on(action, y)
 
     def backward(self, action: Backward | BackwardInput, emit: Emit | None) -> None:
         runner, m, saved, key = self._runner, action.micro_batch, self._saved, _key(action)
         memory, kept_dy, terms = saved.pop(key)
-        dy = runner.receive(self._mailbox, action) if kept_dy is None else kept_dy
+        dy = self._take(action) if kept_dy is None else kept_dy
         with runner.compute(action):
             chunk = runner.chunks[action.chunk]
             dx, rest = chunk.backward(self._weights.backward(m), memory, dy, emit)
         if terms is not None:  # not forward: that may be before the update of an earlier step
             self.loss = self.loss + terms.total
-        virtual, _ = runner.virtual_stage(action)
-        if virtual > 0:
-            runner.send(self._mailbox, dx, virtual - 1, m, activation=False)
+        self._hand_on(action, dx)
         if emit is None:
             self._kept[key] = rest
         else:
@@ -281,6 +283,23 @@ class _Passes:
             chunk.gradients(self._weights.backward(m), kept, emit)
         self._weights.done(m)
 
+    def _take(self, action: Compute) -> Array:
+        """The input of an action from another place."""
+        runner = self._runner
+        virtual = runner.pipeline.dealt[runner.place.stage][action.chunk]
+        key = virtual, isinstance(action, Forward), action.micro_batch
+        found = self._here.pop(key, None)
+        return runner.receive(self._mailbox, action) if found is None else found
+
+    def _hand_on(self, action: Compute, array: Array) -> None:
+        """Give the output of an action to the place that takes it."""
+        runner, m, activation = self._runner, action.micro_batch, isinstance(action, Forward)
+        _, target = runner.pipeline.beside(runner.place.stage, action)
+        if target and runner.is_here(target):
+            self._here[target.virtual, activation, m] = array
+        elif target:
+            runner.send(self._mailbox, array, target, m, activation=activation)
+
 
 def _key(action: Compute) -> tuple[int, int]:
     return action.micro_batch, action.chunk
@@ -288,11 +307,11 @@ def _key(action: Compute) -> tuple[int, int]:
 
 def reads(pipeline: Pipeline, report: Report, place: Coordinates) -> list[int]:
     """The micro-batches that a rank takes through the first or the last stage, in order."""
-    ends = (0, pipeline.virtual_stages - 1)
+    ends, dealt = (0, pipeline.virtual_stages - 1), pipeline.dealt[place.stage]
     found = [
         action.micro_batch
         for action in report.actions[place[:2]]
-        if isinstance(action, Forward) and action.chunk * pipeline.stages + place.stage in ends
+        if isinstance(action, Forward) and dealt[action.chunk] in ends
     ]
     return list(dict.fromkeys(found))
 

@@ -6,8 +6,9 @@ replica, v chunks a stage; F, B and W are the times of a forward pass and the tw
 backward pass.
 """
 
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from mpitrain.pipeline.actions import (
     Action,
@@ -16,29 +17,36 @@ from mpitrain.pipeline.actions import (
     BackwardWeight,
     Forward,
     Pipeline,
+    Placement,
     Update,
+    loop,
+    vee,
 )
 
 Generator = Callable[[Pipeline, int, int], Iterator[Action]]
+#: Idle share for p stages, m micro-batches a replica, v chunks and times F, B and W.
+Bubble = Callable[[int, int, int, float, float, float], float]
+#: Most activations that stage s holds, for p, m, v and s.
+Held = Callable[[int, int, int, int], int]
 
 
 @dataclass(frozen=True)
 class PipelineSchedule:
-    """A schedule and its published properties.
+    """A schedule and the pipelines that it is for.
 
     Attributes:
         name: name in job files and on the command line.
         generate: the actions of a replica of a stage.
+        chunks: pieces of the model on each stage; None: as many as the job says.
+        placement: stage of each piece.
         synchronous: whether the only update is at the end of a run.
-        bubble: idle share for p stages, m micro-batches a replica, v chunks and times F, B and W.
-        held: most activations that stage s holds.
     """
 
     name: str
     generate: Generator
-    held: Callable[[int, int, int, int], int]
-    bubble: Callable[[int, int, int, float, float, float], float]
-    synchronous: bool
+    chunks: int | None = 1
+    placement: Placement = loop
+    synchronous: bool = True
 
     @property
     def description(self) -> str:
@@ -46,9 +54,32 @@ class PipelineSchedule:
         first = (self.generate.__doc__ or "").partition(".\n")[0]
         return first[:1].lower() + first[1:]
 
+    def pipeline(
+        self, replicas: tuple[int, ...], micro_batches: int, chunks: int, accumulate: int = 1
+    ) -> Pipeline:
+        """A pipeline of such stages; ``chunks``: the job's, for schedules that take any number."""
+        return Pipeline(replicas, micro_batches, self.chunks or chunks, accumulate, self.placement)
+
+
+@dataclass(frozen=True)
+class PublishedSchedule(PipelineSchedule):
+    """A schedule with its published properties.
+
+    Attributes:
+        held: most activations of chunks that a stage holds.
+        bubble: idle share of the ranks; in a V, where F = B = W and m is at least 2p.
+    """
+
+    held: Held = field(kw_only=True)
+    bubble: Bubble = field(kw_only=True)
+
 
 #: The schedules by name.
-SCHEDULES: dict[str, PipelineSchedule] = {}
+SCHEDULES: dict[str, PublishedSchedule] = {}
+
+
+def _idle_share(idle: float, m: int, passes: float) -> float:
+    return idle / (idle + m * passes)
 
 
 def _flush_bubble(p: int, m: int, v: int, f: float, b: float, w: float) -> float:
@@ -56,24 +87,56 @@ def _flush_bubble(p: int, m: int, v: int, f: float, b: float, w: float) -> float
 
 
 def _zero_bubble_share(p: int, m: int, v: int, f: float, b: float, w: float) -> float:
-    idle = (p - 1) * (f + b - w)
-    return idle / (idle + m * (f + b + w))
+    return _idle_share((p - 1) * (f + b - w), m, f + b + w)
 
 
 def _published(
     name: str,
-    held: Callable[[int, int, int, int], int],
-    bubble: Callable[[int, int, int, float, float, float], float] = _flush_bubble,
+    held: Held,
+    bubble: Bubble = _flush_bubble,
     *,
+    chunks: int | None = 1,
+    placement: Placement = loop,
     synchronous: bool = True,
 ) -> Callable[[Generator], Generator]:
     """Enter a generator into the table."""
 
     def enter(generate: Generator) -> Generator:
-        SCHEDULES[name] = PipelineSchedule(name, generate, held, bubble, synchronous)
+        SCHEDULES[name] = PublishedSchedule(
+            name, generate, chunks, placement, synchronous, held=held, bubble=bubble
+        )
         return generate
 
     return enter
+
+
+def _passes(own: range, rule: str) -> Iterator[Action]:
+    """The passes of a rule such as ``"F0 F1 B1 "``: letter and chunk of each.
+
+    Each takes the next of the own micro-batches through its chunk, and is left out when there is
+    none left; ``W`` takes the one whose weight gradients have waited longest.
+    """
+    forward: Counter[int] = Counter()
+    backward: Counter[int] = Counter()
+    waiting: deque[tuple[int, int]] = deque()
+    for step in rule.split():
+        letter, chunk = step[0], int(step[1:] or 0)
+        if letter == "W":
+            if waiting:
+                yield BackwardWeight(*waiting.popleft())
+            continue
+        done = forward if letter == "F" else backward
+        if done[chunk] == len(own):
+            continue
+        micro_batch = own[done[chunk]]
+        done[chunk] += 1
+        if letter == "F":
+            yield Forward(micro_batch, chunk)
+        elif letter == "B":
+            yield Backward(micro_batch, chunk)
+        else:
+            yield BackwardInput(micro_batch, chunk)
+            waiting.append((micro_batch, chunk))
 
 
 @_published("gpipe", lambda p, m, v, s: m)
@@ -83,8 +146,8 @@ def gpipe(pipeline: Pipeline, stage: int, replica: int) -> Iterator[Action]:
     Bubble (p-1)/(m+p-1); the activations of all m micro-batches are held.
     """
     own = pipeline.own(stage, replica)
-    yield from map(Forward, own)
-    yield from map(Backward, own)
+    m = len(own)
+    yield from _passes(own, m * "F " + m * "B ")
     yield Update(0)
 
 
@@ -99,7 +162,9 @@ def one_f_one_b(pipeline: Pipeline, stage: int, replica: int) -> Iterator[Action
     yield Update(0)
 
 
-@_published("interleaved", lambda p, m, v, s: min(m * v, 2 * (p - 1 - s) + (v - 1) * p + 1))
+@_published(
+    "interleaved", lambda p, m, v, s: min(m * v, 2 * (p - 1 - s) + (v - 1) * p + 1), chunks=None
+)
 def interleaved(pipeline: Pipeline, stage: int, replica: int) -> Iterator[Action]:
     """1F1B over several chunks of the model a stage (Narayanan et al. 2021).
 
@@ -138,19 +203,11 @@ def zero_bubble(pipeline: Pipeline, stage: int, replica: int) -> Iterator[Action
     their parts for weight gradients, are held for at most p micro-batches.
     """
     own = pipeline.own(stage, replica)
-    ahead = min(len(own), _stages_after(pipeline, stage))
-    held = 0  # micro-batches whose weight gradients wait; stage s lets s of them
-    yield from map(Forward, own[:ahead])
-    for index, micro_batch in enumerate(own):
-        if index + ahead < len(own):
-            yield Forward(own[index + ahead])
-        yield BackwardInput(micro_batch)
-        held += 1
-        if held > stage or index + ahead >= len(own):
-            yield BackwardWeight(own[index + 1 - held])
-            held -= 1
-    for waiting in own[len(own) - held :]:
-        yield BackwardWeight(waiting)
+    m = len(own)
+    ahead = min(m, _stages_after(pipeline, stage))
+    # The weight gradients of one micro-batch for each stage before this one may wait.
+    behind = min(stage, m - ahead)
+    yield from _passes(own, ahead * "F " + behind * "F I " + m * "F I W " + behind * "W ")
     yield Update(0)
 
 
@@ -174,14 +231,133 @@ def asynchronous(pipeline: Pipeline, stage: int, replica: int) -> Iterator[Actio
 
 def _alternate(pipeline: Pipeline, stage: int, replica: int) -> Iterator[Action]:
     own = pipeline.own(stage, replica)
-    ahead = min(len(own), _stages_after(pipeline, stage))
-    yield from map(Forward, own[:ahead])
-    for index, micro_batch in enumerate(own):
-        if index + ahead < len(own):
-            yield Forward(own[index + ahead])
-        yield Backward(micro_batch)
+    yield from _passes(own, _stages_after(pipeline, stage) * "F " + len(own) * "F B ")
 
 
 def _stages_after(pipeline: Pipeline, stage: int) -> int:
     """Micro-batches that a replica must send ahead so that those of later stages have work."""
     return -(-sum(pipeline.replicas[stage + 1 :]) // pipeline.replicas[stage])
+
+
+def _in_v(name: str, held: Held, idle: Callable[[int], float]) -> Callable[[Generator], Generator]:
+    """Enter a schedule of two chunks a stage in a V.
+
+    Args:
+        name: its name.
+        held: most activations that a stage holds.
+        idle: idle time of a rank where F = B = W = 1, by p.
+    """
+
+    def bubble(p: int, m: int, v: int, f: float, b: float, w: float) -> float:
+        return _idle_share(idle(p) * (f + b + w) / 3, m, f + b + w)
+
+    return _published(name, held, bubble, chunks=2, placement=vee)
+
+
+def _even(pipeline: Pipeline, stage: int, replica: int) -> tuple[range, int, int]:
+    """The own micro-batches, the stages and the stage, all with equally many replicas.
+
+    Raises:
+        ValueError: a stage has more replicas than another.
+    """
+    if len(set(pipeline.replicas)) > 1:
+        raise ValueError(
+            "a V needs equally many replicas of each stage; take 1f1b or zero_bubble for "
+            f"{'-'.join(map(str, pipeline.replicas))}"
+        )
+    return pipeline.own(stage, replica), pipeline.stages, stage
+
+
+@_in_v("zb_v", lambda p, m, v, s: min(2 * m, 2 * p), lambda p: (p - 1) / 2)
+def zb_v(pipeline: Pipeline, stage: int, replica: int) -> Iterator[Action]:
+    """ZB-H1 over a V, on whose tip and ends neighbours are one rank (ZB-V, Qi et al. 2024).
+
+    Idle (p-1)/2 where F = B = W = 1; each stage holds 2p activations of half a stage.
+    """
+    own, p, r = _even(pipeline, stage, replica)
+    m = max(len(own), 2 * p - 1)
+    yield from _passes(
+        own,
+        (2 * (p - r) - 1) * "F0 "
+        + r * "F1 F0 "
+        + (p - r) * "F1 I1 W "
+        + (m - p) * "F0 I0 W F1 I1 W "
+        + r * "I0 I1 "
+        + (p - r) * "I0 W "
+        + m * "W ",
+    )
+    yield Update(0)
+
+
+@_in_v("dualpipe_v", lambda p, m, v, s: min(2 * m, 2 * p + 1), lambda p: (p - 1) / 2)
+def dualpipe_v(pipeline: Pipeline, stage: int, replica: int) -> Iterator[Action]:
+    """Forward of one chunk and backward of the other in turn, over a V (DualPipeV, DeepSeek 2025).
+
+    Idle (p-1)/2 where F = B = W = 1; each stage holds 2p+1 activations of half a stage.
+    """
+    own, p, r = _even(pipeline, stage, replica)
+    m = max(len(own), 2 * p)
+    both = (r + 1) * "B1 B0 "  # the weight gradients of their later half wait
+    half = len(both) // 2
+    yield from _passes(
+        own,
+        2 * (p - r - 1) * "F0 "
+        + (r + 1) * "F0 F1 "
+        + (p - r - 1) * "I1 W F1 "
+        + (m - 2 * p + r + 1) * "F0 B1 F1 B0 "
+        + (p - r - 1) * "B1 F1 B0 "
+        + both[:half]
+        + both[half:].replace("B", "I")
+        + (p - r - 1) * "W I0 "
+        + (r + 1) * "W ",
+    )
+    yield Update(0)
+
+
+@_in_v(
+    "v_half",
+    lambda p, m, v, s: min(2 * m, 2 * (p // 2 + 1)),
+    lambda p: 7 * (p - 1) / 4 if p % 2 else (7 * p - 4) / 4,
+)
+def v_half(pipeline: Pipeline, stage: int, replica: int) -> Iterator[Action]:
+    """Half of 1F1B's activations, over a V (V-Half, Qi et al. 2024).
+
+    Idle 7(p-1)/4 where F = B = W = 1, and 3/4 more for even p; a stage holds p+1 activations of
+    half a stage, or p+2.
+    """
+    own, p, r = _even(pipeline, stage, replica)
+    d = 0 if p % 2 else 3
+    block = (2 * r, 3 * p - r - 2, 3 * p + d + 2 * r - 1, 6 * p + d - r - 2)
+    yield from _passes(own, _repeated(block, len(own)))
+    yield Update(0)
+
+
+@_in_v(
+    "v_min",
+    lambda p, m, v, s: min(2 * m, 2 * ((p + 1) // 3 + 1)),
+    lambda p: max(0.0, 2 * p - (2.5 if p % 3 else 1.5)),
+)
+def v_min(pipeline: Pipeline, stage: int, replica: int) -> Iterator[Action]:
+    """A third of 1F1B's activations, over a V (V-Min, Qi et al. 2024).
+
+    Idle 2p - 5/2 where F = B = W = 1, and 1 more where 3 divides p; a stage holds 2(p+3)/3
+    activations of half a stage, rounded.
+    """
+    own, p, r = _even(pipeline, stage, replica)
+    d = 0 if p % 3 else 2
+    block = (r, 2 * p - r - 1, 2 * p + d + r, 4 * p + d - r - 1)
+    yield from _passes(own, _repeated(block, len(own)))
+    yield Update(0)
+
+
+def _repeated(block: tuple[int, ...], m: int) -> str:
+    """The rule that begins the passes of a micro-batch at the slots of a block, another every six.
+
+    Weight gradients fill the slots between.
+    """
+    slots = {
+        6 * i + slot: step
+        for i in range(m)
+        for step, slot in zip(("F0", "F1", "I1", "I0"), block, strict=True)
+    }
+    return " ".join(slots.get(t, "W") for t in range(max(slots, default=0) + 1)) + 2 * m * " W"

@@ -242,16 +242,21 @@ def _add_model(parts: Parts, variant: Variant) -> None:
     if layers is not None and layout.context > 1:
         expect(config, "own-model")
 
-    def cut() -> tuple[Shape, build.Partition, dict[str, frozenset[int]]]:
+    is_file = config.parallel.schedule.endswith(".csv")
+
+    def cut() -> tuple[Shape, build.Partition, dict[str, frozenset[int]], list[str]]:
         outline = models.build(config, data, layers=layers, loss=loss)
         outputs = expect_fitting(outline, data)
         expect_labels_in_memory(outline.loss, data)
         partition = build.partition(config, outline, layout.stages)
-        return outputs, partition, build.shared_stages(outline, partition)
+        rows = build.rows(config, partition.schedule, layout) if is_file else []
+        return outputs, partition, build.shared_stages(outline, partition), rows
 
-    outputs, partition, shared = together(comm, cut, ConfigError, DataError)
+    outputs, partition, shared, rows = together(comm, cut, ConfigError, DataError)
     if config.parallel.partition == "auto":  # each rank reads a profile of its own
         expect_same(comm, {"the partition by parallel.profile": partition.layers})
+    if is_file:  # and a schedule
+        expect_same(comm, {"the passes in parallel.schedule": rows})
     grid = ProcessGrid(comm, layout, shared.values(), device.xp)
     parts.opened.callback(grid.close)
     spread_over = variant.spread(grid)

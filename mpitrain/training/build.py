@@ -32,7 +32,8 @@ from mpitrain.parallel.summation import Dense, Summation
 from mpitrain.parallel.zero import ShardedGradients, ShardedOptimizer, ShardedParameters
 from mpitrain.pipeline.actions import Pipeline
 from mpitrain.pipeline.replay import PipelineError, Report, replay
-from mpitrain.pipeline.schedules import SCHEDULES
+from mpitrain.pipeline.schedule_file import find
+from mpitrain.pipeline.schedules import PipelineSchedule
 from mpitrain.sync import Delayed, Local, Quorum, Strategy, Workers
 from mpitrain.sync.replay import choices
 
@@ -100,19 +101,27 @@ class Partition:
     Attributes:
         layers: names of the layers, for each virtual stage.
         stages: number of stages, that is, ranks of a pipeline.
+        schedule: the schedule, which places the virtual stages.
     """
 
     layers: tuple[tuple[str, ...], ...]
     stages: int
+    schedule: PipelineSchedule
 
     def of_stage(self, stage: int) -> list[tuple[str, ...]]:
         """The layers of each chunk of a stage."""
-        return list(self.layers[stage :: self.stages])
+        return [names for v, names in enumerate(self.layers) if self._at(v) == stage]
 
     def stage_of(self, layer: str) -> int:
         """Number of the stage that has a layer."""
-        virtual = next(v for v, names in enumerate(self.layers) if layer in names)
-        return virtual % self.stages
+        return self._at(next(v for v, names in enumerate(self.layers) if layer in names))
+
+    def needs_samples(self, stage: int) -> bool:
+        """Whether a stage has the first virtual stage, which takes inputs, or the last, labels."""
+        return stage in (self._at(0), self._at(len(self.layers) - 1))
+
+    def _at(self, virtual: int) -> int:
+        return self.schedule.placement(self.stages, virtual)
 
 
 def partition(config: Config, model: SequentialModel, stages: int) -> Partition:
@@ -123,7 +132,11 @@ def partition(config: Config, model: SequentialModel, stages: int) -> Partition:
             ``parallel.profile`` does not fit the model's layers.
     """
     names = list(model.layers)
-    parts = stages * config.parallel.chunks
+    try:
+        found = find(config.parallel.schedule)
+    except ValueError as error:
+        raise ConfigError(f"parallel.schedule: {error}") from error
+    parts = stages * (found.chunks or config.parallel.chunks)
     if len(names) < parts:
         raise ConfigError(
             f"parallel.pipe: a model of {len(names)} layers cannot be cut into {parts} stages"
@@ -135,6 +148,11 @@ def partition(config: Config, model: SequentialModel, stages: int) -> Partition:
                 f"parallel.partition: {list(wanted)} is {sum(wanted)} layers, and the model has "
                 f"{len(names)}: {', '.join(names)}"
             )
+        if len(wanted) != parts:
+            raise ConfigError(
+                f"parallel.partition: {len(wanted)} numbers for {stages} stages of "
+                f"{parts // stages} chunks"
+            )
         sizes = list(wanted)
     elif wanted == "auto":
         sizes = _profiled(config, names, parts)
@@ -142,7 +160,7 @@ def partition(config: Config, model: SequentialModel, stages: int) -> Partition:
         bounds = [share(len(names), part, parts) for part in range(parts)]
         sizes = [bound.stop - bound.start for bound in bounds]
     ends = np.cumsum([0, *sizes]).tolist()
-    return Partition(tuple(tuple(names[a:b]) for a, b in pairwise(ends)), stages)
+    return Partition(tuple(tuple(names[a:b]) for a, b in pairwise(ends)), stages, found)
 
 
 def shared_stages(model: SequentialModel, cut: Partition) -> dict[str, frozenset[int]]:
@@ -154,7 +172,9 @@ def shared_stages(model: SequentialModel, cut: Partition) -> dict[str, frozenset
     return {name: found for name, found in stages.items() if len(found) > 1}
 
 
-def schedule(config: Config, grid: Layout, steps: int = 1) -> tuple[Pipeline, Report]:
+def schedule(
+    config: Config, found: PipelineSchedule, grid: Layout, steps: int = 1
+) -> tuple[Pipeline, Report]:
     """The schedule of a step, or of ``steps`` steps without draining, and the proof of it.
 
     Raises:
@@ -162,11 +182,10 @@ def schedule(config: Config, grid: Layout, steps: int = 1) -> tuple[Pipeline, Re
     """
     p, train = config.parallel, config.train
     parts = train.micro_batches * lcm(*grid.replicas)
-    found = SCHEDULES[p.schedule]
     if found.synchronous:
-        pipeline = Pipeline(grid.replicas, parts, p.chunks)
+        pipeline = found.pipeline(grid.replicas, parts, p.chunks)
     else:
-        pipeline = Pipeline(grid.replicas, parts * steps, p.chunks, train.micro_batches)
+        pipeline = found.pipeline(grid.replicas, parts * steps, p.chunks, train.micro_batches)
         if p.weights == "two_buffers" and train.micro_batches < grid.stages - 1:
             raise ConfigError(
                 f"train.micro_batches: two_buffers on {grid.stages} stages needs at least "
@@ -177,6 +196,12 @@ def schedule(config: Config, grid: Layout, steps: int = 1) -> tuple[Pipeline, Re
     except ValueError as error:
         hint = "; set train.micro_batches" if not isinstance(error, PipelineError) else ""
         raise ConfigError(f"parallel.schedule: {error}{hint}") from error
+
+
+def rows(config: Config, found: PipelineSchedule, grid: Layout) -> list[str]:
+    """The passes of each rank of a schedule, which is proved."""
+    _, report = schedule(config, found, grid)
+    return [" ".join(map(str, own)) for own in report.actions.values()]
 
 
 def optimizer(config: Optim) -> Optimizer:

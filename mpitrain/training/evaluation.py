@@ -48,7 +48,7 @@ def evaluate(parts: Parts, epoch: int) -> Epoch:
 
     def own(count: int) -> range:
         ours = range(place.replica, count, layout.replicas[place.stage])
-        return ours if place.stage in (0, layout.stages - 1) else ours[:0]
+        return ours if parts.partition.needs_samples(place.stage) else ours[:0]
 
     def judge(micro_batch: int, outputs: Array) -> None:
         nonlocal mean, counted

@@ -51,8 +51,7 @@ class Feed:
         samples = {"train": data.train}
         if data.test is not None:
             samples["test"] = data.test
-        # Ranks between the first and the last stage need no sample.
-        reads = grid.place.stage in (0, grid.layout.stages - 1)
+        reads = parts.partition.needs_samples(grid.place.stage)
         own, most = config.data.workers if reads else 0, config.train.batch_size
         self._loader = together(comm, lambda: Loader(samples, own, most), DataError)
         self.read_seconds = self.met_seconds = 0.0

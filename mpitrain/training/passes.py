@@ -50,7 +50,7 @@ class Passes:
         self.dtype = compute_type(config.run.compute, config.run.dtype)
         self._cast = CastWeights(store, self.dtype) if config.run.compute != "same" else None
         self.weights: Weights = self._cast or store
-        self._virtual_stages = len(parts.partition.layers)
+        self._schedule = parts.partition.schedule
         self._stages: list[Stage] = []
         first = 0
         for chunk in parts.partition.of_stage(grid.place.stage):
@@ -83,7 +83,9 @@ class Passes:
     def schedule(self, steps: int = 1) -> tuple[Pipeline, Report]:
         """The schedule of ``steps`` steps without draining, and its proof."""
         if steps not in self._schedules:
-            self._schedules[steps] = build.schedule(self._config, self._layout, steps)
+            self._schedules[steps] = build.schedule(
+                self._config, self._schedule, self._layout, steps
+            )
         return self._schedules[steps]
 
     def runner(self, steps: int = 1) -> Runner:
@@ -158,8 +160,9 @@ class Passes:
             y, _ = stage.forward(self.weights, self._device.put(x), self.context())
             return self._device.get(y)
 
-        for virtual in range(self._virtual_stages):
-            chunk, stage = divmod(virtual, self._layout.stages)
+        pipeline, _ = self.schedule()
+        for virtual in range(pipeline.virtual_stages):
+            stage, _, chunk, _ = pipeline.at(virtual, 0)
             is_ours = stage == self._place.stage
             rank = self._layout.rank(Coordinates(stage, 0, 0))
             yield rank, partial(forward, self._stages[chunk]) if is_ours else None

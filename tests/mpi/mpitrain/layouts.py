@@ -166,6 +166,7 @@ def alone(config, steps=20):
 
 ZERO_BUBBLE = dict(schedule="zero_bubble")
 INTERLEAVED = dict(schedule="interleaved", chunks=2)
+ZB_V = dict(schedule="zb_v", chunks=2)
 
 #: Layouts that any number of ranks n has.
 ANY = {
@@ -183,6 +184,9 @@ ANY = {
 SOME = {
     2: {
         "interleaved": dict(pipe=2, **INTERLEAVED),
+        "v, zero bubble": dict(pipe=2, **ZB_V),
+        "v, dualpipe": dict(pipe=2, schedule="dualpipe_v", chunks=2, recompute=True),
+        "v, half": dict(pipe=2, schedule="v_half", chunks=2),
         "tensor": dict(tensor=2),
         "sequence": dict(tensor=2, sequence=True),
         "sequence, zero 3": dict(tensor=2, sequence=True, zero=3),
@@ -191,6 +195,8 @@ SOME = {
         "context, node shared": dict(context=2, node_shared=True, recompute=True),
     },
     3: {
+        "v, zero bubble": dict(pipe=3, **ZB_V),
+        "v, least": dict(pipe=3, schedule="v_min", chunks=2),
         "unequal 2-1": dict(replicas=(2, 1)),
         "unequal 1-2": dict(replicas=(1, 2)),
         # 8 positions in 6 pieces, and 4 heads on 3 ranks.
@@ -206,6 +212,10 @@ SOME = {
         "data x pipe, zero bubble, zero 1": dict(pipe=2, zero=1, **ZERO_BUBBLE),
         "data x pipe, zero 2": dict(pipe=2, zero=2),
         "data x pipe, interleaved, zero 3": dict(pipe=2, zero=3, **INTERLEAVED),
+        "data x v, zero 1": dict(pipe=2, zero=1, **ZB_V),
+        "data x v, dualpipe, zero 3": dict(pipe=2, zero=3, schedule="dualpipe_v", chunks=2),
+        "v x sequence": dict(pipe=2, tensor=2, sequence=True, **ZB_V),
+        "v, zero bubble": dict(pipe=4, **ZB_V),
         "data x pipe, node shared": dict(pipe=2, node_shared=True),
         "data x tensor": dict(tensor=2),
         "data x tensor, zero 3": dict(tensor=2, zero=3),
@@ -255,7 +265,7 @@ def layouts(model, ranks):
 #: Layouts that have every kind of parallelism between them.
 _FEW = {
     2: ("zero 2", "interleaved", "sequence, zero 3", "node shared", "context"),
-    3: ("pipe, zero bubble", "zero 3"),
+    3: ("v, zero bubble", "zero 3"),
     4: (
         "data x pipe, interleaved, zero 3",
         "data x tensor, node shared",

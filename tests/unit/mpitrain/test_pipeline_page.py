@@ -28,8 +28,8 @@ def held_at(told, time):
 @pytest.mark.parametrize("name", SCHEDULES)
 @pytest.mark.parametrize("stages", [1, 2, 4])
 def test_no_stage_holds_more_than_the_proof_says(name, stages):
-    pipeline = Pipeline((1,) * stages, 8, 2 if name == "interleaved" else 1)
-    told = record(name, pipeline, PassTimes(1.0, 1.0, 1.0))
+    schedule = SCHEDULES[name]
+    told = record(schedule, schedule.pipeline((1,) * stages, 8, 2), PassTimes(1.0, 1.0, 1.0))
     times = {time for block in told["blocks"] for time in block[4:]}
     most = [0] * stages
     for time in times:
@@ -40,7 +40,7 @@ def test_no_stage_holds_more_than_the_proof_says(name, stages):
 
 
 def test_a_stage_does_one_thing_at_a_time():
-    told = record("zero_bubble", Pipeline((1,) * 4, 8), PassTimes(1.0, 2.0, 0.5))
+    told = record(SCHEDULES["zero_bubble"], Pipeline((1,) * 4, 8), PassTimes(1.0, 2.0, 0.5))
     for place in range(4):
         spans = sorted(block[4:] for block in told["blocks"] if block[0] == place)
         assert all(stop <= start for (_, stop), (start, _) in pairwise(spans))
@@ -49,7 +49,7 @@ def test_a_stage_does_one_thing_at_a_time():
 
 
 def test_replicas_of_a_stage_have_names():
-    told = record("1f1b", Pipeline((2, 1), 4), PassTimes(1.0, 1.0, 1.0))
+    told = record(SCHEDULES["1f1b"], Pipeline((2, 1), 4), PassTimes(1.0, 1.0, 1.0))
     assert told["stages"] == ["stage 0.0", "stage 0.1", "stage 1.0"]
 
 
