@@ -213,8 +213,8 @@ FAULTS = [
         "pipeline: the last stage's gradient is not that of its micro-batch",
         "tests/mpi/mpitrain/test_layouts.py",
         "mpitrain/pipeline/runtime.py",
-        "memory, kept_dy = saved.pop(key)",
-        "memory, kept_dy = saved.pop(min(saved))",
+        "memory, kept_dy, terms = saved.pop(key)",
+        "memory, kept_dy, terms = saved.pop(min(saved))",
     ),
     # The backend of torch.distributed.
     Fault(

@@ -288,7 +288,7 @@ def check_make(words):
 
 def is_cheap(words):
     name, rest = program(words)
-    reads = [ROOT / word for word in rest if word.endswith((".json", ".toml"))]
+    reads = [ROOT / word for word in rest if word.endswith((".csv", ".json", ".toml"))]
     named = rest in (["draw"], ["explore"], ["fit"], ["submit"])  # in a sentence
     known = rest[:1] and rest[0] in CHEAP.get(name, ())
     if rest[:1] == ["submit"] and "--dry-run" not in rest:

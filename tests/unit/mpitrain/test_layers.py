@@ -295,6 +295,7 @@ class Told(nn.Bias):
     split = {"bias": 0}  # noqa: RUF012
     summed = frozenset({"bias"})
     spread = frozenset({"bias"})
+    placed = {"bias": 0}  # noqa: RUF012
     tied = {"bias": "another.bias"}  # noqa: RUF012
 
 
