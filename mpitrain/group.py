@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from math import prod
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI
@@ -17,6 +18,19 @@ def share(length: int, rank: int, size: int) -> slice:
     ranks than items some parts are empty.
     """
     return slice(rank * length // size, (rank + 1) * length // size)
+
+
+def cut(values: Any, axis: int | None, bounds: slice, blocks: int = 1) -> Any:
+    """A part of an array or a tensor: ``bounds`` in each of ``blocks`` equal runs of an axis.
+
+    Without an axis, it is the whole.  It is a view where the part lies in one run.
+    """
+    if axis is None:
+        return values
+    before, length, behind = values.shape[:axis], values.shape[axis], values.shape[axis + 1 :]
+    folded = values.reshape(*before, blocks, length // blocks, *behind)
+    part = folded[(slice(None),) * (axis + 1) + (bounds,)]
+    return part.reshape(*before, blocks * part.shape[axis + 1], *behind)
 
 
 class TensorGroup:

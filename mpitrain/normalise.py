@@ -1,7 +1,7 @@
 """Turn the arguments of :class:`mpitrain.Trainer` into a job and objects for its parts."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -37,6 +37,7 @@ class Given:
     metrics: Mapping[str, Any] | Sequence[str] | None = None
     optimizer: Any = None
     cuts: str | Sequence[str] = ()
+    splits: Mapping[str, str] = field(default_factory=dict)
     schedule: Any = None
     classes: int = 0
     collate_fn: Collate | None = None
@@ -69,7 +70,7 @@ def normalise(
     schedule, grouping, options = given.schedule, None, dict[str, object]()
     train, test = given.train_data, given.test_data
     module, layers = user_objects.model(
-        given.model, job.run.seed, given.cuts, lambda: own_data.first(job, train)
+        given.model, job.run.seed, given.cuts, given.splits, lambda: own_data.first(job, train)
     )
     optimizer = given.optimizer
     if given.makes_optimizer:
@@ -86,7 +87,7 @@ def normalise(
     named = {
         "model": module, "loss": given.loss, "optimizer": optimizer, "schedule": given.schedule,
     }  # fmt: skip
-    job = _with_names(job, named, given.cuts)
+    job = _with_names(job, named, given.cuts, given.splits)
     in_place_of = {"own.model": given.model, "own.data": train and train.data}
     kinds = {key: name_of(one) for key, one in in_place_of.items() if one is not None}
     expect_read(job, Brought(kinds, config or Config()))
@@ -223,7 +224,12 @@ def _has_layers(model: Mapping[str, Any]) -> bool:
     return any(isinstance(value, nn.Layer) for value in model.values())
 
 
-def _with_names(job: Config, given: Mapping[str, Any], cuts: str | Sequence[str]) -> Config:
+def _with_names(
+    job: Config,
+    given: Mapping[str, Any],
+    cuts: str | Sequence[str],
+    splits: Mapping[str, str],
+) -> Config:
     """The job with the names of the objects; a resumed run must have the same names."""
     names = {
         key: name_of(what)
@@ -231,6 +237,9 @@ def _with_names(job: Config, given: Mapping[str, Any], cuts: str | Sequence[str]
         if what is not None and getattr(job.own, key) in ("", _GIVEN)
     }
     own = msgspec.structs.replace(
-        job.own, **names, cuts=cuts if isinstance(cuts, str) else tuple(cuts)
+        job.own,
+        **names,
+        cuts=cuts if isinstance(cuts, str) else tuple(cuts),
+        splits=dict(splits),
     )
     return msgspec.structs.replace(job, own=own)

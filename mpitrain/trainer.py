@@ -1,6 +1,7 @@
 """``mpitrain.Trainer``: train a program's own model on its own data in one call."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from mpi4py import MPI
@@ -52,6 +53,7 @@ class Trainer(ClosedTogether):
         metrics: Mapping[str, Any] | Sequence[str] | None = None,
         optimizer: Any = None,
         cuts: str | Sequence[str] = (),
+        splits: Mapping[str, str] = MappingProxyType({}),
         schedule: Any = None,
         classes: int = 0,
         collate_fn: Collate | None = None,
@@ -72,6 +74,10 @@ class Trainer(ClosedTogether):
             cuts: for any other module, names of its modules behind which it may be cut into stages,
                 in the order of their calls; or the name of a list of modules, as
                 ``"encoder.layers"``.
+            splits: with ``parallel.tensor``, how the ranks share matrices of a torch module, by
+                names or their ends: ``"columns"``, ``"columns of 3"`` where three matrices lie side
+                by side, ``"rows"``, or ``"number"`` for an attribute that counts what is shared.
+                GPT-2, LLaMA, Mistral, Qwen2, BERT and ViT of ``transformers`` need none.
             train_data, test_data: data sets with ``len(data)`` samples ``data[i]``, each a pair of
                 an input and a label; what follows, such as a weight, is a further argument of loss
                 and metrics.  Each rank reads only its own samples; random changes of a sample
@@ -117,8 +123,8 @@ class Trainer(ClosedTogether):
         check_launch()  # before the program's functions are called
         whole = MPI.COMM_WORLD if comm is None else comm
         given = Given(
-            model, train_data, test_data, loss, metrics, optimizer, cuts, schedule, classes,
-            collate_fn,
+            model, train_data, test_data, loss, metrics, optimizer, cuts, splits, schedule,
+            classes, collate_fn,
         )  # fmt: skip
         with all_or_nobody(whole):  # the program's functions may fail on one rank
             job, objects, self.module = normalise(whole, config, given, settings)

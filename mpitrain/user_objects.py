@@ -20,7 +20,11 @@ if TYPE_CHECKING:
 
 
 def model(
-    given: Any, seed: int, cuts: str | Sequence[str], inputs: Callable[[], Array]
+    given: Any,
+    seed: int,
+    cuts: str | Sequence[str],
+    splits: Mapping[str, str],
+    inputs: Callable[[], Array],
 ) -> tuple[Any, Mapping[str, nn.Layer] | None]:
     """The torch module, or None for layers; and the layers by name, or None if [model] names them.
 
@@ -28,14 +32,18 @@ def model(
         given: a module, layers by name, or a function that makes one of them.
         seed: seed of torch's generator while the function runs.
         cuts: names of modules behind which the module may be cut.
+        splits: how tensor ranks share the module's matrices, by names.
         inputs: gives the inputs of some samples, for lazy modules and those that are cut.
 
     Raises:
-        ConfigError: the module cannot be trained, or ``cuts`` were given without a module.
+        ConfigError: the module cannot be trained, or ``cuts`` or ``splits`` were given without a
+            module.
     """
     if given is None or isinstance(given, Mapping):
         if cuts:
             raise ConfigError("cuts: layers are cut between one another; leave cuts out")
+        if splits:
+            raise ConfigError("splits: they name matrices of a torch module; leave splits out")
         return None, given
     import torch
 
@@ -61,7 +69,7 @@ def model(
         )
     samples = inputs() if cuts else None
     try:
-        return given, layers(given, cuts, samples)
+        return given, layers(given, cuts, samples, splits)
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
         raise ConfigError(f"model: {error}") from error
 

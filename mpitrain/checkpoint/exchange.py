@@ -88,7 +88,7 @@ def restore(parts: "Parts", checkpoint: CheckpointReader) -> list[str]:
         tensor = part.tensor
         part.values[...] = 0
         for section in _sources(parts, kept, checkpoint, tensor):
-            own = checkpoint.tensor(section, tensor.name)[tensor.part].ravel()
+            own = tensor.part(checkpoint.tensor(section, tensor.name)).ravel()
             start = part.start - tensor.start
             part.values[...] += own[start : start + part.values.size]
     found = set(checkpoint.named(EXCHANGE_STATE))

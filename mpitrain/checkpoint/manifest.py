@@ -47,8 +47,8 @@ class SavedPiece(Struct, frozen=True, forbid_unknown_fields=True):
         tensor: its name in the model.
         section: ``parameters``, a slot of the optimiser, ``average``, or one of exchanges.
         file, key: place of the elements.
-        axis, low, high: the rank had ``low <= i < high`` along ``axis`` of the tensor; axis -1 for
-            the whole tensor.
+        axis, low, high, blocks: the rank had ``low <= i < high`` in each of ``blocks`` equal runs
+            along ``axis`` of the tensor; axis -1 for the whole tensor.
         start: the first element within that part, counted in C order.
         size: number of elements.
     """
@@ -62,6 +62,7 @@ class SavedPiece(Struct, frozen=True, forbid_unknown_fields=True):
     high: int
     start: int
     size: int
+    blocks: int = 1
 
 
 class Progress(Struct, frozen=True, forbid_unknown_fields=True):
@@ -205,10 +206,12 @@ def _check(piece: SavedPiece, manifest: Manifest, name: str) -> None:
     if piece.axis != -1:
         if (
             not 0 <= piece.axis < len(shape)
-            or not 0 <= piece.low <= piece.high <= shape[piece.axis]
+            or piece.blocks < 1
+            or shape[piece.axis] % piece.blocks
+            or not 0 <= piece.low <= piece.high <= shape[piece.axis] // piece.blocks
         ):
             raise CheckpointError(f"{what} lies outside of its shape {shape}")
-        part[piece.axis] = piece.high - piece.low
+        part[piece.axis] = piece.blocks * (piece.high - piece.low)
     if piece.start < 0 or piece.size < 0 or piece.start + piece.size > prod(part):
         raise CheckpointError(f"{what} lies outside of its shape {shape}")
 

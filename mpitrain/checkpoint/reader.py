@@ -19,6 +19,7 @@ from mpitrain.checkpoint.manifest import (
     read,
 )
 from mpitrain.config import Config
+from mpitrain.group import cut
 from mpitrain.step.update import AVERAGE
 
 #: Names of types in safetensors.
@@ -99,11 +100,10 @@ class CheckpointReader:
         whole = np.empty(shape, self.manifest.dtypes[name])
         missing = np.ones(shape, bool)
         for piece in pieces:
-            part: list[slice] = [slice(None)] * len(shape)
-            if piece.axis >= 0:
-                part[piece.axis] = slice(piece.low, piece.high)
+            axis = piece.axis if piece.axis >= 0 else None
             # Elements of the part, as indices of the whole.
-            index = np.arange(whole.size).reshape(shape)[tuple(part)].ravel()
+            every = np.arange(whole.size).reshape(shape)
+            index = cut(every, axis, slice(piece.low, piece.high), piece.blocks).ravel()
             where = index[piece.start : piece.start + piece.size]
             whole.reshape(-1)[where] = self._read(piece)
             missing.reshape(-1)[where] = False

@@ -43,20 +43,20 @@ class _Collected:
         """Adds elements of a tensor from ``start`` in the arena on."""
         axis = -1 if tensor.axis is None else tensor.axis
         bounds = tensor.bounds or slice(0, 0)
-        place = axis, bounds.start, bounds.stop, start - tensor.start, values.size
+        place = axis, bounds.start, bounds.stop, start - tensor.start, values.size, tensor.blocks
         self._add(section, tensor.name, tensor.whole, place, values)
 
     def whole(self, section: str, name: str, values: Array, kind: Number | None = None) -> None:
         """Adds a whole array that has no place in the arena."""
         flat = values.reshape(-1)
-        self._add(section, name, values.shape, (-1, 0, 0, 0, values.size), flat, kind)
+        self._add(section, name, values.shape, (-1, 0, 0, 0, values.size, 1), flat, kind)
 
     def _add(
         self,
         section: str,
         name: str,
         shape: tuple[int, ...],
-        place: tuple[int, int, int, int, int],
+        place: tuple[int, int, int, int, int, int],
         values: Array,
         kind: Number | None = None,
     ) -> None:
@@ -167,7 +167,7 @@ def restore(
                         f"{checkpoint.folder}: {tensor.name} has shape {values.shape}, and the "
                         f"model's is {tensor.whole}"
                     )
-                own_part = values[tensor.part].ravel()
+                own_part = tensor.part(values).ravel()
                 flat[part] = parts.device.put(own_part[start : start + part.stop - part.start])
     if as_they_were:
         parts.strategy.resumed(checkpoint.manifest.progress.step)

@@ -87,6 +87,8 @@ def _code(text: str) -> str:
 
 
 def _default(field: msgspec.structs.FieldInfo) -> str:
+    if field.default_factory is dict:
+        return "{}"
     value = field.default
     return "" if value is msgspec.NODEFAULT or value is None else toml(value)
 
@@ -116,6 +118,9 @@ def _alternatives(kind: Any) -> list[str]:
             (words,) = _alternatives(get_args(kind)[0])
             noun, _, limits = words.partition(" from ")
             return [f"list of {noun}s from {limits}" if limits else f"list of {words}s"]
+        case inspect.DictType():
+            (words,) = _alternatives(get_args(kind)[1])
+            return [f"table of {words}s"]
         case inspect.StructType():
             return ["table"]
         case inspect.NoneType():

@@ -325,7 +325,7 @@ _MODELS = (
            _model("recommender")),
     Method("own-model", "a model of the program", {"own.model": "methods.py:model"}, (),
            {FEW_ROWS: "may change in all numbers", JOB_MODEL: "has one of its own",
-            POSITIONS: "has any layers", SHAREABLE: "has any layers"}),
+            POSITIONS: "has any layers"}),
     Method("own-data", "data of the program", {"own.data": "methods.py:data"}, (),
            {JOB_MODEL: "has others", READABLE: "runs code for each"}),
     Method("workers", "a process that reads ahead", {"data.workers": 1}, (),

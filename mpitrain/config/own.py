@@ -31,7 +31,7 @@ def brought(own: Own) -> dict[str, Any]:
     metrics = found.get("metrics")
     if metrics is not None and not isinstance(metrics, Mapping):
         found["metrics"] = {own.metrics.rpartition(":")[2]: metrics}
-    return found | {"cuts": own.cuts, "classes": own.classes}
+    return found | {"cuts": own.cuts, "splits": own.splits, "classes": own.classes}
 
 
 def _named(key: str, text: str, modules: dict[str, ModuleType]) -> Any:

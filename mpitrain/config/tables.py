@@ -382,6 +382,9 @@ class Own(Struct, frozen=True, forbid_unknown_fields=True):
             the rate of a step.
         cuts: names of modules in the model behind which a pipeline may cut it, or the name of a
             list of modules.
+        splits: with ``parallel.tensor``, how the ranks share matrices of a torch module, by names
+            or their ends: ``columns``, ``columns of 3`` where three lie side by side, ``rows``, or
+            ``number`` for an attribute that counts what is shared.
         classes: number of classes of the labels, where the model does not show it.
     """
 
@@ -392,6 +395,7 @@ class Own(Struct, frozen=True, forbid_unknown_fields=True):
     optimizer: str = ""
     schedule: str = ""
     cuts: str | tuple[str, ...] = ()
+    splits: dict[str, str] = {}
     classes: Annotated[int, Meta(ge=0)] = 0
 
 

@@ -38,6 +38,8 @@ def build(
     group = group or TensorGroup()
     if layers is None:
         layers = _layers(config, data, group, replicas or TensorGroup())
+    elif group.size > 1:
+        layers = _shared(layers, group)
     if not layers:
         raise ConfigError("model: it has no layers, and nothing would be trained; give it some")
     if config.parallel.recompute:
@@ -88,6 +90,23 @@ def _mixture(
         return nn.Experts(own.width, experts, routing, group, tensor, algorithm)
 
     return mixture
+
+
+def _shared(layers: Mapping[str, nn.Layer], group: TensorGroup) -> dict[str, nn.Layer]:
+    """A program's own layers as the ranks of a tensor group share them."""
+    found = {}
+    for name, layer in layers.items():
+        try:
+            found[name] = layer.shared(group)
+        except ValueError as error:
+            raise ConfigError(f"parallel.tensor: {name} {error}") from error
+    if not any(layer.split for layer in found.values()):
+        raise ConfigError(
+            "parallel.tensor: nothing says how tensor ranks share the model; give "
+            'splits={"name": "columns", ...} for its matrices (docs/huggingface.md), or leave '
+            "parallel.tensor out"
+        )
+    return found
 
 
 @contextmanager

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from mpitrain.arrays import Array, Gradients, Parameters, Shape
+from mpitrain.group import TensorGroup
 from mpitrain.kernels import kernels_of
 from mpitrain.nn.context import Context
 
@@ -62,6 +63,8 @@ class Layer(ABC):
 
     Attributes:
         split: axis along which tensor parallelism cuts a parameter, by the parameter's name.
+        fused: number of equal runs along this axis, each of which is cut, as those of queries, keys
+            and values in one matrix; 1 where a parameter is not named.
         summed: parameters whose gradient is a sum over the tensor group, where each rank computes
             one term.
         spread: parameters whose rows lie on the data-parallel replicas; the gradient of a row is
@@ -76,6 +79,7 @@ class Layer(ABC):
     """
 
     split: Mapping[str, int] = {}
+    fused: Mapping[str, int] = {}
     summed: frozenset[str] = frozenset()
     spread: frozenset[str] = frozenset()
     placed: Mapping[str, int] = {}
@@ -115,6 +119,17 @@ class Layer(ABC):
     def verdicts(self) -> list[Verdict]:
         """Results of the checks of this layer and the layers in it whose code is not ours."""
         return []
+
+    def shared(self, group: TensorGroup) -> "Layer":
+        """The layer as the ranks of a tensor group share it, where a program brings it whole.
+
+        Raises:
+            ValueError: they cannot; the text follows the layer's name.
+        """
+        raise ValueError(
+            f"is a {type(self).__name__}, which tensor ranks cannot share; give a torch module, or "
+            "leave parallel.tensor out"
+        )
 
     @abstractmethod
     def output_shape(self, shape: Shape) -> Shape:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import prod
 
 from mpitrain.arrays import Array, Parameters, Shape
-from mpitrain.group import TensorGroup
+from mpitrain.group import TensorGroup, cut
 from mpitrain.nn import Layer
 
 #: Gradients are summed over the replicas that have the same part of what is spread over replicas.
@@ -23,6 +23,11 @@ COPIES = "copies"
 SUMMED = "summed"
 
 
+def copies_of(group: str) -> str:
+    """Name of a group, for tensors of which the ranks of a tensor group hold equal copies."""
+    return f"{group}, {COPIES}"
+
+
 @dataclass(frozen=True)
 class Tensor:
     """A parameter of the model, and the part of it that this rank has.
@@ -31,7 +36,8 @@ class Tensor:
         name: name in the model, as in ``block0.mlp.up.weight``.
         whole: shape of the whole parameter.
         shape: shape of this rank's part.
-        axis, bounds: the part is ``bounds`` along ``axis``; None: the part is the whole.
+        axis, bounds, blocks: the part is ``bounds`` in each of ``blocks`` equal runs along
+            ``axis``; None: the part is the whole.
         group: ranks that sum its gradient: :data:`DATA`, :data:`COPIES`, :data:`SUMMED`,
             :data:`SPREAD` or the name of a group of pipeline stages that share it.
         start: first element in the flat arrays.
@@ -44,19 +50,17 @@ class Tensor:
     bounds: slice | None
     group: str
     start: int
+    blocks: int = 1
 
     @property
     def stop(self) -> int:
         """One past the last element."""
         return self.start + prod(self.shape)
 
-    @property
-    def part(self) -> tuple[slice, ...]:
-        """Index of the own part in the whole."""
-        every = [slice(None)] * len(self.whole)
-        if self.axis is not None and self.bounds is not None:
-            every[self.axis] = self.bounds
-        return tuple(every)
+    def part(self, whole: Array) -> Array:
+        """The own part of the whole parameter, or of an array of its shape."""
+        found: Array = cut(whole, self.axis, self.bounds or slice(None), self.blocks)
+        return found
 
 
 @dataclass(frozen=True)
@@ -102,7 +106,7 @@ class Arena:
         """
         group = group or TensorGroup()
         replicas = replicas or TensorGroup()
-        found: dict[str, tuple[Shape, int | None, slice | None, str]] = {}
+        found: dict[str, tuple[Shape, int | None, slice | None, str, int]] = {}
         self._names: list[dict[str, str]] = []
         users: dict[str, set[int]] = {}
         for index, (name, layer) in enumerate(layers.items()):
@@ -114,17 +118,21 @@ class Arena:
                 axis = layer.split.get(own) if group.size > 1 else None
                 kind = DATA if axis is not None or group.size == 1 else COPIES
                 kind = SUMMED if own in layer.summed and group.size > 1 else kind
-                bounds = None if axis is None else group.share(shape[axis])
+                blocks = layer.fused.get(own, 1)
+                bounds = None if axis is None else group.share(shape[axis] // blocks)
                 if own in layer.spread:
                     axis, bounds, kind = 0, replicas.share(shape[0]), SPREAD
                 elif own in layer.placed and replicas.size > 1:
                     kind = SPREAD
                     if layer.placed[own] != replicas.rank:
                         axis, bounds = 0, slice(0, 0)
-                found[full] = (shape, axis, bounds, (shared or {}).get(full, kind))
+                if (stages := (shared or {}).get(full)) is not None:
+                    kind = copies_of(stages) if kind == COPIES else stages
+                found[full] = (shape, axis, bounds, kind, blocks)
         # Group after group, so that a bucket is contiguous; sort() keeps the order of layers.
         # Tensors that stages share have one order on all of them, where layers have another one.
-        self._shared = frozenset((shared or {}).values())
+        kinds = (shared or {}).values()
+        self._shared = frozenset([*kinds, *map(copies_of, kinds)])
 
         def place(full: str) -> tuple[str, str]:
             kind = found[full][3]
@@ -133,11 +141,12 @@ class Arena:
         order = sorted(found, key=place)
         tensors, start = [], 0
         for full in order:
-            whole, axis, bounds, kind = found[full]
+            whole, axis, bounds, kind, blocks = found[full]
             shape = whole
             if axis is not None and bounds is not None:
-                shape = (*whole[:axis], bounds.stop - bounds.start, *whole[axis + 1 :])
-            tensors.append(Tensor(full, whole, shape, axis, bounds, kind, start))
+                size = blocks * (bounds.stop - bounds.start)
+                shape = (*whole[:axis], size, *whole[axis + 1 :])
+            tensors.append(Tensor(full, whole, shape, axis, bounds, kind, start, blocks))
             start = tensors[-1].stop
         self.tensors = tuple(tensors)
         self.size = start
@@ -194,7 +203,7 @@ class Arena:
             raise ValueError(f"parameters() gives the shapes {given}, and shapes() says {said}")
         for own, full in self._names[layer].items():
             tensor = self._by_name[full]
-            self._view(flat, tensor)[...] = values[own][tensor.part]
+            self._view(flat, tensor)[...] = tensor.part(values[own])
 
     def buckets(self, minimum_bytes: int, itemsize: int) -> list[Bucket]:
         """Cut the gradients into buckets in the order in which a backward pass writes them.

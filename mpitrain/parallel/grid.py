@@ -10,7 +10,7 @@ from mpi4py import MPI
 
 from collectives import Communicator
 from mpitrain.group import TensorGroup
-from mpitrain.parallel.arena import COPIES, DATA, SPREAD, SUMMED
+from mpitrain.parallel.arena import COPIES, DATA, SPREAD, SUMMED, copies_of
 from mpitrain.ranks.together import ClosedTogether
 
 
@@ -151,7 +151,8 @@ class ProcessGrid(ClosedTogether):
             is_in = self.place.stage in stages
             holders = self.comm.Split(color if is_in else MPI.UNDEFINED, self.comm.rank)
             if is_in:
-                groups[shared_name(stages)] = holders
+                name = shared_name(stages)
+                groups[name] = groups[copies_of(name)] = holders
                 made.append(holders)
         return made
 
@@ -180,7 +181,7 @@ class ProcessGrid(ClosedTogether):
 
     def counts(self, group: str) -> bool:
         """Whether this rank counts its tensors of a group in a norm over the model."""
-        return group != COPIES or self.place.tensor == 0
+        return not group.endswith(COPIES) or self.place.tensor == 0
 
     @property
     def comms(self) -> list[Communicator]:

@@ -237,10 +237,16 @@ class Drawing(TorchDispatchMode):
         name = ".".join(filter(None, (*self._context.path, place.name)))
         mode = () if place.training else ("test",)
         keyed = replace(self._context, path=(name, str(place.turn), *mode))
+        first = self._draws.first(place, where.shape)
+        if first is None:
+            self.fault = self.fault or (
+                f"{place.name or 'it'} draws random numbers that it did not draw when tensor ranks "
+                "were compared with one process"
+            )
         if where.axis is None:
             keyed = replace(keyed, samples=np.zeros(1, int))
-            return keyed.uniform(shape, self._xp).reshape(-1)
-        found = keyed.uniform(where.shape, self._xp)
+            return keyed.uniform(shape, self._xp, first).reshape(-1)
+        found = keyed.uniform(where.shape, self._xp, first)
         return self._xp.moveaxis(found, 0, where.axis + (not where.together)).reshape(-1)
 
     def _place(self) -> DrawPlace:

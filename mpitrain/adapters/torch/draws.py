@@ -59,11 +59,16 @@ class Draws:
         module: the module.
         where: where the numbers of samples lie, by place.
         plain: whether kernels are left out that draw numbers inside.
+        part: number of this rank among tensor ranks.
+        cut: where tensor ranks have each a part of a sample's numbers: the axis of ``Where.shape``,
+            or None where all have the same, by mode, module and turn; None: no ranks share them.
     """
 
     module: nn.Module
     where: dict[DrawPlace, Where] = field(default_factory=dict)
     plain: bool = False
+    part: int = 0
+    cut: dict[tuple[bool, str, int], int | None] | None = None
 
     def __post_init__(self) -> None:
         self._names = {id(part): name for name, part in self.module.named_modules()}
@@ -114,6 +119,40 @@ class Draws:
                 )
             self.where[place] = found
         return ""
+
+    def cut_as(self, whole: "Draws", ranks: int) -> str:
+        """Find the parts of a sample's numbers that this rank has; gives a fault.
+
+        Args:
+            whole: draws of the module that no ranks share, at the same places.
+            ranks: number of ranks that share this one.
+        """
+        self.cut = self.cut or {}
+        for place, own in self.where.items():
+            other = whole.where.get(place)
+            if other is None or len(other.shape) != len(own.shape):
+                return f"{place.name or 'it'} draws random numbers on tensor ranks alone"
+            pairs = list(zip(own.shape, other.shape, strict=True))
+            axes = [axis for axis, (here, there) in enumerate(pairs) if here != there]
+            if len(axes) > 1 or any(pairs[axis][0] * ranks != pairs[axis][1] for axis in axes):
+                return (
+                    f"{place.name or 'it'} draws random numbers of the shape {own.shape} where one "
+                    f"process draws {other.shape}"
+                )
+            self.cut[place.training, place.name, place.turn] = axes[0] if axes else None
+        return ""
+
+    def first(self, place: DrawPlace, shape: Shape) -> Shape | None:
+        """Place in a sample's numbers of the first that this rank draws; None: not known."""
+        found = [0] * len(shape)
+        if self.cut is None:
+            return tuple(found)
+        key = place.training, place.name, place.turn
+        if key not in self.cut:
+            return None
+        if (axis := self.cut[key]) is not None:
+            found[axis] = self.part * shape[axis]
+        return tuple(found)
 
     def interleave(self, places: Iterable[DrawPlace]) -> None:
         """Take the several numbers of a sample along an axis to lie apart, at these places."""

@@ -40,9 +40,12 @@ from mpitrain.adapters.torch.checks.probe import (
     one_line,
     options,
 )
+from mpitrain.adapters.torch.splits import Plan
 from mpitrain.adapters.torch.stand_ins import stand_ins, with_stand_ins
+from mpitrain.adapters.torch.tensor_parallel import Comparison, Share, share
 from mpitrain.arrays import Array, Gradients, Parameters, Shape, array_namespace
 from mpitrain.fields import Fields, as_given, fields, joined, partial, unused, zeros
+from mpitrain.group import TensorGroup
 from mpitrain.nn import Layer
 from mpitrain.nn.context import RESTING, Context
 from mpitrain.nn.layer import Verdict
@@ -68,6 +71,7 @@ class TorchLayer(Layer):
     Attributes:
         module: the module, with stand-ins.
         prefix: prefix of the parameters' names in the whole module.
+        plan: how tensor ranks share the module.
         whole: module whose constants this layer reports: its own, or the one that it and the layers
             after it are parts of; None for these other layers.
     """
@@ -104,6 +108,10 @@ class TorchLayer(Layer):
         refuse(name, module)
         self.module = module
         self.prefix = prefix
+        self.plan = Plan()
+        self._training = training
+        self._alone: TorchLayer | None = None
+        self._share: Share | None = None
         self._in_turn = in_turn
         self._options = options(module)
         self._watched = Watched(name, module, training)
@@ -112,6 +120,27 @@ class TorchLayer(Layer):
         self._forwards = 0
         self._filler = 0
         self._moved: Moved = {}
+
+    def shared(self, group: TensorGroup) -> "TorchLayer":
+        """The layer as this rank of a tensor group has it; itself, if the group shares nothing.
+
+        Raises:
+            ValueError: the ranks cannot share it equally.
+        """
+        own = share(self.module, self.plan, group)
+        if not own.axes:
+            return self
+        watched = self._watched
+        found = TorchLayer(
+            own.module, watched.name, self.prefix, in_turn=self._in_turn, training=self._training
+        )
+        found._given, found._alone, found._share = self._given, self, own
+        found.whole, found.tied, found._filler = self.whole, self.tied, self._filler
+        found.split = {name: axis for name, (axis, _) in own.axes.items()}
+        found.fused = {name: blocks for name, (_, blocks) in own.axes.items()}
+        found._watched.only_loss = watched.only_loss
+        found._watched.draws.part = group.rank
+        return found
 
     def parameters(
         self, rng: np.random.Generator, xp: ModuleType, dtype: DTypeLike
@@ -161,6 +190,8 @@ class TorchLayer(Layer):
 
         Numbers are tried in the parameters' type first, then integers.
         """
+        if self._alone is not None:
+            return self._alone.output_shape(shape)
         kind = next((p.dtype for p in self.module.parameters()), torch.get_default_dtype())
         refused: Exception | None = None
         for value, dtype in ((0, kind), (0, torch.int64), (1, kind), (1, torch.int64)):
@@ -254,10 +285,15 @@ class TorchLayer(Layer):
             xp,
             counts,
         )
+        comparison = self._comparison(call, next(iter(own.values()), tensors[0]))
         if counts and not self._watched.verdict.examined:
+            if comparison:
+                comparison.expect_same(tensors, context, training=False)
             examine(call, buffers, tensors, context)
             modules = (self._given, self.module)
             expect_given_values(call, modules, tensors, list(own.values()), context)
+            if comparison:
+                comparison.expect_same(tensors, context, training=True)
             self._watched.verdict.examined = True
         for part in tensors:
             part.requires_grad_(part.is_floating_point())
@@ -278,6 +314,15 @@ class TorchLayer(Layer):
             expect_alone(call, tensors, context, y, self._forwards % len(x))
         found = joined({name: as_array(part, xp) for name, part in y.items()})
         return found if counts else found[:0], (given, y, own, again)
+
+    def _comparison(self, call: Call, like: torch.Tensor) -> Comparison | None:
+        """A comparison with one process, before the first pass of a layer that ranks share."""
+        if self._share is None:
+            return None
+        self._share.region.xp = call.xp
+        if self._alone is None or not call.counts or self._watched.verdict.examined:
+            return None
+        return Comparison(self._share, call, replace(call, watched=self._alone._watched), like)
 
     def _beginning(self, context: Context) -> dict[str, Array]:
         """State as it was when the step began, so that all of its micro-batches have the same."""
@@ -353,13 +398,17 @@ class TorchLayer(Layer):
             for name, g in kept.items()
         }
 
+    def _part(self, name: str, whole: torch.Tensor) -> torch.Tensor:
+        """This rank's part of a constant."""
+        return whole if self._share is None else self._share.part(name, whole)
+
     def _buffers(
         self, own: dict[str, torch.Tensor], given: torch.Tensor
     ) -> dict[str, torch.Tensor]:
         """Copies in the type of the parameters, or of the input if there are none."""
         like = next(iter(own.values()), given)
         return {
-            name: moved(self._moved, name, b, like.device)
+            name: self._part(name, moved(self._moved, name, b, like.device))
             .to(like.dtype if b.is_floating_point() and like.is_floating_point() else b.dtype)
             .clone()
             for name, b in self._constants()

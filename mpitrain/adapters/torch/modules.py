@@ -1,6 +1,8 @@
 """Torch modules as layers of the trainer, and trained values for the modules."""
 
 from collections.abc import Mapping, Sequence
+from math import prod
+from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -11,10 +13,14 @@ from mpitrain.adapters.torch.checks.module_class import ImpureModule, is_held, k
 from mpitrain.adapters.torch.checks.shared_memory import expect_apart
 from mpitrain.adapters.torch.cutting import cut, has_hooks
 from mpitrain.adapters.torch.layer import TorchLayer
+from mpitrain.adapters.torch.splits import plan
 from mpitrain.adapters.torch.stand_ins import expect_replaceable
 from mpitrain.arrays import Array
+from mpitrain.group import TensorGroup, share
+from mpitrain.group import cut as cut_out
 from mpitrain.nn import Chain, Layer
 from mpitrain.nn.chain import full_name
+from mpitrain.parallel.arena import SPREAD, Tensor
 from mpitrain.ranks.together import together
 from mpitrain.training.averaged import averaged
 from mpitrain.training.parts import Parts
@@ -23,7 +29,10 @@ _IN_TURN = torch.nn.Sequential.forward
 
 
 def layers(
-    module: torch.nn.Module, cuts: str | Sequence[str] = (), inputs: Array | None = None
+    module: torch.nn.Module,
+    cuts: str | Sequence[str] = (),
+    inputs: Array | None = None,
+    splits: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, Layer]:
     """A module as layers, to be put into pipeline stages.
 
@@ -36,11 +45,14 @@ def layers(
         cuts: names of modules within it, in the order in which they are called, behind which it is
             cut, or the name of a list of them (:func:`mpitrain.adapters.torch.cutting.cut`).
         inputs: inputs for some samples, on which a module that is cut is tried.
+        splits: how tensor ranks share its matrices, by names
+            (:func:`mpitrain.adapters.torch.splits.plan`).
 
     Raises:
         TypeError: ``module`` is no module.
         ImpureModule: a part cannot be a layer, or the module has hooks that belong to none.
-        ValueError: the module cannot be cut there, or there are no inputs.
+        ValueError: the module cannot be cut there, there are no inputs, or ``splits`` name what it
+            does not have.
     """
     if not isinstance(module, torch.nn.Module):
         raise TypeError(f"layers() takes a torch.nn.Module, not a {type(module).__name__}")
@@ -63,6 +75,7 @@ def layers(
         pieces = {f"part{n}": (f"{name}.", part) for n, (name, part) in enumerate(names)}
     else:
         pieces = {"part0": ("", module)}
+    every = plan(module, splits)
     found: dict[str, Layer] = {}
     owners: dict[int, str] = {}
     norms: dict[int, str] = {}
@@ -82,6 +95,7 @@ def layers(
                 tied[own] = owner
         layer.tied = tied
         layer.whole = None if found else module
+        layer.plan = every.within(prefix)
         found[name] = layer
     return found
 
@@ -155,6 +169,8 @@ def _load_into(module: torch.nn.Module, parts: Parts) -> None:
             device = parts.device
             values = {own: device.get(v).copy() for own, v in parts.store.take(index).items()}
             parts.store.release(index)
+            for own, full in parts.arena.names(index).items():
+                values[own] = _whole(parts.arena[full], values[own], parts.grid.tensor)
             kept = parts.passes.context().inside(name).state
             values |= {own: device.get(v) for own, v in kept.items()}
         has = parts.comm.rank if values is not None else parts.comm.size
@@ -162,6 +178,18 @@ def _load_into(module: torch.nn.Module, parts: Parts) -> None:
         with torch.no_grad():
             for own in known[name].keys() & values:
                 every[known[name][own]].copy_(as_tensor(np.asarray(values[own])))
+
+
+def _whole(tensor: Tensor, part: Array, group: TensorGroup) -> Array:
+    """A parameter of which the ranks of a tensor group have parts, on all of them; collective."""
+    if tensor.axis is None or tensor.group == SPREAD:
+        return part
+    index = np.arange(prod(tensor.whole)).reshape(tensor.whole)
+    whole = np.empty(tensor.whole, part.dtype)
+    for rank, values in enumerate(group.all(part)):
+        bounds = share(tensor.whole[tensor.axis] // tensor.blocks, rank, group.size)
+        whole.reshape(-1)[cut_out(index, tensor.axis, bounds, tensor.blocks)] = values
+    return whole
 
 
 def _in_module(layer: Layer) -> dict[str, str]:

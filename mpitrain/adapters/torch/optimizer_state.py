@@ -64,13 +64,14 @@ def _gathered(parts: Parts, slots: tuple[str, ...]) -> Mapping[tuple[str, str], 
             continue
         counted = parts.store.counted(piece)
         for tensor, part in overlaps(parts.arena.tensors, piece, counted):
-            start = piece.start + part.start - tensor.start
+            size, start = prod(tensor.whole), piece.start + part.start - tensor.start
+            every = tensor.part(np.arange(size).reshape(tensor.whole)).ravel()
+            where = every[start : start + part.stop - part.start]
             for slot in slots:
                 values = parts.device.get(parts.updater.state[index][slot][part])
-                own.append((tensor.name, slot, prod(tensor.whole), start, values))
+                own.append((tensor.name, slot, size, where, values))
     found: dict[tuple[str, str], Array] = {}
     for others in parts.comm.allgather(own):
-        for name, slot, size, start, values in others:
-            flat = found.setdefault((name, slot), np.zeros(size, values.dtype))
-            flat[start : start + values.size] = values
+        for name, slot, size, where, values in others:
+            found.setdefault((name, slot), np.zeros(size, values.dtype))[where] = values
     return found

@@ -112,7 +112,7 @@ def whole(comm, trainer):
     found = {}
     for tensor, offset, values in [part for own in comm.allgather(parts) for part in own]:
         into = found.setdefault(tensor.name, np.full(tensor.whole, np.nan, values.dtype))
-        index = np.arange(into.size).reshape(into.shape)[tensor.part].ravel()
+        index = tensor.part(np.arange(into.size).reshape(into.shape)).ravel()
         into.flat[index[offset : offset + values.size]] = values
     return found
 

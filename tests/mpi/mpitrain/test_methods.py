@@ -66,8 +66,9 @@ def data():
     return Data(96), Data(16)
 
 def model():
-    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 8), torch.nn.Tanh(),
-                               torch.nn.Linear(8, 10)).double()
+    shared = torch.nn.Sequential(torch.nn.Linear(64, 8), torch.nn.Tanh(), torch.nn.Linear(8, 6))
+    return torch.nn.Sequential(torch.nn.Flatten(), shared, torch.nn.Tanh(),
+                               torch.nn.Linear(6, 10)).double()
 
 def sgd(parameters):
     return torch.optim.SGD(parameters, lr=0.05)
@@ -109,6 +110,8 @@ def small(methods, folder):
     if "own.model" in keys:
         del keys["model.kind"]
         more = {}
+    if "own.model" in keys and "parallel.tensor" in keys:
+        more |= {"own.splits": {"1.0": "columns", "1.2": "rows"}}
     if "own.data" in keys:
         more |= {"own.classes": 10}
     if "own.optimizer" in keys or "optim.name" in keys:

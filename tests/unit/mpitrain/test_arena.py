@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from mpitrain import nn
-from mpitrain.group import TensorGroup
+from mpitrain.group import TensorGroup, cut
 from mpitrain.parallel.arena import COPIES, DATA, SUMMED, Arena, Bucket
 
 LAYERS = {
@@ -132,7 +132,9 @@ def test_a_tensor_rank_has_its_part_and_groups_lie_apart():
     }
     arena = Arena(layers, shapes(initial), Ranks())
     weight = arena["up.weight"]
-    assert (weight.whole, weight.shape, weight.part) == ((3, 5), (3, 3), np.s_[:, 2:5])
+    assert (weight.whole, weight.shape) == ((3, 5), (3, 3))
+    whole = np.arange(15).reshape(3, 5)
+    assert np.array_equal(weight.part(whole), whole[:, 2:5])
     assert (arena["up.bias"].group, arena["bias.bias"].group) == (DATA, COPIES)
     assert arena["norm.weight"].group == SUMMED
     flat = np.empty(arena.size)
@@ -147,3 +149,13 @@ def test_a_tensor_rank_has_its_part_and_groups_lie_apart():
 def test_a_stage_may_have_no_parameters():
     arena = Arena({"relu": nn.ReLU()}, {"relu": {}})
     assert (arena.size, arena.buckets(1, 8), arena.views(np.empty(0))) == (0, [], [{}])
+
+
+def test_a_tensor_rank_has_its_part_of_each_of_several_matrices_side_by_side():
+    whole = np.arange(24).reshape(2, 12)
+    assert cut(whole, 1, slice(2, 4), 3).tolist() == [
+        [2, 3, 6, 7, 10, 11],
+        [14, 15, 18, 19, 22, 23],
+    ]
+    assert cut(whole.T, 0, slice(2, 4), 3).tolist() == cut(whole, 1, slice(2, 4), 3).T.tolist()
+    assert cut(whole, None, slice(None)) is whole

@@ -116,7 +116,7 @@ def test_a_key_that_forgets_the_sample_is_seen(monkeypatch):
     assert len({row.tobytes() for row in whole}) == 5
     uniform = Context.uniform
 
-    def by_row(self, shape, xp=np):
+    def by_row(self, shape, xp=np, first=None):
         return uniform(replace(self, samples=np.arange(len(self.samples))), shape, xp)
 
     monkeypatch.setattr(Context, "uniform", by_row)

@@ -1,0 +1,282 @@
+"""Tensor parallelism within a torch module: each rank has columns or rows of its matrices.
+
+A product ``x A B`` is cut as ``sum_r (x A_r) B_r`` (Megatron, Shoeybi et al. 2019), here in the
+module's own code: a copy of its structure sums gradients before matrices whose columns are shared,
+and results behind those whose rows are.  Code between the two works on a part of the features or of
+the heads; parameters that no map names are whole on each rank.
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from functools import partial
+from types import ModuleType
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from mpitrain.adapters.torch.arrays import as_array, as_tensor
+from mpitrain.adapters.torch.calls import Call
+from mpitrain.adapters.torch.checks.module import learn
+from mpitrain.adapters.torch.checks.module_class import ImpureModule
+from mpitrain.adapters.torch.checks.probe import MISFITS, Tensors, alike, one_line
+from mpitrain.adapters.torch.splits import COLUMNS, NUMBER, Plan, Split
+from mpitrain.group import TensorGroup, cut
+from mpitrain.nn.context import Context
+
+
+class Axis(NamedTuple):
+    """Axis along which a parameter is cut, and the number of equal runs along it."""
+
+    number: int
+    blocks: int = 1
+
+
+class Region:
+    """Entries and exits of the parts of a module that a group shares.
+
+    Attributes:
+        group: the ranks.
+        xp: namespace of their arrays.
+    """
+
+    def __init__(self, group: TensorGroup) -> None:
+        self.group = group
+        self.xp: ModuleType = np
+        self._entered: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def begin(self, *_: Any) -> None:
+        """Forget what has entered in an earlier pass."""
+        self._entered.clear()
+
+    def enter(self, part: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The input of a matrix whose columns are shared; several matrices may have one input."""
+        x, *others = given
+        if id(x) not in self._entered:
+            self._entered[id(x)] = x, _Enter.apply(x, self)
+        return self._entered[id(x)][1], *others
+
+    def leave(self, part: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        """The result of a matrix whose rows are shared; the bias is added once."""
+        weight, bias = cast(Any, part.weight), cast(Any, part.bias)
+        term = F.linear(x, weight) if isinstance(part, nn.Linear) else x @ weight
+        found: torch.Tensor = _Leave.apply(term, self)
+        self.begin()
+        return found if bias is None else found + bias
+
+    def sum(self, x: torch.Tensor) -> torch.Tensor:
+        """Sum over the ranks."""
+        return as_tensor(self.group.sum(as_array(x.contiguous(), self.xp)))
+
+
+class _Enter(torch.autograd.Function):
+    """Forward x, backward the sum of gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, region: Region) -> torch.Tensor:
+        ctx.region = region
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor) -> Any:
+        return ctx.region.sum(dy), None
+
+
+class _Leave(torch.autograd.Function):
+    """Forward the sum of x, backward the gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, region: Region) -> torch.Tensor:
+        return region.sum(x)
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor) -> Any:
+        return dy, None
+
+
+@dataclass(frozen=True)
+class Share:
+    """A rank's share of a module.
+
+    Attributes:
+        module: copy of the structure, with the whole module's own parameters; each call gives it
+            this rank's parts of them.
+        region: its entries and exits.
+        axes: axes of the parameters that are cut, by name.
+    """
+
+    module: nn.Module
+    region: Region
+    axes: Mapping[str, Axis]
+
+    def part(self, name: str, whole: torch.Tensor) -> torch.Tensor:
+        """This rank's part of a whole parameter."""
+        if name not in self.axes:
+            return whole
+        axis, blocks = self.axes[name]
+        bounds = self.region.group.share(whole.shape[axis] // blocks)
+        found: torch.Tensor = cut(whole, axis, bounds, blocks)
+        return found
+
+
+def share(module: nn.Module, own: Plan, group: TensorGroup) -> Share:
+    """A rank's share of a module, or of a part of one that has what the plan names, or not.
+
+    Raises:
+        ValueError: the ranks cannot share something equally; the text follows the module's name.
+    """
+    ranks = group.size
+    for name, heads in own.heads.items():
+        if heads % ranks:
+            raise ValueError(f"has {name} = {heads}, which {ranks} ranks cannot share equally")
+    values = [*module.parameters(), *module.buffers()]
+    copied = deepcopy(module, {id(one): one for one in values})
+    region, parts = Region(group), dict(copied.named_modules())
+    axes: dict[int, Axis] = {}
+    for name, split in own.splits.items():
+        if split.kind == NUMBER:
+            owner, _, attribute = name.rpartition(".")
+            if owner in parts:
+                whole = getattr(parts[owner], attribute)
+                setattr(parts[owner], attribute, _shared(whole, 1, ranks, name))
+        elif (part := parts.get(name)) is not None and part._parameters.get("weight") is not None:
+            axes |= _cut_matrix(name, part, split, region)
+    copied.register_forward_pre_hook(region.begin)
+    named = {name: axes[id(p)] for name, p in copied.named_parameters() if id(p) in axes}
+    return Share(copied, region, named)
+
+
+def _cut_matrix(name: str, part: nn.Module, split: Split, region: Region) -> dict[int, Axis]:
+    """Axes of the parameters of a matrix, by identity; the module communicates from now on."""
+    is_turned = isinstance(part, nn.Linear)  # its weight is (outputs, inputs)
+    if not is_turned and not (type(part).__name__ == "Conv1D" and hasattr(part, "nf")):
+        raise ValueError(
+            f"has {name}, a {type(part).__name__}, and tensor ranks share the torch.nn.Linear and "
+            "Conv1D of transformers alone; leave it out of splits"
+        )
+    by_columns = split.kind == COLUMNS
+    axis = Axis(0 if by_columns == is_turned else 1, split.blocks)
+    weight, bias = part._parameters["weight"], part._parameters.get("bias")
+    assert weight is not None
+    size = _shared(weight.shape[axis.number], split.blocks, region.group.size, name)
+    found = {id(weight): axis}
+    if "forward" in vars(part):  # an earlier part of a pipeline has called it
+        return found
+    if not by_columns:
+        part.forward = partial(region.leave, part)
+        return found
+    part.register_forward_pre_hook(region.enter)
+    setattr(part, "out_features" if is_turned else "nf", size)
+    return found if bias is None else found | {id(bias): Axis(0, split.blocks)}
+
+
+def _shared(size: int, blocks: int, ranks: int, name: str) -> int:
+    """A rank's part of a size of so many equal blocks."""
+    if size % (blocks * ranks):
+        each = f"each of {blocks} parts of the {size}" if blocks > 1 else f"the {size}"
+        raise ValueError(f"has {name}, and {ranks} ranks cannot share {each} of it equally")
+    return size // ranks
+
+
+class Comparison:
+    """Comparison of what tensor ranks compute together with what one process computes.
+
+    Both have the values that the module was given with, on a batch.
+    """
+
+    def __init__(self, own: Share, call: Call, whole: Call, like: torch.Tensor) -> None:
+        """Calls of the share and of the whole module, with values of the type of ``like``."""
+        self._own = own
+        named = dict(whole.watched.module.named_parameters())
+        buffers = dict(whole.watched.module.named_buffers())
+
+        def like_given(value: torch.Tensor) -> torch.Tensor:
+            both = value.is_floating_point() and like.is_floating_point()
+            return value.detach().to(like.device, like.dtype if both else value.dtype)
+
+        values = {name: like_given(value) for name, value in (named | buffers).items()}
+        parts = {name: own.part(name, value).clone() for name, value in values.items()}
+        self._trained = [name for name, p in named.items() if p.requires_grad]
+        self._calls = [
+            replace(one, values={f"module.{name}": value for name, value in each.items()})
+            for one, each in ((call, parts), (whole, values))
+        ]
+        self._name = call.watched.name
+
+    def expect_same(self, x: Sequence[torch.Tensor], context: Context, *, training: bool) -> None:
+        """Check results and gradients, on the same samples with the same random numbers.
+
+        Args:
+            x: a batch of at least one sample, with all inputs of the module.
+            context: context of the pass.
+            training: mode.
+
+        Raises:
+            ImpureModule: they differ.
+        """
+        here = replace(context, training=training, samples=np.arange(len(x[0])))
+        shared, whole = self._calls
+        own = shared.watched
+        if training:
+            whole.watched.repeats, whole.watched.modes = own.repeats, set(own.modes)
+            if own.modes and not context.keyed:
+                return
+            for mode in own.modes:
+                learn(whole, x, replace(here, training=mode))
+            if fault := own.draws.cut_as(whole.watched.draws, self._own.region.group.size):
+                self._refuse(fault)
+        fault = ""
+        try:
+            is_same = all(
+                self._is_same(x, here, loud=loud)
+                for loud in ((True, False) if training and own.modes else (False,))
+            )
+            if not is_same and not own.drew:
+                fault = "results or gradients are others than those of one process"
+        except MISFITS as error:
+            fault = f"{type(error).__name__}: {one_line(error)}"
+        # A rank may see a fault in its own part of the gradients alone.
+        if self._own.region.group.sum(np.array([bool(fault)], int))[0]:
+            self._refuse(fault or "gradients on another rank are others than those of one process")
+
+    def _is_same(self, x: Sequence[torch.Tensor], here: Context, *, loud: bool) -> bool:
+        (own, ours), (wanted, theirs) = (self._results(c, x, here, loud) for c in self._calls)
+        most = max((float(one.abs().max()) for one in theirs if one.numel()), default=0.0)
+        pairs = zip(self._trained, ours, theirs, strict=True)
+        return alike(wanted, own) and all(
+            torch.allclose(one, self._own.part(name, other), 0, _rounding(one) * most)
+            for name, one, other in pairs
+        )
+
+    def _results(
+        self, call: Call, x: Sequence[torch.Tensor], here: Context, loud: bool
+    ) -> tuple[Tensors, Sequence[torch.Tensor]]:
+        """Outputs, and gradients of a sum of them by the trained parameters."""
+        given = [part.detach().clone() for part in x]
+        wanted = [call.values[f"module.{name}"].requires_grad_() for name in self._trained]
+        y = call.tried(*given, context=here, loud=loud)
+        graded = [one for one in y.values() if one.requires_grad]
+        found: Sequence[torch.Tensor] = [torch.zeros_like(one) for one in wanted]
+        if graded and wanted:
+            # Sums of norms' outputs, or of their squares, would have no gradients.
+            by = [torch.arange(one.numel()).cos().reshape(one.shape).to(one) for one in graded]
+            with call.again(here) if call.watched.repeats else nullcontext():
+                found = torch.autograd.grad(graded, wanted, by, materialize_grads=True)
+        return {name: one.detach() for name, one in y.items()}, found
+
+    def _refuse(self, fault: str) -> None:
+        raise ImpureModule(
+            f"parallel.tensor: {self._name} cannot be shared by its map of names ({fault}); give "
+            "splits= in which 'rows' follow 'columns' with nothing but heads and single features "
+            "between, 'columns of 3' for queries, keys and values in one matrix, and 'number' for "
+            "sizes that the code reads, or leave parallel.tensor out"
+        )
+
+
+def _rounding(one: torch.Tensor) -> float:
+    """Half of the digits of a type."""
+    return float(torch.finfo(one.dtype).eps ** 0.5)

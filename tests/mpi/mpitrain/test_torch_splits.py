@@ -1,0 +1,152 @@
+"""Torch modules whose matrices tensor ranks share by a map of names train as one process does."""
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import mpitrain
+from mpitrain import nn
+from mpitrain.config import ConfigError
+
+torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
+torch.set_num_threads(1)
+F = torch.nn.functional
+
+pytestmark = [pytest.mark.mpi, pytest.mark.quick_on(2, 4)]
+RANKS = MPI.COMM_WORLD.size
+WORDS, LENGTH, WIDTH, CLASSES = 11, 5, 8, 3
+SPLITS = {
+    "attention.qkv": "columns of 3",
+    "attention.width": "number",
+    "attention.heads": "number",
+    "attention.out": "rows",
+    "mlp.0": "columns",
+    "mlp.3": "rows",
+}
+
+
+class Attention(torch.nn.Module):
+    """Queries, keys and values lie side by side, and the code reads how wide they are."""
+
+    def __init__(self):
+        super().__init__()
+        self.width, self.heads = WIDTH, 4
+        self.qkv = torch.nn.Linear(WIDTH, 3 * WIDTH)
+        self.out = torch.nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        parts = self.qkv(x).split(self.width, dim=-1)
+        q, k, v = (one.unflatten(-1, (self.heads, -1)).transpose(1, 2) for one in parts)
+        y = F.scaled_dot_product_attention(q, k, v, dropout_p=0.3 if self.training else 0.0)
+        return F.dropout(self.out(y.transpose(1, 2).flatten(2)), 0.2, self.training)
+
+
+class Reader(torch.nn.Module):
+    """Dropout among heads, among features that ranks share, and where all have them all."""
+
+    def __init__(self, hidden=12):
+        super().__init__()
+        self.words = torch.nn.Embedding(WORDS, WIDTH)
+        self.attention = Attention()
+        self.norm = torch.nn.LayerNorm(WIDTH)
+        self.mlp = torch.nn.Sequential(
+            torch.nn.Linear(WIDTH, hidden), torch.nn.GELU(), torch.nn.Dropout(0.2),
+            torch.nn.Linear(hidden, WIDTH),
+        )  # fmt: skip
+        self.head = torch.nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, words):
+        x = self.words(words)
+        x = x + self.attention(x)
+        return self.head((x + self.mlp(self.norm(x))).mean(1))
+
+
+class Sentences(torch.utils.data.Dataset):
+    def __len__(self):
+        return 24
+
+    def __getitem__(self, i):
+        words = torch.randint(WORDS, (LENGTH,), generator=torch.Generator().manual_seed(int(i)))
+        return words, int(words.sum()) % CLASSES
+
+
+def made(folder, **given):
+    given = {"model": lambda: Reader().double(), "splits": SPLITS, "clip_norm": 0.5, **given}
+    return mpitrain.Trainer(
+        train_data=Sentences(),
+        loss=F.cross_entropy,
+        optimizer=lambda p: torch.optim.AdamW(p, lr=0.01, eps=1e-3, weight_decay=0.1),
+        batch_size=8,
+        epochs=1,
+        seed=3,
+        dir=str(folder / "run"),
+        **given,
+    )
+
+
+def losses(trainer):
+    return [record.loss for record in trainer.run_epoch(0)]
+
+
+@pytest.fixture(scope="module")
+def one_process():
+    """Losses, the optimiser's state and the values of one process."""
+    with TemporaryDirectory() as own, made(Path(own), comm=MPI.COMM_SELF) as trainer:
+        found = losses(trainer)
+        state = trainer.torch_optimizer().state_dict()["state"]
+        return found, state, trainer.module.state_dict()
+
+
+@pytest.mark.skipif(RANKS % 2, reason="two tensor ranks")
+@pytest.mark.parametrize(
+    "parallel",
+    [
+        {},
+        {"zero": 3, "recompute": True},
+        pytest.param({"zero": 2}, marks=pytest.mark.slow),
+        pytest.param({"node_shared": True}, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_losses_values_and_state_are_those_of_one_process(folder, one_process, parallel):
+    wanted, state, values = one_process
+    with made(folder, parallel={"tensor": 2, **parallel}, micro_batches=2) as trainer:
+        shapes = {one.name: (one.shape, one.whole) for one in trainer.parts.arena.tensors}
+        assert shapes["part0.attention.qkv.weight"] == ((3 * WIDTH // 2, WIDTH), (24, WIDTH))
+        assert shapes["part0.attention.out.weight"] == ((WIDTH, WIDTH // 2), (WIDTH, WIDTH))
+        assert shapes["part0.attention.out.bias"] == ((WIDTH,), (WIDTH,))
+        np.testing.assert_allclose(losses(trainer), wanted, rtol=1e-11)
+        own = trainer.torch_optimizer().state_dict()["state"]
+        for name, value in trainer.module.state_dict().items():
+            torch.testing.assert_close(value, values[name], rtol=1e-9, atol=1e-12)
+    for number, slots in state.items():
+        for slot, value in slots.items():
+            torch.testing.assert_close(own[number][slot], value, rtol=1e-9, atol=1e-12)
+
+
+def linear():
+    return {"up": nn.Linear(LENGTH, CLASSES)}
+
+
+#: Arguments, and the sentence that refuses them.
+REFUSED = [
+    ({"splits": {}}, "nothing says how tensor ranks share the model; give splits="),
+    ({"splits": {"mlp.7": "rows"}}, "splits: there is no module 'mlp.7' in a Reader"),
+    ({"splits": {"mlp.0": "halves"}}, "write 'columns', 'columns of 3' where three"),
+    ({"splits": {"norm": "columns"}}, "has norm, a LayerNorm, and tensor ranks share"),
+    ({"splits": SPLITS | {"attention.qkv": "columns"}}, "results or gradients are others"),
+    ({"splits": {"mlp.0": "columns"}}, "cannot be shared by its map of names"),
+    ({"splits": {"mlp.3": "rows"}}, "cannot be shared by its map of names"),
+    ({"model": lambda: Reader(13).double()}, "2 ranks cannot share the 13 of it equally"),
+    ({"model": linear, "splits": {}}, "is a Linear, which tensor ranks cannot share"),
+]
+
+
+@pytest.mark.skipif(RANKS != 2, reason="two tensor ranks")
+@pytest.mark.parametrize(("given", "why"), REFUSED, ids=[why for _, why in REFUSED])
+def test_what_cannot_be_shared_is_refused_when_the_trainer_is_made(folder, given, why):
+    with pytest.raises(ConfigError, match=why):
+        made(folder, parallel={"tensor": 2}, **given)
