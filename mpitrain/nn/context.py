@@ -20,16 +20,17 @@ class Terms:
     Attributes:
         share: factor of a sample in the loss, which is a mean over the batch.
         scale: factor on gradients, for a narrow type.
-        total: sum of the terms so far.
+        total: sum of the terms so far; None: no layer has added any.
     """
 
     share: float
     scale: float = 1.0
-    total: Scalar = 0.0
+    total: Scalar | None = None
 
     def add(self, value: Scalar) -> None:
         """Add the sum of a term over the micro-batch's samples."""
-        self.total = self.total + self.share * value
+        term = self.share * value
+        self.total = term if self.total is None else self.total + term
 
 
 @dataclass(frozen=True)

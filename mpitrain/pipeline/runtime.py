@@ -268,7 +268,8 @@ class _Passes:
         with runner.compute(action):
             chunk = runner.chunks[action.chunk]
             dx, rest = chunk.backward(self._weights.backward(m), memory, dy, emit)
-        if terms is not None:  # not forward: that may be before the update of an earlier step
+        # Not forward: that may be before the update of an earlier step.
+        if terms is not None and terms.total is not None:
             self.loss = self.loss + terms.total
         self._hand_on(action, dx)
         if emit is None:

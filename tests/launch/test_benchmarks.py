@@ -25,7 +25,7 @@ def test_a_round_is_shown_in_parts(tmp_path):
 def test_schedules_are_rehearsed(tmp_path):
     words = ["-m", "benchmarks.rehearse", "-m4", "--milliseconds=1"]
     rows = [line.split() for line in run(tmp_path, 2, *words).splitlines()[1:]]
-    assert all(row[-1] == row[-2] for row in rows) and len(rows) == 9  # activations
+    assert all(int(row[-2]) <= int(row[-1]) for row in rows) and len(rows) == 9  # activations
 
 
 def test_layouts_are_measured_in_the_order_of_the_search(tmp_path):

@@ -82,3 +82,37 @@ def test_costs_of_another_job_are_refused(tmp_path):
     done = programs.run(tmp_path, "-m", "mpitrain", *words)
     assert done.returncode == 2
     assert "mpitrain: --costs: the profile has no layer embedding" in done.stderr
+
+
+PROGRAM = """
+from mpi4py import MPI
+from collectives import Communicator
+import numpy as np, sys
+comm = Communicator(MPI.COMM_WORLD)
+total = np.empty(1000)
+comm.Allreduce(np.full(1000, comm.rank + 1.0), total, algorithm="ring")
+print(comm.rank, total[0], total[-1])
+if sys.argv[1:] == ["waits"]:
+    MPI.COMM_WORLD.recv(source=(comm.rank + 1) % comm.size)
+"""
+
+
+def virtual(folder, *arguments):
+    (folder / "program.py").write_text(PROGRAM)
+    words = ("-m", "collectives.virtual", "-n", "5", "program.py", *arguments)
+    return programs.run(folder, *words, ranks=None)
+
+
+def test_a_program_of_mpi4py_runs_on_virtual_ranks(tmp_path):
+    done = virtual(tmp_path)
+    assert done.returncode == 0, done.stderr
+    told = [line for line in done.stdout.splitlines() if line[:1].isdigit()]
+    assert sorted(told) == [f"{rank} 15.0 15.0" for rank in range(5)]
+
+
+def test_ranks_that_wait_for_one_another_are_named(tmp_path):
+    done = virtual(tmp_path, "waits")
+    assert done.returncode != 0
+    for rank in range(5):
+        assert f"rank {rank}" in done.stderr
+    assert "program.py" in done.stderr

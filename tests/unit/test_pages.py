@@ -8,6 +8,7 @@ from collectives.commands.explore import explorer
 from mpitrain.pipeline.actions import Pipeline
 from mpitrain.pipeline.explore import explorer as pipelines
 from mpitrain.pipeline.explore import record as record_pipeline
+from mpitrain.pipeline.schedules import SCHEDULES
 from mpitrain.pipeline.simulate import PassTimes
 from tests.browser import browser
 from tests.unit.collectives.test_explore import spelled, states
@@ -120,9 +121,9 @@ def test_play_reaches_the_end(window, tmp_path):
 def test_pipelines_are_stepped_through_in_time(window, tmp_path, width):
     window.resize(width, WIDTHS[width], mobile=width < 600)
     pipeline, times = Pipeline((1,) * 4, 8), PassTimes(1.0, 1.0, 1.0)
-    page = pipelines({"1f1b": pipeline, "gpipe": pipeline}, times)
+    page = pipelines([(SCHEDULES[name], pipeline) for name in ("1f1b", "gpipe")], times)
     address = opened(window, tmp_path / "page.html", page, "#step=3")
-    data = record_pipeline("1f1b", pipeline, times)
+    data = record_pipeline(SCHEDULES["1f1b"], pipeline, times)
     moments = sorted({time for block in data["blocks"] for time in block[4:]})
     for key, step in {"ArrowRight": 4, "End": len(moments) - 1, "9": 9, "ArrowLeft": 8}.items():
         window.press(key)
