@@ -74,7 +74,7 @@ def layouts_of_two():
     fitting = {
         name: parallel
         for name, parallel in layouts("gpt", RANKS).items()
-        if not parallel.keys() & {"tensor", "sequence", "partition"}
+        if not parallel.keys() & {"context", "tensor", "sequence", "partition"}
         and parallel.get("pipe", 1) <= LAYERS
     }
     return [pytest.param(p, marks=marks[name], id=name) for name, p in fitting.items()]
