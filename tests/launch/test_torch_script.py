@@ -51,7 +51,12 @@ def test_a_script_names_any_backend(tmp_path, backend, name):
 
 def test_a_group_of_gloo_stands_beside_mpi(tmp_path):
     then = 'beside = dist.new_group(backend="gloo")\ndist.all_reduce(total, group=beside)\n'
-    done = started(tmp_path, '"mpi"', then + "assert total.item() == 6")
+    then += "assert total.item() == 6"
+    for _ in range(5):
+        done = started(tmp_path, '"mpi"', then)
+        # Gloo's thread may hold a tensor when Python ends, and abort; under torchrun, too.
+        if "terminate called without an active exception" not in done.stderr:
+            break
     assert done.returncode == 0, done.stderr
 
 

@@ -296,6 +296,7 @@ class Told(nn.Bias):
     summed = frozenset({"bias"})
     spread = frozenset({"bias"})
     placed = {"bias": 0}  # noqa: RUF012
+    fused = {"bias": 2}  # noqa: RUF012
     tied = {"bias": "another.bias"}  # noqa: RUF012
 
 
