@@ -254,7 +254,7 @@ class VirtualCluster:
         self.ranks = [Rank(self, number) for number in range(size)]
         self.ready = [(0.0, number, 0) for number in range(1, size)]
         self.lost: BaseException | None = None
-        from collectives.virtual.mpi import Context  # starts MPI
+        from collectives.virtual.context import Context  # starts MPI
 
         self.world = Context(range(size))
         for rank in self.ranks:

@@ -29,10 +29,12 @@ def install() -> None:
     for name in _VARIABLES:
         os.environ.pop(name, None)
     os.environ["COLLECTIVES_TIMEOUT"] = "0"  # no watchdog: who waits for ever is known exactly
+    from mpi4py import MPI as library
+
     from collectives.virtual import mpi
 
     module = ModuleType("mpi4py.MPI")
-    vars(module).update(vars(mpi.library))
+    vars(module).update(vars(library))
     vars(module).update(mpi.NAMES)
     sys.modules["mpi4py.MPI"] = module
     mpi4py.MPI = module

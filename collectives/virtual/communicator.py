@@ -1,0 +1,319 @@
+"""Groups and communicators of virtual ranks."""
+
+import pickle
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+from mpi4py import MPI as library
+
+from collectives.virtual.cluster import here
+from collectives.virtual.context import Context, folded
+from collectives.virtual.messages import (
+    ANY_SOURCE,
+    ANY_TAG,
+    Handled,
+    MessageEnd,
+    Prequest,
+    ProbedMessage,
+    VirtualRequest,
+    lacks,
+    memory,
+)
+
+UNDEFINED = library.UNDEFINED
+
+
+class Group(Handled):
+    """Ranks; its handle is their numbers in the job."""
+
+    @property
+    def size(self) -> int:
+        return len(self.handle)
+
+    @property
+    def rank(self) -> int:
+        number = here().number
+        return self.handle.index(number) if number in self.handle else UNDEFINED
+
+    def Translate_ranks(self, ranks: Sequence[int] | None, other: "Group") -> list[int]:
+        places = {number: place for place, number in enumerate(other.handle)}
+        own = range(self.size) if ranks is None else ranks
+        return [places.get(self.handle[rank], UNDEFINED) for rank in own]
+
+    def Incl(self, ranks: Sequence[int]) -> "Group":
+        return Group.of(tuple(self.handle[rank] for rank in ranks))
+
+
+class Comm(Handled):
+    """A communicator; its handle is a :class:`Context`."""
+
+    is_topo = is_inter = False
+
+    @property
+    def rank(self) -> int:
+        return int(self.handle.numbers[here().number])
+
+    @property
+    def size(self) -> int:
+        return len(self.handle.members)
+
+    @property
+    def group(self) -> Group:
+        return Group.of(self.handle.members)
+
+    def Get_rank(self) -> int:
+        return self.rank
+
+    def Get_size(self) -> int:
+        return self.size
+
+    def Get_group(self) -> Group:
+        return self.group
+
+    def Get_attr(self, key: int) -> Any:
+        return 1 << 30 if key == library.TAG_UB else None
+
+    def Abort(self, errorcode: int = 0) -> NoReturn:
+        raise SystemExit(errorcode)
+
+    # Communicators of these ranks.
+
+    def Split(self, color: int = 0, key: int = 0) -> Any:
+        """The communicator of the ranks of this colour, by rising keys."""
+        members = self.handle.members
+
+        def shared(parts: list[tuple[int, int]]) -> dict[int, Context]:
+            order = sorted(range(len(parts)), key=lambda number: parts[number][1])
+            return {
+                colour: Context([members[n] for n in order if parts[n][0] == colour])
+                for colour in {one[0] for one in parts}
+            }
+
+        found = self._meet("split", (color, key), lambda made, _: made[color], shared)
+        return type(self).of(None if color == UNDEFINED else found)
+
+    def Split_type(self, split_type: int, key: int = 0, info: Any = None) -> Any:
+        return self.Split(self.rank if split_type == library.COMM_TYPE_SHARED else 0, key)
+
+    def Dup(self, info: Any = None) -> Any:
+        return self.Split(0, self.rank)
+
+    Dup_with_info = Clone = Dup
+
+    def Idup(self, info: Any = None) -> tuple[Any, VirtualRequest]:
+        made, members = type(self).of(None), self.handle.members
+
+        def finish(context: Context, _: int) -> None:
+            made.handle = context
+
+        return made, VirtualRequest.of(
+            self.handle.meet("idup", b"", finish, lambda _: Context(members))
+        )
+
+    def Create(self, group: Group) -> Any:
+        return self.Split(UNDEFINED if group.rank == UNDEFINED else 0, group.rank)
+
+    def Create_group(self, group: Group, tag: int = 0) -> Any:
+        members = group.handle
+        own = Comm.of(self.handle.groups.setdefault(members, Context(members)))
+        return type(self).of(own.Dup().handle)
+
+    # Messages.
+
+    def _end(self, sends: bool, data: Any, peer: int, tag: int) -> MessageEnd:
+        source, target = (self.rank, peer) if sends else (peer, self.rank)
+        return MessageEnd(self.handle, sends, data, source, target, tag)
+
+    def Isend(self, buf: Any, dest: int, tag: int = 0) -> VirtualRequest:
+        return VirtualRequest.of(self._end(True, memory(buf), dest, tag).post())
+
+    def Irecv(self, buf: Any, source: int = ANY_SOURCE, tag: int = ANY_TAG) -> VirtualRequest:
+        return VirtualRequest.of(self._end(False, memory(buf, True), source, tag).post())
+
+    def isend(self, obj: Any, dest: int, tag: int = 0) -> VirtualRequest:
+        data = np.frombuffer(pickle.dumps(obj), np.uint8)
+        return VirtualRequest.of(self._end(True, data, dest, tag).post())
+
+    def irecv(
+        self, buf: Any = None, source: int = ANY_SOURCE, tag: int = ANY_TAG
+    ) -> VirtualRequest:
+        return VirtualRequest.of(self._end(False, None, source, tag).post())
+
+    def Send(self, buf: Any, dest: int, tag: int = 0) -> None:
+        self.Isend(buf, dest, tag).Wait()
+
+    def send(self, obj: Any, dest: int, tag: int = 0) -> None:
+        self.isend(obj, dest, tag).Wait()
+
+    Issend = Ibsend = Irsend = Isend
+    Ssend = Bsend = Rsend = Send
+    issend = ibsend = isend
+    ssend = bsend = send
+
+    def Recv(
+        self, buf: Any, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Any = None
+    ) -> None:
+        self.Irecv(buf, source, tag).Wait(status)
+
+    def recv(
+        self, buf: Any = None, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Any = None
+    ) -> Any:
+        return self.irecv(buf, source, tag).wait(status)
+
+    def Sendrecv(
+        self, sendbuf: Any, dest: int, sendtag: int = 0, recvbuf: Any = None, *where: Any, **at: Any
+    ) -> None:
+        """``where`` and ``at``: source, recvtag and status, as mpi4py's."""
+        self._both(self.Isend(sendbuf, dest, sendtag), self.Irecv, recvbuf, *where, **at)
+
+    def sendrecv(
+        self, sendobj: Any, dest: int, sendtag: int = 0, recvbuf: Any = None, *where: Any, **at: Any
+    ) -> Any:
+        return self._both(self.isend(sendobj, dest, sendtag), self.irecv, recvbuf, *where, **at)
+
+    @staticmethod
+    def _both(
+        sent: VirtualRequest,
+        receive: Callable[..., VirtualRequest],
+        buf: Any,
+        source: int = ANY_SOURCE,
+        recvtag: int = ANY_TAG,
+        status: Any = None,
+    ) -> Any:
+        found = receive(buf, source, recvtag).wait(status)
+        sent.Wait()
+        return found
+
+    def Send_init(self, buf: Any, dest: int, tag: int = 0) -> Prequest:
+        data = memory(buf)
+        return Prequest.of(lambda: self._end(True, data, dest, tag))
+
+    Ssend_init = Bsend_init = Rsend_init = Send_init
+
+    def Recv_init(self, buf: Any, source: int = ANY_SOURCE, tag: int = ANY_TAG) -> Prequest:
+        data = memory(buf, True)
+        return Prequest.of(lambda: self._end(False, data, source, tag))
+
+    def _posted(self, source: int, tag: int, status: Any) -> MessageEnd | None:
+        here().arrive()
+        wanted = self._end(False, None, source, tag)
+        for send in self.handle.sends[self.rank]:
+            if wanted.takes(send):
+                send.tell(status)
+                return send
+        here().look()
+        return None
+
+    def Iprobe(self, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Any = None) -> bool:
+        return self._posted(source, tag, status) is not None
+
+    def Improbe(
+        self, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Any = None
+    ) -> ProbedMessage | None:
+        if (send := self._posted(source, tag, status)) is None:
+            return None
+        self.handle.sends[self.rank].remove(send)
+        return ProbedMessage.of(send)
+
+    def Probe(self, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Any = None) -> bool:
+        while not self.Iprobe(source, tag, status):
+            here().idle()
+        return True
+
+    def Mprobe(
+        self, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Any = None
+    ) -> ProbedMessage:
+        while (found := self.Improbe(source, tag, status)) is None:
+            here().idle()
+        return found
+
+    iprobe, improbe, probe, mprobe = Iprobe, Improbe, Probe, Mprobe
+
+    # Collectives of the library.
+
+    def _meet(self, *given: Any) -> Any:
+        pending = self.handle.meet(*given)
+        here().wait(pending)
+        return pending.result
+
+    def Ibarrier(self) -> VirtualRequest:
+        return VirtualRequest.of(self.handle.meet("a barrier", b"", lambda *_: None))
+
+    def Barrier(self) -> None:
+        self.Ibarrier().Wait()
+
+    def Iallreduce(self, sendbuf: Any, recvbuf: Any, op: Any = library.SUM) -> VirtualRequest:
+        out = memory(recvbuf, True)
+        own = recvbuf if sendbuf is library.IN_PLACE or sendbuf is None else sendbuf
+        array, *words = own if isinstance(own, list | tuple) else [own]
+
+        def join(left: Any, right: Any) -> Any:
+            found = right.copy()
+            op.Reduce_local(*([one, words[-1]] if words else one for one in (left, found)))
+            return found
+
+        def finish(total: Any, _: int) -> None:
+            out[:] = memory(total)
+
+        parts = self.handle.meet(
+            "an all-reduce", np.array(array), finish, lambda all_: folded(all_, join)
+        )
+        return VirtualRequest.of(parts)
+
+    def Allreduce(self, sendbuf: Any, recvbuf: Any, op: Any = library.SUM) -> None:
+        self.Iallreduce(sendbuf, recvbuf, op).Wait()
+
+    def Iallgatherv(self, sendbuf: Any, recvbuf: Any) -> VirtualRequest:
+        """``recvbuf``: an array, alone or with the counts of blocks that follow one another."""
+        array, *words = recvbuf if isinstance(recvbuf, list | tuple) else [recvbuf]
+        if len(words) > 1:
+            lacks("Iallgatherv with displacements")()
+        out = memory(array, True)
+
+        def finish(parts: list[Any], _: int) -> None:
+            found = np.concatenate(parts)
+            out[: len(found)] = found
+
+        return VirtualRequest.of(self.handle.meet("an all-gather", memory(sendbuf).copy(), finish))
+
+    Iallgather = Iallgatherv
+
+    # Collectives of objects.
+
+    def barrier(self) -> None:
+        self.Barrier()
+
+    def allgather(self, sendobj: Any) -> list[Any]:
+        every = self._meet("allgather", pickle.dumps(sendobj), lambda parts, _: parts)
+        return [pickle.loads(part) for part in every]
+
+    def bcast(self, obj: Any = None, root: int = 0) -> Any:
+        own = pickle.dumps(obj) if self.rank == root else b""
+        found = self._meet(f"bcast from {root}", own, lambda parts, _: parts[root])
+        return obj if self.rank == root else pickle.loads(found)
+
+    def gather(self, sendobj: Any, root: int = 0) -> list[Any] | None:
+        every = self._meet(f"gather to {root}", pickle.dumps(sendobj), lambda parts, _: parts)
+        return [pickle.loads(part) for part in every] if self.rank == root else None
+
+    def alltoall(self, sendobj: Any) -> list[Any]:
+        own = self.rank
+        return [parts[own] for parts in self.allgather(sendobj)]
+
+    def scatter(self, sendobj: Any = None, root: int = 0) -> Any:
+        return self.bcast(sendobj, root)[self.rank]
+
+    def allreduce(self, sendobj: Any, op: Any = library.SUM) -> Any:
+        return folded(self.allgather(sendobj), op)
+
+    def reduce(self, sendobj: Any, op: Any = library.SUM, root: int = 0) -> Any:
+        found = self.gather(sendobj, root)
+        return None if found is None else folded(found, op)
+
+    def scan(self, sendobj: Any, op: Any = library.SUM) -> Any:
+        return folded(self.allgather(sendobj)[: self.rank + 1], op)
+
+    def exscan(self, sendobj: Any, op: Any = library.SUM) -> Any:
+        parts = self.allgather(sendobj)[: self.rank]
+        return folded(parts, op) if parts else None

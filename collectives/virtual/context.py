@@ -1,0 +1,87 @@
+"""The messages and collectives under way on a communicator of virtual ranks."""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from collectives.virtual.cluster import Operation, here
+from collectives.virtual.messages import MessageEnd
+
+
+class Context:
+    """The messages and collectives under way on a communicator, which its ranks share.
+
+    Attributes:
+        members: their numbers in the job.
+        numbers: the reverse.
+        sends, receives: ends without the other end, by the rank that receives, oldest first.
+        groups: contexts of members that make a communicator of their own.
+        ours: the communicators whose algorithms serve these ranks.
+    """
+
+    def __init__(self, members: Sequence[int]) -> None:
+        self.members = tuple(members)
+        self.numbers = {rank: number for number, rank in enumerate(members)}
+        self.sends: list[deque[MessageEnd]] = [deque() for _ in members]
+        self.receives: list[deque[MessageEnd]] = [deque() for _ in members]
+        self.groups: dict[tuple[int, ...], Context] = {}
+        self.ours: dict[int, Any] = {}
+        self._met = [0] * len(self.members)
+        #: By turn: the name, and by member the part and the operation.
+        self._meetings: dict[int, tuple[str, dict[int, tuple[Any, Operation]]]] = {}
+
+    def meet(
+        self,
+        what: str,
+        brought: Any,
+        finish: Callable[[Any, int], Any],
+        shared: Callable[[list[Any]], Any] = lambda parts: parts,
+    ) -> Operation:
+        """A collective of the library begins on this rank.
+
+        Args:
+            what: its name, the same on all ranks.
+            brought: this rank's part; bytes and arrays count in the time.
+            finish: from ``shared(parts)`` of all parts and this rank's number to its result.
+
+        Raises:
+            RuntimeError: another rank makes another call.
+        """
+        rank = here()
+        now, own = rank.arrive(), self.numbers[rank.number]
+        turn = self._met[own]
+        self._met[own] += 1
+        first, came = self._meetings.setdefault(turn, (what, {}))
+        if first != what:
+            raise RuntimeError(
+                f"rank {rank.number} calls {what} where rank {self.members[next(iter(came))]} has "
+                f"called {first}, the collective number {turn + 1} of this communicator"
+            )
+
+        def missing() -> list[int]:
+            return [other for number, other in enumerate(self.members) if number not in came]
+
+        pending = Operation(f"is in {what}", missing, result=finish)
+        came[own] = brought, pending
+        if len(came) == len(self.members):
+            del self._meetings[turn]
+            parts = [came[number][0] for number in range(len(came))]
+            given = shared(parts)
+            nbytes = sum(len(part) for part in parts if isinstance(part, bytes | np.ndarray))
+            end = now + rank.cluster.meeting(self.members, nbytes)
+            for number, (_, one) in came.items():
+                one.result, one.begun, one.end = one.result(given, number), now, end
+                rank.cluster.ranks[self.members[number]].note(end, one)
+        return pending
+
+
+def folded(parts: Sequence[Any], join: Callable[[Any, Any], Any]) -> Any:
+    """The sum of all parts in the order of recursive doubling."""
+    found = list(parts)
+    extra = len(found) - (1 << (len(found).bit_length() - 1))
+    found[: 2 * extra] = [join(*found[at : at + 2]) for at in range(0, 2 * extra, 2)]
+    while len(found) > 1:
+        found = [join(*found[at : at + 2]) for at in range(0, len(found), 2)]
+    return found[0]
