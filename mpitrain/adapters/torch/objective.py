@@ -1,7 +1,7 @@
 """Losses and metrics that are functions of torch tensors."""
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import product
 from math import nan
 from typing import Any
@@ -29,12 +29,20 @@ class Following:
     Tensors of a module, such as weights of classes, are copied to a GPU once, and again when they
     have changed; other functions do that themselves, as by ``weights.to(outputs.device)``.  A
     module's own loss is one number for the function; returned as it is, it is a sum and a count.
+
+    Attributes:
+        kept: tensors of the function, if it is a module: they do not follow from samples.
     """
 
     def __init__(self, function: Function) -> None:
         self.__name__ = name_of(function)
         self._function = function
         self._moved: Moved = {}
+
+    @property
+    def kept(self) -> list[torch.Tensor]:
+        is_module = isinstance(self._function, torch.nn.Module)
+        return [*self._function.buffers(), *self._function.parameters()] if is_module else []
 
     def __call__(self, outputs: Any, labels: Any) -> Any:
         if not isinstance(outputs, dict) or COUNT not in outputs:
@@ -158,9 +166,9 @@ class TorchLoss:
             given = _drawn(zeros(2, outputs, np.float32), wide, 1)
             wanted = self._cast(_drawn(zeros(2, labels, kind), wide, 2), given)
             try:
-                with warnings.catch_warnings():  # torch warns of shapes that are broadcast
-                    warnings.simplefilter("error", UserWarning)
-                    (parts, found), *_ = [
+                with warnings.catch_warnings():  # of shapes that are broadcast, and old arguments
+                    warnings.filterwarnings("error", "Using a |size_average", UserWarning)
+                    (parts, found), *each = [
                         self._tried(given, wanted, some)
                         for some in (slice(2), slice(1), slice(1, 2))
                     ]
@@ -184,6 +192,8 @@ class TorchLoss:
                 f"{name_of(self.function)} gives {wrong}; a loss is one number that follows from "
                 "the outputs, its mean over the samples, or (sum, count)"
             )
+        if found.reduction == "count" and (apart := _apart(found, [one for _, one in each])):
+            raise ValueError(f"{name_of(self.function)} {apart}")
         # A rank may have no samples in the first batch, and must know the unused fields then, too.
         self._unused = frozenset(parts.keys() - by.keys())
         self.reduction, self.ignore_index = found.reduction, self._calls.ignore_index
@@ -316,6 +326,24 @@ def _wrong(found: Reduced) -> str:
     except (RuntimeError, TypeError, ValueError):
         return f"{_shown(found.count)} as its count"
     return "" if count >= 0 else f"{count:g} as its count"
+
+
+def _apart(both: Reduced, each: Sequence[Reduced]) -> str:
+    """Fault of a sum and a count of two samples that are not those of each; empty: they are."""
+    for name in ("total", "count"):
+        whole, *parts = (_number(getattr(one, name)) for one in (both, *each))
+        if abs(whole - sum(parts)) > 1e-4 * max(abs(whole), *map(abs, parts)):
+            what = "sum" if name == "total" else "count"
+            return (
+                f"gives {whole:.6g} as the {what} of two samples, and {parts[0]:.6g} and "
+                f"{parts[1]:.6g} for each alone; it must add up, or it is another one in every "
+                "layout: compare no sample with others of its batch, and give a sum, no mean"
+            )
+    return ""
+
+
+def _number(found: Any) -> float:
+    return float(found.detach() if isinstance(found, torch.Tensor) else found)
 
 
 def _shown(found: Any) -> str:

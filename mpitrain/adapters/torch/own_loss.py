@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from mpitrain.adapters.torch.checks.probe import outputs_of
+from mpitrain.adapters.torch.reductions import OVER_WEIGHTS, whole
 
 #: Outputs of a layer in whose first rows are a sum and what counts in it, and 0 in all others.
 LOSS, COUNT = "loss", "loss_count"
@@ -111,14 +112,16 @@ class _NotedMeans(TorchFunctionMode):
     def __torch_function__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        given = kwargs or {}
+        given = whole(function, kwargs)
         if given.get("reduction", "") != "mean" or function not in (*_OF_CLASSES, *_OF_NUMBERS):
             return function(*args, **given)
         scores, labels, *_ = args
         each = function(*args, **given | {"reduction": "none"})
         if scores.dtype in (torch.float16, torch.bfloat16):  # sums of 16 bits would overflow
             each = each.float()
-        if function in _OF_NUMBERS:
+        if function in OVER_WEIGHTS and given.get("weight") is not None:
+            count = given["weight"].sum()
+        elif function in _OF_NUMBERS:
             count = torch.tensor(float(each.numel()), device=each.device)
         elif labels.is_floating_point():  # probabilities of all classes
             count = torch.tensor(float(len(labels)), device=each.device)

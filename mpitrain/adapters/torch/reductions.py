@@ -1,5 +1,6 @@
 """How a program's function reduces its samples: a mean over all, over what counts, or a sum."""
 
+import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -7,10 +8,13 @@ import torch
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from mpitrain.fields import named
 from mpitrain.objective import Reduction
 
 #: Losses of classes, whose means are over what counts: ``ignore_index`` and weights of classes.
 _OF_CLASSES = (F.cross_entropy, F.nll_loss)
+#: Losses of numbers, whose means are over the weights of these where they are given.
+OVER_WEIGHTS = (F.mse_loss, F.l1_loss)
 #: Losses whose means are over all numbers, or over all samples.
 _OF_ALL = (
     F.binary_cross_entropy, F.binary_cross_entropy_with_logits, F.cosine_embedding_loss,
@@ -29,7 +33,8 @@ class Reduced(NamedTuple):
         count: divisor of ``total`` that makes it the mean over what counts in the samples; None
             for other reductions.
         reduction: kind of ``total``, as :data:`mpitrain.objective.Reduction` names it.
-        is_known: whether a mean is surely one over samples with equal weights.
+        is_known: whether a mean is surely one over samples with equal weights, as that of a loss
+            of torch is over the outputs and labels as they are.
     """
 
     total: Any
@@ -49,38 +54,51 @@ class Reductions(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self.ignore_index: int | None = None
-        self._last: tuple[Any, Reduced] | None = None
+        self._last: tuple[Any, int, Reduced] | None = None
+        self._given: list[Any] = []
 
     def of(self, function: Callable[[Any, Any], Any], outputs: Any, labels: Any) -> Reduced:
         """The result of ``function(outputs, labels)``.
 
-        A tuple is the sum and what counts; a number that one of torch's own losses gave is reduced
-        as that loss is.  Any other result should be a mean over samples with equal weights.
+        A tuple is the sum and what counts; a number that one of torch's own losses gave, and that
+        nothing has changed since, is reduced as that loss is.  Any other result should be a mean
+        over samples with equal weights.
         """
+        kept = getattr(function, "kept", ())
+        self._given = [*named(outputs).values(), *named(labels).values(), *kept]
         with self:
             found = function(outputs, labels)
-        last, self._last = self._last, None
+        last, self._last, self._given = self._last, None, []
         if isinstance(found, tuple) and len(found) == 2:
             return Reduced(*found, reduction="count")
-        return last[1] if last and last[0] is found else Reduced(found)
+        if last and last[0] is found and last[1] == found._version:
+            return last[2]
+        return Reduced(found)
 
     def __torch_function__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        given = kwargs or {}
+        given = whole(function, kwargs)
         is_of_classes = function in _OF_CLASSES
         if is_of_classes:
             self.ignore_index = given.get("ignore_index", -100)
             is_of_classes = not args[1].is_floating_point()  # else probabilities of all classes
-        if given.get("reduction") == "mean" and is_of_classes:
-            total, count = self._counted(function, *args, **given)
+        is_weighed = function in OVER_WEIGHTS and given.get("weight") is not None
+        if given.get("reduction") == "mean" and (is_of_classes or is_weighed):
+            if is_of_classes:
+                total, count = self._counted(function, *args, **given)
+            else:
+                total = function(*args, **given | {"reduction": "sum"})
+                count = given["weight"].sum()
             found = total / count
-            self._last = found, Reduced(total, count, "count")
+            self._last = found, found._version, Reduced(total, count, "count")
             return found
         found = function(*args, **given)
         if function in _OF_ALL or function in _OF_CLASSES:
             how: Reduction = "sum" if given.get("reduction") == "sum" else "mean"
-            self._last = found, Reduced(found, reduction=how, is_known=True)
+            used = (one for one in (*args, *given.values()) if isinstance(one, torch.Tensor))
+            is_known = all(any(one is other for other in self._given) for one in used)
+            self._last = found, found._version, Reduced(found, reduction=how, is_known=is_known)
         return found
 
     @staticmethod
@@ -93,3 +111,18 @@ class Reductions(TorchFunctionMode):
         counts = labels != given["ignore_index"]
         weight = given.get("weight")
         return total, counts.sum() if weight is None else weight[labels[counts]].sum()
+
+
+def whole(function: Any, kwargs: Any) -> dict[str, Any]:
+    """Arguments that a mode was given for one of torch's losses, with one that torch leaves out.
+
+    ``l1_loss`` of torch 2.13 does not tell modes its weight, which its frame still has.
+    """
+    given = dict(kwargs or {})
+    if function is F.l1_loss and "weight" not in given:
+        frame: Any = sys._getframe(1)
+        while frame is not None and frame.f_code is not F.l1_loss.__code__:
+            frame = frame.f_back
+        if frame is not None and "weight" in frame.f_locals:
+            given["weight"] = frame.f_locals["weight"]
+    return given

@@ -237,6 +237,71 @@ def test_results_that_are_no_loss(loss, message):
         TorchLoss(loss).expect((3,), (3,), np.dtype("f4"))
 
 
+def known_and_more(outputs, labels):
+    loss = F.mse_loss(outputs, labels)
+    loss += outputs.norm()
+    return loss
+
+
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        (lambda y, t: F.mse_loss(y[t > 0.39], t[t > 0.39]), "must be a mean over samples"),
+        (lambda y, t: F.mse_loss(y - y.mean(0), t), "must be a mean over samples"),
+        (lambda y, t: F.mse_loss(y, t - t.mean(0)), "must be a mean over samples"),
+        (
+            lambda y, t: F.binary_cross_entropy_with_logits(y, t, pos_weight=1 / t.mean(0)),
+            "must be a mean over samples",
+        ),
+        (known_and_more, "must be a mean over samples"),
+        (lambda y, t: F.cross_entropy(y @ t.T, torch.arange(len(y))), "as the sum .* must add up"),
+        (lambda y, t: (F.mse_loss(y, t), 1), "as the sum of two samples.* must add up"),
+        (lambda y, t: (F.mse_loss(y, t, reduction="sum"), 1), "as the count .* must add up"),
+    ],
+)
+def test_torchs_losses_of_other_things_than_all_samples(loss, message):
+    with pytest.raises(ValueError, match=message):
+        TorchLoss(loss).expect((3,), (3,), np.dtype("f4"))
+
+
+def test_a_mask_that_only_data_show():
+    own = TorchLoss(lambda y, t: F.mse_loss(y[t <= RARE], t[t <= RARE]))
+    own.expect((3,), (3,), np.dtype("f8"))
+    outputs, labels = np.random.default_rng(0).random((2, 4, 3))
+    own(outputs, labels, 12.0)
+    assert own.fault is None
+    labels[0, 0] += 2
+    own(outputs, labels, 12.0)
+    assert "must be a mean over samples" in str(own.fault)
+
+
+def in_place(outputs, labels):
+    loss = F.mse_loss(outputs, labels, reduction="sum")
+    loss /= labels.numel()
+    return loss
+
+
+@pytest.mark.parametrize(
+    ("loss", "how"),
+    [
+        (lambda y, t: F.mse_loss(y, t, weight=t), "count"),
+        (lambda y, t: F.l1_loss(y, t, weight=t), "count"),
+        (torch.nn.KLDivLoss(), "mean"),
+        (in_place, "mean"),
+    ],
+)
+def test_weights_and_sums_that_are_divided_are_those_of_torch(loss, how):
+    own, rng = TorchLoss(loss), np.random.default_rng(1)
+    own.expect((3,), (3,), np.dtype("f8"))
+    assert own.reduction == how
+    outputs, labels = rng.random((2, 9, 3))
+    found = [own(outputs[part], labels[part], 27.0) for part in parts_of(9, [2, 5])]
+    counted = sum(count for _, _, count in found) / 27 if how == "count" else 1
+    expected = loss(torch.from_numpy(outputs), torch.from_numpy(labels)).item()
+    assert sum(value for value, *_ in found) / counted == pytest.approx(expected, rel=1e-12)
+    assert own.fault is None
+
+
 def test_a_loss_that_is_a_sum_and_count_now_and_then():
     def loss(outputs, labels):
         each = (outputs - labels).square()

@@ -74,6 +74,9 @@ class Model(nn.Module):
             case "numbers":
                 wanted = F.one_hot(words, 7).to(scores)
                 return {"loss": F.mse_loss(scores, wanted) + F.l1_loss(scores[:, 0], wanted[:, 0])}
+            case "weighed numbers":
+                weight = (1.0 + words)[..., None].expand_as(scores).to(scores)
+                return {"loss": F.l1_loss(scores, F.one_hot(words, 7).to(scores), weight=weight)}
             case "other counts":
                 return {"loss": loss + F.mse_loss(scores, torch.zeros_like(scores))}
             case "penalty":
@@ -121,7 +124,17 @@ def alone(made, form):
 
 
 @pytest.mark.parametrize(
-    "form", ["dictionary", "class", "tuple", "alone", "weights", "several", "numbers"]
+    "form",
+    [
+        "dictionary",
+        "class",
+        "tuple",
+        "alone",
+        "weights",
+        "several",
+        "numbers",
+        "weighed numbers",
+    ],
 )
 def test_the_mean_is_over_what_counts_in_the_batch(tmp_path, form):
     with trainer(tmp_path, form) as made:
