@@ -166,7 +166,7 @@ class TorchLoss:
             given = _drawn(zeros(2, outputs, np.float32), wide, 1)
             wanted = self._cast(_drawn(zeros(2, labels, kind), wide, 2), given)
             try:
-                with warnings.catch_warnings():  # of shapes that are broadcast, and old arguments
+                with warnings.catch_warnings():  # shapes that are broadcast, old arguments
                     warnings.filterwarnings("error", "Using a |size_average", UserWarning)
                     (parts, found), *each = [
                         self._tried(given, wanted, some)
