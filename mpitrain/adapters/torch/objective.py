@@ -41,8 +41,9 @@ class Following:
 
     @property
     def kept(self) -> list[torch.Tensor]:
-        is_module = isinstance(self._function, torch.nn.Module)
-        return [*self._function.buffers(), *self._function.parameters()] if is_module else []
+        if not isinstance(self._function, torch.nn.Module):
+            return []
+        return [*self._function.buffers(), *self._function.parameters()]
 
     def __call__(self, outputs: Any, labels: Any) -> Any:
         if not isinstance(outputs, dict) or COUNT not in outputs:
