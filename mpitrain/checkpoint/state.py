@@ -218,11 +218,12 @@ def _alike(parts: "Parts", index: int) -> Iterator[tuple[str, Array]]:
 
 
 def _names(own: Own) -> dict[str, object]:
-    """Names of a job's own objects, without their files and the schedule, which may change."""
+    """Names of a job's own objects, without their files, and what may change: the schedule and the
+    layout's splits."""
     return {
         key: value.rpartition(":")[2] if isinstance(value, str) else value
         for key, value in asdict(own).items()
-        if key != "schedule"
+        if key not in ("schedule", "splits")
     }
 
 

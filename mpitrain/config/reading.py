@@ -168,7 +168,8 @@ def _check_names(value: object, kind: Any, path: tuple[str, ...]) -> None:
     choices = [one for values in literals for one in values if isinstance(one, str)]
     numbers = (msgspec.inspect.IntType, msgspec.inspect.FloatType)
     also = ["a number"] if any(isinstance(one, numbers) for one in kinds) else []
-    if choices and isinstance(value, str) and value not in choices:
+    is_open = any(isinstance(one, msgspec.inspect.StrType) for one in kinds)  # or a file
+    if choices and isinstance(value, str) and value not in choices and not is_open:
         raise ConfigError(_unknown("value", f"{'.'.join(path)} = {value!r}", value, choices + also))
 
 

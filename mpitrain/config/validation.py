@@ -6,6 +6,7 @@ from typing import get_args
 
 import msgspec
 
+from collectives.errors import hint
 from mpitrain import compress
 from mpitrain.compress.codec import Momentum, Remembering
 from mpitrain.config.conflicts import refusals
@@ -86,7 +87,7 @@ def _layout(job: Tables) -> Faults:
     if p.schedule not in (names := get_args(Looping) + get_args(InV)) and not is_file:
         yield (
             "parallel.schedule",
-            f"no schedule {p.schedule!r}; there are {', '.join(names)}, and files (.csv)",
+            f"no schedule {p.schedule!r}; {hint(p.schedule, names)}, or name a file (.csv)",
         )
     chunks = 2 if in_v else p.chunks
     if isinstance(p.partition, tuple) and len(p.partition) != stages * chunks and not is_file:
@@ -113,7 +114,11 @@ def _model(job: Tables) -> Faults:
     if m.kind == "gpt" and m.width % m.heads:
         yield "model.heads", f"{m.heads} heads do not divide a width of {m.width}"
     if m.kind == "gpt" and m.heads % p.tensor:
-        yield "parallel.tensor", f"{p.tensor} ranks cannot share {m.heads} heads equally"
+        yield (
+            "parallel.tensor",
+            f"{p.tensor} ranks cannot share {m.heads} heads equally; take a number that divides "
+            "model.heads",
+        )
     for channels in m.channels if m.kind == "resnet" else ():
         # The groups of channels that are normed together; models say the same (convnets.groups).
         if (norms := next(n for n in (8, 4, 2, 1) if channels % n == 0)) % p.tensor:
@@ -138,7 +143,11 @@ def _model(job: Tables) -> Faults:
     if p.alltoall != "auto" and p.experts == 1:
         yield "parallel.alltoall", "sends rows to other ranks' experts; set parallel.experts"
     if p.sequence and context % p.tensor:
-        yield "parallel.sequence", f"{p.tensor} ranks cannot share {context} positions"
+        yield (
+            "parallel.sequence",
+            f"{p.tensor} ranks cannot share {context} positions; take a data.context that "
+            f"{p.tensor} divides, or set sequence = false",
+        )
     for kind, names in (("gpt", ("text", "tokens")), ("recommender", ("clicks",))):
         if (m.kind == kind) != (job.data.name in names):
             yield "model.kind", f"a {m.kind} cannot be trained on {job.data.name}"

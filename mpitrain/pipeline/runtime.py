@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from itertools import product
 from time import perf_counter
 from typing import Any, TypeVar
 
@@ -222,9 +223,11 @@ class Runner:
                 sample = self._device.xp.zeros((1, *specs[-1].shape), specs[-1].dtype)
                 y, _ = self.chunks[chunk].forward(probe, sample, resting)
                 found = Spec(y.shape[1:], y.dtype)
-            first = [Coordinates(stage, 0, 0, part) for part in range(self.layout.context)]
+            # Parts of positions and of columns may be unequal.
+            parts = product(range(self.layout.context), range(self.layout.tensor))
+            first = [Coordinates(stage, 0, tensor, context) for context, tensor in parts]
             every = [self.comm.bcast(found, self.layout.rank(place)) for place in first]
-            specs.append(every[self.place.context])
+            specs.append(every[self.place.context * self.layout.tensor + self.place.tensor])
         return specs
 
 

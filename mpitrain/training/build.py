@@ -139,7 +139,8 @@ def partition(config: Config, model: SequentialModel, stages: int) -> Partition:
     parts = stages * (found.chunks or config.parallel.chunks)
     if len(names) < parts:
         raise ConfigError(
-            f"parallel.pipe: a model of {len(names)} layers cannot be cut into {parts} stages"
+            f"parallel.pipe: a model of {len(names)} layers cannot be cut into {parts} stages; "
+            "take fewer stages or chunks, or more layers"
         )
     wanted = config.parallel.partition
     if isinstance(wanted, tuple):

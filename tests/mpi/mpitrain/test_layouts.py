@@ -91,6 +91,14 @@ def test_other_models_and_optimisers(comm, expected, model, layout):
 
 
 # More ranks than samples, so that some micro-batches are empty.
+@pytest.mark.skipif(RANKS != 4, reason="two stages of two tensor ranks")
+@pytest.mark.quick_on(4)
+def test_stages_between_columns_that_ranks_share_unequally(comm):
+    config = job("convnet", pipe=2, tensor=2, partition=(3, 2))
+    config = replace(config, model=replace(config.model, hidden=(9, 7)))
+    same(curve(comm, config, 3), alone(config, 3), 1e-10)
+
+
 @pytest.mark.parametrize("layout", FEW)
 def test_micro_batches_without_samples(comm, expected, layout):
     config = job("gpt", batch_size=3, **layouts("gpt", RANKS)[layout])

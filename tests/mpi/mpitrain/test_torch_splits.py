@@ -1,5 +1,6 @@
 """Torch modules whose matrices tensor ranks share by a map of names train as one process does."""
 
+from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -9,7 +10,9 @@ from mpi4py import MPI
 
 import mpitrain
 from mpitrain import nn
+from mpitrain.checkpoint.saving import resume
 from mpitrain.config import ConfigError
+from tests.mpi.mpitrain.layouts import keep
 
 torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
 torch.set_num_threads(1)
@@ -125,6 +128,17 @@ def test_losses_values_and_state_are_those_of_one_process(folder, one_process, p
     for number, slots in state.items():
         for slot, value in slots.items():
             torch.testing.assert_close(own[number][slot], value, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.skipif(RANKS != 2, reason="two tensor ranks")
+def test_a_run_goes_on_without_splits_on_ranks_that_share_nothing(comm, folder, one_process):
+    with made(folder, parallel={"tensor": 2}) as trainer:
+        found = [record.loss for record in islice(trainer.run_epoch(0), 2)]
+        keep(trainer)
+    with made(folder, splits={}) as trainer:
+        assert resume(trainer.parts).step == 2
+        found += [record.loss for record in islice(trainer.run_epoch(0), 1)]
+    np.testing.assert_allclose(found, one_process[0][:3], rtol=1e-11)
 
 
 def linear():

@@ -55,6 +55,12 @@ def test_options_of_an_algorithm_are_allowed(job):
     assert config.parallel.algorithm == "parameter_server:servers=2"
 
 
+def test_a_job_file_names_a_schedule_file(job):
+    assert load(job("[parallel]\nschedule = 'mine.csv'\n")).parallel.schedule == "mine.csv"
+    override = ["parallel.schedule=other.csv"]
+    assert load(job(""), override).parallel.schedule == "other.csv"
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -74,6 +80,11 @@ def test_options_of_an_algorithm_are_allowed(job):
             "[parallel]\npartition = 'evn'\n",
             "= 'evn': unknown value; did you mean 'even'",
         ),
+        (
+            "[parallel]\nschedule = '1f1'\n",
+            "parallel.schedule: no schedule '1f1'; did you mean '1f1b'?",
+        ),
+        ("[parallel]\nschedule = 'mine'\n", "or name a file (.csv)"),
         ("[server]\nbound = 'non'\n", "server.bound = 'non': unknown value; did you mean 'none'?"),
         (
             "[train]\nmicro_batches = 1025\n",
