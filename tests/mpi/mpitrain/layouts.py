@@ -264,7 +264,7 @@ def layouts(model, ranks):
 
 #: Layouts that have every kind of parallelism between them.
 _FEW = {
-    2: ("zero 2", "interleaved", "sequence, zero 3", "node shared", "context"),
+    2: ("interleaved", "sequence, zero 3", "node shared"),
     3: ("v, zero bubble", "zero 3"),
     4: (
         "data x pipe, interleaved, zero 3",

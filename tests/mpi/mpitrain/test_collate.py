@@ -209,7 +209,13 @@ def test_words_that_only_pad_do_not_count(folder, parallel, loss):
         assert_as_alone(trainer.fit(), trainer.module, expected)
 
 
-@pytest.mark.parametrize("kind", ["shuffled", "in turn", "divided", "weighted", "dropped", "split"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("divided", "weighted", "dropped"),
+        *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("shuffled", "in turn", "split")),
+    ],
+)
 def test_a_loader_gives_size_and_order(folder, kind):
     """Over all ranks; a DistributedSampler's size is that of a rank."""
     lines, utils = Lines(50, 1), torch.utils.data

@@ -107,7 +107,8 @@ def assert_same(folder, alone, layout, **changed):
 
 @pytest.mark.quick_on(2, 3)
 @pytest.mark.parametrize(
-    "layout", [pytest.param(name, marks=SLOW if "," in name else ()) for name in LAYOUTS]
+    "layout",
+    [pytest.param(name, marks=() if name in ("data", "pipe") else SLOW) for name in LAYOUTS],
 )
 def test_all_kinds_together(comm, folder, alone, layout):
     assert_same(folder, alone, LAYOUTS[layout], model=lambda: around(*KINDS))
