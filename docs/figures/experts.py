@@ -1,4 +1,4 @@
-"""Draws experts.svg of docs/training.md: ``python docs/figures/experts.py``."""
+"""Draws experts.svg of docs/parallelism.md: ``python docs/figures/experts.py``."""
 
 from pathlib import Path
 
