@@ -158,6 +158,7 @@ class _Part:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Results of the part for those of the part before, or for the module's inputs."""
+        before = self._here, self._rows, self._lengths  # a trial may come within a pass
         values = args or [kwargs[name] for name in self._arriving.values()]
         self._here = dict(zip(self._arriving, values, strict=True))
         self._rows = len(values[0])
@@ -178,7 +179,7 @@ class _Part:
             found = {one.field: self._for_each(self._here[one]) for one in self._leaving}
             return found if len(found) > 1 else next(iter(found.values()))
         finally:
-            self._here = {}
+            self._here, self._rows, self._lengths = before
 
     def _absent(self, shape: Sequence[int], kind: torch.dtype) -> torch.Tensor:
         """An input that this part does not have."""

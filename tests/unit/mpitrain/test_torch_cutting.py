@@ -270,3 +270,38 @@ def test_parts_take_samples_of_other_lengths_than_in_the_trial():
         for part in parts:
             found = part(**found) if isinstance(found, dict) else part(found)
         torch.testing.assert_close(found, wanted)
+
+
+class Dropping(nn.Module):
+    """Draws numbers within its blocks."""
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lin = nn.Linear(6, 6)
+
+        def forward(self, x):
+            return nn.functional.dropout(self.lin(x), 0.3, self.training)
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(Dropping.Block() for _ in range(3))
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = x + block(x)
+        return x
+
+
+def test_a_trial_for_another_length_leaves_the_pass_as_it_was():
+    """Numbers that are drawn for samples of a new shape are tried within the pass."""
+    torch.manual_seed(0)
+    module = Dropping().double()
+    parts, whole = (
+        layers(module, after, np.ones((3, 5, 6))) for after in (["blocks.0", "blocks.1"], [])
+    )
+    for length in (5, 7):
+        x = np.random.default_rng(length).normal(size=(4, length, 6))
+        found, _ = in_parts(parts, x)
+        wanted, _ = in_parts(whole, x)
+        np.testing.assert_allclose(found, wanted, rtol=1e-12)
