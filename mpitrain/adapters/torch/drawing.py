@@ -3,6 +3,7 @@
 Each layout of ranks has one process's numbers then, wherever in a module they are drawn.
 """
 
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -89,7 +90,7 @@ class Drawing(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """False: torch.compile is out of the question here, and its guard takes its time."""
+        """False: the pass runs what is compiled as it was written, and a guard takes its time."""
         return False
 
     def again(self) -> "Drawing":
@@ -103,6 +104,8 @@ class Drawing(TorchDispatchMode):
         generator.manual_seed(_MARK - 1 if self._again else _MARK)
         self._marked = generator.get_state()
         self._opened = ExitStack()
+        if "torch._dynamo" in sys.modules:  # something may be compiled, and would trace the mode
+            self._opened.enter_context(torch.compiler.set_stance("force_eager"))
         if self._draws.plain:
             self._opened.enter_context(sdpa_kernel(SDPBackend.MATH))
             self._opened.enter_context(torch.backends.cudnn.flags(enabled=False))
