@@ -131,4 +131,4 @@ class _NotedMeans(TorchFunctionMode):
         count = count.to(each.dtype)
         mean = each.sum() / torch.where(count > 0, count, 1)
         self.found.append(_NotedMean(mean, count))
-        return mean
+        return mean.clone()  # which the module may change in place

@@ -99,6 +99,10 @@ IMPURE = {
         r"random numbers of the shape \(4,\) for 2 samples and \(9,\) for 3, of which no axis",
     ),
     "noise of Python's": (lambda m, x: x * random.random(), "two results for one input"),
+    "Python's now and then": (
+        lambda m, x: x * (random.random() > 1e-9), "two results for one input"
+    ),
+    "NumPy's now and then": (lambda m, x: x * (np.random.rand() > 1e-9), "two results for one"),
     "state": (counting, "two results for one input"),
     "statistics": (lambda m, x: x - x.mean(0), "alone in its batch"),
     "functional batch norm": (

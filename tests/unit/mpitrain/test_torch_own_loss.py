@@ -77,6 +77,18 @@ class Model(nn.Module):
             case "weighed numbers":
                 weight = (1.0 + words)[..., None].expand_as(scores).to(scores)
                 return {"loss": F.l1_loss(scores, F.one_hot(words, 7).to(scores), weight=weight)}
+            case "in place":
+                loss *= 0.5
+                loss += F.cross_entropy(flat.roll(1, 1), truth)
+                return {"loss": loss}
+            case "penalty in place":
+                loss += 0.01 * scores.square().mean()
+                return {"loss": loss}
+            case "contrast":
+                means = scores.mean(1)
+                return {"loss": F.cross_entropy(means @ means.T, torch.arange(len(words)))}
+            case "centred":
+                return {"loss": F.mse_loss(scores, scores.detach().mean(0).expand_as(scores))}
             case "other counts":
                 return {"loss": loss + F.mse_loss(scores, torch.zeros_like(scores))}
             case "penalty":
@@ -134,6 +146,7 @@ def alone(made, form):
         "several",
         "numbers",
         "weighed numbers",
+        "in place",
     ],
 )
 def test_the_mean_is_over_what_counts_in_the_batch(tmp_path, form):
@@ -172,6 +185,9 @@ def test_tests_and_metrics_see_the_models_own_loss_and_scores(tmp_path):
     [
         ("other counts", {}, "a loss of several means, over other parts of what counts"),
         ("penalty", {}, "adds other things to its loss than means by torch's own losses"),
+        ("penalty in place", {}, "adds other things to its loss than means by torch's own losses"),
+        ("contrast", {}, "gives a sample another result, or none, when it is alone in its batch"),
+        ("centred", {}, "gives a sample another result, or none, when it is alone in its batch"),
         ("by hand", {}, "'loss' is a single number, and no mean by torch's own losses"),
         ("none", {}, "the model gives no loss itself; give it labels"),
         (

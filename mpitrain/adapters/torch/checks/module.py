@@ -1,8 +1,10 @@
 """Check that a module is a function of its parameters and its input, and of nothing else."""
 
+import random
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -125,8 +127,8 @@ def examine(call: Call, buffers: Tensors, x: Sequence[torch.Tensor], context: Co
 
     It goes forward in both modes, twice, and on the first and the last sample alone.  If it draws
     random numbers, it is found out which of them are whose.  Faults that only other inputs or later
-    steps show stay unseen, and so does randomness that does not come from torch's generator and
-    happens to repeat.
+    steps show stay unseen, and so does randomness of generators that are neither torch's nor the
+    ones that Python's and NumPy's modules have, if it happens to repeat.
 
     Args:
         call: the module.
@@ -160,11 +162,12 @@ def examine(call: Call, buffers: Tensors, x: Sequence[torch.Tensor], context: Co
             watched.modes.add(training)
         else:
             watched.modes.discard(training)
+        generators = _others()
         first, second = (run(*_copy(x), context=here) for _ in range(2))
         for inner, before in values.items():
             if not torch.equal(before, buffers[inner]):
                 raise ImpureModule(f"{name}{changes(inner)}")
-        if not alike(first, second):
+        if generators != _others() or not alike(first, second):
             raise ImpureModule(
                 f"{name} gives two results for one input: it draws random numbers that are not "
                 f"torch's, or keeps state that is no parameter; do without, {ELSEWHERE}"
@@ -176,6 +179,12 @@ def examine(call: Call, buffers: Tensors, x: Sequence[torch.Tensor], context: Co
                 f"that training would depend on the layout of the ranks; keep samples apart, "
                 f"{ELSEWHERE}"
             )
+
+
+def _others() -> tuple[object, ...]:
+    """States of Python's and NumPy's generators, which a module may draw from now and then."""
+    numpys: Any = np.random.get_state()
+    return random.getstate(), numpys[1].tobytes(), *numpys[2:]
 
 
 @torch.no_grad()
@@ -216,10 +225,26 @@ def learn(call: Call, x: Sequence[torch.Tensor], context: Context) -> None:
 def keeps_samples_apart(
     call: Call, x: Sequence[torch.Tensor], context: Context, *, loud: bool = False
 ) -> bool:
-    """Whether the first and the last sample have the results alone that they have in the batch."""
+    """Whether the first and the last sample have the results alone that they have in the batch.
+
+    Their shares in the module's own loss must be the same, too.
+    """
+
+    def own_loss(*rows: int) -> torch.Tensor:
+        given = replace(context, samples=context.samples[list(rows)])
+        with torch.enable_grad():  # by gradients it is known which means are in the loss
+            found = call.tried(*(part[list(rows)] for part in x), context=given, loud=loud)
+        return torch.stack([found[name].detach().sum() for name in (LOSS, COUNT)])
+
     whole, count = call.tried(*_copy(x), context=context, loud=loud), len(x[0])
-    return all(len(part) == count for part in _of_samples(whole).values() if part.dim()) and all(
-        is_alone_as(call, x, context, whole, row, loud=loud) for row in {0, count - 1}
+    return (
+        all(len(part) == count for part in _of_samples(whole).values() if part.dim())
+        and all(is_alone_as(call, x, context, whole, row, loud=loud) for row in {0, count - 1})
+        and (
+            COUNT not in whole
+            or count == 1
+            or close(own_loss(0, count - 1), own_loss(0) + own_loss(count - 1))
+        )
     )
 
 
