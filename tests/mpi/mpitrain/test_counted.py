@@ -105,8 +105,8 @@ def mean_of(loss, outputs, labels):
 def torchs_own(trainer, loss, clip=None, workers=1, optimizer=None):
     """As :func:`steps_of`, of torch's own loop in one process.
 
-    With several ``workers``, each takes the mean of its share of a batch, and the mean of these is
-    the loss.
+    With several ``workers``, each takes the mean of its share of a batch, and the mean of these,
+    with the weights of their samples, is the loss.
     """
     torch.manual_seed(7)
     module = net(4).double()
@@ -121,7 +121,7 @@ def torchs_own(trainer, loss, clip=None, workers=1, optimizer=None):
             for worker in range(workers):
                 some = data[batch[share(len(batch), worker, workers)]]
                 outputs = module(torch.from_numpy(some.inputs).double())
-                own = mean_of(loss, outputs, tensors(some.labels)) / workers
+                own = mean_of(loss, outputs, tensors(some.labels)) * len(some) / len(batch)
                 own.backward()
                 value += own.item()
             norm = torch.nn.utils.get_total_norm([p.grad for p in module.parameters()]).item()
@@ -225,7 +225,8 @@ def test_workers_take_means_over_what_counts_in_their_own_samples(comm, folder, 
     Workers that take their first steps together have one mean.
     """
     loss = LOSSES[name]
-    data = Drawn(4, masked=loss is masked, left_out=0.2)
+    # So few are left out that each worker's small share keeps some.
+    data = Drawn(4, masked=loss is masked, left_out=0.4 / RANKS)
 
     def plain(parameters):
         return torch.optim.SGD(parameters, lr=0.1)
