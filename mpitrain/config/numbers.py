@@ -18,6 +18,11 @@ Whole = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
 
+def norm_groups(channels: int) -> int:
+    """Groups of channels that group norm takes together in a resnet."""
+    return next(groups for groups in (8, 4, 2, 1) if channels % groups == 0)
+
+
 def toml(value: Any) -> str:
     """A value as a job file has it."""
     if isinstance(value, tuple):

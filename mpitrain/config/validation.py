@@ -12,6 +12,7 @@ from mpitrain.compress.codec import Momentum, Remembering
 from mpitrain.config.conflicts import refusals
 from mpitrain.config.federated import Federated
 from mpitrain.config.metric_names import refusal
+from mpitrain.config.numbers import norm_groups
 from mpitrain.config.server import MOST_GROUPS
 from mpitrain.config.sync import Compress, Sync, parse_outer
 from mpitrain.config.tables import InV, Looping, Tables
@@ -120,8 +121,7 @@ def _model(job: Tables) -> Faults:
             "model.heads",
         )
     for channels in m.channels if m.kind == "resnet" else ():
-        # The groups of channels that are normed together; models say the same (convnets.groups).
-        if (norms := next(n for n in (8, 4, 2, 1) if channels % n == 0)) % p.tensor:
+        if (norms := norm_groups(channels)) % p.tensor:
             yield (
                 "parallel.tensor",
                 f"{p.tensor} ranks cannot share the {norms} groups of {channels} channels that are "

@@ -7,6 +7,7 @@ convolutions need one sum over the ranks forward and one backward.
 from itertools import pairwise
 
 from mpitrain import nn
+from mpitrain.config.numbers import norm_groups
 from mpitrain.group import TensorGroup
 from mpitrain.models import perceptron
 from mpitrain.parallel.tensor_parallel import Enter, Leave
@@ -74,10 +75,10 @@ def resnet(
     for block, (before, after) in enumerate(pairwise([channels[0], *channels])):
         stride = 2 if block else 1
         body: dict[str, nn.Layer] = {
-            "norm0": nn.GroupNorm(groups(before), before),
+            "norm0": nn.GroupNorm(norm_groups(before), before),
             "relu0": nn.ReLU(),
             **_first(before, after, 0, group, stride),
-            "norm1": nn.GroupNorm(groups(after), after, split=True),
+            "norm1": nn.GroupNorm(norm_groups(after), after, split=True),
             "relu1": nn.ReLU(),
             **_second(after, after, 1, group),
         }
@@ -87,7 +88,7 @@ def resnet(
         found[f"block{block}"] = nn.Residual(body, straight)
     found["head"] = nn.Chain(
         {
-            "norm": nn.GroupNorm(groups(channels[-1]), channels[-1]),
+            "norm": nn.GroupNorm(norm_groups(channels[-1]), channels[-1]),
             "relu": nn.ReLU(),
             "pool": nn.GlobalAveragePool(),
             "linear": nn.Linear(channels[-1], classes),
@@ -95,8 +96,3 @@ def resnet(
     )
     nn.Chain(found).output_shape(shape)
     return found
-
-
-def groups(channels: int) -> int:
-    """Groups of channels that are normed together."""
-    return next(groups for groups in (8, 4, 2, 1) if channels % groups == 0)
