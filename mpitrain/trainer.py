@@ -176,7 +176,7 @@ class Trainer(ClosedTogether):
         self.parts.expect_open()
         if self.module is None:
             raise ConfigError("torch_optimizer(): the model is no torch module")
-        from mpitrain.adapters.torch.optimizer_state import handed_over
+        from mpitrain.adapters.torch.functions.optimizer_state import handed_over
 
         return handed_over(self.parts, self.module)
 

@@ -118,7 +118,7 @@ def bit_sum(tensor: Any) -> int:
 
 def names(module: Any, layers: Mapping[str, nn.Layer] | None) -> dict[str, str]:
     """The trainer's name of each entry of a torch module's ``state_dict``."""
-    from mpitrain.adapters.torch.modules import names_in
+    from mpitrain.adapters.torch.modules.whole import names_in
 
     return names_in(module, layers or {})
 
@@ -143,10 +143,10 @@ def optimizer(
         name, which must be the same on all ranks.
 
     Raises:
-        ConfigError: as :func:`mpitrain.adapters.torch.optimizer.grouped`.
+        ConfigError: as :func:`mpitrain.adapters.torch.functions.optimizer.grouped`.
     """
-    from mpitrain.adapters.torch.modules import trained
-    from mpitrain.adapters.torch.optimizer import grouped
+    from mpitrain.adapters.torch.functions.optimizer import grouped
+    from mpitrain.adapters.torch.modules.whole import trained
 
     own = trained(module, layers or {}) if module is not None else {}
     groups, grouping = grouped(given, own)
@@ -167,7 +167,7 @@ def optimizer(
 
 def schedule(given: Any, groups: Sequence[Any]) -> Any:
     """The schedule of a function that makes a scheduler of torch, or the factor of a step."""
-    from mpitrain.adapters.torch.scheduler import TorchSchedule
+    from mpitrain.adapters.torch.functions.scheduler import TorchSchedule
 
     return TorchSchedule(given, groups)
 
@@ -229,7 +229,7 @@ def loss(given: Any) -> LossFunction | None:
     """
     if given is None or hasattr(given, "expect"):
         return given
-    from mpitrain.adapters.torch.objective import TorchLoss
+    from mpitrain.adapters.torch.functions.objective import TorchLoss
 
     if isinstance(given, type):  # as torch.nn.MSELoss
         try:
@@ -276,6 +276,6 @@ def metric(given: Any, name: str, is_torch: bool) -> Metric:
         return given
     if not is_torch:
         return Averaged(given)
-    from mpitrain.adapters.torch.objective import TorchMetric
+    from mpitrain.adapters.torch.functions.objective import TorchMetric
 
     return TorchMetric(given, name)

@@ -4,6 +4,9 @@ A module can be layers of the trainer, in any layout of ranks:
 
     Trainer(comm, job, layers=layers(torch.nn.Sequential(...)))
 
+``modules`` has such layers, ``functions`` the program's loss, metrics, optimizer and schedule, and
+``checks`` tries both before the trainer relies on them.
+
 A loop of one's own has torch's DistributedDataParallel over the backend of
 :mod:`collectives.torch`; :class:`Compression` brings the trainer's codecs to it.
 """
@@ -18,8 +21,8 @@ except ImportError as error:
     ) from error
 
 from mpitrain.adapters.torch.compression import Compression, compression_hook
-from mpitrain.adapters.torch.layer import TorchLayer
-from mpitrain.adapters.torch.modules import layers, load_into
+from mpitrain.adapters.torch.modules.layer import TorchLayer
+from mpitrain.adapters.torch.modules.whole import layers, load_into
 
 __all__ = [
     "Compression",

@@ -6,8 +6,8 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
 
 from mpitrain.adapters.torch import layers  # noqa: E402
-from mpitrain.adapters.torch.cutting import cut, expanded  # noqa: E402
-from mpitrain.adapters.torch.modules import trained  # noqa: E402
+from mpitrain.adapters.torch.modules.cutting import cut, expanded  # noqa: E402
+from mpitrain.adapters.torch.modules.whole import trained  # noqa: E402
 from mpitrain.fields import joined  # noqa: E402
 from mpitrain.nn import Context  # noqa: E402
 

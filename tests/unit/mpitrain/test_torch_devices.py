@@ -4,8 +4,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
 
-from mpitrain.adapters.torch.objective import Following  # noqa: E402
-from mpitrain.adapters.torch.optimizer import TorchOptimizer  # noqa: E402
+from mpitrain.adapters.torch.functions.objective import Following  # noqa: E402
+from mpitrain.adapters.torch.functions.optimizer import TorchOptimizer  # noqa: E402
 
 
 class Weighted(torch.nn.Module):

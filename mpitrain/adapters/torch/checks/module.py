@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from torch import nn
 
-from mpitrain.adapters.torch.calls import UNKEYED, Call, Watched, changes
 from mpitrain.adapters.torch.checks.module_class import ELSEWHERE, ImpureModule
 from mpitrain.adapters.torch.checks.probe import Tensors, alike, close, one_line
-from mpitrain.adapters.torch.drawing import Drawing
-from mpitrain.adapters.torch.draws import DrawPlace
-from mpitrain.adapters.torch.own_loss import COUNT, LOSS
+from mpitrain.adapters.torch.functions.own_loss import COUNT, LOSS
+from mpitrain.adapters.torch.modules.calls import UNKEYED, Call, Watched, changes
+from mpitrain.adapters.torch.modules.drawing import Drawing
+from mpitrain.adapters.torch.modules.draws import DrawPlace
 from mpitrain.arrays import Shape
 from mpitrain.nn.context import Context
 

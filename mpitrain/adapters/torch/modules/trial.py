@@ -10,7 +10,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from mpitrain.adapters.torch.checks.module_class import ImpureModule, is_held, keeps_running
 from mpitrain.adapters.torch.checks.probe import Tensors, call_with, modes_kept, options, outputs_of
-from mpitrain.adapters.torch.dataflow import Dataflow, DrawnNumbers, Origins
+from mpitrain.adapters.torch.modules.dataflow import Dataflow, DrawnNumbers, Origins
 
 #: Samples of the two runs, from which shapes for any number of samples follow.
 FEW, MANY = 2, 3

@@ -17,7 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mpitrain.adapters.torch.arrays import as_tensor
-from mpitrain.adapters.torch.draws import DrawPlace, Draws, Where, is_composite
+from mpitrain.adapters.torch.modules.draws import DrawPlace, Draws, Where, is_composite
 from mpitrain.arrays import Array, Shape
 from mpitrain.nn.context import Context
 

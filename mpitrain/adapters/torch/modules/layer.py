@@ -19,7 +19,6 @@ from mpitrain.adapters.torch.arrays import (
     on_stream_of,
     tensors_of,
 )
-from mpitrain.adapters.torch.calls import Call, Watched
 from mpitrain.adapters.torch.checks.module import (
     examine,
     expect_alone,
@@ -40,9 +39,10 @@ from mpitrain.adapters.torch.checks.probe import (
     one_line,
     options,
 )
-from mpitrain.adapters.torch.splits import Plan
-from mpitrain.adapters.torch.stand_ins import stand_ins, with_stand_ins
-from mpitrain.adapters.torch.tensor_parallel import Comparison, Share, share
+from mpitrain.adapters.torch.modules.calls import Call, Watched
+from mpitrain.adapters.torch.modules.splits import Plan
+from mpitrain.adapters.torch.modules.stand_ins import stand_ins, with_stand_ins
+from mpitrain.adapters.torch.modules.tensor_parallel import Comparison, Share, share
 from mpitrain.arrays import Array, Gradients, Parameters, Shape, array_namespace
 from mpitrain.fields import Fields, as_given, fields, joined, partial, unused, zeros
 from mpitrain.group import TensorGroup
@@ -56,14 +56,13 @@ class TorchLayer(Layer):
 
     The parameters of a call become the module's for the call, on the CPU or a GPU; nothing is
     copied.  Stand-ins replace torch's batch norm: moments are over the batch of all replicas.
-    Random numbers depend on seed, step, place, sample and position in the sample
-    (:mod:`mpitrain.adapters.torch.drawing`).  Training is in training mode but for parts that are
-    held in evaluation mode, and tests are in evaluation mode.  Otherwise, a module must be a
-    function of its parameters and its input.  A module that changes buffers or mixes the samples of
-    a batch is refused: by its class when the layer is made, by a trial at its first batch
-    (:func:`mpitrain.adapters.torch.checks.module.examine`), and by a watch on torch's generator and
-    the buffers at each batch.  Constant buffers and frozen parameters are cast as the parameters
-    are, and keep their values.
+    Random numbers depend on seed, step, place, sample and position in the sample.  Training is in
+    training mode but for parts that are held in evaluation mode, and tests are in evaluation mode.
+    Otherwise, a module must be a function of its parameters and its input.  A module that changes
+    buffers or mixes the samples of a batch is refused: by its class when the layer is made, by a
+    trial at its first batch (:mod:`mpitrain.adapters.torch.checks`), and by a watch on torch's
+    generator and the buffers at each batch.  Constant buffers and frozen parameters are cast as the
+    parameters are, and keep their values.
 
     A module need not take an empty batch: on a rank without samples, it is called with a sample of
     zeros that counts nowhere, so that it still meets the other ranks in batch norm.

@@ -12,8 +12,8 @@ import torch
 from mpitrain.adapters.torch.arrays import Moved, as_array, as_tensors, moved, on_stream_of
 from mpitrain.adapters.torch.checks.means import EqualWeights, Sample
 from mpitrain.adapters.torch.checks.probe import MISFITS, Function, Tensors, one_line, rows
-from mpitrain.adapters.torch.own_loss import COUNT, LOSS
-from mpitrain.adapters.torch.reductions import Reduced, Reductions
+from mpitrain.adapters.torch.functions.own_loss import COUNT, LOSS
+from mpitrain.adapters.torch.functions.reductions import Reduced, Reductions
 from mpitrain.arrays import Array, Judged, Scalar, Shape, array_namespace
 from mpitrain.config import ConfigError
 from mpitrain.fields import as_given, fields, joined, named, partial, zeros
@@ -76,11 +76,11 @@ class TorchLoss:
     """A function of outputs and labels: the mean over its samples, or ``(sum, count)``.
 
     Means of torch's own losses are sums and counts, too, where labels do not count or have weights
-    (:mod:`mpitrain.adapters.torch.reductions`); with ``reduction="sum"``, the sum over the batch is
-    the loss.  Any other mean over a micro-batch is weighted by its part of the global batch, so
-    that samples must have equal weights: if not, it is an error in the first step in which it
-    matters (:class:`mpitrain.adapters.torch.checks.means.EqualWeights`).  Outputs in 16 bits are
-    cast to float32 before, as under ``torch.autocast``.
+    (:class:`Reductions`); with ``reduction="sum"``, the sum over the batch is the
+    loss.  Any other mean over a micro-batch is weighted by its part of the global batch, so that
+    samples must have equal weights: if not, it is an error in the first step in which it matters
+    (:class:`mpitrain.adapters.torch.checks.means.EqualWeights`).  Outputs in 16 bits are cast to
+    float32 before, as under ``torch.autocast``.
 
     Attributes:
         function: the function.

@@ -20,11 +20,11 @@ from torch import nn
 from torch.nn import functional as F
 
 from mpitrain.adapters.torch.arrays import as_array, as_tensor
-from mpitrain.adapters.torch.calls import Call
 from mpitrain.adapters.torch.checks.module import learn
 from mpitrain.adapters.torch.checks.module_class import ImpureModule
 from mpitrain.adapters.torch.checks.probe import MISFITS, Tensors, alike, one_line
-from mpitrain.adapters.torch.splits import COLUMNS, NUMBER, Plan, Split
+from mpitrain.adapters.torch.modules.calls import Call
+from mpitrain.adapters.torch.modules.splits import COLUMNS, NUMBER, Plan, Split
 from mpitrain.group import TensorGroup, cut
 from mpitrain.nn.context import Context
 

@@ -10,7 +10,7 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from collectives.errors import words
-from mpitrain.adapters.torch.optimizer import TorchOptimizer
+from mpitrain.adapters.torch.functions.optimizer import TorchOptimizer
 from mpitrain.config import ConfigError
 from mpitrain.optim.schedule_table import ScheduleTable, TabulatedSchedule, tabulated
 

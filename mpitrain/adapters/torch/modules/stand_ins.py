@@ -16,7 +16,7 @@ from torch import nn
 
 from mpitrain.adapters.torch.arrays import as_array, as_tensor
 from mpitrain.adapters.torch.checks.module_class import ImpureModule, is_held, keeps_running
-from mpitrain.adapters.torch.cutting import has_hooks
+from mpitrain.adapters.torch.modules.cutting import has_hooks
 from mpitrain.arrays import Array
 from mpitrain.nn.batch_norm import follow, input_gradient, moments
 from mpitrain.nn.context import RESTING, Context

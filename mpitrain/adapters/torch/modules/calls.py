@@ -16,10 +16,10 @@ from mpitrain.adapters.torch.checks.module_class import (
     is_held,
 )
 from mpitrain.adapters.torch.checks.probe import Tensors, call_with, having
-from mpitrain.adapters.torch.drawing import Drawing, seeded
-from mpitrain.adapters.torch.draws import Draws
-from mpitrain.adapters.torch.own_loss import COUNT, LOSS, OwnLoss
-from mpitrain.adapters.torch.stand_ins import set_context
+from mpitrain.adapters.torch.functions.own_loss import COUNT, LOSS, OwnLoss
+from mpitrain.adapters.torch.modules.drawing import Drawing, seeded
+from mpitrain.adapters.torch.modules.draws import Draws
+from mpitrain.adapters.torch.modules.stand_ins import set_context
 from mpitrain.nn.context import Context
 from mpitrain.nn.layer import Verdict
 

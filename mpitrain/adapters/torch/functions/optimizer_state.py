@@ -6,8 +6,8 @@ from math import prod
 import numpy as np
 import torch
 
-from mpitrain.adapters.torch.modules import load_into, trained
-from mpitrain.adapters.torch.optimizer import TorchOptimizer
+from mpitrain.adapters.torch.functions.optimizer import TorchOptimizer
+from mpitrain.adapters.torch.modules.whole import load_into, trained
 from mpitrain.arrays import Array
 from mpitrain.config import ConfigError
 from mpitrain.parallel.store import overlaps

@@ -11,10 +11,10 @@ from mpi4py import MPI
 from mpitrain.adapters.torch.arrays import as_tensor
 from mpitrain.adapters.torch.checks.module_class import ImpureModule, is_held, keeps_running
 from mpitrain.adapters.torch.checks.shared_memory import expect_apart
-from mpitrain.adapters.torch.cutting import cut, has_hooks
-from mpitrain.adapters.torch.layer import TorchLayer
-from mpitrain.adapters.torch.splits import plan
-from mpitrain.adapters.torch.stand_ins import expect_replaceable
+from mpitrain.adapters.torch.modules.cutting import cut, has_hooks
+from mpitrain.adapters.torch.modules.layer import TorchLayer
+from mpitrain.adapters.torch.modules.splits import plan
+from mpitrain.adapters.torch.modules.stand_ins import expect_replaceable
 from mpitrain.arrays import Array
 from mpitrain.group import TensorGroup, share
 from mpitrain.group import cut as cut_out
@@ -43,10 +43,9 @@ def layers(
     Args:
         module: the module.
         cuts: names of modules within it, in the order in which they are called, behind which it is
-            cut, or the name of a list of them (:func:`mpitrain.adapters.torch.cutting.cut`).
+            cut, or the name of a list of them (:func:`cut`).
         inputs: inputs for some samples, on which a module that is cut is tried.
-        splits: how tensor ranks share its matrices, by names
-            (:func:`mpitrain.adapters.torch.splits.plan`).
+        splits: how tensor ranks share its matrices, by names (:func:`plan`).
 
     Raises:
         TypeError: ``module`` is no module.

@@ -24,7 +24,7 @@ from mpitrain.adapters.torch.checks.probe import (
     options,
     outputs_of,
 )
-from mpitrain.adapters.torch.trial import (
+from mpitrain.adapters.torch.modules.trial import (
     MANY,
     Crossing,
     EndTensor,

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from mpitrain.adapters.torch.checks.probe import outputs_of
-from mpitrain.adapters.torch.reductions import OVER_WEIGHTS, whole
+from mpitrain.adapters.torch.functions.reductions import OVER_WEIGHTS, whole
 
 #: Outputs of a layer in whose first rows are a sum and what counts in it, and 0 in all others.
 LOSS, COUNT = "loss", "loss_count"

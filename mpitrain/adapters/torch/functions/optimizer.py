@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from mpitrain.adapters.torch.arrays import as_tensor, on_stream_of
-from mpitrain.adapters.torch.begun import begun
 from mpitrain.adapters.torch.checks.probe import one_line
+from mpitrain.adapters.torch.functions.begun import begun
 from mpitrain.arrays import Array, Shape
 from mpitrain.config import ConfigError
 from mpitrain.optim.groups import Grouping, ParameterGroup

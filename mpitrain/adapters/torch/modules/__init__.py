@@ -1,0 +1,8 @@
+"""A program's module as layers of the trainer.
+
+``whole`` makes layers of a module, and loads the trained values back; a ``layer`` makes ``calls``
+of its part, with ``stand_ins`` for batch norm and random numbers (``drawing``, ``draws``) that no
+layout of ranks changes.  ``cutting`` gives the stages of a pipeline each a part (``trial`` and
+``dataflow`` find what each needs), and ``tensor_parallel`` gives ranks parts of matrices, as
+``splits`` say.
+"""
