@@ -143,9 +143,9 @@ def optimizer(
         name, which must be the same on all ranks.
 
     Raises:
-        ConfigError: as :func:`mpitrain.adapters.torch.functions.optimizer.grouped`.
+        ConfigError: as :func:`mpitrain.adapters.torch.functions.groups.grouped`.
     """
-    from mpitrain.adapters.torch.functions.optimizer import grouped
+    from mpitrain.adapters.torch.functions.groups import grouped
     from mpitrain.adapters.torch.modules.whole import trained
 
     own = trained(module, layers or {}) if module is not None else {}

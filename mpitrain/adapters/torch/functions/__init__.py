@@ -1,6 +1,6 @@
 """Functions that a program gives beside its module: of torch's tensors and parameters.
 
 ``objective`` calls losses and metrics; ``reductions`` and ``own_loss`` find out what their means
-are over.  ``optimizer`` steps over the trainer's flat pieces, ``scheduler`` says at which rate, and
-``optimizer_state`` hands the state back to the program.
+are over.  ``optimizer`` takes torch's steps on the trainer's flat pieces, for each of the program's
+``groups`` and at the rates of its ``scheduler``; ``optimizer_state`` hands the state back.
 """

@@ -1,0 +1,208 @@
+"""The optimisers of a program's function: one for each of its groups, tried before training."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from inspect import Parameter, signature
+from typing import Any
+
+import torch
+
+from mpitrain.adapters.torch.checks.probe import one_line
+from mpitrain.adapters.torch.functions.optimizer import BEGINNINGS, TorchOptimizer
+from mpitrain.arrays import Shape
+from mpitrain.config import ConfigError
+from mpitrain.optim.groups import Grouping, ParameterGroup
+from mpitrain.optim.optimizers import Beginning
+
+#: Makes an optimiser of some parameters, as ``lambda p: torch.optim.AdamW(p, lr=3e-3)``.
+Factory = Callable[[Sequence[torch.nn.Parameter]], torch.optim.Optimizer]
+
+_ELSEWHERE = "a loop of your own with torch's DistributedDataParallel, where any works"
+_SEVERAL = (
+    "; several optimisers, as for the two modules of a GAN, take a loop of your own with torch's "
+    "DistributedDataParallel: examples/pytorch/gan.py"
+)
+
+
+def grouped(
+    factory: Factory, named: Mapping[str, torch.nn.Parameter]
+) -> tuple[list[TorchOptimizer], Grouping]:
+    """The optimisers of a factory's groups, and the group of each parameter.
+
+    Args:
+        factory: makes an optimiser of all trained parameters; it is called once.
+        named: the parameters by their names in the trainer; empty if there is no module.
+
+    Raises:
+        ConfigError: the factory makes no optimiser that updates each number by itself, or one that
+            leaves parameters out or has others; or its groups have different state.
+    """
+    given = named or {"": torch.nn.Parameter(torch.ones(1))}
+    made = _new(factory, list(given.values()))
+    names = {id(parameter): name for name, parameter in given.items()}
+    found: dict[str, ParameterGroup] = {}
+    groups: list[TorchOptimizer] = []
+    axes = sorted({parameter.dim() for parameter in given.values()})
+    shapes: list[Shape] = [tuple(range(2, 2 + count)) for count in axes]
+    for asked in made.param_groups:
+        options = {k: v for k, v in asked.items() if k != "params"}
+        options |= {k: v for k, v in made.defaults.items() if k in BEGINNINGS}
+        own = _tried(made, options, shapes)
+        groups.append(own)
+        usual = groups[0]
+        if not usual.lr or own.slots != usual.slots:
+            raise ConfigError(
+                "optimizer: the first group's rate must be above 0, and all groups keep the same: "
+                f"{', '.join(usual.slots) or 'nothing'}, not {', '.join(own.slots) or 'nothing'}"
+            )
+        for parameter in asked["params"]:
+            if id(parameter) not in names:
+                raise ConfigError(
+                    f"optimizer: it has a parameter of shape {tuple(parameter.shape)} that is none "
+                    "of those that the function was called with; take them from its argument"
+                )
+            group = ParameterGroup(own, own.lr / usual.lr, len(groups) - 1)
+            found[names[id(parameter)]] = group
+    if left := [name for name in given if name not in found]:
+        raise ConfigError(
+            f"optimizer: it leaves out {', '.join(left[:3])}; give it all parameters, or freeze "
+            "these: requires_grad_(False)"
+        )
+    groups[0].begun = _begun(made, named, groups[0].slots, whole=groups[0].whole)
+    first = ParameterGroup(groups[0])  # torch refuses to make one without parameters
+    return groups, (found.__getitem__ if named else lambda name: first)
+
+
+def _new(factory: Factory, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    """The factory's optimiser, if it is one of torch's without hooks."""
+    if not callable(factory):
+        raise ConfigError(
+            f"optimizer: give a function that makes it of the parameters, as lambda p: "
+            f"torch.optim.AdamW(p, lr=3e-3), not a {type(factory).__name__}{_SEVERAL}"
+        )
+    made = factory(parameters)
+    if not isinstance(made, torch.optim.Optimizer):
+        raise ConfigError(
+            f"optimizer: the function gives a {type(made).__name__}, and an optimiser of torch is "
+            f"needed, as lambda p: torch.optim.AdamW(p, lr=3e-3){_SEVERAL}"
+        )
+    if made._optimizer_step_pre_hooks or made._optimizer_step_post_hooks:
+        raise ConfigError(
+            "optimizer: it has hooks on its steps, and nobody would call them, as it is made anew "
+            "for each piece of the parameters; do without them"
+        )
+    return made
+
+
+def _tried(
+    made: torch.optim.Optimizer, options: Mapping[str, Any], shapes: Sequence[Shape]
+) -> TorchOptimizer:
+    """The optimiser of a group: one that updates each number by itself, or each parameter.
+
+    Raises:
+        ConfigError: steps on two parameters together and apart differ, or it cannot be tried.
+    """
+    name = type(made).__name__
+    step = signature(type(made).step).parameters
+    if "closure" in step and step["closure"].default is Parameter.empty:
+        raise ConfigError(
+            f"optimizer: {name} calls a closure, which computes the loss several times in a step, "
+            "and a step of the trainer has one forward and backward pass; take torch.optim.AdamW, "
+            f"or {_ELSEWHERE}"
+        )
+    why: list[str] = []
+    for whole, own in ((False, [(2,)]), (True, shapes)):
+        try:
+            with torch.random.fork_rng(devices=[]):
+                found = TorchOptimizer(made, options, own, whole=whole)
+                reason = _difference(found, own if whole else [(3, 4)])
+        except ConfigError as error:
+            if whole:
+                raise
+            reason = str(error)
+        except (AttributeError, KeyError, RuntimeError, TypeError, ValueError, IndexError) as error:
+            reason = f"{type(error).__name__}: {one_line(error)}"
+        if not reason:
+            return found
+        why.append(reason)
+    raise ConfigError(
+        f"optimizer: a {name} does not update each number by itself ({why[0]}), nor each parameter "
+        f"({why[1]}), as the trainer's flat buckets need; take torch.optim.AdamW, or {_ELSEWHERE}"
+    )
+
+
+def _difference(own: TorchOptimizer, shapes: Sequence[Shape]) -> str:
+    """How torch's steps on two parameters differ from ours on each, or on pieces of it; or ""."""
+    draw, rate = torch.Generator().manual_seed(0), max(own.lr, 1e-3)
+    begin = [
+        torch.randn(shape, generator=draw, dtype=torch.float64) for shape in shapes for _ in "ab"
+    ]
+    together = [torch.nn.Parameter(one.clone()) for one in begin]
+    apart = [one.clone().numpy() for one in begin]
+    if not own.whole:
+        apart = [one.reshape(-1) for one in apart]
+    states = [{slot: one.reshape(-1) * 0 for slot in own.slots} for one in apart]
+    made = own.made(together[0], rate)
+    made.param_groups[0]["params"].extend(together[1:])
+    for step in range(1, 5):
+        gradients = [torch.randn(one.shape, generator=draw, dtype=one.dtype) for one in begin]
+        for parameter, gradient in zip(together, gradients, strict=True):
+            parameter.grad = gradient.clone()
+        made.step()
+        for one, gradient, state in zip(apart, gradients, states, strict=True):
+            direction = gradient.numpy().reshape(one.shape)
+            for part in (...,) if own.whole else (slice(5), slice(5, None)):
+                piece = {slot: array[part] for slot, array in state.items()}
+                given = own.prepare(one[part], direction[part], piece, step)
+                own.apply(one[part], given.copy(), piece, rate)
+    moved = [parameter.detach().reshape(-1) for parameter in together]
+    if any(torch.equal(one, first.reshape(-1)) for one, first in zip(moved, begin, strict=True)):
+        return "it moved nothing when it was tried on a parameter of its own"
+    same = all(
+        torch.allclose(one, torch.from_numpy(other).reshape(-1), rtol=1e-9, atol=1e-12)
+        for one, other in zip(moved, apart, strict=True)
+    )
+    where = "two parameters together and apart" if own.whole else "a matrix and on its pieces"
+    return "" if same else f"steps on {where} differ"
+
+
+def _begun(
+    made: torch.optim.Optimizer,
+    named: Mapping[str, torch.nn.Parameter],
+    slots: Collection[str],
+    *,
+    whole: bool,
+) -> dict[str, Beginning]:
+    """The state of each parameter that has had a step, by the parameters' names.
+
+    Args:
+        made: the program's optimiser.
+        named: its parameters.
+        slots: names of the arrays that an optimiser of its kind keeps.
+        whole: whether their shapes may be others than the parameters'.
+
+    Raises:
+        ConfigError: it keeps something else.
+    """
+    found = {}
+    for name, parameter in named.items():
+        state = {k: v for k, v in made.state.get(parameter, {}).items() if v is not None}
+        taken = int(state.pop("step", 1 if state else 0))
+        if not taken:
+            continue  # some have initial state before their first step
+        if state.keys() - set(slots) or not (whole or state.keys() == set(slots)):
+            raise ConfigError(
+                f"optimizer: it has taken steps and keeps {', '.join(state) or 'nothing'} of "
+                f"{name}, and a new one keeps {', '.join(slots) or 'nothing'}; load the state of "
+                "its own kind, or make a new one"
+            )
+        arrays = {}
+        for slot, value in state.items():
+            flat = torch.zeros(parameter.numel(), dtype=torch.float64)
+            kept = torch.as_tensor(value).detach().to(flat)
+            if kept.dim():
+                flat[: kept.numel()] = kept.flatten()
+            else:
+                flat.fill_(kept)
+            arrays[slot] = flat.numpy()
+        found[name] = Beginning(taken, arrays)
+    return found
