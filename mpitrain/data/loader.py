@@ -7,7 +7,7 @@ import signal
 import sys
 from collections import deque
 from collections.abc import Generator, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from math import prod
 from multiprocessing import get_context
@@ -20,6 +20,8 @@ import numpy as np
 from collectives.errors import words
 from mpitrain.arrays import Array, Shape
 from mpitrain.data.dataset import DataError, Indexed, Samples, in_epoch
+from mpitrain.data.places import Place
+from mpitrain.data.stream import Streamed
 
 #: Requests of a process at a time: one under way, one waiting.
 _AHEAD = 2
@@ -36,11 +38,13 @@ class Request:
         part: ``"train"`` or ``"test"``.
         epoch: epoch of the samples.
         indices: their indices.
+        place: place in a stream at which a run goes on; None: nothing new of it.
     """
 
     part: str
     epoch: int
     indices: Array
+    place: Place | None = None
 
 
 class Loader:
@@ -67,6 +71,8 @@ class Loader:
         """
         self.workers = workers
         self._parts = parts
+        self._place: Place | None = None
+        self._goes_on: Place | None = None
         self._room = _Room(parts, most) if workers else None
         self._turn = 0
         self._processes: list[Any] = []
@@ -109,7 +115,7 @@ class Loader:
         """
         if not self._room:
             for request in requests:
-                yield _read(self._parts, request)
+                yield _read(self._parts, self._placed(request))
             return
         rest, under_way = iter(requests), deque[int]()
         while True:
@@ -118,31 +124,47 @@ class Loader:
             if not under_way:
                 return
             number = under_way.popleft()
-            told = self._answer(number)
+            told, self._place = self._answer(number)
             if isinstance(told, str):
                 raise DataError(told)
             found = self._room.samples(self._slots[number % len(self._slots)], told)
             # The slot will be written again.
             yield Samples(found.inputs.copy(), found.labels.copy())
 
+    def place(self) -> Place | None:
+        """Place in the stream behind the samples that were read last, if it keeps states."""
+        train = self._parts["train"]
+        return self._place if self._room else train.place() if isinstance(train, Streamed) else None
+
+    def go_on(self, place: Place | None) -> None:
+        """Let the stream begin at this place, which some request of its epoch is behind."""
+        self._goes_on = place
+
+    def _placed(self, request: Request) -> Request:
+        if self._goes_on is None or request.part != "train":
+            return request
+        place, self._goes_on = self._goes_on, None
+        return replace(request, place=place)
+
     def _ask(self, request: Request) -> int:
         number, self._turn = self._turn, self._turn + 1
         worker = number % self.workers
         try:
-            self._pipes[worker].send((number, request))
+            self._pipes[worker].send((number, self._placed(request)))
         except OSError as error:
             raise DataError(self._gone(worker)) from error
         return number
 
-    def _answer(self, number: int) -> "Told | str":
-        """Answer to the request of this number; drops answers to earlier ones."""
-        worker, told = number % self.workers, (-1, "")
+    def _answer(self, number: int) -> tuple["Told | str", Place | None]:
+        """Answer to the request of this number, and the place; drops answers to earlier ones."""
+        worker = number % self.workers
+        told: tuple[int, Told | str, Place | None] = (-1, "", None)
         while told[0] != number:
             try:
                 told = self._pipes[worker].recv()
             except (EOFError, OSError) as error:
                 raise DataError(self._gone(worker)) from error
-        return told[1]
+        return told[1:]
 
     def _gone(self, worker: int) -> str:
         process = self._processes[worker]
@@ -210,7 +232,10 @@ def _in_slot(size: int) -> int:
 
 
 def _read(parts: Mapping[str, Indexed], request: Request) -> Samples:
-    return in_epoch(parts[request.part], request.epoch)[request.indices]
+    samples = parts[request.part]
+    if request.place and isinstance(samples, Streamed):
+        samples.go_on(request.place)
+    return in_epoch(samples, request.epoch)[request.indices]
 
 
 def _work(
@@ -239,18 +264,21 @@ def _work(
         except (EOFError, OSError):  # also where it was closed before it had read all answers
             return
         told: Told | str
+        place = None
         try:
             found = vars(_read(parts, request))
             kinds = {name: (array.dtype, array.shape[1:]) for name, array in found.items()}
             told = len(found["labels"]), kinds
             for name, array in vars(room.samples(slots[number % len(slots)], told)).items():
                 array[...] = found[name]
+            train = parts["train"]
+            place = train.place() if isinstance(train, Streamed) else None
         except DataError as error:
             told = str(error)
         except Exception as error:
             told = f"samples {request.indices}: {words(error)}"
         try:
-            pipe.send((number, told))
+            pipe.send((number, told, place))
         except OSError:
             return
 

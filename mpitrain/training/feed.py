@@ -13,6 +13,7 @@ from mpitrain.arrays import Array
 from mpitrain.data import DataError, Samples
 from mpitrain.data.loader import Loader, Request
 from mpitrain.data.own import OwnSamples
+from mpitrain.data.places import Place
 from mpitrain.fields import described
 from mpitrain.ranks.together import together
 from mpitrain.training.batches import part
@@ -129,6 +130,23 @@ class Feed:
                     f"{what} are {found.dtype} of shape {found.shape[1:]}, and those of the first "
                     f"sample {first.dtype} of shape {first.shape[1:]}; all must be alike"
                 )
+
+    def place(self) -> Place | None:
+        """Place in a stream that keeps states, behind what some rank read; collective.
+
+        Raises:
+            DataError: on all ranks: a rank's stream does not give its state.
+        """
+        if not self._may_fail:
+            return None
+        own = together(self._comm, self._loader.place, DataError)
+        every = self._comm.allgather((own.epoch, own.position) if own else (-1, -1))
+        furthest = every.index(max(every))
+        return self._comm.bcast(own, furthest) if max(every) > (-1, -1) else None
+
+    def go_on(self, place: Place | None) -> None:
+        """Let the next read of a stream begin at this place of an epoch."""
+        self._loader.go_on(place)
 
     def close(self) -> None:
         """End the processes."""

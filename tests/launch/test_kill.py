@@ -173,3 +173,86 @@ def test_it_goes_on_in_another_layout_with_fewer_ranks(tmp_path, uninterrupted):
     found, expected = parameters(tmp_path), uninterrupted("pipe")
     for name, values in expected.items():
         np.testing.assert_allclose(found[name], values, rtol=0, atol=2e-3)
+
+
+STREAM = '''
+import copy, os, signal, sys
+import torch
+import mpitrain
+from mpitrain.metrics.records import Step
+
+
+class Shuffled(torch.utils.data.IterableDataset):
+    """A buffer that shuffles, with all of its state."""
+
+    kept, read = None, []
+
+    def __len__(self):
+        return 200
+
+    def __iter__(self):
+        self.at, self.buffer, self.draw = 0, [], torch.Generator().manual_seed(3)
+        if self.kept:
+            self.at, self.buffer = self.kept["at"], list(self.kept["buffer"])
+            self.draw.set_state(self.kept["draw"])
+        while self.at < 200 or self.buffer:
+            while self.at < 200 and len(self.buffer) < 9:
+                self.read.append(self.at)
+                self.buffer.append(torch.randn(4) + self.at / 100)
+                self.at += 1
+            x = self.buffer.pop(torch.randint(len(self.buffer), (), generator=self.draw))
+            yield x, x.sum(0, keepdim=True).sin()
+
+    def state_dict(self):
+        return {"at": self.at, "buffer": self.buffer, "draw": self.draw.get_state()}
+
+    def load_state_dict(self, state):
+        self.kept = state
+
+
+kill, resume = int(sys.argv[1]), sys.argv[2] == "resume"
+data = Shuffled()
+trainer = mpitrain.Trainer(
+    model=lambda: torch.nn.Sequential(
+        torch.nn.Linear(4, 8), torch.nn.Dropout(0.1), torch.nn.Linear(8, 1)
+    ),
+    train_data=data, loss=torch.nn.functional.mse_loss, batch_size=8, epochs=2, seed=5,
+    optim={"name": "adam", "lr": 0.01}, checkpoint={"every": 3}, dir=sys.argv[3],
+)
+data.read.clear()
+
+
+def watch(record):
+    if isinstance(record, Step) and record.step == kill and trainer.comm.rank == trainer.comm.size - 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+trainer.fit(resume=resume, on_record=watch)
+if resume:
+    assert min(data.read[:20]) > 40, data.read
+if trainer.comm.rank == 0:
+    torch.save(trainer.module.state_dict(), f"{sys.argv[3]}.pt")
+'''
+
+
+@programs.needs_torch
+@pytest.mark.parametrize("ranks", [2, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_stream_goes_on_from_its_state_in_the_middle_of_an_epoch(tmp_path, ranks):
+    """It reads nothing of what was before, and ends with the weights of a run not killed."""
+    torch = pytest.importorskip("torch")
+    (tmp_path / "program.py").write_text(STREAM)
+
+    def run(*arguments):
+        return programs.run(tmp_path, "program.py", *arguments, ranks=ranks)
+
+    for arguments in (
+        ("0", "begin", "whole"),
+        ("14", "begin", "killed"),
+        ("0", "resume", "killed"),
+    ):
+        done = run(*arguments)
+        assert (done.returncode == 0) == (arguments[0] == "0"), done.stderr
+    found, wanted = (torch.load(tmp_path / f"{name}.pt") for name in ("killed", "whole"))
+    assert found.keys() == wanted.keys()
+    for name, values in wanted.items():
+        assert torch.equal(found[name], values), name
