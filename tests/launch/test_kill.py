@@ -210,20 +210,21 @@ class Shuffled(torch.utils.data.IterableDataset):
         self.kept = state
 
 
-kill, resume = int(sys.argv[1]), sys.argv[2] == "resume"
+kill, resume, folder = int(sys.argv[1]), sys.argv[2] == "resume", sys.argv[3]
 data = Shuffled()
 trainer = mpitrain.Trainer(
     model=lambda: torch.nn.Sequential(
         torch.nn.Linear(4, 8), torch.nn.Dropout(0.1), torch.nn.Linear(8, 1)
     ),
     train_data=data, loss=torch.nn.functional.mse_loss, batch_size=8, epochs=2, seed=5,
-    optim={"name": "adam", "lr": 0.01}, checkpoint={"every": 3}, dir=sys.argv[3],
+    optim={"name": "adam", "lr": 0.01}, checkpoint={"every": 3}, dir=folder,
 )
 data.read.clear()
 
 
 def watch(record):
-    if isinstance(record, Step) and record.step == kill and trainer.comm.rank == trainer.comm.size - 1:
+    last = trainer.comm.rank == trainer.comm.size - 1
+    if last and isinstance(record, Step) and record.step == kill:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -231,7 +232,7 @@ trainer.fit(resume=resume, on_record=watch)
 if resume:
     assert min(data.read[:20]) > 40, data.read
 if trainer.comm.rank == 0:
-    torch.save(trainer.module.state_dict(), f"{sys.argv[3]}.pt")
+    torch.save(trainer.module.state_dict(), f"{folder}.pt")
 '''
 
 
