@@ -18,7 +18,7 @@ from msgspec import Meta, Struct
 from mpitrain.checkpoint.recipe import Recipe
 from mpitrain.config import Config
 from mpitrain.config.numbers import NonNegative, Positive
-from mpitrain.data.places import Place
+from mpitrain.data.places import StreamPlace
 from mpitrain.files import check_regular
 from mpitrain.training.watch import Seen
 
@@ -92,7 +92,7 @@ class Progress(Struct, frozen=True, forbid_unknown_fields=True):
     per_step: Annotated[int, Meta(ge=1, le=2**31)] = 1
     rate_factor: NonNegative = 1.0
     measured: list[float | None] = []
-    place: Place | None = None
+    place: StreamPlace | None = None
 
     def __post_init__(self) -> None:
         if self.updates > self.step * self.per_step:

@@ -20,7 +20,7 @@ import numpy as np
 from collectives.errors import words
 from mpitrain.arrays import Array, Shape
 from mpitrain.data.dataset import DataError, Indexed, Samples, in_epoch
-from mpitrain.data.places import Place
+from mpitrain.data.places import StreamPlace
 from mpitrain.data.stream import Streamed
 
 #: Requests of a process at a time: one under way, one waiting.
@@ -44,7 +44,7 @@ class Request:
     part: str
     epoch: int
     indices: Array
-    place: Place | None = None
+    place: StreamPlace | None = None
 
 
 class Loader:
@@ -71,8 +71,8 @@ class Loader:
         """
         self.workers = workers
         self._parts = parts
-        self._place: Place | None = None
-        self._goes_on: Place | None = None
+        self._place: StreamPlace | None = None
+        self._goes_on: StreamPlace | None = None
         self._room = _Room(parts, most) if workers else None
         self._turn = 0
         self._processes: list[Any] = []
@@ -131,12 +131,12 @@ class Loader:
             # The slot will be written again.
             yield Samples(found.inputs.copy(), found.labels.copy())
 
-    def place(self) -> Place | None:
+    def place(self) -> StreamPlace | None:
         """Place in the stream behind the samples that were read last, if it keeps states."""
         train = self._parts["train"]
         return self._place if self._room else train.place() if isinstance(train, Streamed) else None
 
-    def go_on(self, place: Place | None) -> None:
+    def go_on(self, place: StreamPlace | None) -> None:
         """Let the stream begin at this place, which some request of its epoch is behind."""
         self._goes_on = place
 
@@ -155,10 +155,10 @@ class Loader:
             raise DataError(self._gone(worker)) from error
         return number
 
-    def _answer(self, number: int) -> tuple["Told | str", Place | None]:
+    def _answer(self, number: int) -> tuple["Told | str", StreamPlace | None]:
         """Answer to the request of this number, and the place; drops answers to earlier ones."""
         worker = number % self.workers
-        told: tuple[int, Told | str, Place | None] = (-1, "", None)
+        told: tuple[int, Told | str, StreamPlace | None] = (-1, "", None)
         while told[0] != number:
             try:
                 told = self._pipes[worker].recv()

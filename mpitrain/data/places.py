@@ -15,7 +15,7 @@ from mpitrain.arrays import Array
 _KIND = b"kind"
 
 
-class Place(Struct, frozen=True, forbid_unknown_fields=True):
+class StreamPlace(Struct, frozen=True, forbid_unknown_fields=True):
     """Place in a pass over a stream.
 
     Attributes:

@@ -11,7 +11,7 @@ from typing import Any, cast
 from collectives.errors import words
 from mpitrain.data.dataset import DataError
 from mpitrain.data.own import OwnSamples, begin_epoch, seeded
-from mpitrain.data.places import Place, state_in, text_of
+from mpitrain.data.places import StreamPlace, state_in, text_of
 
 #: Samples behind a state, by which it is tried.
 _FEW = 2
@@ -109,9 +109,9 @@ class _Cursor:
 
     iterator: Iterator[Any] | None = None
     stateful: Any = None
-    kept: Place | None = None
+    kept: StreamPlace | None = None
     ahead: list[Any] = field(default_factory=list)
-    place: Place | None = None
+    place: StreamPlace | None = None
     epoch: int = -1
     position: int = 0
     process: int = 0
@@ -170,7 +170,7 @@ class Streamed(OwnSamples):
             )
         return (self if why else replace(self, states=True)), why
 
-    def place(self) -> Place | None:
+    def place(self) -> StreamPlace | None:
         """Where the pass of this process is; None without one, near its end, or without states.
 
         It reads the samples that follow, by which a run that goes on sees whether its state is
@@ -189,7 +189,7 @@ class Streamed(OwnSamples):
             except (Exception, SystemExit) as error:
                 raise DataError(f"{name}.state_dict: {words(error)}") from error
             following = replace(self, epoch=at.epoch)._following()
-            at.place = Place(at.epoch, at.position, state, following)
+            at.place = StreamPlace(at.epoch, at.position, state, following)
         return at.place
 
     def _following(self) -> str:
@@ -205,7 +205,7 @@ class Streamed(OwnSamples):
         bytes_ = b"".join(array.tobytes() for part in parts for array in part.values())
         return hashlib.blake2b(bytes_, digest_size=16).hexdigest()
 
-    def go_on(self, place: Place) -> None:
+    def go_on(self, place: StreamPlace) -> None:
         """Let the pass of that epoch begin at this place."""
         self.cursor.kept = place
 
@@ -257,7 +257,7 @@ class Streamed(OwnSamples):
             self._expect_end()
         return found
 
-    def _begin(self, index: int, kept: Place | None = None) -> None:
+    def _begin(self, index: int, kept: StreamPlace | None = None) -> None:
         at, data = self.cursor, cast(Any, self.data)
         at.iterator = at.stateful = at.place = None
         at.ahead.clear()

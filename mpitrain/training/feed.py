@@ -13,7 +13,7 @@ from mpitrain.arrays import Array
 from mpitrain.data import DataError, Samples
 from mpitrain.data.loader import Loader, Request
 from mpitrain.data.own import OwnSamples
-from mpitrain.data.places import Place
+from mpitrain.data.places import StreamPlace
 from mpitrain.fields import described
 from mpitrain.ranks.together import together
 from mpitrain.training.batches import part
@@ -131,7 +131,7 @@ class Feed:
                     f"sample {first.dtype} of shape {first.shape[1:]}; all must be alike"
                 )
 
-    def place(self) -> Place | None:
+    def place(self) -> StreamPlace | None:
         """Place in a stream that keeps states, behind what some rank read; collective.
 
         Raises:
@@ -144,7 +144,7 @@ class Feed:
         furthest = every.index(max(every))
         return self._comm.bcast(own, furthest) if max(every) > (-1, -1) else None
 
-    def go_on(self, place: Place | None) -> None:
+    def go_on(self, place: StreamPlace | None) -> None:
         """Let the next read of a stream begin at this place of an epoch."""
         self._loader.go_on(place)
 

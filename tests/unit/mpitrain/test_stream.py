@@ -12,7 +12,7 @@ import pytest
 from mpitrain.data import DataError, Sampler
 from mpitrain.data.loader import Loader, Request
 from mpitrain.data.own import OwnSamples
-from mpitrain.data.places import Place, state_in, text_of
+from mpitrain.data.places import StreamPlace, state_in, text_of
 from mpitrain.data.stream import Stream, Streamed, is_stream
 
 
@@ -190,7 +190,7 @@ def test_a_run_that_goes_on_loads_the_state_and_reads_no_sample_before(kind, wor
     read = getattr(data, "source", data).read
     read.clear()
     with closing(Loader({"train": own, "test": own}, workers, 5)) as loader:
-        loader.go_on(msgspec.json.decode(saved, type=Place))
+        loader.go_on(msgspec.json.decode(saved, type=StreamPlace))
         for samples, expected in zip(loader.read(asked[2:]), wanted[2:], strict=True):
             np.testing.assert_array_equal(samples.inputs, expected.inputs)
             np.testing.assert_array_equal(samples.labels, expected.labels)

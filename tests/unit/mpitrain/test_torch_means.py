@@ -255,7 +255,7 @@ def known_and_more(outputs, labels):
         ),
         (known_and_more, "must be a mean over samples"),
         (lambda y, t: F.cross_entropy(y @ t.T, torch.arange(len(y))), "as the sum .* must add up"),
-        (lambda y, t: (F.mse_loss(y, t), 1), "as the sum of two samples.* must add up"),
+        (lambda y, t: (F.mse_loss(y, t), 1), "as the sum of 4 samples.* must add up"),
         (lambda y, t: (F.mse_loss(y, t, reduction="sum"), 1), "as the count .* must add up"),
     ],
 )
@@ -397,6 +397,9 @@ def test_a_metric_of_parts_is_that_of_all_or_refused(rare, cuts, weight, seed):
         (lambda outputs, labels: (outputs - labels).norm(), "return .sum, count"),
         (lambda outputs, labels: outputs.max(), "return .sum, count"),
         (lambda outputs, labels: outputs.squeeze().sum(0)[0], "it must take any, as layouts"),
+        (lambda y, t: ((y - t).abs().mean(), 1), "as the sum of 8 samples.* must add up"),
+        (lambda y, t: ((y - y.mean(0)).square().sum(), y.numel()), "as the sum .* must add up"),
+        (lambda y, t: F.cross_entropy(y - y.mean(0), (t[:, 0] > 0.5).long()), "must add up"),
     ],
 )
 def test_metrics_that_are_no_means(metric, message):

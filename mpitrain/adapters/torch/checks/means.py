@@ -1,7 +1,7 @@
-"""Check that a function that gives one number is a mean over samples of equal weights.
+"""Check that a function is a mean over samples of equal weights, or a sum and a count that add up.
 
-A mean over other things (classes with weights, labels that are left out, padding, a root) is
-another number in every layout of ranks; a function that returns ``(sum, count)`` is not checked.
+A mean over other things (classes with weights, labels that are left out, padding, a root), or a sum
+over samples that are compared with each other, is another number in every layout of ranks.
 """
 
 from collections.abc import Sequence
@@ -21,23 +21,30 @@ from mpitrain.adapters.torch.checks.probe import (
     length,
     one_line,
     rows,
-    value,
 )
+from mpitrain.adapters.torch.functions.reductions import Reduced, Reductions
 from mpitrain.config import ConfigError
+from mpitrain.fields import as_given
 
 #: Rounding of a mean in float64, and of one that cannot be computed in float64.
 _IN_FLOAT64, _OTHERWISE = 1e-9, 1e-3
 
 
-class _Means(NamedTuple):
-    """Value for samples beside copies of another one, and the mean of the values of both."""
+class _Together(NamedTuple):
+    """A value for samples beside copies of another one, and what the values of both make of it.
+
+    Attributes:
+        whole, expected, slack: these two, and their rounding.
+        name: ``"mean"``, ``"sum"`` or ``"count"``.
+    """
 
     whole: float
     expected: float
     slack: float
+    name: str
 
     @property
-    def are_equal(self) -> bool:
+    def is_equal(self) -> bool:
         """Whether only rounding differs, or nothing can be said as numbers are too large."""
         return isinf(self.whole) or abs(self.whole - self.expected) <= self.slack
 
@@ -51,6 +58,8 @@ class Sample(NamedTuple):
 
 class EqualWeights:
     """Checks by values whether a function is a mean over samples of equal weights.
+
+    A sum and a count of a micro-batch beside copies of one sample must be those of both together.
 
     The value of a micro-batch beside as many copies of one sample is the mean of both values if the
     micro-batch has the weight of these copies.  All micro-batches of all ranks and steps have equal
@@ -77,12 +86,13 @@ class EqualWeights:
         self.fault: ValueError | None = None
 
     @torch.no_grad()
-    def compare(self, outputs: Tensors, labels: Tensors, result: Any) -> None:
+    def compare(self, outputs: Tensors, labels: Tensors, result: Reduced) -> None:
         """Check a micro-batch, for which the function gives this ``result``."""
-        if self.fault is not None or not isfinite(found := float(result)):
+        found = _numbers(result)
+        if self.fault is not None or not all(map(isfinite, found)):
             return
         try:
-            self.fault = self._seen(outputs, labels, found, getattr(result, "dtype", None))
+            self.fault = self._seen(outputs, labels, found, getattr(result.total, "dtype", None))
         except MISFITS as error:
             self.fault = ConfigError(
                 f"{self._what} cannot take some number of samples ({one_line(error)}); it must "
@@ -90,47 +100,66 @@ class EqualWeights:
             )
 
     def _seen(
-        self, outputs: Tensors, labels: Tensors, found: float, kind: Any
+        self, outputs: Tensors, labels: Tensors, found: Sequence[float], kind: Any
     ) -> ValueError | None:
-        other = self._furthest(outputs, labels, found)
+        other = self._furthest(outputs, labels, found[0])
         least = torch.finfo(kind if kind in FLOATS else torch.float32).eps
-        means = self._means(Sample(outputs, labels), other, found, 64 * least)
-        if means.are_equal:
+        wrong = self._wrong(Sample(outputs, labels), other, found, 64 * least)
+        if wrong is None:
             return None
         try:
             with Wide():
                 own, wide = (_as_wide_sample(one) for one in (Sample(outputs, labels), other))
-                means = self._means(own, wide, value(self._function, *own), _IN_FLOAT64)
+                wrong = self._wrong(own, wide, self._values(*own), _IN_FLOAT64)
         except MISFITS:  # the function cannot compute in float64
-            means = means._replace(slack=means.slack / (64 * least) * _OTHERWISE)
-        if means.are_equal:
+            wrong = self._wrong(Sample(outputs, labels), other, found, _OTHERWISE)
+        if wrong is None:
             return None
-        again = value(self._function, outputs, labels)
-        if not isclose(again, found, rel_tol=1e-5):
+        again = self._values(outputs, labels)[0]
+        if not isclose(again, found[0], rel_tol=1e-5):
             return ConfigError(
-                f"{self._what} gives {again:.6g} and {found:.6g} for the same {length(labels)} "
+                f"{self._what} gives {again:.6g} and {found[0]:.6g} for the same {length(labels)} "
                 "samples, as it draws random numbers or keeps something; it must follow from "
                 "outputs and labels alone"
             )
+        if wrong.name != "mean":
+            return ConfigError(
+                f"{self._what} gives {wrong.whole:.6g} as the {wrong.name} of {2 * length(labels)} "
+                f"samples, and {wrong.expected:.6g} for parts of them together; it must add up, or "
+                "it is another one in every layout: compare no sample with others of its batch, "
+                "and give a sum, no mean"
+            )
         return ConfigError(
-            f"{self._what} of {2 * length(labels)} samples is {means.whole:.6g}, and the mean over "
-            f"them {means.expected:.6g}; a single number must be a mean over samples with equal "
+            f"{self._what} of {2 * length(labels)} samples is {wrong.whole:.6g}, and the mean over "
+            f"them {wrong.expected:.6g}; a single number must be a mean over samples with equal "
             "weights, or it is another one in every layout: return (sum, count), the sum of what "
             "counts (labels that are not left out, weights) and its number"
         )
 
-    def _means(self, own: Sample, other: Sample, found: float, rounding: float) -> _Means:
-        """The means of a micro-batch, whose value is ``found``, and of copies of another sample."""
-        alone, count = value(self._function, *other), length(own.labels)
-        both = (beside(part, one, count) for part, one in zip(own, other, strict=True))
-        whole = value(self._function, *both)
-        return _Means(whole, (found + alone) / 2, rounding * max(abs(found), abs(alone)))
+    def _values(self, outputs: Tensors, labels: Tensors) -> tuple[float, ...]:
+        """A mean, or a sum and a count."""
+        return _numbers(Reductions().of(self._function, as_given(outputs), as_given(labels)))
+
+    def _wrong(
+        self, own: Sample, other: Sample, found: Sequence[float], rounding: float
+    ) -> _Together | None:
+        """What differs if samples, which give ``found``, are beside copies of another one."""
+        alone, count = self._values(*other), length(own.labels)
+        both = [beside(part, one, count) for part, one in zip(own, other, strict=True)]
+        wholes = self._values(both[0], both[1])
+        # The mean of two means of equal weights, or the sum of two sums.
+        names, times, parts = (["mean"], 1, 2) if len(found) == 1 else (["sum", "count"], count, 1)
+        every = (
+            _Together(whole, (a + times * b) / parts, rounding * max(abs(a), times * abs(b)), name)
+            for whole, a, b, name in zip(wholes, found, alone, names, strict=True)
+        )
+        return next((one for one in every if not one.is_equal), None)
 
     def _furthest(self, outputs: Tensors, labels: Tensors, found: float) -> Sample:
         """The kept sample whose value is furthest from ``found``, in the types of these samples."""
 
         def at(kept: Sample) -> float:
-            return value(self._function, *kept)
+            return self._values(*kept)[0]
 
         kept = [
             Sample(_like(one, outputs), _like(label, labels))
@@ -169,6 +198,11 @@ def _as_wide(value: Any) -> Any:
 
 def _as_wide_sample(one: Sample) -> Sample:
     return Sample(*({name: _as_wide(part) for name, part in parts.items()} for parts in one))
+
+
+def _numbers(result: Reduced) -> tuple[float, ...]:
+    total = float(result.total)
+    return (total,) if result.count is None else (total, float(result.count))
 
 
 def _fits(one: Tensors, others: Tensors) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.nn.utils.stateless import _reparametrize_module
 
-from mpitrain.fields import as_given, named
+from mpitrain.fields import named
 
 Tensors = Mapping[str, torch.Tensor]
 #: ``f(outputs, labels)``, as torch's functional losses: tensors, or tuples or dictionaries of them,
@@ -29,11 +29,6 @@ def is_due(calls: int) -> bool:
 def one_line(error: object) -> str:
     """The text of an error without line breaks."""
     return " ".join(str(error).split())
-
-
-def value(function: Function, outputs: Tensors, labels: Tensors) -> float:
-    """The result of a function for some samples."""
-    return float(function(as_given(outputs), as_given(labels)))
 
 
 def rows(parts: Tensors, row: int) -> dict[str, torch.Tensor]:

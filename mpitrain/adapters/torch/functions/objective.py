@@ -1,7 +1,7 @@
 """Losses and metrics that are functions of torch tensors."""
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import product
 from math import nan
 from typing import Any
@@ -157,7 +157,7 @@ class TorchLoss:
                 f"and {_KINDS[reduced.reduction]} for others; all must be alike, as (sum, count)"
             )
         elif reduced.reduction == "mean" and not reduced.is_known:
-            self._weights.compare(outputs, labels, reduced.total)
+            self._weights.compare(outputs, labels, reduced)
 
     def expect(self, outputs: Shape, labels: Shape, kind: Any) -> None:
         """Try the loss on drawn samples, two together and one by one; settle its reduction."""
@@ -169,10 +169,8 @@ class TorchLoss:
             try:
                 with warnings.catch_warnings():  # shapes that are broadcast, old arguments
                     warnings.filterwarnings("error", "Using a |size_average", UserWarning)
-                    (parts, found), *each = [
-                        self._tried(given, wanted, some)
-                        for some in (slice(2), slice(1), slice(1, 2))
-                    ]
+                    parts, found = self._tried(given, wanted)
+                    self._tried(rows(given, 0), rows(wanted, 0))
                     wrong = _wrong(found)
                     by = {} if wrong else gradients(found.total, parts)
                 break
@@ -193,14 +191,14 @@ class TorchLoss:
                 f"{name_of(self.function)} gives {wrong}; a loss is one number that follows from "
                 "the outputs, its mean over the samples, or (sum, count)"
             )
-        if found.reduction == "count" and (apart := _apart(found, [one for _, one in each])):
-            raise ValueError(f"{name_of(self.function)} {apart}")
         # A rank may have no samples in the first batch, and must know the unused fields then, too.
         self._unused = frozenset(parts.keys() - by.keys())
         self.reduction, self.ignore_index = found.reduction, self._calls.ignore_index
         two = [Sample(rows(given, number), rows(wanted, number)) for number in range(2)]
         self._weights = EqualWeights(self._there, f"loss: {name_of(self.function)}", two)
         self._look(found, given, wanted)
+        if found.reduction == "count":  # later ones may change their unit from step to step
+            self._weights.compare(given, wanted, found)
         if self.fault is not None:
             raise ValueError(str(self.fault).removeprefix("loss: "))
 
@@ -212,12 +210,10 @@ class TorchLoss:
             return labels
         return {"": labels[""].to(next(iter(outputs.values())).dtype)}
 
-    def _tried(
-        self, outputs: dict[str, torch.Tensor], labels: dict[str, torch.Tensor], some: slice
-    ) -> tuple[dict[str, torch.Tensor], Reduced]:
-        """Outputs of these rows, and their loss."""
-        parts = _needing_gradients({name: part[some].clone() for name, part in outputs.items()})
-        truth = {name: part[some].clone() for name, part in labels.items()}
+    def _tried(self, outputs: Tensors, labels: Tensors) -> tuple[dict[str, torch.Tensor], Reduced]:
+        """Copies of outputs, and their loss."""
+        parts = _needing_gradients({name: part.clone() for name, part in outputs.items()})
+        truth = {name: part.clone() for name, part in labels.items()}
         return parts, self._calls.of(self._there, as_given(parts), as_given(truth))
 
 
@@ -242,9 +238,8 @@ class TorchMetric:
         with torch.no_grad(), on_stream_of(outputs):
             found = Reductions().of(self._there, as_given(scores), as_given(truth))
         try:
-            if found.reduction == "count":
-                return np.array([float(found.total), float(found.count)])
-            total, count = float(found.total) * len(labels), len(labels)
+            whole, times = float(found.total), len(labels)
+            count = float(len(labels) if found.count is None else found.count)
         except (RuntimeError, TypeError, ValueError):
             self._weights.fault = ConfigError(
                 f"metrics: {self._name} gives {_shown(found.total)}; it must give a number, its "
@@ -252,8 +247,8 @@ class TorchMetric:
             )
             return np.zeros(2)
         if found.reduction == "sum" or not found.is_known:
-            self._weights.compare(scores, truth, found.total)
-        return np.array([total, count])
+            self._weights.compare(scores, truth, found)
+        return np.array([whole * (1 if found.reduction == "count" else times), count])
 
     def value(self, totals: Array) -> float:
         return float(totals[0] / totals[1]) if totals[1] else nan
@@ -327,24 +322,6 @@ def _wrong(found: Reduced) -> str:
     except (RuntimeError, TypeError, ValueError):
         return f"{_shown(found.count)} as its count"
     return "" if count >= 0 else f"{count:g} as its count"
-
-
-def _apart(both: Reduced, each: Sequence[Reduced]) -> str:
-    """Fault of a sum and a count of two samples that are not those of each; empty: they are."""
-    for name in ("total", "count"):
-        whole, *parts = (_number(getattr(one, name)) for one in (both, *each))
-        if abs(whole - sum(parts)) > 1e-4 * max(abs(whole), *map(abs, parts)):
-            what = "sum" if name == "total" else "count"
-            return (
-                f"gives {whole:.6g} as the {what} of two samples, and {parts[0]:.6g} and "
-                f"{parts[1]:.6g} for each alone; it must add up, or it is another one in every "
-                "layout: compare no sample with others of its batch, and give a sum, no mean"
-            )
-    return ""
-
-
-def _number(found: Any) -> float:
-    return float(found.detach() if isinstance(found, torch.Tensor) else found)
 
 
 def _shown(found: Any) -> str:

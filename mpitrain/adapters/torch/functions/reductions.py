@@ -33,8 +33,8 @@ class Reduced(NamedTuple):
         count: divisor of ``total`` that makes it the mean over what counts in the samples; None
             for other reductions.
         reduction: kind of ``total``, as :data:`mpitrain.objective.Reduction` names it.
-        is_known: whether a mean is surely one over samples with equal weights, as that of a loss
-            of torch is over the outputs and labels as they are.
+        is_known: whether a mean is surely one over samples with equal weights, and a sum adds up,
+            as those of a loss of torch over the outputs and labels as they are.
     """
 
     total: Any
@@ -79,6 +79,8 @@ class Reductions(TorchFunctionMode):
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         given = whole(function, kwargs)
+        used = (one for one in (*args, *given.values()) if isinstance(one, torch.Tensor))
+        is_known = all(any(one is other for other in self._given) for one in used)
         is_of_classes = function in _OF_CLASSES
         if is_of_classes:
             self.ignore_index = given.get("ignore_index", -100)
@@ -91,13 +93,11 @@ class Reductions(TorchFunctionMode):
                 total = function(*args, **given | {"reduction": "sum"})
                 count = given["weight"].sum()
             found = total / count
-            self._last = found, found._version, Reduced(total, count, "count")
+            self._last = found, found._version, Reduced(total, count, "count", is_known)
             return found
         found = function(*args, **given)
         if function in _OF_ALL or function in _OF_CLASSES:
             how: Reduction = "sum" if given.get("reduction") == "sum" else "mean"
-            used = (one for one in (*args, *given.values()) if isinstance(one, torch.Tensor))
-            is_known = all(any(one is other for other in self._given) for one in used)
             self._last = found, found._version, Reduced(found, reduction=how, is_known=is_known)
         return found
 
