@@ -98,7 +98,7 @@ class _Cursor:
 
     Attributes:
         iterator: iterator of the next sample; None without a pass.
-        stateful: what gives the state of the pass: the iterator, or the iterable; None: nothing.
+        stateful: iterator or iterable that gives the state of the pass; None: neither does.
         kept: place in a pass where a run goes on; None: at its beginning.
         ahead: next samples, which the iterator has given already.
         place: place before them.

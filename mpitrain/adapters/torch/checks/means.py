@@ -143,7 +143,7 @@ class EqualWeights:
     def _wrong(
         self, own: Sample, other: Sample, found: Sequence[float], rounding: float
     ) -> _Together | None:
-        """What differs if samples, which give ``found``, are beside copies of another one."""
+        """The first difference of samples, which give ``found``, beside copies of another one."""
         alone, count = self._values(*other), length(own.labels)
         both = [beside(part, one, count) for part, one in zip(own, other, strict=True)]
         wholes = self._values(both[0], both[1])
