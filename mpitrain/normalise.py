@@ -83,7 +83,7 @@ def normalise(
     if optimizer is not None:
         user_objects.expect_without_momentum(job, optimizer)
     if module is not None:
-        job = configured(job, user_objects.types(module, asked))
+        job = configured(job, user_objects.types(module, layers or {}, job, asked))
     named = {
         "model": module, "loss": given.loss, "optimizer": optimizer, "schedule": given.schedule,
     }  # fmt: skip

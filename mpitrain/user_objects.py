@@ -189,19 +189,34 @@ def expect_without_momentum(job: Config, given: "Optimizer") -> None:
         )
 
 
-def types(module: Any, asked: Mapping[str, Any]) -> dict[str, str]:
+def types(
+    module: Any, layers: Mapping[str, Any], job: Config, asked: Mapping[str, Any]
+) -> dict[str, str]:
     """Keys of [run] that follow from the types of a torch module's parameters.
 
-    ``dtype`` is that of the first one, if it is float32 or float64.  Where all have the same 16
-    bits, ``compute`` is their type.  Nothing follows where the program says ``dtype`` itself.
+    ``dtype`` is the widest of them, float32 at least.  Where all have the same 16 bits, ``compute``
+    is their type; where they have several, the layer computes with each parameter in its own.
+    Nothing follows where the program says ``dtype`` itself.
+
+    Raises:
+        ConfigError: several types in several layers, or on several tensor ranks.
     """
     keys = {**asked.get("run", {}), **asked}
-    kinds = [str(p.dtype).removeprefix("torch.") for p in module.parameters()]
+    kinds = sorted({str(p.dtype).removeprefix("torch.") for p in module.parameters()})
     if "dtype" in keys or not kinds:
         return {}
-    found = {"dtype": kinds[0]} if kinds[0] in ("float32", "float64") else {}
-    if set(kinds) in ({"bfloat16"}, {"float16"}) and "compute" not in keys:
+    found = {"dtype": "float64" if "float64" in kinds else "float32"}
+    if len(kinds) == 1 and kinds[0] not in found.values() and "compute" not in keys:
         found["compute"] = kinds[0]
+    if len(kinds) > 1 and job.run.compute == "same":
+        if len(layers) > 1 or job.parallel.pipe > 1 or job.parallel.tensor > 1:
+            raise ConfigError(
+                f"model: its parameters are of {' and '.join(kinds)}, and with parallel.pipe, "
+                "parallel.tensor or cuts all must have one type; leave these out, or give "
+                f"dtype={found['dtype']!r}, in which all of it is computed then"
+            )
+        for layer in layers.values():
+            layer.keep_types()
     return found
 
 

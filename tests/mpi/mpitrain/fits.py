@@ -116,6 +116,8 @@ def made(folder, comm=None, **changed):
     }
     if "optimizer" in changed:
         del given["optim"]
+    if "dtype" in changed and changed["dtype"] is None:
+        del given["dtype"], changed["dtype"]
     if hasattr(changed.get("train_data"), "batch_sampler"):
         del given["batch_size"]
     return mpitrain.Trainer(comm, **(given | changed))

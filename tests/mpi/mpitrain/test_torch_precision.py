@@ -88,3 +88,56 @@ def test_autocast_around_the_trainer_is_refused(comm, folder):
     on = torch.autocast("cpu", torch.bfloat16, enabled=comm.rank == comm.size - 1)
     with on, pytest.raises(ConfigError, match="autocast is on around the trainer"):
         trainer.fit()
+
+
+class Mixed(torch.nn.Module):
+    """A wide or a narrow part in the middle, and a frozen one."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.first, self.last = torch.nn.Linear(6, 16), torch.nn.Linear(16, 1)
+        self.inner, self.frozen = (torch.nn.Linear(16, 16).to(kind) for _ in range(2))
+        self.frozen.requires_grad_(False)
+
+    def forward(self, x):
+        assert x.dtype == self.first.weight.dtype == torch.float32
+        x = torch.tanh(self.first(x))
+        for part in (self.inner, self.frozen):
+            x = torch.tanh(part(x.to(part.weight.dtype)))
+        assert self.inner.weight.dtype == x.dtype != torch.float32
+        return self.last(x.float())
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16, torch.float64], ids=str)
+@pytest.mark.parametrize("parallel", [{}, {"zero": 3, "recompute": True}], ids=str)
+def test_each_parameter_computes_in_its_own_type(folder, kind, parallel):
+    """As in torch, with the parameters kept and updated in the widest type."""
+    given = {"optimizer": sgd, "test_data": None, "metrics": None, "dtype": None}
+    with made(folder, model=lambda: Mixed(kind), parallel=parallel, **given) as trainer:
+        wide = torch.float64 if kind is torch.float64 else torch.float32
+        assert trainer.config.run.dtype == str(wide).removeprefix("torch.")
+        found = [record.loss for epoch in range(2) for record in trainer.run_epoch(epoch)]
+        torch.manual_seed(7)
+        module, losses = Mixed(kind), []
+        kept = {n: p.detach().to(wide).requires_grad_() for n, p in module.named_parameters()}
+        trained = [p for n, p in kept.items() if not n.startswith("frozen")]
+        optimizer = sgd(trained)
+        for epoch in range(2):
+            for batch in trainer.parts.sampler.batches(epoch):
+                some = trainer.parts.data.train.in_epoch(epoch)[batch]
+                optimizer.zero_grad()
+                own = {n: kept[n].to(p.dtype) for n, p in module.named_parameters()}
+                y = torch.func.functional_call(module, own, torch.from_numpy(some.inputs).float())
+                loss = torch.nn.functional.mse_loss(y.to(wide), torch.from_numpy(some.labels))
+                loss.backward()
+                losses.append(loss.item())
+                optimizer.step()
+    digits = {torch.bfloat16: 1e-3, torch.float16: 1e-4, torch.float64: 1e-6}[kind]
+    torch.testing.assert_close(torch.tensor(found), torch.tensor(losses), rtol=digits, atol=0)
+
+
+@pytest.mark.skipif(RANKS < 2, reason="a pipeline")
+def test_stages_of_several_types_are_refused(folder):
+    given = {"optimizer": sgd, "dtype": None}
+    with pytest.raises(ConfigError, match=r"of float32 and float64, .*give dtype='float64'"):
+        made(folder, model=lambda: Mixed(torch.float64), parallel={"pipe": 2}, **given)

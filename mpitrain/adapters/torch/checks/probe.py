@@ -46,6 +46,13 @@ def beside(parts: Tensors, one: Tensors, count: int = 1) -> dict[str, torch.Tens
     return {n: torch.cat([p, one[n].expand(count, *p.shape[1:])]) for n, p in parts.items()}
 
 
+def cast(parts: Tensors, kind: torch.dtype | None) -> Tensors:
+    """Tensors whose floating-point numbers are of this type; None: of the types that they have."""
+    if kind is None:
+        return parts
+    return {n: part.to(kind) if part.is_floating_point() else part for n, part in parts.items()}
+
+
 def alike(one: Tensors, other: Tensors) -> bool:
     """Whether the tensors are equal up to rounding, which leaves half of the digits."""
     return one.keys() == other.keys() and all(close(one[name], other[name]) for name in one)

@@ -15,7 +15,7 @@ from mpitrain.adapters.torch.checks.module_class import (
     changing,
     is_held,
 )
-from mpitrain.adapters.torch.checks.probe import Tensors, call_with, having
+from mpitrain.adapters.torch.checks.probe import Tensors, call_with, cast, having
 from mpitrain.adapters.torch.functions.own_loss import COUNT, LOSS, OwnLoss
 from mpitrain.adapters.torch.modules.drawing import Drawing, seeded
 from mpitrain.adapters.torch.modules.draws import Draws
@@ -44,6 +44,8 @@ class Watched(nn.Module):
         changed: buffers that the latest pass changed, by name.
         own_loss: calls the module.
         only_loss: whether other outputs than the module's own loss are left out.
+        narrow, wide: types of all numbers in the outputs of trials and of others, if the module has
+            several; None: that in which they are computed.
         repeats: whether the module computes parts once more in the backward pass.
     """
 
@@ -63,6 +65,8 @@ class Watched(nn.Module):
         self.verdict = Verdict()
         self.own_loss = OwnLoss(self.say)
         self.only_loss = False
+        self.narrow: torch.dtype | None = None
+        self.wide: torch.dtype | None = None
         self._modes = [(part, not is_held(part, training)) for part in module.modules()]
 
     def say(self, fault: str) -> None:
@@ -105,7 +109,7 @@ class Watched(nn.Module):
                     f"{self.name} returns a {type(part).__name__}; a layer returns a tensor, or a "
                     "tuple or dictionary of tensors"
                 )
-        return outputs
+        return cast(outputs, self.wide)
 
     @contextmanager
     def in_mode(self, *, training: bool) -> Iterator[None]:
@@ -179,7 +183,11 @@ class Call:
         With ``loud``, random numbers show whose they are (:class:`Drawing`).
         """
         set_context(self.watched.module, replace(context, training=False), self.xp)
-        return self._run(tensors, context, loud=loud)
+        return self.as_tried(self._run(tensors, context, loud=loud))
+
+    def as_tried(self, outputs: Tensors) -> Tensors:
+        """Outputs in the type in which those of trials are compared."""
+        return cast(outputs, self.watched.narrow)
 
     def _run(
         self,

@@ -34,6 +34,7 @@ from mpitrain.adapters.torch.checks.module_class import (
 )
 from mpitrain.adapters.torch.checks.probe import (
     call_with,
+    cast,
     expect_outputs,
     is_due,
     one_line,
@@ -62,7 +63,7 @@ class TorchLayer(Layer):
     buffers or mixes the samples of a batch is refused: by its class when the layer is made, by a
     trial at its first batch (:mod:`mpitrain.adapters.torch.checks`), and by a watch on torch's
     generator and the buffers at each batch.  Constant buffers and frozen parameters are cast as the
-    parameters are, and keep their values.
+    parameters are, and keep their values; :meth:`keep_types` keeps all types.
 
     A module need not take an empty batch: on a rank without samples, it is called with a sample of
     zeros that counts nowhere, so that it still meets the other ranks in batch norm.
@@ -113,6 +114,7 @@ class TorchLayer(Layer):
         self._share: Share | None = None
         self._in_turn = in_turn
         self._options = options(module)
+        self._types: dict[str, torch.dtype] = {}
         self._watched = Watched(name, module, training)
         self._has_stand_ins = any(True for _ in stand_ins(module))
         self._begun: tuple[int, dict[str, Array], dict[str, Array]] | None = None
@@ -231,6 +233,14 @@ class TorchLayer(Layer):
         """Leave all outputs but the module's own loss out, if it has one."""
         self._watched.only_loss = True
 
+    def keep_types(self) -> None:
+        """Compute with each parameter and buffer in the type that it has in the module."""
+        named = [*self.module.named_parameters(), *self.module.named_buffers()]
+        self._types = {name: one.dtype for name, one in named}
+        kinds = [kind for kind in self._types.values() if kind.is_floating_point]
+        self._watched.narrow = max(kinds, key=lambda kind: torch.finfo(kind).eps)
+        self._watched.wide = torch.float64 if torch.float64 in kinds else torch.float32
+
     def verdicts(self) -> list[Verdict]:
         return [self._watched.verdict]
 
@@ -267,11 +277,17 @@ class TorchLayer(Layer):
             x = xp.full((1, *x.shape[1:]), self._filler, x.dtype)
         context = self._in_place(context, len(x))
         given = tensors_of(fields(x), next((p.dtype for p in own.values()), None))
+        if self._types:
+            first = next(kind for kind in self._types.values() if kind.is_floating_point)
+            given = dict(cast(given, first))
         tensors = list(given.values())
         buffers = self._buffers(own, tensors[0])
         for name, kept in self._beginning(context).items():
             buffers[name] = as_tensor(kept).to(buffers[name])
-        values = {f"module.{name}": value for name, value in (own | buffers).items()}
+        values = {
+            f"module.{name}": value.to(self._types.get(name, value.dtype))
+            for name, value in (own | buffers).items()
+        }
         self._forwards += 1
         # These comparisons find changes by way of .data or NumPy, which torch does not count.
         compares = is_due(self._forwards)
@@ -310,7 +326,7 @@ class TorchLayer(Layer):
                 "sharded one would differ"
             )
         if compares and not self._has_stand_ins:
-            expect_alone(call, tensors, context, y, self._forwards % len(x))
+            expect_alone(call, tensors, context, call.as_tried(y), self._forwards % len(x))
         found = joined({name: as_array(part, xp) for name, part in y.items()})
         return found if counts else found[:0], (given, y, own, again)
 
@@ -406,9 +422,10 @@ class TorchLayer(Layer):
     ) -> dict[str, torch.Tensor]:
         """Copies in the type of the parameters, or of the input if there are none."""
         like = next(iter(own.values()), given)
+        casts = like.is_floating_point() and not self._types
         return {
             name: self._part(name, moved(self._moved, name, b, like.device))
-            .to(like.dtype if b.is_floating_point() and like.is_floating_point() else b.dtype)
+            .to(like.dtype if casts and b.is_floating_point() else b.dtype)
             .clone()
             for name, b in self._constants()
         }

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from math import prod
 from types import MappingProxyType
+from typing import TypeGuard
 
 import numpy as np
 import torch
@@ -36,9 +37,9 @@ def layers(
 ) -> dict[str, Layer]:
     """A module as layers, to be put into pipeline stages.
 
-    Each part of a ``torch.nn.Sequential`` is one, or each part between the ``cuts``; otherwise the
-    module is one layer.  Training leaves the module as it is: :func:`load_into` gives it the
-    trained values.
+    Each part of a ``torch.nn.Sequential`` with parameters of one type is one, or each part between
+    the ``cuts``; otherwise the module is one layer.  Training leaves the module as it is:
+    :func:`load_into` gives it the trained values.
 
     Args:
         module: the module.
@@ -64,7 +65,7 @@ def layers(
                 "cuts: a module is tried before it is cut; give inputs of some samples"
             )
         pieces = {f"part{n}": ("", part) for n, part in enumerate(cut(module, cuts, inputs))}
-    elif isinstance(module, torch.nn.Sequential) and type(module).forward is _IN_TURN:
+    elif _in_turn(module):
         if has_hooks(module):
             raise ImpureModule(
                 f"a {type(module).__name__} cannot be taken apart, as its own hooks belong to no "
@@ -97,6 +98,12 @@ def layers(
         layer.plan = every.within(prefix)
         found[name] = layer
     return found
+
+
+def _in_turn(module: torch.nn.Module) -> TypeGuard[torch.nn.Sequential]:
+    """Whether its parts are layers in turn; one of several types is one layer, which keeps them."""
+    is_plain = isinstance(module, torch.nn.Sequential) and type(module).forward is _IN_TURN
+    return is_plain and len({p.dtype for p in module.parameters()}) < 2
 
 
 def trained(module: torch.nn.Module, layers: Mapping[str, Layer]) -> dict[str, torch.nn.Parameter]:
