@@ -76,7 +76,8 @@ class OfImages(torch.nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.enter, self.leave = torch.nn.Conv2d(1, 4, 2), torch.nn.Linear(8, 1)
+        # A bias before a norm has a gradient of rounding, which Adam would make large.
+        self.enter, self.leave = torch.nn.Conv2d(1, 4, 2, bias=False), torch.nn.Linear(8, 1)
         self.norm = torch.nn.BatchNorm2d(4)
 
     def forward(self, x):
