@@ -95,10 +95,7 @@ class Sparse(Protocol):
     def unbiased(self) -> bool: ...
 
     def select(self, x: Array, step: int) -> "np.ndarray[tuple[int], np.dtype[np.uint32]]":
-        """The chosen elements of ``x``, of shape (n,), whose numbers are finite; rising."""
-
-    def values(self, chosen: Array) -> Array:
-        """Values that are sent for the chosen numbers: most codecs send the numbers."""
+        """The elements of ``x``, of shape (n,), whose finite numbers are sent; rising."""
 
 
 @runtime_checkable

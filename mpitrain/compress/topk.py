@@ -77,6 +77,3 @@ class TopK(Named):
 
     def select(self, x: Array, step: int) -> Indices:
         return largest(x, kept_of(len(x), self.keep))
-
-    def values(self, chosen: Array) -> Array:
-        return chosen

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from mpitrain.compress import AnyCodec, CodecError, LinearCodec, Sparse, feedback_of, parse
-from mpitrain.compress.codec import Momentum, Remembering
+from mpitrain.compress import AnyCodec, CodecError, LinearCodec, Sparse, parse
+from mpitrain.compress.codec import Momentum, Remembering, feedback_of
 from mpitrain.config.tables import Tables
 
 

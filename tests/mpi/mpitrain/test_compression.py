@@ -113,7 +113,6 @@ TRAINED = {
     "randomk": "randomk:keep=0.3",
     "blocks": "blocks:keep=0.3,block=16",
     "threshold": "threshold:tau=0.01",
-    "strom": "strom:tau=0.01",
     "rotate": "rotate+int4",
 }
 

@@ -25,7 +25,6 @@ GAPS = {
     "qsgd": 100,
     "qsgd:levels=1,damped=true": 4_000,
     "threshold:tau=0.125": 300,
-    "strom:tau=0.125": 300,
     "topk:keep=0.1": 5,
     "dgc:keep=0.1,momentum=0.5": 80,
     "randomk:keep=0.2": 60,
