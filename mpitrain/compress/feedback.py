@@ -18,13 +18,10 @@ class SentMomentum(Residual):
     def __init__(
         self, value: Array, name: str, follow: Callable[[Array, Array, Array], Array]
     ) -> None:
-        """A momentum that is 0 at first.
+        """``value``: memory of what ``arrays`` call ``name``, zeros at first.
 
-        Args:
-            value: its memory, zeros.
-            name: name of the array in a checkpoint.
-            follow: writes the next momentum to its third argument, from the present one and the
-                gradient; returns what is sent.
+        ``follow`` writes the next momentum to its third argument, from the present one and the
+        gradient, and returns what is sent.
         """
         super().__init__(value)
         self._name, self._follow = name, follow

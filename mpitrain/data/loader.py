@@ -55,12 +55,7 @@ class Loader:
     """
 
     def __init__(self, parts: Mapping[str, Indexed], workers: int = 0, most: int = 0) -> None:
-        """Starts the processes.
-
-        Args:
-            parts: parts of the data set by name.
-            workers: number of processes.
-            most: samples of the largest request, with processes.
+        """Starts the processes; ``most``: samples of the largest request.
 
         Raises:
             DataError: memory is short, or processes cannot be started.

@@ -44,13 +44,7 @@ def slingshot(comm: MPI.Intracomm, folder: Path) -> Finding:
 
 
 def fabric(classes: Path, environment: Mapping[str, str], library: str, maps: str) -> Fabric:
-    """The findings of a rank.
-
-    Args:
-        classes: ``/sys/class``.
-        library: as ``MPI.Get_library_version`` says it.
-        maps: the text of ``/proc/PID/maps``.
-    """
+    """Findings of a rank, from ``/sys/class``, MPI's version and the text of ``/proc/PID/maps``."""
     found = sorted(path.name for path in (classes / "cxi").glob("*"))
     if not found and not list((classes / "infiniband").glob("*")):
         # A container may hide the class; an older Slingshot has InfiniBand's adapters.

@@ -122,14 +122,9 @@ class Client:
     def improve(
         self, start: Array, number: int, client: int, samples: Array, steps: int
     ) -> Trained:
-        """Train a client from ``start`` on.
+        """Train a client on its samples, ``steps`` steps from the flat weights ``start`` on.
 
-        Args:
-            start: the server's weights, flat.
-            number: number of the round, counted from 0.
-            client: number of the client.
-            samples: indices of the client's samples.
-            steps: number of steps.
+        Rounds are counted from 0, and ``samples`` are indices.
 
         Raises:
             NonFinite, DataError, ConfigError: as :meth:`Loop.step`; naming the client.

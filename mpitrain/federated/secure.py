@@ -61,12 +61,7 @@ class Participant:
         return Public(self._mask.public, self._message.public)
 
     def deal(self, everybody: Mapping[int, Public], threshold: int) -> dict[int, bytes]:
-        """The sealed shares of its secrets, by client; it keeps its own.
-
-        Args:
-            everybody: all clients of the sum, this one as well.
-            threshold: shares that give a secret.
-        """
+        """The sealed shares of its secrets, by client of the sum; it keeps its own."""
         points = [number + 1 for number in everybody]
         seeds = shares(self._seed, points, threshold)
         keys = shares(self._mask.private, points, threshold)
@@ -147,8 +142,7 @@ class Unmasking:
             everybody: the public keys of all clients.
             survivors: the clients whose vectors are in the sum.
             threshold: shares that give a secret.
-            revealed: shares of each client's secret, by survivor; of ``threshold`` survivors or
-                more.
+            revealed: shares of each client's secret, by survivor.
 
         Raises:
             RoundError: too few survivors have revealed theirs.

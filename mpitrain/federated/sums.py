@@ -93,10 +93,7 @@ class Exact:
     def mean(self, start: Array, ends: Mapping[int, Array], cohort: Cohort) -> Mean:
         """The weighted mean of ``start - end``; collective.
 
-        Args:
-            start: flat weights of the server.
-            ends: final weights of the cohort's clients on this rank.
-            cohort: clients of the round.
+        ``ends``: final flat weights of the cohort's clients on this rank.
         """
         changes = (difference(start, end)[0] for end in ends.values())
         largest = self._wire.largest(changes)
@@ -114,12 +111,6 @@ class Coded:
 
     def __init__(self, wire: Wire, own: Federated, seed: int, most_weight: int) -> None:
         """Choose the bits, if the job does not.
-
-        Args:
-            wire: all-reduces.
-            own: the table.
-            seed: seed of the draws.
-            most_weight: largest possible sum of the weights of a round.
 
         Raises:
             ConfigError: secure sums of such codes have more than 32 bits.

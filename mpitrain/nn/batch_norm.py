@@ -123,8 +123,7 @@ def input_gradient(
     Mean and variance depend on all rows; without ``count``, they are constants.
 
     Args:
-        dy: gradient by the output, for the own rows.
-        normal: the normalised own rows.
+        dy, normal: gradient by the output and the normalised rows, of this rank.
         scale: weight over standard deviation.
         sums: ``dy`` and ``dy * normal`` summed over the own rows; one all-reduce adds the others.
         count: rows of all replicas, for each channel.

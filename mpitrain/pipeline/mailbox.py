@@ -79,13 +79,10 @@ class Mailbox:
         *,
         varies: bool = False,
     ) -> None:
-        """Post the first receives.
+        """Post the first receives of the messages to come, in the order of :meth:`receive`.
 
-        Args:
-            comm: the ranks.
-            expected: messages to come, in the order of :meth:`receive`.
-            device: device of the arrays; a GPU's pass through pinned memory.
-            varies: whether the sizes of samples may be others than those expected.
+        Arrays of a GPU pass through pinned memory.  ``varies``: samples may have other sizes than
+        those expected.
         """
         self._comm = comm
         self._varies = varies

@@ -94,14 +94,9 @@ class Costs:
 
 
 def partition(costs: Costs, workers: int, *, replicated: bool = True) -> StagePlans:
-    """The fastest pipeline on ``workers``, all of which it uses.
+    """The fastest pipeline on ``workers``, all of which it uses; ``replicated``: stages may share.
 
     Cost: O(layers^2 workers^2).
-
-    Args:
-        costs: costs of stages.
-        workers: number of workers.
-        replicated: whether a stage may have several workers.
 
     Raises:
         NoPartition: no stage fits into the memory of a worker.

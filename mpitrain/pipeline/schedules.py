@@ -242,10 +242,7 @@ def _stages_after(pipeline: Pipeline, stage: int) -> int:
 def _in_v(name: str, held: Held, idle: Callable[[int], float]) -> Callable[[Generator], Generator]:
     """Enter a schedule of two chunks a stage in a V.
 
-    Args:
-        name: its name.
-        held: most activations that a stage holds.
-        idle: idle time of a rank where F = B = W = 1, by p.
+    ``idle``: idle time of a rank where F = B = W = 1, by p.
     """
 
     def bubble(p: int, m: int, v: int, f: float, b: float, w: float) -> float:

@@ -78,10 +78,7 @@ def simulate(
 ) -> Simulation:
     """Start each action as early as its rank and its sources allow.
 
-    Args:
-        generate: the schedule.
-        pipeline: the pipeline.
-        times: times of all stages, or of each stage.
+    ``times`` are of all stages, or of each stage.
 
     Raises:
         PipelineError: the schedule cannot run.

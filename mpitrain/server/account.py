@@ -12,13 +12,10 @@ from mpitrain.server.service_log import Push
 
 
 def next_meeting(first: int, end: int, window: int, every: int) -> int:
-    """The step after which all ranks meet again.
+    """The step after which all ranks meet again, having met after ``first``.
 
-    Args:
-        first: step after which they have met.
-        end: last step of the epoch, or of the run.
-        window: most steps between meetings; meetings are at its multiples.
-        every: steps between checkpoints, after each of which they meet; 0: there are none.
+    They meet at ``end``, the last step of the epoch or run, at multiples of ``window``, and after
+    each checkpoint, at multiples of ``every`` unless it is 0.
     """
     ends = [end, first + window - first % window]
     if every:
@@ -66,7 +63,7 @@ def steps(
     rate: Callable[[int], float],
     shares: Callable[[int], Sequence[int]],
 ) -> list[Step]:
-    """A record for each step.
+    """A record for each step of an epoch, from number ``first`` on, counted from 0.
 
     The gradient's norm is that of the whole batch's gradient with ``bound = 0``, and where all
     gradients but the tables' are summed (each row then counts for one worker); else the mean of the
@@ -75,8 +72,6 @@ def steps(
     Args:
         told: report of each rank.
         batches: samples in each batch.
-        first: number of the first batch, counted from 0.
-        epoch: epoch of all batches.
         rate: the learning rate of a step.
         shares: samples of each group in a batch with this number of samples.
     """

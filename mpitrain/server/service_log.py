@@ -140,12 +140,7 @@ class ServiceLog:
     """The log that a server writes, a window at a time."""
 
     def __init__(self, folder: Path, begun: Begun) -> None:
-        """Write nothing yet.
-
-        Args:
-            folder: folder of the run.
-            begun: first line of the log, but for the step.
-        """
+        """Write nothing yet; ``begun``: first line of the log, but for the step."""
         self._path, self._begun = folder / name(begun.server), begun
         self._file: FileIO | None = None
 

@@ -40,11 +40,7 @@ class Replay(RoundRobin):
     """The order of a log, which is possible, so that nobody waits for ever."""
 
     def __init__(self, folder: Path, mine: Begun) -> None:
-        """Read the log.
-
-        Args:
-            folder: folder of the run that is replayed.
-            mine: first line of this server's own log.
+        """Read the log of the run that is replayed; ``mine``: first line of this server's own log.
 
         Raises:
             ConfigError: it cannot be read, is no log of a server, or is of another training.

@@ -72,14 +72,11 @@ class Shard:
         return Pull(worker=worker, clock=clock, version=self.version)
 
     def push(self, worker: int, clock: int, clocks: int, gradient: Array, pulled: Array) -> Push:
-        """Apply a gradient, or with ``limit`` 0 the sum of all workers' when the last has come.
+        """Apply a gradient of shape (elements,), or with ``limit`` 0 the sum of all workers' when
+        the last has come.
 
-        Args:
-            worker: number of the worker.
-            clock: first batch of the gradient.
-            clocks: number of batches.
-            gradient: gradient, of shape (elements,).
-            pulled: parameters that the worker was last sent.
+        It is of ``clocks`` batches from ``clock`` on; ``pulled``: the parameters that the worker
+        was last sent.
         """
         version, slowest = self._first[worker] or self._last[worker]
         self._first[worker] = None

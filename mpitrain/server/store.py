@@ -46,13 +46,7 @@ class WorkerStore(WholeGradients):
     """
 
     def __init__(self, arena: Arena, spread: Spread, reduction: Reduction) -> None:
-        """Bind the sums; collective over the group.
-
-        Args:
-            arena: layout of the parameters.
-            spread: the parameters.
-            reduction: how gradients are summed over the group.
-        """
+        """Bind the sums over the group; collective over it."""
         comm = reduction.groups[DATA]
         super().__init__(arena, reduction, comm.empty(arena.size, spread.flat.dtype))
         self.spread = spread
