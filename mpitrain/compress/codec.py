@@ -61,11 +61,7 @@ def type_of(tensors: Mapping[str, Array]) -> "np.dtype[Any]":
 
 @runtime_checkable
 class LinearCodec(Protocol):
-    """Codec whose codes add up to the code of the sum, on any number of ranks.
-
-    Attributes:
-        unbiased: see :class:`~collectives.codec.Codec`.
-    """
+    """Codec whose codes add up to the code of the sum, on any number of ranks."""
 
     @property
     def unbiased(self) -> bool: ...
@@ -85,11 +81,7 @@ class LinearCodec(Protocol):
 
 @runtime_checkable
 class Sparse(Protocol):
-    """Codec that sends some elements with their indices.
-
-    Attributes:
-        unbiased: see :class:`~collectives.codec.Codec`.
-    """
+    """Codec that sends some elements with their indices."""
 
     @property
     def unbiased(self) -> bool: ...
@@ -114,8 +106,7 @@ class Remembering(Protocol):
 class Momentum(Protocol):
     """Codec whose memory is a momentum, in place of the optimiser's.
 
-    Attributes:
-        clip: bound of the length of the summed gradient; 0 for none.
+    ``clip``: bound of the length of the summed gradient; 0 for none.
     """
 
     @property

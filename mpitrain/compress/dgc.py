@@ -88,11 +88,8 @@ class DGC(Named):
 
 
 class MomentumCorrection(Residual):
-    """u and v of a vector.
-
-    Attributes:
-        u: velocity, shape (n,).
-        value: v, the sum of velocities since an element was last sent; shape (n,).
+    """Velocity u of a vector of shape (n,), and v, the sum of velocities since an element was last
+    sent.
     """
 
     def __init__(self, codec: DGC, value: Array) -> None:

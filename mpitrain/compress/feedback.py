@@ -9,11 +9,7 @@ from mpitrain.arrays import Array
 
 
 class SentMomentum(Residual):
-    """A momentum that is sent in place of the gradient, and does not depend on what was sent.
-
-    Attributes:
-        value: the momentum, shape (n,).
-    """
+    """A momentum that is sent in place of the gradient, and does not depend on what was sent."""
 
     def __init__(
         self, value: Array, name: str, follow: Callable[[Array, Array, Array], Array]

@@ -72,11 +72,9 @@ def is_stream(data: Any) -> bool:
 
 @dataclass
 class _Cursor:
-    """Position of a pass over a stream.
+    """Position of a pass over a stream: the epoch and number of the next sample.
 
     Attributes:
-        iterator: iterator of the next sample; None without a pass.
-        epoch, position: epoch and number of the next sample.
         process: process that made the iterator, whose open files others must not use.
         first: a list of the first sample, once it was read.
     """

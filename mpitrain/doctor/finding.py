@@ -21,14 +21,7 @@ class Status(Enum):
 
 @dataclass(frozen=True)
 class Finding:
-    """A check's result.
-
-    Attributes:
-        status: whether all is well, something is worth a look, or the check failed.
-        text: description of the result.
-        fix: advice in one sentence; empty if nothing has to be done.
-        name: the check's name.
-    """
+    """A check's result; ``fix`` is advice in one sentence, empty if nothing has to be done."""
 
     status: Status
     text: str

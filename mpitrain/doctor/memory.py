@@ -19,12 +19,7 @@ _MARK = 1000
 
 
 class Shared(NamedTuple):
-    """Result of a rank's test of memory that its node shares.
-
-    Attributes:
-        right: whether the rank read the number that its neighbour had stored.
-        problem: reason why there is no such memory; empty if there is some.
-    """
+    """Whether a rank read the number that its neighbour had stored; else why there is no memory."""
 
     right: bool
     problem: str

@@ -35,12 +35,7 @@ class Place(NamedTuple):
 
 
 class Cores(NamedTuple):
-    """The cores and GPUs of a rank.
-
-    Attributes:
-        affinity: cores that it may run on.
-        threads: threads of its BLAS.
-    """
+    """The cores that a rank may run on, and the threads of its BLAS."""
 
     node: int
     host: str

@@ -18,9 +18,8 @@ class Fabric(NamedTuple):
 
     Attributes:
         adapters: Slingshot's adapters, by name.
-        cxi: whether the library of these adapters is in this process, after MPI's start.
+        cxi, gtl: whether the library of these adapters, and Cray's for GPUs, is in this process.
         cray: whether the MPI is Cray MPICH.
-        gtl: whether Cray's library for GPUs is in this process.
         gpus: number of GPUs that this rank can open.
         variables: environment variables that decide on the transport.
     """

@@ -65,12 +65,7 @@ class Drawn:
 
 @dataclass(frozen=True)
 class CodeGrid:
-    """A grid of ``2**bits`` numbers from ``-largest`` to ``largest``.
-
-    Attributes:
-        bits: bits of a code.
-        largest: largest magnitude.
-    """
+    """A grid of ``2**bits`` numbers from ``-largest`` to ``largest``."""
 
     bits: int
     largest: float

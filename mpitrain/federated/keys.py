@@ -28,11 +28,7 @@ def check() -> None:
 
 
 class Pair:
-    """A secret key and its public one.
-
-    Attributes:
-        public: 32 bytes.
-    """
+    """A secret key and its public one, of 32 bytes."""
 
     def __init__(self, private: bytes | None = None) -> None:
         """``private``: 32 bytes; the system's random ones if left out."""

@@ -33,11 +33,7 @@ MESSAGE_BYTES = 2 * SHARE_BYTES + TAG_BYTES
 
 @dataclass(frozen=True)
 class Public:
-    """Public keys of a client.
-
-    Attributes:
-        mask, message: keys for masks and for messages, 32 bytes each.
-    """
+    """Public keys of a client, for masks and for messages, 32 bytes each."""
 
     mask: bytes
     message: bytes

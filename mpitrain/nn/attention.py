@@ -23,7 +23,6 @@ class Attention(Layer):
 
     Attributes:
         head_width: E.
-        causal: whether no position sees a later one.
         dropout: probability with which a position does not see another one in training.
     """
 

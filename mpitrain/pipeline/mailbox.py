@@ -25,13 +25,10 @@ class Spec(NamedTuple):
 
 
 class Expected(NamedTuple):
-    """A message to come.
+    """A message to come, of some samples of a micro-batch.
 
     Attributes:
-        source: the sending rank.
         tag: tag of the edge between the stages.
-        samples: number of samples in the micro-batch.
-        spec: shape and type of one sample.
         is_gradient: whether it is a gradient, with a byte at the end for each field, which marks it
             as unused.
     """

@@ -35,12 +35,7 @@ class StagePlan:
 
 @dataclass(frozen=True)
 class StagePlans:
-    """Stages in a row.
-
-    Attributes:
-        stages: in order.
-        seconds: from one micro-batch to the next, once the pipeline is full.
-    """
+    """Stages in a row, and seconds from one micro-batch to the next, once the pipeline is full."""
 
     stages: tuple[StagePlan, ...]
     seconds: float

@@ -20,14 +20,7 @@ if TYPE_CHECKING:
 
 
 class LayerProfile(Struct, frozen=True, forbid_unknown_fields=True):
-    """A layer with one micro-batch.
-
-    Attributes:
-        name: the layer's name.
-        forward_s, backward_s: seconds.
-        activation_bytes: size of its output.
-        parameter_bytes: size of its parameters.
-    """
+    """A layer with one micro-batch: seconds, and bytes of its output and of its parameters."""
 
     name: str
     forward_s: float

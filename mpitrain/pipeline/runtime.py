@@ -226,11 +226,7 @@ class Runner:
 
 
 class _Passes:
-    """Passes of the micro-batches of one run.
-
-    Attributes:
-        loss: own part of the loss since the last update.
-    """
+    """Passes of the micro-batches of one run; ``loss``: own part of it since the last update."""
 
     def __init__(
         self, runner: Runner, mailbox: Mailbox, source: Source, weights: WeightsInTime

@@ -35,7 +35,6 @@ class PipelineSchedule:
     """A schedule and the pipelines that it is for.
 
     Attributes:
-        name: name in job files and on the command line.
         generate: the actions of a replica of a stage.
         chunks: pieces of the model on each stage; None: as many as the job says.
         placement: stage of each piece.

@@ -60,12 +60,9 @@ class TimedAction:
 
 @dataclass(frozen=True)
 class Simulation:
-    """A schedule in time.
+    """A schedule in time: its blocks, in order of dependency, and the seconds of the whole run.
 
-    Attributes:
-        blocks: in order of dependency.
-        seconds: time of the whole run.
-        bubble: part of the time in which ranks are idle, mean over the ranks.
+    ``bubble``: part of the time in which ranks are idle, mean over the ranks.
     """
 
     blocks: Sequence[TimedAction]

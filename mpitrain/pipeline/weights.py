@@ -41,18 +41,14 @@ class FixedWeights:
 
 @dataclass(eq=False)
 class VersionedWeights:
-    """Keeps the versions that micro-batches under way still need.
+    """Keeps the versions that micro-batches under way still need, on a stage.
 
     The store's flat parameters are the latest version.  It is copied before an update if a
     micro-batch still needs it, or before its first use if layers hold their parameters
     (:attr:`mpitrain.nn.Layer.holds`).
 
     Attributes:
-        policy: rule for the versions.
-        arena: layout of the parameters.
-        latest: the latest parameters, flat.
         report: report of the replay of the schedule.
-        stage: the own stage.
         along_velocity: motion of the flat weights by the velocity in one update.
         are_held: whether layers hold the weights of their forward passes.
     """

@@ -31,15 +31,12 @@ class RankReport:
         losses: part of the mean loss of this worker's group, by batch; empty on a server.
         norms: Euclidean norm of the gradient of this worker's group, by batch.
         leads: whether this worker sends the messages of its group.
-        seconds: seconds since the last meeting.
-        reading: seconds of reading samples.
-        pulling: seconds of pulling.
+        seconds, reading, pulling: since the last meeting, of reading samples, of pulling.
         pushing: seconds of pushing; on a server, of waiting for messages.
         sent: bytes sent to servers or workers, by clock.
         pushes: pushes that a server applied.
         moved: bytes sent in all messages and collectives, and bytes moved in shared memory.
-        squares: squared norm of the sum of all gradients of a clock, in the part that a server, or
-            a worker itself, updates.
+        squares: squared norm of the sum of a clock's gradients, in the part that is updated here.
     """
 
     losses: dict[int, float] = field(default_factory=dict)

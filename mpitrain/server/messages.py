@@ -47,11 +47,7 @@ class MessageKind(IntEnum):
 
 
 class ParameterMessage:
-    """A header and numbers in one buffer.
-
-    Attributes:
-        values: the numbers, of shape (elements,), or the bytes of their code.
-    """
+    """A header, and numbers of shape (elements,) or the bytes of their code, in one buffer."""
 
     def __init__(self, size: int, dtype: Any) -> None:
         """Memory for ``size`` elements of this type."""
@@ -104,8 +100,7 @@ class ParameterExchange:
 
     Attributes:
         sent: bytes sent, by clock.
-        squares: squared norm of the sum of a clock's gradients, in the part that this worker
-            updates, by clock.
+        squares: squared norm of the sum of a clock's gradients, in the part that is updated here.
     """
 
     def __init__(self) -> None:

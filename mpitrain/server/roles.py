@@ -15,11 +15,7 @@ from mpitrain.metrics.words import counted
 class Roles:
     """The ranks of a job with servers: first the workers, then the servers.
 
-    Attributes:
-        workers: number of workers.
-        servers: number of servers.
-        groups: number of groups of neighbouring workers; the first worker of each talks to the
-            servers.
+    Neighbouring workers form groups; the first worker of each talks to the servers.
     """
 
     workers: int
@@ -55,12 +51,11 @@ class Roles:
 
 @dataclass(frozen=True)
 class Members:
-    """The ranks of a job with servers.
+    """The ranks of a job with servers, seen from this one.
 
     Attributes:
         roles: role of each rank.
-        is_server: whether this rank is a server.
-        number: number of this server; negative on a worker.
+        is_server, number: whether this rank is one, and its number; negative on a worker.
         group: the workers that push together with this one; on a server, itself.
         alike: all workers, or all servers.
         wire: messages of workers and servers.

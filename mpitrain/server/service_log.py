@@ -28,14 +28,9 @@ class Line(Struct, frozen=True, forbid_unknown_fields=True, tag_field="event", t
 
 
 class Begun(Line, frozen=True):
-    """The beginning or resumption of a run.
+    """The beginning or resumption of a run, after ``step`` steps.
 
-    Attributes:
-        format: number of this file's format.
-        server, servers: number of the server, and of all servers.
-        workers: number of groups of workers that push.
-        step: steps that were done.
-        job: settings of the job that decide the numbers, by key.
+    ``job`` has the settings that decide the numbers; ``workers`` are groups that push.
     """
 
     format: int
@@ -55,12 +50,9 @@ class LoggedWindow(Line, frozen=True, tag="window"):
 
 
 class Pull(Line, frozen=True):
-    """A worker was sent the parameters.
+    """A worker's group was sent the parameters for the batch ``clock``.
 
-    Attributes:
-        worker: group of workers.
-        clock: batch for which the parameters are.
-        version: pushes applied to the parameters since the last meeting.
+    ``version``: pushes applied to them since the last meeting.
     """
 
     worker: int
@@ -69,10 +61,9 @@ class Pull(Line, frozen=True):
 
 
 class Push(Line, frozen=True):
-    """A worker's gradient was applied; with ``bound = 0``, when the last one of its clock came.
+    """A group's gradient was applied; with ``bound = 0``, when the last one of its clock came.
 
     Attributes:
-        worker: group of workers.
         clock, clocks: first batch, and number of batches.
         pulled: version of the parameters on which the gradient was computed.
         version: pushes that were served before it, since the last meeting.

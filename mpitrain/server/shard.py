@@ -20,15 +20,12 @@ class Shard:
     batches.  Versions count the pushes that were served since the last meeting.
 
     Attributes:
-        piece: the own part.
-        state: arrays of the optimiser.
+        piece, state: the own part, and the optimiser's arrays of it.
         update: takes a step along the piece's gradients, of a learning rate and a number.
         rate: learning rate of a step, counted from 0.
         workers: number of workers that push.
         limit: most clocks ahead of the slowest worker; None: any number.
         correction: makes the correction for the time between two meetings.
-        clocks: clock of each worker.
-        version: number of pushes that were served.
         squares: squared norm of the sum of a clock's gradients, by clock, with ``bound = 0``.
     """
 
