@@ -28,7 +28,6 @@ class Samples:
         return len(self.labels)
 
     def __getitem__(self, which: Any) -> "Samples":
-        """The samples at a slice or an array of indices."""
         return Samples(self.inputs[which], self.labels[which])
 
 
@@ -50,7 +49,6 @@ class Epochal(Protocol):
 
 
 def in_epoch(samples: Indexed, epoch: int) -> Indexed:
-    """Samples of an epoch."""
     return samples.in_epoch(epoch) if isinstance(samples, Epochal) else samples
 
 
@@ -86,12 +84,10 @@ class Dataset:
 
     @property
     def input_shape(self) -> Shape:
-        """Shape of one sample."""
         return _shape(self._first.inputs)
 
     @property
     def input_dtype(self) -> Any:
-        """Type of the inputs."""
         return self._first.inputs.dtype
 
     @property
@@ -101,7 +97,6 @@ class Dataset:
 
     @property
     def label_dtype(self) -> Any:
-        """Type of the labels."""
         return self._first.labels.dtype
 
     @property

@@ -30,17 +30,14 @@ class Finding:
 
 
 def ok(text: str) -> Finding:
-    """All is well."""
     return Finding(Status.OK, text)
 
 
 def warn(text: str, fix: str) -> Finding:
-    """Something is worth a look."""
     return Finding(Status.WARN, text, fix)
 
 
 def fail(text: str, fix: str) -> Finding:
-    """The check failed."""
     return Finding(Status.FAIL, text, fix)
 
 

@@ -51,7 +51,6 @@ def node_memory(comm: MPI.Intracomm, folder: Path) -> Finding:
 
 
 def judge_node_memory(found: list[Shared]) -> Finding:
-    """Judge whether every node has shared memory, and its ranks share it."""
     wrong = [rank for rank, own in enumerate(found) if not own.right]
     if wrong:
         return fail(
@@ -108,7 +107,6 @@ def windows(comm: MPI.Intracomm, folder: Path) -> Finding:
 
 
 def judge_windows(found: list[tuple[bool, int]]) -> Finding:
-    """Judge whether windows are shared, and ``/dev/shm`` has room."""
     wrong = [rank for rank, (right, _) in enumerate(found) if not right]
     if wrong:
         return fail(

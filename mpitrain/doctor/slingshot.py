@@ -56,7 +56,6 @@ def fabric(classes: Path, environment: Mapping[str, str], library: str, maps: st
 
 
 def judge_slingshot(found: list[Fabric]) -> Finding:
-    """Judge that no messages take TCP over Slingshot, and that Cray MPICH fits its settings."""
     for rank, own in enumerate(found):
         if own.adapters and not (own.cxi or own.cray):
             why = "its MPI has not loaded libcxi: messages take TCP"

@@ -57,7 +57,6 @@ class Cohort:
 
     @property
     def weight(self) -> int:
-        """Sum of the weights."""
         return sum(part.weight for part in self.parts)
 
 

@@ -70,7 +70,6 @@ class Client:
     """
 
     def __init__(self, whole: Parts) -> None:
-        """``whole``: the federated job."""
         job = whole.config
         optim = replace(
             job.optim,
@@ -102,11 +101,9 @@ class Client:
 
     @property
     def rate(self) -> float:
-        """Learning rate of the round."""
         return self._rates.rate(0)
 
     def close(self) -> None:
-        """Free the communicators."""
         self.loop.close()
 
     def improve(

@@ -72,7 +72,6 @@ class CodeGrid:
 
     @property
     def width(self) -> float:
-        """Distance of neighbouring numbers."""
         return 2.0 * self.largest / (2**self.bits - 1)
 
     def encode(self, sent: Array, dice: np.random.Generator) -> Array:

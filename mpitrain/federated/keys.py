@@ -41,7 +41,6 @@ class Pair:
 
     @property
     def private(self) -> bytes:
-        """32 bytes."""
         return self._key.private_bytes_raw()
 
     def common(self, public: bytes, purpose: bytes) -> bytes:

@@ -94,7 +94,6 @@ class FederatedLoop(Loop):
         return np.concatenate(parts)
 
     def batches(self, epoch: int) -> Generator[Batch]:
-        """One round."""
         yield Batch(epoch, ())
 
     def step(self, batch: Batch) -> list[Record]:

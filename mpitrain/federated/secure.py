@@ -53,7 +53,6 @@ class Participant:
 
     @property
     def public(self) -> Public:
-        """Its public keys."""
         return Public(self._mask.public, self._message.public)
 
     def deal(self, everybody: Mapping[int, Public], threshold: int) -> dict[int, bytes]:

@@ -59,7 +59,6 @@ class Wire:
     """
 
     def __init__(self, comm: Communicator, algorithm: str) -> None:
-        """``algorithm``: value of ``parallel.algorithm``."""
         self.comm = comm
         self.algorithm = "ring" if algorithm == "auto" else algorithm
         self.seconds = 0.0
@@ -71,7 +70,6 @@ class Wire:
         return self._traffic.sent + self._traffic.shared
 
     def add(self, total: Array) -> None:
-        """The sum over the ranks, in place."""
         begun = perf_counter()
         if self.comm.size > 1:
             self.comm.Allreduce(MPI.IN_PLACE, total.reshape(-1), algorithm=self.algorithm)

@@ -53,7 +53,6 @@ class Positions:
 
     @property
     def are_split(self) -> bool:
-        """Whether other ranks have some."""
         return self.group.size > 1
 
     @property
@@ -66,7 +65,6 @@ class Positions:
         return [share(self.length, piece, self._parts) for piece in own]
 
     def count(self, rank: int) -> int:
-        """Number of a rank's positions."""
         return sum(piece.stop - piece.start for piece in self.pieces(rank))
 
     @cached_property

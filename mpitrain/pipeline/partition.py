@@ -156,7 +156,6 @@ def _best_from(
 
 
 def describe(costs: Costs, found: StagePlans) -> str:
-    """For people."""
     lines = [
         f"{found.configuration}: {1e3 * found.seconds:.3f} ms a micro-batch, "
         f"{costs.total / found.seconds:.2f}x one worker"

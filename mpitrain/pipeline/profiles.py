@@ -30,7 +30,6 @@ class LayerProfile(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def seconds(self) -> float:
-        """Forward and backward."""
         return self.forward_s + self.backward_s
 
 
@@ -79,7 +78,6 @@ def measure(config: "Config", repeats: int = 5, device: Device = HOST) -> list[L
 
 
 def write_profile(path: Path, profile: Sequence[LayerProfile]) -> None:
-    """As JSON."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(msgspec.json.format(msgspec.json.encode(list(profile))))
 
@@ -120,7 +118,6 @@ def parse_profile(data: bytes, name: str) -> list[LayerProfile]:
 
 
 def table(profile: Sequence[LayerProfile]) -> str:
-    """For people."""
     lines = [
         f"{'layer':<16} {'forward ms':>10} {'backward ms':>11} {'out bytes':>12} {'weights':>12}"
     ]

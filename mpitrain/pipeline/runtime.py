@@ -34,7 +34,6 @@ Span = Callable[..., AbstractContextManager[Any]]
 
 
 def no_span(name: str, category: str, **arguments: Any) -> AbstractContextManager[Any]:
-    """Records nothing."""
     return nullcontext()
 
 

@@ -3,15 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mpitrain.pipeline.actions import (
-    Action,
-    Backward,
-    BackwardInput,
-    BackwardWeight,
-    Forward,
-    Pipeline,
-    Update,
-)
+from mpitrain.pipeline.actions import Action, Pipeline, Update
 from mpitrain.pipeline.replay import StageReplica, needs, replay
 from mpitrain.pipeline.schedules import Generator
 
@@ -34,18 +26,10 @@ class PassTimes:
     update: float = 0.0
 
     def of(self, action: Action, chunks: int) -> float:
-        """Seconds that an action takes."""
-        match action:
-            case Forward():
-                return self.forward / chunks
-            case Backward():
-                return (self.backward_input + self.backward_weight) / chunks
-            case BackwardInput():
-                return self.backward_input / chunks
-            case BackwardWeight():
-                return self.backward_weight / chunks
-            case Update():
-                return self.update
+        if isinstance(action, Update):
+            return self.update
+        f, i, w = self.forward, self.backward_input, self.backward_weight
+        return {"F": f, "B": i + w, "I": i, "W": w}[action.letter] / chunks
 
 
 @dataclass(frozen=True)

@@ -69,7 +69,6 @@ class VersionedWeights:
         self._under_way: dict[int, int] = {}
 
     def forward(self, micro_batch: int) -> FixedWeights:
-        """For the forward pass."""
         version = self._due[micro_batch]
         self._under_way[micro_batch] = version
         if self.policy in ("spectrain", "linear"):
@@ -78,7 +77,6 @@ class VersionedWeights:
         return FixedWeights(self.arena, self._at(version))
 
     def backward(self, micro_batch: int) -> FixedWeights:
-        """For the backward pass."""
         if self.policy in OTHER_IN_BACKWARD:
             return FixedWeights(self.arena, self.latest)
         return FixedWeights(self.arena, self._at(self._under_way[micro_batch]))

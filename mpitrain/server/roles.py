@@ -23,20 +23,16 @@ class Roles:
     groups: int
 
     def is_server(self, rank: int) -> bool:
-        """Whether a rank is a server."""
         return rank >= self.workers
 
     def server(self, number: int) -> int:
-        """The rank of a server."""
         return self.workers + number
 
     def members(self, group: int) -> range:
-        """The ranks of a group."""
         part = share(self.workers, group, self.groups)
         return range(part.start, part.stop)
 
     def group(self, rank: int) -> int:
-        """The group of a worker."""
         return next(group for group in range(self.groups) if rank in self.members(group))
 
     def leaders(self) -> list[int]:

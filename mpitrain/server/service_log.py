@@ -176,7 +176,6 @@ class ServiceLog:
             raise LogError(self._why(error)) from error
 
     def close(self) -> None:
-        """Close the file."""
         if self._file:
             self._file.close()
 
