@@ -130,6 +130,13 @@ def test_one_bit_sends_the_two_means():
     )
 
 
+def test_a_threshold_is_what_is_sent():
+    x = np.array([0.3, -0.3, 0.25, 0, -7], np.float32)
+    np.testing.assert_array_equal(
+        through(parse("threshold:tau=0.25"), x), [0.25, -0.25, 0.25, 0, -0.25]
+    )
+
+
 def test_the_scale_of_signs_is_the_mean_of_sizes_or_the_root_of_their_squares():
     x = np.array([3, -1, 0, -4], np.float32)
     np.testing.assert_array_equal(through(parse("sign"), x), [2, -2, 2, -2])
