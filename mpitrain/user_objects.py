@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from mpitrain import nn
 from mpitrain.arrays import Array
 from mpitrain.compress import parse
-from mpitrain.compress.codec import Momentum
+from mpitrain.compress.dgc import DGC
 from mpitrain.config import Config, ConfigError
 from mpitrain.objective import LossFunction
 from mpitrain.objective.metrics import Averaged, Metric
@@ -179,7 +179,7 @@ def expect_without_momentum(job: Config, given: "Optimizer") -> None:
         ConfigError: both keep a state.
     """
     codec = job.compress.codec
-    if codec == "none" or not isinstance(parse(codec), Momentum) or not given.slots:
+    if codec == "none" or not isinstance(parse(codec), DGC) or not given.slots:
         return
     if name_of(given) != "SGD" or getattr(given, "momentum", True):
         raise ConfigError(

@@ -15,7 +15,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 
-from collectives.codec import Codec, FeedbackMemory
+from collectives.codec import Codec, Residual
 from mpitrain.arrays import Array
 
 #: Whether the error of a codec is added to the next numbers: "on": yes; "off": it may be; "never":
@@ -94,29 +94,12 @@ class Sparse(Protocol):
 class Remembering(Protocol):
     """Codec with a memory of its own in place of a residual.
 
-    If the memory is a momentum, it must also follow the gradients that travel uncompressed: see
-    :class:`Momentum`.
+    If the memory is a momentum, it must also follow the gradients that travel uncompressed, as
+    that of :class:`~mpitrain.compress.dgc.DGC` does.
     """
 
-    def memory(self, value: Array) -> FeedbackMemory:
+    def memory(self, value: Array) -> Residual:
         """Makes the memory of a vector; ``value``: zeros of its shape and type, to be used."""
-
-
-@runtime_checkable
-class Momentum(Protocol):
-    """Codec whose memory is a momentum, in place of the optimiser's.
-
-    ``clip``: bound of the length of the summed gradient; 0 for none.
-    """
-
-    @property
-    def clip(self) -> float: ...
-
-    def share(self, squares: float, ranks: int) -> float:
-        """Factor of a rank's gradient of squared length ``squares`` that keeps to the bound."""
-
-    def of_sum(self, value: Array) -> FeedbackMemory:
-        """Makes the memory of a sum that travels uncompressed; ``value``: as for ``memory``."""
 
 
 def feedback_of(codec: Codec | LinearCodec | Sparse) -> Feedback:

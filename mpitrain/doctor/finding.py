@@ -50,14 +50,12 @@ Part = Callable[[Any], Any]
 _FIX = "see the message; the check itself failed"
 
 
-def gathered(
-    comm: MPI.Intracomm, name: str, local: Callable[[], Any], judge: Judge, fix: str = _FIX
-) -> Finding:
+def gathered(comm: MPI.Intracomm, name: str, local: Callable[[], Any], judge: Judge) -> Finding:
     """Run ``local``, which must not communicate, on each rank and judge the results of all ranks.
 
     An exception in either makes the check fail on all ranks; collective.
     """
-    return in_parts(comm, name, [lambda _: local()], judge, fix)
+    return in_parts(comm, name, [lambda _: local()], judge)
 
 
 def in_parts(

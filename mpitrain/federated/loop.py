@@ -15,7 +15,7 @@ from mpitrain.data.stream import Streamed
 from mpitrain.federated import keys
 from mpitrain.federated.choice import Choice, Cohort
 from mpitrain.federated.client import Client, Trained
-from mpitrain.federated.errors import RoundError
+from mpitrain.federated.secure import RoundError
 from mpitrain.federated.server import ServerOptimizer
 from mpitrain.federated.split import split
 from mpitrain.federated.sums import Mean, Wire, sums

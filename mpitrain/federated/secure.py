@@ -13,22 +13,26 @@ for clients and a server that are honest but curious:
    numbers of the seeds from the sum, and the masks of lost clients that are left in it.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from os import urandom
 
 import numpy as np
 
 from mpitrain.arrays import Array
-from mpitrain.federated.errors import RoundError
 from mpitrain.federated.keys import KEY_BYTES, TAG_BYTES, Pair, numbers, seal, unseal
 from mpitrain.federated.shamir import SHARE_BYTES, at_zero, secret, shares
+from mpitrain.ranks.together import SharedError
 
 _MASK, _MESSAGE = b"mpitrain federated mask", b"mpitrain federated message"
 #: Bytes of the two public keys of a client.
 PUBLIC_BYTES = 2 * KEY_BYTES
 #: Bytes of the message with two shares.
 MESSAGE_BYTES = 2 * SHARE_BYTES + TAG_BYTES
+
+
+class RoundError(SharedError):
+    """A round has no result: too few clients are left, or their shares do not fit."""
 
 
 @dataclass(frozen=True)
@@ -42,11 +46,10 @@ class Public:
 class Participant:
     """A client in one secure sum, for which it draws its numbers anew."""
 
-    def __init__(self, number: int, random: Callable[[int], bytes] = urandom) -> None:
-        """``number`` of the client; ``random`` gives random bytes."""
+    def __init__(self, number: int) -> None:
         self.number = number
-        self._mask, self._message = Pair(random(KEY_BYTES)), Pair(random(KEY_BYTES))
-        self._seed = random(KEY_BYTES)
+        self._mask, self._message = Pair(), Pair()
+        self._seed = urandom(KEY_BYTES)
         self._common: dict[int, bytes] = {}
         self._held: dict[int, tuple[bytes, bytes]] = {}
         self._revealed = False

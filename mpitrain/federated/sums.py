@@ -16,13 +16,13 @@ from mpitrain.config import ConfigError
 from mpitrain.config.federated import Federated
 from mpitrain.federated import codes
 from mpitrain.federated.choice import Cohort
-from mpitrain.federated.errors import RoundError
 from mpitrain.federated.exact_mean import Grid, difference
 from mpitrain.federated.secure import (
     MESSAGE_BYTES,
     PUBLIC_BYTES,
     Participant,
     Public,
+    RoundError,
     Unmasking,
     expect_enough,
 )
