@@ -121,7 +121,7 @@ def segment(group, config, given, until, *, goes_on):
         pytest.param(500, CODECS[-1], "update", marks=pytest.mark.slow),
         pytest.param(500, CODECS[0], "nodes", marks=pytest.mark.slow),
         pytest.param(500, CODECS[-1], "nodes", marks=pytest.mark.slow),
-        pytest.param(24, CODECS[4], "update", marks=pytest.mark.quick_on(3)),
+        pytest.param(24, CODECS[4], "update", marks=pytest.mark.quick_on(2, 3)),
     ],
 )
 def test_through_skipped_steps_checkpoints_and_other_ranks(
