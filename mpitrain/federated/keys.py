@@ -77,11 +77,7 @@ def seal(key: bytes, sender: int, receiver: int, message: bytes) -> bytes:
 
 
 def unseal(key: bytes, sender: int, receiver: int, sealed: bytes) -> bytes:
-    """The message of :func:`seal`.
-
-    Raises:
-        ValueError: it was changed, or belongs to another client.
-    """
+    """The message of :func:`seal`; ``ValueError``: it was changed, or belongs to another client."""
     from cryptography.exceptions import InvalidTag
     from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 

@@ -73,11 +73,7 @@ class Participant:
         return found
 
     def hold(self, sender: int, public: Public, sealed: bytes) -> None:
-        """Keep the shares of another client.
-
-        Raises:
-            ValueError: they were changed on their way.
-        """
+        """Keep the shares of another client; ``ValueError``: they were changed on their way."""
         both = unseal(self._with(sender, public), sender, self.number, sealed)
         self._held[sender] = (both[:SHARE_BYTES], both[SHARE_BYTES:])
 

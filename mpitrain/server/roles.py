@@ -66,11 +66,7 @@ class Members:
 
 
 def roles(server: Server, ranks: int) -> Roles:
-    """The roles of a job's ranks.
-
-    Raises:
-        ConfigError: there are too few ranks, or too many groups.
-    """
+    """The roles of a job's ranks; ``ConfigError``: there are too few ranks, or too many groups."""
     workers = ranks - server.ranks
     if workers < 1:
         raise ConfigError(

@@ -92,11 +92,7 @@ def name(server: int) -> str:
 
 
 def lines(path: Path) -> list[bytes]:
-    """The lines of a log, with their ends.
-
-    Raises:
-        OSError: it cannot be read.
-    """
+    """The lines of a log, with their ends; ``OSError``: it cannot be read."""
     check_regular(path)
     return path.read_bytes().splitlines(keepends=True)
 
@@ -159,11 +155,7 @@ class ServiceLog:
         self._write([replace(self._begun, step=step)])
 
     def add(self, first: int, stop: int, events: Sequence[Pull | Push]) -> None:
-        """Write a window and the messages served in it.
-
-        Raises:
-            LogError: they cannot be written.
-        """
+        """Write a window and the messages served in it; ``LogError``: they cannot be written."""
         self._write([LoggedWindow(first, stop, len(events)), *events])
 
     def _write(self, written: Sequence[Event]) -> None:

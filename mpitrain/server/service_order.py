@@ -79,11 +79,7 @@ class Replay(RoundRobin):
                 )
 
     def begin(self, first: int, stop: int) -> None:
-        """Begin a window.
-
-        Raises:
-            ConfigError: the log does not have the window.
-        """
+        """Begin a window; ``ConfigError``: the log does not have the window."""
         whole = {f: w for f, w in self._windows.items() if len(w[1]) == w[0].events}
         if first not in whole:
             ends = [window.stop for window, _ in whole.values()]
