@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol
 
 from mpitrain.arrays import Array, Shape
 from mpitrain.fields import Fields
@@ -38,18 +38,6 @@ class Indexed(Protocol):
 
     def __getitem__(self, which: Any) -> Samples:
         """The samples at a slice or an array of indices."""
-
-
-@runtime_checkable
-class Epochal(Protocol):
-    """Samples that are not the same in each epoch."""
-
-    def in_epoch(self, epoch: int) -> Indexed:
-        """Samples of that epoch."""
-
-
-def in_epoch(samples: Indexed, epoch: int) -> Indexed:
-    return samples.in_epoch(epoch) if isinstance(samples, Epochal) else samples
 
 
 def _shape(samples: Array) -> Shape:

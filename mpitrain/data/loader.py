@@ -19,7 +19,8 @@ import numpy as np
 
 from collectives.errors import words
 from mpitrain.arrays import Array, Shape
-from mpitrain.data.dataset import DataError, Indexed, Samples, in_epoch
+from mpitrain.data.dataset import DataError, Indexed, Samples
+from mpitrain.data.own import OwnSamples
 
 #: Requests of a process at a time: one under way, one waiting.
 _AHEAD = 2
@@ -205,7 +206,10 @@ def _in_slot(size: int) -> int:
 
 
 def _read(parts: Mapping[str, Indexed], request: Request) -> Samples:
-    return in_epoch(parts[request.part], request.epoch)[request.indices]
+    samples = parts[request.part]
+    if isinstance(samples, OwnSamples):
+        samples = samples.in_epoch(request.epoch)
+    return samples[request.indices]
 
 
 def _work(
