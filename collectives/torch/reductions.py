@@ -26,12 +26,8 @@ class Reductions(Calls):
 
     def allreduce(self, tensors: Any, options: Any = None, **_: Any) -> dist._Work:
         tensors = listed(tensors)
-        if (
-            len(tensors) == 1
-            and (op := _plain_op(options)) is not None
-            and (buffer := small(tensors[0], SUMMABLE)) is not None
-        ):
-            given: Any = self.comm, MPI.IN_PLACE, buffer, op
+        if plain := _small_plain(tensors, options):
+            given: Any = self.comm, MPI.IN_PLACE, *plain
             return self._submit("all_reduce", tensors, options, self._small["Allreduce"], given)
         if any(tensor.layout is torch.sparse_coo for tensor in tensors):
             return self.allreduce_sparse(tensors, options)
@@ -42,9 +38,8 @@ class Reductions(Calls):
 
         def call() -> None:
             for tensor, one in zip(tensors, how):
-                flat = Joined([tensor], reads=True)
-                self._sum(flat.whole, one, is_bucket)
-                flat.write_back()
+                with Joined([tensor], reads=True) as whole:
+                    self._sum(whole, one, is_bucket)
 
         return self._submit("all_reduce", tensors, options, call)
 
@@ -57,9 +52,8 @@ class Reductions(Calls):
 
         def call() -> None:
             for dtype, how in dtypes.items():
-                flat = Joined([t for t in tensors if t.dtype == dtype], reads=True)
-                self._sum(flat.whole, how)
-                flat.write_back()
+                with Joined([t for t in tensors if t.dtype == dtype], reads=True) as whole:
+                    self._sum(whole, how)
 
         return self._submit("all_reduce_coalesced", tensors, options, call)
 
@@ -78,22 +72,18 @@ class Reductions(Calls):
         def call() -> None:
             for tensor, one in zip(tensors, how):
                 total = self._sparse_sum(tensor.detach().coalesce())
-                indices, values = total.indices(), total.values()
                 if one.mean:
-                    one.divide(values, self.comm.size, values)
-                tensor.copy_(torch.sparse_coo_tensor(indices, values, tensor.shape))
+                    one.divide(total.values(), self.comm.size, total.values())
+                tensor.copy_(total)
 
         return self._submit("sparse_all_reduce", tensors, options, call)
 
     def reduce(self, tensors: Any, options: Any = None, **_: Any) -> dist._Work:
         tensors = listed(tensors)
         root, is_root = options.rootRank, options.rootRank == self.comm.rank
-        if (
-            len(tensors) == 1
-            and (plain := _plain_op(options)) is not None
-            and (buffer := small(tensors[0], SUMMABLE)) is not None
-        ):
-            given: Any = self.comm, *_of_reduce(buffer, is_root), plain, root
+        if plain := _small_plain(tensors, options):
+            buffer, op = plain
+            given: Any = self.comm, *_of_reduce(buffer, is_root), op, root
             return self._submit("reduce", tensors, options, self._small["Reduce"], given, root=root)
         check_dense(tensors)
         how = [reduction(_op(options), tensor.dtype) for tensor in tensors]
@@ -250,6 +240,17 @@ def _op(options: Any) -> Any:
 def _plain_op(options: Any) -> MPI.Op | None:
     """MPI's operation if it needs nothing beside it."""
     return PLAIN_OPS.get(hash(getattr(options, "reduceOp", options)))
+
+
+def _small_plain(tensors: Tensors, options: Any) -> tuple[Any, MPI.Op] | None:
+    """Memory and operation of a sum or the like of one small tensor; ``None`` for other calls."""
+    if (
+        len(tensors) == 1
+        and (op := _plain_op(options)) is not None
+        and (buffer := small(tensors[0], SUMMABLE)) is not None
+    ):
+        return buffer, op
+    return None
 
 
 def _widened(flat: torch.Tensor, how: Reduction) -> torch.Tensor:
