@@ -89,8 +89,8 @@ def test_the_binomial_tree():
 def test_the_double_binary_tree(p):
     found = trees(build("allreduce", "double_binary_tree", p))
     for rank in range(p):
-        for tree in double_trees(rank, p):
-            assert found[tree.chunk].get(rank) == tree.parent
+        for chunk, tree in enumerate(double_trees(rank, p)):
+            assert found[chunk].get(rank) == tree.parent
 
 
 @pytest.mark.parametrize("name", ["ring", "butterfly", "swing", "direct", "circulant"])
