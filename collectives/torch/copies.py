@@ -169,7 +169,7 @@ class Copies(Calls):
         """Checks that a list has a tensor for each rank, and that they, or the one ``of`` a rank,
         have as many items as this rank's."""
         check_dense([*parts, one])
-        if len(parts) != self.comm.size or any(part.dtype != one.dtype for part in parts):
+        if len(parts) != self.comm.size or {part.dtype for part in parts} != {one.dtype}:
             raise ValueError(
                 f"{what} takes {self.comm.size} tensors of {one.dtype}, one a rank, got "
                 f"{len(parts)} of {', '.join(sorted({str(part.dtype) for part in parts}))}"
@@ -200,7 +200,7 @@ class Copies(Calls):
 
 def _check_items(what: str, own: torch.Tensor, parts: Tensors) -> None:
     """Checks that these tensors have as many items as this rank's own one."""
-    if any(part.numel() != own.numel() for part in parts):
+    if {part.numel() for part in parts} != {own.numel()}:
         raise ValueError(
             f"{what} of {own.numel()} items of this rank does not fit tensors of "
             f"{[part.numel() for part in parts]} items"

@@ -26,10 +26,14 @@ class Reductions(Calls):
 
     def allreduce(self, tensors: Any, options: Any = None, **_: Any) -> dist._Work:
         tensors = listed(tensors)
-        if plain := _small_plain(tensors, options):
-            given: Any = self.comm, MPI.IN_PLACE, *plain
+        if (
+            len(tensors) == 1
+            and (op := _plain_op(options)) is not None
+            and (buffer := small(tensors[0], SUMMABLE)) is not None
+        ):
+            given: Any = self.comm, MPI.IN_PLACE, buffer, op
             return self._submit("all_reduce", tensors, options, self._small["Allreduce"], given)
-        if any(tensor.layout is torch.sparse_coo for tensor in tensors):
+        if torch.sparse_coo in [tensor.layout for tensor in tensors]:
             return self.allreduce_sparse(tensors, options)
         check_dense(tensors)
         op = _op(options)
@@ -81,9 +85,12 @@ class Reductions(Calls):
     def reduce(self, tensors: Any, options: Any = None, **_: Any) -> dist._Work:
         tensors = listed(tensors)
         root, is_root = options.rootRank, options.rootRank == self.comm.rank
-        if plain := _small_plain(tensors, options):
-            buffer, op = plain
-            given: Any = self.comm, *_of_reduce(buffer, is_root), op, root
+        if (
+            len(tensors) == 1
+            and (plain := _plain_op(options)) is not None
+            and (buffer := small(tensors[0], SUMMABLE)) is not None
+        ):
+            given: Any = self.comm, *_of_reduce(buffer, is_root), plain, root
             return self._submit("reduce", tensors, options, self._small["Reduce"], given, root=root)
         check_dense(tensors)
         how = [reduction(_op(options), tensor.dtype) for tensor in tensors]
@@ -240,17 +247,6 @@ def _op(options: Any) -> Any:
 def _plain_op(options: Any) -> MPI.Op | None:
     """MPI's operation if it needs nothing beside it."""
     return PLAIN_OPS.get(hash(getattr(options, "reduceOp", options)))
-
-
-def _small_plain(tensors: Tensors, options: Any) -> tuple[Any, MPI.Op] | None:
-    """Memory and operation of a sum or the like of one small tensor; ``None`` for other calls."""
-    if (
-        len(tensors) == 1
-        and (op := _plain_op(options)) is not None
-        and (buffer := small(tensors[0], SUMMABLE)) is not None
-    ):
-        return buffer, op
-    return None
 
 
 def _widened(flat: torch.Tensor, how: Reduction) -> torch.Tensor:

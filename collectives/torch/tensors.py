@@ -143,8 +143,8 @@ class Joined:
         return self.whole
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            self.write_back()
+        if kind is None and not self.is_view:
+            self._copy(self.whole, into_whole=False)
 
     def write_back(self) -> None:
         if not self.is_view:
