@@ -120,14 +120,8 @@ def rehearse(
     chunks = pipeline.chunks
     stage = SleepingStage(times, chunks)
     nothing = _NoWeights()
-    runner = Runner(
-        comm,
-        layout,
-        replay(schedule.generate, pipeline),
-        [stage] * chunks,
-        nothing,
-        Spec((1,), np.dtype(float)),
-    )
+    replayed, spec = replay(schedule.generate, pipeline), Spec((1,), np.dtype(float))
+    runner = Runner(comm, layout, replayed, [stage] * chunks, nothing, spec)
     stage.busy, stage.held, stage.most_held = 0.0, 0, 0  # without the first sample, for shapes
     comm.Barrier()
     start = perf_counter()

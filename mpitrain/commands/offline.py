@@ -10,7 +10,7 @@ from mpitrain.commands import methods, schedules, search, submitting
 from mpitrain.config import ConfigError
 
 if TYPE_CHECKING:
-    from collectives.commands.arguments import Commands
+    from collectives.commands.program import Commands
 
 
 #: Layers times workers that the dynamic program divides in a few hours.

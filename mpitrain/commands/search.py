@@ -19,7 +19,7 @@ from mpitrain.config import Config, ConfigError, expect, load
 from mpitrain.config.numbers import toml
 
 if TYPE_CHECKING:
-    from collectives.commands.arguments import Commands
+    from collectives.commands.program import Commands
     from mpitrain.data.dataset import Dataset
     from mpitrain.search.layers import LayerCost
     from mpitrain.search.layouts import Found, Search
