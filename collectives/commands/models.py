@@ -23,7 +23,7 @@ from collectives.commands.arguments import (
     size,
 )
 from collectives.commands.program import Commands
-from collectives.compile.pipelining import Model
+from collectives.compile.cost import Model
 from collectives.contracts import CONTRACTS
 from collectives.errors import TooLarge, UnknownAlgorithm
 

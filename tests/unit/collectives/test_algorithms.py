@@ -10,8 +10,7 @@ from collectives.algorithms.double_binary_tree import node, trees
 from collectives.algorithms.segments import MOST_SEGMENTS, passes_on, segmented
 from collectives.analysis.claims import is_aligned
 from collectives.analysis.verify import verify
-from collectives.compile.cost import count
-from collectives.compile.pipelining import Model, best_segments
+from collectives.compile.cost import Model, best_segments, count
 from collectives.errors import UnknownAlgorithm
 from collectives.schedule import Copy, Recv, Schedule, Send, recvbuf, sendbuf, workspace
 

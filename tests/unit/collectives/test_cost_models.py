@@ -12,8 +12,7 @@ from collectives.analysis.fit import fit, read
 from collectives.analysis.formulas import FORMULAS
 from collectives.analysis.simulate import Machine, simulate
 from collectives.analysis.topology import LinkCost, Topology
-from collectives.compile.cost import count
-from collectives.compile.pipelining import Model, best_segments, segments_for
+from collectives.compile.cost import Model, best_segments, count, segments_for
 from collectives.errors import CollectiveError, UnknownAlgorithm
 
 MODEL = Model(2e-6, 1e-9, 3e-10)
