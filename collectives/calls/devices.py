@@ -9,7 +9,7 @@ from mpi4py import MPI
 from collectives.calls.nccl import Nccl
 from collectives.calls.settings import Settings
 from collectives.errors import CollectiveError
-from collectives.execution.memory import HOST, DeviceMemory, Memory
+from collectives.execution.memory import HOST, Memory
 from collectives.execution.plan import Action
 from collectives.execution.transport import Transport
 from collectives.execution.transport.cuda_memory import CudaMemory
@@ -71,7 +71,7 @@ class Devices:
         if gpu not in self._transports:
             transport: Transport = self._host()
             if self.road(gpu) == "staged":
-                transport = StagedTransport(transport, cast(DeviceMemory, self.memory(gpu)))
+                transport = StagedTransport(transport, cast(CudaMemory, self.memory(gpu)))
             self._transports[gpu] = transport
         return self._transports[gpu]
 

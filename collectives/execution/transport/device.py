@@ -14,8 +14,8 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from collectives.execution.memory import DeviceMemory, Event
 from collectives.execution.transport import Bytes, Request, Transport
+from collectives.execution.transport.cuda_memory import CudaMemory
 
 #: Staged messages go in parts, so that one part is on the wire while the next one is copied.
 PART_BYTES = 4 << 20
@@ -27,7 +27,7 @@ class Bounce(NamedTuple):
     """A piece of pinned memory, and the event after which the device uses it no more."""
 
     host: Bytes
-    free: Event
+    free: Any
 
 
 class Bounces:
@@ -36,7 +36,7 @@ class Bounces:
     A message never waits for one: a rank that did could be the one that the others wait for.
     """
 
-    def __init__(self, memory: DeviceMemory) -> None:
+    def __init__(self, memory: CudaMemory) -> None:
         self.memory = memory
         self._idle: dict[int, list[Bounce]] = {}
         self._all: list[Bounce] = []
@@ -149,7 +149,7 @@ class StagedReceive(_Staged):
 class StagedTransport:
     """For an MPI that cannot read device memory."""
 
-    def __init__(self, inner: Transport, memory: DeviceMemory) -> None:
+    def __init__(self, inner: Transport, memory: CudaMemory) -> None:
         self.inner = inner
         self.bounces = Bounces(memory)
         self.rank, self.size = inner.rank, inner.size
