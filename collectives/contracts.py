@@ -73,9 +73,9 @@ class Contract:
 
     Attributes:
         collective: its name in the registry and on the command line.
-        send_blocks, recv_blocks: blocks of a member's ``sendbuf`` and ``recvbuf``.
         result: ``result(member, i)`` is the value that ``recvbuf[i]`` must end with, ``None`` if
             it is undefined.
+        send_blocks, recv_blocks: blocks of a member's ``sendbuf`` and ``recvbuf``.
         in_place: the chunk of ``recvbuf`` at which ``sendbuf`` lies when the caller passes
             ``MPI.IN_PLACE``; ``None`` for a collective, or a member of it, that has no room there.
         traffic: ``traffic(size)`` times algbw is busbw (nccl-tests' convention).
@@ -88,9 +88,9 @@ class Contract:
     """
 
     collective: str
-    send_blocks: Callable[[Member], int]
-    recv_blocks: Callable[[Member], int]
     result: Callable[[Member, int], Value | None]
+    send_blocks: Callable[[Member], int] = _one
+    recv_blocks: Callable[[Member], int] = _one
     in_place: Callable[[Member], int | None] | None = None
     traffic: Callable[[int], float] = lambda size: 1.0
     reduces: bool = False
@@ -123,8 +123,6 @@ def _nearly_all(size: int) -> float:
 _CONTRACTS = (
     Contract(
         collective="allreduce",
-        send_blocks=_one,
-        recv_blocks=_one,
         result=_everybody,
         in_place=_first,
         traffic=lambda size: 2 * (size - 1) / size,
@@ -133,7 +131,6 @@ _CONTRACTS = (
     Contract(
         collective="reduce_scatter",
         send_blocks=_each,
-        recv_blocks=_one,
         result=lambda m, i: Value(range(m.size), m.rank * m.chunks + i),
         traffic=_nearly_all,
         reduces=True,
@@ -141,7 +138,6 @@ _CONTRACTS = (
     ),
     Contract(
         collective="allgather",
-        send_blocks=_one,
         recv_blocks=_each,
         result=_in_rank_order,
         in_place=_own_block,
@@ -162,14 +158,12 @@ _CONTRACTS = (
     Contract(
         collective="broadcast",
         send_blocks=_of_root(_one),
-        recv_blocks=_one,
         result=lambda m, i: Value(range(m.root, m.root + 1), i),
         in_place=lambda m: 0 if m.is_root else None,
         rooted=True,
     ),
     Contract(
         collective="reduce",
-        send_blocks=_one,
         recv_blocks=_of_root(_one),
         result=_everybody,
         in_place=lambda m: 0 if m.is_root else None,
@@ -178,7 +172,6 @@ _CONTRACTS = (
     ),
     Contract(
         collective="gather",
-        send_blocks=_one,
         recv_blocks=_of_root(_each),
         result=_in_rank_order,
         in_place=lambda m: _own_block(m) if m.is_root else None,
@@ -190,7 +183,6 @@ _CONTRACTS = (
     Contract(
         collective="scatter",
         send_blocks=_of_root(_each),
-        recv_blocks=_one,
         result=lambda m, i: Value(range(m.root, m.root + 1), m.rank * m.chunks + i),
         traffic=_nearly_all,
         rooted=True,
@@ -198,8 +190,6 @@ _CONTRACTS = (
     ),
     Contract(
         collective="scan",
-        send_blocks=_one,
-        recv_blocks=_one,
         result=lambda m, i: Value(range(m.rank + 1), i),
         in_place=_first,
         reduces=True,
@@ -207,8 +197,6 @@ _CONTRACTS = (
     # Rank 0 receives nothing.
     Contract(
         collective="exscan",
-        send_blocks=_one,
-        recv_blocks=_one,
         result=lambda m, i: Value(range(m.rank), i) if m.rank else None,
         in_place=_first,
         reduces=True,
@@ -216,8 +204,6 @@ _CONTRACTS = (
     # Everybody has heard of everybody.
     Contract(
         collective="barrier",
-        send_blocks=_one,
-        recv_blocks=_one,
         result=_everybody,
         in_place=_first,
         reduces=True,
