@@ -76,13 +76,9 @@ def _keepers(parts: "Parts") -> list[Keeper]:
 
 
 def restore(parts: "Parts", checkpoint: CheckpointReader) -> list[str]:
-    """Restores the state of exchanges on this rank.
+    """Restores the state of exchanges on this rank; CheckpointError: an array is missing.
 
-    Returns:
-        Names of arrays that begin anew, as the checkpoint has them for another layout.
-
-    Raises:
-        CheckpointError: an array is missing.
+    Returns names of arrays that begin anew, as the checkpoint has them for another layout.
     """
     for kept, part in kept_parts(parts):
         tensor = part.tensor

@@ -41,9 +41,7 @@ def save(parts: "Parts", writer: Writer, *, best: bool = False) -> tuple[Path, f
 def resume(parts: "Parts", *, allow_changes: bool = False) -> Resumed | None:
     """Restore the newest complete checkpoint in ``run.dir``, if there is one; collective.
 
-    Args:
-        parts: the job on this rank.
-        allow_changes: accept the checkpoint of another job, as far as it fits.
+    ``allow_changes``: accept the checkpoint of another job, as far as it fits.
 
     Raises:
         CheckpointError: on all ranks; it is another job's, or none of several can be used.

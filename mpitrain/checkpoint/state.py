@@ -131,19 +131,11 @@ def restore(
 ) -> list[str]:
     """Restores a job from a checkpoint that any layout of the same job wrote.
 
-    Not collective: call :func:`~mpitrain.checkpoint.recipe.recipe_of` before, and
-    ``parts.refresh`` when all ranks have returned.
+    Not collective: call :func:`~mpitrain.checkpoint.recipe.recipe_of` before, and ``parts.refresh``
+    when all ranks have returned.  ``allow_changes``: go on with another job, as far as it fits.
 
-    Args:
-        parts: the job on this rank, which is restored.
-        checkpoint: checkpoint to read.
-        allow_changes: go on with another job, as far as the checkpoint fits it.
-
-    Returns:
-        Sentences on differences from the run before.
-
-    Raises:
-        CheckpointError: it is another model's, of other numbers, data or order of samples.
+    Returns sentences on differences from the run before.  CheckpointError: it is another model's,
+    of other numbers, data or order of samples.
     """
     notes = _check_job(parts, checkpoint, allow_changes=allow_changes)
     as_they_were = workers.are_those_of(parts, checkpoint)
@@ -274,8 +266,7 @@ def _differences(parts: "Parts", checkpoint: CheckpointReader) -> Iterator[str]:
 
 
 def _check_job(parts: "Parts", checkpoint: CheckpointReader, *, allow_changes: bool) -> list[str]:
-    """Refuses another job unless changes are allowed, and values that cannot be taken in any case;
-    returns notes."""
+    """Refuses another job unless changes are allowed, and lost values in any case; gives notes."""
     then_trained = set(checkpoint.names) - set(checkpoint.manifest.state)
     if gone := sorted(then_trained - set(parts.model.names())):
         raise CheckpointError(

@@ -98,16 +98,10 @@ class ProcessGrid(ClosedTogether):
         shared: Iterable[frozenset[int]] = (),
         xp: ModuleType = np,
     ) -> None:
-        """Split ``comm``; collective.
-
-        Args:
-            comm: all ranks of the layout.
-            layout: the layout.
-            shared: sets of stages that hold a tensor together.
-            xp: namespace of the arrays that are summed.
+        """Split ``comm``; collective.  ``shared``: sets of stages that hold a tensor together.
 
         Raises:
-            ValueError: the communicator has another size.
+            ValueError: the communicator has another size than the layout.
         """
         if comm.size != layout.ranks:
             raise ValueError(f"{layout} is {layout.ranks} ranks, but there are {comm.size}")

@@ -14,13 +14,10 @@ class NonFinite(ArithmeticError):
 
 
 def nonfinite(step: int, culprits: str, data: str, also: str = "optim.clip_norm") -> str:
-    """The error message for a step that was not finite.
+    """The error message for a step, counted from 1, that was not finite.
 
-    Args:
-        step: number of the step, counted from 1.
-        culprits: ranks and tensors that were not finite; may be empty.
-        data: samples that are not finite, as known on all ranks; empty: none.
-        also: another remedy besides the learning rate; may be empty.
+    ``culprits``: ranks and tensors; ``data``: samples that are not finite, as known on all ranks;
+    ``also``: another remedy besides the learning rate.  Each may be empty.
     """
     said = data or culprits
     where = f"the loss or a gradient is not finite at step {step}{said and f' ({said})'}"

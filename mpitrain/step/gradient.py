@@ -27,15 +27,7 @@ class GlobalGradient:
         worker: Communicator | None = None,
         device: Device = HOST,
     ) -> None:
-        """Nothing is computed yet.
-
-        Args:
-            grid: position of each rank in the layout.
-            store: store with this rank's part.
-            worker: ranks of this replica if each replica has a gradient of its own; None: all ranks
-                share one gradient.
-            device: device of the arrays.
-        """
+        """``worker``: ranks of this replica if it has its own gradient; None: all share one."""
         self._grid = grid
         self._store = store
         self._device = device

@@ -20,8 +20,7 @@ def choices(comm: MPI.Intracomm, path: Path) -> dict[int, Taken]:
         path: the records of the earlier run.
 
     Raises:
-        ConfigError: on all ranks: the file cannot be read, or its run had no quorum or another
-            number of workers.
+        ConfigError: on all ranks: no such file, or its run had no quorum or other workers.
     """
     read = partial(_read, path, comm.size) if comm.rank == 0 else dict
     found: dict[int, Taken] = comm.bcast(together(comm, read, ConfigError))

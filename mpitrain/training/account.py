@@ -2,7 +2,8 @@
 
 import resource
 import socket
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping, Sequence
+from statistics import median
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -15,10 +16,12 @@ from mpitrain.parallel.grid import Coordinates
 from mpitrain.step.agreement import Agreed, StepReport
 from mpitrain.step.ledger import LocalStep
 from mpitrain.training.feed import Feed
-from mpitrain.training.stragglers import slowest
 
 if TYPE_CHECKING:
     from mpitrain.training.parts import Parts
+
+#: A straggler takes this many times its peers' median, and is this many seconds slower.
+_FACTOR, _SECONDS = 1.5, 0.05
 
 
 class Account:
@@ -190,3 +193,16 @@ class Account:
 def traffic_of(comm: Communicator) -> Traffic:
     """The counter of bytes of a communicator."""
     return comm.traffic or comm.count_traffic()
+
+
+def slowest(seconds: Sequence[float], peers: Sequence[Hashable]) -> tuple[int, float] | None:
+    """The rank furthest above the median of its peers, and its multiple of that median; or None."""
+    scores = []
+    for rank, own in enumerate(seconds):
+        others = [s for r, s in enumerate(seconds) if r != rank and peers[r] == peers[rank]]
+        if others and own - median(others) > _SECONDS and own > _FACTOR * median(others):
+            scores.append((own / max(median(others), 1e-9), rank))
+    if not scores:
+        return None
+    factor, rank = max(scores)
+    return rank, factor

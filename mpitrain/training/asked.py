@@ -25,32 +25,20 @@ class Asked:
     is_open: bool = False
 
     def expect_open(self) -> None:
-        """Check that the function runs now.
-
-        Raises:
-            RuntimeError: it does not, and nobody would see what is asked.
-        """
+        """Raise RuntimeError unless the function runs now: nobody would see what is asked."""
         if not self.is_open:
             raise RuntimeError(
                 "end(), save() and rate_factor act while on_record= of fit() is called; ask there"
             )
 
     def set_factor(self, factor: float) -> None:
-        """Ask for another factor on the rates.
-
-        Raises:
-            ValueError: it is no finite number from 0 on.
-        """
+        """Ask for another factor on the rates; ValueError: it is no finite number from 0 on."""
         self.expect_open()
         if not (isfinite(factor) and factor >= 0):
             raise ValueError(f"rate_factor: a finite number from 0 on, not {factor!r}")
         self.factor = float(factor)
 
     def agree(self, comm: MPI.Intracomm) -> None:
-        """Check that all ranks ask for the same; collective, one message of 16 bytes.
-
-        Raises:
-            ConfigError: on all ranks: they do not.
-        """
+        """Raise ConfigError on all ranks unless they ask for the same; collective, 16 bytes."""
         told = {"end()": self.end, "save()": self.save, "rate_factor": self.factor}
         expect_same(comm, {f"{key} in on_record": one for key, one in told.items()})

@@ -57,10 +57,9 @@ from mpitrain.training.watch import Watch
 
 
 def in_replicas(parts: Parts, flat: Array) -> tuple[Store, Communicator | None]:
-    """Make the store: all parameters, or a shard, as ``parallel.zero`` says; collective.
+    """The store that ``parallel.zero`` asks for; collective.
 
-    Returns:
-        The store; the ranks of this replica if each replica has its own gradient, else ``None``.
+    Also returns the ranks of this replica if each replica has its own gradient, else ``None``.
     """
     comm, config, grid, arena = parts.comm, parts.config, parts.grid, parts.arena
     comms, replica = grid.groups, grid.data.rank
@@ -323,10 +322,8 @@ def _counting(
 ) -> Communicator | None:
     """Ranks whose counts divide gradients before their sum, as :class:`Parts` says.
 
-    Args:
-        parts: the job on this rank.
-        worker: ranks of this replica if each replica has its own gradient.
-        is_changed: whether the strategy changes gradients before the ranks agree on a step.
+    ``worker``: the ranks of this replica if it has its own gradient; ``is_changed``: whether the
+    strategy changes gradients before the ranks agree on a step.
     """
     config = parts.config
     if reduction_of(parts.model.loss) != "count":
@@ -340,11 +337,7 @@ def _counting(
 
 
 def _expect_whole(config: Config) -> None:
-    """Check that an optimiser that needs whole parameters has them.
-
-    Raises:
-        ConfigError: ranks have parts of parameters.
-    """
+    """Raise ConfigError if an optimiser needs whole parameters, and ranks have parts of them."""
     p = config.parallel
     cut = {"zero": p.zero, "node_shared": p.node_shared, "tensor": p.tensor > 1}
     for key in (key for key, is_cut in cut.items() if is_cut):

@@ -25,9 +25,8 @@ def evaluate(parts: Parts, epoch: int) -> Epoch:
     The weights are those of :func:`~mpitrain.training.averaged.averaged`.
 
     Raises:
-        DataError: on all ranks: there are no samples to test on, or a rank cannot read one.
-        ConfigError: on all ranks: a layer, a loss or a metric of the program's own is not a
-            function of its inputs.
+        DataError, ConfigError: on all ranks: there is no sample to test on, one cannot be read, or
+            a layer, a loss or a metric of the program's own is not a function of its inputs.
         RuntimeError: the trainer is closed.
     """
     parts.expect_open()

@@ -28,16 +28,11 @@ class MeasuredRates:
     is_led = False
 
     def __init__(self, parts: "Parts", schedule: TabulatedSchedule, table: ScheduleTable) -> None:
-        """Find the value that tests are compared by.
-
-        Args:
-            parts: the job on this rank; its ``evaluate.watch`` names the value.
-            schedule: the program's schedule.
-            table: the table of its rates, whose rows are replaced.
+        """The rows of ``table``, the rates of ``schedule``, are replaced after tests.
 
         Raises:
-            ConfigError: there are no tests, none measures the value, or the scheduler takes a
-                better one for a worse one.
+            ConfigError: no test measures ``evaluate.watch``, or the scheduler takes a better value
+                for a worse one.
         """
         self._comm, self._schedule, self._table = parts.comm, schedule, table
         self.values: list[float | None] = []
@@ -57,11 +52,7 @@ class MeasuredRates:
             )
 
     def expect_led(self) -> None:
-        """Check that somebody makes the tests.
-
-        Raises:
-            ConfigError: nobody does, so that the rates would never change.
-        """
+        """Raise ConfigError if nobody makes the tests, so that the rates would never change."""
         if not self.is_led:
             raise ConfigError(
                 "schedule: the scheduler follows the tests that fit() makes, and a loop of your "
@@ -69,19 +60,14 @@ class MeasuredRates:
             )
 
     def note(self, test: Epoch, step: int) -> None:
-        """Set the rates of the steps from ``step`` on, counted from 0, by a test; collective.
+        """Set the rates from ``step`` on, counted from 0, by a test; collective.
 
-        Raises:
-            ConfigError: on all ranks: the scheduler fails, or changes more than rates.
+        ConfigError on all ranks: the scheduler fails, or changes more than rates.
         """
         self._follow([{**test.metrics, "loss": test.test_loss}[self._name]], step, anew=False)
 
     def resume(self, values: Sequence[float | None], step: int) -> None:
-        """Set the rates as they were after tests that measured ``values``; collective.
-
-        Raises:
-            ConfigError: as :meth:`note`.
-        """
+        """Set the rates as after tests that measured ``values``; collective; errors of note()."""
         self.values = []
         self._follow(values, step, anew=True)
 
@@ -99,11 +85,7 @@ class MeasuredRates:
 
 
 def measured_rates(parts: "Parts") -> MeasuredRates | None:
-    """The rates of a schedule that follows tests; ``None``: the job has no such schedule.
-
-    Raises:
-        ConfigError: as :class:`MeasuredRates`, or nothing reads ``evaluate.watch``.
-    """
+    """The rates of a schedule that follows tests, if it does; errors of :class:`MeasuredRates`."""
     table, schedule, evaluate = parts.rates.table, parts.objects.schedule, parts.config.evaluate
     if table and table.follows and isinstance(schedule, TabulatedSchedule):
         return MeasuredRates(parts, schedule, table)

@@ -43,11 +43,7 @@ class Padding:
     """
 
     def __init__(self, parts: "Parts") -> None:
-        """Look at samples in the order of the first epoch, or at some of all.
-
-        Raises:
-            ConfigError, DataError: as :meth:`look`.
-        """
+        """Look at samples in the order of the first epoch, or at some of all; errors of look()."""
         self._parts, self._steps, self._scale = parts, 0, 0.0
         self._tried: _Tried | None = None
         own, count = parts.config, len(parts.data.train)
@@ -65,8 +61,8 @@ class Padding:
         """Look at the samples of a step's batch, if it is due.
 
         Raises:
-            ConfigError: on all ranks: results differ, or there is batch norm.
-            DataError: on all ranks: a rank cannot read a sample.
+            ConfigError, DataError: on all ranks: results differ, or there is batch norm; or a rank
+                cannot read a sample.
         """
         self._steps += 1
         if not self._are_in_step or self._steps < 2 or self._steps & (self._steps - 1):

@@ -29,11 +29,8 @@ class Purity:
     def examine(self, stages: Iterable[tuple[int, Forward | None]]) -> None:
         """Take two samples through all layers if a layer must be tried; collective.
 
-        Args:
-            stages: rank of each virtual stage, and its forward pass on that rank.
-
-        Raises:
-            ConfigError: on all ranks: a layer of a rank is not a pure function.
+        ``stages``: the rank of each virtual stage, and its forward pass on that rank.  ConfigError
+        on all ranks: a layer is not a pure function.
         """
         if not self._is_tried:
             return
@@ -55,14 +52,9 @@ class Purity:
         return [fault for fault in found if fault]
 
     def expect(self, when: str = "") -> None:
-        """Check that no rank has seen a fault; collective.
+        """Raise ConfigError on all ranks if one has seen a fault; collective.
 
-        Args:
-            when: beginning of the message, such as ``"step 7"``.
-
-        Raises:
-            ConfigError: on all ranks: a forward pass has shown that a layer, a loss or a metric of
-                the program's own is not a pure function.
+        ``when`` begins the message, such as ``"step 7"``.
         """
 
         def act() -> None:
