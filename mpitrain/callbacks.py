@@ -144,9 +144,8 @@ class Callbacks:
         self._save()
         self._complete()
         self.write(parts.account.times(parts.grid.place))
-        raise Stopped(
-            f"stopped after step {parts.steps_done} of {parts.total_steps} ({parts.stop_reason()})"
-        )
+        why = next(filter(None, parts.comm.allgather(parts.stop.reason)), "no reason")
+        raise Stopped(f"stopped after step {parts.steps_done} of {parts.total_steps} ({why})")
 
     def finish(self) -> Summary:
         """Save the last step, give all replicas the same weights, and sum up; collective."""

@@ -40,10 +40,6 @@ class ScheduleTable:
         """The factor of a step, counted from 0."""
         return float(self.factors[step // self.steps, group])
 
-    def set_rest(self, step: int, factors: Sequence[float]) -> None:
-        """Give the rows from a step on, counted from 0, these factors of the groups."""
-        self.factors[step // self.steps :] = factors
-
 
 class TabulatedSchedule(ABC):
     """A schedule that makes its own table."""

@@ -103,10 +103,6 @@ class GlobalGradient:
             for part in [self._store.counted(piece)]
         ]
 
-    def read(self, scalars: Sequence[Scalar]) -> list[float]:
-        """Copy scalars from the device, which it waits for once."""
-        return self._device.read(scalars)
-
     def own_squares(self) -> Scalar:
         """This rank's part of the squared norm of the gradient."""
         own = [

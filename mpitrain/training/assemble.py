@@ -384,7 +384,7 @@ def _add_pipeline(parts: Parts) -> None:
     state = {name: parts.device.put(array) for name, array in whole if name.startswith(prefixes)}
     parts.passes = Passes(parts, state)
     parts.purity = Purity(parts)
-    parts.purity.examine(parts.passes.probes())
+    parts.purity.examine(parts.passes)
     if parts.data.varies:
         parts.padding = Padding(parts)
     parts.passes.runner()  # the first call is collective

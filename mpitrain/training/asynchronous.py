@@ -87,16 +87,13 @@ class UpdateWindow:
     ) -> list[Updated]:
         """Sums of the results of updates over the ranks; collective.
 
-        Args:
-            own: results of :meth:`update`.
-            steps_done: steps before the first update.
-            unfit: names data of this rank that are not finite, by the update's number from 0 on.
+        ``unfit`` names data of this rank that are not finite, by the update's number from 0 on.
 
         Raises:
-            NonFinite: on all ranks, if one of the losses or norms is not.
-            ConfigError: on all ranks, if a parameter had no part in the loss.
+            NonFinite, ConfigError: on all ranks: a loss or a norm is not finite, or a parameter had
+                no part in the loss.
         """
-        read = self._parts.gradient.read([one for each in own for one in (each.loss, each.squares)])
+        read = self._parts.device.read([one for each in own for one in (each.loss, each.squares)])
         numbers = zip(own, read[::2], read[1::2], strict=True)
         totals = np.array([each._replace(loss=a, squares=b) for each, a, b in numbers])
         self._parts.comm.Allreduce(MPI.IN_PLACE, totals, algorithm="native")
@@ -167,7 +164,7 @@ class AsynchronousLoop(Loop):
 
         own = runner.run(source, window.weights, store, window.update, context)
         purity.expect(f"until step {done + count}")
-        if comm.allreduce(parts.gradient.read([source.unequal])[0]):
+        if comm.allreduce(parts.device.read([source.unequal])[0]):
             raise uncountable(done, "parallel.schedule = 'asynchronous' updates each stage")
         lasted = perf_counter() - start
         comm_seconds = sum(updated.comm_seconds for updated in own)

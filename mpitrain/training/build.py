@@ -25,7 +25,7 @@ from mpitrain.parallel.adasum_sum import Adasum
 from mpitrain.parallel.arena import Arena
 from mpitrain.parallel.compressed_summation import CodingOptions, CompressedSummation
 from mpitrain.parallel.data_parallel import Replicated
-from mpitrain.parallel.grid import Layout
+from mpitrain.parallel.grid import Layout, axes
 from mpitrain.parallel.node_shared import NodeShared
 from mpitrain.parallel.store import Allocate, Reduction, Store
 from mpitrain.parallel.summation import Dense, Summation
@@ -49,11 +49,10 @@ def layout(config: Config, ranks: int) -> Layout:
     data = p.data or max(1, ranks // (p.pipe * each))
     needed = (sum(p.replicas) or data * p.pipe) * each
     if needed != ranks:
-        shape = "-".join(map(str, p.replicas)) or data
-        context = f" x context {p.context}" if p.context > 1 else ""
+        asked = axes("-".join(map(str, p.replicas)) or data, config.stages, p.tensor, p.context)
         raise ConfigError(
-            f"parallel: data {shape} x pipe {config.stages} x tensor {p.tensor}{context} needs "
-            f"{needed} ranks, but there are {ranks}; start as many, or change data, pipe or tensor"
+            f"parallel: {asked} needs {needed} ranks, but there are {ranks}; start as many, or "
+            "change data, pipe or tensor"
         )
     replicas = p.replicas or (data,) * p.pipe
     among = replicas[0] * p.context

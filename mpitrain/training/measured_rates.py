@@ -81,7 +81,8 @@ class MeasuredRates:
             taken = [nan if value is None else value for value in found]
             return self._schedule.after_tests(taken, anew=anew)
 
-        self._table.set_rest(step, self._comm.bcast(together(self._comm, act, ConfigError)))
+        factors = self._comm.bcast(together(self._comm, act, ConfigError))
+        self._table.factors[step // self._table.steps :] = factors
 
 
 def measured_rates(parts: "Parts") -> MeasuredRates | None:

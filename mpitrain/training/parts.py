@@ -84,51 +84,28 @@ NO_OBJECTS = UserObjects()
 class Parts:
     """A job on this rank: its data, its share of the model, and its progress.
 
-    All methods are collective.
+    All methods are collective.  The class of each part describes it; besides:
 
     Attributes:
         comm: all ranks of the job.
-        config: the job.
-        objects: the program's own objects.
         data: training and test samples, the same on all ranks.
-        data_digest: digest of the data.
-        sampler: order of the samples.
-        rates: learning rate of each step.
         total_steps: steps of the whole run.
-        device: where arrays are.
-        grid: position of each rank in the layout.
         layout: description of the layout, for reports.
-        partition: layers of each stage.
-        model: the whole model; this rank has :attr:`layers`.
-        layers: names of this rank's layers.
-        arena: flat layout of their parameters.
+        model: the whole model; this rank has :attr:`layers`, by name, in the :attr:`arena`.
         metrics: metrics of tests, by name.
         span: context manager that records an activity in the trace.
-        stop: asks this rank to stop after a step.
         before_step: called with the parts before each step.
         opened: closes everything at the end, in reverse order of opening.
-        watch: best test so far.
-        asked: wishes of the program's function that sees the records.
         measured_rates: sets rates by tests; None: rates do not follow tests.
-        store: parameters and gradients of this rank's layers.
-        gradient: norm of the gradient over all ranks.
-        updater: update of the parameters, with the optimiser's state.
-        strategy: decides when replicas synchronise.
         counting: ranks whose counts divide the gradients *before* these are summed, as they are
             coded, pushed or changed then; ``None``: what counts is known with the step's report, or
             the loss is a mean over all labels.
-        passes: forward and backward passes of this rank's layers.
-        purity: check that the program's own functions are pure.
         padding: check that padding has no part in results; None: samples are alike.
-        feed: reads samples.
-        account: measures time and traffic of the steps.
-        scale: loss scale.
         steps_done: steps since the beginning, skipped ones included.
         stopping: whether a rank was asked to stop; the same on all ranks.
         ending: reason for which the program ends training; the same on all ranks.
         updates_per_step: largest number of updates in a step since the beginning.
         recipe: description of the program's own objects, once a checkpoint asks for it.
-        is_closed: whether :meth:`close` was called.
     """
 
     comm: Communicator
@@ -198,23 +175,12 @@ class Parts:
         self.passes.forget()
 
     def drain(self) -> None:
-        """Give all replicas the same weights, at the end of a run.
-
-        Tests and checkpoints do not change the workers' weights; this does.
-        """
+        """Give all replicas the same weights, at the end of a run; tests and checkpoints do not."""
         self.strategy.drain()
         self.refresh()
 
-    def stop_reason(self) -> str:
-        """The reason for which a rank was asked to stop."""
-        return next(filter(None, self.comm.allgather(self.stop.reason)), "no reason")
-
     def check_replicas(self, when: str) -> None:
-        """Compare parameters and optimiser state that several ranks hold, bit by bit.
-
-        Raises:
-            ReplicaMismatch: on all ranks: two ranks hold different values.
-        """
+        """Compare what several ranks hold, bit by bit; ReplicaMismatch on all ranks if unequal."""
         # If workers train by themselves, only the ranks of one worker hold the same values.
         apart = self.config.sync.drifts
         replicas = self.updater.replicas(self.store.reduction.groups if apart else self.grid.groups)
@@ -230,11 +196,7 @@ class Parts:
         check_replicas(self.comm, replicas, when)
 
     def expect_open(self) -> None:
-        """Check that the parts were not closed.
-
-        Raises:
-            RuntimeError: the parts are closed.
-        """
+        """Raise RuntimeError if the parts are closed."""
         if self.is_closed:
             raise RuntimeError("this trainer is closed, and has no communicators; make another one")
 

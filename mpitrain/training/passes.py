@@ -1,9 +1,8 @@
 """Forward and backward passes of this rank's layers."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,6 +10,8 @@ import numpy as np
 from collectives import Communicator
 from mpitrain import nn
 from mpitrain.arrays import Array
+from mpitrain.config import ConfigError
+from mpitrain.data import DataError
 from mpitrain.group import TensorGroup
 from mpitrain.nn.context import Terms
 from mpitrain.parallel.grid import Coordinates, Layout
@@ -20,11 +21,11 @@ from mpitrain.pipeline.mailbox import Spec
 from mpitrain.pipeline.replay import Report
 from mpitrain.pipeline.runtime import Runner
 from mpitrain.pipeline.stage import Stage
+from mpitrain.ranks.together import together
 from mpitrain.step.precision import CastWeights, compute_type
 from mpitrain.training import build
 from mpitrain.training.batches import MicroBatches
 from mpitrain.training.feed import Held
-from mpitrain.training.purity import Forward
 
 if TYPE_CHECKING:
     from mpitrain.training.parts import Parts
@@ -149,23 +150,31 @@ class Passes:
             positions=self._positions,
         )  # fmt: skip
 
-    def probes(self) -> Iterator[tuple[int, Forward | None]]:
-        """The rank of each virtual stage, and its forward pass if it is this rank, else None."""
+    def through(self, x: Array | None = None) -> Array | None:
+        """Take samples, or two of the data set, through all stages as in a test; collective.
 
-        def forward(stage: Stage, x: Array | None) -> Array:
-            if x is None:
-                x = self._data.train[:2].inputs
-                if x.dtype.kind == "f":
-                    x = x.astype(self.dtype)
-            y, _ = stage.forward(self.weights, self._device.put(x), self.context())
-            return self._device.get(y)
-
+        Returns the outputs on the ranks of the last stage, None on others.  ConfigError, DataError,
+        RuntimeError and TypeError of a layer become errors of all ranks.
+        """
         pipeline, _ = self.schedule()
+        own: Array | None = None
         for virtual in range(pipeline.virtual_stages):
             stage, _, chunk, _ = pipeline.at(virtual, 0)
-            is_ours = stage == self._place.stage
-            rank = self._layout.rank(Coordinates(stage, 0, 0))
-            yield rank, partial(forward, self._stages[chunk]) if is_ours else None
+
+            def act(stage: int = stage, chunk: int = chunk, x: Array | None = x) -> Array | None:
+                return self._forward(chunk, x) if stage == self._place.stage else None
+
+            own = together(self._comm, act, ConfigError, DataError, RuntimeError, TypeError)
+            x = self._comm.bcast(own, self._layout.rank(Coordinates(stage, 0, 0)))
+        return own
+
+    def _forward(self, chunk: int, x: Array | None) -> Array:
+        """Outputs of one of this rank's stages; ``x`` is None for two samples of the data set."""
+        if x is None:
+            x = self._data.train[:2].inputs
+            x = x.astype(self.dtype) if x.dtype.kind == "f" else x
+        y, _ = self._stages[chunk].forward(self.weights, self._device.put(x), self.context())
+        return self._device.get(y)
 
     def forget(self) -> None:
         """Drop the rounded parameters, as the parameters have changed."""

@@ -1,18 +1,13 @@
 """Check that a program's own layers and functions are pure: at the start, then in each step."""
 
-from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from mpitrain.arrays import Array
 from mpitrain.config import ConfigError
-from mpitrain.data import DataError
 from mpitrain.ranks.together import together
 
 if TYPE_CHECKING:
     from mpitrain.training.parts import Parts
-
-#: ``forward(x)`` gives a virtual stage's outputs; ``x`` is None: for two samples of the data set.
-Forward = Callable[[Array | None], Array]
+    from mpitrain.training.passes import Passes
 
 
 class Purity:
@@ -26,24 +21,15 @@ class Purity:
         self._verdicts = [one for name in parts.layers for one in model.layers[name].verdicts()]
         self._functions = [model.loss, *parts.metrics.values()]
 
-    def examine(self, stages: Iterable[tuple[int, Forward | None]]) -> None:
+    def examine(self, passes: "Passes") -> None:
         """Take two samples through all layers if a layer must be tried; collective.
 
-        ``stages``: the rank of each virtual stage, and its forward pass on that rank.  ConfigError
-        on all ranks: a layer is not a pure function.
+        ConfigError on all ranks: a layer is not a pure function.
         """
-        if not self._is_tried:
-            return
-        x: Array | None = None
-        for rank, forward in stages:
-
-            def act(forward: Forward | None = forward, x: Array | None = x) -> Array | None:
-                return forward(x) if forward else None
-
-            y = together(self._comm, act, ConfigError, DataError, RuntimeError, TypeError)
-            x = self._comm.bcast(y, rank)
-        for verdict in self._verdicts:
-            verdict.deferred = True
+        if self._is_tried:
+            passes.through()
+            for verdict in self._verdicts:
+                verdict.deferred = True
 
     def faults(self) -> list[ValueError]:
         """The first fault of each of this rank's layers and functions, if it has any."""
