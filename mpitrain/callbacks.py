@@ -26,10 +26,9 @@ from mpitrain.ranks.lock import locked
 from mpitrain.ranks.stop import Stopped
 from mpitrain.ranks.together import all_here, all_or_nobody, together
 from mpitrain.step.agreement import NonFinite
-from mpitrain.training.asked import Asked
 from mpitrain.training.evaluation import evaluate
 from mpitrain.training.loop import is_due
-from mpitrain.training.parts import SHARED_ERRORS, Parts
+from mpitrain.training.parts import SHARED_ERRORS, Asked, Parts
 
 
 def test_period(parts: Parts) -> int:

@@ -13,12 +13,13 @@ from mpitrain.metrics.records import Epoch, Record, Skipped, Step, Summary, Writ
 from mpitrain.step.agreement import (
     NOTHING_COUNTS,
     Agreed,
+    Ledger,
+    LocalStep,
     NonFinite,
     StepReport,
     named,
     nonfinite,
 )
-from mpitrain.step.ledger import Ledger, LocalStep
 from mpitrain.training.batches import MicroBatches
 from mpitrain.training.compatibility import uncountable
 from mpitrain.training.loop import Batch, Loop, forward_backward, read_batches, remaining

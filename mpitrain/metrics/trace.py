@@ -3,7 +3,7 @@
 import json
 import sys
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from time import perf_counter
@@ -13,7 +13,6 @@ import msgspec
 from mpi4py import MPI
 from msgspec import Meta, Struct
 
-from mpitrain.clocks import ahead
 from mpitrain.config import ConfigError
 from mpitrain.files import check_regular
 
@@ -204,3 +203,31 @@ def remove_trace(folder: Path) -> None:
 def _clock() -> str:
     """Identity of the clock of ``perf_counter``: the running kernel's."""
     return Path("/proc/sys/kernel/random/boot_id").read_text()
+
+
+def ahead(
+    comm: MPI.Intracomm, ranks: Iterable[int], trips: int, clock: Callable[[], float]
+) -> float:
+    """Seconds that this rank's clock is ahead of rank 0's; collective.
+
+    The fastest round trip bounds the error by half of itself (Cristian 1989).
+
+    Args:
+        comm: the ranks.
+        ranks: ranks that compare their clocks with rank 0's; the others return 0.
+        trips: round trips of each.
+        clock: the clock.
+    """
+    best = (float("inf"), 0.0)
+    for rank in ranks:
+        for _ in range(trips):
+            if comm.rank == 0:
+                comm.recv(source=rank)
+                comm.send(clock(), rank)
+            elif comm.rank == rank:
+                there = clock()
+                comm.send(None, 0)
+                theirs = comm.recv(source=0)
+                back = clock()
+                best = min(best, (back - there, (there + back) / 2 - theirs))
+    return best[1]

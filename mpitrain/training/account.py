@@ -14,8 +14,7 @@ from collectives import Communicator, Traffic
 from mpitrain.arrays import Scalar
 from mpitrain.metrics.records import RankTime, Step, Straggler, Synced, Times
 from mpitrain.parallel.grid import Coordinates
-from mpitrain.step.agreement import Agreed, StepReport
-from mpitrain.step.ledger import LocalStep
+from mpitrain.step.agreement import Agreed, LocalStep, StepReport
 from mpitrain.training.batches import MicroBatches
 
 if TYPE_CHECKING:

@@ -48,12 +48,11 @@ from mpitrain.training.compatibility import (
     whole_state,
 )
 from mpitrain.training.feed import Feed
-from mpitrain.training.measured_rates import measured_rates
 from mpitrain.training.padding import Padding
 from mpitrain.training.parts import NO_OBJECTS, Parts, UserObjects
 from mpitrain.training.passes import Passes
 from mpitrain.training.purity import Purity
-from mpitrain.training.watch import Watch
+from mpitrain.training.watch import Watch, measured_rates
 
 
 def in_replicas(parts: Parts, flat: Array) -> tuple[Store, Communicator | None]:

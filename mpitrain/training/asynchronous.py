@@ -15,8 +15,7 @@ from mpitrain.metrics.records import Step
 from mpitrain.parallel.data_parallel import Replicated
 from mpitrain.pipeline.runtime import Runner
 from mpitrain.pipeline.weights import VersionedWeights
-from mpitrain.step.agreement import Agreed, NonFinite, named, nonfinite
-from mpitrain.step.ledger import LocalStep
+from mpitrain.step.agreement import Agreed, LocalStep, NonFinite, named, nonfinite
 from mpitrain.training.compatibility import uncountable
 from mpitrain.training.loop import Batch, Loop, read_batches, remaining
 from mpitrain.training.parts import Parts

@@ -3,9 +3,11 @@
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import Any
 
 import numpy as np
+from mpi4py import MPI
 
 from collectives import Communicator, UnknownAlgorithm
 from mpitrain import nn
@@ -26,6 +28,7 @@ from mpitrain.parallel.replicas import ReplicaMismatch, check_replicas
 from mpitrain.parallel.store import Store
 from mpitrain.parallel.summation import Summation
 from mpitrain.pipeline.runtime import Span
+from mpitrain.ranks.same import expect_same
 from mpitrain.ranks.stop import StopFlag
 from mpitrain.ranks.together import SharedError
 from mpitrain.step.agreement import NonFinite
@@ -34,14 +37,12 @@ from mpitrain.step.precision import LossScale
 from mpitrain.step.update import Updater
 from mpitrain.sync import Strategy
 from mpitrain.training.account import Account
-from mpitrain.training.asked import Asked
 from mpitrain.training.build import Partition
 from mpitrain.training.feed import Feed
-from mpitrain.training.measured_rates import MeasuredRates
 from mpitrain.training.padding import Padding
 from mpitrain.training.passes import Passes
 from mpitrain.training.purity import Purity
-from mpitrain.training.watch import Watch
+from mpitrain.training.watch import MeasuredRates, Watch
 
 #: Errors that a step, a test or the making of parts raises on all ranks or on none.
 SHARED_ERRORS: tuple[type[Exception], ...] = (
@@ -78,6 +79,42 @@ class UserObjects:
 
 #: No objects: the tables of the job name everything.
 NO_OBJECTS = UserObjects()
+
+
+@dataclass
+class Asked:
+    """Wishes of the program's function that sees the records.
+
+    Attributes:
+        end: reason to end training after the last step; empty: it goes on.
+        save: whether a checkpoint of the last step is wanted.
+        factor: factor on the rates of all steps to come.
+        is_open: whether the function runs now.
+    """
+
+    end: str = ""
+    save: bool = False
+    factor: float = 1.0
+    is_open: bool = False
+
+    def expect_open(self) -> None:
+        """Raise RuntimeError unless the function runs now: nobody would see what is asked."""
+        if not self.is_open:
+            raise RuntimeError(
+                "end(), save() and rate_factor act while on_record= of fit() is called; ask there"
+            )
+
+    def set_factor(self, factor: float) -> None:
+        """Ask for another factor on the rates; ValueError: it is no finite number from 0 on."""
+        self.expect_open()
+        if not (isfinite(factor) and factor >= 0):
+            raise ValueError(f"rate_factor: a finite number from 0 on, not {factor!r}")
+        self.factor = float(factor)
+
+    def agree(self, comm: MPI.Intracomm) -> None:
+        """Raise ConfigError on all ranks unless they ask for the same; collective, 16 bytes."""
+        told = {"end()": self.end, "save()": self.save, "rate_factor": self.factor}
+        expect_same(comm, {f"{key} in on_record": one for key, one in told.items()})
 
 
 @dataclass

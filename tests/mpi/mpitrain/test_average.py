@@ -15,8 +15,7 @@ from mpitrain.config import Config, ConfigError
 from mpitrain.data import DataError
 from mpitrain.optim.optimizers import SGD
 from mpitrain.start import start
-from mpitrain.training.averaged import averaged
-from mpitrain.training.evaluation import evaluate
+from mpitrain.training.evaluation import averaged, evaluate
 from mpitrain.training.parts import UserObjects
 from tests.mpi.mpitrain.layouts import equal, few, in_folder, job, keep, layouts, mlp, whole
 

@@ -21,8 +21,7 @@ from mpitrain.pipeline.stage import Latest
 from mpitrain.ranks.stop import StopFlag, Stopped
 from mpitrain.run import train
 from mpitrain.start import start
-from mpitrain.step.agreement import NonFinite
-from mpitrain.step.ledger import Ledger
+from mpitrain.step.agreement import Ledger, NonFinite
 from mpitrain.training.evaluation import evaluate
 from mpitrain.training.loop import Batch, read_batches
 from mpitrain.training.parts import UserObjects
