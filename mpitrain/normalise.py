@@ -60,9 +60,8 @@ def normalise(
         settings: keys that only one table of a job has, and whole tables.
 
     Raises:
-        TypeError: on all ranks: a keyword is not a setting.
-        ConfigError: on all ranks: a value is not allowed, or conflicts with another one.
-        DataError: on all ranks: the data cannot be read, or differ between the ranks.
+        TypeError, ConfigError, DataError: on all ranks: a keyword is no setting; a value is not
+            allowed, or conflicts with another one; the data cannot be read, or differ.
     """
     given, asked, job = together(
         comm, lambda: _asked(config, given, settings), ConfigError, DataError, TypeError

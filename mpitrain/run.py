@@ -243,12 +243,9 @@ class SynchronousLoop(Loop):
     def _skip(
         self, loss: Scalar, unfit: str, state: Mapping[str, Array], *, hopeless: bool
     ) -> Skipped:
-        """Takes a step that changes no parameter, and lowers the loss scale; collective.
+        """Take a step that changes no parameter, and lower the loss scale; collective.
 
-        ``hopeless``: no smaller scale can help.
-
-        Raises:
-            NonFinite: the job stops there, and a smaller scale cannot help.
+        ``hopeless``: no smaller scale can help.  NonFinite: the job stops there.
         """
         parts, number = self.parts, self.parts.steps_done + 1
         parts.summation.rollback()

@@ -127,12 +127,8 @@ def optimizer(
 ) -> tuple[list[Any], "Grouping", dict[str, object]]:
     """The optimiser that the function ``given`` makes from the parameters of a module.
 
-    Returns:
-        The update rules of its groups, the one of each parameter, and the options of all groups by
-        name, which must be the same on all ranks.
-
-    Raises:
-        ConfigError: as :func:`mpitrain.adapters.torch.functions.groups.grouped`.
+    Returns the update rules of its groups, the one of each parameter, and the options of all groups
+    by name, which must be the same on all ranks.  ConfigError: torch's optimiser cannot be taken.
     """
     from mpitrain.adapters.torch.functions.groups import grouped
     from mpitrain.adapters.torch.modules.whole import trained

@@ -24,8 +24,7 @@ def checkpoints(config: Config) -> Path:
 def save(parts: "Parts", writer: Writer, *, best: bool = False) -> tuple[Path, float] | None:
     """Begin a checkpoint of the newest step, or of the best test; collective.
 
-    Returns:
-        Folder and seconds of the checkpoint before, if it was not complete until now.
+    Returns folder and seconds of the checkpoint before, if it was not complete until now.
     """
     before = writer.finish()
     # If replicas differ, one of them is wrong, and no checkpoint may keep its values.

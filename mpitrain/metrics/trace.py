@@ -84,10 +84,7 @@ class Trace:
     ) -> Iterator[None]:
         """Context manager that writes its spans at its end; collective.
 
-        Args:
-            comm: the ranks.
-            path: the file.
-            ends: exceptions of all ranks after which the trace is written, too.
+        It does so, too, after the exceptions ``ends``, which all ranks raise.
         """
         if not self._enabled:
             yield
@@ -107,8 +104,7 @@ class Trace:
     def write(self, comm: MPI.Intracomm, path: Path) -> None:
         """Writes all ranks' spans as one Chrome trace, a thread for each rank; collective.
 
-        Raises:
-            ConfigError: on all ranks, if the file cannot be written.
+        ConfigError on all ranks: the file cannot be written.
         """
         gathered = comm.gather(list(self._spans))
         why = ""
@@ -210,13 +206,8 @@ def ahead(
 ) -> float:
     """Seconds that this rank's clock is ahead of rank 0's; collective.
 
-    The fastest round trip bounds the error by half of itself (Cristian 1989).
-
-    Args:
-        comm: the ranks.
-        ranks: ranks that compare their clocks with rank 0's; the others return 0.
-        trips: round trips of each.
-        clock: the clock.
+    The fastest of some round trips bounds the error by half of itself (Cristian 1989).  Only
+    ``ranks`` compare their clocks; the others return 0.
     """
     best = (float("inf"), 0.0)
     for rank in ranks:

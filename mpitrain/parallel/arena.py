@@ -189,11 +189,7 @@ class Arena:
         return {own: inside[full] for own, full in self._names[layer].items() if full in inside}
 
     def fill(self, flat: Array, layer: int, values: Parameters) -> None:
-        """Write the own parts of a layer's whole parameters into ``flat``.
-
-        Raises:
-            ValueError: their shapes are not those of the layer.
-        """
+        """Write own parts of a layer's whole parameters into ``flat``; ValueError: other shapes."""
         given = {own: value.shape for own, value in values.items()}
         said = {own: self._by_name[full].whole for own, full in self._names[layer].items()}
         if given != said:

@@ -103,10 +103,9 @@ class ProcessGrid(ClosedTogether):
         shared: Iterable[frozenset[int]] = (),
         xp: ModuleType = np,
     ) -> None:
-        """Split ``comm``; collective.  ``shared``: sets of stages that hold a tensor together.
+        """Split ``comm``, of the layout's size; collective.
 
-        Raises:
-            ValueError: the communicator has another size than the layout.
+        ``shared``: sets of stages that hold a tensor together.
         """
         if comm.size != layout.ranks:
             raise ValueError(f"{layout} is {layout.ranks} ranks, but there are {comm.size}")

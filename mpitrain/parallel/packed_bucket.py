@@ -138,10 +138,8 @@ class Packed:
     def pack(self, scale: float, share: float = 1.0) -> bool:
         """Sort the gradients into the halves, divided by ``scale`` and multiplied by ``share``.
 
-        Codes, and what they leave out, are in units of unscaled gradients.
-
-        Returns:
-            Whether all gradients are finite; if not, the halves are 0.
+        Codes, and what they leave out, are in units of unscaled gradients.  Returns whether all
+        gradients are finite; if not, the halves are 0.
         """
         own = self._summand.own
         is_finite = bool(np.isfinite(own).all())

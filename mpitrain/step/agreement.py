@@ -168,8 +168,7 @@ class Ledger:
     def agree(self) -> list[tuple[LocalStep, Agreed]]:
         """The steps since the last call, with reports summed over the ranks; one message.
 
-        Raises:
-            NonFinite: on all ranks: a loss or gradient was not finite.
+        NonFinite on all ranks: a loss or gradient was not finite.
         """
         steps, self.steps = self.steps, []
         if not steps:

@@ -107,10 +107,7 @@ class UpdateWindow:
         return found
 
     def _expect_used(self) -> None:
-        """Raise if no replica of a stage has used a tensor in a step; collective.
-
-        A replica without samples uses none.
-        """
+        """Raise if no replica of a stage has used a tensor in a step; empty ones use none."""
         told = self._parts.comm.allgather((self._parts.grid.place.stage, self._unused))
         stages = [[steps for s, steps in told if s == stage] for stage in {s for s, _ in told}]
         by_none = [frozenset.intersection(*step) for own in stages for step in zip(*own)]
@@ -142,9 +139,8 @@ class AsynchronousLoop(Loop):
     def step(self, batch: Batch) -> list[Step]:
         """Train on the batches of a window, with one update for each.
 
-        Raises:
-            NonFinite: on all ranks, after the window.
-            ConfigError: on all ranks: as :meth:`Loop.step`, or a parameter had no part in the loss.
+        Errors are those of :meth:`Loop.step`, after the window; ConfigError also on all ranks: a
+        parameter had no part in the loss.
         """
         parts = self.parts
         parts.before_step(parts)

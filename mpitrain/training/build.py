@@ -39,11 +39,7 @@ from mpitrain.sync.replay import choices
 
 
 def layout(config: Config, ranks: int) -> Layout:
-    """The grid of a job on this number of ranks.
-
-    Raises:
-        ConfigError: the ranks cannot be arranged like this; the message says which number could.
-    """
+    """The grid of a job on this number of ranks; ConfigError names the number that would fit."""
     p = config.parallel
     each = p.context * p.tensor
     data = p.data or max(1, ranks // (p.pipe * each))
@@ -68,9 +64,7 @@ def layout(config: Config, ranks: int) -> Layout:
 def positions(config: Config, group: TensorGroup, data: Dataset) -> Positions | None:
     """The cut of the positions of a job's samples over context ranks; None where there is one.
 
-    Raises:
-        ConfigError: samples are too short, or vary in length, or tensor ranks cannot share a
-            rank's positions.
+    ConfigError: samples are too short, or vary in length, or tensor ranks cannot share positions.
     """
     if group.size == 1:
         return None
@@ -126,9 +120,8 @@ class Partition:
 def partition(config: Config, model: SequentialModel, stages: int) -> Partition:
     """Cut the layers into virtual stages.
 
-    Raises:
-        ConfigError: there are fewer layers than virtual stages, or ``parallel.partition`` or
-            ``parallel.profile`` does not fit the model's layers.
+    ConfigError: the layers are too few, or ``parallel.partition`` or ``parallel.profile`` does not
+    fit them.
     """
     names = list(model.layers)
     try:
@@ -175,11 +168,8 @@ def shared_stages(model: SequentialModel, cut: Partition) -> dict[str, frozenset
 def schedule(
     config: Config, found: PipelineSchedule, grid: Layout, steps: int = 1
 ) -> tuple[Pipeline, Report]:
-    """The schedule of a step, or of ``steps`` steps without draining, and the proof of it.
-
-    Raises:
-        ConfigError: the schedule does not work for this layout.
-    """
+    """The schedule of ``steps`` steps without draining, and the proof that it works, which may be a
+    ConfigError."""
     p, train = config.parallel, config.train
     parts = train.micro_batches * lcm(*grid.replicas)
     if found.synchronous:
@@ -251,9 +241,7 @@ def reduction(config: Config, groups: Mapping[str, Communicator], replica: int) 
 def strategy(config: Config, workers: Workers) -> Strategy:
     """The strategy by which the workers of a job synchronise; collective.
 
-    Raises:
-        ConfigError: there are more fragments than layers, or ``sync.replay`` names no file of a run
-            by quorum on as many workers.
+    ConfigError: the layers are too few for the fragments, or ``sync.replay`` is of no such run.
     """
     s = config.sync
     if s.fragments > workers.layers:

@@ -58,12 +58,7 @@ class Padding:
         self._compare()
 
     def look(self, batch: Array) -> None:
-        """Look at the samples of a step's batch, if it is due.
-
-        Raises:
-            ConfigError, DataError: on all ranks: results differ, or there is batch norm; or a rank
-                cannot read a sample.
-        """
+        """Look at the samples of a step's batch, if it is due; ConfigError if results differ."""
         self._steps += 1
         if not self._are_in_step or self._steps < 2 or self._steps & (self._steps - 1):
             return

@@ -129,12 +129,9 @@ class Passes:
     def context(
         self, step: int = 0, indices: Array | None = None, terms: Terms | None = None
     ) -> nn.Context:
-        """The context that layers get with a micro-batch.
+        """The context of a step, counted from 0, for layers, with samples of these ``indices``.
 
-        Args:
-            step: number of the step, counted from 0.
-            indices: indices of the training samples; None: a test.
-            terms: terms of the loss that layers add.
+        Without ``indices`` it is that of a test.  ``terms`` are those of the loss that layers add.
         """
         resting = self.resting(np.arange(0))
         if indices is None:

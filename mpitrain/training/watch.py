@@ -46,8 +46,7 @@ class Watch:
     def __init__(self, config: Config, metrics: Collection[str]) -> None:
         """``metrics``: names of the values that tests measure besides the loss.
 
-        Raises:
-            ConfigError: a value is not measured, or it is unknown whether a higher one is better.
+        ConfigError: a value is not measured, or nothing says whether a higher one is better.
         """
         best, evaluate = config.checkpoint.best, config.evaluate
         self._best, self._watched, self._patience = best, evaluate.watch, evaluate.patience
@@ -92,13 +91,8 @@ class Watch:
 def watched(key: str, text: str, metrics: Collection[str]) -> tuple[str, bool | None]:
     """The name of a value, and whether a higher one is better; ``None``: nothing says so.
 
-    Args:
-        key: key of the job.
-        text: its value, as ``"loss"`` or ``"higher score"``.
-        metrics: names of the values that tests measure besides the loss.
-
-    Raises:
-        ConfigError: no test measures it.
+    ``key`` of the job has the value ``text``, as ``"loss"`` or ``"higher score"``; ``metrics`` are
+    measured besides the loss.  ConfigError: no test measures it.
     """
     word, _, rest = text.partition(" ")
     name = rest if word in ("higher", "lower") else text
@@ -136,9 +130,8 @@ class MeasuredRates:
     def __init__(self, parts: "Parts", schedule: TabulatedSchedule, table: ScheduleTable) -> None:
         """The rows of ``table``, the rates of ``schedule``, are replaced after tests.
 
-        Raises:
-            ConfigError: no test measures ``evaluate.watch``, or the scheduler takes a better value
-                for a worse one.
+        ConfigError: no test measures ``evaluate.watch``, or the scheduler takes a better value for
+        a worse one.
         """
         self._comm, self._schedule, self._table = parts.comm, schedule, table
         self.values: list[float | None] = []
