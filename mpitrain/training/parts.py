@@ -37,9 +37,9 @@ from mpitrain.step.precision import LossScale
 from mpitrain.step.update import Updater
 from mpitrain.sync import Strategy
 from mpitrain.training.account import Account
-from mpitrain.training.build import Partition
 from mpitrain.training.feed import Feed
 from mpitrain.training.padding import Padding
+from mpitrain.training.partition import Partition
 from mpitrain.training.passes import Passes
 from mpitrain.training.purity import Purity
 from mpitrain.training.watch import MeasuredRates, Watch

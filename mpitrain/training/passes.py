@@ -23,9 +23,9 @@ from mpitrain.pipeline.runtime import Runner
 from mpitrain.pipeline.stage import Stage
 from mpitrain.ranks.together import together
 from mpitrain.step.precision import CastWeights, compute_type
-from mpitrain.training import build
 from mpitrain.training.batches import MicroBatches
 from mpitrain.training.feed import Held
+from mpitrain.training.partition import positions_of, schedule_of
 
 if TYPE_CHECKING:
     from mpitrain.training.parts import Parts
@@ -59,7 +59,7 @@ class Passes:
             self._stages.append(Stage(own, first, chunk))
             first += len(chunk)
         kind = data.input_dtype
-        self._positions = build.positions(config, grid.context, data)
+        self._positions = positions_of(config, grid.context, data)
         shape = data.input_shape
         if self._positions:
             shape = (len(self._positions.own), *shape[1:])
@@ -84,9 +84,7 @@ class Passes:
     def schedule(self, steps: int = 1) -> tuple[Pipeline, Report]:
         """The schedule of ``steps`` steps without draining, and its proof."""
         if steps not in self._schedules:
-            self._schedules[steps] = build.schedule(
-                self._config, self._schedule, self._layout, steps
-            )
+            self._schedules[steps] = schedule_of(self._config, self._schedule, self._layout, steps)
         return self._schedules[steps]
 
     def runner(self, steps: int = 1) -> Runner:
