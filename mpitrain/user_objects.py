@@ -75,11 +75,7 @@ def model(
 
 
 def _give_shapes(module: Any, inputs: Array, seed: int) -> None:
-    """Give lazy modules shapes from the first sample, and values from torch's generator.
-
-    Raises:
-        ConfigError: the module does not take the sample.
-    """
+    """Give lazy modules shapes from the first sample, and values; ConfigError: it does not fit."""
     import torch
 
     from mpitrain.fields import as_given, fields
@@ -91,10 +87,10 @@ def _give_shapes(module: Any, inputs: Array, seed: int) -> None:
     try:
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             torch.manual_seed(seed)
-            given = as_given(parts)
-            if isinstance(given, dict) and not isinstance(module, torch.nn.Sequential):
+            given, is_sequential = as_given(parts), isinstance(module, torch.nn.Sequential)
+            if isinstance(given, dict) and not is_sequential:
                 module.eval()(**given)
-            elif isinstance(given, tuple) and not isinstance(module, torch.nn.Sequential):
+            elif isinstance(given, tuple) and not is_sequential:
                 module.eval()(*given)
             else:
                 module.eval()(given)
@@ -116,13 +112,6 @@ def bit_sum(tensor: Any) -> int:
     return int(tensor.detach().contiguous().reshape(-1).view(kind).sum())
 
 
-def names(module: Any, layers: Mapping[str, nn.Layer] | None) -> dict[str, str]:
-    """The trainer's name of each entry of a torch module's ``state_dict``."""
-    from mpitrain.adapters.torch.modules.whole import names_in
-
-    return names_in(module, layers or {})
-
-
 def kinds(module: Any) -> dict[str, object]:
     """Types of a torch module's parts, by name; for torch's own classes with their options."""
     return {
@@ -138,12 +127,8 @@ def optimizer(
 ) -> tuple[list[Any], "Grouping", dict[str, object]]:
     """The optimiser that the function ``given`` makes from the parameters of a module.
 
-    Returns:
-        The update rules of its groups, the one of each parameter, and the options of all groups by
-        name, which must be the same on all ranks.
-
-    Raises:
-        ConfigError: as :func:`mpitrain.adapters.torch.functions.groups.grouped`.
+    Returns the update rules of its groups, the one of each parameter, and the options of all groups
+    by name, which must be the same on all ranks.  ConfigError: torch's optimiser cannot be taken.
     """
     from mpitrain.adapters.torch.functions.groups import grouped
     from mpitrain.adapters.torch.modules.whole import trained
@@ -165,19 +150,8 @@ def optimizer(
     return groups, grouping, options
 
 
-def schedule(given: Any, groups: Sequence[Any]) -> Any:
-    """The schedule of a function that makes a scheduler of torch, or the factor of a step."""
-    from mpitrain.adapters.torch.functions.scheduler import TorchSchedule
-
-    return TorchSchedule(given, groups)
-
-
 def expect_without_momentum(job: Config, given: "Optimizer") -> None:
-    """Check that an optimiser has no state if the codec applies the momentum.
-
-    Raises:
-        ConfigError: both keep a state.
-    """
+    """Raise ConfigError if both the codec and the optimiser keep a momentum."""
     codec = job.compress.codec
     if codec == "none" or not isinstance(parse(codec), DGC) or not given.slots:
         return
@@ -206,26 +180,16 @@ def types(module: Any, asked: Mapping[str, Any]) -> dict[str, str]:
 
 
 def own_loss(outputs: Any, labels: Any) -> Any:
-    """``loss="model"``: the loss that the model computes itself.
-
-    Raises:
-        ValueError: it computes none.
-    """
+    """``loss="model"``: the loss that the model computes itself; ValueError: it computes none."""
     if not isinstance(outputs, Mapping) or "loss" not in outputs:
         raise ValueError("the model gives no loss itself; give it labels, or give loss=function")
     return outputs["loss"]
 
 
-def give_only_loss(layers: Any) -> None:
-    """Let the last of a torch module's layers give nothing but the module's own loss."""
-    next(reversed(layers.values())).give_only_loss()
-
-
 def loss(given: Any) -> LossFunction | None:
-    """A loss from a function of torch tensors, or from a class such as ``torch.nn.MSELoss``.
+    """A loss from a function of torch tensors, or a class such as ``torch.nn.MSELoss``.
 
-    Raises:
-        ConfigError: the class needs arguments.
+    ConfigError: the class needs arguments.
     """
     if given is None or hasattr(given, "expect"):
         return given
@@ -258,9 +222,7 @@ def over_parts(given: Any) -> Any:
 def metric(given: Any, name: str, is_torch: bool) -> Metric:
     """A metric from a function of torch tensors if ``is_torch``, else of NumPy arrays.
 
-    Raises:
-        ConfigError: it is no function, or its name is no string or "loss", which tests always
-            measure.
+    ConfigError: it is no function, or is named "loss", which tests always measure.
     """
     if not isinstance(name, str) or not (callable(given) or hasattr(given, "add")):
         raise ConfigError(

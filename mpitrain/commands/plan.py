@@ -17,6 +17,7 @@ from mpitrain.pipeline.profiles import LayerProfile, measure
 from mpitrain.pipeline.simulate import PassTimes, simulate
 from mpitrain.training import build
 from mpitrain.training.build import compression
+from mpitrain.training.partition import layout_of, partition_of, schedule_of
 
 #: Ranks whose steps are proved in half a minute.
 _MOST = 1 << 16
@@ -34,11 +35,11 @@ def explain(config: Config, ranks: int) -> str:
             "rank are proved; give a part of the replicas, which all do the same"
         )
     expect(config, "described", command="mpitrain plan")
-    layout = build.layout(config, ranks)
+    layout = layout_of(config, ranks)
     dataset = data.load(config.data, config.run.dtype)
     model = models.build(config, dataset)
-    cut = build.partition(config, model, layout.stages)
-    pipeline, report = build.schedule(config, cut.schedule, layout)
+    cut = partition_of(config, model, layout.stages)
+    pipeline, report = schedule_of(config, cut.schedule, layout)
     with threadpool_limits(1, user_api="blas"):  # a core for each rank
         profile = {layer.name: layer for layer in measure(config)}
     shapes = model.shapes(list(model.layers))

@@ -14,8 +14,8 @@ from collectives import Communicator
 from collectives.calls.native import library
 from collectives.calls.tuner import Situation, choose, load
 from collectives.execution.transport.cuda_probe import probe
-from mpitrain.clocks import ahead
 from mpitrain.doctor.finding import Finding, gathered, in_parts, leader, ok, warn
+from mpitrain.metrics.trace import ahead
 
 #: Prefixes of the environment variables that choose a transport, of each MPI library.
 _CHOICES = (

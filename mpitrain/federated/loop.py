@@ -22,8 +22,7 @@ from mpitrain.federated.sums import Mean, Wire, sums
 from mpitrain.metrics.records import Record, Round
 from mpitrain.parallel.data_parallel import Replicated
 from mpitrain.ranks.together import together
-from mpitrain.step.agreement import Agreed, NonFinite
-from mpitrain.step.ledger import LocalStep
+from mpitrain.step.agreement import Agreed, LocalStep, NonFinite
 from mpitrain.training.assemble import Variant
 from mpitrain.training.loop import Batch, Loop
 from mpitrain.training.parts import Parts

@@ -197,16 +197,7 @@ class NodeSum(KeepingSum):
     """
 
     def __init__(self, summand: Summand, packed: Packed, run: "CompressedSummation") -> None:
-        """Bind the sum; collective.
-
-        Args:
-            summand: the gradients; all ranks get the whole sum.
-            packed: the coded elements, and the rest.
-            run: how gradients are coded.
-
-        Raises:
-            ConfigError: on all ranks; MPI has no communicators left.
-        """
+        """Bind the sum; collective.  ConfigError on all ranks: MPI has no communicators left."""
         assert summand.counts is None, "the job was refused"
         comm, own, how = summand.comm, summand.own, run.how
         self._summand, self._packed, self._coding = summand, packed, run

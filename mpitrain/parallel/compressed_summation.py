@@ -109,11 +109,6 @@ class CompressedSummation(Summation):
     _bound: Counter[int] = field(default_factory=Counter, init=False)
 
     def check(self, arena: Arena) -> None:
-        """Check that all gradients may be coded; not collective.
-
-        Raises:
-            ConfigError: the codec votes, and some gradients are summed over more than the replicas.
-        """
         exact = [tensor.name for tensor in arena.tensors if tensor.group != DATA]
         if self.how.votes and exact:
             raise ConfigError(

@@ -7,6 +7,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from mpitrain.parallel.grid import axes
 from mpitrain.pipeline.simulate import PassTimes
 from mpitrain.search.layers import LayerCost
 from mpitrain.search.machine import Machine
@@ -35,7 +36,7 @@ class Candidate:
     micro_batches: int = 1
 
     def __str__(self) -> str:
-        text = f"data {self.data} x pipe {self.pipe} x tensor {self.tensor}"
+        text = axes(self.data, self.pipe, self.tensor)
         extras = ["sequence"] * self.sequence + ["recompute"] * self.recompute
         if self.zero:
             extras.append(f"ZeRO-{self.zero}")

@@ -15,6 +15,8 @@ from mpitrain.start import start
 from tests.mpi.mpitrain.layouts import (
     alone,
     assert_goes_on,
+    changed,
+    close,
     curve,
     in_folder,
     job,
@@ -131,8 +133,8 @@ def test_the_loss_falls_and_replicas_stay_equal(comm, name):
     assert sum(losses[-3:]) < 0.97 * sum(losses[:3]), losses
 
 
-KEEPING = ("sign", "signum", "dgc:keep=0.1", "topk:keep=0.1", "powersgd:rank=2", "terngrad")
-KEEPING += ("blocks",)
+KEEPING = ("sign", "signum", "dgc:keep=0.1", "topk:keep=0.1", "powersgd:rank=2", "terngrad",
+           "blocks")  # fmt: skip
 
 
 @pytest.mark.parametrize("layout", CODED)
@@ -189,8 +191,7 @@ def test_the_clip_of_deep_gradient_compression_is_of_the_whole_model(comm):
         found, own = curve(one, coded(config, codec, "auto"), steps=3)
     assert expected[0, 1] > 0.4  # it is clipped
     np.testing.assert_allclose(found[:, 0], expected[:, 0], rtol=1e-12)
-    for name, values in weights.items():
-        np.testing.assert_allclose(own[name], values, rtol=1e-10, atol=1e-14)
+    close(own, weights, rtol=1e-10, atol=1e-14)
     several, _ = curve(comm, coded(config, codec, "auto"), steps=3)
     whole_bucket = replace(config.parallel, bucket_bytes=1 << 25)
     once, _ = curve(comm, coded(replace(config, parallel=whole_bucket), codec, "auto"), steps=3)
@@ -236,9 +237,7 @@ def test_a_run_with_coded_shards_goes_on_bit_by_bit(comm, folder, layout):
 
 def test_a_skipped_step_leaves_what_was_left_out_as_it_was(comm):
     """A loss scale that is far too large: nothing is committed until gradients are finite."""
-    config = coded(mlp())
-    run = replace(config.run, compute="float16", loss_scale=2.0**24)
-    config = replace(config, run=run)
+    config = changed(coded(mlp()), compute="float16", loss_scale=2.0**24)
     with start(comm, config) as trainer:
         skipped = 0
         for record in trainer.run_epoch(0):

@@ -15,7 +15,7 @@ from mpitrain.pipeline.partition import (
     partition,
 )
 from mpitrain.pipeline.profiles import LayerProfile, write_profile
-from mpitrain.training import build
+from mpitrain.training.partition import partition_of
 
 
 def drawn(rng, layers):
@@ -164,7 +164,7 @@ def test_a_profile_of_another_model_is_refused(tmp_path):
         layers = dict.fromkeys(("a", "b"))
 
     with pytest.raises(ConfigError, match=r"has the layers l0, l1, .*run mpitrain profile again"):
-        build.partition(job, Outline(), 2)
+        partition_of(job, Outline(), 2)
 
 
 @pytest.mark.parametrize(
