@@ -9,7 +9,14 @@ from torch import nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from mpitrain.adapters.torch.checks.module_class import ImpureModule, is_held, keeps_running
-from mpitrain.adapters.torch.checks.probe import Tensors, call_with, modes_kept, options, outputs_of
+from mpitrain.adapters.torch.checks.probe import (
+    Tensors,
+    arguments,
+    having,
+    modes_kept,
+    options,
+    outputs_of,
+)
 from mpitrain.adapters.torch.modules.dataflow import Dataflow, DrawnNumbers, Origins
 
 #: Samples of the two runs, from which shapes for any number of samples follow.
@@ -273,7 +280,7 @@ class _TrialRun:
                 hook.remove()
         calls = Counter(id(one.module) for one in self._seen)
         self.once = {id(one.module): one for one in self._seen if calls[id(one.module)] == 1}
-        self.needs.append(self._flow.of(tensors(outputs_of(found).values())))
+        self.needs.append(self._flow.of(found.values()))
         self.needs = [need | self._flow.steering for need in self.needs]
 
     def _behind(self, part: nn.Module, given: Any, result: Any) -> Any:
@@ -308,11 +315,12 @@ def _result(few: _Seen, many: _Seen) -> Result | None:
     return Result(leaves, many.structure)
 
 
-def called(module: nn.Module, buffers: Tensors, given: Tensors) -> Any:
-    """Results of the module with these buffers for these inputs."""
-    if "" in given or "0" in given:
-        return call_with(module, buffers, tuple(given.values()), options(module))
-    return call_with(module, buffers, (), dict(given) | options(module))
+def called(module: nn.Module, buffers: Tensors, given: Tensors) -> dict[str, torch.Tensor]:
+    """The tensors by name that the module with these buffers gives for these inputs."""
+    args, kwargs = arguments(given, options(module))
+    with having(module, buffers):
+        found = outputs_of(module(*args, **kwargs))
+    return {name: one for name, one in found.items() if isinstance(one, torch.Tensor)}
 
 
 def tensors(values: Iterable[Any]) -> list[torch.Tensor]:
