@@ -31,7 +31,7 @@ class Following:
     module's own loss is one number for the function; returned as it is, it is a sum and a count.
 
     Attributes:
-        kept: tensors of the function, if it is a module: they do not follow from samples.
+        kept: tensors of the function by name, if it is a module; they follow from no samples.
     """
 
     def __init__(self, function: Function) -> None:
@@ -40,10 +40,10 @@ class Following:
         self._moved: Moved = {}
 
     @property
-    def kept(self) -> list[torch.Tensor]:
+    def kept(self) -> dict[str, torch.Tensor]:
         if not isinstance(self._function, torch.nn.Module):
-            return []
-        return [*self._function.buffers(), *self._function.parameters()]
+            return {}
+        return {**dict(self._function.named_buffers()), **dict(self._function.named_parameters())}
 
     def __call__(self, outputs: Any, labels: Any) -> Any:
         if not isinstance(outputs, dict) or COUNT not in outputs:
@@ -62,14 +62,12 @@ class Following:
         return found
 
     def _of(self, outputs: Any, labels: Any) -> Any:
-        if not isinstance(self._function, torch.nn.Module):
-            return self._function(outputs, labels)
+        function, kept = self._function, self.kept
         device = next(iter(named(outputs).values())).device
-        kept = [*self._function.named_buffers(), *self._function.named_parameters()]
-        if all(tensor.device == device for _, tensor in kept):
-            return self._function(outputs, labels)
-        there = {name: moved(self._moved, name, tensor, device) for name, tensor in kept}
-        return torch.func.functional_call(self._function, there, (outputs, labels))
+        if isinstance(function, torch.nn.Module) and any(t.device != device for t in kept.values()):
+            there = {name: moved(self._moved, name, t, device) for name, t in kept.items()}
+            return torch.func.functional_call(function, there, (outputs, labels))
+        return function(outputs, labels)
 
 
 class TorchLoss:
