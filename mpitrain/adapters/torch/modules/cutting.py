@@ -27,8 +27,6 @@ from mpitrain.adapters.torch.checks.probe import (
 from mpitrain.adapters.torch.modules.trial import (
     MANY,
     Crossing,
-    EndTensor,
-    InputTensor,
     Result,
     Trial,
     absent,
@@ -123,10 +121,10 @@ class _Part:
         arriving, self._leaving = trial.crossing[number : number + 2]
         self._arriving: dict[Crossing, str] = {one: one.field for one in arriving}
         if not number:
-            self._arriving = {InputTensor(name): name for name in inputs}
+            self._arriving = {Crossing(name): name for name in inputs}
         self._inputs = {name: (one.shape[1:], one.dtype) for name, one in inputs.items()}
         self._options = options(whole)
-        self._tried = {one: trial.shape(one)[1:] for one in self._arriving}
+        self._tried = {one: trial.shape(one).many[1:] for one in self._arriving}
         self._here: dict[Crossing, torch.Tensor] = {}
         self._rows, self._lengths = 0, dict[int, int]()
         values = [*whole.parameters(), *whole.buffers()]
@@ -163,7 +161,7 @@ class _Part:
         pairs = [pair for shapes in both for pair in zip(*shapes, strict=True)]
         self._lengths = {there: here for there, here in pairs if there != here}
         given = {
-            name: self._here.get(InputTensor(name), self._absent(shape, kind))
+            name: self._here.get(Crossing(name), self._absent(shape, kind))
             for name, (shape, kind) in self._inputs.items()
         }
         try:
@@ -171,7 +169,7 @@ class _Part:
             return self._forward(*positional, **named)
         except _Left as left:
             for place, one in enumerate(tree_flatten(left.result)[0]):
-                self._here[EndTensor(self._number, place)] = one
+                self._here[Crossing(place, self._number)] = one
             found = {one.field: self._for_each(self._here[one]) for one in self._leaving}
             return found if len(found) > 1 else next(iter(found.values()))
         finally:
@@ -183,8 +181,8 @@ class _Part:
 
     def _result(self, end: int | None, result: Result, *args: Any, **kwargs: Any) -> Any:
         """The result of a module that earlier parts have called, or that this one does not need."""
-        made = {one: tensor for one, tensor in self._here.items() if isinstance(one, EndTensor)}
-        sent = {one.place: tensor for one, tensor in made.items() if one.part == end}
+        here = self._here.items() if end is not None else ()
+        sent = {int(one.place): tensor for one, tensor in here if one.part == end}
         return result.of(self._rows, sent, self._lengths)
 
     def _for_each(self, one: torch.Tensor) -> torch.Tensor:
