@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,20 @@ _ALONE = (
     ": with its random numbers, it gives a sample another result, or none, when it is alone in its "
     "batch; keep samples apart, or set run.random = 'local' for numbers that depend on the layout"
 )
+
+
+@contextmanager
+def without_autocast(watched: Watched) -> Iterator[None]:
+    """Say that torch.autocast is on around the trainer, and leave it off within this block."""
+    with ExitStack() as stack:
+        for kind in filter(torch.is_autocast_enabled, ("cpu", "cuda")):
+            watched.say(
+                ": torch.autocast is on around the trainer, which would not be on in the same "
+                "places in every layout; turn it on in the module's forward(), or take "
+                "run.compute = 'bfloat16'"
+            )
+            stack.enter_context(torch.autocast(kind, enabled=False))
+        yield
 
 
 def expect_the_same_trained(watched: Watched, module: nn.Module, names: Collection[str]) -> None:

@@ -10,13 +10,7 @@ import numpy as np
 import torch
 
 from mpitrain.adapters.torch.arrays import Moved, as_array, as_tensors, moved, on_stream_of
-from mpitrain.adapters.torch.checks.means import (
-    EqualWeights,
-    Sample,
-    no_loss,
-    no_sum,
-    shown,
-)
+from mpitrain.adapters.torch.checks.means import EqualWeights, Sample, no_loss, no_sum, shown
 from mpitrain.adapters.torch.checks.probe import MISFITS, Function, Tensors, one_line, rows
 from mpitrain.adapters.torch.functions.own_loss import COUNT, LOSS
 from mpitrain.adapters.torch.functions.reductions import Reduced, Reductions

@@ -9,17 +9,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from mpitrain.adapters.torch.checks.module_class import (
-    ELSEWHERE,
-    ImpureModule,
-    changing,
-    is_held,
-)
+from mpitrain.adapters.torch.arrays import as_array
+from mpitrain.adapters.torch.checks.module_class import ELSEWHERE, ImpureModule, changing, is_held
 from mpitrain.adapters.torch.checks.probe import Tensors, arguments, having, options
 from mpitrain.adapters.torch.functions.own_loss import COUNT, LOSS, OwnLoss
 from mpitrain.adapters.torch.modules.drawing import Drawing, seeded
 from mpitrain.adapters.torch.modules.draws import Draws
 from mpitrain.adapters.torch.modules.stand_ins import set_context
+from mpitrain.arrays import Array
 from mpitrain.nn.context import Context
 from mpitrain.nn.layer import Verdict
 
@@ -61,6 +58,7 @@ class Watched:
         self.verdict = Verdict()
         self.own_loss = OwnLoss(self.say)
         self.only_loss = False
+        self._begun: tuple[int, dict[str, Array], dict[str, Array]] | None = None
         self._modes = [(part, not is_held(part, training)) for part in module.modules()]
 
     def say(self, fault: str) -> None:
@@ -112,6 +110,25 @@ class Watched:
                     "tuple or dictionary of tensors"
                 )
         return outputs
+
+    def beginning(self, context: Context) -> dict[str, Array]:
+        """State as it was when the step began, so that all of its micro-batches have the same."""
+        now = {name: context.state[name] for name in self.state if name in context.state}
+        if not context.training:
+            self._begun = None
+            return now
+        if self._begun is not None:
+            step, arrays, values = self._begun
+            if step == context.step and all(arrays[n] is now[n] for n in now):
+                return values
+        self._begun = context.step, now, {name: array.copy() for name, array in now.items()}
+        return self._begun[2]
+
+    def keep(self, context: Context, xp: ModuleType) -> None:
+        """Let the context's state follow what the latest pass in training changed."""
+        for name, part in self.changed.items():
+            if context.training and name in context.state:
+                context.state[name][...] = as_array(part, xp)
 
     @contextmanager
     def in_mode(self, *, training: bool) -> Iterator[None]:

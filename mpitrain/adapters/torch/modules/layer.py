@@ -1,7 +1,6 @@
 """A torch module as a layer of the trainer."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from types import ModuleType
 from typing import Any
@@ -26,21 +25,18 @@ from mpitrain.adapters.torch.checks.module import (
     expect_the_same_trained,
     expect_unchanged,
     learn,
+    without_autocast,
 )
-from mpitrain.adapters.torch.checks.module_class import (
-    changing,
-    is_held,
-    keeps_running,
-    refuse,
-)
+from mpitrain.adapters.torch.checks.module_class import changing, is_held, keeps_running, refuse
 from mpitrain.adapters.torch.checks.probe import expect_outputs, is_due, one_line
 from mpitrain.adapters.torch.checks.shared_module import Comparison
 from mpitrain.adapters.torch.modules.calls import Call, Watched
+from mpitrain.adapters.torch.modules.passes import Pass
 from mpitrain.adapters.torch.modules.splits import Plan
 from mpitrain.adapters.torch.modules.stand_ins import stand_ins, with_stand_ins
 from mpitrain.adapters.torch.modules.tensor_parallel import Share, share
 from mpitrain.arrays import Array, Gradients, Parameters, Shape, array_namespace
-from mpitrain.fields import Fields, fields, joined, partial, unused, zeros
+from mpitrain.fields import Fields, fields, joined, zeros
 from mpitrain.group import TensorGroup
 from mpitrain.nn import Layer
 from mpitrain.nn.context import RESTING, Context
@@ -109,7 +105,6 @@ class TorchLayer(Layer):
         self._share: Share | None = None
         self._watched = Watched(name, module, training, in_turn=in_turn)
         self._has_stand_ins = any(True for _ in stand_ins(module))
-        self._begun: tuple[int, dict[str, Array], dict[str, Array]] | None = None
         self._forwards = 0
         self._filler = 0
         self._moved: Moved = {}
@@ -229,17 +224,7 @@ class TorchLayer(Layer):
     def forward(
         self, parameters: Parameters, x: Array, context: Context = RESTING
     ) -> tuple[Array, Any]:
-        casting = list(filter(torch.is_autocast_enabled, ("cpu", "cuda")))
-        if casting:
-            self._watched.say(
-                ": torch.autocast is on around the trainer, which would not be on in the same "
-                "places in every layout; turn it on in the module's forward(), or take "
-                "run.compute = 'bfloat16'"
-            )
-        with ExitStack() as stack:
-            stack.enter_context(on_stream_of(x))
-            for kind in casting:
-                stack.enter_context(torch.autocast(kind, enabled=False))
+        with on_stream_of(x), without_autocast(self._watched):
             return self._forward(parameters, x, context)
 
     def _forward(self, parameters: Parameters, x: Array, context: Context) -> tuple[Array, Any]:
@@ -252,7 +237,7 @@ class TorchLayer(Layer):
         context = self._in_place(context, len(x))
         given = tensors_of(fields(x), next((p.dtype for p in own.values()), None))
         buffers = self._buffers(next(iter([*own.values(), *given.values()])))
-        for name, kept in self._beginning(context).items():
+        for name, kept in watched.beginning(context).items():
             buffers[name] = as_tensor(kept).to(buffers[name])
         call = Call(watched, own | buffers, given, context, xp, counts)
         if self._share:
@@ -264,14 +249,12 @@ class TorchLayer(Layer):
             for part in given.values():
                 part.requires_grad_(part.is_floating_point())
             y = call(learn)
-        again = call.again()
-        for name, part in watched.changed.items():
-            if context.training and name in context.state:
-                context.state[name][...] = as_array(part, xp)
+        watched.keep(context, xp)
+        saved = Pass(watched, given, own, y, call.again())
         if is_due(self._forwards) and not self._has_stand_ins:
             expect_alone(call, y, self._forwards % len(x))
         found = joined({name: as_array(part, xp) for name, part in y.items()})
-        return found if counts else found[:0], (given, y, own, again)
+        return found if counts else found[:0], saved
 
     def _examine(self, call: Call, own: Sequence[torch.Tensor]) -> None:
         """Try the module on its first batch; tensor ranks compare their shares with the whole."""
@@ -284,19 +267,6 @@ class TorchLayer(Layer):
         if comparison:
             comparison.expect_same(training=True)
         self._watched.verdict.examined = True
-
-    def _beginning(self, context: Context) -> dict[str, Array]:
-        """State as it was when the step began, so that all of its micro-batches have the same."""
-        now = {n: context.state[n] for n in self._watched.state if n in context.state}
-        if not context.training:
-            self._begun = None
-            return now
-        if self._begun is not None:
-            step, arrays, values = self._begun
-            if step == context.step and all(arrays[n] is now[n] for n in now):
-                return values
-        self._begun = context.step, now, {name: array.copy() for name, array in now.items()}
-        return self._begun[2]
 
     def _in_place(self, context: Context, count: int) -> Context:
         """The context with the names of places in the whole module, and with numbers of samples.
@@ -312,46 +282,9 @@ class TorchLayer(Layer):
         path = ((inside,) if inside else ()) if is_part else context.path
         return replace(context, samples=samples, path=path)
 
-    def backward(self, parameters: Parameters, saved: Any, dy: Array) -> tuple[Array, Any]:
+    def backward(self, parameters: Parameters, saved: Pass, dy: Array) -> tuple[Array, Any]:
         with on_stream_of(dy):
-            return self._backward(saved, dy)
-
-    def _backward(self, saved: Any, dy: Array) -> tuple[Array, Any]:
-        given, y, own, again = saved
-        xp = array_namespace(dy)
-        inputs = {name: part for name, part in given.items() if part.requires_grad}
-        left_out = unused(dy)
-        outputs = {n: part for n, part in y.items() if part.requires_grad and n not in left_out}
-        wanted = [*inputs.values(), *own.values()]
-        found: Sequence[torch.Tensor | None] = [None] * len(wanted)
-        counts = len(dy) > 0
-        if wanted and outputs:
-            gradients = (
-                tensors_of({name: fields(dy)[name] for name in outputs})
-                if counts
-                else {name: torch.zeros_like(part) for name, part in outputs.items()}
-            )
-            with again:
-                found = torch.autograd.grad(
-                    list(outputs.values()), wanted, list(gradients.values()), allow_unused=True
-                )
-        used = {n: as_array(g, xp) for n, g in zip(inputs, found, strict=False) if g is not None}
-        dx = {
-            name: used[name] if name in used else xp.zeros(part.shape, as_array(part, xp).dtype)
-            for name, part in given.items()
-        }
-        kept = dict(zip(own, found[len(inputs) :], strict=True))
-        whole = joined(dx)
-        if not counts:  # a rank without samples does not use what other ranks do not use
-            whole, kept = whole[:0], dict.fromkeys(own)
-        left = dx.keys() - used.keys()
-        if xp is not np and outputs and left & inputs.keys():
-            self._watched.say(
-                ": the loss does not follow from its input, so that the layers before it stay as "
-                "they are, which the trainer can do on the CPU alone; leave them out, or set "
-                "run.device = 'cpu'"
-            )
-        return partial(whole, left if xp is np else ()), kept
+            return saved.backward(dy)
 
     def gradients(self, parameters: Parameters, kept: Any) -> Gradients:
         return {
@@ -359,15 +292,12 @@ class TorchLayer(Layer):
             for name, g in kept.items()
         }
 
-    def _part(self, name: str, whole: torch.Tensor) -> torch.Tensor:
-        """This rank's part of a constant."""
-        return whole if self._share is None else self._share.part(name, whole)
-
     def _buffers(self, like: torch.Tensor) -> dict[str, torch.Tensor]:
         """Copies of constants, and this rank's parts of them, in the type of this tensor."""
-        return {
-            name: self._part(name, moved(self._moved, name, b, like.device))
-            .to(like.dtype if b.is_floating_point() and like.is_floating_point() else b.dtype)
-            .clone()
-            for name, b in self._constants()
-        }
+        found = {}
+        for name, constant in self._constants():
+            here = moved(self._moved, name, constant, like.device)
+            part = self._share.part(name, here) if self._share else here
+            both = part.is_floating_point() and like.is_floating_point()
+            found[name] = part.to(like.dtype if both else part.dtype).clone()
+        return found
