@@ -29,6 +29,7 @@ class Watched:
     Attributes:
         name: name of the module in errors.
         module: the module.
+        training: mode of the whole module, within which parts may be held in another one.
         in_turn: whether several inputs come as one tuple or dictionary, rather than as arguments.
         changes_input: whether the module computes in the place of its input, which belongs to
             another layer; it is given a copy.
@@ -44,8 +45,7 @@ class Watched:
     """
 
     def __init__(self, name: str, module: nn.Module, training: bool, *, in_turn: bool) -> None:
-        """``training``: mode of the whole module, within which parts may be held in another one."""
-        self.name, self.module, self.in_turn = name, module, in_turn
+        self.name, self.module, self.training, self.in_turn = name, module, training, in_turn
         self._options = options(module)
         self.changes_input = any(getattr(part, "inplace", False) for part in module.modules())
         self.draws = Draws(module)

@@ -28,7 +28,7 @@ from mpitrain.adapters.torch.checks.module import (
     without_autocast,
 )
 from mpitrain.adapters.torch.checks.module_class import changing, is_held, keeps_running, refuse
-from mpitrain.adapters.torch.checks.probe import expect_outputs, is_due, one_line
+from mpitrain.adapters.torch.checks.probe import MISFITS, expect_outputs, is_due, one_line
 from mpitrain.adapters.torch.checks.shared_module import Comparison
 from mpitrain.adapters.torch.modules.calls import Call, Watched
 from mpitrain.adapters.torch.modules.passes import Pass
@@ -97,10 +97,7 @@ class TorchLayer(Layer):
         training = module.training if training is None else training
         module = with_stand_ins(module, training)
         refuse(name, module)
-        self.module = module
-        self.prefix = prefix
-        self.plan = Plan()
-        self._training = training
+        self.module, self.prefix, self.plan = module, prefix, Plan()
         self._alone: TorchLayer | None = None
         self._share: Share | None = None
         self._watched = Watched(name, module, training, in_turn=in_turn)
@@ -118,10 +115,9 @@ class TorchLayer(Layer):
         own = share(self.module, self.plan, group)
         if not own.axes:
             return self
-        watched, training = self._watched, self._training
-        found = TorchLayer(
-            own.module, watched.name, self.prefix, in_turn=watched.in_turn, training=training
-        )
+        watched = self._watched
+        modes = {"in_turn": watched.in_turn, "training": watched.training}
+        found = TorchLayer(own.module, watched.name, self.prefix, **modes)
         found._given, found._alone, found._share = self._given, self, own
         found.whole, found.tied, found._filler = self.whole, self.tied, self._filler
         found.split = {name: axis for name, (axis, _) in own.axes.items()}
@@ -189,7 +185,7 @@ class TorchLayer(Layer):
                 found = self._tried({name: part.fill_(value) for name, part in sample.items()})
                 self._filler = value
                 return found
-            except (RuntimeError, ValueError, TypeError, IndexError) as error:
+            except MISFITS as error:
                 refused = refused or error
         text = f"it cannot take a sample of shape {shape!r}: {one_line(refused)}"
         raise ValueError(text) from refused
