@@ -78,30 +78,23 @@ def _give_shapes(module: Any, inputs: Array, seed: int) -> None:
     """Give lazy modules shapes from the first sample, and values; ConfigError: it does not fit."""
     import torch
 
-    from mpitrain.fields import as_given, fields
+    from mpitrain.adapters.torch.arrays import tensors_of
+    from mpitrain.adapters.torch.checks.probe import arguments, modes_kept
+    from mpitrain.fields import fields
 
     kind = next(one.dtype for one in module.parameters() if torch.nn.parameter.is_lazy(one))
-    parts = {n: torch.from_numpy(a) for n, a in fields(inputs[:1]).items()}
-    parts = {n: a.to(kind) if a.is_floating_point() else a for n, a in parts.items()}
-    modes = [(part, part.training) for part in module.modules()]
+    given = tensors_of(fields(inputs[:1]), kind, every=True)
+    in_turn = isinstance(module, torch.nn.Sequential)
+    args, options = arguments(given, {}, in_turn=in_turn)
     try:
-        with torch.random.fork_rng(devices=[]), torch.no_grad():
+        with modes_kept(module), torch.random.fork_rng(devices=[]), torch.no_grad():
             torch.manual_seed(seed)
-            given, is_sequential = as_given(parts), isinstance(module, torch.nn.Sequential)
-            if isinstance(given, dict) and not is_sequential:
-                module.eval()(**given)
-            elif isinstance(given, tuple) and not is_sequential:
-                module.eval()(*given)
-            else:
-                module.eval()(given)
+            module.eval()(*args, **options)
     except Exception as error:  # the module's own code may raise anything
         raise ConfigError(
             f"model: it has lazy parts, and the first sample cannot give them their shapes "
             f"({type(error).__name__}: {' '.join(str(error).split())}); run it once before"
         ) from error
-    finally:
-        for part, training in modes:
-            part.training = training
 
 
 def bit_sum(tensor: Any) -> int:

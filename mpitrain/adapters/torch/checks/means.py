@@ -23,6 +23,7 @@ from mpitrain.adapters.torch.checks.probe import (
     rows,
     value,
 )
+from mpitrain.adapters.torch.functions.reductions import Reduced
 from mpitrain.config import ConfigError
 
 #: Rounding of a mean in float64, and of one that cannot be computed in float64.
@@ -182,3 +183,46 @@ def _like(parts: Tensors, others: Tensors) -> dict[str, torch.Tensor]:
 
 def _copied(parts: Tensors) -> dict[str, torch.Tensor]:
     return {name: part.clone() for name, part in parts.items()}
+
+
+def no_loss(found: Reduced) -> str:
+    """Why a function's result is no loss, a text that follows its name; empty: it is one."""
+    total, count = found.total, 1.0 if found.count is None else found.count
+    wrong = ""
+    if not (isinstance(total, torch.Tensor) and not total.dim() and total.requires_grad):
+        wrong = shown(total)
+    elif isinstance(count, torch.Tensor) and count.requires_grad:
+        wrong = "a count with a gradient, which would be lost: detach() it"
+    else:
+        try:
+            wrong = "" if float(count) >= 0 else f"{float(count):g} as its count"
+        except (RuntimeError, TypeError, ValueError):
+            wrong = f"{shown(count)} as its count"
+    return wrong and (
+        f"gives {wrong}; a loss is one number that follows from the outputs, its mean over the "
+        "samples, or (sum, count)"
+    )
+
+
+def no_sum(both: Reduced, each: Sequence[Reduced]) -> str:
+    """Fault of a sum and a count of two samples that are not those of each; empty: they are."""
+    for name in ("total", "count"):
+        every = (getattr(one, name) for one in (both, *each))
+        whole, *parts = (float(torch.as_tensor(one, dtype=torch.float64).detach()) for one in every)
+        if abs(whole - sum(parts)) > 1e-4 * max(abs(whole), *map(abs, parts)):
+            what = "sum" if name == "total" else "count"
+            return (
+                f"gives {whole:.6g} as the {what} of two samples, and {parts[0]:.6g} and "
+                f"{parts[1]:.6g} for each alone; it must add up, or it is another one in every "
+                "layout: compare no sample with others of its batch, and give a sum, no mean"
+            )
+    return ""
+
+
+def shown(found: Any) -> str:
+    """A result that is no loss or metric, in errors."""
+    if not isinstance(found, torch.Tensor):
+        return f"a {type(found).__name__}"
+    return (
+        f"a tensor of shape {tuple(found.shape)}" if found.dim() else "a number without a gradient"
+    )
