@@ -21,7 +21,7 @@ from mpitrain.search.layers import layer_costs
 from mpitrain.search.layouts import Search
 from mpitrain.search.machine import Machine
 from mpitrain.search.planned import Planned, planned, summed_shapes
-from mpitrain.search.servers import Served
+from mpitrain.search.servers import ServerExchange
 from mpitrain.training.build import compression
 
 #: Ranks whose steps are proved in half a minute.
@@ -156,7 +156,7 @@ _PURPOSE = {
 
 
 def _ring_or_servers(found: Planned, job: Job, search: Search) -> list[str]:
-    """What servers would do for a job that has none."""
+    """The step that servers would make of a job that has none."""
     served = _served(found, search, Server(bound=0))
     best = served.best()
     ring, theirs = found.step.seconds, served.seconds(best)
@@ -194,9 +194,9 @@ def _with_servers(own: Server, found: Planned, job: Job, search: Search) -> list
     ]
 
 
-def _served(found: Planned, search: Search, own: Server) -> Served:
+def _served(found: Planned, search: Search, own: Server) -> ServerExchange:
     batch = search.batch * sum(layer.forward + layer.backward for layer in search.layers)
-    return Served(
+    return ServerExchange(
         search.machine,
         _nbytes(found),
         batch / search.machine.rate,

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from mpitrain.search.step import Step
+from mpitrain.search.step import PredictedStep
 
 
-def table(steps: Sequence[tuple[str, Step]], batch: int) -> list[str]:
+def table(steps: Sequence[tuple[str, PredictedStep]], batch: int) -> list[str]:
     """Layouts side by side, a line for each.
 
     Args:

@@ -25,7 +25,7 @@ class LayerCost:
         outputs: numbers of the output.
         parameters: numbers of the parameters, all of which tensor ranks share.
         summed: numbers of the all-reduces over the tensor ranks, forward and backward.
-        placed: those of the parameters that lie on one rank each where experts are spread.
+        placed: parameters that lie on one rank each where experts are spread.
         tied: parameters of the first layer that a stage without that layer holds, too.
         rows: numbers that go to experts, or come from spread tables, and as many go back.
         keys: numbers of the keys and values that context ranks tell one another.

@@ -14,7 +14,7 @@ from mpitrain.search.cuts import Cut, fastest_cut
 from mpitrain.search.layers import LayerCost
 from mpitrain.search.machine import Machine
 from mpitrain.search.stages import Candidate, Numerics, StageCosts
-from mpitrain.search.step import Step, predict
+from mpitrain.search.step import PredictedStep, predict
 
 #: Schedules that are compared for a pipeline; they train the same numbers.
 _SCHEDULES = ("1f1b", "zero_bubble")
@@ -34,7 +34,7 @@ class Found:
     layout: Candidate
     cut: Cut
     schedule: str
-    step: Step
+    step: PredictedStep
 
     @property
     def seconds(self) -> float:

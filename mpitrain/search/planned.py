@@ -12,7 +12,7 @@ from mpitrain.pipeline.replay import Report
 from mpitrain.search.job import Job
 from mpitrain.search.layouts import Search
 from mpitrain.search.stages import Candidate, Span, StageCosts
-from mpitrain.search.step import Step, predict
+from mpitrain.search.step import PredictedStep, predict
 from mpitrain.training import build
 
 
@@ -25,7 +25,7 @@ class Planned:
         layout: its grid of ranks.
         cut: layers of each stage.
         pipeline: pipeline of a step.
-        report: what the proof of its schedule says.
+        report: the proof of its schedule.
         costs: costs of the stages of each stage's width.
         spans: layers of the chunks of each stage.
         step: the predicted step.
@@ -38,7 +38,7 @@ class Planned:
     report: Report
     costs: tuple[StageCosts, ...]
     spans: tuple[list[Span], ...]
-    step: Step
+    step: PredictedStep
 
     def __str__(self) -> str:
         own = self.config.parallel

@@ -6,7 +6,7 @@ from mpitrain.search.machine import Machine
 
 
 @dataclass(frozen=True)
-class Served:
+class ServerExchange:
     """Workers that pull parameters from servers, compute and push gradients.
 
     Attributes:

@@ -197,7 +197,7 @@ class StageCosts:
 
     @cached_property
     def _placed(self) -> Numbers:
-        """Those that only some of the replicas have, as experts are spread."""
+        """Numbers of parameters that only some of the replicas have, as experts are spread."""
         own = self.layout
         spread = _sums([layer.placed / own.experts / own.tensor for layer in self.layers])
         return spread * (own.experts > 1)

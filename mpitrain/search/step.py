@@ -10,7 +10,7 @@ from mpitrain.search.stages import Span, StageCosts
 
 
 @dataclass(frozen=True)
-class Step:
+class PredictedStep:
     """A predicted step.
 
     Attributes:
@@ -37,7 +37,7 @@ def predict(
     generate: Generator,
     held: Sequence[int],
     batch: int,
-) -> Step:
+) -> PredictedStep:
     """The step of a layout, by simulation.
 
     Args:
@@ -58,7 +58,7 @@ def predict(
     seconds = _simulated(costs, cut, pipeline, generate).seconds
     work = sum(layer.forward + layer.backward for layer in first.layers)
     useful = work * batch / first.machine.rate / first.machine.ranks
-    return Step(
+    return PredictedStep(
         seconds,
         computing.seconds,
         useful / seconds if seconds else 0.0,

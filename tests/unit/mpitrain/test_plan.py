@@ -9,7 +9,7 @@ from mpitrain.config.reading import converted
 from mpitrain.search.job import load_job
 from mpitrain.search.machine import Machine
 from mpitrain.search.planned import planned
-from mpitrain.search.servers import Served
+from mpitrain.search.servers import ServerExchange
 
 MACHINE = Machine(8, 4, 1e9, inside=LinkCost(1e-6, 1e-9), network=LinkCost(1e-5, 1e-8), call=1e-5)
 
@@ -26,7 +26,8 @@ def test_a_layout_that_the_search_finds_has_the_plan_that_it_predicted():
     config = job()
     own = load_job(config, "plan")
     search = own.search(MACHINE, is_counted=True)
-    found = search.fastest(60)
+    some = [one for one in search.candidates() if one.micro_batches in (1, 4)]
+    found = search.fastest(500, some[::3])
     assert {ran.layout.pipe for ran in found} >= {1, 2, 4}
     assert {ran.layout.zero for ran in found} == {0, 1, 2, 3}
     for ran in found:
@@ -102,14 +103,14 @@ def test_layouts_stand_side_by_side(capsys):
 def test_servers_wait_at_their_links():
     """One of 8 ranks serves 7 of 0.1 s each, at 1 GB/s, or several do."""
     slow = Machine(8, 8, 1.0, inside=LinkCost(0.0, 1e-9))
-    served = Served(slow, 1e8, 0.7)
+    served = ServerExchange(slow, 1e8, 0.7)
     assert served.seconds(1) == pytest.approx(0.1 + 2 * 7 * 0.1)
     assert served.seconds(4) == pytest.approx(0.7 / 4 + 2 * 0.1)
     assert served.best() == 4
-    free = Served(slow, 1e8, 0.7, synchronous=False)
+    free = ServerExchange(slow, 1e8, 0.7, synchronous=False)
     assert free.seconds(1) == pytest.approx(0.7)  # the link of the server is busy all the time
     assert free.seconds(4) == pytest.approx(0.7 / 4 + 2 * 0.1)
-    rare = Served(slow, 1e8, 0.7, False, 1 / 10, 1 / 10)
+    rare = ServerExchange(slow, 1e8, 0.7, False, 1 / 10, 1 / 10)
     assert rare.seconds(1) == pytest.approx(0.1 + 0.2 * 0.1)
 
 
