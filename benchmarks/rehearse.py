@@ -36,9 +36,7 @@ class SleepingStage(Stage):
     """
 
     def __init__(self, times: PassTimes, chunks: int) -> None:
-        self._times = PassTimes(
-            times.forward / chunks, times.backward_input / chunks, times.backward_weight / chunks
-        )
+        self._times = times.chunk(chunks)
         self.busy = 0.0
         self.held = self.most_held = 0
 

@@ -17,6 +17,8 @@ from mpitrain.files import check_regular
 
 if TYPE_CHECKING:
     from mpitrain.config import Config
+    from mpitrain.data.dataset import Dataset
+    from mpitrain.models import SequentialModel
 
 
 class LayerProfile(Struct, frozen=True, forbid_unknown_fields=True):
@@ -44,12 +46,24 @@ def measure(config: "Config", repeats: int = 5, device: Device = HOST) -> list[L
         ConfigError: a layer's parameters do not fit into memory.
     """
     from mpitrain import data, models
-    from mpitrain.config import ConfigError, expect
-    from mpitrain.step.precision import compute_type
+    from mpitrain.config import expect
 
     expect(config, "described", command="mpitrain profile")
     found = data.load(config.data, config.run.dtype)
-    model = models.build(config, found)
+    return measure_layers(config, models.build(config, found), found, repeats, device)
+
+
+def measure_layers(
+    config: "Config",
+    model: "SequentialModel",
+    found: "Dataset",
+    repeats: int = 5,
+    device: Device = HOST,
+) -> list[LayerProfile]:
+    """Time the layers of a model on the first samples of its data; see :func:`measure`."""
+    from mpitrain.config import ConfigError
+    from mpitrain.step.precision import compute_type
+
     dtype = compute_type(config.run.compute, config.run.dtype)
     samples = max(1, config.train.batch_size // config.train.micro_batches)
     x = found.train[:samples].inputs
