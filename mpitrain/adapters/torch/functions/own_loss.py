@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional as F
 
 from mpitrain.adapters.torch.checks.probe import outputs_of
-from mpitrain.adapters.torch.functions.reductions import Mean, Reductions
+from mpitrain.adapters.torch.functions.reductions import CountedMean, Reductions
 
 #: Outputs of a layer in whose first rows are a sum and what counts in it, and 0 in all others.
 LOSS, COUNT = "loss", "loss_count"
@@ -51,7 +51,7 @@ class OwnLoss:
             name: F.pad(one.to(loss.dtype).reshape(1), (0, rows - 1)) for name, one in own.items()
         }
 
-    def _use(self, loss: torch.Tensor, means: Sequence[Mean]) -> None:
+    def _use(self, loss: torch.Tensor, means: Sequence[CountedMean]) -> None:
         """Find the means that are in the loss, and check that it is a weighted sum of them."""
         known = [n for n, mean in enumerate(means) if mean.value.requires_grad]
         total, self._used = torch.zeros_like(loss), []

@@ -48,7 +48,7 @@ class Reduced(NamedTuple):
     is_known: bool = False
 
 
-class Mean(NamedTuple):
+class CountedMean(NamedTuple):
     """A mean by one of torch's losses, and what counts in it."""
 
     value: torch.Tensor
@@ -68,7 +68,7 @@ class Reductions(TorchFunctionMode):
         """``within``: the losses are in a module, not in a function of outputs and labels."""
         super().__init__()
         self.ignore_index: int | None = None
-        self.means: list[Mean] = []
+        self.means: list[CountedMean] = []
         self._within = within
         self._last: tuple[Any, int, Reduced] | None = None
         self._given: list[Any] = []
@@ -128,12 +128,12 @@ class Reductions(TorchFunctionMode):
             count = len(args[1]) if function in _OF_CLASSES else each.numel()
         count = torch.as_tensor(count, dtype=each.dtype, device=each.device)
         mean = each.sum() / torch.where(count > 0, count, 1)
-        self.means.append(Mean(mean, count))
+        self.means.append(CountedMean(mean, count))
         return mean.clone()  # which the module may change in place
 
 
 def _counted(function: Any, outputs: Any, labels: Any, *rest: Any, **given: Any) -> Any:
-    """What counts in the mean of a loss, as numbers or as the sum of weights; None: all."""
+    """Count that a mean divides by: a number, or the sum of weights; None: all."""
     weight = given.get("weight")
     if function in _OF_CLASSES and not labels.is_floating_point():
         counts = labels != given["ignore_index"]

@@ -21,7 +21,7 @@ class Pass(NamedTuple):
         x: the inputs, by name.
         own: the parameters, by name.
         y: the outputs, by name.
-        again: what holds in the backward pass, parts of which may go forward once more.
+        again: context of the backward pass, parts of which may go forward once more.
     """
 
     watched: Watched
