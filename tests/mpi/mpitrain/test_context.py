@@ -91,7 +91,7 @@ def test_scores_and_messages_are_those_of_the_paper(comm, monkeypatch):
 
 
 def dropping(**parallel):
-    return changed(job("gpt", **parallel), dropout=0.3)
+    return changed(job("gpt", **parallel), model={"dropout": 0.3})
 
 
 @pytest.fixture(scope="module")
