@@ -53,8 +53,8 @@ class Scores:
 
 def scored(folder, *, patience=3, best="higher score", every=2, **parallel):
     config = job("mlp", "float32", batch_size=719, micro_batches=2, **parallel)
-    watch = "higher score" if patience else ""
-    config = replace(config, evaluate=Evaluate(patience=patience, watch=watch))
+    watch = {"patience": patience, "watch": "higher score"} if patience else {}
+    config = replace(config, evaluate=Evaluate(**watch))
     config = replace(config, checkpoint=CheckpointTable(every=every, keep=1, best=best))
     return replace(in_folder(config, folder), train=replace(config.train, epochs=len(SCORES)))
 
