@@ -239,23 +239,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="benchmarks.compare", description=__doc__)
     parser.add_argument("files", nargs="+", type=Path, metavar="JSON", help="file of 'bench -J'")
     against = parser.add_mutually_exclusive_group()
-    against.add_argument(
-        "--peers",
-        action="store_true",
-        help="compare our algorithms with each MPI library's own, one file for each MPI",
+    each = "compare our algorithms with each MPI library's own, one file for each MPI"
+    against.add_argument("--peers", action="store_true", help=each)
+    slower = (
+        "compare auto with the library's own on the same memory, over the files of several runs, "
+        "and name where it is slower"
     )
-    against.add_argument(
-        "--auto",
-        action="store_true",
-        help="compare auto with the library's own on the same memory, over the files of several "
-        "runs, and name where it is slower",
-    )
-    parser.add_argument(
-        "--plot",
-        type=Path,
-        metavar="FILE",
-        help="draw how many times as fast auto is as each library, on every kind of memory",
-    )
+    against.add_argument("--auto", action="store_true", help=slower)
+    drawn = "draw how many times as fast auto is as each library, on every kind of memory"
+    parser.add_argument("--plot", type=Path, metavar="FILE", help=drawn)
 
     def act(options: argparse.Namespace) -> int:
         if options.plot:

@@ -36,9 +36,7 @@ class SleepingStage(Stage):
     """
 
     def __init__(self, times: PassTimes, chunks: int) -> None:
-        self._times = PassTimes(
-            times.forward / chunks, times.backward_input / chunks, times.backward_weight / chunks
-        )
+        self._times = times.chunk(chunks)
         self.busy = 0.0
         self.held = self.most_held = 0
 
@@ -120,14 +118,8 @@ def rehearse(
     chunks = pipeline.chunks
     stage = SleepingStage(times, chunks)
     nothing = _NoWeights()
-    runner = Runner(
-        comm,
-        layout,
-        replay(schedule.generate, pipeline),
-        [stage] * chunks,
-        nothing,
-        Spec((1,), np.dtype(float)),
-    )
+    replayed, spec = replay(schedule.generate, pipeline), Spec((1,), np.dtype(float))
+    runner = Runner(comm, layout, replayed, [stage] * chunks, nothing, spec)
     stage.busy, stage.held, stage.most_held = 0.0, 0, 0  # without the first sample, for shapes
     comm.Barrier()
     start = perf_counter()

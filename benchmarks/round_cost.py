@@ -80,29 +80,21 @@ def _parts(comm: Communicator, nbytes: int, turns: int) -> list[float]:
         for call in calls:
             call()
 
-    nothing = [_nothing] * (len(calls) + 1)
+    def nothing() -> None:
+        pass
 
     def empty() -> None:
-        for call in nothing:
+        for call in [nothing] * (len(calls) + 1):
             call()
 
-    measured: list[Callable[[], object]] = [
-        native,
-        plan,
-        exchange,
-        partial(np.add, send, other, recv),
-        empty,
-    ]
+    add = partial(np.add, send, other, recv)
+    measured: list[Callable[[], object]] = [native, plan, exchange, add, empty]
     times = [[_time(comm, call, turns) for call in measured] for _ in range(_REPEATS)]
     for request in requests:
         request.Free()
     channel.Free()
     plan.Free()
     return [1e6 * float(np.median(column)) for column in zip(*times)]
-
-
-def _nothing() -> None:
-    pass
 
 
 def _time(comm: Communicator, call: Callable[[], object], turns: int) -> float:

@@ -19,7 +19,7 @@ from collectives.commands.arguments import above_zero
 from mpitrain.group import TensorGroup
 from mpitrain.nn.positions import Positions, Way
 from mpitrain.nn.ring_attention import BlockAttention, rounds
-from mpitrain.pictures import figure
+from mpitrain.pipeline.draw import figure
 
 #: zhuzilin/ring-flash-attention, README: forward and backward on 8 A100, of FlashAttention's speed.
 PUBLISHED: dict[Way, float] = {"ring": 0.525, "zigzag": 0.898}

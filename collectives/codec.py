@@ -1,6 +1,6 @@
 """The protocol of codecs, and the memories that ranks keep beside them; no MPI."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -112,26 +112,6 @@ class Residual:
     def rollback(self) -> None:
         """The step is skipped."""
         self._is_pending = False
-
-
-class FeedbackMemory(Protocol):
-    """A rank's memory of its own numbers from step to step; a :class:`Residual` is one."""
-
-    @property
-    def arrays(self) -> Mapping[str, Array]:
-        """The arrays of a checkpoint, by name."""
-
-    def add_to(self, x: Array) -> None:
-        """Adds what was left out before to ``x``."""
-
-    def keep(self, x: Array, sent: Array, part: slice = slice(None)) -> None:
-        """Stores the residual ``x - sent`` for the elements in ``part``."""
-
-    def commit(self) -> None:
-        """The step takes effect."""
-
-    def rollback(self) -> None:
-        """The step is skipped."""
 
 
 def shards(n: int, size: int) -> list[int]:

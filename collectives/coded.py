@@ -22,7 +22,7 @@ from typing import Protocol
 import numpy as np
 from mpi4py import MPI
 
-from collectives.codec import Array, Bytes, Codec, Dice, FeedbackMemory, Residual, shards
+from collectives.codec import Array, Bytes, Codec, Dice, Residual, shards
 from collectives.communicator import AnyPlan, Communicator
 from collectives.errors import InvalidBuffer
 from collectives.execution.progress import Moving
@@ -170,7 +170,7 @@ class Coding:
     """
 
     codec: Codec
-    residual: FeedbackMemory | None = None
+    residual: Residual | None = None
     owner_residual: Residual | None = None
     dice: Dice = field(default_factory=Dice)
     place: int = 0

@@ -73,9 +73,9 @@ class Contract:
 
     Attributes:
         collective: its name in the registry and on the command line.
-        send_blocks, recv_blocks: blocks of a member's ``sendbuf`` and ``recvbuf``.
         result: ``result(member, i)`` is the value that ``recvbuf[i]`` must end with, ``None`` if
             it is undefined.
+        send_blocks, recv_blocks: blocks of a member's ``sendbuf`` and ``recvbuf``.
         in_place: the chunk of ``recvbuf`` at which ``sendbuf`` lies when the caller passes
             ``MPI.IN_PLACE``; ``None`` for a collective, or a member of it, that has no room there.
         traffic: ``traffic(size)`` times algbw is busbw (nccl-tests' convention).
@@ -88,11 +88,11 @@ class Contract:
     """
 
     collective: str
-    send_blocks: Callable[[Member], int]
-    recv_blocks: Callable[[Member], int]
     result: Callable[[Member, int], Value | None]
-    in_place: Callable[[Member], int | None] | None
-    traffic: Callable[[int], float]
+    send_blocks: Callable[[Member], int] = _one
+    recv_blocks: Callable[[Member], int] = _one
+    in_place: Callable[[Member], int | None] | None = None
+    traffic: Callable[[int], float] = lambda size: 1.0
     reduces: bool = False
     rooted: bool = False
     idempotent: bool = False
@@ -120,142 +120,97 @@ def _nearly_all(size: int) -> float:
     return (size - 1) / size
 
 
-ALLREDUCE = Contract(
-    collective="allreduce",
-    send_blocks=_one,
-    recv_blocks=_one,
-    result=_everybody,
-    in_place=_first,
-    traffic=lambda size: 2 * (size - 1) / size,
-    reduces=True,
-)
-
-REDUCE_SCATTER = Contract(
-    collective="reduce_scatter",
-    send_blocks=_each,
-    recv_blocks=_one,
-    result=lambda m, i: Value(range(m.size), m.rank * m.chunks + i),
-    in_place=None,
-    traffic=_nearly_all,
-    reduces=True,
-    block=lambda m, buffer, j: m.rank if buffer == "recvbuf" else j,
-)
-
-ALLGATHER = Contract(
-    collective="allgather",
-    send_blocks=_one,
-    recv_blocks=_each,
-    result=_in_rank_order,
-    in_place=_own_block,
-    traffic=_nearly_all,
-    block=lambda m, buffer, j: m.rank if buffer == "sendbuf" else j,
-)
-
-ALLTOALL = Contract(
-    collective="alltoall",
-    send_blocks=_each,
-    recv_blocks=_each,
-    result=lambda m, i: Value(
-        range(i // m.chunks, i // m.chunks + 1), m.rank * m.chunks + i % m.chunks
+_CONTRACTS = (
+    Contract(
+        collective="allreduce",
+        result=_everybody,
+        in_place=_first,
+        traffic=lambda size: 2 * (size - 1) / size,
+        reduces=True,
     ),
-    in_place=_first,
-    traffic=_nearly_all,
-    block=lambda m, buffer, j: {"sendbuf": (m.rank, j), "recvbuf": (j, m.rank)}.get(buffer),
+    Contract(
+        collective="reduce_scatter",
+        send_blocks=_each,
+        result=lambda m, i: Value(range(m.size), m.rank * m.chunks + i),
+        traffic=_nearly_all,
+        reduces=True,
+        block=lambda m, buffer, j: m.rank if buffer == "recvbuf" else j,
+    ),
+    Contract(
+        collective="allgather",
+        recv_blocks=_each,
+        result=_in_rank_order,
+        in_place=_own_block,
+        traffic=_nearly_all,
+        block=lambda m, buffer, j: m.rank if buffer == "sendbuf" else j,
+    ),
+    Contract(
+        collective="alltoall",
+        send_blocks=_each,
+        recv_blocks=_each,
+        result=lambda m, i: Value(
+            range(i // m.chunks, i // m.chunks + 1), m.rank * m.chunks + i % m.chunks
+        ),
+        in_place=_first,
+        traffic=_nearly_all,
+        block=lambda m, buffer, j: {"sendbuf": (m.rank, j), "recvbuf": (j, m.rank)}.get(buffer),
+    ),
+    Contract(
+        collective="broadcast",
+        send_blocks=_of_root(_one),
+        result=lambda m, i: Value(range(m.root, m.root + 1), i),
+        in_place=lambda m: 0 if m.is_root else None,
+        rooted=True,
+    ),
+    Contract(
+        collective="reduce",
+        recv_blocks=_of_root(_one),
+        result=_everybody,
+        in_place=lambda m: 0 if m.is_root else None,
+        reduces=True,
+        rooted=True,
+    ),
+    Contract(
+        collective="gather",
+        recv_blocks=_of_root(_each),
+        result=_in_rank_order,
+        in_place=lambda m: _own_block(m) if m.is_root else None,
+        traffic=_nearly_all,
+        rooted=True,
+        block=lambda m, buffer, j: {"sendbuf": m.rank, "recvbuf": j}.get(buffer),
+    ),
+    # In place, the root's block stays where it is, in ``sendbuf``.
+    Contract(
+        collective="scatter",
+        send_blocks=_of_root(_each),
+        result=lambda m, i: Value(range(m.root, m.root + 1), m.rank * m.chunks + i),
+        traffic=_nearly_all,
+        rooted=True,
+        block=lambda m, buffer, j: {"sendbuf": j, "recvbuf": m.rank}.get(buffer),
+    ),
+    Contract(
+        collective="scan",
+        result=lambda m, i: Value(range(m.rank + 1), i),
+        in_place=_first,
+        reduces=True,
+    ),
+    # Rank 0 receives nothing.
+    Contract(
+        collective="exscan",
+        result=lambda m, i: Value(range(m.rank), i) if m.rank else None,
+        in_place=_first,
+        reduces=True,
+    ),
+    # Everybody has heard of everybody.
+    Contract(
+        collective="barrier",
+        result=_everybody,
+        in_place=_first,
+        reduces=True,
+        idempotent=True,
+    ),
 )
-
-BROADCAST = Contract(
-    collective="broadcast",
-    send_blocks=_of_root(_one),
-    recv_blocks=_one,
-    result=lambda m, i: Value(range(m.root, m.root + 1), i),
-    in_place=lambda m: 0 if m.is_root else None,
-    traffic=lambda size: 1.0,
-    rooted=True,
-)
-
-REDUCE = Contract(
-    collective="reduce",
-    send_blocks=_one,
-    recv_blocks=_of_root(_one),
-    result=_everybody,
-    in_place=lambda m: 0 if m.is_root else None,
-    traffic=lambda size: 1.0,
-    reduces=True,
-    rooted=True,
-)
-
-GATHER = Contract(
-    collective="gather",
-    send_blocks=_one,
-    recv_blocks=_of_root(_each),
-    result=_in_rank_order,
-    in_place=lambda m: _own_block(m) if m.is_root else None,
-    traffic=_nearly_all,
-    rooted=True,
-    block=lambda m, buffer, j: {"sendbuf": m.rank, "recvbuf": j}.get(buffer),
-)
-
-#: In place, the root's block stays where it is, in ``sendbuf``.
-SCATTER = Contract(
-    collective="scatter",
-    send_blocks=_of_root(_each),
-    recv_blocks=_one,
-    result=lambda m, i: Value(range(m.root, m.root + 1), m.rank * m.chunks + i),
-    in_place=None,
-    traffic=_nearly_all,
-    rooted=True,
-    block=lambda m, buffer, j: {"sendbuf": j, "recvbuf": m.rank}.get(buffer),
-)
-
-SCAN = Contract(
-    collective="scan",
-    send_blocks=_one,
-    recv_blocks=_one,
-    result=lambda m, i: Value(range(m.rank + 1), i),
-    in_place=_first,
-    traffic=lambda size: 1.0,
-    reduces=True,
-)
-
-#: Rank 0 receives nothing.
-EXSCAN = Contract(
-    collective="exscan",
-    send_blocks=_one,
-    recv_blocks=_one,
-    result=lambda m, i: Value(range(m.rank), i) if m.rank else None,
-    in_place=_first,
-    traffic=lambda size: 1.0,
-    reduces=True,
-)
-
-#: Everybody has heard of everybody.
-BARRIER = Contract(
-    collective="barrier",
-    send_blocks=_one,
-    recv_blocks=_one,
-    result=_everybody,
-    in_place=_first,
-    traffic=lambda size: 1.0,
-    reduces=True,
-    idempotent=True,
-)
-
-CONTRACTS = {
-    c.collective: c
-    for c in (
-        ALLREDUCE,
-        REDUCE_SCATTER,
-        ALLGATHER,
-        ALLTOALL,
-        BROADCAST,
-        REDUCE,
-        GATHER,
-        SCATTER,
-        SCAN,
-        EXSCAN,
-        BARRIER,
-    )
-}
+CONTRACTS = {each.collective: each for each in _CONTRACTS}
 
 
 def contract(collective: str) -> Contract:

@@ -20,11 +20,10 @@ from collectives.coded import Part, Phased
 from collectives.communicator import Communicator
 from collectives.errors import CollectiveError, InvalidBuffer
 from collectives.execution.messages import TAGS_PER_PLAN
-from collectives.execution.pairs import Array, Stream, add
 from collectives.execution.tags import Tags
 from collectives.execution.traffic import Traffic
 from collectives.execution.transport.mpi import Envelope, largest_tag
-from collectives.sparse_arguments import agreed, expect_rising
+from collectives.sparse_vectors import Array, Stream, add, agreed, expect_rising
 
 #: In the header of a message, where the number of pairs would be: the vector follows.
 _DENSE = -1

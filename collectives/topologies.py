@@ -1,10 +1,8 @@
 """Communicators with a topology of MPI's: Cartesian, graph, distributed graph."""
 
-from collections.abc import Sequence
-from typing import Self
-
 from mpi4py import MPI
 
+from collectives.calls.methods.constructors import made
 from collectives.calls.methods.objects import after_plans
 from collectives.communicator import Communicator
 
@@ -28,10 +26,7 @@ class Cartesian(_Neighbours, MPI.Cartcomm, Communicator):  # type: ignore[misc]
 
     __new__ = Communicator.__new__  # type: ignore[assignment]
 
-    def Sub(self, remain_dims: Sequence[bool]) -> Self:
-        """The grids that keep these dimensions; a :class:`Cartesian`, too."""
-        with self._engine.after_plans("sub"):
-            return self._like(super().Sub(remain_dims))
+    Sub = made(MPI.Cartcomm.Sub)
 
 
 class Graph(_Neighbours, MPI.Graphcomm, Communicator):  # type: ignore[misc]

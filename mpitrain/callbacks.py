@@ -5,7 +5,7 @@ import socket
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from math import isfinite, nan
 from pathlib import Path
 
@@ -26,10 +26,9 @@ from mpitrain.ranks.lock import locked
 from mpitrain.ranks.stop import Stopped
 from mpitrain.ranks.together import all_here, all_or_nobody, together
 from mpitrain.step.agreement import NonFinite
-from mpitrain.training.asked import Asked
 from mpitrain.training.evaluation import evaluate
 from mpitrain.training.loop import is_due
-from mpitrain.training.parts import SHARED_ERRORS, Parts
+from mpitrain.training.parts import SHARED_ERRORS, Asked, Parts
 
 
 def test_period(parts: Parts) -> int:
@@ -66,12 +65,7 @@ class Callbacks:
     ) -> None:
         """Write the first records; collective.
 
-        Args:
-            parts: the job on this rank.
-            report: takes each record, on all ranks.
-            writer: writes checkpoints.
-            resumed: the checkpoint that the run goes on from.
-            is_watched: whether a rank has a function of the program that sees the records.
+        ``is_watched``: whether a rank has a function of the program that sees the records.
         """
         parts.asked = Asked(factor=parts.rates.factor)
         self._is_watched, self._has_told = is_watched, False
@@ -118,8 +112,7 @@ class Callbacks:
     def test(self) -> None:
         """Test, and save the weights if they are the best; collective.
 
-        Raises:
-            NonFinite: on all ranks: the test loss is not finite.
+        NonFinite on all ranks: the test loss is not finite.
         """
         parts = self._parts
         found = self._evaluate()
@@ -145,18 +138,13 @@ class Callbacks:
         return self._parts.ending or self._parts.watch.ended()
 
     def stop(self) -> None:
-        """Save the last step; collective.
-
-        Raises:
-            Stopped: always, on all ranks.
-        """
+        """Save the last step, and raise Stopped on all ranks; collective."""
         parts = self._parts
         self._save()
         self._complete()
         self.write(parts.account.times(parts.grid.place))
-        raise Stopped(
-            f"stopped after step {parts.steps_done} of {parts.total_steps} ({parts.stop_reason()})"
-        )
+        why = next(filter(None, parts.comm.allgather(parts.stop.reason)), "no reason")
+        raise Stopped(f"stopped after step {parts.steps_done} of {parts.total_steps} ({why})")
 
     def finish(self) -> Summary:
         """Save the last step, give all replicas the same weights, and sum up; collective."""
@@ -171,11 +159,7 @@ class Callbacks:
         return summary
 
     def _do_as_asked(self) -> None:
-        """Do what the program has asked for when it saw the last records; collective.
-
-        Raises:
-            ConfigError: on all ranks: they ask for different things.
-        """
+        """Do what the program asked for at the last records; ConfigError if ranks differ."""
         if not (self._is_watched and self._has_told):
             return
         parts, self._has_told = self._parts, False
@@ -290,24 +274,19 @@ def _ended_together(parts: Parts, writer: Writer, resume_hint: str) -> Iterator[
 @contextmanager
 def _reports(parts: Parts, on_record: Write | None) -> Iterator[Write]:
     """Open the reports on rank 0; yields a function that takes records for them and the caller."""
-
-    def tell(record: Record) -> None:
-        if on_record:
-            parts.asked.is_open = True
-            try:
-                on_record(record)
-            finally:
-                parts.asked.is_open = False
-
-    if parts.comm.rank > 0:
-        yield tell
-        return
-    steps, done, tests_again = parts.total_steps, parts.steps_done, is_test_missing(parts)
-    with recorder(parts.config, steps, done, tests_again=tests_again) as report:
+    steps, done, again = parts.total_steps, parts.steps_done, is_test_missing(parts)
+    reports = recorder(parts.config, steps, done, tests_again=again)
+    with reports if parts.comm.rank == 0 else nullcontext() as report:
 
         def write(record: Record) -> None:
-            tell(record)
-            report(record)
+            if on_record:
+                parts.asked.is_open = True
+                try:
+                    on_record(record)
+                finally:
+                    parts.asked.is_open = False
+            if report:
+                report(record)
 
         yield write
 

@@ -34,11 +34,7 @@ class Fields(tuple[int, ...]):
 
 
 def named(values: T | tuple[T, ...] | Mapping[str, T]) -> dict[str, T]:
-    """Values by the names of their fields: the inverse of :func:`as_given`.
-
-    Raises:
-        ValueError: a key of a dictionary cannot be a field's name.
-    """
+    """Values by their fields' names, the inverse of :func:`as_given`; ValueError: a key is none."""
     if isinstance(values, tuple):
         return {str(number): value for number, value in enumerate(values)}
     if not isinstance(values, Mapping):

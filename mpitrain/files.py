@@ -7,11 +7,7 @@ from pathlib import Path
 
 
 def check_regular(path: Path) -> None:
-    """Check that ``path`` is an ordinary file.
-
-    Raises:
-        OSError: it is missing, or is a folder, a FIFO, a socket or a device.
-    """
+    """Raise OSError if ``path`` is missing, a folder, a FIFO, a socket or a device."""
     mode = path.stat().st_mode
     if stat.S_ISREG(mode):
         return

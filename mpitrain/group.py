@@ -74,10 +74,8 @@ class TensorGroup:
         """The arrays x_NT... of all ranks, concatenated along axis 1."""
         if self.comm is None:
             return x
-        xp = array_namespace(x)
-        parts = xp.empty((self.size, *x.shape), x.dtype)
-        self.comm.Allgather(xp.ascontiguousarray(x), parts)
-        return xp.moveaxis(parts, 0, 1).reshape(len(x), self.size * x.shape[1], *x.shape[2:])
+        parts = array_namespace(x).moveaxis(self.all(x), 0, 1)
+        return parts.reshape(len(x), self.size * x.shape[1], *x.shape[2:])
 
     def exchange(self, parts: Sequence[Array], shapes: Sequence[Shape]) -> list[Array]:
         """The arrays that each rank has for this one, of these shapes; ``parts[r]`` is for rank r.

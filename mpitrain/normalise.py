@@ -60,9 +60,8 @@ def normalise(
         settings: keys that only one table of a job has, and whole tables.
 
     Raises:
-        TypeError: on all ranks: a keyword is not a setting.
-        ConfigError: on all ranks: a value is not allowed, or conflicts with another one.
-        DataError: on all ranks: the data cannot be read, or differ between the ranks.
+        TypeError, ConfigError, DataError: on all ranks: a keyword is no setting; a value is not
+            allowed, or conflicts with another one; the data cannot be read, or differ.
     """
     given, asked, job = together(
         comm, lambda: _asked(config, given, settings), ConfigError, DataError, TypeError
@@ -77,7 +76,9 @@ def normalise(
         groups, grouping, options = user_objects.optimizer(optimizer, module, layers)
         optimizer = groups[0]
         if schedule is not None:
-            schedule = user_objects.schedule(schedule, groups)
+            from mpitrain.adapters.torch.functions.scheduler import TorchSchedule
+
+            schedule = TorchSchedule(schedule, groups)
         rates = {"lr": optimizer.lr, "reference_batch": 0}
         job = configured(job, {"optim": rates | _asked_of_optim(config, asked)})
     if optimizer is not None:
@@ -95,7 +96,6 @@ def normalise(
     besides = options | user_objects.kinds(module) | has | {"classes": given.classes}
     expect_same_job(comm, job, besides)
     data = own_data.given(comm, job, train, test, layers, given.classes)
-    names = user_objects.names(module, layers) if module is not None else {}
     function = user_objects.over_parts if data and data.in_turn else lambda given: given
     loss, metrics = user_objects.loss(function(given.loss)), None
     if isinstance(given.metrics, Mapping):
@@ -104,8 +104,14 @@ def normalise(
             name: user_objects.metric(function(one), name, is_torch)
             for name, one in given.metrics.items()
         }
-    if module is not None and given.loss is user_objects.own_loss and metrics is None:
-        user_objects.give_only_loss(layers)
+    names: Mapping[str, str] = {}
+    if module is not None:
+        from mpitrain.adapters.torch.modules.whole import names_in
+
+        names = names_in(module, layers or {})
+        if layers and given.loss is user_objects.own_loss and metrics is None:
+            last: Any = list(layers.values())[-1]
+            last.give_only_loss()
     objects = UserObjects(data, layers, loss, metrics, optimizer, grouping, schedule, names)
     return job, objects, module
 
@@ -169,7 +175,8 @@ def names_as_settings(given: Given, settings: Mapping[str, Any]) -> tuple[Given,
     if isinstance(given.loss, str | Mapping):
         asked["loss"] = {"name": given.loss} if isinstance(given.loss, str) else given.loss
         given = replace(given, loss=None)
-    if isinstance(given.model, Mapping) and given.model and not _has_layers(given.model):
+    parts = given.model.values() if isinstance(given.model, Mapping) else ()
+    if parts and not any(isinstance(part, nn.Layer) for part in parts):
         asked["model"] = given.model
         given = replace(given, model=None)
     if isinstance(given.metrics, str) or not isinstance(given.metrics, Iterable | None):
@@ -190,11 +197,7 @@ def names_as_settings(given: Given, settings: Mapping[str, Any]) -> tuple[Given,
 
 
 def _expect_given(job: Config, given: Given) -> None:
-    """Check that the program gave an object for each key of [own].
-
-    Raises:
-        ConfigError: an object is missing.
-    """
+    """Raise ConfigError if the program gave no object for a key of [own]."""
     for key in ("model", "data", "loss", "metrics", "optimizer", "schedule"):
         keyword = "train_data" if key == "data" else key
         if getattr(given, keyword) is None and getattr(job.own, key):
@@ -218,10 +221,6 @@ def _asked_of_optim(config: Config | None, settings: Mapping[str, Any]) -> dict[
         elif key == "optim":
             found |= value
     return found
-
-
-def _has_layers(model: Mapping[str, Any]) -> bool:
-    return any(isinstance(value, nn.Layer) for value in model.values())
 
 
 def _with_names(

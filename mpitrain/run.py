@@ -2,7 +2,6 @@
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
-from math import nan
 from time import perf_counter
 from typing import Protocol
 
@@ -14,12 +13,13 @@ from mpitrain.metrics.records import Epoch, Record, Skipped, Step, Summary, Writ
 from mpitrain.step.agreement import (
     NOTHING_COUNTS,
     Agreed,
+    Ledger,
+    LocalStep,
     NonFinite,
     StepReport,
     named,
     nonfinite,
 )
-from mpitrain.step.ledger import Ledger, LocalStep
 from mpitrain.training.batches import MicroBatches
 from mpitrain.training.compatibility import uncountable
 from mpitrain.training.loop import Batch, Loop, forward_backward, read_batches, remaining
@@ -135,7 +135,7 @@ class SynchronousLoop(Loop):
             parts.summation.begin(number, parts.scale.value, parts.rates.common(number))
             source = self._source(batch)
             loss, comm_seconds = forward_backward(parts, parts.passes, number, source)
-        report = self._report(loss, comm_seconds, source)
+        report = parts.account.report(loss, comm_seconds, source)
         agreed = parts.strategy.agree(number, parts.gradient, report)
         parts.account.agreed()
         if self._ledger is None:
@@ -165,26 +165,6 @@ class SynchronousLoop(Loop):
             (batch,) = read_batches(parts, batch.epoch, iter(batch.indices))
         assert batch.held is not None
         return parts.passes.source(batch.held, batch.indices, parts.scale.value * self._workers)
-
-    def _report(self, loss: Scalar, comm_seconds: float, source: MicroBatches | None) -> StepReport:
-        """This rank's report of the step that it has computed."""
-        parts = self.parts
-        # The tensor ranks of the last stage all have one loss; the sum must count it once.
-        own, labels, counted = loss, 0, 0.0
-        if parts.grid.place.tensor:
-            own = 0.0
-        elif source:
-            labels, counted = source.labels_taken, source.counted
-        return parts.account.report(
-            own if parts.summation.is_finite else nan,
-            comm_seconds,
-            parts.passes.runner().waited,
-            parts.feed,
-            stopping=parts.stop.raised(),
-            faulty=bool(parts.purity.faults()),
-            labels=labels,
-            counted=counted,
-        )
 
     def _descend(self, agreed: Agreed) -> None:
         """Update this rank's pieces of the parameters by the clipped, unscaled gradient."""
@@ -263,12 +243,9 @@ class SynchronousLoop(Loop):
     def _skip(
         self, loss: Scalar, unfit: str, state: Mapping[str, Array], *, hopeless: bool
     ) -> Skipped:
-        """Takes a step that changes no parameter, and lowers the loss scale; collective.
+        """Take a step that changes no parameter, and lower the loss scale; collective.
 
-        ``hopeless``: no smaller scale can help.
-
-        Raises:
-            NonFinite: the job stops there, and a smaller scale cannot help.
+        ``hopeless``: no smaller scale can help.  NonFinite: the job stops there.
         """
         parts, number = self.parts, self.parts.steps_done + 1
         parts.summation.rollback()

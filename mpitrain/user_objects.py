@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from mpitrain import nn
 from mpitrain.arrays import Array
 from mpitrain.compress import parse
-from mpitrain.compress.codec import Momentum
+from mpitrain.compress.dgc import DGC
 from mpitrain.config import Config, ConfigError
 from mpitrain.objective import LossFunction
 from mpitrain.objective.metrics import Averaged, Metric
@@ -75,37 +75,26 @@ def model(
 
 
 def _give_shapes(module: Any, inputs: Array, seed: int) -> None:
-    """Give lazy modules shapes from the first sample, and values from torch's generator.
-
-    Raises:
-        ConfigError: the module does not take the sample.
-    """
+    """Give lazy modules shapes from the first sample, and values; ConfigError: it does not fit."""
     import torch
 
-    from mpitrain.fields import as_given, fields
+    from mpitrain.adapters.torch.arrays import tensors_of
+    from mpitrain.adapters.torch.checks.probe import arguments, modes_kept
+    from mpitrain.fields import fields
 
     kind = next(one.dtype for one in module.parameters() if torch.nn.parameter.is_lazy(one))
-    parts = {n: torch.from_numpy(a) for n, a in fields(inputs[:1]).items()}
-    parts = {n: a.to(kind) if a.is_floating_point() else a for n, a in parts.items()}
-    modes = [(part, part.training) for part in module.modules()]
+    given = tensors_of(fields(inputs[:1]), kind, every=True)
+    in_turn = isinstance(module, torch.nn.Sequential)
+    args, options = arguments(given, {}, in_turn=in_turn)
     try:
-        with torch.random.fork_rng(devices=[]), torch.no_grad():
+        with modes_kept(module), torch.random.fork_rng(devices=[]), torch.no_grad():
             torch.manual_seed(seed)
-            given = as_given(parts)
-            if isinstance(given, dict) and not isinstance(module, torch.nn.Sequential):
-                module.eval()(**given)
-            elif isinstance(given, tuple) and not isinstance(module, torch.nn.Sequential):
-                module.eval()(*given)
-            else:
-                module.eval()(given)
+            module.eval()(*args, **options)
     except Exception as error:  # the module's own code may raise anything
         raise ConfigError(
             f"model: it has lazy parts, and the first sample cannot give them their shapes "
             f"({type(error).__name__}: {' '.join(str(error).split())}); run it once before"
         ) from error
-    finally:
-        for part, training in modes:
-            part.training = training
 
 
 def bit_sum(tensor: Any) -> int:
@@ -114,13 +103,6 @@ def bit_sum(tensor: Any) -> int:
 
     kind = {1: torch.uint8, 2: torch.int16, 4: torch.int32}.get(tensor.element_size(), torch.int64)
     return int(tensor.detach().contiguous().reshape(-1).view(kind).sum())
-
-
-def names(module: Any, layers: Mapping[str, nn.Layer] | None) -> dict[str, str]:
-    """The trainer's name of each entry of a torch module's ``state_dict``."""
-    from mpitrain.adapters.torch.modules.whole import names_in
-
-    return names_in(module, layers or {})
 
 
 def kinds(module: Any) -> dict[str, object]:
@@ -138,12 +120,8 @@ def optimizer(
 ) -> tuple[list[Any], "Grouping", dict[str, object]]:
     """The optimiser that the function ``given`` makes from the parameters of a module.
 
-    Returns:
-        The update rules of its groups, the one of each parameter, and the options of all groups by
-        name, which must be the same on all ranks.
-
-    Raises:
-        ConfigError: as :func:`mpitrain.adapters.torch.functions.groups.grouped`.
+    Returns the update rules of its groups, the one of each parameter, and the options of all groups
+    by name, which must be the same on all ranks.  ConfigError: torch's optimiser cannot be taken.
     """
     from mpitrain.adapters.torch.functions.groups import grouped
     from mpitrain.adapters.torch.modules.whole import trained
@@ -165,21 +143,10 @@ def optimizer(
     return groups, grouping, options
 
 
-def schedule(given: Any, groups: Sequence[Any]) -> Any:
-    """The schedule of a function that makes a scheduler of torch, or the factor of a step."""
-    from mpitrain.adapters.torch.functions.scheduler import TorchSchedule
-
-    return TorchSchedule(given, groups)
-
-
 def expect_without_momentum(job: Config, given: "Optimizer") -> None:
-    """Check that an optimiser has no state if the codec applies the momentum.
-
-    Raises:
-        ConfigError: both keep a state.
-    """
+    """Raise ConfigError if both the codec and the optimiser keep a momentum."""
     codec = job.compress.codec
-    if codec == "none" or not isinstance(parse(codec), Momentum) or not given.slots:
+    if codec == "none" or not isinstance(parse(codec), DGC) or not given.slots:
         return
     if name_of(given) != "SGD" or getattr(given, "momentum", True):
         raise ConfigError(
@@ -221,26 +188,16 @@ def types(
 
 
 def own_loss(outputs: Any, labels: Any) -> Any:
-    """``loss="model"``: the loss that the model computes itself.
-
-    Raises:
-        ValueError: it computes none.
-    """
+    """``loss="model"``: the loss that the model computes itself; ValueError: it computes none."""
     if not isinstance(outputs, Mapping) or "loss" not in outputs:
         raise ValueError("the model gives no loss itself; give it labels, or give loss=function")
     return outputs["loss"]
 
 
-def give_only_loss(layers: Any) -> None:
-    """Let the last of a torch module's layers give nothing but the module's own loss."""
-    next(reversed(layers.values())).give_only_loss()
-
-
 def loss(given: Any) -> LossFunction | None:
-    """A loss from a function of torch tensors, or from a class such as ``torch.nn.MSELoss``.
+    """A loss from a function of torch tensors, or a class such as ``torch.nn.MSELoss``.
 
-    Raises:
-        ConfigError: the class needs arguments.
+    ConfigError: the class needs arguments.
     """
     if given is None or hasattr(given, "expect"):
         return given
@@ -273,9 +230,7 @@ def over_parts(given: Any) -> Any:
 def metric(given: Any, name: str, is_torch: bool) -> Metric:
     """A metric from a function of torch tensors if ``is_torch``, else of NumPy arrays.
 
-    Raises:
-        ConfigError: it is no function, or its name is no string or "loss", which tests always
-            measure.
+    ConfigError: it is no function, or is named "loss", which tests always measure.
     """
     if not isinstance(name, str) or not (callable(given) or hasattr(given, "add")):
         raise ConfigError(

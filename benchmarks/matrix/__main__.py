@@ -79,13 +79,8 @@ def _said(options: argparse.Namespace, extent: Extent) -> list[str]:
 
 def _add_flags(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add(
-        "--out",
-        type=Path,
-        default=Path("runs/matrix"),
-        metavar="FOLDER",
-        help="folder for results (runs/matrix)",
-    )
+    folder = "folder for results (runs/matrix)"
+    add("--out", type=Path, default=Path("runs/matrix"), metavar="FOLDER", help=folder)
     for option, told in (
         ("jobs", "digits gpt"),
         ("methods", "none bf16 int8 powersgd topk dgc sign local diloco delayed, or a codec"),

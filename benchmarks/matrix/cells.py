@@ -108,13 +108,9 @@ def chosen(
     for link in links:
         if link not in LINKS:
             Link.read(link)
-    every = product(
-        jobs or ["digits"],
-        methods or [DENSE],
-        algorithms or ["ring"],
-        layouts or ["data"],
-        links or [SHARED],
-    )
+    dimensions = (jobs, methods, algorithms, layouts, links)
+    first = Cell("digits", DENSE, "ring", "data", SHARED)
+    every = product(*(some or [default] for some, default in zip(dimensions, first, strict=True)))
     return [Cell(*one) for one in dict.fromkeys(every)]
 
 

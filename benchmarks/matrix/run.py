@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, redirect_stdout
 from dataclasses import dataclass
 from importlib.util import find_spec
+from itertools import accumulate
 from math import isfinite
 from pathlib import Path
 
@@ -160,16 +161,8 @@ def _open(comm: Communicator, path: Path, extent: Extent, command: str) -> Matri
         "system": f"{platform.system()} {platform.machine()}",
         "processor": processor(),
     }
-    return Matrix(
-        VERSION,
-        comm.size,
-        extent.steps,
-        extent.seconds,
-        command,
-        machine,
-        software,
-        software.pop("date"),
-    )
+    date, about = software.pop("date"), (command, machine, software)
+    return Matrix(VERSION, comm.size, extent.steps, extent.seconds, *about, date)
 
 
 def _train(comm: Communicator, cell: Cell, extent: Extent, folder: Path, attempt: int) -> Result:
@@ -247,10 +240,6 @@ def _measured(
         loop.close()
     total = sum(step.seconds for step in steps)
     means = [comm.allreduce(value) / comm.size for value in (encoded, working)]
-    seconds, now = [], 0.0
-    for step in steps:
-        now += step.seconds
-        seconds.append(round(now, 6))
 
     def share(name: str) -> float:
         return sum(step.seconds * getattr(step, name) for step in steps) / total if total else 0.0
@@ -260,7 +249,7 @@ def _measured(
         attempts=attempt,
         settings=settings,
         losses=[step.loss for step in steps],
-        seconds=seconds,
+        seconds=[round(now, 6) for now in accumulate(step.seconds for step in steps)],
         algorithm=algorithm,
         test_loss=test if isfinite(test) else None,
         encoded_bytes=means[0],
@@ -276,11 +265,8 @@ def _measured(
 def _of_codes(parts: Parts, job: Config) -> tuple[float, float]:
     """This rank's encoded bytes of a step, and its seconds in codecs so far."""
     summation = parts.summation
-    if isinstance(summation, CompressedSummation) and summation.sums:
-        return (
-            sum(one.encoded for one in summation.sums),
-            sum(one.working for one in summation.sums),
-        )
+    if isinstance(summation, CompressedSummation) and (sums := summation.sums):
+        return sum(one.encoded for one in sums), sum(one.working for one in sums)
     nbytes = float(parts.arena.size * parts.store.pieces[0].parameters.dtype.itemsize)
     return nbytes / (job.sync.period if job.sync.drifts else 1), 0.0
 

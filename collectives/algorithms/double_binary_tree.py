@@ -8,18 +8,8 @@ Parallel Computing 2009.
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from collectives.schedule import (
-    Buffer,
-    Copy,
-    Recv,
-    RecvReduce,
-    Round,
-    Send,
-    Step,
-    recvbuf,
-    sendbuf,
-    workspace,
-)
+from collectives.algorithms.tree import TreePlace, down, up
+from collectives.schedule import Buffer, Copy, Recv, Round, Send, recvbuf, sendbuf, workspace
 
 
 class Node(NamedTuple):
@@ -50,18 +40,9 @@ def node(place: int, size: int) -> Node:
     return Node(span.bit_length() - 1, parent, children)
 
 
-class BinaryTree(NamedTuple):
-    """One of the two trees as a rank sees it, with the chunk that it carries."""
-
-    chunk: int
-    height: int
-    parent: int | None
-    parent_height: int
-    children: tuple[int, ...]
-
-
-def trees(rank: int, size: int) -> list[BinaryTree]:
-    """The tree over the ranks as they are, and its mirror image (even p) or its shift (odd p)."""
+def trees(rank: int, size: int) -> list[TreePlace]:
+    """A rank's place in the tree over the ranks as they are, which carries chunk 0, and in its
+    mirror image (even p) or its shift (odd p), which carries chunk 1."""
 
     def same(r: int) -> int:
         return r
@@ -77,11 +58,10 @@ def trees(rank: int, size: int) -> list[BinaryTree]:
 
     second = (mirrored, mirrored) if size % 2 == 0 else (shifted, unshifted)
     both = []
-    for chunk, (place_of, rank_of) in enumerate([(same, same), second]):
+    for place_of, rank_of in ((same, same), second):
         height, parent, children = node(place_of(rank), size)
         both.append(
-            BinaryTree(
-                chunk,
+            TreePlace(
                 height,
                 None if parent is None else rank_of(parent),
                 0 if parent is None else node(parent, size).height,
@@ -94,16 +74,15 @@ def trees(rank: int, size: int) -> list[BinaryTree]:
 def allreduce(rank: int, size: int) -> Iterator[Round]:
     """Reduce up both trees at once, then broadcast down both.
 
-    A message between a parent of height h and its children moves in round h-1 upwards and in the
-    h-th round from the end downwards, which makes both ends agree on the round.  Cost: 2 ceil(log2
-    p) rounds, half of the buffer in each message; at most 2 times the buffer sent by a rank.
+    Cost: 2 ceil(log2 p) rounds, half of the buffer in each message; at most 2 times the buffer sent
+    by a rank.
     """
     both = trees(rank, size)
     heights = range(1, (size - 1).bit_length() + 1)
     for h in heights:
-        yield tuple(step for tree in both for step in _up(tree, h))
+        yield _both_up(both, h, recvbuf)
     for h in reversed(heights):
-        yield tuple(step for tree in both for step in _down(tree, h))
+        yield _both_down(both, h)
 
 
 def reduce(rank: int, size: int) -> Iterator[Round]:
@@ -115,7 +94,7 @@ def reduce(rank: int, size: int) -> Iterator[Round]:
     second = _second_root(size)
     total = workspace if rank else recvbuf
     for h in range(1, (size - 1).bit_length() + 1):
-        yield tuple(step for tree in both for step in _up(tree, h, total))
+        yield _both_up(both, h, total)
     if rank == second:
         yield (Send(0, total[1] if both[1].children else sendbuf[1]),)
     elif rank == 0:
@@ -141,26 +120,18 @@ def broadcast(rank: int, size: int) -> Iterator[Round]:
     else:
         yield (Recv(0, recvbuf[1]),) if rank == second else ()
     for h in reversed(range(1, (size - 1).bit_length() + 1)):
-        yield tuple(step for tree in both for step in _down(tree, h))
+        yield _both_down(both, h)
 
 
 def _second_root(size: int) -> int:
     return size - 1 if size % 2 == 0 else 1
 
 
-def _up(tree: BinaryTree, h: int, totals: Buffer = recvbuf) -> Iterator[Step]:
-    mine, total = sendbuf[tree.chunk], totals[tree.chunk]
-    if tree.parent is not None and tree.parent_height == h:
-        yield Send(tree.parent, total if tree.children else mine)
-    if tree.height == h:
-        for done, child in enumerate(tree.children):
-            yield RecvReduce(child, total, total if done else mine)
+def _both_up(both: list[TreePlace], h: int, totals: Buffer) -> Round:
+    first, second = (up(place, h, sendbuf[i], totals[i]) for i, place in enumerate(both))
+    return (*first, *second)
 
 
-def _down(tree: BinaryTree, h: int) -> Iterator[Step]:
-    total = recvbuf[tree.chunk]
-    if tree.parent is not None and tree.parent_height == h:
-        yield Recv(tree.parent, total)
-    if tree.height == h:
-        for child in tree.children:
-            yield Send(child, total)
+def _both_down(both: list[TreePlace], h: int) -> Round:
+    first, second = (down(place, h, recvbuf[i]) for i, place in enumerate(both))
+    return (*first, *second)

@@ -8,20 +8,11 @@ remaining trees could not reach some rank.
 """
 
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 
 from collectives.algorithms.links import Lanes
-
-
-class TreePlace(NamedTuple):
-    """Position of a rank in a tree; ``height`` counts from the leaves."""
-
-    height: int
-    parent: int | None
-    parent_height: int
-    children: tuple[int, ...]
+from collectives.algorithms.tree import TreePlace
 
 
 class Tree:

@@ -9,27 +9,17 @@ distributed ML", MLSys 2020.
 
 from collections.abc import Iterator, Sequence
 from functools import lru_cache, partial
-from itertools import accumulate
-from typing import NamedTuple
+from itertools import accumulate, chain
 
 import numpy as np
 import numpy.typing as npt
 
 from collectives.algorithms.links import Lanes, named
-from collectives.algorithms.packing import Tree, TreePlace, connectivity, pack
+from collectives.algorithms.packing import Tree, connectivity, pack
+from collectives.algorithms.tree import TreePlace, down, up
 from collectives.contracts import contract
 from collectives.errors import TooLarge, UnknownAlgorithm
-from collectives.schedule import (
-    Copy,
-    Recv,
-    RecvReduce,
-    Round,
-    Schedule,
-    Send,
-    Step,
-    recvbuf,
-    sendbuf,
-)
+from collectives.schedule import Copy, Round, Schedule, recvbuf, sendbuf
 
 #: Trees over more ranks would take minutes to pack.
 MOST_RANKS = 512
@@ -38,18 +28,18 @@ MOST_RANKS = 512
 def allreduce(rank: int, size: int, trees: Sequence[Tree]) -> Iterator[Round]:
     """Reduce each share up its tree to the root, then broadcast it down.
 
-    As in a double binary tree, a parent of height h receives from its children in round h-1, and
-    speaks to them in the h-th round from the end.  Cost: twice the height of the highest tree in
-    rounds; of the buffer, k chunks in all, each lane of a link carries at most one up and one down.
+    Cost: twice the height of the highest tree in rounds; of the buffer, k chunks in all, each lane
+    of a link carries at most one up and one down.
     """
     shares = _shares(rank, trees)
     if size == 1:
         yield (Copy(recvbuf[0], sendbuf[0]),)
     heights = range(1, _height(trees) + 1)
     for h in heights:
-        yield tuple(step for share in shares for step in _up(share, h))
+        ways = (up(place, h, sendbuf[chunks], recvbuf[chunks]) for chunks, place in shares)
+        yield tuple(chain.from_iterable(ways))
     for h in reversed(heights):
-        yield tuple(step for share in shares for step in _down(share, h))
+        yield tuple(step for chunks, place in shares for step in down(place, h, recvbuf[chunks]))
 
 
 def broadcast(rank: int, size: int, root: int, trees: Sequence[Tree]) -> Iterator[Round]:
@@ -62,7 +52,7 @@ def broadcast(rank: int, size: int, root: int, trees: Sequence[Tree]) -> Iterato
     everything = slice(0, _chunks(trees))
     yield (Copy(recvbuf[everything], sendbuf[everything]),) if rank == root else ()
     for h in reversed(range(1, _height(trees) + 1)):
-        yield tuple(step for share in shares for step in _down(share, h))
+        yield tuple(step for chunks, place in shares for step in down(place, h, recvbuf[chunks]))
 
 
 def schedule(links: npt.ArrayLike, collective: str = "allreduce", root: int = 0) -> Schedule:
@@ -112,36 +102,10 @@ def named_chunks(size: int, links: str = "complete") -> int:
     return _chunks(_named(links, size, 0))
 
 
-class _Share(NamedTuple):
-    """A rank's place in one tree, and the chunks that this tree carries."""
-
-    chunks: slice
-    place: TreePlace
-
-
-def _shares(rank: int, trees: Sequence[Tree]) -> list[_Share]:
+def _shares(rank: int, trees: Sequence[Tree]) -> list[tuple[slice, TreePlace]]:
+    """The chunks that each tree carries, and a rank's place in it."""
     ends = accumulate(tree.weight for tree in trees)
-    return [
-        _Share(slice(end - tree.weight, end), tree.places[rank]) for tree, end in zip(trees, ends)
-    ]
-
-
-def _up(share: _Share, h: int) -> Iterator[Step]:
-    place, mine, total = share.place, sendbuf[share.chunks], recvbuf[share.chunks]
-    if place.parent is not None and place.parent_height == h:
-        yield Send(place.parent, total if place.children else mine)
-    if place.height == h:
-        for done, child in enumerate(place.children):
-            yield RecvReduce(child, total, total if done else mine)
-
-
-def _down(share: _Share, h: int) -> Iterator[Step]:
-    place, total = share.place, recvbuf[share.chunks]
-    if place.parent is not None and place.parent_height == h:
-        yield Recv(place.parent, total)
-    if place.height == h:
-        for child in place.children:
-            yield Send(child, total)
+    return [(slice(end - tree.weight, end), tree.places[rank]) for tree, end in zip(trees, ends)]
 
 
 def _chunks(trees: Sequence[Tree]) -> int:

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-from collectives.analysis.figure import figure
 from collectives.analysis.pictures import pyplot
 from collectives.errors import CollectiveError
 from collectives.schedule import Schedule
@@ -11,8 +10,6 @@ LEGEND = (
     "s sendbuf, r recvbuf, w workspace; r2>1 send r2 to rank 1, r2<1 receive it, "
     "r2+<1 receive and reduce, r2=s2+<1 into r2 with s2, r2=s2 copy"
 )
-
-
 #: More are no picture any more, and as text take minutes.
 MOST_RANKS = 128
 
@@ -65,6 +62,3 @@ def curves(table: dict[str, list[tuple[int, float]]], title: str, path: Path) ->
     axes.legend(fontsize=8)
     canvas.savefig(path, dpi=110)
     plt.close(canvas)
-
-
-__all__ = ["LEGEND", "curves", "figure", "grid"]

@@ -15,8 +15,7 @@ import numpy.typing as npt
 
 from collectives.algorithms import build, names, parse
 from collectives.analysis import records
-from collectives.compile.cost import Cost, count, expect_countable
-from collectives.compile.pipelining import Model
+from collectives.compile.cost import Cost, Model, count, expect_countable
 from collectives.errors import CollectiveError
 
 #: Kinds of memory that the model is for.

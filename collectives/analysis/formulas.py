@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil, floor, log2
 
-from collectives.compile.pipelining import Model
+from collectives.compile.cost import Model
 
 Seconds = Callable[[Model, float, int], float]
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -26,37 +25,28 @@ NETWORK = LinkCost(1.5e-6, 1 / 25e9)
 NODE = LinkCost(0.5e-6, 1 / 150e9)
 
 
-class Topology(Protocol):
-    """Model of a network, as the simulator uses it."""
-
-    def alpha(self, source: Ranks, target: Ranks) -> Seconds:
-        """Latency of each message."""
-
-    def beta(self, source: Ranks, target: Ranks) -> Seconds:
-        """Seconds a byte of each message that has its way to itself."""
-
-    def shared(self, source: Ranks, target: Ranks) -> Iterator[tuple[Ranks, float]]:
-        """For each kind of link: which ones a message uses (a column; -1: none), seconds a byte."""
-
-
 @dataclass(frozen=True)
-class Flat:
-    """One switch that connects everybody with everybody."""
+class Topology:
+    """Model of a network: one switch that connects everybody with everybody, unless a subclass
+    says otherwise."""
 
     port: LinkCost = NETWORK
 
     def alpha(self, source: Ranks, target: Ranks) -> Seconds:
+        """Latency of each message."""
         return np.full(len(source), self.port.alpha)
 
     def beta(self, source: Ranks, target: Ranks) -> Seconds:
+        """Seconds a byte of each message that has its way to itself."""
         return np.full(len(source), self.port.beta)
 
     def shared(self, source: Ranks, target: Ranks) -> Iterator[tuple[Ranks, float]]:
+        """For each kind of link: which ones a message uses (a column; -1: none), seconds a byte."""
         return iter(())
 
 
 @dataclass(frozen=True)
-class FatTree(Flat):
+class FatTree(Topology):
     """Leaf switches of ``leaf`` ranks whose uplinks carry ``1 / taper`` of what their ranks can."""
 
     leaf: int = 32
@@ -67,7 +57,7 @@ class FatTree(Flat):
 
 
 @dataclass(frozen=True)
-class Cluster(Flat):
+class Cluster(Topology):
     """Nodes of ``per_node`` ranks: fast links within, ``adapters`` network ports to leave by."""
 
     per_node: int = 8
@@ -133,7 +123,7 @@ def _uplinks(
 
 
 @dataclass(frozen=True)
-class Torus(Flat):
+class Torus(Topology):
     """A grid closed in every dimension; messages go the short way, one axis after the other."""
 
     shape: tuple[int, ...] = (8, 8)
@@ -165,7 +155,7 @@ class Torus(Flat):
 
 #: Topologies by their names on the command line, as functions of the number of ranks.
 TOPOLOGIES: dict[str, Callable[[int, LinkCost], Topology]] = {
-    "flat": lambda size, port: Flat(port),
+    "flat": lambda size, port: Topology(port),
     "fat-tree": lambda size, port: FatTree(port),
     "cluster": lambda size, port: Cluster(port),
     "dgx1": lambda size, port: Islands(port),

@@ -195,20 +195,10 @@ def measure(comm: Communicator, case: Case) -> list[Result]:
     results = []
     for algorithm, rotated in plans.items():
         result = Result(
-            case.collective,
-            algorithm,
-            rotated[0].algorithm,
-            rotated[0].reason,
-            nbytes,
-            case.count(size),
-            case.dtype.name,
-            case.op if blocks.reduces else "none",
-            case.in_place,
-            case.memory,
-            size,
-            0,
-            sets,
-        )
+            case.collective, algorithm, rotated[0].algorithm, rotated[0].reason, nbytes,
+            case.count(size), case.dtype.name, case.op if blocks.reduces else "none",
+            case.in_place, case.memory, size, 0, sets,
+        )  # fmt: skip
         if case.check and case.collective != "barrier":
             result.wrong = _wrong(comm, case, rotated[0], buffers[0])
         for each in buffers:

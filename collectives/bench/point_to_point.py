@@ -12,7 +12,6 @@ from mpi4py import MPI
 from collectives.bench.measure import Case, Result, allocator
 from collectives.communicator import Communicator
 
-TESTS = ("latency", "bandwidth", "bibandwidth", "multipair")
 #: Messages in flight at a time where bandwidth is measured, as in OSU's tests.
 WINDOW = 64
 _TAG, _ACKNOWLEDGE = 1, 2
@@ -66,10 +65,11 @@ class Pair:
 
 
 def measure_pairs(comm: Communicator, case: Case) -> list[Result]:
-    """The result of ``case.collective``, one of ``TESTS``.  Collective.
+    """The result of ``case.collective``.  Collective.
 
-    ``latency`` is half a round trip.  The others are the time of one message of a window; their
-    bandwidth counts the messages of one pair, or with ``multipair`` of all pairs.
+    ``latency`` is half a round trip.  ``bandwidth``, ``bibandwidth`` and ``multipair`` are the time
+    of one message of a window; the bandwidth counts the messages of one pair, or with ``multipair``
+    of all pairs.
     """
     test = case.collective
     pair = Pair(comm, case.nbytes, case.memory)
@@ -89,19 +89,8 @@ def measure_pairs(comm: Communicator, case: Case) -> list[Result]:
 
     timed(max(1, case.warmup))
     result = Result(
-        test,
-        "native",
-        "native",
-        "messages of mpi4py",
-        case.nbytes,
-        case.nbytes,
-        "uint8",
-        "none",
-        False,
-        case.memory,
-        comm.size,
-        iters,
-        streams=all_pairs * directions,
-    )
+        test, "native", "native", "messages of mpi4py", case.nbytes, case.nbytes, "uint8", "none",
+        False, case.memory, comm.size, iters, streams=all_pairs * directions,
+    )  # fmt: skip
     result.times_us = [1e6 * timed(iters) for _ in range(case.repeats)]
     return [result]

@@ -19,7 +19,7 @@ from collectives.calls.nccl import bind_nccl, fault_of_nccl
 from collectives.calls.reproducible import bind_exact, is_rounded, saturates
 from collectives.calls.resources import Resources
 from collectives.calls.tuner import Choice, Kind, Situation, choose
-from collectives.compile.pipelining import segments_for
+from collectives.compile.cost import segments_for
 from collectives.errors import CollectiveError
 from collectives.execution.memory import HOST, Items, Memory, is_queued
 from collectives.execution.messages import Operands, bind

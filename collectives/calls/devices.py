@@ -1,21 +1,20 @@
 """The GPUs of a communicator's ranks: their memory, how its messages go, and NCCL."""
 
 import logging
-from collections.abc import Callable
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from mpi4py import MPI
 
 from collectives.calls.nccl import Nccl
-from collectives.calls.settings import Settings
 from collectives.errors import CollectiveError
-from collectives.execution.memory import HOST, DeviceMemory, Memory
-from collectives.execution.plan import Action
+from collectives.execution.memory import HOST, Memory
 from collectives.execution.transport import Transport
 from collectives.execution.transport.cuda_memory import CudaMemory
 from collectives.execution.transport.cuda_probe import probe
 from collectives.execution.transport.device import StagedTransport
-from collectives.execution.transport.mpi import MPITransport
+
+if TYPE_CHECKING:
+    from collectives.calls.resources import Resources
 
 log = logging.getLogger("collectives")
 
@@ -26,34 +25,16 @@ class Devices:
     Attributes:
         way: how messages of device memory go: ``"direct"``, ``"staged"``, or ``"auto"`` as long as
             nobody has asked.
-
-    Args:
-        comm: the caller's communicator.
-        host: gives the transport of the host's messages.
-        drain: ends the communicator's plans under way.
     """
 
-    def __init__(
-        self,
-        comm: MPI.Intracomm,
-        settings: Settings,
-        host: Callable[[], MPITransport],
-        drain: Action,
-    ) -> None:
-        self._given = comm
-        self._settings = settings
-        self._host = host
-        self._drain = drain
-        self.way = settings.device
+    def __init__(self, resources: "Resources") -> None:
+        self._resources = resources
+        self._settings = resources.settings
+        self.way = resources.settings.device
         self._gpus: dict[int, CudaMemory] = {}
         self._transports: dict[int, Transport] = {}
         self._nccl: Nccl | None = None
         self._can_nccl: bool | None = None
-
-    @property
-    def _comm(self) -> MPI.Intracomm:
-        """As it is now: one that ``Idup`` makes comes to life later."""
-        return MPI.Intracomm(self._given)
 
     def memory(self, gpu: int | None) -> Memory:
         """The memory of the host, or of a GPU of this rank, with the stream of this communicator's
@@ -67,11 +48,11 @@ class Devices:
     def transport_of(self, gpu: int | None) -> Transport:
         """The transport for memory there.  Collective at its first use for device memory."""
         if gpu is None:
-            return self._host()
+            return self._resources.transport
         if gpu not in self._transports:
-            transport: Transport = self._host()
+            transport: Transport = self._resources.transport
             if self.road(gpu) == "staged":
-                transport = StagedTransport(transport, cast(DeviceMemory, self.memory(gpu)))
+                transport = StagedTransport(transport, cast(CudaMemory, self.memory(gpu)))
             self._transports[gpu] = transport
         return self._transports[gpu]
 
@@ -86,13 +67,13 @@ class Devices:
         if self._settings.needs_messages:
             return "staged"
         if self.way == "auto":
-            self._drain()
-            node = self._comm.Split_type(MPI.COMM_TYPE_SHARED)
+            self._resources.progress.drain()
+            node = self._resources.comm.Split_type(MPI.COMM_TYPE_SHARED)
             # The first ranks of each node try, as loading CUDA takes seconds; all must be able to.
             gpus = node.gather(gpu)
             works, seen = probe(*gpus[:2]) if gpus else (True, "")
             node.Free()
-            self.way = "direct" if all(self._comm.allgather(works)) else "staged"
+            self.way = "direct" if all(self._resources.comm.allgather(works)) else "staged"
             log.info("device memory is %s: %s", self.way, seen or "as a node's first ranks found")
         if self.way == "direct" and CudaMemory(gpu).allocates_asynchronously:
             log.warning(
@@ -116,8 +97,8 @@ class Devices:
             CollectiveError: on all ranks, where one of them cannot.
         """
         if self._nccl is None:
-            self._drain()
-            self._nccl = Nccl(self._comm, gpu)
+            self._resources.progress.drain()
+            self._nccl = Nccl(self._resources.comm, gpu)
         return self._nccl
 
     def has_nccl(self, gpu: int) -> bool:

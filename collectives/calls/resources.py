@@ -48,7 +48,7 @@ class Resources:
         # ranks that come to two communicators in another order would wait for one another.
         self._ranks_per_node: int | None = None
         self._table: Table | None = None
-        self.devices = Devices(comm, settings, lambda: self.transport, self.progress.drain)
+        self.devices = Devices(self)
 
     @property
     def comm(self) -> MPI.Intracomm:

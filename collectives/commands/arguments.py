@@ -3,17 +3,11 @@
 import argparse
 import math
 import re
-from typing import TYPE_CHECKING
 
 from collectives.analysis.topology import TOPOLOGIES, LinkCost, Topology, build
 from collectives.analysis.user_code import named
 from collectives.compile.cost import MOST_RANKS
 from collectives.contracts import CONTRACTS
-
-if TYPE_CHECKING:
-    #: The action to which a command adds its parser.
-    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
-
 
 #: Forms that :func:`ranks` reads, for the help of options.
 RANKS = "4,6; 8-64 for each number from 8 to 64; 8..64 for 8, 16, 32 and 64"

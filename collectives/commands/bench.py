@@ -6,24 +6,24 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from collectives.about import load_mpi
 from collectives.algorithms import find, names, parse
 from collectives.analysis.pictures import expect_picture, pyplot
+from collectives.bench import inputs
 from collectives.commands.arguments import above_zero, count, known, not_negative, positive, size
-from collectives.commands.program import add_verbose, show_log
+from collectives.commands.program import Commands, add_verbose, show_log
 from collectives.contracts import CONTRACTS
 from collectives.errors import CollectiveError, UnknownAlgorithm
 from collectives.files import is_stream
 
 if TYPE_CHECKING:
     from collectives.bench.measure import Result
-    from collectives.commands.arguments import Commands
     from collectives.communicator import Communicator
 
-_OPERATIONS = ("sum", "prod", "max", "min", "land", "lor", "lxor", "band", "bor", "bxor")
 #: Kinds of memory that --memory names.
 _MEMORY = {
     "numpy": ["numpy"],
@@ -36,7 +36,7 @@ _MEMORY = {
 }
 
 
-def add(commands: "Commands") -> None:
+def add(commands: Commands) -> None:
     """Adds ``bench``."""
     parser = commands.add_parser("bench", help="measure under mpirun, beside the MPI library")
     _add_flags(parser.add_argument)
@@ -52,32 +52,21 @@ def _add_flags(add: Callable[..., object]) -> None:
     add("--algorithm", default="all", metavar="A,B", help=listed)
     add("-b", "--minbytes", type=size, default=8, help="smallest buffer, as 8, 4K, 1M (8)")
     add("-e", "--maxbytes", type=size, default=1 << 20, help="largest buffer (1M)")
-    add(
-        "-f",
-        "--stepfactor",
-        type=int,
-        default=4,
-        help="multiply each size by this to get the next (4)",
-    )
+    factor = "multiply each size by this to get the next (4)"
+    add("-f", "--stepfactor", type=int, default=4, help=factor)
     add("-i", "--stepbytes", type=size, help="add this many bytes to each size instead")
     add("-n", "--iters", type=positive, help="calls in a repeat (default: enough for 20 ms)")
-    add(
-        "-w", "--warmup_iters", type=count, default=1, help="calls before a repeat's timed ones (1)"
-    )
+    before = "calls before a repeat's timed ones (1)"
+    add("-w", "--warmup_iters", type=count, default=1, help=before)
     add("--repeats", type=positive, default=7, help="repeats; the median is printed (7)")
-    add(
-        "-c", "--check", type=int, choices=(0, 1), default=1, help="1: check results bit by bit (1)"
-    )
-    add("-o", "--op", choices=_OPERATIONS, default="sum", help="reduction (sum)")
+    checked = "1: check results bit by bit (1)"
+    add("-c", "--check", type=int, choices=(0, 1), default=1, help=checked)
+    add("-o", "--op", choices=inputs.OPERATIONS, default="sum", help="reduction (sum)")
     add("-d", "--datatype", default="float", help="NumPy's or nccl-tests' name (float)")
     average = "combine the ranks' times: 0 rank 0, 1 mean, 2 min, 3 max (3)"
     add("-a", "--average", type=int, choices=(0, 1, 2, 3), default=3, help=average)
-    add(
-        "--place",
-        choices=("out", "in", "both"),
-        default="out",
-        help="run out of place, in place, or both (out)",
-    )
+    place = "run out of place, in place, or both (out)"
+    add("--place", choices=("out", "in", "both"), default="out", help=place)
     memory = (
         "memory of the buffers: numpy is ordinary memory, shared that of Communicator.empty, "
         "adopted ordinary memory that Communicator.share has moved; both is numpy and shared, "
@@ -90,11 +79,8 @@ def _add_flags(add: Callable[..., object]) -> None:
     add("--floor", action="store_true", help=floor)
     hidden = "share of a nonblocking call hidden behind computation that calls Test K times"
     add("--overlap", type=positive, metavar="K", help=hidden)
-    add(
-        "--thread-level",
-        choices=("single", "multiple"),
-        help="thread level to ask MPI for (multiple)",
-    )
+    level = "thread level to ask MPI for (multiple)"
+    add("--thread-level", choices=("single", "multiple"), help=level)
     add("-T", "--timeout", type=above_zero, help="abort the job after this many seconds")
     add("--format", choices=("table", "osu"), default="table", help="columns (table)")
     add("-J", "--output_file", type=Path, help="write JSON")
@@ -138,7 +124,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _measure(comm: "Communicator", options: argparse.Namespace) -> int:
-    from collectives.bench import inputs, report
+    from collectives.bench import report
     from collectives.bench.device import check_device_messages, check_nccl, use_own_gpu
     from collectives.bench.measure import FLOORS, Case, measure
     from collectives.bench.point_to_point import measure_pairs
@@ -156,9 +142,8 @@ def _measure(comm: "Communicator", options: argparse.Namespace) -> int:
             )
         _check_outputs(comm, options)
         dtype = inputs.parse_dtype(options.datatype)
-        lengths = list(
-            inputs.sizes(options.minbytes, options.maxbytes, options.stepfactor, options.stepbytes)
-        )
+        ends = options.minbytes, options.maxbytes
+        lengths = list(inputs.sizes(*ends, options.stepfactor, options.stepbytes))
         about = report.environment(comm)
         if on_device:
             about["gpu"] = use_own_gpu(comm)
@@ -177,36 +162,34 @@ def _measure(comm: "Communicator", options: argparse.Namespace) -> int:
     width = max(26, 2 + max(map(len, wanted)))
     say(report.columns(width))
     results: list[Result] = []
-    kinds = _MEMORY[options.memory]
     places = {"out": [False], "in": [True], "both": [False, True]}
     for nbytes in lengths:
-        for memory in kinds:
-            for in_place in places[options.place]:
-                case = Case(
-                    collective=options.collective,
-                    nbytes=nbytes,
-                    dtype=dtype,
-                    op=options.op,
-                    algorithms=wanted,
-                    in_place=in_place,
-                    memory=memory,
-                    iters=options.iters,
-                    warmup=options.warmup_iters,
-                    repeats=options.repeats,
-                    check=bool(options.check),
-                    average=options.average,
-                    rotating=report.beyond_caches() if options.buffers == "rotating" else 0,
-                    tests=options.overlap,
-                    floor=options.floor and not on_device and options.collective in FLOORS,
-                )
-                try:
-                    measured = measure_pairs(comm, case) if pairs else measure(comm, case)
-                except UnknownAlgorithm as error:  # not for this number of ranks, on all ranks
-                    return _refuse(comm, error)
-                native = next((r for r in measured if r.algorithm == "native"), None)
-                for result in measured:
-                    say(report.row(result, native, width))
-                results += measured
+        for memory, in_place in product(_MEMORY[options.memory], places[options.place]):
+            case = Case(
+                collective=options.collective,
+                nbytes=nbytes,
+                dtype=dtype,
+                op=options.op,
+                algorithms=wanted,
+                in_place=in_place,
+                memory=memory,
+                iters=options.iters,
+                warmup=options.warmup_iters,
+                repeats=options.repeats,
+                check=bool(options.check),
+                average=options.average,
+                rotating=report.beyond_caches() if options.buffers == "rotating" else 0,
+                tests=options.overlap,
+                floor=options.floor and not on_device and options.collective in FLOORS,
+            )
+            try:
+                measured = measure_pairs(comm, case) if pairs else measure(comm, case)
+            except UnknownAlgorithm as error:  # not for this number of ranks, on all ranks
+                return _refuse(comm, error)
+            native = next((r for r in measured if r.algorithm == "native"), None)
+            for result in measured:
+                say(report.row(result, native, width))
+            results += measured
         if comm.rank == 0:  # a job that is killed has what it has measured
             _write_files(options, results, about, streams=False)
     try:

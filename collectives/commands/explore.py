@@ -3,21 +3,18 @@
 import argparse
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from collectives.algorithms import build
 from collectives.analysis.explore import record
 from collectives.analysis.page import fill
 from collectives.analysis.user_code import named
 from collectives.commands.arguments import RANKS, ranks
+from collectives.commands.program import Commands
 from collectives.contracts import CONTRACTS, contract
 from collectives.errors import CollectiveError
 
-if TYPE_CHECKING:
-    from collectives.commands.arguments import Commands
 
-
-def add(commands: "Commands") -> None:
+def add(commands: Commands) -> None:
     """Adds ``explore``."""
     exploring = commands.add_parser(
         "explore",
@@ -29,12 +26,8 @@ def add(commands: "Commands") -> None:
     )
     add = exploring.add_argument
     add("algorithm", help="name, with options if it has any, or mine.py:name")
-    add(
-        "--with",
-        dest="beside",
-        metavar="ALGORITHM",
-        help="a second algorithm, side by side and in step",
-    )
+    beside = "a second algorithm, side by side and in step"
+    add("--with", dest="beside", metavar="ALGORITHM", help=beside)
     add("-c", "--collective", choices=CONTRACTS, default="allreduce", help="collective (allreduce)")
     add("-n", "--ranks", type=ranks, default=[8], help=f"numbers of ranks: {RANKS} (8)")
     add("--root", type=int, default=0, help="root of a broadcast, reduce, gather or scatter (0)")

@@ -4,7 +4,6 @@ import argparse
 from collections.abc import Iterator
 from math import log2
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from collectives.algorithms import build, find, names, parse
 from collectives.analysis import draw
@@ -12,7 +11,7 @@ from collectives.analysis.fit import MEMORIES, Fit, Sample, fit, read
 from collectives.analysis.formulas import FORMULAS, Formula
 from collectives.analysis.pictures import expect_picture, pyplot
 from collectives.analysis.simulate import Machine, simulate
-from collectives.analysis.topology import TOPOLOGIES, Flat, LinkCost
+from collectives.analysis.topology import TOPOLOGIES, LinkCost, Topology
 from collectives.analysis.topology import build as topology
 from collectives.commands.arguments import (
     RANKS,
@@ -23,33 +22,22 @@ from collectives.commands.arguments import (
     ranks,
     size,
 )
-from collectives.compile.pipelining import Model
+from collectives.commands.program import Commands
+from collectives.compile.cost import Model
 from collectives.contracts import CONTRACTS
 from collectives.errors import TooLarge, UnknownAlgorithm
 
-if TYPE_CHECKING:
-    from collectives.commands.arguments import Commands
 
-
-def add(commands: "Commands") -> None:
+def add(commands: Commands) -> None:
     """Adds ``simulate``, ``cost`` and ``fit``."""
     timing = commands.add_parser(
         "simulate", help="simulate algorithms on a model of a network: which one wins"
     )
     add = timing.add_argument
-    add(
-        "collective",
-        nargs="?",
-        choices=CONTRACTS,
-        default="allreduce",
-        help="collective (allreduce)",
-    )
-    add(
-        "--ranks",
-        type=ranks,
-        default=ranks("8..65536"),
-        help=f"numbers of ranks: {RANKS} (8..65536)",
-    )
+    of = "collective (allreduce)"
+    add("collective", nargs="?", choices=CONTRACTS, default="allreduce", help=of)
+    on = f"numbers of ranks: {RANKS} (8..65536)"
+    add("--ranks", type=ranks, default=ranks("8..65536"), help=on)
     add("--topology", choices=TOPOLOGIES, default="fat-tree", help="network (fat-tree)")
     add("--size", type=size, default=64 << 20, help="bytes of the buffer (64M)")
     add("--ports", choices=("one", "multi"), default="one", help="ports of a rank (one)")
@@ -76,12 +64,8 @@ def add(commands: "Commands") -> None:
     )
     add = fitting.add_argument
     add("files", nargs="+", type=Path, metavar="JSON", help="file of 'bench -J'")
-    add(
-        "--memory",
-        choices=MEMORIES,
-        default="numpy",
-        help="rows to read: of ordinary memory, or of shared memory (numpy)",
-    )
+    rows = "rows to read: of ordinary memory, or of shared memory (numpy)"
+    add("--memory", choices=MEMORIES, default="numpy", help=rows)
     fitting.set_defaults(run=fit_files)
 
 
@@ -130,11 +114,10 @@ def simulate_sizes(options: argparse.Namespace) -> int:
 def cost(options: argparse.Namespace) -> int:
     """Prints each all-reduce's time by closed form, by the simulator, and as Rodriguez has it."""
     model = Model(1e-6 * options.alpha, 1e-9 / options.bandwidth, 1e-9 / options.reduction)
-    machine = Machine(Flat(LinkCost(model.alpha, model.beta)), model.gamma)
+    machine = Machine(Topology(LinkCost(model.alpha, model.beta)), model.gamma)
     p, m = options.ranks, options.size
     print(f"all-reduce of {m} bytes on {p} ranks of one switch, one port each, microseconds")
     print(f"{'algorithm':<20}{'ours':>11}{'simulated':>11}{'Rodriguez':>11}  closed form")
-    others = known(options.algorithm)
     notes = []
     for formula in FORMULAS:
         ours = f"{1e6 * formula.seconds(model, m, p):.1f}" if _holds(formula, p) else "-"
@@ -148,7 +131,7 @@ def cost(options: argparse.Namespace) -> int:
         )
         if formula.difference:
             notes.append(f"{formula.algorithm}: {formula.difference}")
-    for name in others:
+    for name in known(options.algorithm):
         seconds = simulate(build("allreduce", name, p), m, machine)
         print(f"{name:<20}{'-':>11}{1e6 * seconds:>11.1f}{'-':>11}  no closed form")
     print("\n".join(["", *notes]))

@@ -8,12 +8,9 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any, cast
 
 from collectives.about import version
-
-if TYPE_CHECKING:
-    from collectives.commands.arguments import Commands
 
 #: Errors of a write without room, or on a device that fails.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
@@ -33,7 +30,7 @@ class _Version(argparse.Action):
         parser.exit()
 
 
-class _Commands(argparse._SubParsersAction):
+class Commands(argparse._SubParsersAction):
     """The commands of a program; a command's ``help`` is its description by default."""
 
     def add_parser(self, name: str, **options: Any) -> argparse.ArgumentParser:
@@ -44,14 +41,15 @@ class _Commands(argparse._SubParsersAction):
         return made
 
 
-def add_commands(parser: argparse.ArgumentParser, **options: Any) -> "Commands":
+def add_commands(parser: argparse.ArgumentParser, **options: Any) -> Commands:
     """Adds ``COMMAND``; each command has a ``help``, and a ``description`` if there is more to say.
 
     Args:
         parser: the program's.
         options: keyword arguments of :meth:`argparse.ArgumentParser.add_subparsers`.
     """
-    return parser.add_subparsers(action=_Commands, required=True, metavar="COMMAND", **options)
+    made = parser.add_subparsers(action=Commands, required=True, metavar="COMMAND", **options)
+    return cast(Commands, made)
 
 
 def parsed(parser: argparse.ArgumentParser, given: Sequence[str] | None) -> argparse.Namespace:

@@ -6,29 +6,26 @@ import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from collectives.algorithms import ALGORITHMS, REGISTRY, Algorithm, build, find, names, parse
-from collectives.analysis import draw
 from collectives.analysis.claims import prove_claims
+from collectives.analysis.draw import grid
+from collectives.analysis.figure import figure
 from collectives.analysis.user_code import named, packaged
 from collectives.analysis.verify import Proof, verify
 from collectives.commands.arguments import RANKS, collective_or_file, rank_count, ranks
 from collectives.commands.mutate import survey
+from collectives.commands.program import Commands
 from collectives.compile.cost import count, expect_countable
 from collectives.contracts import CONTRACTS
 from collectives.errors import CollectiveError, TooLarge, UnknownAlgorithm
 from collectives.schedule import Schedule
 
-if TYPE_CHECKING:
-    from collectives.commands.arguments import Commands
-
-
 #: Ranks up to which a listing proves schedules, to say how often they round.
 _MOST_PROVED = 64
 
 
-def add(commands: "Commands") -> None:
+def add(commands: Commands) -> None:
     """Adds ``list``, ``verify`` and ``draw``."""
     listing = commands.add_parser(
         "list", help="list the algorithms, their costs and who found them"
@@ -47,11 +44,8 @@ def add(commands: "Commands") -> None:
     only = "prove only this algorithm, NAME:key=value with options, or mine.py:name"
     add("--algorithm", help=only)
     add("--ranks", type=ranks, help=f"numbers of ranks: {RANKS} (1-33,64; with --mutations 2-5)")
-    add(
-        "--mutations",
-        action="store_true",
-        help="break every step of every schedule and count how many mutants the proof rejects",
-    )
+    broken = "break every step of every schedule and count how many mutants the proof rejects"
+    add("--mutations", action="store_true", help=broken)
     proving.set_defaults(run=_verify)
 
     drawing = commands.add_parser(
@@ -195,8 +189,8 @@ def _draw(options: argparse.Namespace) -> int:
     plain = re.sub(r"\W+", "_", options.algorithm)
     path = options.output or Path(f"{options.collective}_{plain}_{options.ranks}.png")
     if not options.text:
-        draw.figure(schedule, path)
-    print(draw.grid(schedule))
+        figure(schedule, path)
+    print(grid(schedule))
     if not options.text:
         print(f"wrote {path}")
     return 0
@@ -213,6 +207,6 @@ def _draw_all(options: argparse.Namespace) -> int:
             print(f"{algorithm.collective} {algorithm.name}: {reason}")
             continue
         path = folder / f"{algorithm.collective}_{algorithm.name}_{options.ranks}.png"
-        draw.figure(schedule, path)
+        figure(schedule, path)
         print(f"wrote {path}")
     return 0

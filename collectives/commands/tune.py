@@ -3,19 +3,15 @@
 import argparse
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from collectives.about import load_mpi
 from collectives.commands.arguments import positive, size
-from collectives.commands.program import add_verbose, show_log
+from collectives.commands.program import Commands, add_verbose, show_log
 from collectives.contracts import CONTRACTS
 from collectives.errors import CollectiveError
 
-if TYPE_CHECKING:
-    from collectives.commands.arguments import Commands
 
-
-def add(commands: "Commands") -> None:
+def add(commands: Commands) -> None:
     """Adds ``tune``."""
     tuning = commands.add_parser(
         "tune", help="measure under mpirun which algorithm 'auto' should choose"
@@ -24,23 +20,13 @@ def add(commands: "Commands") -> None:
     add("collective", nargs="?", choices=CONTRACTS, help="measure only this collective")
     add("-b", "--minbytes", type=size, default=8, help="smallest buffer (8)")
     add("-e", "--maxbytes", type=size, default=16 << 20, help="largest buffer (16M)")
-    add(
-        "-f",
-        "--stepfactor",
-        type=int,
-        default=2,
-        help="multiply each size by this to get the next (2)",
-    )
+    factor = "multiply each size by this to get the next (2)"
+    add("-f", "--stepfactor", type=int, default=2, help=factor)
     add("--repeats", type=positive, default=5, help="repeats in each pass (5)")
     passes = "measure everything this often, minutes apart; a rule must win 3 of 4 repeats (2)"
     add("--passes", type=positive, default=2, help=passes)
-    add(
-        "-o",
-        "--output",
-        type=Path,
-        default=Path("tuned.json"),
-        help="table to write; an existing one is updated (tuned.json)",
-    )
+    table = "table to write; an existing one is updated (tuned.json)"
+    add("-o", "--output", type=Path, default=Path("tuned.json"), help=table)
     add_verbose(tuning)
     tuning.set_defaults(run=run)
 

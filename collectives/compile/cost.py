@@ -1,7 +1,9 @@
-"""Cost of a schedule, counted from its steps: messages in a row, bytes sent, bytes reduced."""
+"""Cost of a schedule, counted from its steps, and the number of segments that makes it fastest."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
+from collectives.algorithms.segments import MOST_SEGMENTS
 from collectives.compile.replay import Begin, End, Message, replay
 from collectives.errors import TooLarge
 from collectives.schedule import Copy, RecvReduce, Schedule, Send
@@ -69,3 +71,36 @@ def expect_countable(schedule: Schedule) -> None:
             steps += len(made)
             if steps > _MOST_STEPS:
                 raise TooLarge(f"{schedule} has more than {_MOST_STEPS} steps, too many to count")
+
+
+class Model(NamedTuple):
+    """The alpha-beta-gamma model of a network.
+
+    Attributes:
+        alpha: seconds a message.
+        beta: seconds a byte on the way.
+        gamma: seconds a byte that is reduced.
+    """
+
+    alpha: float
+    beta: float
+    gamma: float
+
+
+def segments_for(schedule: Schedule, nbytes: int, alpha: float, beta: float) -> int:
+    """:func:`best_segments` of a schedule on buffers of ``nbytes``."""
+    messages = count(schedule).latency
+    return best_segments(messages, nbytes / schedule.chunks, Model(alpha, beta, 0.0))
+
+
+def best_segments(messages: int, nbytes: float, model: Model) -> int:
+    """The number of segments that makes a schedule of so many messages in a row fastest.
+
+    k segments take (messages - 1 + k)(alpha + beta m/k), least at k = sqrt((messages - 1) beta m /
+    alpha) (Hockney's pipelining argument); at most
+    :data:`~collectives.algorithms.segments.MOST_SEGMENTS`.
+    """
+    if messages <= 1 or model.alpha <= 0:
+        return 1
+    best = round(min(MOST_SEGMENTS, ((messages - 1) * model.beta * nbytes / model.alpha) ** 0.5))
+    return max(1, best)

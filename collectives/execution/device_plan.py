@@ -11,15 +11,16 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, cast
 
-from collectives.execution.memory import DeviceMemory, Event, is_queued
+from collectives.execution.memory import is_queued
 from collectives.execution.plan import Binding, BoundRound, Plan
+from collectives.execution.transport.cuda_memory import CudaMemory
 from collectives.execution.waiting import give_way
 
 
 class Gate:
     """A request that is complete once all has been done that was queued before its start."""
 
-    def __init__(self, event: Event) -> None:
+    def __init__(self, event: Any) -> None:
         self.event = event
 
     def Start(self) -> None:
@@ -43,7 +44,7 @@ class EndGate(Gate):
         callers: these wait.
     """
 
-    def __init__(self, event: Event) -> None:
+    def __init__(self, event: Any) -> None:
         super().__init__(event)
         self.callers: Sequence[Any] = ()
 
@@ -63,8 +64,8 @@ class OpeningGate(Gate):
         events: behind what each of the caller's streams had queued.
     """
 
-    def __init__(self, memory: DeviceMemory, is_alone: Callable[[], bool]) -> None:
-        self.events: list[Event] = []
+    def __init__(self, memory: CudaMemory, is_alone: Callable[[], bool]) -> None:
+        self.events: list[Any] = []
         self._memory = memory
         self._is_alone = is_alone
 
@@ -115,7 +116,7 @@ class DevicePlan(Plan):
         testall: Callable[[Sequence[Any]], bool],
         binding: Binding,
     ) -> None:
-        self._memory = memory = cast(DeviceMemory, binding.memory)
+        self._memory = memory = cast(CudaMemory, binding.memory)
         self._begin = OpeningGate(memory, self._is_alone)
         self._end = EndGate(memory.event())
         begin = BoundRound([self._begin.Start], [self._begin], [], [self._begin.pass_through])

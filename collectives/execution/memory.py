@@ -8,14 +8,16 @@ is the business of gates (:mod:`collectives.execution.device_plan`).
 import ctypes
 import os
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable
 from contextvars import Context
 from functools import partial
-from typing import Any, Protocol, TypeGuard
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from collectives.execution.transport.cuda_memory import CudaMemory
 
 Items = npt.NDArray[Any]
 
@@ -31,114 +33,26 @@ class Combine(Protocol):
         """Puts ``left (op) right`` into ``out``, which may be either of them."""
 
 
-class Memory(Protocol):
-    """Operations on the arrays of one kind of memory."""
-
-    def empty(self, count: int, dtype: "np.dtype[Any]") -> Items:
-        """A new 1-D array."""
-
-    def zeros(self, shape: Any, dtype: npt.DTypeLike) -> Items:
-        """A new array of zeros."""
-
-    def copy(self, target: Items, source: Items) -> object:
-        """Copies between arrays of one type."""
-
-    def convert(self, target: Items, source: Items) -> object:
-        """Copies between arrays that may differ in their type."""
-
-    def address(self, items: Items) -> int:
-        """Where an array begins."""
-
-    def combine(self, function: Combine) -> Combine:
-        """A reduction for arrays of this memory."""
-
-    def reduction(
-        self, combine: Combine, left: Items, right: Items, out: Items
-    ) -> Callable[[], object]:
-        """The call that puts ``left (op) right`` into ``out``; ``combine`` is this memory's."""
-
-    def borrowed(self, items: Items) -> Items:
-        """The array's memory by address: whoever uses it must know that it is still there."""
-
-
-class Event(Protocol):
-    """A place in a stream, in CuPy's words.
-
-    Attributes:
-        done: whether the stream has passed it.
-    """
-
-    done: bool
-
-    def record(self, stream: Any = None) -> object:
-        """Puts it behind all that is queued on ``stream``, by default the current one."""
-
-    def synchronize(self) -> object:
-        """The host waits for it."""
-
-
-class DeviceMemory(Memory, Protocol):
-    """Memory whose work is queued, on the stream that is current when something is called."""
-
-    def event(self) -> Event:
-        """A new event of this device."""
-
-    def callers(self) -> Sequence[Any]:
-        """The streams whose work comes before and after that of a call."""
-
-    def mark(self, streams: Sequence[Any], events: Sequence[Event]) -> None:
-        """Each event is behind all that its stream has queued."""
-
-    def follow(self, events: Sequence[Event]) -> None:
-        """Puts all that is queued on the own stream from here on behind these events."""
-
-    def working(self) -> AbstractContextManager[object]:
-        """In it, the own stream is the current one."""
-
-    def synchronize(self) -> object:
-        """Returns when all is done that was queued on the current stream."""
-
-    def settle(self) -> object:
-        """Returns when all is done that was queued on any stream of the device."""
-
-    def pinned(self, nbytes: int) -> npt.NDArray[np.uint8]:
-        """Host memory that copies to and from the device are fastest with."""
-
-    def download(self, host: Items, device: Items) -> None:
-        """Queues a copy to the host."""
-
-    def upload(self, device: Items, host: Items) -> None:
-        """Queues a copy from the host."""
-
-    def shareable(self, nbytes: int) -> npt.NDArray[np.uint8]:
-        """New memory that other processes can map."""
-
-    def handle(self, items: Items) -> bytes:
-        """The handle by which another process maps :meth:`shareable` memory."""
-
-    def mapped(self, handle: bytes, nbytes: int) -> npt.NDArray[np.uint8]:
-        """Another process's memory."""
-
-    def unmap(self, items: Items) -> None:
-        """Lets go of :meth:`mapped` memory."""
-
-
 class HostMemory:
-    """NumPy."""
+    """NumPy's arrays."""
 
     @staticmethod
     def empty(count: int, dtype: "np.dtype[Any]") -> Items:
+        """A new 1-D array."""
         return np.empty(count, dtype)
 
     @staticmethod
     def zeros(shape: Any, dtype: npt.DTypeLike) -> Items:
+        """A new array of zeros."""
         return np.zeros(shape, dtype)
 
-    #: As it is: many copies take less time than a Python function in between would.
+    #: Copies between arrays of one type.  As it is: many copies take less time than a Python
+    #: function in between would.
     copy = staticmethod(np.copyto)
 
     @staticmethod
     def convert(target: Items, source: Items) -> None:
+        """Copies between arrays that may differ in their type."""
         if target.dtype == source.dtype:
             np.copyto(target, source)
         else:
@@ -146,22 +60,29 @@ class HostMemory:
 
     @staticmethod
     def address(items: Items) -> int:
+        """Where an array begins."""
         address: int = items.__array_interface__["data"][0]
         return address
 
     @staticmethod
     def combine(function: Combine) -> Combine:
-        """Runs it in a context of its own, where no overflow raises or warns, whatever the caller's
+        """A reduction for arrays of this memory.
+
+        It runs in a context of its own, where no overflow raises or warns, whatever the caller's
         ``np.errstate``: MPI's operations never do, and a rank that raised alone would leave the
-        others waiting."""
+        others waiting.
+        """
         if not isinstance(function, np.ufunc):
             return function
         return partial(_quiet().run, function)
 
     @staticmethod
     def reduction(combine: Combine, left: Items, right: Items, out: Items) -> Callable[[], object]:
-        """Reduces in two parts, so that all but the first few stores begin with a cache line:
-        malloc's large blocks begin 16 bytes behind one."""
+        """The call that puts ``left (op) right`` into ``out``; ``combine`` is this memory's.
+
+        It reduces in two parts, so that all but the first few stores begin with a cache line:
+        malloc's large blocks begin 16 bytes behind one.
+        """
         size = out.itemsize
         if out.nbytes >= _LONG and _LINE % size == 0:
             head, between = divmod(-HostMemory.address(out) % _LINE, size)
@@ -173,6 +94,7 @@ class HostMemory:
 
     @staticmethod
     def borrowed(items: Items) -> Items:
+        """The array's memory by address: whoever uses it must know that it is still there."""
         if not items.nbytes:
             return np.empty(0, items.dtype)
         memory = (ctypes.c_byte * items.nbytes).from_address(HostMemory.address(items))
@@ -192,9 +114,11 @@ def _quiet() -> Context:
 
 
 HOST = HostMemory()
+#: The memory of one kind; a GPU's has the host's operations and more.
+Memory: TypeAlias = "HostMemory | CudaMemory"
 
 
-def is_queued(memory: Memory) -> TypeGuard[DeviceMemory]:
+def is_queued(memory: Memory) -> "TypeGuard[CudaMemory]":
     """Whether work on it is queued, as a GPU's is."""
     return not isinstance(memory, HostMemory)
 

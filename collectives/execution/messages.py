@@ -10,10 +10,11 @@ import numpy as np
 
 from collectives.errors import InvalidBuffer, ScheduleError
 from collectives.execution.device_plan import Gate, behind, plan_class
-from collectives.execution.memory import Combine, DeviceMemory, Items, Memory, is_queued
+from collectives.execution.memory import Combine, Items, Memory, is_queued
 from collectives.execution.plan import Action, Binding, BoundRound, Plan
 from collectives.execution.traffic import Traffic
 from collectives.execution.transport import Bytes, Request, Transport
+from collectives.execution.transport.cuda_memory import CudaMemory
 from collectives.execution.transport.device import StagedSend
 from collectives.schedule import Chunk, Copy, Recv, RecvReduce, Round, Schedule, Send
 
@@ -95,7 +96,7 @@ class _Binder:
         bound = [r for r in (self.round(steps, arrivals) for steps in self.program) if r.starts]
         return self.gated(bound, self.memory) if is_queued(self.memory) else bound
 
-    def gated(self, bound: list[BoundRound], memory: DeviceMemory) -> list[BoundRound]:
+    def gated(self, bound: list[BoundRound], memory: CudaMemory) -> list[BoundRound]:
         """Puts a gate before each round with messages: before it, the stream has not written what
         MPI sends, and may still use what MPI receives into."""
         gate, rounds = Gate(memory.event()), []

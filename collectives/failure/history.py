@@ -2,7 +2,8 @@
 
 import sys
 from collections import deque
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import monotonic
 from types import CodeType
@@ -122,6 +123,15 @@ class History:
         self._kept.append(call)
         self._current = call
         return call
+
+    @contextmanager
+    def during(self, *what: object, **how: Any) -> Iterator[None]:
+        """Records a call that lasts as long as a block; arguments as for :meth:`enter`."""
+        call = self.enter(*what, **how)
+        try:
+            yield
+        finally:
+            self.leave(call)
 
     def leave(self, call: Entered, completes: bool = True) -> None:
         """Records that a call ended; ``completes`` is false if its collective is still running."""

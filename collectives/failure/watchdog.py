@@ -8,8 +8,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from time import monotonic, sleep
 from typing import Any, NoReturn
 
@@ -102,14 +101,9 @@ class Watchdog:
         """Records that a call ended; ``completes`` is false if its collective is still running."""
         self.calls.leave(call, completes)
 
-    @contextmanager
-    def waiting(self, what: str, *, numbered: bool) -> Iterator[None]:
+    def waiting(self, what: str, *, numbered: bool) -> AbstractContextManager[None]:
         """Marks a block that waits for other ranks in another way than a collective."""
-        call = self.calls.enter(what, numbered=numbered)
-        try:
-            yield
-        finally:
-            self.calls.leave(call)
+        return self.calls.during(what, numbered=numbered)
 
     def __str__(self) -> str:
         """Text with the last calls of this rank."""

@@ -1,7 +1,6 @@
 """A plan under the eyes of a watchdog."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -60,16 +59,10 @@ class WatchedPlan:
         with self.waiting("Wait for"):
             self._plan.synchronize()
 
-    @contextmanager
-    def waiting(self, how: str | None = None) -> Iterator[None]:
+    def waiting(self, how: str | None = None) -> AbstractContextManager[None]:
         """Marks a block that waits for the run."""
-        calls = self._watchdog.calls
         what = how, self._collective, self._plan.algorithm, self._size
-        call = calls.enter(*what, of=self._number)
-        try:
-            yield
-        finally:
-            calls.leave(call)
+        return self._watchdog.calls.during(*what, of=self._number)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._plan, name)

@@ -16,11 +16,14 @@ from collectives.environment import switch
 from collectives.torch import NAME, GroupOptions
 from collectives.torch.calls import Calls
 from collectives.torch.copies import Copies
-from collectives.torch.direct import call_directly, outside_dynamo
-from collectives.torch.fsdp import take_buffers_from_groups
-from collectives.torch.hooks import take_built_in_hooks
 from collectives.torch.monitored import monitored_barrier
 from collectives.torch.order import Order
+from collectives.torch.patches import (
+    call_directly,
+    outside_dynamo,
+    take_buffers_from_groups,
+    take_built_in_hooks,
+)
 from collectives.torch.reductions import Reductions
 from collectives.torch.register import version
 
@@ -67,7 +70,7 @@ class _Group(Reductions, Copies):
     getRank, getSize, getBackendName, _get_backend_name = rank, size, name, name
 
     def set_timeout(self, timeout: timedelta) -> None:
-        self._watchdog.timeout = _seconds(timeout)
+        self.watchdog.timeout = _seconds(timeout)
 
     _set_default_timeout = set_timeout
 
@@ -81,7 +84,7 @@ class _Group(Reductions, Copies):
         """A barrier with a timeout, given as such or in options; rank 0 names who is missing."""
         given = getattr(timeout, "timeout", timeout)
         is_set = given is not None and given >= timedelta(0)
-        seconds = given.total_seconds() if is_set else self._watchdog.timeout
+        seconds = given.total_seconds() if is_set else self.watchdog.timeout
         self._monitored += 1
         monitored_barrier(self.comm, self._monitored, seconds, wait_all_ranks)
 
@@ -94,21 +97,21 @@ class _Group(Reductions, Copies):
             return
         atexit.unregister(self._drain)
         self._drain()
-        with self._watchdog.waiting("the end of the group", numbered=True):
+        with self.watchdog.waiting("the end of the group", numbered=True):
             try:
                 self._roots.meet(self.comm)
             finally:
                 self._node_memory.close()
                 self.comm.Free()
-                self._watchdog.close()
+                self.watchdog.close()
 
     def _drain(self) -> None:
         """Carries out what is under way; does nothing in a process that was forked."""
         if os.getpid() == self._process and not MPI.Is_finalized():
             if self.comm.size > 1:  # alone, what has not come by now never comes
-                for message in list(self._under_way):
+                for message in list(self.under_way):
                     message.wait()
-            self._order.close()
+            self.order.close()
 
 
 def _order() -> Order:
@@ -119,7 +122,7 @@ def _order() -> Order:
     """
     world = backend_of(dist.group.WORLD) if dist.is_initialized() else None
     order = Order(NAME)
-    return order if order.has_thread or world is None else world._order
+    return order if order.has_thread or world is None else world.order
 
 
 def _seconds(timeout: timedelta) -> float:
@@ -143,22 +146,21 @@ class MPIBackend(_Group, _Backend):
 class MPIProcessGroup(_Group, _ProcessGroup):
     """The group itself, as torch before 2.14 knows no backend in Python."""
 
-    _group_names = ("", "")
+    group_name = group_desc = ""  # the class's own fail without a backend in C++
 
     def getGroupName(self) -> str:
-        return self._group_names[0]
+        return self.group_name
 
     def setGroupName(self, name: str) -> None:
-        self._group_names = name, self._group_names[1]
+        self.group_name = name
 
     def getGroupDesc(self) -> str:
-        return self._group_names[1]
+        return self.group_desc
 
     def setGroupDesc(self, text: str) -> None:
-        self._group_names = self._group_names[0], text
+        self.group_desc = text
 
     _set_group_name, _set_group_desc = setGroupName, setGroupDesc
-    group_name, group_desc = property(getGroupName), property(getGroupDesc)
 
     @property
     def _device_types(self) -> list[torch.device]:
@@ -218,17 +220,9 @@ def create(options: Any, chosen: Any = None) -> Any:
 
 
 def create_group(
-    ranks: list[int],
-    name: str,
-    timeout: timedelta,
-    store: Any,
-    options: GroupOptions | None = None,
+    ranks: list[int], name: str, timeout: timedelta, store: Any, options: GroupOptions | None = None
 ) -> Any:
-    """A group of these ranks of ``MPI.COMM_WORLD``, of all if there are none; on its ranks only.
-
-    Raises:
-        ValueError: on all ranks: they ask for different options.
-    """
+    """A group of these ranks of ``MPI.COMM_WORLD``, of all if there are none; on its ranks only."""
     world = MPI.COMM_WORLD
     if ranks:
         group = world.Get_group().Incl(ranks)

@@ -74,11 +74,11 @@ class Calls:
 
     def __init__(self, comm: Communicator, seconds: float, order: Order) -> None:
         super().__init__(comm.rank, comm.size)  # type: ignore[call-arg]  # of torch's class
-        self.comm, self._order = comm, order
-        self._watchdog = Watchdog(comm, seconds)
-        self._history = self._watchdog.calls
+        self.comm, self.order = comm, order
+        self.watchdog = Watchdog(comm, seconds)
+        self._history = self.watchdog.calls
         self._node_memory = GroupMemory(comm, order, self._history)
-        self._under_way: set[MessageWork] = set()
+        self.under_way: set[MessageWork] = set()
         self._calls = 0
         self._block = OpenBlock()
         self._roots = Roots()
@@ -124,9 +124,9 @@ class Calls:
             call, arguments = self._roots.add, (root, call, *arguments)
         # A caller that does not say that it blocks may go on before the others have come.
         if getattr(options, "asyncOp", True):
-            later = self._order.later(self._history, (name, call, arguments), value, inputs)
+            later = self.order.later(self._history, (name, call, arguments), value, inputs)
             return self._begun(later)
-        self._order.now(self._history, (name, call, arguments))
+        self.order.now(self._history, (name, call, arguments))
         return _DONE
 
     def _small_pair(
@@ -201,10 +201,9 @@ class Calls:
         return self._node_memory.take(size, dtype)
 
     def _message(self, what: str, request: MPI.Request, flat: Joined) -> dist._Work:
-        for earlier in list(self._under_way):  # lets go of those that nobody waits for
+        for earlier in list(self.under_way):  # lets go of those that nobody waits for
             earlier.test()
-        kept = self._under_way, self._watchdog, self._order
-        return self._begun(MessageWork(what, request, flat, *kept))
+        return self._begun(MessageWork(what, request, flat, self))
 
 
 def _recorded(shown: Any, call: Callable[..., None], *arguments: Any) -> None:

@@ -23,9 +23,8 @@ class Copies(Calls):
 
         def call() -> None:
             for tensor in tensors:
-                flat = Joined([tensor], reads=self.comm.rank == root)
-                self.comm.Bcast(memory(flat.whole), root)
-                flat.write_back()
+                with Joined([tensor], reads=self.comm.rank == root) as whole:
+                    self.comm.Bcast(memory(whole), root)
 
         return self._submit("broadcast", tensors, options, call, root=root)
 
@@ -34,19 +33,16 @@ class Copies(Calls):
         if isinstance(inputs, torch.Tensor):
             outputs, inputs = [outputs], [inputs]
         for parts, source in zip(outputs, inputs, strict=True):
-            self._check_parts(parts, source, "all_gather")
-            _check_items("all_gather", source, [parts[self.comm.rank]])
+            self._check_parts("all_gather", parts, source, self.comm.rank)
 
         def call() -> None:
             for parts, source in zip(outputs, inputs):
-                flat = Joined(parts, reads=False)
-                sent, received = memory(apart(source, flat.whole)), memory(flat.whole)
-                counts = _counts(parts, flat.whole)
-                if len(set(counts)) == 1:
-                    self.comm.Allgather(sent, received)
-                else:
-                    self.comm.Allgatherv(sent, [received, counts])
-                flat.write_back()
+                with Joined(parts, reads=False) as whole:
+                    sent, counts = memory(apart(source, whole)), _counts(parts, whole)
+                    if len(set(counts)) == 1:
+                        self.comm.Allgather(sent, memory(whole))
+                    else:
+                        self.comm.Allgatherv(sent, [memory(whole), counts])
 
         return self._submit("all_gather", outputs, options, call, inputs=inputs)
 
@@ -79,11 +75,9 @@ class Copies(Calls):
 
         def call() -> None:
             for output, source in zip(outputs, inputs):
-                flat = Joined([output], reads=False)
-                sent = _own_block(dense(source), flat.whole, self.comm.rank)
-                comm = self._node_memory.comm(output.nbytes)
-                comm.Allgather(sent, memory(flat.whole))
-                flat.write_back()
+                with Joined([output], reads=False) as whole:
+                    sent = _own_block(dense(source), whole, self.comm.rank)
+                    self._node_memory.comm(output.nbytes).Allgather(sent, memory(whole))
 
         return self._submit("all_gather_single", outputs, options, call, inputs=inputs)
 
@@ -92,16 +86,14 @@ class Copies(Calls):
         check_dense([source])
         parts = outputs[0] if self.comm.rank == root else []
         if parts:
-            self._check_parts(parts, source, "gather")
-            _check_items("gather", source, parts)
+            self._check_parts("gather", parts, source)
 
         def call() -> None:
-            flat = Joined(parts, reads=False) if parts else None
-            if flat is None:
+            if not parts:
                 self.comm.Gather(memory(dense(source)), None, root)
                 return
-            self.comm.Gather(memory(apart(source, flat.whole)), memory(flat.whole), root)
-            flat.write_back()
+            with Joined(parts, reads=False) as whole:
+                self.comm.Gather(memory(apart(source, whole)), memory(whole), root)
 
         return self._submit("gather", parts, options, call, inputs=[source], root=root)
 
@@ -110,14 +102,12 @@ class Copies(Calls):
         check_dense([output])
         parts = inputs[0] if self.comm.rank == root else []
         if parts:
-            self._check_parts(parts, output, "scatter")
-            _check_items("scatter", output, parts)
+            self._check_parts("scatter", parts, output)
 
         def call() -> None:
-            flat = Joined([output], reads=False)
-            source = apart(Joined(parts, reads=True).whole, flat.whole) if parts else None
-            self.comm.Scatter(None if source is None else memory(source), memory(flat.whole), root)
-            flat.write_back()
+            with Joined([output], reads=False) as whole:
+                sent = memory(apart(Joined(parts, reads=True).whole, whole)) if parts else None
+                self.comm.Scatter(sent, memory(whole), root)
 
         return self._submit("scatter", [output], options, call, inputs=parts, root=root)
 
@@ -148,13 +138,12 @@ class Copies(Calls):
             )
 
         def call() -> None:
-            flat = Joined([output], reads=False)
-            sent, received = memory(apart(source, flat.whole)), memory(flat.whole)
-            if output_splits or input_splits:
-                self.comm.Alltoallv([sent, sent_items], [received, received_items])
-            else:
-                self.comm.Alltoall(sent, received)
-            flat.write_back()
+            with Joined([output], reads=False) as whole:
+                sent = memory(apart(source, whole))
+                if output_splits or input_splits:
+                    self.comm.Alltoallv([sent, sent_items], [memory(whole), received_items])
+                else:
+                    self.comm.Alltoall(sent, memory(whole))
 
         return self._submit("all_to_all_single", [output], options, call, inputs=[source])
 
@@ -167,23 +156,25 @@ class Copies(Calls):
         _check_items("all_to_all", inputs[self.comm.rank], [outputs[self.comm.rank]])
 
         def call() -> None:
-            flat = Joined(outputs, reads=False)
-            source = apart(Joined(inputs, reads=True).whole, flat.whole)
-            self.comm.Alltoallv(
-                [memory(source), _counts(inputs, source)],
-                [memory(flat.whole), _counts(outputs, flat.whole)],
-            )
-            flat.write_back()
+            with Joined(outputs, reads=False) as whole:
+                source = apart(Joined(inputs, reads=True).whole, whole)
+                sent = [memory(source), _counts(inputs, source)]
+                self.comm.Alltoallv(sent, [memory(whole), _counts(outputs, whole)])
 
         return self._submit("all_to_all", outputs, options, call, inputs=inputs)
 
-    def _check_parts(self, parts: Tensors, one: torch.Tensor, what: str) -> None:
+    def _check_parts(
+        self, what: str, parts: Tensors, one: torch.Tensor, of: int | None = None
+    ) -> None:
+        """Checks that a list has a tensor for each rank, and that they, or the one ``of`` a rank,
+        have as many items as this rank's."""
         check_dense([*parts, one])
-        if len(parts) != self.comm.size or any(part.dtype != one.dtype for part in parts):
+        if len(parts) != self.comm.size or {part.dtype for part in parts} != {one.dtype}:
             raise ValueError(
                 f"{what} takes {self.comm.size} tensors of {one.dtype}, one a rank, got "
                 f"{len(parts)} of {', '.join(sorted({str(part.dtype) for part in parts}))}"
             )
+        _check_items(what, one, parts if of is None else [parts[of]])
 
     def _rows(self, tensor: torch.Tensor, splits: list[int]) -> list[int]:
         """Rows of each rank's block of a tensor."""
@@ -209,7 +200,7 @@ class Copies(Calls):
 
 def _check_items(what: str, own: torch.Tensor, parts: Tensors) -> None:
     """Checks that these tensors have as many items as this rank's own one."""
-    if any(part.numel() != own.numel() for part in parts):
+    if {part.numel() for part in parts} != {own.numel()}:
         raise ValueError(
             f"{what} of {own.numel()} items of this rank does not fit tensors of "
             f"{[part.numel() for part in parts]} items"

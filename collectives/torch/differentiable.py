@@ -6,7 +6,7 @@ the same calls.  Under ``torch.no_grad`` they only communicate.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -31,10 +31,8 @@ def all_gather(tensor: torch.Tensor, group: Any = None) -> tuple[torch.Tensor, .
     """
     rows = [torch.tensor(0) for _ in range(dist.get_world_size(group))]
     dist.all_gather(rows, torch.tensor(tensor.shape[0]), group)
-    found: tuple[torch.Tensor, ...] = _AllGather.apply(
-        group, [int(number) for number in rows], tensor
-    )
-    return found
+    found = _AllGather.apply(group, [int(number) for number in rows], tensor)
+    return cast(tuple[torch.Tensor, ...], found)
 
 
 def reduce_scatter(blocks: Sequence[torch.Tensor], group: Any = None) -> torch.Tensor:
@@ -49,8 +47,7 @@ def reduce_scatter(blocks: Sequence[torch.Tensor], group: Any = None) -> torch.T
     Returns:
         A tensor of the shape of this rank's block.
     """
-    found: torch.Tensor = _ReduceScatter.apply(group, *blocks)
-    return found
+    return cast(torch.Tensor, _ReduceScatter.apply(group, *blocks))
 
 
 def send(tensor: torch.Tensor, to: int, group: Any = None, tag: int = 0) -> torch.Tensor:
@@ -71,8 +68,7 @@ def send(tensor: torch.Tensor, to: int, group: Any = None, tag: int = 0) -> torc
     Raises:
         ValueError: the tag is too large.
     """
-    found: torch.Tensor = _Send.apply(to, group, _checked(tag), tensor, _leaf())
-    return found
+    return cast(torch.Tensor, _Send.apply(to, group, _checked(tag), tensor, _leaf()))
 
 
 def recv(like: torch.Tensor, source: int, group: Any = None, tag: int = 0) -> torch.Tensor:
@@ -94,8 +90,7 @@ def recv(like: torch.Tensor, source: int, group: Any = None, tag: int = 0) -> to
     Raises:
         ValueError: the tag is too large.
     """
-    found: torch.Tensor = _Recv.apply(source, group, _checked(tag), like.detach(), _leaf())
-    return found
+    return cast(torch.Tensor, _Recv.apply(source, group, _checked(tag), like.detach(), _leaf()))
 
 
 def _checked(tag: int) -> int:

@@ -3,16 +3,18 @@
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from mpi4py import MPI
 from torch.futures import Future
 
-from collectives.failure.watchdog import Watchdog
 from collectives.torch import NAME
-from collectives.torch.order import NO_TIMEOUT, AnyWork, Order
+from collectives.torch.order import NO_TIMEOUT, AnyWork
 from collectives.torch.tensors import Joined
+
+if TYPE_CHECKING:
+    from collectives.torch.calls import Calls
 
 profiler_enabled = torch.autograd._profiler_enabled
 end_event = torch.autograd._record_function_with_args_exit
@@ -31,35 +33,23 @@ class MessageWork(AnyWork):
         what: name in reports; all but a "send" is written back to its tensor.
         request: the request of MPI.
         flat: memory of the message, which is kept until it is complete.
-        under_way: messages of the group; this one is in it until it is complete, so that one
-            that the program drops goes on.
-        watchdog: sees who waits for the message.
-        order: the group's collectives.
+        group: the group's calls; the message is in its ``under_way`` until it is complete, so that
+            one that the program drops goes on.
     """
 
-    def __init__(
-        self,
-        what: str,
-        request: MPI.Request,
-        flat: Joined,
-        under_way: "set[MessageWork]",
-        watchdog: Watchdog,
-        order: Order,
-    ) -> None:
+    def __init__(self, what: str, request: MPI.Request, flat: Joined, group: "Calls") -> None:
         super().__init__()
-        self._watchdog, self._order, self._what = watchdog, order, what
-        self._request, self._flat, self._receives = request, flat, what != "send"
+        self._what, self._request, self._flat, self._group = what, request, flat, group
         self._event = event(what, flat.tensors) if profiler_enabled() else None
-        self._under_way = under_way
+        self._receives = what != "send"
         self._status = MPI.Status()
         self._guard = threading.Lock()
         self._is_complete = False
-        self._error: Exception | None = None
         self._future: Future[Any] | None = None
-        under_way.add(self)
+        group.under_way.add(self)
 
     def is_completed(self) -> bool:
-        self._order.before_message()
+        self._group.order.before_message()
         return self.test()
 
     def test(self) -> bool:
@@ -73,7 +63,7 @@ class MessageWork(AnyWork):
         return self._is_complete
 
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
-        self._order.before_message()
+        self._group.order.before_message()
         self._end()
         if self._error is not None:
             raise self._error
@@ -82,7 +72,7 @@ class MessageWork(AnyWork):
     def _end(self) -> None:
         with self._guard:
             if not self._is_complete:
-                with self._watchdog.waiting(self._what, numbered=False):
+                with self._group.watchdog.waiting(self._what, numbered=False):
                     self._ask(self._request.Wait)
 
     def _ask(self, is_over: Callable[[MPI.Status], bool]) -> None:
@@ -98,7 +88,7 @@ class MessageWork(AnyWork):
         if self._event is not None:
             end_event(self._event)
         self._is_complete = True
-        self._under_way.discard(self)
+        self._group.under_way.discard(self)
 
     def _check_size(self) -> None:
         expected, got = self._flat.whole.nbytes, self._status.Get_count(MPI.BYTE)
@@ -107,9 +97,6 @@ class MessageWork(AnyWork):
                 f"a message of {got} bytes came from rank {self._status.source} for a tensor of "
                 f"{expected}: send and recv must have the same shape and dtype"
             )
-
-    def exception(self) -> Exception | None:
-        return self._error
 
     def result(self) -> list[torch.Tensor]:
         return list(self._flat.tensors) if self._receives else []
@@ -129,14 +116,14 @@ class MessageWork(AnyWork):
             over: Future[Any] = Future()
 
             def complete() -> None:
-                self._order.before_message()
+                self._group.order.before_message()
                 self._end()
                 over.set_result(None)
 
             # An error that a callback raises reaches C++; one of set_exception is lost there.
             self._future = over.then(lambda _: self.wait() and self.result())
 
-            if self._order.has_thread:
+            if self._group.order.has_thread:
                 threading.Thread(target=complete, daemon=True).start()
             else:
                 complete()

@@ -25,7 +25,12 @@ _LOOK_SECONDS, _LOOKS = 1e-4, 10
 
 
 class AnyWork(dist._Work):
-    """The methods that follow from the others'."""
+    """The methods that follow from the others', and the error of the call."""
+
+    _error: BaseException | None = None
+
+    def exception(self) -> BaseException | None:
+        return self._error
 
     def synchronize(self) -> None:
         self.wait()
@@ -42,9 +47,6 @@ class DoneWork(AnyWork):
 
     def is_completed(self) -> bool:
         return True
-
-    def exception(self) -> None:
-        return None
 
     def result(self) -> Any:
         raise RuntimeError("a blocking call has its result in its tensors; pass async_op=True")
@@ -63,7 +65,6 @@ class CollectiveWork(AnyWork):
         self._order, self._history, self._call = order, history, call
         self._value, self._inputs = value, inputs
         self.is_done = False
-        self._error: BaseException | None = None
         self._future: Future[Any] | None = None
 
     def run(self) -> None:
@@ -101,9 +102,6 @@ class CollectiveWork(AnyWork):
         if not self.is_done and not self._order.has_thread:
             self._order.help(self)
         return self.is_done
-
-    def exception(self) -> BaseException | None:
-        return self._error
 
     def result(self) -> Any:
         return self._value

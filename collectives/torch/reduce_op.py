@@ -7,7 +7,7 @@ import torch
 from mpi4py import MPI
 from torch.distributed import ReduceOp
 
-from collectives.torch.tensors import is_known
+from collectives.torch.tensors import NUMPY
 
 _R: Any = ReduceOp.RedOpType
 #: Operation on numbers, and on bool: sums are "any" there and products "all", as NCCL has them.
@@ -85,6 +85,6 @@ def _reduction(kind: int, dtype: torch.dtype) -> Reduction:
         wide = torch.float32
     elif dtype.is_complex and dtype.itemsize < 8:
         wide = torch.complex64
-    elif not is_known(dtype):  # quantized numbers, whose sum depends on their scale
+    elif dtype not in NUMPY:  # quantized numbers, whose sum depends on their scale
         raise ValueError(f"{name} has no meaning for {dtype}")
     return Reduction(op, wide, kind == int(_R.AVG))

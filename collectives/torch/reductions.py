@@ -33,7 +33,7 @@ class Reductions(Calls):
         ):
             given: Any = self.comm, MPI.IN_PLACE, buffer, op
             return self._submit("all_reduce", tensors, options, self._small["Allreduce"], given)
-        if any(tensor.layout is torch.sparse_coo for tensor in tensors):
+        if torch.sparse_coo in [tensor.layout for tensor in tensors]:
             return self.allreduce_sparse(tensors, options)
         check_dense(tensors)
         op = _op(options)
@@ -42,9 +42,8 @@ class Reductions(Calls):
 
         def call() -> None:
             for tensor, one in zip(tensors, how):
-                flat = Joined([tensor], reads=True)
-                self._sum(flat.whole, one, is_bucket)
-                flat.write_back()
+                with Joined([tensor], reads=True) as whole:
+                    self._sum(whole, one, is_bucket)
 
         return self._submit("all_reduce", tensors, options, call)
 
@@ -57,9 +56,8 @@ class Reductions(Calls):
 
         def call() -> None:
             for dtype, how in dtypes.items():
-                flat = Joined([t for t in tensors if t.dtype == dtype], reads=True)
-                self._sum(flat.whole, how)
-                flat.write_back()
+                with Joined([t for t in tensors if t.dtype == dtype], reads=True) as whole:
+                    self._sum(whole, how)
 
         return self._submit("all_reduce_coalesced", tensors, options, call)
 
@@ -78,10 +76,9 @@ class Reductions(Calls):
         def call() -> None:
             for tensor, one in zip(tensors, how):
                 total = self._sparse_sum(tensor.detach().coalesce())
-                indices, values = total.indices(), total.values()
                 if one.mean:
-                    one.divide(values, self.comm.size, values)
-                tensor.copy_(torch.sparse_coo_tensor(indices, values, tensor.shape))
+                    one.divide(total.values(), self.comm.size, total.values())
+                tensor.copy_(total)
 
         return self._submit("sparse_all_reduce", tensors, options, call)
 

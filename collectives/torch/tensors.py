@@ -9,8 +9,8 @@ from mpi4py import MPI
 
 from collectives.calls.mpi4py_spec import TYPES
 
-#: Types that NumPy has under the same name; the others travel as bytes.
-_NUMPY = {
+#: Types that NumPy has under the same name, whose numbers MPI adds; the others travel as bytes.
+NUMPY = {
     getattr(torch, name): np.dtype(name)
     for name in (
         *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
@@ -20,7 +20,7 @@ _NUMPY = {
 }
 _BYTE = np.dtype(np.uint8)
 #: MPI's types of them.
-_TYPES = {dtype: TYPES[numpys.char] for dtype, numpys in _NUMPY.items()}
+_TYPES = {dtype: TYPES[numpys.char] for dtype, numpys in NUMPY.items()}
 #: Types whose sums, products, minima and maxima are those of MPI.
 SUMMABLE = {
     dtype: _TYPES[dtype] for dtype in (torch.float32, torch.float64, torch.int32, torch.int64)
@@ -29,11 +29,6 @@ SUMMABLE = {
 #: more than it saves.
 SMALL = 64 << 10
 _address = MPI.buffer.fromaddress
-
-
-def is_known(dtype: torch.dtype) -> bool:
-    """Whether NumPy has the type, so that MPI can add its numbers."""
-    return dtype in _NUMPY
 
 
 class _Memory:
@@ -57,7 +52,7 @@ def memory(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
     It is made of the address: ``Tensor.numpy`` would forbid for ever that the storage is resized,
     as FSDP does.
     """
-    dtype = _NUMPY.get(tensor.dtype, _BYTE)
+    dtype = NUMPY.get(tensor.dtype, _BYTE)
     if not tensor.numel():
         return np.empty(0, dtype)
     return np.asarray(_Memory(tensor, dtype))
@@ -125,7 +120,7 @@ class Joined:
     """One contiguous tensor, ``whole``, in the place of several.
 
     It is a view of them where they lie one behind the other, and else a copy, which
-    :meth:`write_back` copies into them.
+    :meth:`write_back` copies into them.  As a context it is ``whole``, and written back at its end.
 
     Args:
         tensors: one or more, of one dtype.
@@ -144,6 +139,13 @@ class Joined:
                 self._copy(whole, into_whole=True)
         self.whole = whole
 
+    def __enter__(self) -> torch.Tensor:
+        return self.whole
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None and not self.is_view:
+            self._copy(self.whole, into_whole=False)
+
     def write_back(self) -> None:
         if not self.is_view:
             self._copy(self.whole, into_whole=False)
@@ -157,23 +159,25 @@ class Joined:
             begin += tensor.numel()
 
 
+def _is_plain(tensor: torch.Tensor) -> bool:
+    return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
+
+
 def _view_of_all(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
     """A view of tensors that lie one behind the other in one storage; one tensor is itself."""
     first = tensors[0]
     if len(tensors) == 1:
-        if not first.is_contiguous() or first.is_conj() or first.is_neg():
+        if not _is_plain(first):
             return None
         # The group's thread may write to a tensor of inference mode if it is detached.
         return first.detach() if first.requires_grad or first.is_inference() else first
     storage, end, items = first.untyped_storage().data_ptr(), first.data_ptr(), 0
     for tensor in tensors:
         if (
-            not tensor.is_contiguous()
+            not _is_plain(tensor)
             or tensor.data_ptr() != end
             or tensor.dtype != first.dtype
             or tensor.untyped_storage().data_ptr() != storage
-            or tensor.is_conj()
-            or tensor.is_neg()
         ):
             return None
         end += tensor.nbytes

@@ -17,18 +17,15 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
-from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import numpy as np
 
 from collectives.analysis.topology import Topology
+from collectives.failure.history import call_site
 
 #: Seconds that a look at a message costs that is not there yet.
 _LOOK_S = 1e-7
-#: Frames of this package, and of what waits for it, say nothing to a reader of a report.
-_INNER = str(Path(__file__).parents[1])
 
 
 class Deadlock(BaseException):
@@ -336,14 +333,13 @@ class VirtualCluster:
             if rank.state != "waits":
                 lines.append(f"  rank {rank.number} has ended")
                 continue
-            frame = frames.get(rank.thread.ident or 0) if rank.thread else None
             what = rank.waits.what if rank.waits else "polls, and nothing of its own is under way"
-            missing = [str(peer) for peer in rank.waits.peers()] if rank.waits else []
-            some = ", ".join(missing[:8]) + (" and others" if len(missing) > 8 else "")
-            whom = (
-                f", and waits for rank{'s' if len(missing) > 1 else ''} {some}" if missing else ""
-            )
-            lines.append(f"  rank {rank.number} {what}{whom}{_place(frame)}")
+            if missing := [str(peer) for peer in rank.waits.peers()] if rank.waits else []:
+                some = ", ".join(missing[:8]) + (" and others" if len(missing) > 8 else "")
+                what += f", and waits for rank{'s' if len(missing) > 1 else ''} {some}"
+            code, line = call_site(frames.get(rank.thread.ident or 0) if rank.thread else None)
+            place = f", at {code.co_filename}:{line} in {code.co_name}" if code else ""
+            lines.append(f"  rank {rank.number} {what}{place}")
         return "\n".join(lines)
 
     def table(self) -> str:
@@ -351,8 +347,8 @@ class VirtualCluster:
         lines = ["  rank    seconds  computing  communicating  waiting"]
         for rank in self.ranks:
             total = sum(rank.spent.values())
-            shares = [100 * seconds / (total or 1.0) for seconds in rank.spent.values()]
-            told = "{:9.1f}% {:13.1f}% {:7.1f}%".format(*shares)
+            shares = [seconds / (total or 1.0) for seconds in rank.spent.values()]
+            told = "{:10.1%} {:14.1%} {:8.1%}".format(*shares)
             lines.append(f"{rank.number:6} {total:10.6f} {told}")
         return "\n".join(lines)
 
@@ -390,14 +386,3 @@ class VirtualCluster:
         others = np.array(members[1:])
         alpha = float(self.network.alpha(first, others).max())
         return rounds * alpha + nbytes * float(self.network.beta(first, others).max())
-
-
-def _place(frame: FrameType | None) -> str:
-    """Where a rank is, outside this package if it is there."""
-    inner = frame
-    while frame is not None and frame.f_code.co_filename.startswith(_INNER):
-        frame = frame.f_back
-    found = frame or inner
-    if found is None:
-        return ""
-    return f", at {found.f_code.co_filename}:{found.f_lineno} in {found.f_code.co_name}"

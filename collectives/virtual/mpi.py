@@ -6,6 +6,7 @@ small ones of Open MPI and MPICH do.  Every rank has a node to itself.
 """
 
 from collections.abc import Callable
+from types import new_class
 from typing import Any, cast
 
 from collectives.virtual.cluster import here
@@ -45,20 +46,11 @@ class Topocomm(Intracomm):
     """A communicator with a topology, of which a virtual cluster has none."""
 
 
-class Cartcomm(Topocomm):
-    """A grid of ranks."""
-
-
-class Graphcomm(Topocomm):
-    """Ranks with edges."""
-
-
-class Distgraphcomm(Topocomm):
-    """Ranks with edges, known in part."""
-
-
-class Win(Handled):
-    """Memory that ranks share, of which a virtual cluster has none."""
+#: Other classes of MPI's whose objects a virtual cluster has none of.
+_ABSENT = {
+    "Win": new_class("Win", (Handled,)),
+    **{name: new_class(name, (Topocomm,)) for name in ("Cartcomm", "Graphcomm", "Distgraphcomm")},
+}
 
 
 class World(Intracomm):
@@ -75,19 +67,11 @@ class Alone(Intracomm):
     handle = property(lambda self: here().alone, lambda self, _: None)
 
 
-COMM_NULL, COMM_WORLD, COMM_SELF = Intracomm(), World(), Alone()
-REQUEST_NULL = VirtualRequest()
-
-
-def get_vendor() -> tuple[str, tuple[int, ...]]:
-    """The name of this library, and its version."""
-    return "virtual cluster", (1, 0, 0)
-
-
+COMM_WORLD = World()
 #: By the names of mpi4py, whose place they take.
 NAMES = {
-    **{kind.__name__: kind for kind in (Group, Comm, Intracomm, Topocomm, Cartcomm, Graphcomm)},
-    **{"Distgraphcomm": Distgraphcomm, "Win": Win, "Request": VirtualRequest, "Prequest": Prequest},
-    **{"Message": ProbedMessage, "COMM_NULL": COMM_NULL, "COMM_WORLD": COMM_WORLD},
-    **{"COMM_SELF": COMM_SELF, "REQUEST_NULL": REQUEST_NULL, "get_vendor": get_vendor},
+    **{kind.__name__: kind for kind in (Group, Comm, Intracomm, Topocomm, Prequest)},
+    **{"Request": VirtualRequest, "Message": ProbedMessage, "REQUEST_NULL": VirtualRequest()},
+    **{"COMM_NULL": Intracomm(), "COMM_WORLD": COMM_WORLD, "COMM_SELF": Alone()},
+    **{"get_vendor": lambda: ("virtual cluster", (1, 0, 0)), **_ABSENT},
 }

@@ -77,11 +77,8 @@ class Description:
     def add(self, name: str, what: Any, read: frozenset[str] = frozenset(), depth: int = 0) -> None:
         """Adds an object and everything that it consists of.
 
-        Args:
-            name: prefix of its keys.
-            what: a number, text, array, container, function, class, object or torch module.
-            read: names of attributes that its user reads.
-            depth: number of objects around it.
+        ``name`` begins its keys, ``read`` are attributes that its user reads, and ``depth`` is the
+        number of objects around it.
         """
         if (text := _plain(what)) is not None:
             # Paths and the time of the start do not count.
@@ -166,10 +163,9 @@ class Description:
                 self.add(f"{name}.{key}", value, read, depth + 1)
 
     def _add_methods(self, name: str, kind: type, depth: int) -> frozenset[str]:
-        """Adds the methods of a class that others call, and the methods that these call.
+        """Adds methods of a class that others call, and those that these call.
 
-        Returns:
-            The names that their code reads.
+        Returns the names that their code reads.
         """
         if id(kind) in self._done and self._done[id(kind)][1]:
             return self._done[id(kind)][1]

@@ -5,7 +5,6 @@ old residuals out, so that the sum stays.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -23,21 +22,9 @@ if TYPE_CHECKING:
     from mpitrain.training.parts import Parts
 
 
-@dataclass(frozen=True)
-class KeptPart:
-    """This rank's part of a tensor's state.
-
-    Attributes:
-        section: section in the checkpoint.
-        tensor: the tensor.
-        start: first element in the arena.
-        values: memory of the elements, shape (elements,).
-    """
-
-    section: str
-    tensor: Tensor
-    start: int
-    values: Array
+#: Part of a tensor's state on a rank: section in the checkpoint, tensor, first element in the
+#: arena, and memory of the elements, shape (elements,).
+KeptPart = tuple[str, Tensor, int, Array]
 
 
 def kept_parts(parts: "Parts", *, written: bool = False) -> Iterator[tuple[KeptElements, KeptPart]]:
@@ -49,7 +36,7 @@ def kept_parts(parts: "Parts", *, written: bool = False) -> Iterator[tuple[KeptE
         piece = Piece(kept.start, kept.values, kept.values, "")
         for within in _answered(parts, piece) if written and kept.is_shared else [None]:
             for tensor, part in overlaps(parts.arena.tensors, piece, within):
-                yield kept, KeptPart(section, tensor, kept.start + part.start, kept.values[part])
+                yield kept, (section, tensor, kept.start + part.start, kept.values[part])
 
 
 def _answered(parts: "Parts", piece: Piece) -> Iterator[slice]:
@@ -76,21 +63,15 @@ def _keepers(parts: "Parts") -> list[Keeper]:
 
 
 def restore(parts: "Parts", checkpoint: CheckpointReader) -> list[str]:
-    """Restores the state of exchanges on this rank.
+    """Restores the state of exchanges on this rank; CheckpointError: an array is missing.
 
-    Returns:
-        Names of arrays that begin anew, as the checkpoint has them for another layout.
-
-    Raises:
-        CheckpointError: an array is missing.
+    Returns names of arrays that begin anew, as the checkpoint has them for another layout.
     """
-    for kept, part in kept_parts(parts):
-        tensor = part.tensor
-        part.values[...] = 0
+    for kept, (_, tensor, start, values) in kept_parts(parts):
+        values[...] = 0
         for section in _sources(parts, kept, checkpoint, tensor):
             own = tensor.part(checkpoint.tensor(section, tensor.name)).ravel()
-            start = part.start - tensor.start
-            part.values[...] += own[start : start + part.values.size]
+            values[...] += own[start - tensor.start :][: values.size]
     found = set(checkpoint.named(EXCHANGE_STATE))
     anew = []
     for name, array in state(parts).items():

@@ -132,10 +132,9 @@ def _constants(checkpoint: CheckpointReader) -> dict[str, Any]:
 
 
 def find(folder: Path) -> tuple[CheckpointReader, list[str]]:
-    """Finds a checkpoint in its folder or its run's; also returns why newer ones were refused.
+    """A whole checkpoint in its folder or its run's, and why newer ones were refused.
 
-    Raises:
-        CheckpointError: there is none that is whole.
+    CheckpointError: there is none.
     """
     if (folder / MANIFEST).exists():
         checkpoint = CheckpointReader(folder)

@@ -144,11 +144,7 @@ def encode(manifest: Manifest) -> bytes:
 
 
 def parse(data: bytes, name: str) -> Manifest:
-    """Reads a manifest from the bytes of its file.
-
-    Raises:
-        CheckpointError: it is no manifest, or its steps, types, shapes, files or job cannot be.
-    """
+    """Reads a manifest from the bytes of its file; CheckpointError says why it is none."""
     try:
         manifest = msgspec.json.decode(data, type=Manifest)
         job_of(manifest)
@@ -220,8 +216,7 @@ def _check(piece: SavedPiece, manifest: Manifest, name: str) -> None:
 
 
 def _check_whole(manifest: Manifest, name: str) -> None:
-    """Checks that sections have all elements of their tensors; those of exchanges may have only
-    some tensors."""
+    """Checks that sections have all elements of their tensors, or none in those of exchanges."""
     if len({(piece.file, piece.key) for piece in manifest.pieces}) < len(manifest.pieces):
         raise CheckpointError(f"{name} has two pieces in one place of a file")
     found: Counter[tuple[str, str]] = Counter()

@@ -51,8 +51,7 @@ class CheckpointReader:
 
     @property
     def sections(self) -> set[str]:
-        """``parameters``, slots of the optimiser, ``average`` if there is one, and the sections of
-        exchanges, which begin with ``exchange.``."""
+        """``parameters``, slots of the optimiser, ``average``, and ``exchange.`` with a name."""
         return {section for section, _ in self._pieces}
 
     @property
@@ -66,10 +65,9 @@ class CheckpointReader:
         return [name for found, name in self._pieces if found == section]
 
     def verify(self, rank: int = 0, size: int = 1) -> None:
-        """Checks digest, types and shapes of every ``size``-th file from number ``rank`` on.
+        """Checks digest and header of every ``size``-th file from number ``rank`` on.
 
-        Raises:
-            CheckpointError: a file is missing or differs.
+        CheckpointError: a file is missing or differs.
         """
         for file in sorted(self.manifest.digests)[rank::size]:
             path = self.folder / file
@@ -88,11 +86,7 @@ class CheckpointReader:
         return self.tensor(AVERAGE if AVERAGE in self.sections else "parameters", name)
 
     def tensor(self, section: str, name: str) -> Array:
-        """A whole tensor of a section.
-
-        Raises:
-            CheckpointError: it is not in the checkpoint, or not all of it.
-        """
+        """A whole tensor of a section; CheckpointError: it is not there, or not all of it."""
         pieces = self._pieces.get((section, name))
         if not pieces:
             raise CheckpointError(f"{self.folder} has no {section} of {name}")
@@ -144,12 +138,10 @@ class CheckpointReader:
 def newest(
     folder: Path, comm: MPI.Intracomm = MPI.COMM_SELF
 ) -> tuple[CheckpointReader | None, list[str]]:
-    """Newest whole checkpoint in ``folder``, or None, and why newer ones were refused.
+    """Newest whole checkpoint in ``folder``, or None, and why newer ones were refused; collective.
 
-    Collective; every rank compares the digests of its share of the files.
-
-    Raises:
-        CheckpointError: on all ranks, if the folder cannot be read.
+    Every rank compares the digests of its share of the files.  CheckpointError on all ranks: the
+    folder cannot be read.
     """
     found: list[str] | str = []
     if comm.rank == 0:

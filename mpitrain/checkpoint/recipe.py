@@ -84,10 +84,7 @@ def kept_constants(parts: "Parts") -> dict[str, Any]:
 
 
 def recipe_of(parts: "Parts") -> Recipe:
-    """The recipe of a job; the first call makes it; collective.
-
-    Cost: rank 0 reads the constants once.
-    """
+    """The recipe of a job; at the first call, rank 0 reads the constants once; collective."""
     if parts.recipe is None:
         parts.recipe = parts.comm.bcast(_made(parts) if parts.comm.rank == 0 else None)
     return parts.recipe

@@ -24,8 +24,7 @@ def checkpoints(config: Config) -> Path:
 def save(parts: "Parts", writer: Writer, *, best: bool = False) -> tuple[Path, float] | None:
     """Begin a checkpoint of the newest step, or of the best test; collective.
 
-    Returns:
-        Folder and seconds of the checkpoint before, if it was not complete until now.
+    Returns folder and seconds of the checkpoint before, if it was not complete until now.
     """
     before = writer.finish()
     # If replicas differ, one of them is wrong, and no checkpoint may keep its values.
@@ -41,9 +40,7 @@ def save(parts: "Parts", writer: Writer, *, best: bool = False) -> tuple[Path, f
 def resume(parts: "Parts", *, allow_changes: bool = False) -> Resumed | None:
     """Restore the newest complete checkpoint in ``run.dir``, if there is one; collective.
 
-    Args:
-        parts: the job on this rank.
-        allow_changes: accept the checkpoint of another job, as far as it fits.
+    ``allow_changes``: accept the checkpoint of another job, as far as it fits.
 
     Raises:
         CheckpointError: on all ranks; it is another job's, or none of several can be used.

@@ -42,29 +42,21 @@ class _Collected:
     def elements(self, section: str, tensor: Tensor, start: int, values: Array) -> None:
         """Adds elements of a tensor from ``start`` in the arena on."""
         axis = -1 if tensor.axis is None else tensor.axis
-        bounds = tensor.bounds or slice(0, 0)
+        bounds, kind = tensor.bounds or slice(0, 0), self._kind
         place = axis, bounds.start, bounds.stop, start - tensor.start, values.size, tensor.blocks
-        self._add(section, tensor.name, tensor.whole, place, values)
+        self._add(section, tensor.name, list(tensor.whole), kind, values, *place)
 
     def whole(self, section: str, name: str, values: Array, kind: Number | None = None) -> None:
         """Adds a whole array that has no place in the arena."""
-        flat = values.reshape(-1)
-        self._add(section, name, values.shape, (-1, 0, 0, 0, values.size, 1), flat, kind)
+        shape, flat = list(values.shape), values.reshape(-1)
+        self._add(section, name, shape, kind or self._kind, flat, -1, 0, 0, 0, flat.size)
 
     def _add(
-        self,
-        section: str,
-        name: str,
-        shape: tuple[int, ...],
-        place: tuple[int, int, int, int, int, int],
-        values: Array,
-        kind: Number | None = None,
+        self, section: str, name: str, shape: list[int], kind: Number, values: Array, *place: int
     ) -> None:
         key = f"{section}.{name}"
-        self.arrays[key] = values
+        self.arrays[key], self.shapes[name], self.dtypes[name] = values, shape, kind
         self.pieces.append(SavedPiece(name, section, "", key, *place))
-        self.shapes[name] = list(shape)
-        self.dtypes[name] = kind or self._kind
 
 
 def collect(parts: "Parts") -> tuple[dict[str, Array], list[SavedPiece], Manifest]:
@@ -88,7 +80,7 @@ def collect(parts: "Parts") -> tuple[dict[str, Array], list[SavedPiece], Manifes
             for section, flat in together.items():
                 found.elements(section, tensor, start, flat[start : piece.start + part.stop])
     for _, own in exchange.kept_parts(parts, written=True):
-        found.elements(own.section, own.tensor, own.start, own.values)
+        found.elements(*own)
     # Replicas have the same; the first one writes it.
     is_first = parts.grid.data.rank == 0
     state = parts.state if is_first and parts.grid.place.tensor == 0 else {}
@@ -132,19 +124,11 @@ def restore(
 ) -> list[str]:
     """Restores a job from a checkpoint that any layout of the same job wrote.
 
-    Not collective: call :func:`~mpitrain.checkpoint.recipe.recipe_of` before, and
-    ``parts.refresh`` when all ranks have returned.
+    Not collective: call :func:`~mpitrain.checkpoint.recipe.recipe_of` before, and ``parts.refresh``
+    when all ranks have returned.  ``allow_changes``: go on with another job, as far as it fits.
 
-    Args:
-        parts: the job on this rank, which is restored.
-        checkpoint: checkpoint to read.
-        allow_changes: go on with another job, as far as the checkpoint fits it.
-
-    Returns:
-        Sentences on differences from the run before.
-
-    Raises:
-        CheckpointError: it is another model's, of other numbers, data or order of samples.
+    Returns sentences on differences from the run before.  CheckpointError: it is another model's,
+    of other numbers, data or order of samples.
     """
     notes = _check_job(parts, checkpoint, allow_changes=allow_changes)
     as_they_were = workers.are_those_of(parts, checkpoint)
@@ -276,8 +260,7 @@ def _differences(parts: "Parts", checkpoint: CheckpointReader) -> Iterator[str]:
 
 
 def _check_job(parts: "Parts", checkpoint: CheckpointReader, *, allow_changes: bool) -> list[str]:
-    """Refuses another job unless changes are allowed, and values that cannot be taken in any case;
-    returns notes."""
+    """Refuses another job unless changes are allowed, and lost values in any case; gives notes."""
     then_trained = set(checkpoint.names) - set(checkpoint.manifest.state)
     if gone := sorted(then_trained - set(parts.model.names())):
         raise CheckpointError(

@@ -28,10 +28,7 @@ def section(name: str, worker: int) -> str:
 
 
 def together(parts: "Parts") -> dict[str, Array]:
-    """Sections that all workers share, in the arena's layout; empty if workers do not differ.
-
-    Collective.
-    """
+    """Sections that all workers share, flat; empty if workers do not differ; collective."""
     strategy = parts.strategy
     strategy.quiesce()
     parameters = strategy.consensus()
@@ -92,11 +89,7 @@ def begun_anew(parts: "Parts", checkpoint: CheckpointReader, taken: set[str]) ->
 
 
 def tensor(checkpoint: CheckpointReader, name: str, tensor_name: str) -> Array:
-    """A whole tensor of a section, or the mean of the workers' sections.
-
-    Raises:
-        CheckpointError: it is not in the checkpoint, or not all of it.
-    """
+    """A whole tensor of a section, or the mean of the workers' sections; errors of the reader."""
     count = _workers(checkpoint, name)
     if name in checkpoint.sections or not count:
         return checkpoint.tensor(name, tensor_name)

@@ -5,10 +5,11 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import wraps
 from pathlib import Path
 from threading import Thread
 from time import perf_counter
-from typing import Any
+from typing import Any, Concatenate, ParamSpec
 
 import msgspec
 from mpi4py import MPI
@@ -27,9 +28,35 @@ from mpitrain.checkpoint.manifest import (
 )
 from mpitrain.device import HOST, Device, Later
 
+P = ParamSpec("P")
+
+
+def _on_rank_0(method: Callable[Concatenate["Writer", P], None]) -> Callable[..., None]:
+    """A method that runs on rank 0, and raises CheckpointError on all ranks if that fails."""
+
+    @wraps(method)
+    def run(self: "Writer", *given: P.args, **named: P.kwargs) -> None:
+        why = None
+        try:
+            if self._comm.rank == 0:
+                method(self, *given, **named)
+        except OSError as error:
+            why = f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}"
+        except CheckpointError as error:
+            why = str(error)
+        if why := self._comm.bcast(why):
+            raise CheckpointError(
+                f"cannot write a checkpoint to {self.folder}: {why}; those before it are intact, "
+                "and train --resume goes on from the newest when that is put right"
+            )
+
+    return run
+
 
 class Writer:
-    """Writes the checkpoints of a run, one at a time; all methods are collective.
+    """Writes the checkpoints of a run, one at a time.
+
+    All methods are collective, and raise CheckpointError on all ranks if one cannot write.
 
     Attributes:
         folder: folder of the checkpoints.
@@ -69,13 +96,10 @@ class Writer:
         self._pending: tuple[Manifest, Path, float] | None = None
         self._written: str | OSError = ""
 
+    @_on_rank_0
     def prepare(self) -> None:
-        """Makes the folder, so that a run that cannot write there ends before its first step.
-
-        Raises:
-            CheckpointError: on all ranks, if there can be no folder, or nothing can be written.
-        """
-        self._together(self._make_folder)
+        """Makes the folder, so that a run that cannot write there ends before its first step."""
+        self._make_folder()
 
     def begin(
         self,
@@ -93,11 +117,7 @@ class Writer:
             arrays: this rank's arrays by key.
             pieces: their places; ``file`` is filled in here.
             manifest: the rest; pieces and digests are filled in here.
-            best: whether it is of the best test so far: it replaces the last best one, and does
-                not count among the newest.
-
-        Raises:
-            CheckpointError: on all ranks, if the folder cannot be made or the last one failed.
+            best: it is of the best test: it replaces the last such one, and is none of the newest.
         """
         self.finish()
         if not best:
@@ -105,7 +125,7 @@ class Writer:
         start = perf_counter()
         target = self.folder / folder_name(step, best=best)
         beside = unfinished(target)
-        self._together(lambda: self._make(beside))
+        self._make(beside)
         snapshot = {key: self._device.snapshot(array) for key, array in arrays.items()}
         file = f"rank-{self._comm.rank:05d}.safetensors"
         own = [msgspec.structs.replace(piece, file=file) for piece in pieces]
@@ -115,20 +135,15 @@ class Writer:
         if not self._background:
             self.finish()
 
+    @_on_rank_0
     def keep_constants(self, name: str, give: Callable[[], Mapping[str, Any]]) -> None:
-        """Writes a run's constants beside the checkpoints, once.
+        """Writes torch tensors that rank 0 gives, a run's constants, beside the checkpoints, once.
 
-        Args:
-            name: name of the file, which depends on its contents.
-            give: torch tensors by name, on rank 0.
-
-        Raises:
-            CheckpointError: on all ranks, if it cannot be written.
+        ``name`` depends on the contents.
         """
-        self._together(lambda: self._keep_constants(self.folder / name, give))
-
-    def _keep_constants(self, path: Path, give: Callable[[], Mapping[str, Any]]) -> None:
+        path = self.folder / name
         if path.exists():
+            return
             return
         from safetensors.torch import save_file as save_tensors
         from torch import contiguous_format
@@ -153,11 +168,7 @@ class Writer:
         return self.finish() if self._comm.allreduce(done, op=MPI.LAND) else None
 
     def finish(self) -> tuple[Path, float] | None:
-        """Waits for the files, writes the manifest and renames the folder; see :meth:`poll`.
-
-        Raises:
-            CheckpointError: on all ranks, if one of them could not write.
-        """
+        """Waits for the files, writes the manifest and renames the folder; see :meth:`poll`."""
         if self._thread is None or self._pending is None:
             return None
         self._thread.join()
@@ -167,7 +178,7 @@ class Writer:
         else:
             outcome = (self._written, manifest)
         found = self._comm.gather(outcome)
-        self._together(lambda: self._complete(found, target))
+        self._complete(found, target)
         return target, perf_counter() - start
 
     def abandon(self) -> None:
@@ -185,6 +196,7 @@ class Writer:
         except Exception as error:  # safetensors has errors of its own for a full disk
             self._written = OSError(None, str(error), str(path))
 
+    @_on_rank_0
     def _complete(self, found: Any, target: Path) -> None:
         broken = [f"rank {rank}: {why}" for rank, (sha, why) in enumerate(found) if not sha]
         beside = unfinished(target)
@@ -236,16 +248,9 @@ class Writer:
             with suppress(OSError):
                 remove(path)
 
+    @_on_rank_0
     def set_aside(self) -> None:
-        """Moves an earlier run's checkpoints to the folder ``earlier`` inside, and replaces those
-        there.
-
-        Raises:
-            CheckpointError: on all ranks, if that fails.
-        """
-        self._together(self._set_aside)
-
-    def _set_aside(self) -> None:
+        """Moves an earlier run's checkpoints to the folder ``earlier`` inside; replaces those."""
         there = list(filter(_is_ours, _all(self.folder)))
         if not there:
             return
@@ -265,26 +270,11 @@ class Writer:
         if not os.access(self.folder, os.W_OK | os.X_OK):
             raise OSError(errno.EACCES, "nothing can be written there", str(self.folder))
 
+    @_on_rank_0
     def _make(self, beside: Path) -> None:
         self._make_folder()
         clean(self.folder)
         beside.mkdir(mode=0o700)
-
-    def _together(self, act: Callable[[], None]) -> None:
-        """Acts on rank 0; raises on all ranks if that fails."""
-        why = None
-        try:
-            if self._comm.rank == 0:
-                act()
-        except OSError as error:
-            why = f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}"
-        except CheckpointError as error:
-            why = str(error)
-        if why := self._comm.bcast(why):
-            raise CheckpointError(
-                f"cannot write a checkpoint to {self.folder}: {why}; those before it are intact, "
-                "and train --resume goes on from the newest when that is put right"
-            )
 
 
 def _all(folder: Path) -> list[Path]:

@@ -21,7 +21,7 @@ from mpitrain.commands import offline
 from mpitrain.commands.offline import add_job
 
 if TYPE_CHECKING:
-    from collectives.commands.arguments import Commands
+    from collectives.commands.program import Commands
 
 #: Commands that start MPI; the others run anywhere.
 RANKS = ("train", "eval", "find-lr", "profile", "doctor")

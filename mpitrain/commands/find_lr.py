@@ -5,7 +5,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from mpitrain.pictures import figure
+from mpitrain.pipeline.draw import figure
 from mpitrain.training.find_lr import RangeTest
 
 _ROWS = 20

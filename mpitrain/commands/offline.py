@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 from collectives.commands.arguments import above_zero, positive
 from mpitrain.commands import methods, schedules, search, submitting
+from mpitrain.commands.machine import add_machine
 from mpitrain.config import ConfigError
 
 if TYPE_CHECKING:
-    from collectives.commands.arguments import Commands
+    from collectives.commands.program import Commands
 
 
 #: Layers times workers that the dynamic program divides in a few hours.
@@ -38,7 +39,12 @@ def add(commands: "Commands") -> None:
         "plan", help="print ranks, groups, stages, memory and predicted time before anything runs"
     )
     add_job(parser)
-    parser.add_argument("-n", "--ranks", type=positive, required=True, help="number of ranks")
+    add_machine(parser)
+    other = (
+        "another layout to put beside the job's in a table, as 'data=2,pipe=2': keys of "
+        "[parallel], or micro_batches; may be given several times"
+    )
+    parser.add_argument("--against", action="append", default=[], metavar="KEYS", help=other)
     parser.set_defaults(act=plan)
     methods.add(commands)
     parser = commands.add_parser(
@@ -111,10 +117,9 @@ def run(options: argparse.Namespace) -> int:
 
 def plan(options: argparse.Namespace) -> None:
     """Print a layout before it runs."""
-    from mpitrain.commands.plan import explain
-    from mpitrain.config import load
+    from mpitrain.commands.plan import run as explain
 
-    print(explain(load(options.config, options.set), options.ranks))
+    explain(options)
 
 
 def cut(options: argparse.Namespace) -> None:

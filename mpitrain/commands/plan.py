@@ -1,88 +1,243 @@
 """A layout explained before it runs: who does what, memory, predicted time."""
 
+import argparse
 import os
+import re
 from collections.abc import Sequence
-from math import lcm, prod
+from math import prod
 
-import numpy as np
-from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
+import msgspec
 
-from mpitrain import data, models
 from mpitrain.arrays import Shape
-from mpitrain.config import Compress, Config, ConfigError, expect
+from mpitrain.commands.machine import machine
+from mpitrain.commands.steps import table
+from mpitrain.config import Compress, Config, ConfigError, Parallel, Server, load
+from mpitrain.config.numbers import toml
 from mpitrain.metrics.words import counted, in_words
 from mpitrain.parallel.grid import Coordinates, Layout
 from mpitrain.parallel.sent_bytes import adasum_bytes, coded_bytes, dense_bytes
-from mpitrain.pipeline.profiles import LayerProfile, measure
-from mpitrain.pipeline.simulate import PassTimes, simulate
-from mpitrain.training import build
+from mpitrain.search.job import Job, load_job
+from mpitrain.search.layers import layer_costs
+from mpitrain.search.layouts import Search
+from mpitrain.search.machine import Machine
+from mpitrain.search.planned import Planned, planned, summed_shapes
+from mpitrain.search.servers import ServerExchange
 from mpitrain.training.build import compression
 
 #: Ranks whose steps are proved in half a minute.
 _MOST = 1 << 16
+#: Keys of [parallel] that another layout does not take over from the job.
+_LAYOUT = (
+    "pipe", "tensor", "experts", "data", "replicas", "partition", "schedule", "chunks", "context",
+    "sequence", "zero", "node_shared", "recompute",
+)  # fmt: skip
 
 
-def explain(config: Config, ranks: int) -> str:
+def run(options: argparse.Namespace) -> None:
+    """Print a job's layout, and others beside it."""
+    config = load(options.config, options.set)
+    others = [load(options.config, [*options.set, *_beside(words)]) for words in options.against]
+    print(explain(config, machine(options), others, is_counted=bool(options.flops)))
+
+
+def _beside(words: str) -> list[str]:
+    """Overrides of a job file for a layout such as ``data=2,pipe=2``; other keys are left out.
+
+    A key is one of [parallel], or ``micro_batches``.
+    """
+    usual = Parallel()
+    found = [f"parallel.{key}={toml(getattr(usual, key))}" for key in _LAYOUT]
+    for word in re.split(r"[,\s]+(?=[a-z_.]+\s*=)", words.strip()):
+        key = word.partition("=")[0].strip()
+        place = "train." if key == "micro_batches" else "" if "." in key else "parallel."
+        found.append(f"{place}{word}")
+    return found
+
+
+def explain(
+    config: Config, cluster: Machine, others: Sequence[Config] = (), *, is_counted: bool = False
+) -> str:
     """Ranks, groups, stages, memory and predicted step time of a job.
 
+    Args:
+        config: the job.
+        cluster: the ranks and the links between them.
+        others: the job in other layouts, for a table.
+        is_counted: whether costs of layers are counted from their shapes; else each is timed here.
+
     Raises:
-        ConfigError: the layout cannot be.
+        ConfigError: a layout cannot be.
     """
-    if ranks > _MOST:
+    if cluster.ranks > _MOST:
         raise ConfigError(
-            f"plan -n {ranks}: at most {_MOST} ranks are explained, as the steps of each "
+            f"plan -n {cluster.ranks}: at most {_MOST} ranks are explained, as the steps of each "
             "rank are proved; give a part of the replicas, which all do the same"
         )
-    expect(config, "described", command="mpitrain plan")
-    layout = build.layout(config, ranks)
-    dataset = data.load(config.data, config.run.dtype)
-    model = models.build(config, dataset)
-    cut = build.partition(config, model, layout.stages)
-    pipeline, report = build.schedule(config, cut.schedule, layout)
-    with threadpool_limits(1, user_api="blas"):  # a core for each rank
-        profile = {layer.name: layer for layer in measure(config)}
-    shapes = model.shapes(list(model.layers))
-    times = []
-    samples, parts = config.train.batch_size, pipeline.micro_batches
+    served = config.server
+    if served.ranks:
+        if served.ranks >= cluster.ranks:
+            raise ConfigError(
+                f"server.ranks = {served.ranks} of {counted(cluster.ranks, 'rank')} leaves no "
+                f"worker; plan {served.ranks + 1} ranks or more"
+            )
+        config = msgspec.structs.replace(config, server=Server())
+    job = load_job(config, "mpitrain plan")
+    search = job.search(cluster, is_counted=is_counted)
+    found = _planned(job, search, config)
+    if served.ranks:
+        return "\n".join(_with_servers(served, found, job, search))
+    lines = [*_stages(found, job), *_predicted(found, job)]
+    if found.layout.replicas == (cluster.ranks,) and cluster.ranks > 1:
+        lines += _ring_or_servers(found, job, search)
+    if others:
+        beside = [found, *(_planned(job, search, other) for other in others)]
+        rows = [(str(one), one.step) for one in beside]
+        lines += ["", *table(rows, config.train.batch_size)]
+    return "\n".join(lines)
+
+
+def _planned(job: Job, search: Search, config: Config) -> Planned:
+    """The step of the job in a layout, with the bytes that its codec and workers exchange."""
+    found = planned(job, search, config)
+    itemsize = search.numerics.stored
+    replicas = found.layout.replicas[found.widest] * found.layout.context
+    share = _share(config, summed_shapes(job, found), replicas, itemsize)
+    return found if share == 1 else planned(job, search, config, share)
+
+
+def _stages(found: Planned, job: Job) -> list[str]:
+    """Who does what, and what each rank holds."""
+    layout, pipeline = found.layout, found.pipeline
+    samples, parts = found.config.train.batch_size, pipeline.micro_batches
     empty = f", {parts - samples} of them empty" if samples < parts else ""
     lines = [
-        f"{ranks} ranks: {layout}; {config.parallel.schedule}, {parts} micro-batches of "
-        f"{'up to ' if samples % parts else ''}{counted(-(-samples // parts), 'sample')}{empty}"
+        f"{layout.ranks} ranks: {layout}; {found.config.parallel.schedule}, {parts} micro-batches "
+        f"of {'up to ' if samples % parts else ''}{counted(-(-samples // parts), 'sample')}{empty}"
     ]
-    for stage in range(layout.stages):
-        names = [name for chunk in cut.of_stage(stage) for name in chunk]
-        own = [profile[name] for name in names]
-        chunks = " | ".join(map(", ".join, cut.of_stage(stage)))
-        count = sum(prod(shape) for name in names for shape in shapes[name].values())
-        spread = sum(prod(shapes[n][own]) for n in names for own in model.layers[n].placed)
-        here = count - spread + spread / max(1, layout.experts)
-        state = _megabytes(_state(config, layout, stage, count, here))
-        held = report.held[stage, 0]
-        times.append(_times(own, layout, config))
+    for stage, (own, spans) in enumerate(zip(found.costs, found.spans, strict=True)):
+        held, times = found.report.held[stage, 0], own.stage_times(spans)
+        forward = sum(one.forward for one in times)
+        backward = sum(one.backward_input + one.backward_weight for one in times)
+        shapes = job.model.shapes(found.names(stage))
+        count = sum(prod(shape) for shapes_ in shapes.values() for shape in shapes_.values())
         lines += [
-            f"stage {stage}: ranks {_ranks(layout, stage)}; {chunks}",
-            f"  {count} parameters, {state} MB of them "
-            f"and their state a rank, at most {held} micro-batches' activations "
-            f"({_megabytes(held / pipeline.chunks * _activations(own, layout, config))} MB)",
-            f"  {1e3 * (times[-1].forward):.2f} ms forward and "
-            f"{1e3 * (times[-1].backward_input + times[-1].backward_weight):.2f} ms backward a "
-            "micro-batch",
+            f"stage {stage}: ranks {_ranks(layout, stage)}; "
+            f"{' | '.join(map(', '.join, found.cut.of_stage(stage)))}",
+            f"  {count} parameters, {_megabytes(own.state(spans))} MB of them and their state a "
+            f"rank, at most {held} micro-batches' activations "
+            f"({_megabytes(own.kept(spans, held))} MB)",
+            f"  {1e3 * forward:.2f} ms forward and {1e3 * backward:.2f} ms backward a micro-batch",
         ]
-    found = simulate(cut.schedule.generate, pipeline, times)
-    lines += predicted(found.seconds, found.bubble, config.train.batch_size, ranks, _cores())
-    widest = max(range(layout.stages), key=lambda stage: layout.replicas[stage])
-    names = [name for chunk in cut.of_stage(widest) for name in chunk]
-    placed = {name: model.layers[name].placed if layout.experts > 1 else {} for name in names}
-    kept = [s for name in names for own, s in shapes[name].items() if own not in placed[name]]
-    itemsize = np.dtype(config.run.dtype).itemsize
-    summed = layout.replicas[widest] * layout.context
-    lines += exchanged(config, kept, summed, itemsize, found.seconds)
-    if layout.experts > 1:
-        m, blocks = config.model, sum(bool(own) for own in placed.values())
-        each = 4 * m.top * config.data.context * m.width * (1 - 1 / layout.experts) * blocks
-        sent = each * itemsize * samples / summed
-        lines.append(f"experts: a rank sends {in_words(sent)} of rows a step, if choices are even")
-    return "\n".join(lines)
+    return lines
+
+
+def _predicted(found: Planned, job: Job) -> list[str]:
+    """Time of a step and bytes that ranks send in it."""
+    config, layout, step = found.config, found.layout, found.step
+    samples, ranks = config.train.batch_size, layout.ranks
+    lines = predicted(step.seconds, step.computing, step.bubble, samples, ranks, _cores())
+    sent = {key: value for key, value in step.sent.items() if value}
+    if sent:
+        each = ", ".join(f"{in_words(value)} {_PURPOSE[key]}" for key, value in sent.items())
+        lines.append(f"a rank sends at most {in_words(sum(sent.values()))} a step: {each}")
+    summed = layout.replicas[found.widest] * layout.context
+    itemsize = found.costs[0].numerics.stored
+    return lines + exchanged(config, summed_shapes(job, found), summed, itemsize, step.computing)
+
+
+#: Purposes of bytes, in words.
+_PURPOSE = {
+    "gradients": "of gradients and parameters",
+    "pipe": "between stages",
+    "tensor": "within tensor groups",
+    "context": "of keys and values",
+    "experts": "of rows to experts or tables, if choices are even",
+}
+
+
+def _ring_or_servers(found: Planned, job: Job, search: Search) -> list[str]:
+    """The step that servers would make of a job that has none."""
+    served = _served(found, search, Server(bound=0))
+    best = served.best()
+    ring, theirs = found.step.seconds, served.seconds(best)
+    return [
+        _intensity(found, job),
+        f"servers: {counted(best, 'server')} of {found.layout.ranks} ranks would take "
+        f"{1e3 * theirs:.2f} ms a step, {theirs / ring:.2f} times this sum of gradients' "
+        f"{1e3 * ring:.2f} ms; take {'[server]' if theirs < ring else 'the sum of gradients'}",
+    ]
+
+
+def _with_servers(own: Server, found: Planned, job: Job, search: Search) -> list[str]:
+    """A job with servers, beside the sum of gradients on all ranks."""
+    workers = search.machine.ranks - own.ranks
+    nbytes, numerics = _nbytes(found), search.numerics
+    served = _served(found, search, own)
+    seconds, best, ring = served.seconds(own.ranks), served.best(), found.step.seconds
+    samples = found.config.train.batch_size
+    waiting = "synchronous" if own.synchronous else "asynchronous"
+    slots = nbytes * (1 + numerics.slots) / own.ranks
+    return [
+        f"{search.machine.ranks} ranks: {counted(workers, 'worker')}, "
+        f"{counted(own.ranks, 'server')}, {waiting}",
+        f"  {found.costs[0].count([(0, len(search.layers))]):.0f} parameters: "
+        f"{_megabytes(2 * nbytes)} MB of them and their gradients a worker, {_megabytes(slots)} MB "
+        "of them and their state a server",
+        f"predicted with a core for each rank: {1e3 * seconds:.2f} ms a step with communication, "
+        f"{samples / seconds:.0f} samples/s",
+        f"a worker pulls {in_words(served.pulls * nbytes)} and pushes "
+        f"{in_words(served.pushes * nbytes)} a step; a server moves "
+        f"{in_words((served.pulls + served.pushes) * nbytes * workers / own.ranks)}",
+        _intensity(found, job),
+        f"fastest with {counted(best, 'server')}: {1e3 * served.seconds(best):.2f} ms a step; all "
+        f"{search.machine.ranks} ranks without servers: {1e3 * ring:.2f} ms",
+    ]
+
+
+def _served(found: Planned, search: Search, own: Server) -> ServerExchange:
+    batch = search.batch * sum(layer.forward + layer.backward for layer in search.layers)
+    return ServerExchange(
+        search.machine,
+        _nbytes(found),
+        batch / search.machine.rate,
+        own.synchronous,
+        1 / own.fetch,
+        1 / own.push,
+    )
+
+
+def _nbytes(found: Planned) -> float:
+    """Bytes of all parameters."""
+    own = found.costs[0]
+    return own.count([(0, len(own.layers))]) * own.numerics.stored
+
+
+def _intensity(found: Planned, job: Job) -> str:
+    """Operations of a rank's part of a step for each byte of gradients."""
+    layers = layer_costs(job.model, job.data.input_shape)
+    operations = found.config.train.batch_size * sum(one.forward + one.backward for one in layers)
+    share = operations / found.layout.ranks / _nbytes(found)
+    return f"arithmetic intensity: {share:.3g} operations for each byte of gradients"
+
+
+def _share(config: Config, shapes: Sequence[Shape], replicas: int, itemsize: int) -> float:
+    """Bytes that replicas exchange a step, over those of a plain sum of the gradients."""
+    plain = _dense(config, shapes, replicas, itemsize)
+    if not plain:
+        return 1.0
+    sent, sync = plain, config.sync
+    if sync.combine == "adasum":
+        sent = adasum_bytes(shapes, replicas, itemsize) / replicas
+    elif config.compress.codec != "none":
+        sent = _coded(config, shapes, replicas, itemsize)[0][1]
+    return sent / plain / (sync.period if sync.drifts else 1)
+
+
+def _dense(config: Config, shapes: Sequence[Shape], replicas: int, itemsize: int) -> float:
+    """Bytes that a rank sends in a step's sums of gradients."""
+    # ZeRO-2 and 3 sum each micro-batch, into shards, which is half of an all-reduce.
+    sums = config.train.micro_batches / 2 if config.parallel.zero > 1 else 1
+    return sums * dense_bytes(itemsize * sum(map(prod, shapes)), replicas) / replicas
 
 
 def exchanged(
@@ -95,14 +250,11 @@ def exchanged(
         shapes: shapes of the parameters; one that tensor ranks share counts whole.
         replicas: ranks of the stage that sum their gradients.
         itemsize: bytes of a gradient.
-        seconds: time of a step.
+        seconds: time of a step's computing.
     """
     if replicas == 1:
         return []
-    sync, scattered = config.sync, config.parallel.zero > 1
-    # ZeRO-2 and 3 sum each micro-batch, into shards, which is half of an all-reduce.
-    sums = config.train.micro_batches / 2 if scattered else 1
-    dense = sums * dense_bytes(itemsize * sum(map(prod, shapes)), replicas) / replicas
+    sync, dense = config.sync, _dense(config, shapes, replicas, itemsize)
     sends = f"a rank sends {in_words(dense)}"
     if sync.kind == "quorum":
         most = (replicas - 1) * itemsize * sum(map(prod, shapes))
@@ -159,58 +311,36 @@ def _rate(nbytes: float, seconds: float) -> str:
     return f"{8e-9 * nbytes / seconds:.3g} Gb/s to keep up with computing"
 
 
-def predicted(seconds: float, bubble: float, samples: int, ranks: int, cores: int) -> list[str]:
+def predicted(
+    seconds: float, computing: float, bubble: float, samples: int, ranks: int, cores: int
+) -> list[str]:
     """Predicted speed with a core for each rank, and on this machine if it has fewer.
 
     Args:
         seconds: time of a step, with a core for each rank.
-        bubble: the part of ``seconds`` in which a rank has nothing to do, mean over the ranks.
+        computing: its time if communication took none.
+        bubble: the part of ``computing`` in which a rank has nothing to do, mean over the ranks.
         samples: samples of a step.
         ranks: number of ranks.
         cores: number of cores that this process may use.
     """
     lines = [
-        f"predicted with a core for each rank: {1e3 * seconds:.1f} ms a step without "
-        f"communication, {samples / seconds:.0f} samples/s, bubble {bubble:.1%}"
+        f"predicted with a core for each rank: {1e3 * seconds:.2f} ms a step, of which "
+        f"{1e3 * (seconds - computing):.2f} ms communication, {samples / seconds:.0f} samples/s, "
+        f"bubble {bubble:.1%}"
     ]
     if cores < ranks:
-        work = (1 - bubble) * ranks * seconds / cores
+        work = (1 - bubble) * ranks * computing / cores
         here = max(seconds, work)
         lines.append(
             f"this machine has {counted(cores, 'core')} for {ranks} ranks: "
-            f"{1e3 * here:.1f} ms a step at best, {samples / here:.0f} samples/s"
+            f"{1e3 * here:.2f} ms a step at best, {samples / here:.0f} samples/s"
         )
     return lines
 
 
 def _cores() -> int:
     return len(os.sched_getaffinity(0))
-
-
-def _times(own: list[LayerProfile], layout: Layout, config: Config) -> PassTimes:
-    """Times of a micro-batch; the profile has those of one replica."""
-    part = 1 / lcm(*layout.replicas) / layout.tensor / layout.context
-    forward = part * sum(layer.forward_s for layer in own)
-    backward = part * sum(layer.backward_s for layer in own)
-    return PassTimes(forward, backward / 2, backward / 2)
-
-
-def _activations(own: list[LayerProfile], layout: Layout, config: Config) -> float:
-    kept = own[:1] if config.parallel.recompute else own
-    return sum(layer.activation_bytes for layer in kept) / lcm(*layout.replicas) / layout.context
-
-
-def _state(config: Config, layout: Layout, stage: int, count: int, here: float) -> float:
-    """Bytes of parameters, gradients and optimiser state of a rank, which has ``here`` whole."""
-    item = np.dtype(config.run.dtype).itemsize
-    slots = len(build.optimizer(config.optim).slots) + bool(config.optim.average)
-    replicas = layout.replicas[stage] * layout.context
-    zero = 1 if config.parallel.node_shared else config.parallel.zero
-    sharded = count / replicas
-    parameters = sharded if zero == 3 or config.parallel.node_shared else here
-    gradients = sharded if zero >= 2 else here
-    state = slots * (sharded if zero >= 1 else here)
-    return item / layout.tensor * (parameters + gradients + state)
 
 
 def _ranks(layout: Layout, stage: int) -> str:

@@ -40,7 +40,7 @@ from mpitrain.metrics.words import measured
 from mpitrain.normalise import Given, normalise
 from mpitrain.optim.schedule_table import Factor
 from mpitrain.parallel.replicas import ReplicaMismatch
-from mpitrain.pictures import figure
+from mpitrain.pipeline.draw import figure
 from mpitrain.ranks import shrink
 from mpitrain.ranks.stop import GO_ON, Stopped, stop_flag
 from mpitrain.ranks.threads import limit_blas_threads

@@ -9,7 +9,7 @@ from mpitrain.config import ConfigError
 from mpitrain.pipeline.schedules import SCHEDULES, PublishedSchedule
 
 if TYPE_CHECKING:
-    from collectives.commands.arguments import Commands
+    from collectives.commands.program import Commands
 
 #: Passes of a schedule that are proved and drawn in a minute.
 _MOST = 1 << 15

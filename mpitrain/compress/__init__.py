@@ -4,7 +4,7 @@ They are made by name and options, as in a job file: ``parse("topk:keep=0.01")``
 """
 
 import re
-from dataclasses import MISSING, dataclass, fields, replace
+from dataclasses import MISSING, fields, replace
 from typing import Any
 
 import msgspec
@@ -12,16 +12,15 @@ import msgspec
 from collectives.codec import Codec
 from mpitrain.compress.atomo import Atomo
 from mpitrain.compress.casts import BF16, FP16
-from mpitrain.compress.codec import LinearCodec, Sparse, feedback_of
+from mpitrain.compress.codec import LinearCodec, Sparse
 from mpitrain.compress.dgc import DGC
 from mpitrain.compress.dither import QSGD, TernGrad
 from mpitrain.compress.integers import Int4, Int8
-from mpitrain.compress.options import shown
 from mpitrain.compress.powersgd import PowerSGD
 from mpitrain.compress.rotate import Rotated
 from mpitrain.compress.shared import Blocks, RandomK
 from mpitrain.compress.signs import OneBit, Sign, Signum
-from mpitrain.compress.threshold import Strom, Threshold
+from mpitrain.compress.threshold import Threshold
 from mpitrain.compress.topk import TopK
 
 AnyCodec = Codec | LinearCodec | Sparse
@@ -29,26 +28,10 @@ AnyCodec = Codec | LinearCodec | Sparse
 CODECS: dict[str, type[Any]] = {
     kind.name: kind
     for kind in (
-        BF16,
-        FP16,
-        Int8,
-        Int4,
-        Sign,
-        OneBit,
-        Signum,
-        TernGrad,
-        QSGD,
-        Threshold,
-        Strom,
-        TopK,
-        DGC,
-        RandomK,
-        Blocks,
-        PowerSGD,
-        Atomo,
-        Rotated,
+        BF16, FP16, Int8, Int4, Sign, OneBit, Signum, TernGrad, QSGD, Threshold, TopK, DGC,
+        RandomK, Blocks, PowerSGD, Atomo, Rotated,
     )
-}
+}  # fmt: skip
 
 
 class CodecError(ValueError):
@@ -81,7 +64,7 @@ def _one(text: str) -> Any:
     if name not in CODECS:
         raise CodecError(f"there is no codec {name!r}; there are {', '.join(CODECS)}")
     kind = CODECS[name]
-    known = _options(kind)
+    known = [field.name for field in fields(kind) if field.default is not MISSING]
     given: dict[str, str] = {}
     for part in filter(None, rest.split(",")):
         key, _, value = part.partition("=")
@@ -102,46 +85,3 @@ def _number(text: str) -> str:
     if not re.fullmatch(r"[+-]?(\d+\.|\.\d+|\+?\d+\.\d+)(e[+-]?\d+)?", text):
         return text
     return repr(float(text))
-
-
-def _options(kind: type[Any]) -> dict[str, str]:
-    """Defaults of a codec's options by name."""
-    return {f.name: shown(f.default) for f in fields(kind) if f.default is not MISSING}
-
-
-@dataclass(frozen=True)
-class CodecDescription:
-    """Codec in words.
-
-    Attributes:
-        name: as in the job file.
-        kind: "coded", "linear" or "sparse", which decides the collective.
-        line: first line of its documentation, with the paper.
-        feedback: see :data:`~mpitrain.compress.codec.Feedback`.
-        options: defaults by name.
-    """
-
-    name: str
-    kind: str
-    line: str
-    feedback: str
-    options: dict[str, str]
-
-
-def describe() -> list[CodecDescription]:
-    """Descriptions of all codecs."""
-    found = []
-    for name, kind in CODECS.items():
-        line = (kind.__doc__ or "").partition("\n")[0]
-        codec = kind()
-        found.append(
-            CodecDescription(name, kind_of(codec), line, feedback_of(codec), _options(kind))
-        )
-    return found
-
-
-def kind_of(codec: AnyCodec) -> str:
-    """``"coded"``, ``"linear"`` or ``"sparse"``."""
-    if isinstance(codec, LinearCodec):
-        return "linear"
-    return "sparse" if isinstance(codec, Sparse) else "coded"

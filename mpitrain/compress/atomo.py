@@ -82,11 +82,7 @@ class Atomo(Named):
 
 
 def probabilities(values: Array, budget: int) -> Array:
-    """min(1, c values), which add up to ``budget``, or to the number of values above 0.
-
-    Args:
-        values: falling, at least 0.
-    """
+    """min(1, c values) of falling values, which add up to ``budget``, or to the number above 0."""
     shares = np.zeros(len(values))
     count = int((values > np.finfo(np.float64).eps * values.max(initial=0)).sum())
     sure = 0

@@ -28,7 +28,6 @@ def join(rows: Array, x: Array) -> None:
 
 
 def lengths(n: int, block: int) -> Array:
-    """Elements of each block."""
     count = number(n, block)
     found = np.full(count, min(n, block or n))
     if count:

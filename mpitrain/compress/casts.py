@@ -13,20 +13,24 @@ from mpitrain.arrays import Array
 from mpitrain.compress.options import Named
 
 
-@dataclass(frozen=True)
-class BF16(Named):
-    """bfloat16: 2 bytes a number, 8 bits of mantissa, the range of float32.
+class _Cast(Named):
+    """Biased, yet so little that it needs no feedback."""
 
-    Rounds to nearest, at most 2**-9 of a number; the largest numbers saturate.  Biased, yet so
-    little that it needs no feedback.  Try it first.
-    """
-
-    name: ClassVar[str] = "bf16"
     unbiased: ClassVar[bool] = False
     feedback: ClassVar[str] = "off"
 
     def nbytes(self, n: int) -> int:
         return 2 * n
+
+
+@dataclass(frozen=True)
+class BF16(_Cast):
+    """bfloat16: 2 bytes a number, 8 bits of mantissa, the range of float32.
+
+    Rounds to nearest, at most 2**-9 of a number; the largest numbers saturate.  Try it first.
+    """
+
+    name: ClassVar[str] = "bf16"
 
     def encode(self, x: Array, code: Bytes, draw: Draw) -> None:
         most = 2.0**127 * (2 - 2**-7)
@@ -39,7 +43,7 @@ class BF16(Named):
 
 
 @dataclass(frozen=True)
-class FP16(Named):
+class FP16(_Cast):
     """IEEE float16: 2 bytes a number, 11 bits of mantissa; above 65504 it saturates.
 
     Numbers below 6e-5 lose precision, those below 6e-8 become 0: gradients are small, so mind the
@@ -47,11 +51,6 @@ class FP16(Named):
     """
 
     name: ClassVar[str] = "fp16"
-    unbiased: ClassVar[bool] = False
-    feedback: ClassVar[str] = "off"
-
-    def nbytes(self, n: int) -> int:
-        return 2 * n
 
     def encode(self, x: Array, code: Bytes, draw: Draw) -> None:
         code.view(np.float16)[...] = np.clip(x, -65504, 65504)

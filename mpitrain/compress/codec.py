@@ -15,7 +15,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 
-from collectives.codec import Codec, FeedbackMemory
+from collectives.codec import Codec, Residual
 from mpitrain.arrays import Array
 
 #: Whether the error of a codec is added to the next numbers: "on": yes; "off": it may be; "never":
@@ -61,11 +61,7 @@ def type_of(tensors: Mapping[str, Array]) -> "np.dtype[Any]":
 
 @runtime_checkable
 class LinearCodec(Protocol):
-    """Codec whose codes add up to the code of the sum, on any number of ranks.
-
-    Attributes:
-        unbiased: see :class:`~collectives.codec.Codec`.
-    """
+    """Codec whose codes add up to the code of the sum, on any number of ranks."""
 
     @property
     def unbiased(self) -> bool: ...
@@ -85,50 +81,25 @@ class LinearCodec(Protocol):
 
 @runtime_checkable
 class Sparse(Protocol):
-    """Codec that sends some elements with their indices.
-
-    Attributes:
-        unbiased: see :class:`~collectives.codec.Codec`.
-    """
+    """Codec that sends some elements with their indices."""
 
     @property
     def unbiased(self) -> bool: ...
 
     def select(self, x: Array, step: int) -> "np.ndarray[tuple[int], np.dtype[np.uint32]]":
-        """The chosen elements of ``x``, of shape (n,), whose numbers are finite; rising."""
-
-    def values(self, chosen: Array) -> Array:
-        """Values that are sent for the chosen numbers: most codecs send the numbers."""
+        """The elements of ``x``, of shape (n,), whose finite numbers are sent; rising."""
 
 
 @runtime_checkable
 class Remembering(Protocol):
     """Codec with a memory of its own in place of a residual.
 
-    If the memory is a momentum, it must also follow the gradients that travel uncompressed: see
-    :class:`Momentum`.
+    If the memory is a momentum, it must also follow the gradients that travel uncompressed, as
+    that of :class:`~mpitrain.compress.dgc.DGC` does.
     """
 
-    def memory(self, value: Array) -> FeedbackMemory:
+    def memory(self, value: Array) -> Residual:
         """Makes the memory of a vector; ``value``: zeros of its shape and type, to be used."""
-
-
-@runtime_checkable
-class Momentum(Protocol):
-    """Codec whose memory is a momentum, in place of the optimiser's.
-
-    Attributes:
-        clip: bound of the length of the summed gradient; 0 for none.
-    """
-
-    @property
-    def clip(self) -> float: ...
-
-    def share(self, squares: float, ranks: int) -> float:
-        """Factor of a rank's gradient of squared length ``squares`` that keeps to the bound."""
-
-    def of_sum(self, value: Array) -> FeedbackMemory:
-        """Makes the memory of a sum that travels uncompressed; ``value``: as for ``memory``."""
 
 
 def feedback_of(codec: Codec | LinearCodec | Sparse) -> Feedback:

@@ -8,6 +8,7 @@ import numpy as np
 
 from collectives.codec import Residual
 from mpitrain.arrays import Array
+from mpitrain.compress.feedback import SentMomentum
 from mpitrain.compress.options import Named, expect_decay, expect_least, expect_share, kept_of
 from mpitrain.compress.topk import Indices, largest
 
@@ -63,9 +64,6 @@ class DGC(Named):
     def select(self, x: Array, step: int) -> Indices:
         return largest(x, kept_of(len(x), self.keep_at(step)))
 
-    def values(self, chosen: Array) -> Array:
-        return chosen
-
     def share(self, squares: float, ranks: int) -> float:
         """Factor of a rank's gradient of squared length ``squares`` that keeps to ``clip``."""
         length = sqrt(ranks * squares)
@@ -83,16 +81,15 @@ class DGC(Named):
     def memory(self, value: Array) -> "MomentumCorrection":
         return MomentumCorrection(self, value)
 
-    def of_sum(self, value: Array) -> "SumMomentum":
-        return SumMomentum(self, value)
+    def of_sum(self, value: Array) -> SentMomentum:
+        """u of a sum that has travelled uncompressed (biases, gains), the same on all ranks: the
+        sum of the ranks' velocities is the velocity of the sum."""
+        return SentMomentum(value, "u", self.velocity)
 
 
 class MomentumCorrection(Residual):
-    """u and v of a vector.
-
-    Attributes:
-        u: velocity, shape (n,).
-        value: v, the sum of velocities since an element was last sent; shape (n,).
+    """Velocity u of a vector of shape (n,), and v, the sum of velocities since an element was last
+    sent.
     """
 
     def __init__(self, codec: DGC, value: Array) -> None:
@@ -122,30 +119,3 @@ class MomentumCorrection(Residual):
         if self._is_pending:
             self.u[...] = self._next_u
         super().commit()
-
-
-class SumMomentum(Residual):
-    """u of a sum that has travelled uncompressed (biases, gains).
-
-    The sum of the ranks' velocities is the velocity of the sum, which all ranks have.
-
-    Attributes:
-        value: u, shape (n,).
-    """
-
-    def __init__(self, codec: DGC, value: Array) -> None:
-        """``value``: memory of u, zeros at first."""
-        super().__init__(value)
-        self._codec = codec
-
-    @property
-    def arrays(self) -> dict[str, Array]:
-        return {"u": self.value}
-
-    def add_to(self, x: Array) -> None:
-        """Replaces the summed gradient ``x`` by the velocity."""
-        x[...] = self._codec.velocity(self.value, x, self.pending)
-        self._is_pending = True
-
-    def keep(self, x: Array, sent: Array, part: slice = slice(None)) -> None:
-        """Keeps nothing: all was sent."""

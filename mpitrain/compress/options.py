@@ -18,7 +18,6 @@ class Named:
 
 
 def shown(value: Any) -> str:
-    """Text of an option's value in a job file."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

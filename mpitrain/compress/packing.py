@@ -9,7 +9,6 @@ _POWERS = (1, 3, 9, 27, 81)
 
 
 def packed(n: int, bits: int) -> int:
-    """Bytes of n integers of ``bits`` bits."""
     return -(-n * bits // 8)
 
 
@@ -52,7 +51,6 @@ def packed_trits(n: int) -> int:
 
 
 def pack_trits(values: Array, code: Bytes) -> None:
-    """Write integers from 0 to 2."""
     fives = np.zeros((len(code), 5), np.uint8)
     fives.reshape(-1)[: len(values)] = values
     code[...] = fives @ np.array(_POWERS, np.uint8)

@@ -43,12 +43,9 @@ def rotate(x: Array, signs: Array, block: int = 0) -> Array:
     Cost: n log2(block or n) additions.
 
     Args:
-        x: shape (n,); not changed.
-        signs: D, -1 or 1, shape (padded(n, block),).
+        x: shape (n,).
+        signs: D, -1 or 1, shape (padded(n, block),), as is the result; float64.
         block: elements that are rotated together, a power of two; 0 for all.
-
-    Returns:
-        float64 of shape (padded(n, block),).
     """
     z = np.zeros(len(signs))
     z[: len(x)] = x

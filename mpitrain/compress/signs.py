@@ -5,7 +5,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from collectives.codec import Bytes, Draw, Residual
+from collectives.codec import Bytes, Draw
 from mpitrain.arrays import Array
 from mpitrain.compress.blockwise import (
     join,
@@ -18,6 +18,7 @@ from mpitrain.compress.blockwise import (
     split,
     write_scales,
 )
+from mpitrain.compress.feedback import SentMomentum
 from mpitrain.compress.options import Named, expect_block, expect_decay
 from mpitrain.compress.packing import packed
 
@@ -131,8 +132,15 @@ class Signum(Named):
     def __post_init__(self) -> None:
         expect_decay("momentum", self.momentum)
 
-    def memory(self, value: Array) -> "LocalMomentum":
-        return LocalMomentum(value, self.momentum)
+    def memory(self, value: Array) -> SentMomentum:
+        """A rank's own mean of gradients, m = b m + (1 - b) g."""
+
+        def follow(m: Array, g: Array, next_m: Array) -> Array:
+            np.multiply(g, 1 - self.momentum, out=next_m)
+            next_m += self.momentum * m
+            return next_m
+
+        return SentMomentum(value, "m", follow)
 
     def nbytes(self, n: int) -> int:
         return packed(n, 1)
@@ -142,33 +150,6 @@ class Signum(Named):
 
     def decode(self, code: Bytes, x: Array) -> None:
         x[...] = _signs(code, len(x))
-
-
-class LocalMomentum(Residual):
-    """A rank's own mean of gradients, m = b m + (1 - b) g, which is sent instead of g.
-
-    Attributes:
-        value: m, shape (n,).
-    """
-
-    def __init__(self, value: Array, momentum: float) -> None:
-        """``value``: memory of m, zeros at first; ``momentum``: b."""
-        super().__init__(value)
-        self._momentum = momentum
-
-    @property
-    def arrays(self) -> dict[str, Array]:
-        return {"m": self.value}
-
-    def add_to(self, x: Array) -> None:
-        """Replaces the gradient ``x`` by the mean."""
-        x *= 1 - self._momentum
-        x += self._momentum * self.value
-        self.pending[...] = x
-        self._is_pending = True
-
-    def keep(self, x: Array, sent: Array, part: slice = slice(None)) -> None:
-        """Keeps nothing: the mean does not depend on what was sent."""
 
 
 def _signs(bits: Bytes, n: int) -> Array:

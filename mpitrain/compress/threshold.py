@@ -11,13 +11,6 @@ from mpitrain.compress.options import Named
 from mpitrain.compress.packing import pack, packed, unpack
 
 
-def expect_tau(tau: float) -> None:
-    """Raises ValueError if ``tau`` is no normal number of float32 above 0."""
-    limits = np.finfo(np.float32)
-    if not limits.tiny <= tau <= limits.max:
-        raise ValueError(f"tau is {tau}; it must be above 0, a number of float32")
-
-
 @dataclass(frozen=True)
 class Threshold(Named):
     """-tau, 0 or tau: sizes of tau or more are sent as tau (2 bits, MXNet 2017).
@@ -36,7 +29,9 @@ class Threshold(Named):
     tau: float = 2.0**-10
 
     def __post_init__(self) -> None:
-        expect_tau(self.tau)
+        limits = np.finfo(np.float32)
+        if not limits.tiny <= self.tau <= limits.max:
+            raise ValueError(f"tau is {self.tau}; it must be above 0, a number of float32")
 
     def nbytes(self, n: int) -> int:
         return packed(n, 2)
@@ -48,30 +43,3 @@ class Threshold(Named):
     def decode(self, code: Bytes, x: Array) -> None:
         bits = unpack(code, len(x), 2).astype(np.int8)
         x[...] = np.float32(self.tau) * ((bits & 1) - (bits >> 1))
-
-
-@dataclass(frozen=True)
-class Strom(Named):
-    """Sparse threshold: pairs of an index and +-tau (Strom 2015).
-
-    Bytes: 8 a pair, 4 in the paper, whose pairs are 31 bits of index and a sign; sizes differ
-    between ranks and steps.  Biased: with feedback.
-
-    Attributes:
-        tau: in units of gradients, chosen in advance.
-    """
-
-    name: ClassVar[str] = "strom"
-    unbiased: ClassVar[bool] = False
-    tau: float = 2.0**-10
-
-    def __post_init__(self) -> None:
-        expect_tau(self.tau)
-
-    def select(self, x: Array, step: int) -> "np.ndarray[tuple[int], np.dtype[np.uint32]]":
-        return np.flatnonzero(np.abs(x) >= np.float32(self.tau)).astype(np.uint32)
-
-    def values(self, chosen: Array) -> Array:
-        tau = np.float32(self.tau)
-        sent: Array = np.where(chosen < 0, -tau, tau).astype(chosen.dtype)
-        return sent

@@ -14,18 +14,11 @@ _STRIDE = 128
 
 
 def largest(x: Array, k: int) -> Indices:
-    """The k elements of ``x`` that are largest in size, of equal ones the first; rising.
+    """The k elements of ``x`` that are largest in size, of equal ones the first; rising, uint32.
 
     A sample guesses a threshold that some more than k elements exceed, and the largest are searched
     among these (Lin et al. 2018).  A bad guess costs time and changes nothing.
-    Cost: about two passes over ``x`` and k log k.
-
-    Args:
-        x: shape (n,), finite.
-        k: from 0 to n.
-
-    Returns:
-        uint32 of shape (k,).
+    Cost: about two passes over ``x``, of shape (n,) and finite, and k log k.
     """
     if k in (0, len(x)):
         return np.arange(k, dtype=np.uint32)
@@ -77,6 +70,3 @@ class TopK(Named):
 
     def select(self, x: Array, step: int) -> Indices:
         return largest(x, kept_of(len(x), self.keep))
-
-    def values(self, chosen: Array) -> Array:
-        return chosen

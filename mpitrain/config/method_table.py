@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from mpitrain.compress import AnyCodec, CodecError, LinearCodec, Sparse, feedback_of, parse
-from mpitrain.compress.codec import Momentum, Remembering
+from mpitrain.compress import AnyCodec, CodecError, LinearCodec, Sparse, parse
+from mpitrain.compress.codec import Remembering, feedback_of
+from mpitrain.compress.dgc import DGC
 from mpitrain.config.tables import Tables
 
 
@@ -197,10 +198,10 @@ _CODECS = (
     Method("memory", "a codec with a memory", {"compress.codec": "signum"}, (RANK_GRADIENTS,),
            {ELEMENTWISE: "remembers whole gradients"}, _is_codec(Remembering)),
     Method("momentum-codec", "a codec that has the momentum", {"compress.codec": "dgc"},
-           (NO_MOMENTUM,), used=_is_codec(Momentum)),
+           (NO_MOMENTUM,), used=_is_codec(DGC)),
     Method("clip-codec", "a codec that clips", {"compress.codec": "dgc:clip=1"},
            (ONE_RANK, REPLICATED),
-           used=lambda job: isinstance(code := codec(job), Momentum) and bool(code.clip)),
+           used=lambda job: isinstance(code := codec(job), DGC) and bool(code.clip)),
     Method("vote", "a codec that votes", {"compress.codec": "signum"},
            (WHOLE_SUM, REPLICA_SUMS, SIZES), used=lambda job: getattr(codec(job), "votes", False)),
     Method("gathered", "exchange = 'gathered'", {"compress.exchange": "gathered"},

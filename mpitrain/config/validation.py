@@ -8,7 +8,8 @@ import msgspec
 
 from collectives.errors import hint
 from mpitrain import compress
-from mpitrain.compress.codec import Momentum, Remembering
+from mpitrain.compress.codec import Remembering, feedback_of
+from mpitrain.compress.dgc import DGC
 from mpitrain.config.conflicts import refusals
 from mpitrain.config.federated import Federated
 from mpitrain.config.metric_names import refusal
@@ -201,7 +202,7 @@ def _compress(job: Tables) -> Faults:
 
 def codec_faults(c: Compress, codec: compress.AnyCodec) -> Faults:
     """Keys of a [compress] table that do not fit its codec."""
-    is_linear, feedback = isinstance(codec, compress.LinearCodec), compress.feedback_of(codec)
+    is_linear, feedback = isinstance(codec, compress.LinearCodec), feedback_of(codec)
     asked = feedback if c.feedback == "auto" else c.feedback
     if is_linear and c.exchange != "auto":
         yield "compress.exchange", f"{codec} adds up and goes by all-reduces; leave exchange out"
@@ -215,7 +216,7 @@ def codec_faults(c: Compress, codec: compress.AnyCodec) -> Faults:
         yield "compress.feedback", f"what {codec} keeps is its momentum, too; leave feedback out"
     if isinstance(codec, compress.Sparse) and c.exchange != "auto":
         yield "compress.exchange", f"{codec} goes by the sparse all-reduce; leave exchange out"
-    if isinstance(codec, Momentum) and c.start:
+    if isinstance(codec, DGC) and c.start:
         yield (
             "compress.start",
             f"{codec} warms up by itself, see its option warmup; leave start out",

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol
 
 from mpitrain.arrays import Array, Shape
 from mpitrain.fields import Fields
@@ -28,7 +28,6 @@ class Samples:
         return len(self.labels)
 
     def __getitem__(self, which: Any) -> "Samples":
-        """The samples at a slice or an array of indices."""
         return Samples(self.inputs[which], self.labels[which])
 
 
@@ -39,19 +38,6 @@ class Indexed(Protocol):
 
     def __getitem__(self, which: Any) -> Samples:
         """The samples at a slice or an array of indices."""
-
-
-@runtime_checkable
-class Epochal(Protocol):
-    """Samples that are not the same in each epoch."""
-
-    def in_epoch(self, epoch: int) -> Indexed:
-        """Samples of that epoch."""
-
-
-def in_epoch(samples: Indexed, epoch: int) -> Indexed:
-    """Samples of an epoch."""
-    return samples.in_epoch(epoch) if isinstance(samples, Epochal) else samples
 
 
 def _shape(samples: Array) -> Shape:
@@ -86,12 +72,10 @@ class Dataset:
 
     @property
     def input_shape(self) -> Shape:
-        """Shape of one sample."""
         return _shape(self._first.inputs)
 
     @property
     def input_dtype(self) -> Any:
-        """Type of the inputs."""
         return self._first.inputs.dtype
 
     @property
@@ -101,7 +85,6 @@ class Dataset:
 
     @property
     def label_dtype(self) -> Any:
-        """Type of the labels."""
         return self._first.labels.dtype
 
     @property

@@ -17,10 +17,7 @@ def load_on_all(
 ) -> tuple[Dataset, str]:
     """Data set and its digest, which are the same on all ranks; collective.
 
-    Args:
-        comm: the ranks.
-        load: reads the data on a rank.
-        path: path of the data, for errors.
+    ``path`` is named in errors.
 
     Raises:
         ImportError: a package for the data is missing.

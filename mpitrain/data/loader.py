@@ -19,7 +19,8 @@ import numpy as np
 
 from collectives.errors import words
 from mpitrain.arrays import Array, Shape
-from mpitrain.data.dataset import DataError, Indexed, Samples, in_epoch
+from mpitrain.data.dataset import DataError, Indexed, Samples
+from mpitrain.data.own import OwnSamples
 from mpitrain.data.places import StreamPlace
 from mpitrain.data.stream import Streamed
 
@@ -59,12 +60,7 @@ class Loader:
     """
 
     def __init__(self, parts: Mapping[str, Indexed], workers: int = 0, most: int = 0) -> None:
-        """Starts the processes.
-
-        Args:
-            parts: parts of the data set by name.
-            workers: number of processes.
-            most: samples of the largest request, with processes.
+        """Starts the processes; ``most``: samples of the largest request.
 
         Raises:
             DataError: memory is short, or processes cannot be started.
@@ -235,7 +231,9 @@ def _read(parts: Mapping[str, Indexed], request: Request) -> Samples:
     samples = parts[request.part]
     if request.place and isinstance(samples, Streamed):
         samples.go_on(request.place)
-    return in_epoch(samples, request.epoch)[request.indices]
+    if isinstance(samples, OwnSamples):
+        samples = samples.in_epoch(request.epoch)
+    return samples[request.indices]
 
 
 def _work(

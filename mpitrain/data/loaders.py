@@ -80,10 +80,7 @@ class Taken:
 def taken(what: str, data: Any, collate: Collate | None = None) -> Taken:
     """Take a DataLoader of torch that gives batches apart; other data are as they are.
 
-    Args:
-        what: name of the data in errors.
-        data: samples by number or in turn, or a DataLoader of them.
-        collate: makes batches of the samples of what is no DataLoader.
+    ``collate`` makes batches of data that are no DataLoader; ``what`` names the data in errors.
 
     Raises:
         DataError: the order of a DataLoader cannot be taken over.
@@ -162,12 +159,7 @@ def _expect_undivided(what: str, sampler: Any) -> None:
 def settings(
     found: Taken, asked: Mapping[str, Any], train: Train, data: DataTable
 ) -> dict[str, Any]:
-    """The settings of a job that a DataLoader says and the program does not.
-
-    Args:
-        found: the data to train on.
-        asked: settings that the program gives.
-        train, data: the job's tables.
+    """The settings of a job that a DataLoader says and the program, by ``asked``, does not.
 
     Raises:
         DataError: the program gives another size of batches.

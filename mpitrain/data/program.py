@@ -36,8 +36,7 @@ def given(
     """Data set of a program's data, or None without any; collective.
 
     Args:
-        comm: the ranks.
-        job: the job, for its type, seed and workers.
+        comm, job: the ranks and their job.
         train, test: samples by number or in turn; ``test`` may be left out.
         layers: layers of the model, whose scores give the number of classes.
         classes: number of classes of integer labels; 0: from the last layer.

@@ -56,15 +56,12 @@ class Sampler:
 
 @dataclass(frozen=True)
 class OwnOrder(Sampler):
-    """The order of a program's own sampler, or its own batches.
+    """The order of a program's own sampler, or its own batches, lists of indices.
 
     Python's, NumPy's and torch's generators, and those that the sampler has as ``generator``, are
     seeded by the epoch while it is read, after ``set_epoch(epoch)``, if there is one.
 
-    Attributes:
-        given: gives the indices of an epoch in turn, or lists of them.
-        gives_batches: whether it gives lists.
-        indices: number of samples of the data set.
+    ``indices``: number of samples of the data set.
     """
 
     given: Iterable[Any] = ()

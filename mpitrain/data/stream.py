@@ -94,15 +94,13 @@ def _keeps_state(data: Any) -> bool:
 
 @dataclass
 class _Cursor:
-    """Position of a pass over a stream.
+    """Position of a pass over a stream: the epoch and number of the next sample.
 
     Attributes:
-        iterator: iterator of the next sample; None without a pass.
         stateful: iterator or iterable that gives the state of the pass; None: neither does.
         kept: place in a pass where a run goes on; None: at its beginning.
         ahead: next samples, which the iterator has given already.
         place: place before them.
-        epoch, position: epoch and number of the next sample.
         process: process that made the iterator, whose open files others must not use.
         first: a list of the first sample, once it was read.
     """

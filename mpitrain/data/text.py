@@ -12,14 +12,10 @@ from mpitrain.data.dataset import DataError, Dataset, Samples
 
 @dataclass(frozen=True)
 class Tokens:
-    """Samples of ``context`` tokens out of a flat array, which may be a mapped file.
+    """Samples of ``context`` tokens out of a flat array of integers, which may be a mapped file.
 
     Sample i begins at token ``i * context``: an epoch predicts every token once, except the first
     and a rest at the end.
-
-    Attributes:
-        tokens: integers of shape (T,).
-        context: tokens of a sample.
     """
 
     tokens: Array

@@ -35,10 +35,8 @@ def choose(config: Config, comm: Communicator) -> Device:
     """Device of this rank for ``run.device``, of one kind on all ranks; collective but for cpu.
 
     A rank takes the GPU of its number on the machine, or the one that it sees.  Ranks share GPUs
-    where there are fewer, which is logged.
-
-    Raises:
-        ConfigError: on all ranks, if ``cuda`` is named and one of them has no GPU.
+    where there are fewer, which is logged.  ConfigError on all ranks: ``cuda`` is named and one of
+    them has no GPU.
     """
     wanted = config.run.device
     if wanted == "cpu":

@@ -22,7 +22,6 @@ def devices(comm: MPI.Intracomm, folder: Path) -> Finding:
 
 
 def judge_devices(found: list[RankGPUs]) -> Finding:
-    """Judge whether each rank has a GPU, or all take the CPU."""
     if all(one.why == "no GPU" for one in found):
         return ok("cpu; no rank has a GPU")
     if why := lacking(found):

@@ -21,14 +21,7 @@ class Status(Enum):
 
 @dataclass(frozen=True)
 class Finding:
-    """A check's result.
-
-    Attributes:
-        status: whether all is well, something is worth a look, or the check failed.
-        text: description of the result.
-        fix: advice in one sentence; empty if nothing has to be done.
-        name: the check's name.
-    """
+    """A check's result; ``fix`` is advice in one sentence, empty if nothing has to be done."""
 
     status: Status
     text: str
@@ -37,17 +30,14 @@ class Finding:
 
 
 def ok(text: str) -> Finding:
-    """All is well."""
     return Finding(Status.OK, text)
 
 
 def warn(text: str, fix: str) -> Finding:
-    """Something is worth a look."""
     return Finding(Status.WARN, text, fix)
 
 
 def fail(text: str, fix: str) -> Finding:
-    """The check failed."""
     return Finding(Status.FAIL, text, fix)
 
 
@@ -60,14 +50,12 @@ Part = Callable[[Any], Any]
 _FIX = "see the message; the check itself failed"
 
 
-def gathered(
-    comm: MPI.Intracomm, name: str, local: Callable[[], Any], judge: Judge, fix: str = _FIX
-) -> Finding:
+def gathered(comm: MPI.Intracomm, name: str, local: Callable[[], Any], judge: Judge) -> Finding:
     """Run ``local``, which must not communicate, on each rank and judge the results of all ranks.
 
     An exception in either makes the check fail on all ranks; collective.
     """
-    return in_parts(comm, name, [lambda _: local()], judge, fix)
+    return in_parts(comm, name, [lambda _: local()], judge)
 
 
 def in_parts(

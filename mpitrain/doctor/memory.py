@@ -19,12 +19,7 @@ _MARK = 1000
 
 
 class Shared(NamedTuple):
-    """Result of a rank's test of memory that its node shares.
-
-    Attributes:
-        right: whether the rank read the number that its neighbour had stored.
-        problem: reason why there is no such memory; empty if there is some.
-    """
+    """Whether a rank read the number that its neighbour had stored; else why there is no memory."""
 
     right: bool
     problem: str
@@ -56,7 +51,6 @@ def node_memory(comm: MPI.Intracomm, folder: Path) -> Finding:
 
 
 def judge_node_memory(found: list[Shared]) -> Finding:
-    """Judge whether every node has shared memory, and its ranks share it."""
     wrong = [rank for rank, own in enumerate(found) if not own.right]
     if wrong:
         return fail(
@@ -113,7 +107,6 @@ def windows(comm: MPI.Intracomm, folder: Path) -> Finding:
 
 
 def judge_windows(found: list[tuple[bool, int]]) -> Finding:
-    """Judge whether windows are shared, and ``/dev/shm`` has room."""
     wrong = [rank for rank, (right, _) in enumerate(found) if not right]
     if wrong:
         return fail(

@@ -14,8 +14,8 @@ from collectives import Communicator
 from collectives.calls.native import library
 from collectives.calls.tuner import Situation, choose, load
 from collectives.execution.transport.cuda_probe import probe
-from mpitrain.clocks import ahead
 from mpitrain.doctor.finding import Finding, gathered, in_parts, leader, ok, warn
+from mpitrain.metrics.trace import ahead
 
 #: Prefixes of the environment variables that choose a transport, of each MPI library.
 _CHOICES = (
@@ -58,7 +58,6 @@ def gpus(comm: MPI.Intracomm, folder: Path) -> Finding:
 
 
 def judge_gpus(found: list[tuple[bool, str] | None]) -> Finding:
-    """Judge whether MPI takes device memory on all nodes that have GPUs."""
     measured = [(rank, one) for rank, one in enumerate(found) if one is not None]
     if not measured:
         return ok("no GPU")
@@ -100,7 +99,6 @@ def _first_line(path: Path) -> str:
 
 
 def judge_network(found: list[Links]) -> Finding:
-    """Judge whether nodes are of one kind, devices are up and variables are the same."""
     first = found[0]
     text = "; ".join(first.infiniband) or "no InfiniBand"
     text += f"; interfaces {' '.join(first.ethernet) or 'none'}"
@@ -182,7 +180,6 @@ def clocks(comm: MPI.Intracomm, folder: Path) -> Finding:
 
 
 def judge_clocks(found: list[float]) -> Finding:
-    """Judge whether all clocks agree."""
     apart = max(found) - min(found)
     if apart > _APART_S:
         worst = max(range(len(found)), key=lambda rank: abs(found[rank]))

@@ -35,12 +35,7 @@ class Place(NamedTuple):
 
 
 class Cores(NamedTuple):
-    """The cores and GPUs of a rank.
-
-    Attributes:
-        affinity: cores that it may run on.
-        threads: threads of its BLAS.
-    """
+    """The cores that a rank may run on, and the threads of its BLAS."""
 
     node: int
     host: str
@@ -78,7 +73,6 @@ def _named(mask: str) -> int:
 
 
 def judge_ranks(found: list[Place]) -> Finding:
-    """Judge whether nodes have equally many ranks, and each rank a GPU where there are any."""
     nodes: dict[int, list[int]] = {}
     for rank, place in enumerate(found):
         nodes.setdefault(place.node, []).append(rank)
@@ -157,6 +151,5 @@ def _crowded(affinities: Sequence[frozenset[int]]) -> tuple[int, frozenset[int]]
 
 
 def _cores(numbers: frozenset[int]) -> str:
-    """The cores in words: ``core 0`` or ``cores 0-3``."""
     word = "core" if len(numbers) == 1 else "cores"
     return f"the {len(numbers)} {word} {runs_of(sorted(numbers))}"

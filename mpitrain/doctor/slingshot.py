@@ -18,9 +18,8 @@ class Fabric(NamedTuple):
 
     Attributes:
         adapters: Slingshot's adapters, by name.
-        cxi: whether the library of these adapters is in this process, after MPI's start.
+        cxi, gtl: whether the library of these adapters, and Cray's for GPUs, is in this process.
         cray: whether the MPI is Cray MPICH.
-        gtl: whether Cray's library for GPUs is in this process.
         gpus: number of GPUs that this rank can open.
         variables: environment variables that decide on the transport.
     """
@@ -44,13 +43,7 @@ def slingshot(comm: MPI.Intracomm, folder: Path) -> Finding:
 
 
 def fabric(classes: Path, environment: Mapping[str, str], library: str, maps: str) -> Fabric:
-    """The findings of a rank.
-
-    Args:
-        classes: ``/sys/class``.
-        library: as ``MPI.Get_library_version`` says it.
-        maps: the text of ``/proc/PID/maps``.
-    """
+    """Findings of a rank, from ``/sys/class``, MPI's version and the text of ``/proc/PID/maps``."""
     found = sorted(path.name for path in (classes / "cxi").glob("*"))
     if not found and not list((classes / "infiniband").glob("*")):
         # A container may hide the class; an older Slingshot has InfiniBand's adapters.
@@ -63,7 +56,6 @@ def fabric(classes: Path, environment: Mapping[str, str], library: str, maps: st
 
 
 def judge_slingshot(found: list[Fabric]) -> Finding:
-    """Judge that no messages take TCP over Slingshot, and that Cray MPICH fits its settings."""
     for rank, own in enumerate(found):
         if own.adapters and not (own.cxi or own.cray):
             why = "its MPI has not loaded libcxi: messages take TCP"

@@ -32,7 +32,6 @@ def packages(comm: MPI.Intracomm, folder: Path) -> Finding:
 
 
 def judge_packages(found: list[str]) -> Finding:
-    """Judge whether all ranks have the same environment."""
     if len(set(found)) > 1:
         return fail(
             f"differ: {'; '.join(sorted(set(found)))}",
@@ -62,7 +61,6 @@ def mpi_libraries(maps: Iterable[str]) -> list[str]:
 
 
 def judge_library(found: list[tuple[str, list[str]]]) -> Finding:
-    """Judge whether all ranks have the same MPI, and each process only one."""
     texts = sorted({text for text, _ in found})
     if len(texts) > 1:
         return fail(

@@ -1,11 +1,11 @@
 """Federated learning: clients keep their samples, and a server averages their changes.
 
 ``loop.py`` has the rounds; ``choice.py`` says who takes part, ``split.py`` who has which
-samples, ``client.py`` trains, ``sums.py`` adds up, by ``exact.py``, ``codes.py`` or ``secure.py``,
-``server.py`` moves the weights.
+samples, ``client.py`` trains, ``sums.py`` adds up, by ``exact_mean.py``, ``codes.py`` or
+``secure.py``, ``server.py`` moves the weights.
 """
 
-from mpitrain.federated.errors import RoundError
 from mpitrain.federated.loop import FEDERATED, FederatedLoop
+from mpitrain.federated.secure import RoundError
 
 __all__ = ["FEDERATED", "FederatedLoop", "RoundError"]

@@ -18,7 +18,6 @@ class Part:
     """Part of a client in a round.
 
     Attributes:
-        client: number of the client.
         draws: times that it was drawn and counts.
         steps: local steps that it takes.
         whole: whether it takes all steps that it was asked for.
@@ -34,10 +33,9 @@ class Part:
 
 @dataclass(frozen=True)
 class Cohort:
-    """The clients of a round.
+    """The clients of a round, whose number counts from 0.
 
     Attributes:
-        number: number of the round, from 0 on.
         draws: number of draws of clients that were asked.
         asked: clients that were asked, each once, rising.
         parts: clients whose changes count, rising.
@@ -59,7 +57,6 @@ class Cohort:
 
     @property
     def weight(self) -> int:
-        """Sum of the weights."""
         return sum(part.weight for part in self.parts)
 
 

@@ -27,12 +27,8 @@ from mpitrain.training.parts import Parts, UserObjects
 
 @dataclass(frozen=True)
 class Trained:
-    """Result of a client's training.
-
-    Attributes:
-        weights: final weights, flat, of shape (elements,).
-        loss: sum of its steps' losses times their samples.
-        samples: samples that it was trained on, repeats included.
+    """Final flat weights of a client, the sum of its steps' losses times their samples, and the
+    number of these samples, repeats included.
     """
 
     weights: Array
@@ -53,11 +49,8 @@ class RoundRates(Rates):
 
 
 class Proximal(Strategy):
-    """FedProx: a gradient has mu times what the weights have moved by since the round began, which
-    is that of ``mu / 2`` times the *square* of the distance.
-
-    Attributes:
-        start: the weights as the round began, flat.
+    """FedProx: a gradient has mu times what the weights have moved by since ``start``, where the
+    round began, which is that of ``mu / 2`` times the *square* of the distance.
     """
 
     def __init__(self, store: Store, mu: float) -> None:
@@ -74,13 +67,9 @@ class Proximal(Strategy):
 class Client:
     """Trains one client after the other on this rank, each as a job in one process: the steps are
     the same to the last bit.
-
-    Attributes:
-        loop: the steps.
     """
 
     def __init__(self, whole: Parts) -> None:
-        """``whole``: the federated job."""
         job = whole.config
         optim = replace(
             job.optim,
@@ -112,24 +101,17 @@ class Client:
 
     @property
     def rate(self) -> float:
-        """Learning rate of the round."""
         return self._rates.rate(0)
 
     def close(self) -> None:
-        """Free the communicators."""
         self.loop.close()
 
     def improve(
         self, start: Array, number: int, client: int, samples: Array, steps: int
     ) -> Trained:
-        """Train a client from ``start`` on.
+        """Train a client on its samples, ``steps`` steps from the flat weights ``start`` on.
 
-        Args:
-            start: the server's weights, flat.
-            number: number of the round, counted from 0.
-            client: number of the client.
-            samples: indices of the client's samples.
-            steps: number of steps.
+        Rounds are counted from 0, and ``samples`` are indices.
 
         Raises:
             NonFinite, DataError, ConfigError: as :meth:`Loop.step`; naming the client.

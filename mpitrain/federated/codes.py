@@ -65,19 +65,13 @@ class Drawn:
 
 @dataclass(frozen=True)
 class CodeGrid:
-    """A grid of ``2**bits`` numbers from ``-largest`` to ``largest``.
-
-    Attributes:
-        bits: bits of a code.
-        largest: largest magnitude.
-    """
+    """A grid of ``2**bits`` numbers from ``-largest`` to ``largest``."""
 
     bits: int
     largest: float
 
     @property
     def width(self) -> float:
-        """Distance of neighbouring numbers."""
         return 2.0 * self.largest / (2**self.bits - 1)
 
     def encode(self, sent: Array, dice: np.random.Generator) -> Array:

@@ -28,11 +28,7 @@ def check() -> None:
 
 
 class Pair:
-    """A secret key and its public one.
-
-    Attributes:
-        public: 32 bytes.
-    """
+    """A secret key and its public one, of 32 bytes."""
 
     def __init__(self, private: bytes | None = None) -> None:
         """``private``: 32 bytes; the system's random ones if left out."""
@@ -45,7 +41,6 @@ class Pair:
 
     @property
     def private(self) -> bytes:
-        """32 bytes."""
         return self._key.private_bytes_raw()
 
     def common(self, public: bytes, purpose: bytes) -> bytes:
@@ -82,11 +77,7 @@ def seal(key: bytes, sender: int, receiver: int, message: bytes) -> bytes:
 
 
 def unseal(key: bytes, sender: int, receiver: int, sealed: bytes) -> bytes:
-    """The message of :func:`seal`.
-
-    Raises:
-        ValueError: it was changed, or belongs to another client.
-    """
+    """The message of :func:`seal`; ``ValueError``: it was changed, or belongs to another client."""
     from cryptography.exceptions import InvalidTag
     from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 

@@ -15,15 +15,14 @@ from mpitrain.data.stream import Streamed
 from mpitrain.federated import keys
 from mpitrain.federated.choice import Choice, Cohort
 from mpitrain.federated.client import Client, Trained
-from mpitrain.federated.errors import RoundError
+from mpitrain.federated.secure import RoundError
 from mpitrain.federated.server import ServerOptimizer
 from mpitrain.federated.split import split
 from mpitrain.federated.sums import Mean, Wire, sums
 from mpitrain.metrics.records import Record, Round
 from mpitrain.parallel.data_parallel import Replicated
 from mpitrain.ranks.together import together
-from mpitrain.step.agreement import Agreed, NonFinite
-from mpitrain.step.ledger import LocalStep
+from mpitrain.step.agreement import Agreed, LocalStep, NonFinite
 from mpitrain.training.assemble import Variant
 from mpitrain.training.loop import Batch, Loop
 from mpitrain.training.parts import Parts
@@ -94,7 +93,6 @@ class FederatedLoop(Loop):
         return np.concatenate(parts)
 
     def batches(self, epoch: int) -> Generator[Batch]:
-        """One round."""
         yield Batch(epoch, ())
 
     def step(self, batch: Batch) -> list[Record]:

@@ -13,16 +13,16 @@ for clients and a server that are honest but curious:
    numbers of the seeds from the sum, and the masks of lost clients that are left in it.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from os import urandom
 
 import numpy as np
 
 from mpitrain.arrays import Array
-from mpitrain.federated.errors import RoundError
 from mpitrain.federated.keys import KEY_BYTES, TAG_BYTES, Pair, numbers, seal, unseal
 from mpitrain.federated.shamir import SHARE_BYTES, at_zero, secret, shares
+from mpitrain.ranks.together import SharedError
 
 _MASK, _MESSAGE = b"mpitrain federated mask", b"mpitrain federated message"
 #: Bytes of the two public keys of a client.
@@ -31,13 +31,13 @@ PUBLIC_BYTES = 2 * KEY_BYTES
 MESSAGE_BYTES = 2 * SHARE_BYTES + TAG_BYTES
 
 
+class RoundError(SharedError):
+    """A round has no result: too few clients are left, or their shares do not fit."""
+
+
 @dataclass(frozen=True)
 class Public:
-    """Public keys of a client.
-
-    Attributes:
-        mask, message: keys for masks and for messages, 32 bytes each.
-    """
+    """Public keys of a client, for masks and for messages, 32 bytes each."""
 
     mask: bytes
     message: bytes
@@ -46,27 +46,20 @@ class Public:
 class Participant:
     """A client in one secure sum, for which it draws its numbers anew."""
 
-    def __init__(self, number: int, random: Callable[[int], bytes] = urandom) -> None:
-        """``number`` of the client; ``random`` gives random bytes."""
+    def __init__(self, number: int) -> None:
         self.number = number
-        self._mask, self._message = Pair(random(KEY_BYTES)), Pair(random(KEY_BYTES))
-        self._seed = random(KEY_BYTES)
+        self._mask, self._message = Pair(), Pair()
+        self._seed = urandom(KEY_BYTES)
         self._common: dict[int, bytes] = {}
         self._held: dict[int, tuple[bytes, bytes]] = {}
         self._revealed = False
 
     @property
     def public(self) -> Public:
-        """Its public keys."""
         return Public(self._mask.public, self._message.public)
 
     def deal(self, everybody: Mapping[int, Public], threshold: int) -> dict[int, bytes]:
-        """The sealed shares of its secrets, by client; it keeps its own.
-
-        Args:
-            everybody: all clients of the sum, this one as well.
-            threshold: shares that give a secret.
-        """
+        """The sealed shares of its secrets, by client of the sum; it keeps its own."""
         points = [number + 1 for number in everybody]
         seeds = shares(self._seed, points, threshold)
         keys = shares(self._mask.private, points, threshold)
@@ -80,11 +73,7 @@ class Participant:
         return found
 
     def hold(self, sender: int, public: Public, sealed: bytes) -> None:
-        """Keep the shares of another client.
-
-        Raises:
-            ValueError: they were changed on their way.
-        """
+        """Keep the shares of another client; ``ValueError``: they were changed on their way."""
         both = unseal(self._with(sender, public), sender, self.number, sealed)
         self._held[sender] = (both[:SHARE_BYTES], both[SHARE_BYTES:])
 
@@ -147,8 +136,7 @@ class Unmasking:
             everybody: the public keys of all clients.
             survivors: the clients whose vectors are in the sum.
             threshold: shares that give a secret.
-            revealed: shares of each client's secret, by survivor; of ``threshold`` survivors or
-                more.
+            revealed: shares of each client's secret, by survivor.
 
         Raises:
             RoundError: too few survivors have revealed theirs.

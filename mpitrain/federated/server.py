@@ -17,7 +17,6 @@ from mpitrain.training.parts import Parts
 
 
 def optimizer(own: Federated) -> Optimizer:
-    """The optimiser of the server that the table names."""
     betas = own.server_beta1, own.server_beta2, own.server_epsilon
     match own.server:
         case "sgd":

@@ -19,13 +19,9 @@ Below = Callable[[int], int]
 def shares(
     secret: bytes, points: Sequence[int], threshold: int, below: Below = secrets.randbelow
 ) -> list[bytes]:
-    """A share for each point.
+    """A share of 32 bytes for each point; points are different numbers, from 1 on.
 
-    Args:
-        secret: 32 bytes.
-        points: different numbers, from 1 on.
-        threshold: shares that give the secret.
-        below: gives a random number from 0 to less than its argument, for the coefficients.
+    ``below`` draws the coefficients, from 0 to less than its argument.
 
     Raises:
         ValueError: the secret has another length, or there are fewer points than the threshold.

@@ -14,11 +14,7 @@ from mpitrain.group import share
 def split(own: Federated, seed: int, samples: int, labels: Array | None) -> list[Array]:
     """The samples of each client, as rising indices; each client has one, and no sample has two.
 
-    Args:
-        own: the table.
-        seed: seed of the draw.
-        samples: number of samples.
-        labels: class of each sample, of shape (samples,); None without classes.
+    ``labels``: class of each sample, of shape (samples,); None without classes.
 
     Raises:
         ConfigError: there are more clients than samples, or no classes to split by.

@@ -16,13 +16,13 @@ from mpitrain.config import ConfigError
 from mpitrain.config.federated import Federated
 from mpitrain.federated import codes
 from mpitrain.federated.choice import Cohort
-from mpitrain.federated.errors import RoundError
 from mpitrain.federated.exact_mean import Grid, difference
 from mpitrain.federated.secure import (
     MESSAGE_BYTES,
     PUBLIC_BYTES,
     Participant,
     Public,
+    RoundError,
     Unmasking,
     expect_enough,
 )
@@ -59,7 +59,6 @@ class Wire:
     """
 
     def __init__(self, comm: Communicator, algorithm: str) -> None:
-        """``algorithm``: value of ``parallel.algorithm``."""
         self.comm = comm
         self.algorithm = "ring" if algorithm == "auto" else algorithm
         self.seconds = 0.0
@@ -71,7 +70,6 @@ class Wire:
         return self._traffic.sent + self._traffic.shared
 
     def add(self, total: Array) -> None:
-        """The sum over the ranks, in place."""
         begun = perf_counter()
         if self.comm.size > 1:
             self.comm.Allreduce(MPI.IN_PLACE, total.reshape(-1), algorithm=self.algorithm)
@@ -93,10 +91,7 @@ class Exact:
     def mean(self, start: Array, ends: Mapping[int, Array], cohort: Cohort) -> Mean:
         """The weighted mean of ``start - end``; collective.
 
-        Args:
-            start: flat weights of the server.
-            ends: final weights of the cohort's clients on this rank.
-            cohort: clients of the round.
+        ``ends``: final flat weights of the cohort's clients on this rank.
         """
         changes = (difference(start, end)[0] for end in ends.values())
         largest = self._wire.largest(changes)
@@ -114,12 +109,6 @@ class Coded:
 
     def __init__(self, wire: Wire, own: Federated, seed: int, most_weight: int) -> None:
         """Choose the bits, if the job does not.
-
-        Args:
-            wire: all-reduces.
-            own: the table.
-            seed: seed of the draws.
-            most_weight: largest possible sum of the weights of a round.
 
         Raises:
             ConfigError: secure sums of such codes have more than 32 bits.

@@ -28,7 +28,6 @@ KINDS = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 1}
 
 @cache
 def source() -> str:
-    """CUDA C++ of all kernels."""
     return files("mpitrain.kernels").joinpath("kernels.cu").read_text(encoding="utf-8")
 
 
@@ -41,7 +40,6 @@ class CudaKernels(Kernels):
     """The operations by kernels on CuPy's current stream."""
 
     def __init__(self, xp: ModuleType) -> None:
-        """``xp``: CuPy."""
         self._xp: Any = xp
 
     def matmul(self, a: Array, b: Array) -> Array:
@@ -183,7 +181,6 @@ class CudaKernels(Kernels):
         return found
 
     def _dense(self, x: Array) -> Array:
-        """``x`` in C order."""
         found: Array = self._xp.ascontiguousarray(x)
         return found
 

@@ -61,7 +61,6 @@ class Kernels:
         return y, tanh
 
     def gelu_gradient(self, x: Array, tanh: Array, dy: Array) -> Array:
-        """Gradient by x."""
         slope = x * x
         slope *= 3.0 * GELU_SCALE * GELU_CUBIC
         slope += GELU_SCALE
@@ -101,7 +100,6 @@ class Kernels:
         return y, normal, scale
 
     def layer_norm_gradient(self, dy: Array, weight: Array, normal: Array, scale: Array) -> Array:
-        """Gradient by x."""
         return self.normalise_gradient(dy * weight, normal, scale)
 
     def norm_gradients(self, dy: Array, normal: Array) -> tuple[Array, Array]:

@@ -24,10 +24,8 @@ def json_lines(path: Path, done: int = 0, tests_again: bool = False) -> Iterator
 
     An earlier file keeps its records up to step ``done``, or with ``tests_again`` up to the test
     after it.  With each record but a step's the file's name is looked up, as records of a file that
-    was removed, or replaced by another job, would be lost.
-
-    Raises:
-        ReportError: the file cannot be written, now or later.
+    was removed, or replaced by another job, would be lost.  ReportError: it cannot be written, now
+    or later.
     """
     with ExitStack() as stack:
         with _reporting(path):

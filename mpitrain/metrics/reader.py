@@ -73,12 +73,9 @@ class Log:
 
 
 def read_records(path: Path) -> Log:
-    """The records of a run's ``metrics.jsonl``.
+    """The records of a run's ``metrics.jsonl``; what is not finite is null there, and read as nan.
 
-    Numbers that are not finite are written as null and read as nan.
-
-    Raises:
-        ValueError: the file cannot be read, or has a line that is no record; the message names it.
+    ValueError: the file cannot be read, or has a line that is no record; the message names it.
     """
     records: list[Record] = []
     unknown: list[str] = []
@@ -100,8 +97,7 @@ def read_records(path: Path) -> Log:
 def lines(path: Path, data: bytes) -> Iterator[tuple[bytes, Record | Unknown | None]]:
     """Lines of a file's bytes with their records; None for a last line that was cut off.
 
-    Raises:
-        ValueError: a line is no record; the message names ``path`` and the line.
+    ValueError: a line is no record; the message names ``path`` and the line.
     """
     found = data.splitlines(keepends=True)
     for number, line in enumerate(found, 1):

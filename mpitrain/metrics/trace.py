@@ -3,7 +3,7 @@
 import json
 import sys
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from time import perf_counter
@@ -13,7 +13,6 @@ import msgspec
 from mpi4py import MPI
 from msgspec import Meta, Struct
 
-from mpitrain.clocks import ahead
 from mpitrain.config import ConfigError
 from mpitrain.files import check_regular
 
@@ -85,10 +84,7 @@ class Trace:
     ) -> Iterator[None]:
         """Context manager that writes its spans at its end; collective.
 
-        Args:
-            comm: the ranks.
-            path: the file.
-            ends: exceptions of all ranks after which the trace is written, too.
+        It does so, too, after the exceptions ``ends``, which all ranks raise.
         """
         if not self._enabled:
             yield
@@ -108,8 +104,7 @@ class Trace:
     def write(self, comm: MPI.Intracomm, path: Path) -> None:
         """Writes all ranks' spans as one Chrome trace, a thread for each rank; collective.
 
-        Raises:
-            ConfigError: on all ranks, if the file cannot be written.
+        ConfigError on all ranks: the file cannot be written.
         """
         gathered = comm.gather(list(self._spans))
         why = ""
@@ -204,3 +199,26 @@ def remove_trace(folder: Path) -> None:
 def _clock() -> str:
     """Identity of the clock of ``perf_counter``: the running kernel's."""
     return Path("/proc/sys/kernel/random/boot_id").read_text()
+
+
+def ahead(
+    comm: MPI.Intracomm, ranks: Iterable[int], trips: int, clock: Callable[[], float]
+) -> float:
+    """Seconds that this rank's clock is ahead of rank 0's; collective.
+
+    The fastest of some round trips bounds the error by half of itself (Cristian 1989).  Only
+    ``ranks`` compare their clocks; the others return 0.
+    """
+    best = (float("inf"), 0.0)
+    for rank in ranks:
+        for _ in range(trips):
+            if comm.rank == 0:
+                comm.recv(source=rank)
+                comm.send(clock(), rank)
+            elif comm.rank == rank:
+                there = clock()
+                comm.send(None, 0)
+                theirs = comm.recv(source=0)
+                back = clock()
+                best = min(best, (back - there, (there + back) / 2 - theirs))
+    return best[1]

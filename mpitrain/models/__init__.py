@@ -1,7 +1,6 @@
 """Models by name: chains of named layers, cut between them into stages."""
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import assert_never
 
 from mpitrain import nn, objective
@@ -56,13 +55,17 @@ def _layers(
     match own.kind:
         case "mlp":
             return perceptron.layers(shape, own.hidden, classes, group)
-        case "convnet" | "vgg":
+        case "convnet" | "vgg" | "resnet":
             convolutions = 1 if own.kind == "convnet" else 2
-            with _fitting(own.channels, shape):
+            try:
+                if own.kind == "resnet":
+                    return convnets.resnet(shape, own.channels, classes, group)
                 return convnets.vgg(shape, own.channels, own.hidden, classes, convolutions, group)
-        case "resnet":
-            with _fitting(own.channels, shape):
-                return convnets.resnet(shape, own.channels, classes, group)
+            except ValueError as error:
+                raise ConfigError(
+                    f"model.channels: {len(own.channels)} blocks are too many for images of shape "
+                    f"{shape} ({error})"
+                ) from error
         case "gpt":
             sizes = classes, config.data.context, own.width, own.layers, own.heads
             sequence = config.parallel.sequence and group.size > 1
@@ -107,14 +110,3 @@ def _shared(layers: Mapping[str, nn.Layer], group: TensorGroup) -> dict[str, nn.
             "parallel.tensor out"
         )
     return found
-
-
-@contextmanager
-def _fitting(channels: tuple[int, ...], shape: nn.Shape) -> Iterator[None]:
-    try:
-        yield
-    except ValueError as error:
-        raise ConfigError(
-            f"model.channels: {len(channels)} blocks are too many for images of shape "
-            f"{shape} ({error})"
-        ) from error

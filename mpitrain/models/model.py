@@ -15,12 +15,9 @@ from mpitrain.objective import LossFunction
 
 
 class SequentialModel:
-    """Layers one after the other.
+    """Layers by name, one after the other; a pipeline is cut between them.
 
-    Attributes:
-        layers: layers by name, in order; a pipeline is cut between them.
-        loss: function of the last layer's outputs.
-        group: ranks that share the columns of these outputs.
+    ``group``: ranks that share the columns of the last one's outputs, of which is the loss.
     """
 
     def __init__(self, layers: Mapping[str, Layer], loss: LossFunction, group: TensorGroup) -> None:

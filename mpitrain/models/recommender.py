@@ -80,37 +80,14 @@ class SpreadTables(nn.Layer):
 
     def _to_tables(self, x: Array, samples: Array) -> Array:
         """From (all tables, own samples, ...) to (own tables, all samples, ...)."""
-        comm = self.group.comm
-        if comm is None:
-            return x
-        xp = array_namespace(x)
-        own, rest = self._owners()[self.group.rank], x.shape[2:]
-        unit = int(np.prod(rest))
-        arrived = xp.empty(own * int(samples.sum()) * unit, x.dtype)
-        comm.Alltoallv(
-            [xp.ascontiguousarray(x), [n * x.shape[1] * unit for n in self._owners()]],
-            [arrived, [own * int(n) * unit for n in samples]],
-        )
-        parts = xp.split(arrived, np.cumsum(own * samples * unit)[:-1].tolist())
-        return xp.concatenate(
-            [part.reshape(own, int(n), *rest) for part, n in zip(parts, samples)], axis=1
-        )
+        own = self._owners()[self.group.rank]
+        shapes = [(own, int(n), *x.shape[2:]) for n in samples]
+        xp, ends = array_namespace(x), np.cumsum(self._owners())[:-1].tolist()
+        return xp.concatenate(self.group.exchange(xp.split(x, ends), shapes), axis=1)
 
     def _to_samples(self, x: Array, samples: Array) -> Array:
         """From (own tables, all samples, ...) to (all tables, own samples, ...)."""
-        comm = self.group.comm
-        if comm is None:
-            return x
-        xp = array_namespace(x)
-        own, rest = self._owners()[self.group.rank], x.shape[2:]
-        unit, mine = int(np.prod(rest)), int(samples[self.group.rank])
-        parts = xp.split(x, np.cumsum(samples)[:-1].tolist(), axis=1)
-        arrived = xp.empty((self.tables, mine, *rest), x.dtype)
-        comm.Alltoallv(
-            [
-                xp.concatenate([part.reshape(-1) for part in parts]),
-                [own * int(n) * unit for n in samples],
-            ],
-            [arrived, [n * mine * unit for n in self._owners()]],
-        )
-        return arrived
+        mine = int(samples[self.group.rank])
+        shapes = [(n, mine, *x.shape[2:]) for n in self._owners()]
+        xp, ends = array_namespace(x), np.cumsum(samples)[:-1].tolist()
+        return xp.concatenate(self.group.exchange(xp.split(x, ends, axis=1), shapes))

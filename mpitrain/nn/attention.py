@@ -23,7 +23,6 @@ class Attention(Layer):
 
     Attributes:
         head_width: E.
-        causal: whether no position sees a later one.
         dropout: probability with which a position does not see another one in training.
     """
 
@@ -33,12 +32,7 @@ class Attention(Layer):
     def __init__(
         self, head_width: int, dropout: float = 0.0, group: TensorGroup | None = None
     ) -> None:
-        """Nothing is computed yet.
-
-        Args:
-            head_width: numbers of a query.
-            dropout: see above.
-            group: ranks that share the heads.
+        """``group``: ranks that share the heads.
 
         Raises:
             ValueError: a width below 1, or no probability.

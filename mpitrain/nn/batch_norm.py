@@ -14,15 +14,12 @@ from mpitrain.nn.sizes import expect_features, expect_sizes
 
 
 class BatchNorm(Elementwise):
-    """``y = (x - mean) / sqrt(variance + epsilon) * weight + bias`` of each channel.
+    """``y = (x - mean) / sqrt(variance + epsilon) * weight + bias`` of each channel, the last axis.
 
     In training, mean and variance are over a micro-batch of each replica: the same as in one
     process with as many micro-batches.  In tests, running values take their place.
 
-    Attributes:
-        channels: length of the last axis.
-        epsilon: added to the variance.
-        momentum: weight of a micro-batch in the running values.
+    ``momentum``: weight of a micro-batch in the running values.
     """
 
     sees = True
@@ -123,8 +120,7 @@ def input_gradient(
     Mean and variance depend on all rows; without ``count``, they are constants.
 
     Args:
-        dy: gradient by the output, for the own rows.
-        normal: the normalised own rows.
+        dy, normal: gradient by the output and the normalised rows, of this rank.
         scale: weight over standard deviation.
         sums: ``dy`` and ``dy * normal`` summed over the own rows; one all-reduce adds the others.
         count: rows of all replicas, for each channel.

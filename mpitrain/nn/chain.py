@@ -85,11 +85,7 @@ class Chain(Layer):
 
 
 class Wrapper(Chain):
-    """A layer around another one, with the same parameters and attributes.
-
-    Attributes:
-        layer: the wrapped layer.
-    """
+    """A layer around another one, with the same parameters and attributes."""
 
     def __init__(self, layer: Layer) -> None:
         super().__init__({"": layer})

@@ -8,11 +8,7 @@ from mpitrain.nn.layer import Elementwise
 
 
 class Dropout(Elementwise):
-    """In training, each number becomes 0 with probability p, else ``1 / (1 - p)`` times itself.
-
-    Attributes:
-        p: the probability, 0 <= p <= 1.
-    """
+    """In training, each number becomes 0 with probability p, else ``1 / (1 - p)`` times itself."""
 
     sees = True
 

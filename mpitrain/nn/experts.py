@@ -194,11 +194,9 @@ class _Saved:
     """Results of a forward pass.
 
     Attributes:
-        router: saved values of the router.
-        choices: its choices.
-        rows: numbers of the kept choices, expert after expert.
+        router, experts: saved values of the router, and of each of this rank's experts.
+        choices, rows: the router's choices, and numbers of the kept ones, expert after expert.
         dispatch: way of the rows.
-        experts: saved values of each of this rank's experts.
         made: output of the expert of each choice, (N T K, D); 0 if it was dropped.
         factor: factor of a sample's losses in the loss whose gradient is taken.
     """

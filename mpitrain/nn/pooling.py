@@ -44,11 +44,7 @@ class _Pool2d(Layer):
     """
 
     def __init__(self, size: int, *, stride: int | None = None) -> None:
-        """Describe the layer, which maps x_NHWC to y_NHWC of fewer rows and columns.
-
-        Args:
-            size: rows and columns of a window.
-            stride: points between two windows; ``size`` when left out.
+        """A window has ``size`` rows and columns; ``stride`` points are between two.
 
         Raises:
             ValueError: a number is below 1.

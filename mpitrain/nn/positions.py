@@ -28,17 +28,11 @@ class Tile(NamedTuple):
 
 
 class Positions:
-    """The cut of the positions of a sample.
+    """The cut of the positions of a sample among the ranks of a group.
 
     ``zigzag`` makes 2c pieces for c ranks and gives rank r the pieces r and 2c - 1 - r, so that
     causal attention is equal work for all; ``ring`` and ``ulysses`` give each rank one piece.  The
-    lengths of pieces differ by one position at most.
-
-    Attributes:
-        group: the ranks that share the positions.
-        length: number of positions.
-        way: see above.
-        tile: most positions of a tile.
+    lengths of pieces differ by one position at most.  A tile has ``tile`` positions at most.
     """
 
     def __init__(
@@ -59,7 +53,6 @@ class Positions:
 
     @property
     def are_split(self) -> bool:
-        """Whether other ranks have some."""
         return self.group.size > 1
 
     @property
@@ -72,7 +65,6 @@ class Positions:
         return [share(self.length, piece, self._parts) for piece in own]
 
     def count(self, rank: int) -> int:
-        """Number of a rank's positions."""
         return sum(piece.stop - piece.start for piece in self.pieces(rank))
 
     @cached_property

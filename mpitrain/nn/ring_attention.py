@@ -37,11 +37,7 @@ Drop = Callable[[slice, Tile, Tile], Array]
 class BlockAttention:
     """Attention of some queries to some keys.
 
-    Attributes:
-        scale: factor on the scores.
-        causal: whether a position sees no later one.
-        heads: which of the layer's heads the arrays hold, for ``drop``.
-        drop: gives the factors of dropout.
+    ``heads`` says which of the layer's heads the arrays hold, for ``drop``.
     """
 
     scale: float

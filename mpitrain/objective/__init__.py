@@ -43,12 +43,9 @@ class LossFunction(Protocol):
         """
 
     def expect(self, outputs: Shape, labels: Shape, kind: Any) -> None:
-        """Check that outputs and labels can be compared; ``ValueError`` says why not.
+        """Raise ValueError unless outputs and labels of these shapes of a sample can be compared.
 
-        Args:
-            outputs: shape of the model's output for one sample.
-            labels: shape of one sample's label.
-            kind: ``dtype`` of the labels.
+        ``kind``: ``dtype`` of the labels.
         """
 
 

@@ -55,13 +55,7 @@ def one(optimizer: Optimizer) -> Grouping:
 
 
 def by_name(optim: Optim, usual: Optimizer, names: Sequence[str]) -> Grouping:
-    """The groups of ``optim.groups``.
-
-    ``usual`` is the optimiser of parameters in no group, ``names`` are those of all parameters.
-
-    Raises:
-        ConfigError: a pattern fits no parameter.
-    """
+    """The groups of ``optim.groups``, else ``usual``; ConfigError: a pattern fits no name."""
     found: dict[str, ParameterGroup] = {}
     for number, asked in enumerate(optim.groups):
         own: Any = usual

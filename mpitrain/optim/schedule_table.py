@@ -40,10 +40,6 @@ class ScheduleTable:
         """The factor of a step, counted from 0."""
         return float(self.factors[step // self.steps, group])
 
-    def set_rest(self, step: int, factors: Sequence[float]) -> None:
-        """Give the rows from a step on, counted from 0, these factors of the groups."""
-        self.factors[step // self.steps :] = factors
-
 
 class TabulatedSchedule(ABC):
     """A schedule that makes its own table."""
@@ -56,20 +52,15 @@ class TabulatedSchedule(ABC):
     def after_tests(self, values: Sequence[float], *, anew: bool) -> list[float]:
         """Factors of the groups after further tests, for a table that follows tests.
 
-        Args:
-            values: measured values of the tests, in turn; nan: not finite.
-            anew: begin with the first test of the run.
-
-        Raises:
-            ConfigError: a test leads to no factors.
+        ``values``: measured values of the tests, in turn, nan where not finite; ``anew``: begin
+        with the first test of the run.  ConfigError: a test leads to no factors.
         """
 
 
 def tabulated(factor: Factor, steps: int) -> Array:
     """The factors of a user's function for all steps, of shape (steps,), float64.
 
-    Raises:
-        ConfigError: a factor is no number, negative or not finite, or cannot be computed.
+    ConfigError: a factor is no number, negative or not finite, or cannot be computed.
     """
     found = np.empty(steps)
     for step in range(steps):
@@ -98,12 +89,8 @@ def agreed(
 ) -> ScheduleTable | None:
     """The table of rank 0's ``schedule`` for all steps of a run, on all ranks; collective.
 
-    Returns:
-        The table, or None without a user's own schedule.
-
-    Raises:
-        ConfigError: on all ranks: the [optim] table names another schedule, or rank 0's cannot be
-            evaluated.
+    None without a user's own schedule.  ConfigError on all ranks: the [optim] table names another
+    one, or rank 0's cannot be evaluated.
     """
     if schedule is None:
         if optim.schedule_by != "step":

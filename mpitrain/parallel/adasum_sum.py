@@ -1,7 +1,6 @@
 """The Adasum of gradients over ranks, in the place of their sum."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -16,7 +15,6 @@ from mpitrain.parallel.packed_bucket import ordered
 from mpitrain.parallel.summation import Sum, Summand, Summation
 
 
-@dataclass(frozen=True)
 class Adasum(Summation):
     """A :class:`~mpitrain.parallel.summation.Summation` between a mean and a sum.
 
@@ -25,7 +23,6 @@ class Adasum(Summation):
     """
 
     def check(self, arena: Arena) -> None:
-        """Raise :class:`ConfigError` if some gradients are summed over more than the replicas."""
         exact = [tensor.name for tensor in arena.tensors if tensor.group != DATA]
         if exact:
             raise ConfigError(
@@ -34,7 +31,6 @@ class Adasum(Summation):
             )
 
     def bind(self, summand: Summand) -> Sum:
-        """The Adasum of these arrays; collective over ``summand.comm``."""
         return AdasumSum(summand)
 
 

@@ -6,7 +6,7 @@ an all-reduce that is bound once, and a shard is a range of elements.
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from mpitrain.arrays import Array, Parameters, Shape
@@ -106,7 +106,7 @@ class Arena:
         """
         group = group or TensorGroup()
         replicas = replicas or TensorGroup()
-        found: dict[str, tuple[Shape, int | None, slice | None, str, int]] = {}
+        found: dict[str, Tensor] = {}
         self._names: list[dict[str, str]] = []
         users: dict[str, set[int]] = {}
         for index, (name, layer) in enumerate(layers.items()):
@@ -128,25 +128,22 @@ class Arena:
                         axis, bounds = 0, slice(0, 0)
                 if (stages := (shared or {}).get(full)) is not None:
                     kind = copies_of(stages) if kind == COPIES else stages
-                found[full] = (shape, axis, bounds, kind, blocks)
+                part = shape
+                if axis is not None and bounds is not None:
+                    size = blocks * (bounds.stop - bounds.start)
+                    part = (*shape[:axis], size, *shape[axis + 1 :])
+                found[full] = Tensor(full, shape, part, axis, bounds, kind, 0, blocks)
         # Group after group, so that a bucket is contiguous; sort() keeps the order of layers.
         # Tensors that stages share have one order on all of them, where layers have another one.
         kinds = (shared or {}).values()
         self._shared = frozenset([*kinds, *map(copies_of, kinds)])
 
-        def place(full: str) -> tuple[str, str]:
-            kind = found[full][3]
-            return kind, full if kind in self._shared else ""
+        def place(tensor: Tensor) -> tuple[str, str]:
+            return tensor.group, tensor.name if tensor.group in self._shared else ""
 
-        order = sorted(found, key=place)
-        tensors, start = [], 0
-        for full in order:
-            whole, axis, bounds, kind, blocks = found[full]
-            shape = whole
-            if axis is not None and bounds is not None:
-                size = blocks * (bounds.stop - bounds.start)
-                shape = (*whole[:axis], size, *whole[axis + 1 :])
-            tensors.append(Tensor(full, whole, shape, axis, bounds, kind, start, blocks))
+        tensors, start = list[Tensor](), 0
+        for tensor in sorted(found.values(), key=place):
+            tensors.append(replace(tensor, start=start))
             start = tensors[-1].stop
         self.tensors = tuple(tensors)
         self.size = start
@@ -192,11 +189,7 @@ class Arena:
         return {own: inside[full] for own, full in self._names[layer].items() if full in inside}
 
     def fill(self, flat: Array, layer: int, values: Parameters) -> None:
-        """Write the own parts of a layer's whole parameters into ``flat``.
-
-        Raises:
-            ValueError: their shapes are not those of the layer.
-        """
+        """Write own parts of a layer's whole parameters into ``flat``; ValueError: other shapes."""
         given = {own: value.shape for own, value in values.items()}
         said = {own: self._by_name[full].whole for own, full in self._names[layer].items()}
         if given != said:

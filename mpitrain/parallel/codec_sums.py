@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from collectives.codec import Dice, FeedbackMemory, Residual
+from collectives.codec import Dice, Residual
 from collectives.coded import Part, Phased
 from collectives.communicator import AnyPlan, Communicator
 from collectives.sparse import SparseAllreduce
@@ -41,7 +41,7 @@ class LinearSum(TensorSum):
         comm: Communicator,
         codec: LinearCodec,
         packed: Packed,
-        memory: FeedbackMemory | None,
+        memory: Residual | None,
         dice: Dice,
         flushes: Callable[[int], bool] | None = None,
     ) -> None:
@@ -93,7 +93,7 @@ class SparseSum(TensorSum):
         comm: Communicator,
         codec: Sparse,
         packed: Packed,
-        memory: FeedbackMemory | None,
+        memory: Residual | None,
         dice: Dice,
     ) -> None:
         self.algorithm = f"sparse all-reduce of {codec}"
@@ -110,7 +110,7 @@ class SparseSum(TensorSum):
         if memory:
             memory.add_to(coded)
         chosen = self._codec.select(coded, self._dice.step)
-        values = self._codec.values(coded[chosen])
+        values = coded[chosen]
         if memory:
             sent = np.zeros_like(coded)
             sent[chosen] = values

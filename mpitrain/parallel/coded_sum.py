@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 from mpi4py import MPI
 
-from collectives.codec import FeedbackMemory, Residual
+from collectives.codec import Residual
 from collectives.coded import Coding, Gathered, Part, Phased, TwoPhase
 from collectives.communicator import AnyPlan, Communicator
 from mpitrain.arrays import Array
-from mpitrain.compress.codec import LinearCodec, Momentum, Remembering, Sketch, Sparse
+from mpitrain.compress.codec import LinearCodec, Remembering, Sketch, Sparse
+from mpitrain.compress.dgc import DGC
 from mpitrain.config import ConfigError
 from mpitrain.parallel.codec_sums import LinearSum, SparseSum, TensorSum
 from mpitrain.parallel.packed_bucket import Packed, Together, ordered
@@ -46,7 +47,7 @@ class KeepingSum(Phased):
 
     @property
     @abstractmethod
-    def memories(self) -> Iterator[FeedbackMemory | Sketch]:
+    def memories(self) -> Iterator[Residual | Sketch]:
         """Objects that keep the values."""
 
     @abstractmethod
@@ -88,11 +89,11 @@ class CodedSum(KeepingSum):
         # A bucket has fewer elements than that: each turn has dice of its own.
         self._place = summand.bucket.start + (turn << 40)
         how, comm = run.how, summand.comm
-        self.memory: FeedbackMemory | None = None
-        self.rest_memory: FeedbackMemory | None = None
+        self.memory: Residual | None = None
+        self.rest_memory: Residual | None = None
         if isinstance(how.codec, Remembering):
             self.memory = how.codec.memory(np.zeros_like(packed.coded.array))
-            if isinstance(how.codec, Momentum):
+            if isinstance(how.codec, DGC):
                 self.rest_memory = how.codec.of_sum(np.zeros_like(packed.rest.sum))
         elif how.feedback:
             self.memory = run.residual(np.zeros_like(packed.coded.array))
@@ -148,7 +149,7 @@ class CodedSum(KeepingSum):
         self.packed.unpack(scale, self.is_finite)
 
     @property
-    def memories(self) -> Iterator[FeedbackMemory | Sketch]:
+    def memories(self) -> Iterator[Residual | Sketch]:
         yield from filter(None, (self.memory, self.rest_memory, self.owner_residual))
         if isinstance(self._coded, LinearSum):
             yield self._coded.sketch
@@ -196,16 +197,7 @@ class NodeSum(KeepingSum):
     """
 
     def __init__(self, summand: Summand, packed: Packed, run: "CompressedSummation") -> None:
-        """Bind the sum; collective.
-
-        Args:
-            summand: the gradients; all ranks get the whole sum.
-            packed: the coded elements, and the rest.
-            run: how gradients are coded.
-
-        Raises:
-            ConfigError: on all ranks; MPI has no communicators left.
-        """
+        """Bind the sum; collective.  ConfigError on all ranks: MPI has no communicators left."""
         assert summand.counts is None, "the job was refused"
         comm, own, how = summand.comm, summand.own, run.how
         self._summand, self._packed, self._coding = summand, packed, run
@@ -263,7 +255,7 @@ class NodeSum(KeepingSum):
         return self._summand.own.nbytes
 
     @property
-    def memories(self) -> Iterator[FeedbackMemory | Sketch]:
+    def memories(self) -> Iterator[Residual | Sketch]:
         if self._left:
             yield self._left
 

@@ -11,7 +11,7 @@ import numpy as np
 from collectives.codec import Dice, Residual
 from mpitrain.arrays import Array, Shape
 from mpitrain.compress import AnyCodec
-from mpitrain.compress.codec import Momentum
+from mpitrain.compress.dgc import DGC
 from mpitrain.compress.feedback import UpdateResidual
 from mpitrain.config import ConfigError
 from mpitrain.parallel.arena import DATA, Arena
@@ -109,11 +109,6 @@ class CompressedSummation(Summation):
     _bound: Counter[int] = field(default_factory=Counter, init=False)
 
     def check(self, arena: Arena) -> None:
-        """Check that all gradients may be coded; not collective.
-
-        Raises:
-            ConfigError: the codec votes, and some gradients are summed over more than the replicas.
-        """
         exact = [tensor.name for tensor in arena.tensors if tensor.group != DATA]
         if self.how.votes and exact:
             raise ConfigError(
@@ -126,7 +121,7 @@ class CompressedSummation(Summation):
         if self.anew and self._has_begun and self.dice.step < how.start:
             return self.dense.bind(summand)
         packed = Packed(summand, lambda shape: is_data and how.codes(shape), tells=self.tells)
-        if not packed.coded.array.size and not isinstance(how.codec, Momentum):
+        if not packed.coded.array.size and not isinstance(how.codec, DGC):
             return self.dense.bind(summand)
         return NodeSum(summand, packed, self) if how.nodes else self.coded(summand, packed)
 
@@ -163,12 +158,12 @@ class CompressedSummation(Summation):
     def needs_all(self) -> bool:
         """Whether the first sum may begin only when all gradients of this rank are there."""
         codec = self.how.codec
-        return isinstance(codec, Momentum) and codec.clip > 0
+        return isinstance(codec, DGC) and codec.clip > 0
 
     def prepare(self, gradients: Array, ranks: int) -> None:
         """Clip by the length of all gradients of this rank, one of ``ranks``."""
         codec = self.how.codec
-        if isinstance(codec, Momentum) and codec.clip:
+        if isinstance(codec, DGC) and codec.clip:
             # Gradients that are not finite are not sent at all.
             squares = float(np.square(gradients, dtype=np.float64).sum())
             self.share = codec.share(squares / self.scale**2, ranks)

@@ -34,9 +34,7 @@ class WholeGradients(Store):
     def bind_sums(self, shards: Sequence[Array] = ()) -> None:
         """Bind the sum of each bucket; collective.
 
-        Args:
-            shards: memory of the own shard of each bucket's sum; without shards, the sums replace
-                the gradients.
+        ``shards``: memory of the own shard of each bucket's sum; without, sums replace gradients.
         """
         for index, bucket in enumerate(self.buckets):
             if shards or self.comm(bucket).size > 1 or self.reduction.summation.acts_alone:
@@ -107,8 +105,8 @@ class Replicated(WholeGradients):
             arena: layout of the parameters.
             initial: flat parameters, which become the store's.
             reduction: how gradients are summed.
-            allocate: ``allocate(size, dtype)`` makes the gradients' array;
-                ``Communicator.empty`` puts it where a node's ranks reduce it without messages.
+            allocate: makes the gradients' array, as ``Communicator.empty``, which puts it where a
+                node's ranks reduce it without messages.
         """
         super().__init__(arena, reduction, allocate(arena.size, initial.dtype))
         self.parameters = initial

@@ -24,6 +24,13 @@ class Coordinates(NamedTuple):
     context: int = 0
 
 
+def axes(data: object, pipe: int, tensor: int, context: int = 1, experts: int = 1) -> str:
+    """Lengths of the axes of a layout in words, as ``data 2 x pipe 2 x tensor 1``."""
+    found = f"data {data} x pipe {pipe} x tensor {tensor}"
+    found += f" x context {context}" if context > 1 else ""
+    return found + (f", experts {experts}" if experts > 1 else "")
+
+
 @dataclass(frozen=True)
 class Layout:
     """Stages of a pipeline, replicas of each, context and tensor ranks of each replica.
@@ -71,10 +78,8 @@ class Layout:
 
     def __str__(self) -> str:
         even = len(set(self.replicas)) == 1
-        shape = f"{self.replicas[0]}" if even else "-".join(map(str, self.replicas))
-        context = f" x context {self.context}" if self.context > 1 else ""
-        experts = f", experts {self.experts}" if self.experts > 1 else ""
-        return f"data {shape} x pipe {self.stages} x tensor {self.tensor}{context}{experts}"
+        data = self.replicas[0] if even else "-".join(map(str, self.replicas))
+        return axes(data, self.stages, self.tensor, self.context, self.experts)
 
 
 class ProcessGrid(ClosedTogether):
@@ -98,16 +103,9 @@ class ProcessGrid(ClosedTogether):
         shared: Iterable[frozenset[int]] = (),
         xp: ModuleType = np,
     ) -> None:
-        """Split ``comm``; collective.
+        """Split ``comm``, of the layout's size; collective.
 
-        Args:
-            comm: all ranks of the layout.
-            layout: the layout.
-            shared: sets of stages that hold a tensor together.
-            xp: namespace of the arrays that are summed.
-
-        Raises:
-            ValueError: the communicator has another size.
+        ``shared``: sets of stages that hold a tensor together.
         """
         if comm.size != layout.ranks:
             raise ValueError(f"{layout} is {layout.ranks} ranks, but there are {comm.size}")

@@ -36,11 +36,7 @@ class NodeShared(WholeGradients):
     def __init__(
         self, arena: Arena, initial: Array, reduction: Reduction, allocate: Allocate
     ) -> None:
-        """Allocate and bind; collective.  Arguments as for ``Replicated``.
-
-        Raises:
-            ConfigError: nodes have different numbers of ranks.
-        """
+        """Allocate and bind; collective.  ConfigError: nodes have different numbers of ranks."""
         across = reduction.summation
         if isinstance(across, CompressedSummation):
             reduction = replace(reduction, summation=across.dense)
@@ -147,12 +143,7 @@ class NodeWindow:
     """
 
     def __init__(self, node: MPI.Intracomm, initial: Array) -> None:
-        """Allocate the window; collective.  Call :meth:`settle` before the first use.
-
-        Args:
-            node: ranks of a node.
-            initial: flat values, which the node's first rank stores.
-        """
+        """Allocate the window, with rank 0's ``initial``; collective; :meth:`settle` follows."""
         nbytes = initial.nbytes if node.rank == 0 else 0
         self._window = MPI.Win.Allocate_shared(nbytes, initial.itemsize, comm=node)
         memory, _ = self._window.Shared_query(0)
@@ -163,10 +154,7 @@ class NodeWindow:
             self.flat[...] = initial
 
     def settle(self, meet: Callable[[], T]) -> T:
-        """Make all ranks of the node see what each of them has stored.
-
-        ``meet`` is a collective call over these ranks; returns its result.
-        """
+        """Make stores visible to all ranks of the node, around their collective call ``meet``."""
         self._window.Sync()
         found = meet()
         self._window.Sync()

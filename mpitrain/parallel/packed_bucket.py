@@ -75,13 +75,9 @@ class Packed:
     def __init__(
         self, summand: Summand, coded: Callable[[Shape], bool], *, tells: bool = False
     ) -> None:
-        """Lay the elements out.
+        """Lay the elements out; ``coded`` says whether tensors of a shape are coded.
 
-        Args:
-            summand: the gradients; without named tensors, they are one tensor.
-            coded: whether tensors of a shape are coded.
-            tells: whether one more element goes with the rest, which shows all ranks whether the
-                gradients of all of them are finite.
+        ``tells``: one more element of the rest shows all ranks whether all gradients are finite.
         """
         self._is_coded, self._tells, self._summand = coded, tells, summand
         own = summand.own
@@ -132,11 +128,7 @@ class Packed:
     ) -> Iterator[KeptElements]:
         """Values kept for the elements ``part`` of a half, as elements of the arena.
 
-        Args:
-            name, more: attributes of :class:`~mpitrain.parallel.summation.KeptElements`.
-            values: shape (elements of ``part``,).
-            part: elements of the half.
-            coded: which half.
+        ``name`` and ``more`` are attributes of :class:`~mpitrain.parallel.summation.KeptElements`.
         """
         start = self._summand.bucket.start
         for run in self.runs_of(part, coded=coded):
@@ -146,10 +138,8 @@ class Packed:
     def pack(self, scale: float, share: float = 1.0) -> bool:
         """Sort the gradients into the halves, divided by ``scale`` and multiplied by ``share``.
 
-        Codes, and what they leave out, are in units of unscaled gradients.
-
-        Returns:
-            Whether all gradients are finite; if not, the halves are 0.
+        Codes, and what they leave out, are in units of unscaled gradients.  Returns whether all
+        gradients are finite; if not, the halves are 0.
         """
         own = self._summand.own
         is_finite = bool(np.isfinite(own).all())
@@ -170,8 +160,7 @@ class Packed:
         return is_finite
 
     def all_finite(self, is_finite: bool) -> bool:
-        """Whether the gradients of all ranks were finite, if they tell, after the sum; else this
-        rank's."""
+        """Whether all ranks' gradients were finite, if they tell, after the sum; else ours."""
         return bool(np.isfinite(self.rest.total[-1])) if self._tells else is_finite
 
     def unpack(self, scale: float, is_finite: bool) -> None:
@@ -247,7 +236,6 @@ def ordered(comm: Communicator, array: Array) -> AnyPlan:
     """The all-reduce of an array in place, by an algorithm whose messages have tags of their own.
 
     So ranks may start it in another order among their sums, which the library's does not allow.
-
     Cost: 2 log2 p rounds, 2 (p-1)/p times its bytes sent by a rank.
     """
     return comm.Allreduce_init(MPI.IN_PLACE, array, algorithm="halving_doubling")

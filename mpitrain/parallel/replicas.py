@@ -19,19 +19,17 @@ class ReplicaMismatch(RuntimeError):
 def check_replicas(
     world: MPI.Intracomm, groups: Sequence[tuple[MPI.Intracomm, Mapping[str, Array]]], when: str
 ) -> None:
-    """Compare arrays bit by bit, through 16-byte digests.
+    """Compare arrays bit by bit, through 16-byte digests; collective.
 
-    Collective; costs one pass over the memory and an all-gather of 16 bytes in each group.
+    Cost: one pass over the memory, and an all-gather of 16 bytes in each group.
 
     Args:
         world: all ranks.
-        groups: ranks that should hold the same arrays, and these arrays by name; each rank gives
-            the groups that it is in.
+        groups: ranks that should hold the same arrays, and these by name, as far as this one is in.
         when: time of the comparison, as in ``"after epoch 3"``.
 
     Raises:
-        ReplicaMismatch: on every rank of ``world``; it names the ranks that differ from the
-            majority of their group, and the arrays.
+        ReplicaMismatch: on all ranks; names the ranks that differ from the majority, and arrays.
     """
     own = [text for comm, arrays in groups if (text := _difference(world.rank, comm, arrays))]
     found = [text for texts in world.allgather(own) for text in texts]

@@ -47,8 +47,7 @@ def coded_bytes(
         ranks: number of ranks.
         itemsize: bytes of a gradient.
         pairs: elements that each rank chooses, the same ones, by a ``Sparse`` code.
-        shard: most coded elements in a rank's shard, where each rank gets only its shard of the
-            sum; for a ``Codec``.
+        shard: most coded elements of a rank's shard, where each rank gets only that of the sum.
         nodes: number of nodes, where one rank of each codes its node's sum.
     """
     if how.nodes and nodes is not None:

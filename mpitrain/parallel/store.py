@@ -195,12 +195,9 @@ class Store(ABC):
         return slice(bucket.start + part.start, bucket.start + part.stop)
 
     def bind(self, bucket: Bucket, own: Array, shard: Array | None = None) -> Sum:
-        """Make the sum of a bucket's gradients over its ranks; collective.
+        """Make the sum of a bucket's gradients ``own`` over its ranks; collective.
 
-        Args:
-            bucket: the bucket.
-            own: gradients of this rank, of shape (elements of the bucket,).
-            shard: memory of the own shard of the sum; None: the sum replaces ``own``.
+        ``shard``: memory of the own shard of the sum; None: the sum replaces ``own``.
         """
         counts = None if shard is None else self.counts(bucket)
         total = own if shard is None else shard

@@ -5,10 +5,9 @@ A store describes a bucket's gradients and the memory of their sum in a :class:`
 this to :class:`SumsInFlight`, which starts it and moves it along: see ``ready`` and ``wait`` of
 :mod:`~mpitrain.parallel.data_parallel`.
 
-Another way of summing is another Summation.  It keeps state for the next step by bucket, because a
-store without whole gradients makes its sums anew in each backward pass.  A second collective of a
-Sum, started in ``Test``, needs a communicator of its own: buckets are complete in another order on
-each rank.
+Another way of summing is another Summation.  Stores without whole gradients bind sums anew in each
+backward pass, so that state is kept by bucket.  Buckets are complete in another order on each rank:
+a second collective that ``Test`` starts needs a communicator of its own.
 """
 
 from abc import ABC, abstractmethod
@@ -142,11 +141,7 @@ class Summation(ABC):
         return True
 
     def check(self, arena: Arena) -> None:  # noqa: B027
-        """Check that the gradients of these tensors can be summed so; not collective.
-
-        Raises:
-            ConfigError: they cannot.
-        """
+        """Raise ConfigError if the gradients of these tensors cannot be summed so."""
 
     @abstractmethod
     def bind(self, summand: Summand) -> Sum:
@@ -159,10 +154,7 @@ class Summation(ABC):
         """
 
     def prepare(self, gradients: Array, ranks: int) -> None:  # noqa: B027
-        """Look at all gradients of this rank, one of ``ranks``, before the sums begin.
-
-        Called if :attr:`needs_all`.
-        """
+        """Look at all gradients of this rank, one of ``ranks``, if the sums :attr:`needs_all`."""
 
     def commit(self) -> None:  # noqa: B027
         """End a step that counts."""
@@ -235,14 +227,9 @@ class SumsInFlight:
                 self._move(lambda its_sum: its_sum.Test())
 
     def wait(self) -> float:
-        """Complete all sums.
+        """Complete all sums; returns this rank's seconds in communication since the last call.
 
-        Returns:
-            Seconds that this rank spent in communication since the last call.
-
-        Raises:
-            CorruptMessage: a message arrived changed, where messages carry checksums; the error
-                names the bucket.
+        CorruptMessage, which names the bucket: a message arrived changed, with checksums.
         """
         with self.timed():
             # In turns: buckets may be on different communicators, whose ranks wait for one another.

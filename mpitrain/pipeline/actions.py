@@ -90,7 +90,6 @@ class Hop(NamedTuple):
 
     @property
     def place(self) -> tuple[int, int]:
-        """Stage and replica."""
         return self.stage, self.replica
 
 
@@ -153,15 +152,12 @@ class Pipeline:
         return source, target
 
     def own(self, stage: int, replica: int) -> range:
-        """The micro-batches of a replica of a stage."""
         return range(replica, self.micro_batches, self.replicas[stage])
 
     def replica(self, stage: int, micro_batch: int) -> int:
-        """The replica of a stage that has a micro-batch."""
         return micro_batch % self.replicas[stage]
 
     def places(self) -> Iterator[tuple[int, int]]:
-        """All (stage, replica)."""
         for stage, count in enumerate(self.replicas):
             for replica in range(count):
                 yield stage, replica

@@ -2,12 +2,15 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from mpitrain.pictures import figure
+from collectives.errors import install
 from mpitrain.pipeline.actions import Pipeline, Update
 from mpitrain.pipeline.replay import StageReplica
 from mpitrain.pipeline.simulate import Simulation, TimedAction
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 #: Forward, backward, gradient by the input, gradient by the weights, update; the colour-blind can
 #: tell these colours apart.
@@ -89,3 +92,18 @@ def picture(rows: Sequence[tuple[str, Sequence[TimedAction]]], path: Path, title
     axes.set_title(title, loc="left", size=10)
     axes.spines[["top", "right", "left"]].set_visible(False)
     drawn.savefig(path, dpi=150)
+
+
+def figure(**options: Any) -> "Figure":
+    """An empty matplotlib figure; ``options`` are those of ``matplotlib.figure.Figure``.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError(
+            f"a picture needs matplotlib ({error}): {install('matplotlib', 'plot')}"
+        ) from error
+    return Figure(layout="constrained", **options)

@@ -44,11 +44,7 @@ def record(schedule: PipelineSchedule, pipeline: Pipeline, times: PassTimes) -> 
 
 
 def explorer(pipelines: Sequence[tuple[PipelineSchedule, Pipeline]], times: PassTimes) -> str:
-    """One HTML file that steps through schedules, which share their number of stages.
-
-    Args:
-        pipelines: schedules with their pipelines; the page begins with the first.
-    """
+    """One HTML file that steps through schedules, which share their number of stages."""
     runs: Sequence[dict[str, Any]] = [
         record(schedule, pipeline, times) for schedule, pipeline in pipelines
     ]

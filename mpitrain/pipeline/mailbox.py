@@ -25,13 +25,10 @@ class Spec(NamedTuple):
 
 
 class Expected(NamedTuple):
-    """A message to come.
+    """A message to come, of some samples of a micro-batch.
 
     Attributes:
-        source: the sending rank.
         tag: tag of the edge between the stages.
-        samples: number of samples in the micro-batch.
-        spec: shape and type of one sample.
         is_gradient: whether it is a gradient, with a byte at the end for each field, which marks it
             as unused.
     """
@@ -79,13 +76,10 @@ class Mailbox:
         *,
         varies: bool = False,
     ) -> None:
-        """Post the first receives.
+        """Post the first receives of the messages to come, in the order of :meth:`receive`.
 
-        Args:
-            comm: the ranks.
-            expected: messages to come, in the order of :meth:`receive`.
-            device: device of the arrays; a GPU's pass through pinned memory.
-            varies: whether the sizes of samples may be others than those expected.
+        Arrays of a GPU pass through pinned memory.  ``varies``: samples may have other sizes than
+        those expected.
         """
         self._comm = comm
         self._varies = varies

@@ -35,12 +35,7 @@ class StagePlan:
 
 @dataclass(frozen=True)
 class StagePlans:
-    """Stages in a row.
-
-    Attributes:
-        stages: in order.
-        seconds: from one micro-batch to the next, once the pipeline is full.
-    """
+    """Stages in a row, and seconds from one micro-batch to the next, once the pipeline is full."""
 
     stages: tuple[StagePlan, ...]
     seconds: float
@@ -94,14 +89,9 @@ class Costs:
 
 
 def partition(costs: Costs, workers: int, *, replicated: bool = True) -> StagePlans:
-    """The fastest pipeline on ``workers``, all of which it uses.
+    """The fastest pipeline on ``workers``, all of which it uses; ``replicated``: stages may share.
 
     Cost: O(layers^2 workers^2).
-
-    Args:
-        costs: costs of stages.
-        workers: number of workers.
-        replicated: whether a stage may have several workers.
 
     Raises:
         NoPartition: no stage fits into the memory of a worker.
@@ -166,7 +156,6 @@ def _best_from(
 
 
 def describe(costs: Costs, found: StagePlans) -> str:
-    """For people."""
     lines = [
         f"{found.configuration}: {1e3 * found.seconds:.3f} ms a micro-batch, "
         f"{costs.total / found.seconds:.2f}x one worker"

@@ -17,17 +17,12 @@ from mpitrain.files import check_regular
 
 if TYPE_CHECKING:
     from mpitrain.config import Config
+    from mpitrain.data.dataset import Dataset
+    from mpitrain.models import SequentialModel
 
 
 class LayerProfile(Struct, frozen=True, forbid_unknown_fields=True):
-    """A layer with one micro-batch.
-
-    Attributes:
-        name: the layer's name.
-        forward_s, backward_s: seconds.
-        activation_bytes: size of its output.
-        parameter_bytes: size of its parameters.
-    """
+    """A layer with one micro-batch: seconds, and bytes of its output and of its parameters."""
 
     name: str
     forward_s: float
@@ -37,7 +32,6 @@ class LayerProfile(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def seconds(self) -> float:
-        """Forward and backward."""
         return self.forward_s + self.backward_s
 
 
@@ -52,12 +46,24 @@ def measure(config: "Config", repeats: int = 5, device: Device = HOST) -> list[L
         ConfigError: a layer's parameters do not fit into memory.
     """
     from mpitrain import data, models
-    from mpitrain.config import ConfigError, expect
-    from mpitrain.step.precision import compute_type
+    from mpitrain.config import expect
 
     expect(config, "described", command="mpitrain profile")
     found = data.load(config.data, config.run.dtype)
-    model = models.build(config, found)
+    return measure_layers(config, models.build(config, found), found, repeats, device)
+
+
+def measure_layers(
+    config: "Config",
+    model: "SequentialModel",
+    found: "Dataset",
+    repeats: int = 5,
+    device: Device = HOST,
+) -> list[LayerProfile]:
+    """Time the layers of a model on the first samples of its data; see :func:`measure`."""
+    from mpitrain.config import ConfigError
+    from mpitrain.step.precision import compute_type
+
     dtype = compute_type(config.run.compute, config.run.dtype)
     samples = max(1, config.train.batch_size // config.train.micro_batches)
     x = found.train[:samples].inputs
@@ -86,7 +92,6 @@ def measure(config: "Config", repeats: int = 5, device: Device = HOST) -> list[L
 
 
 def write_profile(path: Path, profile: Sequence[LayerProfile]) -> None:
-    """As JSON."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(msgspec.json.format(msgspec.json.encode(list(profile))))
 
@@ -127,7 +132,6 @@ def parse_profile(data: bytes, name: str) -> list[LayerProfile]:
 
 
 def table(profile: Sequence[LayerProfile]) -> str:
-    """For people."""
     lines = [
         f"{'layer':<16} {'forward ms':>10} {'backward ms':>11} {'out bytes':>12} {'weights':>12}"
     ]

@@ -34,7 +34,6 @@ Span = Callable[..., AbstractContextManager[Any]]
 
 
 def no_span(name: str, category: str, **arguments: Any) -> AbstractContextManager[Any]:
-    """Records nothing."""
     return nullcontext()
 
 
@@ -61,19 +60,17 @@ class Runner:
         varies: bool = False,
         resting: Context = RESTING,
     ) -> None:
-        """Agree on the shapes of messages; collective over ``comm``.
+        """Agree on the shapes of messages; collective over ``comm``, all ranks of the layout.
 
         Args:
-            comm: all ranks of the layout.
-            layout: layout of the ranks.
+            comm, layout: the ranks and their layout.
             report: report of the replay of the schedule.
             chunks: our parts of the model.
-            probe: weights for one forward pass of a sample of zeros, which shows the shapes.
+            probe, resting: weights and context of a pass of zeros, which shows the shapes.
             inputs: shape and type of one sample of the data.
             span: records times.
             device: device of the arrays.
             varies: whether samples of some micro-batches have other sizes than ``inputs``.
-            resting: context of the pass with ``probe``.
         """
         self.comm = comm
         self.layout = layout
@@ -97,18 +94,14 @@ class Runner:
         update: Callable[[int, Scalar], Updated],
         context: Callable[[int], Context] = lambda micro_batch: RESTING,
     ) -> list[Updated]:
-        """Take all micro-batches of ``source`` forward and backward.
+        """Take all micro-batches of ``source`` forward and backward; returns results of ``update``.
 
         Args:
             source: the micro-batches.
-            weights: weights for each micro-batch.
+            weights, context: weights and context for each micro-batch.
             sink: receiver of the gradients.
             update: called at each Update with its number and the own part of the loss since the
                 last one.
-            context: context of a micro-batch.
-
-        Returns:
-            Results of ``update``.
         """
         expected = [
             Expected(rank, tag, source.samples(micro_batch), spec, is_gradient=not tag & 1)
@@ -232,11 +225,7 @@ class Runner:
 
 
 class _Passes:
-    """Passes of the micro-batches of one run.
-
-    Attributes:
-        loss: own part of the loss since the last update.
-    """
+    """Passes of the micro-batches of one run; ``loss``: own part of it since the last update."""
 
     def __init__(
         self, runner: Runner, mailbox: Mailbox, source: Source, weights: WeightsInTime

@@ -35,7 +35,6 @@ class PipelineSchedule:
     """A schedule and the pipelines that it is for.
 
     Attributes:
-        name: name in job files and on the command line.
         generate: the actions of a replica of a stage.
         chunks: pieces of the model on each stage; None: as many as the job says.
         placement: stage of each piece.
@@ -242,10 +241,7 @@ def _stages_after(pipeline: Pipeline, stage: int) -> int:
 def _in_v(name: str, held: Held, idle: Callable[[int], float]) -> Callable[[Generator], Generator]:
     """Enter a schedule of two chunks a stage in a V.
 
-    Args:
-        name: its name.
-        held: most activations that a stage holds.
-        idle: idle time of a rank where F = B = W = 1, by p.
+    ``idle``: idle time of a rank where F = B = W = 1, by p.
     """
 
     def bubble(p: int, m: int, v: int, f: float, b: float, w: float) -> float:

@@ -3,27 +3,19 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mpitrain.pipeline.actions import (
-    Action,
-    Backward,
-    BackwardInput,
-    BackwardWeight,
-    Forward,
-    Pipeline,
-    Update,
-)
+from mpitrain.pipeline.actions import Action, Forward, Pipeline, Update
 from mpitrain.pipeline.replay import StageReplica, needs, replay
 from mpitrain.pipeline.schedules import Generator
 
 
 @dataclass(frozen=True)
 class PassTimes:
-    """Seconds of a micro-batch in a whole stage; chunks take an equal part each.
+    """Seconds of a micro-batch in a stage.
 
     Attributes:
         forward: F.
         backward_input, backward_weight: B and W, whose sum a Backward takes.
-        message: a message from one stage to the next.
+        message: the stage's output to the next stage, or its gradient from there.
         update: the reduction of the gradients and the optimiser step.
     """
 
@@ -33,19 +25,16 @@ class PassTimes:
     message: float = 0.0
     update: float = 0.0
 
-    def of(self, action: Action, chunks: int) -> float:
-        """Seconds that an action takes."""
-        match action:
-            case Forward():
-                return self.forward / chunks
-            case Backward():
-                return (self.backward_input + self.backward_weight) / chunks
-            case BackwardInput():
-                return self.backward_input / chunks
-            case BackwardWeight():
-                return self.backward_weight / chunks
-            case Update():
-                return self.update
+    def of(self, action: Action) -> float:
+        if isinstance(action, Update):
+            return self.update
+        f, i, w = self.forward, self.backward_input, self.backward_weight
+        return {"F": f, "B": i + w, "I": i, "W": w}[action.letter]
+
+    def chunk(self, chunks: int) -> "PassTimes":
+        """Times of one of several equal chunks of the stage."""
+        b, w = self.backward_input / chunks, self.backward_weight / chunks
+        return PassTimes(self.forward / chunks, b, w, self.message, self.update)
 
 
 @dataclass(frozen=True)
@@ -60,12 +49,9 @@ class TimedAction:
 
 @dataclass(frozen=True)
 class Simulation:
-    """A schedule in time.
+    """A schedule in time: its blocks, in order of dependency, and the seconds of the whole run.
 
-    Attributes:
-        blocks: in order of dependency.
-        seconds: time of the whole run.
-        bubble: part of the time in which ranks are idle, mean over the ranks.
+    ``bubble``: part of the time in which ranks are idle, mean over the ranks.
     """
 
     blocks: Sequence[TimedAction]
@@ -78,30 +64,34 @@ def simulate(
 ) -> Simulation:
     """Start each action as early as its rank and its sources allow.
 
-    Args:
-        generate: the schedule.
-        pipeline: the pipeline.
-        times: times of all stages, or of each stage.
+    ``times`` are of every stage, whose chunks take an equal part each, or one of each virtual
+    stage, the first of which has its stage's update.
 
     Raises:
         PipelineError: the schedule cannot run.
     """
-    by_stage = [times] * pipeline.stages if isinstance(times, PassTimes) else times
+    if isinstance(times, PassTimes):
+        times = [times.chunk(pipeline.chunks)] * pipeline.virtual_stages
     free: dict[StageReplica, float] = dict.fromkeys(pipeline.places(), 0.0)
     ended: dict[tuple[StageReplica, Action], float] = {}
     blocks = []
     for place, action in replay(generate, pipeline).order:
-        sources = [s for s in needs(pipeline, place, action) if s in ended]
-        ready = max((ended[s] + _message(s[0], place, by_stage) for s in sources), default=0.0)
+        virtual = pipeline.dealt[place[0]][0 if isinstance(action, Update) else action.chunk]
+        # A forward pass waits for the output of the stage before, any other for its own gradient.
+        message = times[virtual - isinstance(action, Forward)].message
+        ready = max(
+            (
+                ended[source] + (message if source[0] != place else 0.0)
+                for source in needs(pipeline, place, action)
+                if source in ended
+            ),
+            default=0.0,
+        )
         start = max(free[place], ready)
-        stop = start + by_stage[place[0]].of(action, pipeline.chunks)
+        stop = start + times[virtual].of(action)
         free[place] = ended[place, action] = stop
         blocks.append(TimedAction(place, action, start, stop))
     seconds = max(free.values())
     busy = sum(block.stop - block.start for block in blocks)
     bubble = 1 - busy / (len(free) * seconds) if seconds else 0.0
     return Simulation(blocks, seconds, bubble)
-
-
-def _message(source: StageReplica, target: StageReplica, times: Sequence[PassTimes]) -> float:
-    return 0.0 if source == target else times[source[0]].message

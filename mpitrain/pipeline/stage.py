@@ -84,11 +84,9 @@ class Latest:
     weights: Weights
 
     def forward(self, micro_batch: int) -> Weights:
-        """For the forward pass."""
         return self.weights
 
     def backward(self, micro_batch: int) -> Weights:
-        """For the backward pass."""
         return self.weights
 
     def done(self, micro_batch: int) -> None:

@@ -41,18 +41,14 @@ class FixedWeights:
 
 @dataclass(eq=False)
 class VersionedWeights:
-    """Keeps the versions that micro-batches under way still need.
+    """Keeps the versions that micro-batches under way still need, on a stage.
 
     The store's flat parameters are the latest version.  It is copied before an update if a
     micro-batch still needs it, or before its first use if layers hold their parameters
     (:attr:`mpitrain.nn.Layer.holds`).
 
     Attributes:
-        policy: rule for the versions.
-        arena: layout of the parameters.
-        latest: the latest parameters, flat.
         report: report of the replay of the schedule.
-        stage: the own stage.
         along_velocity: motion of the flat weights by the velocity in one update.
         are_held: whether layers hold the weights of their forward passes.
     """
@@ -73,7 +69,6 @@ class VersionedWeights:
         self._under_way: dict[int, int] = {}
 
     def forward(self, micro_batch: int) -> FixedWeights:
-        """For the forward pass."""
         version = self._due[micro_batch]
         self._under_way[micro_batch] = version
         if self.policy in ("spectrain", "linear"):
@@ -82,7 +77,6 @@ class VersionedWeights:
         return FixedWeights(self.arena, self._at(version))
 
     def backward(self, micro_batch: int) -> FixedWeights:
-        """For the backward pass."""
         if self.policy in OTHER_IN_BACKWARD:
             return FixedWeights(self.arena, self.latest)
         return FixedWeights(self.arena, self._at(self._under_way[micro_batch]))

@@ -75,8 +75,7 @@ def began(number: int) -> str:
 def locked(comm: MPI.Intracomm, folder: Path) -> Iterator[None]:
     """Makes and locks ``folder`` for this job; collective to enter.
 
-    Raises:
-        ConfigError: on all ranks, if another job is in it or it cannot be written.
+    ConfigError on all ranks: another job is in it, or it cannot be written.
     """
     handle = together(comm, lambda: _take(folder) if comm.rank == 0 else None, ConfigError)
     try:

@@ -21,25 +21,15 @@ _SHOWN, _LENGTH = 3, 80
 def expect_same_job(
     comm: MPI.Intracomm, config: Config, besides: Mapping[str, object] | None = None
 ) -> None:
-    """Compares the ranks' jobs, but for paths; collective, one message of 16 bytes.
-
-    Args:
-        comm: the ranks.
-        config: the job of this rank.
-        besides: other values to compare, by name; objects are compared by their type.
-
-    Raises:
-        ConfigError: on all ranks: the first key that differs, with the ranks and their values.
-    """
+    """Compares the ranks' jobs, but for paths, and values ``besides``; see :func:`expect_same`."""
     expect_same(comm, _compared(config) | dict(besides or {}))
 
 
 def expect_same(comm: MPI.Intracomm, given: Mapping[str, object]) -> None:
     """Compares the ranks' values; collective, one message of 16 bytes.
 
-    Args:
-        comm: the ranks.
-        given: the values of this rank, by name: numbers, texts, and lists and mappings of them.
+    ``given``: numbers, texts, and lists and mappings of them, by name; other objects are compared
+    by their type.
 
     Raises:
         ConfigError: on all ranks: the first key that differs, with the ranks and their values.

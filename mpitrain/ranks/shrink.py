@@ -46,12 +46,8 @@ def leave(comm: MPI.Intracomm, status: int) -> NoReturn:
 def survivors(comm: Communicator, others: Iterable[Communicator]) -> Communicator:
     """Communicator of the living ranks of ``comm``, with its settings; collective over these.
 
-    Args:
-        comm: communicator of all ranks.
-        others: communicators in which other ranks may be waiting for this one.
-
-    Raises:
-        RuntimeError: on all ranks, if nobody has died.
+    ``others``: communicators in which ranks may be waiting for this one.  RuntimeError on all
+    ranks: nobody has died.
     """
     for one in (*others, comm):
         one.Revoke()

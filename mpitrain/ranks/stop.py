@@ -36,12 +36,7 @@ class StopFlag:
     """
 
     def __init__(self, deadline: float | None = None, beside: "StopFlag | None" = None) -> None:
-        """Makes a flag that is not raised.
-
-        Args:
-            deadline: time, in seconds since the epoch, at which to stop.
-            beside: another flag, which raises this one, too.
-        """
+        """``deadline``: seconds since the epoch; ``beside``: a flag that raises this one, too."""
         self.reason = ""
         self._deadline = deadline
         self._beside = beside
@@ -69,10 +64,8 @@ def stop_flag(
     """Flag that SIGTERM and SIGUSR1 raise, and ``SLURM_JOB_END_TIME``, ``grace_s`` before it.
 
     A raised flag ``beside`` raises it, too.  Only the main thread handles signals; in other threads
-    they stay with the program.  Collective to enter.
-
-    Raises:
-        ConfigError: on all ranks of ``comm``, if SLURM's time is none.
+    they stay with the program.  Collective to enter; ConfigError on all ranks: SLURM's time is no
+    number.
     """
     flag = StopFlag(together(comm, lambda: _deadline(grace_s, environment), ConfigError), beside)
     heard = _HEARD if threading.current_thread() is threading.main_thread() else ()

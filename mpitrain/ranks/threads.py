@@ -7,14 +7,11 @@ from threadpoolctl import threadpool_info, threadpool_limits  # type: ignore[imp
 
 
 def limit_blas_threads(comm: MPI.Intracomm) -> threadpool_limits:
-    """Shares the cores of each node among its ranks; collective.
+    """Shares the cores of each node among its ranks, until the context ends; collective.
 
     A BLAS starts a thread a core in each process, which is too many for several ranks.  Bound and
     unbound ranks get the same share, as all cores of the node's ranks count.  Lower limits of the
     environment (``OMP_NUM_THREADS`` and the like) stay.
-
-    Returns:
-        A context manager, which restores the former limits.
     """
     node = comm.Split_type(MPI.COMM_TYPE_SHARED)
     cores = set().union(*node.allgather(os.sched_getaffinity(0)))

@@ -38,7 +38,6 @@ class Rank:
 
     @property
     def seconds(self) -> float:
-        """Total."""
         return self.computing + self.reduction + self.waiting
 
 
@@ -64,7 +63,6 @@ def ranks(times: Sequence[RankTime]) -> list[Rank]:
 
 
 def traced(spans: Sequence[Span]) -> Times:
-    """Times of the ranks by a trace."""
     computing: dict[int, float] = defaultdict(float)
     reducing: dict[int, float] = defaultdict(float)
     waiting: dict[int, dict[int, float]] = defaultdict(lambda: defaultdict(float))
@@ -249,7 +247,6 @@ def _share(steps: Sequence[Step], name: str) -> float:
 
 
 def number(value: float) -> str:
-    """Four digits."""
     return f"{value:.4g}"
 
 

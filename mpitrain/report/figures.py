@@ -18,22 +18,13 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-#: CSS variables by the colour that stands in for each while matplotlib draws.
-_VARIABLES = {
-    "#010101": "ink",
-    "#010102": "faint",
-    "#010103": "train",
-    "#010104": "test",
-    "#010105": "wait",
-    "#010106": "forward",
-    "#010107": "backward",
-    "#010108": "input",
-    "#010109": "weight",
-    "#01010a": "page",
-    "#01010b": "comm",
-    "#01010c": "read",
-} | {f"#0102{i:02x}": f"series{i}" for i in range(12)}
-COLOURS = {name: colour for colour, name in _VARIABLES.items()}
+#: Colours that stand in for CSS variables while matplotlib draws.
+_NAMES = (
+    "ink", "faint", "train", "test", "wait", "forward", "backward", "input", "weight", "page",
+    "comm", "read",
+)  # fmt: skip
+COLOURS = {name: f"#0101{number:02x}" for number, name in enumerate(_NAMES, 1)}
+COLOURS |= {f"series{number}": f"#0102{number:02x}" for number in range(12)}
 _PASSES = {"F": "forward", "B": "backward", "I": "input", "W": "weight"}
 _PASS = re.compile(r"([FBIW])(\d+)")
 #: Width in CSS pixels.
@@ -272,6 +263,6 @@ def svg(draw: Draw, height: int) -> str:
     # The font is the page's; older versions of matplotlib write it in one property.
     text = re.sub(r"font: (?:\w+ )?([\d.]+px) [^;\"]*", r"font-size: \1", text)
     text = re.sub(r"font-family: [^;\"]*;? ?", "", text)
-    for stand_in, name in _VARIABLES.items():
+    for name, stand_in in COLOURS.items():
         text = text.replace(stand_in, f"var(--{name})")
     return f'<div class="scroll">{text}</div>'

@@ -16,6 +16,9 @@ STYLE = files("mpitrain.report").joinpath("pages/style.css").read_text(encoding=
 #: Ranks whose time is shown without a click.
 _RANKS = 16
 
+#: Parts of a rank's time: attribute of :class:`facts.Rank`, and class in the style sheet.
+_PARTS = {"computing": "c", "reduction": "s", "waiting": "w"}
+
 Row = tuple[str, object]
 
 
@@ -104,10 +107,7 @@ def _times(ranks: Sequence[facts.Rank]) -> str:
             '<p class="note">A run writes the time of each rank when it ends or is stopped; with '
             "run.trace = true it is in the trace, too.</p>"
         )
-    key = "".join(
-        f'<span><i class="{kind}"></i>{name}</span>'
-        for kind, name in (("c", "computing"), ("s", "reduction"), ("w", "waiting"))
-    )
+    key = "".join(f'<span><i class="{kind}"></i>{name}</span>' for name, kind in _PARTS.items())
     longest = max(rank.seconds for rank in ranks) or 1.0
     bars = [_bar(number, rank, longest) for number, rank in enumerate(ranks)]
     rest = bars[_RANKS:]
@@ -127,12 +127,8 @@ def _bar(number: int, rank: facts.Rank, longest: float) -> str:
     parts = "".join(
         f'<i class="{kind}" style="width:{100 * seconds / longest:.2f}%" '
         f'title="{name}: {facts.duration(seconds)}"></i>'
-        for kind, name, seconds in (
-            ("c", "computing", rank.computing),
-            ("s", "reduction", rank.reduction),
-            ("w", "waiting", rank.waiting),
-        )
-        if seconds > 0
+        for name, kind in _PARTS.items()
+        if (seconds := getattr(rank, name)) > 0
     )
     others = sorted(rank.waited_for.items(), key=lambda item: -item[1])
     some = [f"{facts.duration(s)} for rank {other}" for other, s in others[:2] if s >= 0.005]

@@ -8,6 +8,7 @@ from mpitrain import nn
 from mpitrain.arrays import Shape
 from mpitrain.models import SequentialModel
 from mpitrain.nn.embedding import PositionEmbedding, Unembedding
+from mpitrain.nn.positions import TILE
 from mpitrain.parallel.tensor_parallel import Enter, Leave
 
 
@@ -24,6 +25,11 @@ class LayerCost:
         outputs: numbers of the output.
         parameters: numbers of the parameters, all of which tensor ranks share.
         summed: numbers of the all-reduces over the tensor ranks, forward and backward.
+        placed: parameters that lie on one rank each where experts are spread.
+        tied: parameters of the first layer that a stage without that layer holds, too.
+        rows: numbers that go to experts, or come from spread tables, and as many go back.
+        keys: numbers of the keys and values that context ranks tell one another.
+        scores: attention's scores, which are kept where neither context ranks nor tiles cut them.
     """
 
     name: str
@@ -34,6 +40,11 @@ class LayerCost:
     outputs: float
     parameters: float
     summed: tuple[float, ...] = ()
+    placed: float = 0.0
+    tied: float = 0.0
+    rows: float = 0.0
+    keys: float = 0.0
+    scores: float = 0.0
 
 
 def layer_costs(model: SequentialModel, shape: Shape) -> list[LayerCost]:
@@ -44,7 +55,7 @@ def layer_costs(model: SequentialModel, shape: Shape) -> list[LayerCost]:
     """
     found = []
     for name, layer in model.layers.items():
-        work, kept, kept_shared = 0.0, 0.0, 0.0
+        work, kept, kept_shared, rows, keys, scores = 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
         summed: list[float] = []
         for leaf, own, inside in _leaves(layer, shape):
             flops, numbers = _leaf(leaf, own)
@@ -55,16 +66,51 @@ def layer_costs(model: SequentialModel, shape: Shape) -> list[LayerCost]:
                 kept += numbers
             if isinstance(leaf, Enter | Leave):
                 summed.append(prod(leaf.output_shape(own)))
-        parameters = sum(
-            prod(size) for own, size in layer.shapes().items() if own not in layer.tied
-        )
+            if isinstance(leaf, nn.Attention):
+                keys += 2 * prod(leaf.output_shape(own))
+                scores += _scores(leaf, own)
+        for part in _parts(layer):
+            if isinstance(part, nn.Experts):
+                rows += 2 * part.routing.top * prod(part.output_shape(shape))
+            elif part.spread:
+                rows += prod(part.output_shape(shape))
         shape = layer.output_shape(shape)
         found.append(
             LayerCost(
-                name, work, 2 * work, kept, kept_shared, prod(shape), parameters, tuple(summed)
+                name,
+                work,
+                2 * work,
+                kept,
+                kept_shared,
+                prod(shape),
+                **parameter_counts(layer),
+                summed=tuple(summed),
+                rows=rows,
+                keys=keys,
+                scores=scores,
             )
         )
     return found
+
+
+def parameter_counts(layer: nn.Layer) -> dict[str, float]:
+    """Numbers of a layer's parameters, and those of them that are placed or tied."""
+    shapes = {own: prod(shape) for own, shape in layer.shapes().items()}
+    lone = {*layer.placed, *layer.spread}
+    return {
+        "parameters": sum(count for own, count in shapes.items() if own not in layer.tied),
+        "placed": sum(count for own, count in shapes.items() if own in lone),
+        "tied": sum(count for own, count in shapes.items() if own in layer.tied),
+    }
+
+
+def _parts(layer: nn.Layer) -> Iterator[nn.Layer]:
+    """Mixtures of experts, and layers that are made of no others."""
+    if isinstance(layer, nn.Chain) and not isinstance(layer, nn.Experts):
+        for part in layer.layers.values():
+            yield from _parts(part)
+    else:
+        yield layer
 
 
 def _leaves(
@@ -101,11 +147,17 @@ def _leaf(layer: nn.Layer, shape: Shape) -> tuple[float, float]:
             return 2.0 * written * layer.width, read
         case nn.CausalAttention():
             positions, width = layer.output_shape(shape)
-            scores = positions**2 * width / layer.head_width
-            return 4.0 * positions**2 * width, read + scores
+            return 4.0 * positions**2 * width, read
         case nn.GELU():
             return 0.0, 2.0 * read  # its input, and the tanh of it
         case Enter() | Leave() | nn.Bias() | PositionEmbedding():
             return 0.0, 0.0
         case _:
             return 0.0, read
+
+
+def _scores(layer: nn.Attention, shape: Shape) -> float:
+    """Numbers of the scores that a sample's attention keeps."""
+    positions, width = layer.output_shape(shape)
+    kept = isinstance(layer, nn.CausalAttention) and positions <= TILE
+    return positions**2 * width / layer.head_width if kept else 0.0

@@ -10,11 +10,11 @@ import numpy as np
 
 from mpitrain.pipeline.actions import Pipeline
 from mpitrain.pipeline.schedules import SCHEDULES
-from mpitrain.pipeline.simulate import simulate
 from mpitrain.search.cuts import Cut, fastest_cut
 from mpitrain.search.layers import LayerCost
 from mpitrain.search.machine import Machine
 from mpitrain.search.stages import Candidate, Numerics, StageCosts
+from mpitrain.search.step import PredictedStep, predict
 
 #: Schedules that are compared for a pipeline; they train the same numbers.
 _SCHEDULES = ("1f1b", "zero_bubble")
@@ -28,17 +28,23 @@ class Found:
         layout: the layout.
         cut: layers of each stage.
         schedule: the pipeline's schedule.
-        seconds: time of a step.
-        busy: share of the step in which a rank computes, mean over the ranks.
-        memory: bytes of the rank that holds most.
+        step: the predicted step.
     """
 
     layout: Candidate
     cut: Cut
     schedule: str
-    seconds: float
-    busy: float
-    memory: float
+    step: PredictedStep
+
+    @property
+    def seconds(self) -> float:
+        """Time of a step."""
+        return self.step.seconds
+
+    @property
+    def memory(self) -> float:
+        """Bytes of the rank that holds most."""
+        return max(self.step.memory)
 
     def __str__(self) -> str:
         if self.layout.pipe == 1:
@@ -139,22 +145,17 @@ class Search:
     def _simulated(self, candidate: Candidate, cut: Cut) -> Iterator[Found]:
         costs, m = self.costs(candidate), candidate.micro_batches
         ends = np.cumsum([0, *cut.sizes]).tolist()
-        spans = list(pairwise(ends))
-        times = [costs.times(*span) for span in spans]
+        spans = [[span] for span in pairwise(ends)]
         # All replicas do the same, at the same time.
         pipeline = Pipeline((1,) * candidate.pipe, m)
-        work = sum(layer.forward + layer.backward for layer in self.layers)
-        useful = work * self.batch / self.machine.rate / self.machine.ranks
         for schedule in _SCHEDULES if candidate.pipe > 1 else _SCHEDULES[:1]:
-            held = SCHEDULES[schedule].held
-            memory = max(
-                float(costs.memory(held(candidate.pipe, m, 1, stage))[span])
-                for stage, span in enumerate(spans)
+            own = SCHEDULES[schedule]
+            held = [own.held(candidate.pipe, m, 1, stage) for stage in range(candidate.pipe)]
+            step = predict(
+                [costs] * candidate.pipe, spans, pipeline, own.generate, held, self.batch
             )
-            if memory > self.machine.memory:
-                continue
-            seconds = simulate(SCHEDULES[schedule].generate, pipeline, times).seconds
-            yield Found(candidate, cut, schedule, seconds, useful / seconds, memory)
+            if max(step.memory) <= self.machine.memory:
+                yield Found(candidate, cut, schedule, step)
 
 
 def _divisors(number: int) -> list[int]:

@@ -1,6 +1,6 @@
 """A cluster as the search sees it: what a rank computes and holds, and how fast ranks talk."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
 from collectives.analysis.topology import NETWORK, NODE, LinkCost
@@ -19,6 +19,8 @@ class Machine:
         memory: bytes that a rank may use; infinite: no limit.
         inside, network: links between two ranks of a node, and between two nodes.
         adapters: network ports of a node.
+        call: seconds of software for a pass of a stage, a message or a collective, whatever its
+            size; no computation hides them.
     """
 
     ranks: int
@@ -30,6 +32,12 @@ class Machine:
     inside: LinkCost = NODE
     network: LinkCost = NETWORK
     adapters: int = 1
+    call: float = 0.0
+
+    def silent(self) -> "Machine":
+        """The machine if communication took no time."""
+        free = LinkCost(0.0, 0.0)
+        return replace(self, inside=free, network=free, call=0.0)
 
     def link(self, size: int, stride: int) -> LinkCost:
         """The slowest link of a ring of ``size`` ranks that are ``stride`` apart.
@@ -42,7 +50,8 @@ class Machine:
         return LinkCost(self.network.alpha, self.network.beta * rings)
 
     def scatter(self, nbytes: float, size: int, stride: int) -> float:
-        """Seconds of a ring's reduce-scatter, or all-gather, of ``nbytes``."""
+        """Seconds of a ring's reduce-scatter, or all-gather, or a pairwise all-to-all, of
+        ``nbytes``."""
         link = self.link(size, stride)
         return (size - 1) * (link.alpha + link.beta * nbytes / size)
 

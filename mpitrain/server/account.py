@@ -12,13 +12,10 @@ from mpitrain.server.service_log import Push
 
 
 def next_meeting(first: int, end: int, window: int, every: int) -> int:
-    """The step after which all ranks meet again.
+    """The step after which all ranks meet again, having met after ``first``.
 
-    Args:
-        first: step after which they have met.
-        end: last step of the epoch, or of the run.
-        window: most steps between meetings; meetings are at its multiples.
-        every: steps between checkpoints, after each of which they meet; 0: there are none.
+    They meet at ``end``, the last step of the epoch or run, at multiples of ``window``, and after
+    each checkpoint, at multiples of ``every`` unless it is 0.
     """
     ends = [end, first + window - first % window]
     if every:
@@ -34,15 +31,12 @@ class RankReport:
         losses: part of the mean loss of this worker's group, by batch; empty on a server.
         norms: Euclidean norm of the gradient of this worker's group, by batch.
         leads: whether this worker sends the messages of its group.
-        seconds: seconds since the last meeting.
-        reading: seconds of reading samples.
-        pulling: seconds of pulling.
+        seconds, reading, pulling: since the last meeting, of reading samples, of pulling.
         pushing: seconds of pushing; on a server, of waiting for messages.
         sent: bytes sent to servers or workers, by clock.
         pushes: pushes that a server applied.
         moved: bytes sent in all messages and collectives, and bytes moved in shared memory.
-        squares: squared norm of the sum of all gradients of a clock, in the part that a server, or
-            a worker itself, updates.
+        squares: squared norm of the sum of a clock's gradients, in the part that is updated here.
     """
 
     losses: dict[int, float] = field(default_factory=dict)
@@ -66,7 +60,7 @@ def steps(
     rate: Callable[[int], float],
     shares: Callable[[int], Sequence[int]],
 ) -> list[Step]:
-    """A record for each step.
+    """A record for each step of an epoch, from number ``first`` on, counted from 0.
 
     The gradient's norm is that of the whole batch's gradient with ``bound = 0``, and where all
     gradients but the tables' are summed (each row then counts for one worker); else the mean of the
@@ -75,8 +69,6 @@ def steps(
     Args:
         told: report of each rank.
         batches: samples in each batch.
-        first: number of the first batch, counted from 0.
-        epoch: epoch of all batches.
         rate: the learning rate of a step.
         shares: samples of each group in a batch with this number of samples.
     """

@@ -18,22 +18,12 @@ class Correction:
     """How a server meets staleness; this one does nothing: Downpour (Dean et al. 2012)."""
 
     def on_pull(self, sent: Array, state: State, rate: float) -> None:
-        """Change the parameters that are sent.
-
-        Args:
-            sent: copy of the server's parameters, of shape (elements of the server,).
-            state: arrays of the optimiser.
-            rate: present learning rate.
-        """
+        """Change ``sent``, the copy of the parameters for a worker, of shape (elements,)."""
 
     def on_push(self, gradient: Array, lag: int, pulled: Array, now: Array) -> float:
-        """Change a gradient in place, and return a factor on the learning rate.
+        """Change a gradient of shape (elements,) in place; return a factor on the learning rate.
 
-        Args:
-            gradient: pushed gradient, of shape (elements of the server,).
-            lag: pushes that were applied since the pull.
-            pulled: parameters that this worker was sent.
-            now: present parameters of the server.
+        ``pulled``: the parameters that its worker was sent; ``now``: the present ones.
         """
         return 1.0
 

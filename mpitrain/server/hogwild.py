@@ -92,7 +92,6 @@ class Unlocked(ParameterExchange):
     """Updates the one copy of the parameters in place, instead of pulling and pushing."""
 
     def __init__(self, flat: Array) -> None:
-        """``flat``: the copy."""
         super().__init__()
         self._flat = flat
 

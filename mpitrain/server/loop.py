@@ -39,8 +39,7 @@ from mpitrain.training.parts import Parts
 class ServerPlacing:
     """Places the parameters of a job with servers, or with one copy for all ranks.
 
-    Attributes:
-        members: the ranks, after :meth:`hold`.
+    ``members``: the ranks, after :meth:`hold`.
     """
 
     members: Members

@@ -47,11 +47,7 @@ class MessageKind(IntEnum):
 
 
 class ParameterMessage:
-    """A header and numbers in one buffer.
-
-    Attributes:
-        values: the numbers, of shape (elements,), or the bytes of their code.
-    """
+    """A header, and numbers of shape (elements,) or the bytes of their code, in one buffer."""
 
     def __init__(self, size: int, dtype: Any) -> None:
         """Memory for ``size`` elements of this type."""
@@ -61,16 +57,13 @@ class ParameterMessage:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the message."""
         return self._bytes.nbytes
 
     @property
     def buffer(self) -> tuple[Array, MPI.Datatype]:
-        """The buffer for MPI."""
         return self._bytes, MPI.BYTE
 
     def write(self, kind: MessageKind, clock: int = 0, clocks: int = 0) -> None:
-        """Fill in the header."""
         self._header[0] = (kind, clock, clocks, 0)
 
     def header(self) -> tuple[MessageKind, int, int]:
@@ -104,8 +97,7 @@ class ParameterExchange:
 
     Attributes:
         sent: bytes sent, by clock.
-        squares: squared norm of the sum of a clock's gradients, in the part that this worker
-            updates, by clock.
+        squares: squared norm of the sum of a clock's gradients, in the part that is updated here.
     """
 
     def __init__(self) -> None:
@@ -159,7 +151,6 @@ class Clients:
         self._sends = [wire.Send_init(reply.buffer, rank, _TAG) for rank, _, reply in to]
 
     def listen(self, worker: int) -> None:
-        """Receive the next message of a worker."""
         self._receives[worker].Start()
 
     def arrived(self, *, wait: bool) -> Sequence[int]:
@@ -192,7 +183,6 @@ class Clients:
         return self.outbox[worker].values
 
     def free(self) -> None:
-        """Release the messages."""
         for send in self._sends:
             send.Wait()
         for request in (*self._receives, *self._sends):

@@ -15,11 +15,7 @@ from mpitrain.metrics.words import counted
 class Roles:
     """The ranks of a job with servers: first the workers, then the servers.
 
-    Attributes:
-        workers: number of workers.
-        servers: number of servers.
-        groups: number of groups of neighbouring workers; the first worker of each talks to the
-            servers.
+    Neighbouring workers form groups; the first worker of each talks to the servers.
     """
 
     workers: int
@@ -27,20 +23,16 @@ class Roles:
     groups: int
 
     def is_server(self, rank: int) -> bool:
-        """Whether a rank is a server."""
         return rank >= self.workers
 
     def server(self, number: int) -> int:
-        """The rank of a server."""
         return self.workers + number
 
     def members(self, group: int) -> range:
-        """The ranks of a group."""
         part = share(self.workers, group, self.groups)
         return range(part.start, part.stop)
 
     def group(self, rank: int) -> int:
-        """The group of a worker."""
         return next(group for group in range(self.groups) if rank in self.members(group))
 
     def leaders(self) -> list[int]:
@@ -55,12 +47,11 @@ class Roles:
 
 @dataclass(frozen=True)
 class Members:
-    """The ranks of a job with servers.
+    """The ranks of a job with servers, seen from this one.
 
     Attributes:
         roles: role of each rank.
-        is_server: whether this rank is a server.
-        number: number of this server; negative on a worker.
+        is_server, number: whether this rank is one, and its number; negative on a worker.
         group: the workers that push together with this one; on a server, itself.
         alike: all workers, or all servers.
         wire: messages of workers and servers.
@@ -75,11 +66,7 @@ class Members:
 
 
 def roles(server: Server, ranks: int) -> Roles:
-    """The roles of a job's ranks.
-
-    Raises:
-        ConfigError: there are too few ranks, or too many groups.
-    """
+    """The roles of a job's ranks; ``ConfigError``: there are too few ranks, or too many groups."""
     workers = ranks - server.ranks
     if workers < 1:
         raise ConfigError(

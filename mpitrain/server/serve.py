@@ -21,14 +21,7 @@ class Serving:
     """A rank that serves its shard of the parameters to workers."""
 
     def __init__(self, parts: Parts, members: Members, order: RoundRobin, log: ServiceLog) -> None:
-        """Bind the messages.
-
-        Args:
-            parts: the job on this rank.
-            members: the ranks.
-            order: order of service.
-            log: the log, which is closed with the parts.
-        """
+        """Bind the messages; the log is closed with the parts."""
         parts.opened.callback(log.close)
         updater, piece, own = parts.updater, parts.store.pieces[0], parts.config.server
         self._parts, self._order, self._log = parts, order, log

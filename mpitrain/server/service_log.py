@@ -28,14 +28,9 @@ class Line(Struct, frozen=True, forbid_unknown_fields=True, tag_field="event", t
 
 
 class Begun(Line, frozen=True):
-    """The beginning or resumption of a run.
+    """The beginning or resumption of a run, after ``step`` steps.
 
-    Attributes:
-        format: number of this file's format.
-        server, servers: number of the server, and of all servers.
-        workers: number of groups of workers that push.
-        step: steps that were done.
-        job: settings of the job that decide the numbers, by key.
+    ``job`` has the settings that decide the numbers; ``workers`` are groups that push.
     """
 
     format: int
@@ -55,12 +50,9 @@ class LoggedWindow(Line, frozen=True, tag="window"):
 
 
 class Pull(Line, frozen=True):
-    """A worker was sent the parameters.
+    """A worker's group was sent the parameters for the batch ``clock``.
 
-    Attributes:
-        worker: group of workers.
-        clock: batch for which the parameters are.
-        version: pushes applied to the parameters since the last meeting.
+    ``version``: pushes applied to them since the last meeting.
     """
 
     worker: int
@@ -69,10 +61,9 @@ class Pull(Line, frozen=True):
 
 
 class Push(Line, frozen=True):
-    """A worker's gradient was applied; with ``bound = 0``, when the last one of its clock came.
+    """A group's gradient was applied; with ``bound = 0``, when the last one of its clock came.
 
     Attributes:
-        worker: group of workers.
         clock, clocks: first batch, and number of batches.
         pulled: version of the parameters on which the gradient was computed.
         version: pushes that were served before it, since the last meeting.
@@ -101,11 +92,7 @@ def name(server: int) -> str:
 
 
 def lines(path: Path) -> list[bytes]:
-    """The lines of a log, with their ends.
-
-    Raises:
-        OSError: it cannot be read.
-    """
+    """The lines of a log, with their ends; ``OSError``: it cannot be read."""
     check_regular(path)
     return path.read_bytes().splitlines(keepends=True)
 
@@ -140,12 +127,7 @@ class ServiceLog:
     """The log that a server writes, a window at a time."""
 
     def __init__(self, folder: Path, begun: Begun) -> None:
-        """Write nothing yet.
-
-        Args:
-            folder: folder of the run.
-            begun: first line of the log, but for the step.
-        """
+        """Write nothing yet; ``begun``: first line of the log, but for the step."""
         self._path, self._begun = folder / name(begun.server), begun
         self._file: FileIO | None = None
 
@@ -173,11 +155,7 @@ class ServiceLog:
         self._write([replace(self._begun, step=step)])
 
     def add(self, first: int, stop: int, events: Sequence[Pull | Push]) -> None:
-        """Write a window and the messages served in it.
-
-        Raises:
-            LogError: they cannot be written.
-        """
+        """Write a window and the messages served in it; ``LogError``: they cannot be written."""
         self._write([LoggedWindow(first, stop, len(events)), *events])
 
     def _write(self, written: Sequence[Event]) -> None:
@@ -190,7 +168,6 @@ class ServiceLog:
             raise LogError(self._why(error)) from error
 
     def close(self) -> None:
-        """Close the file."""
         if self._file:
             self._file.close()
 

@@ -40,11 +40,7 @@ class Replay(RoundRobin):
     """The order of a log, which is possible, so that nobody waits for ever."""
 
     def __init__(self, folder: Path, mine: Begun) -> None:
-        """Read the log.
-
-        Args:
-            folder: folder of the run that is replayed.
-            mine: first line of this server's own log.
+        """Read the log of the run that is replayed; ``mine``: first line of this server's own log.
 
         Raises:
             ConfigError: it cannot be read, is no log of a server, or is of another training.
@@ -83,11 +79,7 @@ class Replay(RoundRobin):
                 )
 
     def begin(self, first: int, stop: int) -> None:
-        """Begin a window.
-
-        Raises:
-            ConfigError: the log does not have the window.
-        """
+        """Begin a window; ``ConfigError``: the log does not have the window."""
         whole = {f: w for f, w in self._windows.items() if len(w[1]) == w[0].events}
         if first not in whole:
             ends = [window.stop for window, _ in whole.values()]

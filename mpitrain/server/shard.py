@@ -20,15 +20,12 @@ class Shard:
     batches.  Versions count the pushes that were served since the last meeting.
 
     Attributes:
-        piece: the own part.
-        state: arrays of the optimiser.
+        piece, state: the own part, and the optimiser's arrays of it.
         update: takes a step along the piece's gradients, of a learning rate and a number.
         rate: learning rate of a step, counted from 0.
         workers: number of workers that push.
         limit: most clocks ahead of the slowest worker; None: any number.
         correction: makes the correction for the time between two meetings.
-        clocks: clock of each worker.
-        version: number of pushes that were served.
         squares: squared norm of the sum of a clock's gradients, by clock, with ``bound = 0``.
     """
 
@@ -72,14 +69,11 @@ class Shard:
         return Pull(worker=worker, clock=clock, version=self.version)
 
     def push(self, worker: int, clock: int, clocks: int, gradient: Array, pulled: Array) -> Push:
-        """Apply a gradient, or with ``limit`` 0 the sum of all workers' when the last has come.
+        """Apply a gradient of shape (elements,), or with ``limit`` 0 the sum of all workers' when
+        the last has come.
 
-        Args:
-            worker: number of the worker.
-            clock: first batch of the gradient.
-            clocks: number of batches.
-            gradient: gradient, of shape (elements,).
-            pulled: parameters that the worker was last sent.
+        It is of ``clocks`` batches from ``clock`` on; ``pulled``: the parameters that the worker
+        was last sent.
         """
         version, slowest = self._first[worker] or self._last[worker]
         self._first[worker] = None

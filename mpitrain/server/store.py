@@ -14,13 +14,9 @@ from mpitrain.server.roles import Roles
 
 
 class Spread:
-    """All parameters on every rank, each server's part from that server.
+    """All parameters on every rank, flat, each server's part from that server.
 
     Cost of :meth:`meet`, of s bytes: a broadcast of s / servers from each server.
-
-    Attributes:
-        flat: parameters in the arena's layout.
-        parts: elements of each server.
     """
 
     def __init__(self, comm: Communicator, roles: Roles, flat: Array) -> None:
@@ -39,20 +35,10 @@ class Spread:
 
 
 class WorkerStore(WholeGradients):
-    """Pulled parameters of a worker, and its gradients, summed over its group.
-
-    Attributes:
-        spread: the parameters.
-    """
+    """Pulled parameters of a worker, and its gradients, summed over its group."""
 
     def __init__(self, arena: Arena, spread: Spread, reduction: Reduction) -> None:
-        """Bind the sums; collective over the group.
-
-        Args:
-            arena: layout of the parameters.
-            spread: the parameters.
-            reduction: how gradients are summed over the group.
-        """
+        """Bind the sums over the group; collective over it."""
         comm = reduction.groups[DATA]
         super().__init__(arena, reduction, comm.empty(arena.size, spread.flat.dtype))
         self.spread = spread
@@ -64,11 +50,7 @@ class WorkerStore(WholeGradients):
 
 
 class ServerStore(Store):
-    """The part that a server updates, and all parameters for tests.
-
-    Attributes:
-        spread: the parameters.
-    """
+    """The part that a server updates, and all parameters for tests."""
 
     def __init__(self, arena: Arena, spread: Spread, reduction: Reduction, number: int) -> None:
         """``number``: number of the server; the others are as for :class:`WorkerStore`."""

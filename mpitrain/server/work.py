@@ -32,14 +32,7 @@ class Worker:
     """A rank that computes.  The first of a group sends the messages of all of it."""
 
     def __init__(self, parts: Parts, members: Members, passes: Passes, own: Sequence[int]) -> None:
-        """Bind the messages.
-
-        Args:
-            parts: the job on this rank.
-            members: the ranks.
-            passes: forward and backward passes of the workers.
-            own: micro-batches of this worker.
-        """
+        """Bind the messages; ``own``: micro-batches of this worker."""
         self._parts, self._passes, self._own = parts, passes, own
         self._group, self._server = members.group, parts.config.server
         self._rate = parts.rates.rate

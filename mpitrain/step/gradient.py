@@ -27,15 +27,7 @@ class GlobalGradient:
         worker: Communicator | None = None,
         device: Device = HOST,
     ) -> None:
-        """Nothing is computed yet.
-
-        Args:
-            grid: position of each rank in the layout.
-            store: store with this rank's part.
-            worker: ranks of this replica if each replica has a gradient of its own; None: all ranks
-                share one gradient.
-            device: device of the arrays.
-        """
+        """``worker``: ranks of this replica if it has its own gradient; None: all share one."""
         self._grid = grid
         self._store = store
         self._device = device
@@ -48,10 +40,8 @@ class GlobalGradient:
     def agree(self, own: StepReport, *, within: bool = False, shared: bool = False) -> Agreed:
         """Sum the reports of all ranks and their parts of the squared norm; one message.
 
-        Args:
-            own: report of this rank.
-            within: sum only those of the ranks of this worker, without a message to other workers.
-            shared: the workers' gradients are one mean over all of them, and so is what counts.
+        ``within``: sum those of the ranks of this worker alone; ``shared``: the workers' gradients
+        are one mean over all of them, and so is what counts.
         """
         count, ours = (1, 0) if within else self._gradients
         comm = self._one_gradient if within else self._grid.comm
@@ -111,10 +101,6 @@ class GlobalGradient:
             for part in [self._store.counted(piece)]
         ]
 
-    def read(self, scalars: Sequence[Scalar]) -> list[float]:
-        """Copy scalars from the device, which it waits for once."""
-        return self._device.read(scalars)
-
     def own_squares(self) -> Scalar:
         """This rank's part of the squared norm of the gradient."""
         own = [
@@ -147,12 +133,8 @@ class GlobalGradient:
     ) -> list[Array]:
         """lr times the trust ratio of each element's tensor, for each piece; collective.
 
-        Ratios follow from norms of whole tensors (LARS, You et al. 2017; LAMB, 2020).
-
-        Args:
-            lr: learning rate, which the rates of groups multiply.
-            grouping: how each tensor is updated.
-            directions: update direction of each piece, with the shape of its parameters.
+        Ratios follow from norms of whole tensors (LARS, You et al. 2017; LAMB, 2020), and of the
+        ``directions`` of the pieces, which have the shapes of their parameters.
         """
         row = {name: number for number, name in enumerate(self._known(self._one_gradient))}
         xp = self._device.xp

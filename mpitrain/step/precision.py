@@ -66,11 +66,7 @@ class LossScale:
 
 
 def compute_type(name: str, dtype: Any) -> Any:
-    """The type of activations: ``same`` as ``dtype``, or a 16-bit one.
-
-    Raises:
-        ImportError: bfloat16 without ml_dtypes.
-    """
+    """Activations' type: ``same`` as ``dtype``, or of 16 bits; ImportError: no ml_dtypes for it."""
     if name == "same":
         return np.dtype(dtype)
     if name == "float16":

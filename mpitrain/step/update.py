@@ -75,11 +75,8 @@ class Updater:
             grouping: how each tensor is updated.
             gradient: gives the rates of a layerwise optimiser (LARS, LAMB).
             allocate: makes each array, ``allocate(size, dtype)``; zeros if left out.
-            average: decay of the moving average of parameters; 0: there is no average.
+            average: decay of the moving average of parameters, a slot of its own; 0: there is none.
             clip_value: largest absolute value of each number of a gradient; 0: no limit.
-
-        Raises:
-            ConfigError: the optimiser has a slot of the average's name.
         """
         if average and AVERAGE in optimizer.slots:
             raise ConfigError(
@@ -144,13 +141,9 @@ class Updater:
         number: int = 0,
         unused: frozenset[str] = frozenset(),
     ) -> None:
-        """Update this rank's pieces.
+        """Update this rank's pieces, but for ``unused`` tensors; ``number`` counts all steps.
 
-        Args:
-            lr: learning rate, which the rates of groups multiply.
-            gradient_scale: factor on the gradients.
-            number: number of the step, counted from 0, skipped steps included.
-            unused: names of tensors to leave alone.
+        ``lr`` is multiplied by the rates of groups, and gradients by ``gradient_scale``.
         """
         self.steps += 1
         for name in unused:

@@ -37,13 +37,7 @@ class Anchored(Strategy, ABC):
     """
 
     def __init__(self, workers: Workers, sync: Sync, parts: Iterable[Iterable[Tensor]]) -> None:
-        """Set up the exchanges; collective over ``workers.comm``.
-
-        Args:
-            workers: this rank's worker, and its peers in the others.
-            sync: periods and delays.
-            parts: tensors of each exchange.
-        """
+        """Set up an exchange for each of ``parts``, which are tensors; collective."""
         self.workers, self._sync = workers, sync
         self.anchor = workers.parameters.copy()
         self._all = Exchange(workers, workers.tensors(), workers.dense)

@@ -50,12 +50,7 @@ class Delayed(Anchored):
     """
 
     def __init__(self, workers: Workers, sync: Sync) -> None:
-        """Set up the exchanges; collective.
-
-        Args:
-            workers: this rank's worker, and its peers in the others.
-            sync: ``period``, ``delay`` and ``start`` count.
-        """
+        """Set up the exchanges, by ``period``, ``delay`` and ``start`` of ``sync``; collective."""
         slots = max(1, -(-sync.delay // sync.period))
         super().__init__(workers, sync, [workers.tensors()] * slots)
         self._period, self._delay = sync.period, sync.delay

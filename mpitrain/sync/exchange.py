@@ -78,19 +78,13 @@ class Exchange:
         chosen: the selected elements.
         values: this worker's values, then the mean, shape (chosen.size,).  Tensors of one group of
             consecutive layers lie there as in the arena.
-        summation: the summation, dense or with a codec.  No other exchange shares it, because it
-            may keep residuals of these elements.
-        algorithm, reason: algorithm that sums the largest block, and why it was chosen.
+        summation: dense or with a codec.  No other exchange shares it, because it may keep
+            residuals of these elements.
+        algorithm, reason: how the largest block is summed, and why so.
     """
 
     def __init__(self, workers: Workers, tensors: Iterable[Tensor], summation: Summation) -> None:
-        """Set up the sums; collective over ``workers.comm``.
-
-        Args:
-            workers: this rank's worker, and its peers in the others.
-            tensors: the selected tensors.
-            summation: the summation, dense or with a codec.
-        """
+        """Set up the sums of the selected ``tensors``; collective over ``workers.comm``."""
         comm = self._comm = workers.comm
         chosen = self.chosen = Selection(tensors)
         self.summation = summation

@@ -29,12 +29,7 @@ class Local(Anchored):
     """
 
     def __init__(self, workers: Workers, sync: Sync) -> None:
-        """Set up the exchanges; collective.
-
-        Args:
-            workers: this rank's worker, and its peers in the others.
-            sync: all keys of ``local`` count; there are at most as many fragments as layers.
-        """
+        """Set up the exchanges; collective; there are at most as many fragments as layers."""
         super().__init__(workers, sync, workers.fragments(sync.fragments))
         self._mix = sync.mix if sync.delay else 0.0
         name, options = parse_outer(sync.outer)

@@ -53,10 +53,7 @@ class Quorum(Strategy):
     def __init__(self, workers: Workers, sync: Sync, replay: Mapping[int, Taken]) -> None:
         """Duplicate the communicator; collective.
 
-        Args:
-            workers: the worker of this rank, and its peers.
-            sync: ``quorum`` and ``behind`` count.
-            replay: choices of an earlier run, by steps counted from 1; may be empty.
+        ``replay``: choices of an earlier run, by steps counted from 1; may be empty.
         """
         self.workers = workers
         self._comm: Any = workers.comm.Dup()

@@ -15,13 +15,8 @@ from mpitrain.sync.strategy import Taken
 def choices(comm: MPI.Intracomm, path: Path) -> dict[int, Taken]:
     """The gradients that each step of an earlier run took, by steps counted from 1; collective.
 
-    Args:
-        comm: one rank of each worker.
-        path: the records of the earlier run.
-
-    Raises:
-        ConfigError: on all ranks: the file cannot be read, or its run had no quorum or another
-            number of workers.
+    ``comm``: one rank of each worker.  ConfigError on all ranks: there is no such file at ``path``,
+    or its run had no quorum or other workers.
     """
     read = partial(_read, path, comm.size) if comm.rank == 0 else dict
     found: dict[int, Taken] = comm.bcast(together(comm, read, ConfigError))

@@ -2,7 +2,9 @@
 
 import resource
 import socket
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping, Sequence
+from math import nan
+from statistics import median
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -12,13 +14,14 @@ from collectives import Communicator, Traffic
 from mpitrain.arrays import Scalar
 from mpitrain.metrics.records import RankTime, Step, Straggler, Synced, Times
 from mpitrain.parallel.grid import Coordinates
-from mpitrain.step.agreement import Agreed, StepReport
-from mpitrain.step.ledger import LocalStep
-from mpitrain.training.feed import Feed
-from mpitrain.training.stragglers import slowest
+from mpitrain.step.agreement import Agreed, LocalStep, StepReport
+from mpitrain.training.batches import MicroBatches
 
 if TYPE_CHECKING:
     from mpitrain.training.parts import Parts
+
+#: A straggler takes this many times its peers' median, and is this many seconds slower.
+_FACTOR, _SECONDS = 1.5, 0.05
 
 
 class Account:
@@ -32,7 +35,7 @@ class Account:
     def __init__(self, parts: "Parts") -> None:
         """All sums begin at 0."""
         comm, config = parts.comm, parts.config
-        self._comm, self._strategy, self._sync = comm, parts.strategy, config.sync
+        self._comm, self._parts = comm, parts
         #: Ranks with equal values have the same amount of work.
         place, is_ring = parts.grid.place, config.parallel.attention == "ring"
         is_server = comm.rank >= comm.size - config.server.ranks
@@ -75,55 +78,42 @@ class Account:
         self._reducing += seconds
         return StepReport(0.0, seconds, seconds, sent_bytes=sent, shared_bytes=shared)
 
-    def report(
-        self,
-        loss: Scalar,
-        comm_seconds: float,
-        waited: Mapping[int, float],
-        feed: Feed,
-        *,
-        stopping: bool,
-        faulty: bool,
-        labels: float = 0,
-        counted: Scalar = 0.0,
-    ) -> StepReport:
+    def report(self, loss: Scalar, comm_seconds: float, source: MicroBatches | None) -> StepReport:
         """This rank's report of the step that it has computed; call :meth:`agreed` afterwards.
 
         Args:
             loss: this rank's part of the mean over the batch.
             comm_seconds: seconds in the sum of gradients.
-            waited: seconds of waiting for activations, by the rank that sends them.
-            feed: reader of the samples.
-            stopping, faulty, labels, counted: see :class:`~mpitrain.step.agreement.StepReport`.
+            source: the micro-batches; None: the rank has computed nothing.
         """
+        parts, feed, waited = self._parts, self._parts.feed, self._parts.passes.runner().waited
         self._reported = perf_counter()
         seconds = self._reported - self._lap
         self.met += feed.met_seconds
         self.add(seconds, comm_seconds, waited)
         sent, shared = (late + now for late, now in zip(self._late, self.moved()))
+        # The tensor ranks of the last stage all have one loss and labels; sums count these once.
+        is_first = parts.grid.place.tensor == 0
+        own, labels, counted = loss if is_first else 0.0, 0, 0.0
+        if is_first and source:
+            labels, counted = source.labels_taken, source.counted
         return StepReport(
-            loss,
+            own if parts.summation.is_finite else nan,
             seconds,
             comm_seconds + self._published,
             sum(waited.values()) + self.met,
             feed.read_seconds,
-            stopping,
+            parts.stop.raised(),
             sent,
             shared,
-            faulty,
+            bool(parts.purity.faults()),
             labels,
             counted,
-            strayed=self._strategy.strayed,
+            strayed=parts.strategy.strayed,
         )
 
     def add(self, seconds: float, reducing: float, waiting: Mapping[int, float]) -> None:
-        """Add a step of ``seconds``.
-
-        Args:
-            seconds: seconds of the whole step.
-            reducing: seconds in the sum of gradients.
-            waiting: seconds of waiting, by the rank that was waited for.
-        """
+        """Add a step of ``seconds``, some in the sum of gradients, some ``waiting`` for ranks."""
         reducing += self._published
         for rank, part in waiting.items():
             self._waiting[rank] = self._waiting.get(rank, 0.0) + part
@@ -162,10 +152,11 @@ class Account:
 
     def synced(self, step: int) -> Synced | UnsetType:
         """Fields of the synchronisation in a record; unset if workers synchronise in every step."""
-        if self._sync.kind == "every_step":
+        sync = self._parts.config.sync
+        if sync.kind == "every_step":
             return UNSET
-        taken = [list(one) for one in self._strategy.taken]
-        return Synced(*self._sync.exchanges(step), self._drift, taken)
+        taken = [list(one) for one in self._parts.strategy.taken]
+        return Synced(*sync.exchanges(step), self._drift, taken)
 
     def straggler(self, step: int) -> Straggler | None:
         """The rank that kept the others waiting since the last call, or None; collective.
@@ -190,3 +181,16 @@ class Account:
 def traffic_of(comm: Communicator) -> Traffic:
     """The counter of bytes of a communicator."""
     return comm.traffic or comm.count_traffic()
+
+
+def slowest(seconds: Sequence[float], peers: Sequence[Hashable]) -> tuple[int, float] | None:
+    """The rank furthest above the median of its peers, and its multiple of that median; or None."""
+    scores = []
+    for rank, own in enumerate(seconds):
+        others = [s for r, s in enumerate(seconds) if r != rank and peers[r] == peers[rank]]
+        if others and own - median(others) > _SECONDS and own > _FACTOR * median(others):
+            scores.append((own / max(median(others), 1e-9), rank))
+    if not scores:
+        return None
+    factor, rank = max(scores)
+    return rank, factor

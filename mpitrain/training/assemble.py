@@ -15,15 +15,13 @@ from mpitrain.arrays import Array, Shape
 from mpitrain.config import Config, ConfigError, expect
 from mpitrain.data import DataError, Sampler, load
 from mpitrain.data.everywhere import expect_same_order, load_on_all
-from mpitrain.data.own import OwnSamples
 from mpitrain.device import HOST, Device, choose
 from mpitrain.group import TensorGroup
-from mpitrain.objective import reduction_of
 from mpitrain.optim import groups, schedule_table
 from mpitrain.optim.groups import Grouping
 from mpitrain.optim.lr import Rates
-from mpitrain.parallel.arena import DATA, Arena
-from mpitrain.parallel.data_parallel import Replicated, WholeGradients
+from mpitrain.parallel.arena import Arena
+from mpitrain.parallel.data_parallel import WholeGradients
 from mpitrain.parallel.grid import ProcessGrid, shared_name
 from mpitrain.parallel.replicas import check_replicas
 from mpitrain.parallel.store import Store
@@ -34,8 +32,7 @@ from mpitrain.ranks.together import all_here, all_or_nobody, together
 from mpitrain.step.gradient import GlobalGradient
 from mpitrain.step.precision import LossScale
 from mpitrain.step.update import Updater
-from mpitrain.sync import Strategy, Workers
-from mpitrain.sync.workers import layer_numbers
+from mpitrain.sync import Strategy
 from mpitrain.training import build
 from mpitrain.training.account import Account, traffic_of
 from mpitrain.training.compatibility import (
@@ -48,30 +45,18 @@ from mpitrain.training.compatibility import (
     whole_state,
 )
 from mpitrain.training.feed import Feed
-from mpitrain.training.measured_rates import measured_rates
 from mpitrain.training.padding import Padding
+from mpitrain.training.partition import (
+    Partition,
+    layout_of,
+    partition_of,
+    schedule_of,
+    shared_stages,
+)
 from mpitrain.training.parts import NO_OBJECTS, Parts, UserObjects
 from mpitrain.training.passes import Passes
 from mpitrain.training.purity import Purity
-from mpitrain.training.watch import Watch
-
-
-def in_replicas(parts: Parts, flat: Array) -> tuple[Store, Communicator | None]:
-    """Make the store: all parameters, or a shard, as ``parallel.zero`` says; collective.
-
-    Returns:
-        The store; the ranks of this replica if each replica has its own gradient, else ``None``.
-    """
-    comm, config, grid, arena = parts.comm, parts.config, parts.grid, parts.arena
-    comms, replica = grid.groups, grid.data.rank
-    allocate = parts.device.allocate(grid.data)
-    replica_comm = None
-    if config.sync.kind != "every_step":
-        comms, replica_comm = grid.within()
-    summation = build.summation(config, replica)
-    together(comm, lambda: summation.check(arena), ConfigError)
-    reduction = build.reduction(config, comms, replica)
-    return build.store(config, arena, flat, reduction, allocate), replica_comm
+from mpitrain.training.watch import Watch, measured_rates
 
 
 @dataclass(frozen=True)
@@ -80,7 +65,7 @@ class Variant:
 
     Attributes:
         spread: gives the ranks over which embedding tables and experts are spread.
-        hold: makes the store of the flat initial parameters; returns as :func:`in_replicas` does.
+        hold: makes the store of the flat initial parameters, as :func:`build.in_replicas` does.
         group: changes how each parameter is updated.
         update: makes the updater; ``None``: as [optim] says.
         synchronise: makes the strategy; ``None``: as [sync] says.
@@ -88,7 +73,7 @@ class Variant:
     """
 
     spread: Callable[[ProcessGrid], TensorGroup] = lambda grid: grid.spread
-    hold: Callable[[Parts, Array], tuple[Store, Communicator | None]] = in_replicas
+    hold: Callable[[Parts, Array], tuple[Store, Communicator | None]] = build.in_replicas
     group: Callable[[Parts, Grouping], Grouping] = lambda parts, grouping: grouping
     update: Callable[[Parts], Updater] | None = None
     synchronise: Callable[[Store], Strategy] | None = None
@@ -238,19 +223,22 @@ def _add_model(parts: Parts, variant: Variant) -> None:
     """Cut the model into stages, and make this rank's layers; collective."""
     comm, config, data, device = parts.comm, parts.config, parts.data, parts.device
     layers, loss = parts.objects.layers, parts.objects.loss
-    layout = build.layout(config, comm.size)
+    layout = layout_of(config, comm.size)
     if layers is not None and layout.context > 1:
         expect(config, "own-model")
 
     is_file = config.parallel.schedule.endswith(".csv")
 
-    def cut() -> tuple[Shape, build.Partition, dict[str, frozenset[int]], list[str]]:
+    def cut() -> tuple[Shape, Partition, dict[str, frozenset[int]], list[str]]:
         outline = models.build(config, data, layers=layers, loss=loss)
         outputs = expect_fitting(outline, data)
         expect_labels_in_memory(outline.loss, data)
-        partition = build.partition(config, outline, layout.stages)
-        rows = build.rows(config, partition.schedule, layout) if is_file else []
-        return outputs, partition, build.shared_stages(outline, partition), rows
+        partition = partition_of(config, outline, layout.stages)
+        rows = []
+        if is_file:
+            _, report = schedule_of(config, partition.schedule, layout)
+            rows = [" ".join(map(str, own)) for own in report.actions.values()]
+        return outputs, partition, shared_stages(outline, partition), rows
 
     outputs, partition, shared, rows = together(comm, cut, ConfigError, DataError)
     if config.parallel.partition == "auto":  # each rank reads a profile of its own
@@ -297,7 +285,7 @@ def _add_update(parts: Parts, variant: Variant) -> None:
         optim, folder = parts.config.optim, parts.config.parallel.offload
         optimizer = objects.optimizer or build.optimizer(optim)
         if optimizer.whole:
-            _expect_whole(parts.config)
+            build.expect_whole(parts.config)
         grouping = objects.grouping or groups.by_name(optim, optimizer, model.names())
         if rates.table and rates.table.options is not None:
             grouping = groups.scheduled(grouping, rates.table)
@@ -310,77 +298,12 @@ def _add_update(parts: Parts, variant: Variant) -> None:
 
     parts.updater = together(parts.comm, updater, ConfigError)
     make = variant.synchronise
-    parts.strategy = make(parts.store) if make else _strategy(parts)
-    parts.counting = _counting(parts, replica_comm, is_changed=make is not None)
+    parts.strategy = make(parts.store) if make else build.strategy_of(parts)
+    parts.counting = build.counting(parts, replica_comm, is_changed=make is not None)
     if parts.counting and isinstance(parts.store, WholeGradients):
         parts.store.overlaps = False
     parts.opened.callback(parts.strategy.close)
     parts.opened.callback(parts.strategy.quiesce)  # runs before close
-
-
-def _counting(
-    parts: Parts, worker: Communicator | None, *, is_changed: bool
-) -> Communicator | None:
-    """Ranks whose counts divide gradients before their sum, as :class:`Parts` says.
-
-    Args:
-        parts: the job on this rank.
-        worker: ranks of this replica if each replica has its own gradient.
-        is_changed: whether the strategy changes gradients before the ranks agree on a step.
-    """
-    config = parts.config
-    if reduction_of(parts.model.loss) != "count":
-        return None
-    if config.server.ranks or config.server.hogwild:  # a worker's group, or all ranks
-        return parts.store.reduction.groups[DATA]
-    if config.sync.kind == "quorum":
-        return worker
-    is_coded = config.compress.codec != "none" and config.sync.kind == "every_step"
-    return parts.comm if is_changed or (is_coded and config.parallel.zero < 2) else None
-
-
-def _expect_whole(config: Config) -> None:
-    """Check that an optimiser that needs whole parameters has them.
-
-    Raises:
-        ConfigError: ranks have parts of parameters.
-    """
-    p = config.parallel
-    cut = {"zero": p.zero, "node_shared": p.node_shared, "tensor": p.tensor > 1}
-    for key in (key for key, is_cut in cut.items() if is_cut):
-        raise ConfigError(
-            f"optimizer: {config.own.optimizer} goes by whole parameters, and parallel.{key} cuts "
-            "them; leave it out, or take an optimiser that updates each number by itself, as "
-            "torch.optim.AdamW"
-        )
-
-
-def _strategy(parts: Parts) -> Strategy:
-    """The strategy by which replicas synchronise, as [sync] says; collective."""
-    config, store, updater = parts.config, parts.store, parts.updater
-    if not isinstance(store, Replicated) or config.sync.kind == "every_step":
-        return Strategy()  # the configuration allows no other one here
-    may_fail = config.data.workers > 0 or isinstance(parts.data.train, OwnSamples)
-    if config.sync.kind == "quorum" and parts.comm.allreduce(may_fail, MPI.LOR):
-        expect(config, "own-data")
-    replica = parts.grid.data.rank
-    workers = Workers(
-        comm=parts.grid.data,
-        arena=parts.arena,
-        layer_of=layer_numbers(parts.model),
-        layers=len(parts.model.layers),
-        parameters=store.parameters,
-        gradients=store.gradients,
-        pieces=store.pieces,
-        state=updater.state,
-        counted=parts.gradient.counted(),
-        summation=lambda: build.summation(config, replica),
-        dense=build.dense(config),
-        never_used=lambda: updater.never_used(frozenset(updater.left_out)),
-    )
-    strategy = build.strategy(config, workers)
-    store.algorithm, store.reason = strategy.algorithm, strategy.reason
-    return strategy
 
 
 def _add_pipeline(parts: Parts) -> None:
@@ -391,7 +314,7 @@ def _add_pipeline(parts: Parts) -> None:
     state = {name: parts.device.put(array) for name, array in whole if name.startswith(prefixes)}
     parts.passes = Passes(parts, state)
     parts.purity = Purity(parts)
-    parts.purity.examine(parts.passes.probes())
+    parts.purity.examine(parts.passes)
     if parts.data.varies:
         parts.padding = Padding(parts)
     parts.passes.runner()  # the first call is collective

@@ -15,8 +15,7 @@ from mpitrain.metrics.records import Step
 from mpitrain.parallel.data_parallel import Replicated
 from mpitrain.pipeline.runtime import Runner
 from mpitrain.pipeline.weights import VersionedWeights
-from mpitrain.step.agreement import Agreed, NonFinite, named, nonfinite
-from mpitrain.step.ledger import LocalStep
+from mpitrain.step.agreement import Agreed, LocalStep, NonFinite, named, nonfinite
 from mpitrain.training.compatibility import uncountable
 from mpitrain.training.loop import Batch, Loop, read_batches, remaining
 from mpitrain.training.parts import Parts
@@ -87,16 +86,13 @@ class UpdateWindow:
     ) -> list[Updated]:
         """Sums of the results of updates over the ranks; collective.
 
-        Args:
-            own: results of :meth:`update`.
-            steps_done: steps before the first update.
-            unfit: names data of this rank that are not finite, by the update's number from 0 on.
+        ``unfit`` names data of this rank that are not finite, by the update's number from 0 on.
 
         Raises:
-            NonFinite: on all ranks, if one of the losses or norms is not.
-            ConfigError: on all ranks, if a parameter had no part in the loss.
+            NonFinite, ConfigError: on all ranks: a loss or a norm is not finite, or a parameter had
+                no part in the loss.
         """
-        read = self._parts.gradient.read([one for each in own for one in (each.loss, each.squares)])
+        read = self._parts.device.read([one for each in own for one in (each.loss, each.squares)])
         numbers = zip(own, read[::2], read[1::2], strict=True)
         totals = np.array([each._replace(loss=a, squares=b) for each, a, b in numbers])
         self._parts.comm.Allreduce(MPI.IN_PLACE, totals, algorithm="native")
@@ -111,10 +107,7 @@ class UpdateWindow:
         return found
 
     def _expect_used(self) -> None:
-        """Raise if no replica of a stage has used a tensor in a step; collective.
-
-        A replica without samples uses none.
-        """
+        """Raise if no replica of a stage has used a tensor in a step; empty ones use none."""
         told = self._parts.comm.allgather((self._parts.grid.place.stage, self._unused))
         stages = [[steps for s, steps in told if s == stage] for stage in {s for s, _ in told}]
         by_none = [frozenset.intersection(*step) for own in stages for step in zip(*own)]
@@ -146,9 +139,8 @@ class AsynchronousLoop(Loop):
     def step(self, batch: Batch) -> list[Step]:
         """Train on the batches of a window, with one update for each.
 
-        Raises:
-            NonFinite: on all ranks, after the window.
-            ConfigError: on all ranks: as :meth:`Loop.step`, or a parameter had no part in the loss.
+        Errors are those of :meth:`Loop.step`, after the window; ConfigError also on all ranks: a
+        parameter had no part in the loss.
         """
         parts = self.parts
         parts.before_step(parts)
@@ -167,7 +159,7 @@ class AsynchronousLoop(Loop):
 
         own = runner.run(source, window.weights, store, window.update, context)
         purity.expect(f"until step {done + count}")
-        if comm.allreduce(parts.gradient.read([source.unequal])[0]):
+        if comm.allreduce(parts.device.read([source.unequal])[0]):
             raise uncountable(done, "parallel.schedule = 'asynchronous' updates each stage")
         lasted = perf_counter() - start
         comm_seconds = sum(updated.comm_seconds for updated in own)

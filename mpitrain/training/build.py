@@ -1,208 +1,36 @@
-"""Makes parts of a job from its tables: layout, partition, store, schedule."""
+"""Makes parts of a job from its tables: optimiser, sums, store, strategy."""
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
-from itertools import count, pairwise
-from math import lcm
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from mpi4py import MPI
 
 from collectives import Communicator
 from collectives.codec import Dice
 from mpitrain.arrays import Array
 from mpitrain.compress import parse
 from mpitrain.compress.codec import feedback_of
-from mpitrain.config import Compress, Config, ConfigError, Optim
-from mpitrain.data import Dataset
-from mpitrain.group import TensorGroup, share
-from mpitrain.models import SequentialModel
-from mpitrain.nn.positions import Positions
+from mpitrain.config import Compress, Config, ConfigError, Optim, expect
+from mpitrain.data.own import OwnSamples
+from mpitrain.objective import reduction_of
 from mpitrain.optim.optimizers import LAMB, LARS, SGD, Adam, Optimizer
 from mpitrain.parallel.adasum_sum import Adasum
-from mpitrain.parallel.arena import Arena
+from mpitrain.parallel.arena import DATA
 from mpitrain.parallel.compressed_summation import CodingOptions, CompressedSummation
 from mpitrain.parallel.data_parallel import Replicated
-from mpitrain.parallel.grid import Layout
 from mpitrain.parallel.node_shared import NodeShared
 from mpitrain.parallel.store import Allocate, Reduction, Store
 from mpitrain.parallel.summation import Dense, Summation
 from mpitrain.parallel.zero import ShardedGradients, ShardedOptimizer, ShardedParameters
-from mpitrain.pipeline.actions import Pipeline
-from mpitrain.pipeline.replay import PipelineError, Report, replay
-from mpitrain.pipeline.schedule_file import find
-from mpitrain.pipeline.schedules import PipelineSchedule
+from mpitrain.ranks.together import together
 from mpitrain.sync import Delayed, Local, Quorum, Strategy, Workers
 from mpitrain.sync.replay import choices
-
-
-def layout(config: Config, ranks: int) -> Layout:
-    """The grid of a job on this number of ranks.
-
-    Raises:
-        ConfigError: the ranks cannot be arranged like this; the message says which number could.
-    """
-    p = config.parallel
-    each = p.context * p.tensor
-    data = p.data or max(1, ranks // (p.pipe * each))
-    needed = (sum(p.replicas) or data * p.pipe) * each
-    if needed != ranks:
-        shape = "-".join(map(str, p.replicas)) or data
-        context = f" x context {p.context}" if p.context > 1 else ""
-        raise ConfigError(
-            f"parallel: data {shape} x pipe {config.stages} x tensor {p.tensor}{context} needs "
-            f"{needed} ranks, but there are {ranks}; start as many, or change data, pipe or tensor"
-        )
-    replicas = p.replicas or (data,) * p.pipe
-    among = replicas[0] * p.context
-    if among % p.experts:
-        raise ConfigError(
-            f"parallel.experts: {among} replicas cannot be cut into groups of {p.experts}; take a "
-            "number that divides them"
-        )
-    spread = 0 if config.model.kind == "recommender" else p.experts
-    return Layout(replicas, p.tensor, p.context, spread)
-
-
-def positions(config: Config, group: TensorGroup, data: Dataset) -> Positions | None:
-    """The cut of the positions of a job's samples over context ranks; None where there is one.
-
-    Raises:
-        ConfigError: samples are too short, or vary in length, or tensor ranks cannot share a
-            rank's positions.
-    """
-    if group.size == 1:
-        return None
-    p = config.parallel
-    if data.varies:
-        raise ConfigError(
-            "parallel.context: samples of many lengths cannot be cut alike; pad them to one "
-            "length, or set parallel.context = 1"
-        )
-    try:
-        found = Positions(group, data.input_shape[0], p.attention)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
-    lengths = [found.count(rank) for rank in range(group.size)]
-    if p.sequence and any(length % p.tensor for length in lengths):
-        raise ConfigError(
-            f"parallel.sequence: {p.tensor} tensor ranks cannot share the positions of a context "
-            f"rank, {max(lengths)}; take a data.context that {2 * p.tensor * p.context} divides"
-        )
-    return found
-
-
-@dataclass(frozen=True)
-class Partition:
-    """Layers of each virtual stage.
-
-    Attributes:
-        layers: names of the layers, for each virtual stage.
-        stages: number of stages, that is, ranks of a pipeline.
-        schedule: the schedule, which places the virtual stages.
-    """
-
-    layers: tuple[tuple[str, ...], ...]
-    stages: int
-    schedule: PipelineSchedule
-
-    def of_stage(self, stage: int) -> list[tuple[str, ...]]:
-        """The layers of each chunk of a stage."""
-        return [names for v, names in enumerate(self.layers) if self._at(v) == stage]
-
-    def stage_of(self, layer: str) -> int:
-        """Number of the stage that has a layer."""
-        return self._at(next(v for v, names in enumerate(self.layers) if layer in names))
-
-    def needs_samples(self, stage: int) -> bool:
-        """Whether a stage has the first virtual stage, which takes inputs, or the last, labels."""
-        return stage in (self._at(0), self._at(len(self.layers) - 1))
-
-    def _at(self, virtual: int) -> int:
-        return self.schedule.placement(self.stages, virtual)
-
-
-def partition(config: Config, model: SequentialModel, stages: int) -> Partition:
-    """Cut the layers into virtual stages.
-
-    Raises:
-        ConfigError: there are fewer layers than virtual stages, or ``parallel.partition`` or
-            ``parallel.profile`` does not fit the model's layers.
-    """
-    names = list(model.layers)
-    try:
-        found = find(config.parallel.schedule)
-    except ValueError as error:
-        raise ConfigError(f"parallel.schedule: {error}") from error
-    parts = stages * (found.chunks or config.parallel.chunks)
-    if len(names) < parts:
-        raise ConfigError(
-            f"parallel.pipe: a model of {len(names)} layers cannot be cut into {parts} stages; "
-            "take fewer stages or chunks, or more layers"
-        )
-    wanted = config.parallel.partition
-    if isinstance(wanted, tuple):
-        if sum(wanted) != len(names):
-            raise ConfigError(
-                f"parallel.partition: {list(wanted)} is {sum(wanted)} layers, and the model has "
-                f"{len(names)}: {', '.join(names)}"
-            )
-        if len(wanted) != parts:
-            raise ConfigError(
-                f"parallel.partition: {len(wanted)} numbers for {stages} stages of "
-                f"{parts // stages} chunks"
-            )
-        sizes = list(wanted)
-    elif wanted == "auto":
-        sizes = _profiled(config, names, parts)
-    else:
-        bounds = [share(len(names), part, parts) for part in range(parts)]
-        sizes = [bound.stop - bound.start for bound in bounds]
-    ends = np.cumsum([0, *sizes]).tolist()
-    return Partition(tuple(tuple(names[a:b]) for a, b in pairwise(ends)), stages, found)
-
-
-def shared_stages(model: SequentialModel, cut: Partition) -> dict[str, frozenset[int]]:
-    """Stages that share a tensor, by its name, for each tensor that several stages hold."""
-    stages = {
-        name: frozenset(cut.stage_of(layer) for layer in layers)
-        for name, layers in model.ties().items()
-    }
-    return {name: found for name, found in stages.items() if len(found) > 1}
-
-
-def schedule(
-    config: Config, found: PipelineSchedule, grid: Layout, steps: int = 1
-) -> tuple[Pipeline, Report]:
-    """The schedule of a step, or of ``steps`` steps without draining, and the proof of it.
-
-    Raises:
-        ConfigError: the schedule does not work for this layout.
-    """
-    p, train = config.parallel, config.train
-    parts = train.micro_batches * lcm(*grid.replicas)
-    if found.synchronous:
-        pipeline = found.pipeline(grid.replicas, parts, p.chunks)
-    else:
-        pipeline = found.pipeline(grid.replicas, parts * steps, p.chunks, train.micro_batches)
-        if p.weights == "two_buffers" and train.micro_batches < grid.stages - 1:
-            raise ConfigError(
-                f"train.micro_batches: two_buffers on {grid.stages} stages needs at least "
-                f"{grid.stages - 1}, not {train.micro_batches}"
-            )
-    try:
-        return pipeline, replay(found.generate, pipeline)
-    except ValueError as error:
-        hint = "; set train.micro_batches" if not isinstance(error, PipelineError) else ""
-        raise ConfigError(f"parallel.schedule: {error}{hint}") from error
-
-
-def rows(config: Config, found: PipelineSchedule, grid: Layout) -> list[str]:
-    """The passes of each rank of a schedule, which is proved."""
-    _, report = schedule(config, found, grid)
-    return [" ".join(map(str, own)) for own in report.actions.values()]
+from mpitrain.sync.workers import layer_numbers
+from mpitrain.training.parts import Parts
 
 
 def optimizer(config: Optim) -> Optimizer:
@@ -249,31 +77,6 @@ def reduction(config: Config, groups: Mapping[str, Communicator], replica: int) 
     return Reduction(groups, how, p.bucket_bytes, p.overlap)
 
 
-def strategy(config: Config, workers: Workers) -> Strategy:
-    """The strategy by which the workers of a job synchronise; collective.
-
-    Raises:
-        ConfigError: there are more fragments than layers, or ``sync.replay`` names no file of a run
-            by quorum on as many workers.
-    """
-    s = config.sync
-    if s.fragments > workers.layers:
-        raise ConfigError(
-            f"sync.fragments: a model of {workers.layers} layers cannot be cut into {s.fragments} "
-            "fragments"
-        )
-    match s.kind:
-        case "every_step":
-            return Strategy()
-        case "local":
-            return Local(workers, s)
-        case "delayed":
-            return Delayed(workers, s)
-        case "quorum":
-            replay = choices(workers.comm, Path(s.replay)) if s.replay else {}
-            return Quorum(workers, s, replay)
-
-
 def compression(table: Compress, every: int = 1) -> CodingOptions:
     """Options of the codec that [compress] names, for sums after ``every`` steps."""
     codec = parse(table.codec)
@@ -289,21 +92,6 @@ def compression(table: Compress, every: int = 1) -> CodingOptions:
         table.units == "update",
         table.level == "nodes",
     )
-
-
-def store(
-    config: Config, arena: Arena, initial: Array, reduction: Reduction, allocate: Allocate
-) -> Store:
-    """The store of the parameters; arguments as for ``Replicated``."""
-    kinds: Mapping[int, Any] = {
-        0: Replicated,
-        1: ShardedOptimizer,
-        2: ShardedGradients,
-        3: ShardedParameters,
-    }
-    kind = NodeShared if config.parallel.node_shared else kinds[config.parallel.zero]
-    found: Store = kind(arena, initial, reduction, allocate)
-    return found
 
 
 def mapped(folder: Path, rank: int) -> Allocate:
@@ -334,18 +122,91 @@ def mapped(folder: Path, rank: int) -> Allocate:
     return allocate
 
 
-def _profiled(config: Config, names: list[str], parts: int) -> list[int]:
-    from mpitrain.pipeline.partition import balanced_partition
-    from mpitrain.pipeline.profiles import ProfileError, read_profile
+def in_replicas(parts: Parts, flat: Array) -> tuple[Store, Communicator | None]:
+    """The store that ``parallel.zero`` asks for; collective.
 
-    try:
-        profile = read_profile(Path(config.parallel.profile))
-    except ProfileError as error:
-        raise ConfigError(f"parallel.profile: {error}") from error
-    found = [layer.name for layer in profile]
-    if found != names:
+    Also returns the ranks of this replica if each replica has its own gradient, else ``None``.
+    """
+    comm, config, grid, arena = parts.comm, parts.config, parts.grid, parts.arena
+    comms, replica = grid.groups, grid.data.rank
+    allocate = parts.device.allocate(grid.data)
+    replica_comm = None
+    if config.sync.kind != "every_step":
+        comms, replica_comm = grid.within()
+    how = summation(config, replica)
+    together(comm, lambda: how.check(arena), ConfigError)
+    kinds = (Replicated, ShardedOptimizer, ShardedGradients, ShardedParameters)
+    kind: Any = NodeShared if config.parallel.node_shared else kinds[config.parallel.zero]
+    return kind(arena, flat, reduction(config, comms, replica), allocate), replica_comm
+
+
+def counting(parts: Parts, worker: Communicator | None, *, is_changed: bool) -> Communicator | None:
+    """Ranks whose counts divide gradients before their sum, as :class:`Parts` says.
+
+    ``worker``: the ranks of this replica if it has its own gradient; ``is_changed``: whether the
+    strategy changes gradients before the ranks agree on a step.
+    """
+    config = parts.config
+    if reduction_of(parts.model.loss) != "count":
+        return None
+    if config.server.ranks or config.server.hogwild:  # a worker's group, or all ranks
+        return parts.store.reduction.groups[DATA]
+    if config.sync.kind == "quorum":
+        return worker
+    is_coded = config.compress.codec != "none" and config.sync.kind == "every_step"
+    return parts.comm if is_changed or (is_coded and config.parallel.zero < 2) else None
+
+
+def expect_whole(config: Config) -> None:
+    """Raise ConfigError if an optimiser needs whole parameters, and ranks have parts of them."""
+    p = config.parallel
+    cut = {"zero": p.zero, "node_shared": p.node_shared, "tensor": p.tensor > 1}
+    for key in (key for key, is_cut in cut.items() if is_cut):
         raise ConfigError(
-            f"parallel.profile: {config.parallel.profile} has the layers {', '.join(found)}, and "
-            f"the model {', '.join(names)}; run mpitrain profile again"
+            f"optimizer: {config.own.optimizer} goes by whole parameters, and parallel.{key} cuts "
+            "them; leave it out, or take an optimiser that updates each number by itself, as "
+            "torch.optim.AdamW"
         )
-    return balanced_partition(profile, parts)
+
+
+def strategy_of(parts: Parts) -> Strategy:
+    """The strategy by which replicas synchronise, as [sync] says; collective.
+
+    ConfigError: the layers are too few for the fragments, or ``sync.replay`` is of no such run.
+    """
+    config, store, updater = parts.config, parts.store, parts.updater
+    if not isinstance(store, Replicated) or config.sync.kind == "every_step":
+        return Strategy()  # the configuration allows no other one here
+    may_fail = config.data.workers > 0 or isinstance(parts.data.train, OwnSamples)
+    if config.sync.kind == "quorum" and parts.comm.allreduce(may_fail, MPI.LOR):
+        expect(config, "own-data")
+    replica = parts.grid.data.rank
+    workers = Workers(
+        comm=parts.grid.data,
+        arena=parts.arena,
+        layer_of=layer_numbers(parts.model),
+        layers=len(parts.model.layers),
+        parameters=store.parameters,
+        gradients=store.gradients,
+        pieces=store.pieces,
+        state=updater.state,
+        counted=parts.gradient.counted(),
+        summation=lambda: summation(config, replica),
+        dense=dense(config),
+        never_used=lambda: updater.never_used(frozenset(updater.left_out)),
+    )
+    s, found = config.sync, Strategy()
+    if s.fragments > workers.layers:
+        raise ConfigError(
+            f"sync.fragments: a model of {workers.layers} layers cannot be cut into {s.fragments} "
+            "fragments"
+        )
+    match s.kind:
+        case "local":
+            found = Local(workers, s)
+        case "delayed":
+            found = Delayed(workers, s)
+        case "quorum":
+            found = Quorum(workers, s, choices(workers.comm, Path(s.replay)) if s.replay else {})
+    store.algorithm, store.reason = found.algorithm, found.reason
+    return found

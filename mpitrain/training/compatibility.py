@@ -20,14 +20,7 @@ if TYPE_CHECKING:
 
 
 def expect_fitting(model: SequentialModel, data: Dataset) -> Shape:
-    """Check that the model takes the data, and the loss takes outputs and labels.
-
-    Returns:
-        The shape of the outputs for a sample.
-
-    Raises:
-        ConfigError: the shapes or types do not fit.
-    """
+    """The outputs' shape for a sample; ConfigError if data, model and loss do not fit together."""
     try:
         outputs = model.output_shape(data.input_shape)
     except ValueError as error:
@@ -42,9 +35,7 @@ def expect_fitting(model: SequentialModel, data: Dataset) -> Shape:
 def uncountable(step: int, who: str) -> ConfigError:
     """The error of a job that uses gradients before it can know what counts in their batch.
 
-    Args:
-        step: number of the step, counted from 0, in which not each label counts 1.
-        who: subject and verb of a sentence, such as ``"a server adds them"``.
+    ``step`` counts from 0; ``who``: subject and verb, such as ``"a server adds them"``.
     """
     return ConfigError(
         f"loss: not every label of step {step + 1} counts 1, and {who} before the ranks know what "
@@ -55,7 +46,7 @@ def uncountable(step: int, who: str) -> ConfigError:
 def expect_labels(
     loss: LossFunction, classes: int, of: str, samples: Samples, numbers: Array | None = None
 ) -> None:
-    """Check that the loss takes the labels' values: classes, or numbers from 0 to 1.
+    """Raise DataError if a label is no class, or no number from 0 to 1, and name its sample.
 
     Args:
         loss: the loss; labels that are its ``ignore_index`` may lie anywhere.
@@ -64,9 +55,6 @@ def expect_labels(
         of: the part of the data set, ``"train"`` or ``"test"``.
         samples: samples of this part.
         numbers: numbers of these samples in the part; None: they are the whole part.
-
-    Raises:
-        DataError: a label is outside of this range; the message names the first such sample.
     """
     labels, is_binary = samples.labels, isinstance(loss, BinaryCrossEntropy)
     if not labels.size or not (is_binary or (classes and labels.dtype.kind in "iub")):
@@ -109,22 +97,14 @@ def ignored_by(loss: LossFunction) -> int | None:
 
 
 def expect_labels_in_memory(loss: LossFunction, data: Dataset) -> None:
-    """Check the labels of all samples that are in memory.
-
-    Raises:
-        DataError: the loss does not take the label of a sample.
-    """
+    """Raise DataError if the loss does not take the label of a sample in memory."""
     for of, samples in (("train", data.train), ("test", data.test)):
         if isinstance(samples, Samples):
             expect_labels(loss, data.classes, of, samples)
 
 
 def expect_untested(job: Config, metrics: Mapping[str, Metric] | None) -> None:
-    """Check that a job without samples to test on has no setting that needs tests.
-
-    Raises:
-        ConfigError: it has one.
-    """
+    """Raise ConfigError if a job without samples to test on has a setting that needs tests."""
     usual = Evaluate()
     asked = {
         "metrics": metrics,
@@ -142,11 +122,7 @@ def expect_untested(job: Config, metrics: Mapping[str, Metric] | None) -> None:
 
 
 def expect_single_arrays(model: SequentialModel, data: Dataset) -> None:
-    """Check that samples, labels and layers' outputs are one array each, as a GPU needs.
-
-    Raises:
-        ConfigError: samples, labels or a layer's outputs have several parts.
-    """
+    """Raise ConfigError unless samples, labels and outputs are one array each, as a GPU needs."""
     shapes = {"samples": data.input_shape, "labels": data.label_shape}
     shape = data.input_shape
     for name, layer in model.layers.items():
@@ -160,11 +136,7 @@ def expect_single_arrays(model: SequentialModel, data: Dataset) -> None:
 
 
 def whole_state(parts: "Parts") -> dict[str, Array]:
-    """Initial state of the layers besides their parameters, by name.
-
-    Raises:
-        ConfigError: the state would depend on the layout.
-    """
+    """Layers' initial state besides parameters, by name; ConfigError if layouts would change it."""
     found = Chain(parts.model.layers).state(parts.config.run.dtype)
     if found and max(parts.grid.layout.replicas) > 1:
         expect(parts.config, "batch-norm")
@@ -174,14 +146,9 @@ def whole_state(parts: "Parts") -> dict[str, Array]:
 def named_metrics(parts: "Parts", outputs: Shape) -> dict[str, Metric]:
     """The metrics that a job asks for, by name, or the usual metrics of its loss.
 
-    A job without samples to test on has no metrics.
-
-    Args:
-        parts: the job; if the program brings the loss, ``loss.name`` does not count.
-        outputs: shape of the outputs for a sample.
-
-    Raises:
-        ConfigError: a metric does not take such outputs or labels.
+    A job without samples to test on has none; ``outputs`` is the shape of the outputs for a sample.
+    If the program brings the loss, ``loss.name`` does not count.  ConfigError: a metric does not
+    take such outputs or labels.
     """
     job, data = parts.config, parts.data
     if data.test is None:
@@ -208,10 +175,8 @@ def named_metrics(parts: "Parts", outputs: Shape) -> dict[str, Metric]:
 def initial(parts: "Parts") -> Array:
     """Initial parameters of this rank's layers, shape (arena.size,).
 
-    Only one layer's whole parameters are in memory at a time.
-
-    Raises:
-        ConfigError: they do not fit into memory, or have not the shapes that a layer promised.
+    Only one layer's whole parameters are in memory at a time.  ConfigError: they do not fit into
+    memory, or have not the shapes that a layer promised.
     """
     run, model, layers = parts.config.run, parts.model, parts.layers
     try:

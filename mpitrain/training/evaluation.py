@@ -1,7 +1,9 @@
-"""Tests of the model on the test samples, in the same layout as training."""
+"""Tests of the model on the test samples, in the layout of training, and their weights."""
 
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from math import lcm
+from typing import cast
 
 import numpy as np
 
@@ -10,10 +12,12 @@ from mpitrain.data import DataError
 from mpitrain.metrics.records import Epoch
 from mpitrain.nn import Context
 from mpitrain.objective import reduction_of
+from mpitrain.parallel.data_parallel import Replicated
+from mpitrain.ranks.together import all_here
 from mpitrain.step.agreement import over_counted
-from mpitrain.training.averaged import averaged
+from mpitrain.step.update import AVERAGE
 from mpitrain.training.batches import MicroBatches
-from mpitrain.training.parts import Parts
+from mpitrain.training.parts import SHARED_ERRORS, Parts
 
 #: Micro-batches of each replica that are read at a time.
 _AT_A_TIME = 8
@@ -22,12 +26,11 @@ _AT_A_TIME = 8
 def evaluate(parts: Parts, epoch: int) -> Epoch:
     """Mean loss and metrics on the test samples; collective.
 
-    The weights are those of :func:`~mpitrain.training.averaged.averaged`.
+    The weights are those of :func:`~mpitrain.training.evaluation.averaged`.
 
     Raises:
-        DataError: on all ranks: there are no samples to test on, or a rank cannot read one.
-        ConfigError: on all ranks: a layer, a loss or a metric of the program's own is not a
-            function of its inputs.
+        DataError, ConfigError: on all ranks: there is no sample to test on, one cannot be read, or
+            a layer, a loss or a metric of the program's own is not a function of its inputs.
         RuntimeError: the trainer is closed.
     """
     parts.expect_open()
@@ -85,3 +88,50 @@ def evaluate(parts: Parts, epoch: int) -> Epoch:
     if reduction == "count":
         mean *= over_counted(len(test) * each, counted)
     return Epoch(epoch, mean, found)
+
+
+@contextmanager
+def averaged(parts: Parts) -> Iterator[None]:
+    """Put the weights for tests in place, on all ranks, inside of a ``with`` statement.
+
+    These are the averages of ``optim.average`` if the job has them, and the consensus of workers
+    that train by themselves.  The body of the statement must end with a message from every rank, so
+    that no rank still reads these weights when the old ones return.  Collective.
+    """
+    back = _replace(parts)
+    if back is None:
+        yield
+        return
+    parts.refresh()
+    try:
+        yield
+    except BaseException as error:
+        back()
+        # After an error of one rank alone, the others do not join the refresh of shards.
+        shared = isinstance(error, SHARED_ERRORS)
+        if parts.store.is_replicated or (shared and all_here(parts.comm)):
+            parts.refresh()
+        raise
+    back()
+    parts.refresh()
+
+
+def _replace(parts: Parts) -> Callable[[], None] | None:
+    """Put the weights for tests into this rank's pieces; returns a function that undoes it."""
+    together = parts.strategy.consensus()
+    average = parts.config.optim.average
+    if together is None:
+        if not average:
+            return None
+        parts.updater.exchange()
+        return parts.updater.exchange
+    if average:
+        together = parts.strategy.mean(parts.updater.slot(AVERAGE))
+    parameters = cast(Replicated, parts.store).parameters
+    own = parameters.copy()
+    parameters[...] = together
+
+    def back() -> None:
+        parameters[...] = own
+
+    return back

@@ -37,11 +37,7 @@ class Feed:
     """
 
     def __init__(self, parts: "Parts") -> None:
-        """Start the processes that read ahead; collective.
-
-        Raises:
-            DataError: on all ranks: a rank cannot start its processes.
-        """
+        """Start the processes that read ahead; collective; DataError on all ranks if one cannot."""
         comm, data, config, grid = parts.comm, parts.data, parts.config, parts.grid
         self._comm: MPI.Intracomm = comm
         # Ranks may have different numbers of processes; all must agree on whether to synchronise.
@@ -75,7 +71,7 @@ class Feed:
         """Yields ``size`` batches at a time, with the samples of this rank's micro-batches.
 
         While the caller works on them, the processes read the next ones.  Collective if reading
-        may fail.
+        may fail; DataError on all ranks: one cannot read a sample.
 
         Args:
             of: the part of the data set, ``"train"`` or ``"test"``.
@@ -84,9 +80,6 @@ class Feed:
             size: number of batches at a time.
             parts: micro-batches of each batch.
             own: ``own(count)`` gives the numbers of this rank's micro-batches in ``count`` batches.
-
-        Raises:
-            DataError: on all ranks: a rank cannot read a sample.
         """
         rest = iter(batches)
         some, those = tee(iter(lambda: list(islice(rest, size)), []))
@@ -117,11 +110,7 @@ class Feed:
         return held
 
     def _expect_alike(self, samples: Samples) -> None:
-        """Check that samples are like the first one; sizes differ only where a program collates.
-
-        Raises:
-            DataError: they have another.
-        """
+        """Raise DataError unless samples are like the first one; collating may vary their sizes."""
         for what in ("inputs", "labels"):
             first, found = getattr(self._first, what), getattr(samples, what)
             one, other = (described(array, varies=self._varies) for array in (found, first))

@@ -104,7 +104,7 @@ def find(
             f"{least:g} to {most:g}"
         )
     values = [least * (most / least) ** (step / (steps - 1)) for step in range(steps)]
-    with make(comm, _short(config, steps), _growing(values, config)) as loop:
+    with make(comm, _short(config, steps), lambda step: values[step] / config.optim.lr) as loop:
         tried, why = _run(loop, values)
     return RangeTest(tried, why)
 
@@ -129,10 +129,6 @@ def _short(config: Config, steps: int) -> Config:
         # As an epoch has at least one step, this number of epochs is enough.
         train=replace(config.train, epochs=steps, steps=steps),
     )
-
-
-def _growing(values: Sequence[float], config: Config) -> Factor:
-    return lambda step: values[step] / config.optim.lr
 
 
 def _run(loop: Loop, values: Sequence[float]) -> tuple[list[Tried], str]:

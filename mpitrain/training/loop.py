@@ -180,8 +180,7 @@ def forward_backward(
 def _divide_by_counted(parts: Parts, source: MicroBatches, ranks: Communicator) -> float:
     """Divide this rank's gradients by what counts on ``ranks``, not by their labels; collective.
 
-    Returns:
-        The factor; NaN if nothing counts.
+    Returns the factor; NaN if nothing counts.
     """
     (counted,) = parts.device.read([source.counted])
     is_first = parts.grid.place.tensor == 0  # the tensor ranks of a stage count the same labels

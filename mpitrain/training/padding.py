@@ -43,11 +43,7 @@ class Padding:
     """
 
     def __init__(self, parts: "Parts") -> None:
-        """Look at samples in the order of the first epoch, or at some of all.
-
-        Raises:
-            ConfigError, DataError: as :meth:`look`.
-        """
+        """Look at samples in the order of the first epoch, or at some of all; errors of look()."""
         self._parts, self._steps, self._scale = parts, 0, 0.0
         self._tried: _Tried | None = None
         own, count = parts.config, len(parts.data.train)
@@ -62,12 +58,7 @@ class Padding:
         self._compare()
 
     def look(self, batch: Array) -> None:
-        """Look at the samples of a step's batch, if it is due.
-
-        Raises:
-            ConfigError: on all ranks: results differ, or there is batch norm.
-            DataError: on all ranks: a rank cannot read a sample.
-        """
+        """Look at the samples of a step's batch, if it is due; ConfigError if results differ."""
         self._steps += 1
         if not self._are_in_step or self._steps < 2 or self._steps & (self._steps - 1):
             return
@@ -171,19 +162,8 @@ class Padding:
 
     def _outputs(self, samples: Samples) -> Array | None:
         """Outputs of the last stage; None on ranks that do not have it."""
-        parts = self._parts
-        y: Any = samples.inputs
-        if y.dtype.kind == "f":
-            y = y.astype(parts.passes.dtype)
-        found: Array | None = None
-        for rank, forward in parts.passes.probes():
-
-            def act(x: Array = y, forward: Any = forward) -> Array | None:
-                return forward(x) if forward else None
-
-            found = together(parts.comm, act, ConfigError, DataError, RuntimeError, TypeError)
-            y = parts.comm.bcast(found, rank)
-        return found
+        passes, x = self._parts.passes, samples.inputs
+        return passes.through(x.astype(passes.dtype) if x.dtype.kind == "f" else x)
 
 
 def _spread(numbers: Array) -> Array:

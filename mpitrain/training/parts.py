@@ -3,9 +3,11 @@
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import Any
 
 import numpy as np
+from mpi4py import MPI
 
 from collectives import Communicator, UnknownAlgorithm
 from mpitrain import nn
@@ -26,6 +28,7 @@ from mpitrain.parallel.replicas import ReplicaMismatch, check_replicas
 from mpitrain.parallel.store import Store
 from mpitrain.parallel.summation import Summation
 from mpitrain.pipeline.runtime import Span
+from mpitrain.ranks.same import expect_same
 from mpitrain.ranks.stop import StopFlag
 from mpitrain.ranks.together import SharedError
 from mpitrain.step.agreement import NonFinite
@@ -34,14 +37,12 @@ from mpitrain.step.precision import LossScale
 from mpitrain.step.update import Updater
 from mpitrain.sync import Strategy
 from mpitrain.training.account import Account
-from mpitrain.training.asked import Asked
-from mpitrain.training.build import Partition
 from mpitrain.training.feed import Feed
-from mpitrain.training.measured_rates import MeasuredRates
 from mpitrain.training.padding import Padding
+from mpitrain.training.partition import Partition
 from mpitrain.training.passes import Passes
 from mpitrain.training.purity import Purity
-from mpitrain.training.watch import Watch
+from mpitrain.training.watch import MeasuredRates, Watch
 
 #: Errors that a step, a test or the making of parts raises on all ranks or on none.
 SHARED_ERRORS: tuple[type[Exception], ...] = (
@@ -81,54 +82,67 @@ NO_OBJECTS = UserObjects()
 
 
 @dataclass
+class Asked:
+    """Wishes of the program's function that sees the records.
+
+    Attributes:
+        end: reason to end training after the last step; empty: it goes on.
+        save: whether a checkpoint of the last step is wanted.
+        factor: factor on the rates of all steps to come.
+        is_open: whether the function runs now.
+    """
+
+    end: str = ""
+    save: bool = False
+    factor: float = 1.0
+    is_open: bool = False
+
+    def expect_open(self) -> None:
+        """Raise RuntimeError unless the function runs now: nobody would see what is asked."""
+        if not self.is_open:
+            raise RuntimeError(
+                "end(), save() and rate_factor act while on_record= of fit() is called; ask there"
+            )
+
+    def set_factor(self, factor: float) -> None:
+        """Ask for another factor on the rates; ValueError: it is no finite number from 0 on."""
+        self.expect_open()
+        if not (isfinite(factor) and factor >= 0):
+            raise ValueError(f"rate_factor: a finite number from 0 on, not {factor!r}")
+        self.factor = float(factor)
+
+    def agree(self, comm: MPI.Intracomm) -> None:
+        """Raise ConfigError on all ranks unless they ask for the same; collective, 16 bytes."""
+        told = {"end()": self.end, "save()": self.save, "rate_factor": self.factor}
+        expect_same(comm, {f"{key} in on_record": one for key, one in told.items()})
+
+
+@dataclass
 class Parts:
     """A job on this rank: its data, its share of the model, and its progress.
 
-    All methods are collective.
+    All methods are collective.  The class of each part describes it; besides:
 
     Attributes:
         comm: all ranks of the job.
-        config: the job.
-        objects: the program's own objects.
         data: training and test samples, the same on all ranks.
-        data_digest: digest of the data.
-        sampler: order of the samples.
-        rates: learning rate of each step.
         total_steps: steps of the whole run.
-        device: where arrays are.
-        grid: position of each rank in the layout.
         layout: description of the layout, for reports.
-        partition: layers of each stage.
-        model: the whole model; this rank has :attr:`layers`.
-        layers: names of this rank's layers.
-        arena: flat layout of their parameters.
+        model: the whole model; this rank has :attr:`layers`, by name, in the :attr:`arena`.
         metrics: metrics of tests, by name.
         span: context manager that records an activity in the trace.
-        stop: asks this rank to stop after a step.
         before_step: called with the parts before each step.
         opened: closes everything at the end, in reverse order of opening.
-        watch: best test so far.
-        asked: wishes of the program's function that sees the records.
         measured_rates: sets rates by tests; None: rates do not follow tests.
-        store: parameters and gradients of this rank's layers.
-        gradient: norm of the gradient over all ranks.
-        updater: update of the parameters, with the optimiser's state.
-        strategy: decides when replicas synchronise.
         counting: ranks whose counts divide the gradients *before* these are summed, as they are
             coded, pushed or changed then; ``None``: what counts is known with the step's report, or
             the loss is a mean over all labels.
-        passes: forward and backward passes of this rank's layers.
-        purity: check that the program's own functions are pure.
         padding: check that padding has no part in results; None: samples are alike.
-        feed: reads samples.
-        account: measures time and traffic of the steps.
-        scale: loss scale.
         steps_done: steps since the beginning, skipped ones included.
         stopping: whether a rank was asked to stop; the same on all ranks.
         ending: reason for which the program ends training; the same on all ranks.
         updates_per_step: largest number of updates in a step since the beginning.
         recipe: description of the program's own objects, once a checkpoint asks for it.
-        is_closed: whether :meth:`close` was called.
     """
 
     comm: Communicator
@@ -198,23 +212,12 @@ class Parts:
         self.passes.forget()
 
     def drain(self) -> None:
-        """Give all replicas the same weights, at the end of a run.
-
-        Tests and checkpoints do not change the workers' weights; this does.
-        """
+        """Give all replicas the same weights, at the end of a run; tests and checkpoints do not."""
         self.strategy.drain()
         self.refresh()
 
-    def stop_reason(self) -> str:
-        """The reason for which a rank was asked to stop."""
-        return next(filter(None, self.comm.allgather(self.stop.reason)), "no reason")
-
     def check_replicas(self, when: str) -> None:
-        """Compare parameters and optimiser state that several ranks hold, bit by bit.
-
-        Raises:
-            ReplicaMismatch: on all ranks: two ranks hold different values.
-        """
+        """Compare what several ranks hold, bit by bit; ReplicaMismatch on all ranks if unequal."""
         # If workers train by themselves, only the ranks of one worker hold the same values.
         apart = self.config.sync.drifts
         replicas = self.updater.replicas(self.store.reduction.groups if apart else self.grid.groups)
@@ -230,11 +233,7 @@ class Parts:
         check_replicas(self.comm, replicas, when)
 
     def expect_open(self) -> None:
-        """Check that the parts were not closed.
-
-        Raises:
-            RuntimeError: the parts are closed.
-        """
+        """Raise RuntimeError if the parts are closed."""
         if self.is_closed:
             raise RuntimeError("this trainer is closed, and has no communicators; make another one")
 

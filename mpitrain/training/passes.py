@@ -1,9 +1,8 @@
 """Forward and backward passes of this rank's layers."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,6 +10,8 @@ import numpy as np
 from collectives import Communicator
 from mpitrain import nn
 from mpitrain.arrays import Array
+from mpitrain.config import ConfigError
+from mpitrain.data import DataError
 from mpitrain.group import TensorGroup
 from mpitrain.nn.context import Terms
 from mpitrain.parallel.grid import Coordinates, Layout
@@ -20,11 +21,11 @@ from mpitrain.pipeline.mailbox import Spec
 from mpitrain.pipeline.replay import Report
 from mpitrain.pipeline.runtime import Runner
 from mpitrain.pipeline.stage import Stage
+from mpitrain.ranks.together import together
 from mpitrain.step.precision import CastWeights, compute_type
-from mpitrain.training import build
 from mpitrain.training.batches import MicroBatches
 from mpitrain.training.feed import Held
-from mpitrain.training.purity import Forward
+from mpitrain.training.partition import positions_of, schedule_of
 
 if TYPE_CHECKING:
     from mpitrain.training.parts import Parts
@@ -58,7 +59,7 @@ class Passes:
             self._stages.append(Stage(own, first, chunk))
             first += len(chunk)
         kind = data.input_dtype
-        self._positions = build.positions(config, grid.context, data)
+        self._positions = positions_of(config, grid.context, data)
         shape = data.input_shape
         if self._positions:
             shape = (len(self._positions.own), *shape[1:])
@@ -83,9 +84,7 @@ class Passes:
     def schedule(self, steps: int = 1) -> tuple[Pipeline, Report]:
         """The schedule of ``steps`` steps without draining, and its proof."""
         if steps not in self._schedules:
-            self._schedules[steps] = build.schedule(
-                self._config, self._schedule, self._layout, steps
-            )
+            self._schedules[steps] = schedule_of(self._config, self._schedule, self._layout, steps)
         return self._schedules[steps]
 
     def runner(self, steps: int = 1) -> Runner:
@@ -128,12 +127,9 @@ class Passes:
     def context(
         self, step: int = 0, indices: Array | None = None, terms: Terms | None = None
     ) -> nn.Context:
-        """The context that layers get with a micro-batch.
+        """The context of a step, counted from 0, for layers, with samples of these ``indices``.
 
-        Args:
-            step: number of the step, counted from 0.
-            indices: indices of the training samples; None: a test.
-            terms: terms of the loss that layers add.
+        Without ``indices`` it is that of a test.  ``terms`` are those of the loss that layers add.
         """
         resting = self.resting(np.arange(0))
         if indices is None:
@@ -149,23 +145,31 @@ class Passes:
             positions=self._positions,
         )  # fmt: skip
 
-    def probes(self) -> Iterator[tuple[int, Forward | None]]:
-        """The rank of each virtual stage, and its forward pass if it is this rank, else None."""
+    def through(self, x: Array | None = None) -> Array | None:
+        """Take samples, or two of the data set, through all stages as in a test; collective.
 
-        def forward(stage: Stage, x: Array | None) -> Array:
-            if x is None:
-                x = self._data.train[:2].inputs
-                if x.dtype.kind == "f":
-                    x = x.astype(self.dtype)
-            y, _ = stage.forward(self.weights, self._device.put(x), self.context())
-            return self._device.get(y)
-
+        Returns the outputs on the ranks of the last stage, None on others.  ConfigError, DataError,
+        RuntimeError and TypeError of a layer become errors of all ranks.
+        """
         pipeline, _ = self.schedule()
+        own: Array | None = None
         for virtual in range(pipeline.virtual_stages):
             stage, _, chunk, _ = pipeline.at(virtual, 0)
-            is_ours = stage == self._place.stage
-            rank = self._layout.rank(Coordinates(stage, 0, 0))
-            yield rank, partial(forward, self._stages[chunk]) if is_ours else None
+
+            def act(stage: int = stage, chunk: int = chunk, x: Array | None = x) -> Array | None:
+                return self._forward(chunk, x) if stage == self._place.stage else None
+
+            own = together(self._comm, act, ConfigError, DataError, RuntimeError, TypeError)
+            x = self._comm.bcast(own, self._layout.rank(Coordinates(stage, 0, 0)))
+        return own
+
+    def _forward(self, chunk: int, x: Array | None) -> Array:
+        """Outputs of one of this rank's stages; ``x`` is None for two samples of the data set."""
+        if x is None:
+            x = self._data.train[:2].inputs
+            x = x.astype(self.dtype) if x.dtype.kind == "f" else x
+        y, _ = self._stages[chunk].forward(self.weights, self._device.put(x), self.context())
+        return self._device.get(y)
 
     def forget(self) -> None:
         """Drop the rounded parameters, as the parameters have changed."""

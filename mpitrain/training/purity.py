@@ -1,18 +1,13 @@
 """Check that a program's own layers and functions are pure: at the start, then in each step."""
 
-from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from mpitrain.arrays import Array
 from mpitrain.config import ConfigError
-from mpitrain.data import DataError
 from mpitrain.ranks.together import together
 
 if TYPE_CHECKING:
     from mpitrain.training.parts import Parts
-
-#: ``forward(x)`` gives a virtual stage's outputs; ``x`` is None: for two samples of the data set.
-Forward = Callable[[Array | None], Array]
+    from mpitrain.training.passes import Passes
 
 
 class Purity:
@@ -26,27 +21,15 @@ class Purity:
         self._verdicts = [one for name in parts.layers for one in model.layers[name].verdicts()]
         self._functions = [model.loss, *parts.metrics.values()]
 
-    def examine(self, stages: Iterable[tuple[int, Forward | None]]) -> None:
+    def examine(self, passes: "Passes") -> None:
         """Take two samples through all layers if a layer must be tried; collective.
 
-        Args:
-            stages: rank of each virtual stage, and its forward pass on that rank.
-
-        Raises:
-            ConfigError: on all ranks: a layer of a rank is not a pure function.
+        ConfigError on all ranks: a layer is not a pure function.
         """
-        if not self._is_tried:
-            return
-        x: Array | None = None
-        for rank, forward in stages:
-
-            def act(forward: Forward | None = forward, x: Array | None = x) -> Array | None:
-                return forward(x) if forward else None
-
-            y = together(self._comm, act, ConfigError, DataError, RuntimeError, TypeError)
-            x = self._comm.bcast(y, rank)
-        for verdict in self._verdicts:
-            verdict.deferred = True
+        if self._is_tried:
+            passes.through()
+            for verdict in self._verdicts:
+                verdict.deferred = True
 
     def faults(self) -> list[ValueError]:
         """The first fault of each of this rank's layers and functions, if it has any."""
@@ -55,14 +38,9 @@ class Purity:
         return [fault for fault in found if fault]
 
     def expect(self, when: str = "") -> None:
-        """Check that no rank has seen a fault; collective.
+        """Raise ConfigError on all ranks if one has seen a fault; collective.
 
-        Args:
-            when: beginning of the message, such as ``"step 7"``.
-
-        Raises:
-            ConfigError: on all ranks: a forward pass has shown that a layer, a loss or a metric of
-                the program's own is not a pure function.
+        ``when`` begins the message, such as ``"step 7"``.
         """
 
         def act() -> None:

@@ -400,10 +400,9 @@ def test_a_rank_that_polls_where_others_wait_is_not_missed(tmp_path, call, told)
     assert ended.stderr.count("missing: ") == 1
 
 
-@pytest.mark.slow
-def test_ranks_of_a_group_are_named_as_the_job_numbers_them(tmp_path):
-    ended = job(
-        tmp_path,
+#: Programs on 4 ranks, whether they end well, what is said in this order, and what is not.
+REPORTS = {
+    "the job's numbers of a group's ranks": (
         """
         half = Communicator(MPI.COMM_WORLD.Split(MPI.COMM_WORLD.rank % 2), timeout=2)
         half.Barrier()
@@ -411,42 +410,29 @@ def test_ranks_of_a_group_are_named_as_the_job_numbers_them(tmp_path):
             time.sleep(50)
         half.Barrier()
         """,
-        ranks=4,
-    )
-    assert ended.returncode != 0
-    said = "collective number 2 of ranks 1, 3 has not ended after 2 s; rank 1: #2 barrier"
-    assert said in ended.stderr
-    assert "rank 3 has completed 1, is in none of them" in ended.stderr
-    assert "missing: rank 3\n" in ended.stderr
-    assert "rank 3 is here:" in ended.stderr
-
-
-@pytest.mark.slow
-def test_the_last_calls_on_every_communicator(tmp_path):
-    ended = job(
-        tmp_path,
+        False,
+        ["collective number 2 of ranks 1, 3 has not ended after 2 s; rank 1: #2 barrier",
+         "rank 3 has completed 1, is in none of them", "missing: rank 3\n", "rank 3 is here:"],
+        "missing: rank 1",
+    ),
+    "every communicator": (
         """
         world = Communicator(MPI.COMM_WORLD, timeout=100)
-        pair = Communicator(MPI.COMM_WORLD.Split(MPI.COMM_WORLD.rank == 0), timeout=100)
+        some = Communicator(MPI.COMM_WORLD.Split(MPI.COMM_WORLD.rank == 0), timeout=100)
         alone = Communicator(MPI.COMM_SELF, timeout=100)
         world.Barrier()
-        pair.Barrier()
+        some.Barrier()
         if world.rank == 2:
             os.kill(os.getpid(), signal.SIGUSR2)
             time.sleep(1)
         world.Barrier()
         """,
-    )
-    assert ended.returncode == 0, ended.stderr
-    assert "[rank 2 of 3] the last 1 collective calls" in ended.stderr
-    assert "[rank 2 of 3, among ranks 1, 2] the last 1 collective calls" in ended.stderr
-    assert "among ranks 2]" not in ended.stderr
-
-
-@pytest.mark.slow
-def test_the_last_calls_of_a_rank_that_is_stuck_in_mpi(tmp_path):
-    ended = job(
-        tmp_path,
+        True,
+        ["[rank 2 of 4] the last 1 collective calls",
+         "[rank 2 of 4, among ranks 1, 2, 3] the last 1 collective calls"],
+        "among ranks 2]",
+    ),
+    "a rank that is stuck in MPI": (
         """
         comm = Communicator(MPI.COMM_WORLD, timeout=100)
         items = np.ones(100, np.float32)
@@ -459,20 +445,13 @@ def test_the_last_calls_of_a_rank_that_is_stuck_in_mpi(tmp_path):
             time.sleep(1)
         comm.Allreduce(MPI.IN_PLACE, items, algorithm="native")
         """,
-    )
-    assert ended.returncode == 0, ended.stderr
-    assert "[rank 1 of 3] the last 64 collective calls, oldest first:" in ended.stderr
-    assert "#9 allreduce ring 400 bytes at " in ended.stderr
-    assert "#8 " not in ended.stderr
-    assert "#71 allgather of objects at " in ended.stderr
-    assert "#72 allreduce native 400 bytes" in ended.stderr
-    assert "under way for" in ended.stderr
-
-
-@pytest.mark.slow
-def test_the_last_calls_before_an_exception(tmp_path):
-    ended = job(
-        tmp_path,
+        True,
+        ["[rank 1 of 4] the last 64 collective calls, oldest first:",
+         "#9 allreduce ring 400 bytes at ", "#71 allgather of objects at ",
+         "#72 allreduce native 400 bytes", "under way for"],
+        "#8 ",
+    ),
+    "before an exception": (
         """
         comm = Communicator(MPI.COMM_WORLD, timeout=100)
         with abort_on_exception(comm):
@@ -481,10 +460,22 @@ def test_the_last_calls_before_an_exception(tmp_path):
                 raise KeyError("the reason")
             comm.Barrier()
         """,
-    )
-    assert ended.returncode != 0
-    assert ended.stderr.index("the reason") < ended.stderr.index("[rank 2 of 3] the last 1 coll")
-    assert "#1 barrier" in ended.stderr
+        False,
+        ["the reason", "[rank 2 of 4] the last 1 coll", "#1 barrier"],
+        "[rank 1 of 4] the last",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", REPORTS)
+def test_reports_have_the_last_calls_and_who_is_missing(tmp_path, what):
+    body, ends_well, said, never = REPORTS[what]
+    ended = job(tmp_path, body, ranks=4)
+    assert (ended.returncode == 0) == ends_well, ended.stderr
+    places = [ended.stderr.find(words) for words in said]
+    assert min(places) >= 0 and places == sorted(places), ended.stderr
+    assert never not in ended.stderr
 
 
 def test_a_timeout_that_is_none(tmp_path):

@@ -105,12 +105,8 @@ def test_other_commands_on_its_folder(tmp_path):
     program = ("-m", "mpitrain")
     done = run(ROOT, *program, "eval", EXAMPLE, *setting, ranks=2)
     assert done.returncode == 0 and "test accuracy" in done.stdout
-    for words, why in (
-        (["find-lr", str(EXAMPLE)], "find-lr needs steps that all ranks take"),
-        (["plan", str(EXAMPLE), "-n", "3"], "plan needs steps that all ranks take"),
-    ):
-        done = run(ROOT, *program, *words)
-        assert done.returncode == 2 and why in done.stderr
+    done = run(ROOT, *program, "find-lr", EXAMPLE)
+    assert done.returncode == 2 and "find-lr needs steps that all ranks take" in done.stderr
     digits = EXAMPLE.with_name("digits.toml")
     done = run(ROOT, *program, "train", digits, "--replay", tmp_path)
     assert done.returncode == 2 and "a log is replayed by servers; set server.ranks" in done.stderr

@@ -5,12 +5,12 @@ from contextlib import ExitStack, contextmanager
 import numpy as np
 
 from collectives.algorithms import build
+from collectives.execution.local import connect
 from collectives.execution.messages import Operands, bind
 from collectives.execution.plan import Binding
 from collectives.execution.progress import Progress
 from collectives.execution.transport.cuda_memory import CudaMemory
 from collectives.execution.transport.device import StagedTransport
-from collectives.execution.transport.local import connect
 from tests import queued_cupy
 from tests.queued_cupy import Machine, RecordedLocal
 

@@ -156,8 +156,8 @@ def test_reduce_scatter_has_no_room_in_place():
 
 def test_sizes_that_do_not_fit():
     with pytest.raises(InvalidBuffer, match="not a multiple of the 3 blocks"):
+        from collectives.execution.local import connect
         from collectives.execution.messages import Operands, bind
-        from collectives.execution.transport.local import connect
 
         bind(build("allgather", "ring", 3), connect(3)[0], Operands(np.zeros(1), np.zeros(4)))
     with pytest.raises(InvalidBuffer, match="has 5 items, but 4 go with"):

@@ -29,7 +29,6 @@ class Mutant(NamedTuple):
 
 _PLAN = "collectives/execution/device_plan.py"
 _MEMORY = "collectives/execution/transport/cuda_memory.py"
-_BOUNCE = "collectives/execution/transport/bounce.py"
 _DEVICE = "collectives/execution/transport/device.py"
 _MESSAGES = "collectives/execution/messages.py"
 _TRAINER = "mpitrain/device/cuda.py"
@@ -95,15 +94,15 @@ ALONE = [
         "nbytes, runtime.memcpyDefault, stream.ptr)", "nbytes, runtime.memcpyDefault, 0)",
     ),
     Mutant(
-        "pinned memory is taken while it is copied from", "pinned", _BOUNCE,
+        "pinned memory is taken while it is copied from", "pinned", _DEVICE,
         "            if idle[at].free.done:", "            if True:",
     ),
     Mutant(
-        "pinned memory is given back without an event", "pinned", _BOUNCE,
+        "pinned memory is given back without an event", "pinned", _DEVICE,
         "        bounce.free.record()\n", "",
     ),
     Mutant(
-        "pinned memory goes while it is copied from", "dropped", _BOUNCE,
+        "pinned memory goes while it is copied from", "dropped", _DEVICE,
         "        weakref.finalize(self, _settle, self._all).atexit = False\n", "",
     ),
     Mutant(

@@ -1,13 +1,35 @@
 """The methods that make communicators of one; those have its settings."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Self
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, Self
 
 from mpi4py import MPI
 
 from collectives.calls.engine import Engine
 from collectives.errors import CollectiveError
+
+P = ParamSpec("P")
+
+
+def made(
+    method: Callable[Concatenate[Any, P], Any], by_all: bool = True
+) -> Callable[Concatenate[Any, P], Any]:
+    """mpi4py's method, whose communicator gets the settings of this one.
+
+    Args:
+        by_all: whether all ranks call it, so that the plans under way can be ended first.
+    """
+    what = method.__name__.lower()
+
+    @wraps(method)
+    def called(self: Any, *given: P.args, **named: P.kwargs) -> Any:
+        engine = self._engine
+        with engine.after_plans(what) if by_all else engine.waiting(what, by_all=False):
+            return self._like(method(self, *given, **named))
+
+    return called
 
 
 class Constructors(MPI.Intracomm):
@@ -15,17 +37,16 @@ class Constructors(MPI.Intracomm):
 
     _engine: Engine
 
-    def Clone(self) -> Self:
-        with self._engine.after_plans("clone"):
-            return self._like(super().Clone())
-
-    def Dup(self, info: MPI.Info | None = None) -> Self:
-        with self._engine.after_plans("dup"):
-            return self._like(super().Dup(info))
-
-    def Dup_with_info(self, info: MPI.Info) -> Self:
-        with self._engine.after_plans("dup_with_info"):
-            return self._like(super().Dup_with_info(info))
+    Clone = made(MPI.Intracomm.Clone)
+    Dup = made(MPI.Intracomm.Dup)
+    Dup_with_info = made(MPI.Intracomm.Dup_with_info)
+    Create = made(MPI.Intracomm.Create)
+    Split = made(MPI.Intracomm.Split)
+    Split_type = made(MPI.Intracomm.Split_type)
+    Create_cart = made(MPI.Intracomm.Create_cart)
+    Create_graph = made(MPI.Intracomm.Create_graph)
+    Create_group = made(MPI.Intracomm.Create_group, by_all=False)
+    Shrink = made(MPI.Intracomm.Shrink, by_all=False)
 
     def Idup(self, info: MPI.Info | None = None) -> tuple[Self, MPI.Request]:
         """Usable once its request is complete.
@@ -39,30 +60,6 @@ class Constructors(MPI.Intracomm):
         """As :meth:`Idup`."""
         return self._duplicate(super().Idup_with_info, info)
 
-    def Create(self, group: MPI.Group) -> Self:
-        with self._engine.after_plans("create"):
-            return self._like(super().Create(group))
-
-    def Split(self, color: int = 0, key: int = 0) -> Self:
-        with self._engine.after_plans("split"):
-            return self._like(super().Split(color, key))
-
-    def Split_type(self, split_type: int, key: int = 0, info: MPI.Info = MPI.INFO_NULL) -> Self:
-        with self._engine.after_plans("split_type"):
-            return self._like(super().Split_type(split_type, key, info))
-
-    def Create_cart(
-        self, dims: Sequence[int], periods: Sequence[bool] | None = None, reorder: bool = False
-    ) -> MPI.Cartcomm:
-        with self._engine.after_plans("create_cart"):
-            return self._like(super().Create_cart(dims, periods, reorder))
-
-    def Create_graph(
-        self, index: Sequence[int], edges: Sequence[int], reorder: bool = False
-    ) -> MPI.Graphcomm:
-        with self._engine.after_plans("create_graph"):
-            return self._like(super().Create_graph(index, edges, reorder))
-
     def Create_dist_graph(self, *given: Any, **named: Any) -> MPI.Distgraphcomm:
         """Arguments as mpi4py's."""
         with self._engine.after_plans("create_dist_graph"), self._bare() as bare:
@@ -72,14 +69,6 @@ class Constructors(MPI.Intracomm):
         """Arguments as mpi4py's."""
         with self._engine.after_plans("create_dist_graph_adjacent"), self._bare() as bare:
             return self._like(bare.Create_dist_graph_adjacent(*given, **named))
-
-    def Create_group(self, group: MPI.Group, tag: int = 0) -> Self:
-        with self._engine.waiting("create_group", by_all=False):
-            return self._like(super().Create_group(group, tag))
-
-    def Shrink(self) -> Self:
-        with self._engine.waiting("shrink", by_all=False):
-            return self._like(super().Shrink())
 
     @contextmanager
     def _bare(self) -> Iterator[MPI.Intracomm]:

@@ -1,11 +1,45 @@
 """Waits for messages and requests, during which the collectives that are under way go on."""
 
-from collections.abc import Iterable
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from mpi4py import MPI
 
 from collectives.calls.engine import Engine
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _finished(
+    send: Callable[Concatenate[Any, P], None], begin: Callable[Concatenate[Any, P], MPI.Request]
+) -> Callable[Concatenate[Any, P], None]:
+    """mpi4py's blocking send, by the nonblocking one while plans are under way."""
+
+    @wraps(send)
+    def called(self: Any, *given: P.args, **named: P.kwargs) -> None:
+        if not self._engine.progress.here:
+            return send(self, *given, **named)
+        self._finish(begin(self, *given, **named))
+
+    return called
+
+
+def _awaited(probe: Callable[[Any, int, int, MPI.Status | None], R]) -> Callable[..., R]:
+    """mpi4py's probe, once there is a message."""
+
+    @wraps(probe)
+    def called(
+        self: Any,
+        source: int = MPI.ANY_SOURCE,
+        tag: int = MPI.ANY_TAG,
+        status: MPI.Status | None = None,
+    ) -> R:
+        self._await_message(source, tag)
+        return probe(self, source, tag, status)
+
+    return called
 
 
 class PointToPoint:
@@ -19,17 +53,14 @@ class PointToPoint:
 
     _engine: Engine
 
-    def Send(self, buf: Any, dest: int, tag: int = 0) -> None:
-        """Blocking send."""
-        if not self._engine.progress.here:
-            return super().Send(buf, dest, tag)  # type: ignore[misc]
-        self._finish(self.Isend(buf, dest, tag))  # type: ignore[attr-defined]
-
-    def Ssend(self, buf: Any, dest: int, tag: int = 0) -> None:
-        """Blocking send that ends when the receive has begun."""
-        if not self._engine.progress.here:
-            return super().Ssend(buf, dest, tag)  # type: ignore[misc]
-        self._finish(self.Issend(buf, dest, tag))  # type: ignore[attr-defined]
+    Send = _finished(MPI.Comm.Send, MPI.Comm.Isend)
+    Ssend = _finished(MPI.Comm.Ssend, MPI.Comm.Issend)
+    send = _finished(MPI.Comm.send, MPI.Comm.isend)
+    ssend = _finished(MPI.Comm.ssend, MPI.Comm.issend)
+    Probe = _awaited(MPI.Comm.Probe)
+    Mprobe = _awaited(MPI.Comm.Mprobe)
+    probe = _awaited(MPI.Comm.probe)
+    mprobe = _awaited(MPI.Comm.mprobe)
 
     def Recv(
         self,
@@ -62,32 +93,6 @@ class PointToPoint:
         self._finish(self.Isend(sendbuf, dest, sendtag))  # type: ignore[attr-defined]
         self._finish(receive, status)
 
-    def Probe(
-        self, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG, status: MPI.Status | None = None
-    ) -> bool:
-        """Waits until there is a message."""
-        self._await_message(source, tag)
-        return super().Probe(source, tag, status)  # type: ignore[misc]
-
-    def Mprobe(
-        self, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG, status: MPI.Status | None = None
-    ) -> MPI.Message:
-        """Waits until there is a message, and takes it."""
-        self._await_message(source, tag)
-        return super().Mprobe(source, tag, status)  # type: ignore[misc]
-
-    def send(self, obj: Any, dest: int, tag: int = 0) -> None:
-        """Blocking send of an object."""
-        if not self._engine.progress.here:
-            return super().send(obj, dest, tag)  # type: ignore[misc]
-        self._finish(self.isend(obj, dest, tag))  # type: ignore[attr-defined]
-
-    def ssend(self, obj: Any, dest: int, tag: int = 0) -> None:
-        """Blocking send of an object that ends when the receive has begun."""
-        if not self._engine.progress.here:
-            return super().ssend(obj, dest, tag)  # type: ignore[misc]
-        self._finish(self.issend(obj, dest, tag))  # type: ignore[attr-defined]
-
     def recv(
         self,
         buf: Any = None,
@@ -118,20 +123,6 @@ class PointToPoint:
         received = self.recv(recvbuf, source, recvtag, status)
         self._finish(sent)
         return received
-
-    def probe(
-        self, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG, status: MPI.Status | None = None
-    ) -> bool:
-        """Waits until there is a message of an object."""
-        self._await_message(source, tag)
-        return super().probe(source, tag, status)  # type: ignore[misc]
-
-    def mprobe(
-        self, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG, status: MPI.Status | None = None
-    ) -> MPI.Message:
-        """Waits until there is a message of an object, and takes it."""
-        self._await_message(source, tag)
-        return super().mprobe(source, tag, status)  # type: ignore[misc]
 
     def _await_message(self, source: int, tag: int) -> None:
         progress = self._engine.progress

@@ -8,11 +8,11 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives.errors import InvalidBuffer
-from collectives.execution.memory import DeviceMemory
 from collectives.execution.transport import Bytes
+from collectives.execution.transport.cuda_memory import CudaMemory
 
 
-def exchange(comm: MPI.Intracomm, memory: DeviceMemory, nbytes: int) -> list[Bytes]:
+def exchange(comm: MPI.Intracomm, memory: CudaMemory, nbytes: int) -> list[Bytes]:
     """New zeros of ``nbytes`` on every rank, and the memory of all ranks as this one addresses it.
 
     Whether a mapping works is found out by reading through it.  Collective.
@@ -56,7 +56,7 @@ def exchange(comm: MPI.Intracomm, memory: DeviceMemory, nbytes: int) -> list[Byt
     return segments
 
 
-def release(comm: MPI.Intracomm, memory: DeviceMemory, segments: list[Bytes]) -> None:
+def release(comm: MPI.Intracomm, memory: CudaMemory, segments: list[Bytes]) -> None:
     """Lets go of the others' memory; returns when the others have let go of ours.  Collective.
 
     No stream may still use it, the caller's no more than ours.

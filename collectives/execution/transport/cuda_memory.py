@@ -41,14 +41,17 @@ class CudaMemory:
 
     @contextmanager
     def working(self) -> Iterator[None]:
+        """In it, the own stream is the current one."""
         with self.cupy.cuda.Device(self.gpu), self.stream:
             yield
 
     def event(self) -> Any:
+        """A new event of this device."""
         with self.cupy.cuda.Device(self.gpu):
             return self.cupy.cuda.Event(disable_timing=True)
 
     def callers(self) -> Sequence[Any]:
+        """The streams whose work comes before and after that of a call."""
         cuda = self.cupy.cuda
         streams = [cuda.get_current_stream(self.gpu)]
         torch = sys.modules.get("torch")
@@ -59,11 +62,13 @@ class CudaMemory:
         return streams
 
     def mark(self, streams: Sequence[Any], events: Sequence[Any]) -> None:
+        """Puts each event behind all that its stream has queued."""
         with self.cupy.cuda.Device(self.gpu):
             for stream, event in zip(streams, events, strict=True):
                 event.record(stream)
 
     def follow(self, events: Sequence[Any]) -> None:
+        """Puts all that is queued on the own stream from here on behind these events."""
         with self.cupy.cuda.Device(self.gpu):
             for event in events:
                 self.stream.wait_event(event)
@@ -116,37 +121,46 @@ class CudaMemory:
         return self._at(self.address(items), items.size, items.dtype, gpu)
 
     def synchronize(self) -> None:
+        """Returns when all is done that was queued on the current stream."""
         self.cupy.cuda.get_current_stream().synchronize()
 
     def settle(self) -> None:
+        """Returns when all is done that was queued on any stream of the device."""
         self.cupy.cuda.Device(self.gpu).synchronize()
 
     def pinned(self, nbytes: int) -> npt.NDArray[np.uint8]:
+        """Host memory that copies to and from the device are fastest with."""
         memory = self.cupy.cuda.alloc_pinned_memory(max(1, nbytes))
         return np.frombuffer(memory, np.uint8, nbytes)
 
     def download(self, host: Items, device: Items) -> None:
+        """Queues a copy to the host."""
         self._queue(host.ctypes.data, self.address(device), device.nbytes)
 
     def upload(self, device: Items, host: Items) -> None:
+        """Queues a copy from the host."""
         self._queue(self.address(device), host.ctypes.data, device.nbytes)
 
     def shareable(self, nbytes: int) -> npt.NDArray[np.uint8]:
+        """New memory that other processes can map."""
         # Not from CuPy's pool: a handle is of a whole allocation.
         memory = self.cupy.cuda.Memory(-(-nbytes // _SHAREABLE_BYTES) * _SHAREABLE_BYTES)
         pointer = self.cupy.cuda.MemoryPointer(memory, 0)
         return self.cupy.ndarray(nbytes, np.uint8, pointer)
 
     def handle(self, items: Items) -> bytes:
+        """The handle by which another process maps :meth:`shareable` memory."""
         handle: bytes = self.cupy.cuda.runtime.ipcGetMemHandle(self.address(items))
         return handle
 
     def mapped(self, handle: bytes, nbytes: int) -> npt.NDArray[np.uint8]:
+        """Another process's memory."""
         address = self.cupy.cuda.runtime.ipcOpenMemHandle(handle)
         # Whichever GPU it is on, this one can use it, and CuPy need not look further.
         return self._at(address, nbytes, np.dtype(np.uint8), self.gpu)
 
     def unmap(self, items: Items) -> None:
+        """Lets go of :meth:`mapped` memory."""
         self.cupy.cuda.runtime.ipcCloseMemHandle(self.address(items))
 
     def _at(self, address: int, count: int, dtype: "np.dtype[Any]", gpu: int) -> Items:

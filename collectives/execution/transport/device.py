@@ -3,17 +3,71 @@
 They start behind a gate (:mod:`collectives.execution.device_plan`): all that was queued before has
 been done then.  A CUDA-aware MPI takes device memory as it is, behind the same gate; no reduction
 of the MPI library ever touches it.
+
+The messages of all plans of a transport take turns with pinned host memory.  With memory of its own
+for each message, a ring all-reduce of s bytes on p ranks would pin about 4 s (p-1)/p bytes for each
+plan, for as long as the plan lives.  So a message has some only while it moves: as much is pinned
+as messages were ever under way at once, 2 s/p bytes of a ring.
 """
 
+import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from collectives.execution.memory import DeviceMemory
 from collectives.execution.transport import Bytes, Request, Transport
-from collectives.execution.transport.bounce import Bounce, Bounces
+from collectives.execution.transport.cuda_memory import CudaMemory
 
 #: Staged messages go in parts, so that one part is on the wire while the next one is copied.
 PART_BYTES = 4 << 20
+#: Pieces of pinned memory have this many bytes, or a power of two more.
+_LEAST_BYTES = 4 << 10
+
+
+class Bounce(NamedTuple):
+    """A piece of pinned memory, and the event after which the device uses it no more."""
+
+    host: Bytes
+    free: Any
+
+
+class Bounces:
+    """The pieces that no message has.
+
+    A message never waits for one: a rank that did could be the one that the others wait for.
+    """
+
+    def __init__(self, memory: CudaMemory) -> None:
+        self.memory = memory
+        self._idle: dict[int, list[Bounce]] = {}
+        self._all: list[Bounce] = []
+        # CuPy's pool may give pinned memory to others while the device still copies from it.
+        weakref.finalize(self, _settle, self._all).atexit = False
+
+    def take(self, nbytes: int) -> Bounce:
+        """A piece of ``nbytes`` at least, which no copy uses any more."""
+        size = max(_LEAST_BYTES, 1 << (nbytes - 1).bit_length())
+        idle = self._idle.setdefault(size, [])
+        for at in range(len(idle) - 1, -1, -1):
+            if idle[at].free.done:
+                return idle.pop(at)
+        bounce = Bounce(self.memory.pinned(size), self.memory.event())
+        self._all.append(bounce)
+        return bounce
+
+    def give(self, bounce: Bounce) -> None:
+        """Another message may have it once what is queued now is done."""
+        bounce.free.record()
+        self._idle[len(bounce.host)].append(bounce)
+
+    @property
+    def nbytes(self) -> int:
+        """Pinned in all."""
+        return sum(len(bounce.host) for bounce in self._all)
+
+
+def _settle(bounces: list[Bounce]) -> None:
+    for bounce in bounces:
+        bounce.free.synchronize()
 
 
 class _Staged:
@@ -95,7 +149,7 @@ class StagedReceive(_Staged):
 class StagedTransport:
     """For an MPI that cannot read device memory."""
 
-    def __init__(self, inner: Transport, memory: DeviceMemory) -> None:
+    def __init__(self, inner: Transport, memory: CudaMemory) -> None:
         self.inner = inner
         self.bounces = Bounces(memory)
         self.rank, self.size = inner.rank, inner.size

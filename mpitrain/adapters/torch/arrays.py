@@ -65,14 +65,14 @@ def as_tensors(arrays: Mapping[str, Array]) -> dict[str, torch.Tensor]:
 
 
 def tensors_of(
-    arrays: Mapping[str, Array], kind: torch.dtype | None = None
+    arrays: Mapping[str, Array], kind: torch.dtype | None = None, *, every: bool = False
 ) -> dict[str, torch.Tensor]:
-    """Tensors of arrays by name; numbers in records as wide as ``kind``."""
+    """Tensors of arrays by name; numbers in records, or in ``every`` array, as wide as ``kind``."""
     found = as_tensors(arrays)
     if kind is None or not kind.is_floating_point:
         return found
     return {
-        name: part.to(kind) if name and part.is_floating_point() else part
+        name: part.to(kind) if (every or name) and part.is_floating_point() else part
         for name, part in found.items()
     }
 

@@ -14,7 +14,7 @@ from collectives.torch import NAME
 from collectives.torch.backend import backend_of
 from mpitrain.adapters.torch.arrays import as_array, as_tensor
 from mpitrain.compress import CodecError, parse
-from mpitrain.compress.codec import Momentum
+from mpitrain.compress.dgc import DGC
 from mpitrain.config import Compress
 from mpitrain.config.validation import codec_faults
 from mpitrain.parallel.arena import DATA, Bucket
@@ -71,7 +71,7 @@ class Compression:
                 dict(codec=codec, start=start, least=least, exchange=exchange, feedback=feedback),
                 Compress,
             )
-            if isinstance(parsed := parse(codec), Momentum) and parsed.clip:
+            if isinstance(parsed := parse(codec), DGC) and parsed.clip:
                 raise CodecError(
                     f"codec = {codec!r}: the clip is of the whole gradient, of which a hook has a "
                     "bucket; leave it out"

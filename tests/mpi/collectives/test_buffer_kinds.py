@@ -9,15 +9,12 @@ import pytest
 from mpi4py import MPI
 
 from collectives import Communicator, InvalidBuffer
+from tests.mpi.collectives.forms import total
 
 pytestmark = pytest.mark.mpi
 two_or_more = pytest.mark.mpi(min_size=2)
 few_enough = pytest.mark.skipif(MPI.COMM_WORLD.size > 4, reason="shown on up to 4 ranks")
 WAYS = ["ring", "butterfly", "auto", "native"]
-
-
-def total(comm):
-    return comm.size * (comm.size - 1) // 2
 
 
 class Exported:

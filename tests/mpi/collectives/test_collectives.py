@@ -12,6 +12,7 @@ from collectives import InvalidBuffer
 from collectives.algorithms import names
 from collectives.contracts import CONTRACTS, Member, contract
 from tests.local.references import reference
+from tests.mpi.collectives.forms import FORMS, run
 
 pytestmark = pytest.mark.mpi
 
@@ -19,7 +20,7 @@ ALLREDUCES = [*names("allreduce"), "native", "auto"]
 EVERYTHING = [
     (collective, algorithm)
     for collective in CONTRACTS
-    if collective not in ("broadcast", "barrier")  # which have tests of their own
+    if collective != "barrier"  # which has a test of its own
     for algorithm in (*names(collective), "native", "auto")
 ]
 
@@ -50,21 +51,12 @@ class Pool:
         return self.memory[self.used - nbytes : self.used].view(dtype)
 
 
-FORMS = ("blocking", "nonblocking", "persistent")
-
-
 def call(comm, collective, sendbuf, recvbuf, algorithm, root=0, form="blocking"):
-    name = {"reduce_scatter": "Reduce_scatter_block"}.get(collective, collective.capitalize())
+    names = {"reduce_scatter": "Reduce_scatter_block", "broadcast": "Bcast"}
     keywords = {"root": root} if contract(collective).rooted else {}
-    if form == "blocking":
-        getattr(comm, name)(sendbuf, recvbuf, algorithm=algorithm, **keywords)
-    elif form == "nonblocking":
-        plan = getattr(comm, f"I{name.lower()}")(sendbuf, recvbuf, algorithm=algorithm, **keywords)
-        plan.Wait()
-    else:
-        plan = getattr(comm, f"{name}_init")(sendbuf, recvbuf, algorithm=algorithm, **keywords)
-        plan()
-        plan.Free()
+    given = [recvbuf] if collective == "broadcast" else [sendbuf, recvbuf]
+    name = names.get(collective, collective.capitalize())
+    run(comm, form, name, *given, algorithm=algorithm, **keywords)
 
 
 def check(
@@ -77,6 +69,7 @@ def check(
     where = (collective, algorithm, count, root, form)
     recvbuf = empty(count * blocks.recv_blocks(member), dtype)
     recvbuf[...] = 77
+    in_place = in_place or collective == "broadcast"
     place = blocks.place(member) if in_place and blocks.in_place is not None else None
     if in_place and collective == "scatter" and comm.rank == root:
         sendbuf = empty(mine.size, dtype)
@@ -118,10 +111,11 @@ def test_every_count(comm, collective, algorithm, in_place):
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("collective", ["reduce", "gather", "scatter"])
+@pytest.mark.parametrize("collective", ["broadcast", "reduce", "gather", "scatter"])
 def test_every_root(comm, collective, form):
     pool = Pool(comm.empty(1 << 12, np.uint8))
-    for algorithm in (*names(collective), "native", "auto"):
+    segments = ["chain:segments=3"] if collective == "broadcast" else []
+    for algorithm in (*names(collective), *segments, "native", "auto"):
         for root in range(comm.size):
             for empty in (np.empty, pool.empty):
                 pool.used = 0

@@ -16,16 +16,13 @@ from collectives import (
     UnknownAlgorithm,
     delayed,
 )
-from collectives.algorithms import ALGORITHMS, names
+from collectives.algorithms import ALGORITHMS
 from collectives.calls.native import library
 from collectives.calls.tuner import Situation, choose, load
+from tests.mpi.collectives.forms import expect_sum, expect_well, total
 
 pytestmark = pytest.mark.mpi
 two_or_more = pytest.mark.mpi(min_size=2)
-
-
-def total(comm):
-    return comm.size * (comm.size - 1) // 2
 
 
 def test_counts_and_displacements(comm):
@@ -62,6 +59,11 @@ def test_buffers_that_cannot_be_used(comm, sentence):
 def test_algorithms_that_do_not_exist(comm):
     with pytest.raises(UnknownAlgorithm, match="did you mean 'ring'"):
         comm.Allreduce(MPI.IN_PLACE, np.zeros(3), algorithm="rign")
+
+
+def test_roots_that_do_not_exist(comm):
+    with pytest.raises(InvalidBuffer, match="is not one of the"):
+        comm.Bcast(np.zeros(3), comm.size, algorithm="chain")
 
 
 ORDERED = [a.name for a in ALGORITHMS if a.keeps_order and a.collective == "allreduce"]
@@ -108,24 +110,6 @@ def test_nonblocking_calls(comm, algorithm):
         assert (items == total(comm) + turn * comm.size).all()
         assert np.array_equal(blocks, np.arange(comm.size))
         assert np.array_equal(swapped, comm.rank * 100 + np.arange(comm.size))
-
-
-@pytest.mark.parametrize("memory", ["numpy", "shared"])
-@pytest.mark.parametrize("algorithm", [*names("broadcast"), "chain:segments=3", "native", "auto"])
-def test_broadcast_from_every_root(comm, algorithm, memory):
-    items = (comm.empty if memory == "shared" else np.empty)(1001, int)
-    for root in range(comm.size):
-        for call in (
-            lambda root: comm.Bcast(items, root, algorithm=algorithm),
-            lambda root: comm.Ibcast(items, root, algorithm=algorithm).Wait(),
-            lambda root: comm.Bcast_init(items, root, algorithm=algorithm)(),
-        ):
-            items[...] = np.arange(1001) * (comm.rank + 1)
-            call(root)
-            assert np.array_equal(items, np.arange(1001) * (root + 1))
-            comm.Barrier()
-    with pytest.raises(InvalidBuffer, match="is not one of the"):
-        comm.Bcast(items, comm.size, algorithm="chain")
 
 
 @pytest.mark.parametrize("algorithm", ["ring", "native"])
@@ -177,10 +161,7 @@ def test_a_node_that_does_not_share_memory(monkeypatch):
     with Communicator(MPI.COMM_WORLD) as comm:
         if comm.rank == comm.size - 1:
             monkeypatch.setattr("collectives.execution.transport.shared_memory.Mapping", refuse)
-        items = comm.empty(5000, float)
-        items[...] = comm.rank
-        comm.Allreduce(MPI.IN_PLACE, items, algorithm="direct")
-        assert (items == total(comm)).all()
+        expect_sum(comm, comm.empty(5000, float), "direct")
         assert "shared" not in comm.last_plan.reason
 
 
@@ -247,9 +228,7 @@ def test_checking_finds_calls_that_do_not_belong_together(what):
         odd = comm.rank == comm.size - 1
         with pytest.raises(MismatchError, match=rf"rank {comm.size - 1}: (a|the)"):
             DIFFERENT[what](comm, odd)
-        items = np.ones(3)
-        comm.Allreduce(MPI.IN_PLACE, items, algorithm="ring")  # and nothing is left behind
-        assert (items == comm.size).all()
+        expect_well(comm)
 
 
 @pytest.mark.mpi(min_size=2)
@@ -270,9 +249,7 @@ def test_a_communicator_with_a_time_limit_from_outside_is_duplicated(monkeypatch
     monkeypatch.setenv("COLLECTIVES_TIMEOUT", "60")
     with Communicator(MPI.COMM_WORLD) as comm:
         twin = comm.Dup()
-        items = np.ones(3)
-        twin.Allreduce(MPI.IN_PLACE, items)
-        assert (items == comm.size).all()
+        expect_well(twin, None)
         twin.Free()
 
 
@@ -317,9 +294,7 @@ def test_native_has_no_options_however_it_is_spelled(comm):
 
 def test_settings_may_be_numpys():
     with Communicator(MPI.COMM_WORLD, check=np.True_, timeout=np.float32(60)) as comm:
-        items = np.ones(3)
-        comm.Allreduce(MPI.IN_PLACE, items)
-        assert (items == comm.size).all()
+        expect_well(comm, None)
 
 
 def test_a_communicator_is_made_of_a_handle_and_pickled_with_its_settings():
@@ -329,9 +304,7 @@ def test_a_communicator_is_made_of_a_handle_and_pickled_with_its_settings():
             assert made == comm
         again = pickle.loads(pickle.dumps(comm))
         assert again == comm
-        items = np.ones(100)
-        again.Allreduce(MPI.IN_PLACE, items)
-        assert (items == comm.size).all()
+        expect_well(again, None)
         assert again.last_plan.algorithm == "ring"
         again.close()
         with Communicator(comm, transport=delayed("latency=1us")) as late:
@@ -341,7 +314,7 @@ def test_a_communicator_is_made_of_a_handle_and_pickled_with_its_settings():
         twin = comm.Dup()
         with pytest.raises(ValueError, match="cannot serialize"):
             pickle.dumps(twin)
-        twin.Allreduce(MPI.IN_PLACE, items)
+        expect_well(twin, None)
         for _ in range(2):
             twin.free()  # mpi4py's safe one
             assert not twin

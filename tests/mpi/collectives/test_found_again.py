@@ -10,6 +10,7 @@ from mpi4py import MPI
 from collectives import Communicator
 from collectives.calls.bind import Binder
 from collectives.calls.validate import Validator
+from tests.mpi.collectives.forms import expect_sum, total
 
 pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.quick_on(2)]
 
@@ -33,10 +34,6 @@ def comm():
         if made.ranks_per_node < made.size:
             pytest.skip("for ranks on one node")
         yield made
-
-
-def total(comm):
-    return comm.size * (comm.size - 1) // 2
 
 
 def adopted(comm):
@@ -63,9 +60,7 @@ def test_all_ranks_bind_anew_where_one_has_other_memory(comm, bound):
     here, there = comm.empty(100), comm.empty(100)
     for turn in range(6):
         array = there if comm.rank == 0 and turn in (2, 3) else here
-        array[:] = comm.rank
-        comm.Iallreduce(MPI.IN_PLACE, array, algorithm="direct").Wait()
-        assert (array == total(comm)).all()
+        expect_sum(comm, array, "direct", form="nonblocking")
     assert len(bound) == 3
 
 
@@ -128,8 +123,4 @@ def test_two_at_once_that_send_the_same_array(comm):
 def test_array_after_array_under_one_address(comm):
     """Windows come and go, and no plan of one is taken for another's."""
     for turn in range(12):
-        array = comm.empty(1000 + turn % 2)
-        array[:] = comm.rank + turn
-        comm.Iallreduce(MPI.IN_PLACE, array, algorithm="direct").Wait()
-        assert (array == total(comm) + turn * comm.size).all()
-        del array
+        expect_sum(comm, comm.empty(1000 + turn % 2), "direct", turn, "nonblocking")

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from collectives import Communicator
 from collectives.contracts import CONTRACTS, Member
+from tests.mpi.collectives.forms import fresh
 
 pytestmark = [
     pytest.mark.mpi,
@@ -40,11 +40,8 @@ MEMORIES = {
 }
 
 
-@pytest.fixture
-def comm():
-    """One for each test: its end frees what plans hold."""
-    with Communicator(MPI.COMM_WORLD) as made:
-        yield made
+#: One for each test: its end frees what plans hold.
+comm = pytest.fixture(fresh)
 
 
 def marks(lengths, memory):

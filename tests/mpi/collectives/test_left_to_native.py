@@ -10,6 +10,7 @@ from mpi4py import MPI
 from collectives import Communicator, InvalidBuffer
 from collectives.calls import fast_path
 from collectives.calls.mpi4py_spec import TYPES
+from tests.mpi.collectives.forms import fresh
 
 pytestmark = pytest.mark.mpi
 
@@ -51,11 +52,7 @@ def expect_request(request):
     return request
 
 
-@pytest.fixture
-def comm():
-    made = Communicator(MPI.COMM_WORLD)
-    yield made
-    made.close()
+comm = pytest.fixture(fresh)
 
 
 def inputs(comm, items):

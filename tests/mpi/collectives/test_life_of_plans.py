@@ -12,14 +12,11 @@ import pytest
 from mpi4py import MPI
 
 from collectives import CollectiveError, Communicator, InvalidBuffer, MismatchError
+from tests.mpi.collectives.forms import expect_sum, expect_well, total
 
 pytestmark = pytest.mark.mpi
 two_or_more = pytest.mark.mpi(min_size=2)
 few_enough = pytest.mark.skipif(MPI.COMM_WORLD.size > 4, reason="shown on up to 4 ranks")
-
-
-def total(comm):
-    return comm.size * (comm.size - 1) // 2
 
 
 @pytest.mark.quick_on(2)
@@ -59,9 +56,7 @@ def test_more_plans_than_counters(make):
         del plan, plans[comm.rank % 3 :: 2]
         gc.collect()
         for items in arrays[:40]:
-            items[...] = comm.rank
-            comm.Iallreduce(MPI.IN_PLACE, items, algorithm="direct").Wait()
-            assert (items == total(comm)).all()
+            expect_sum(comm, items, "direct", form="nonblocking")
 
 
 def overflowing(comm, algorithm):
@@ -80,9 +75,7 @@ def test_an_overflow_raises_on_no_rank(comm, algorithm):
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             overflowing(comm, algorithm)
-    items = np.ones(3000)
-    comm.Allreduce(MPI.IN_PLACE, items, algorithm=algorithm)
-    assert (items == comm.size).all()
+    expect_well(comm, algorithm)
 
 
 @pytest.mark.parametrize("algorithm", ["ring", "direct"])
@@ -133,13 +126,9 @@ def test_a_collective_that_a_signal_left(shared, way):
             ):
                 with pytest.raises(CollectiveError, match="left in the middle by Alarm"):
                     act()
-        ones = np.ones(5)
-        comm.Allreduce(MPI.IN_PLACE, ones, algorithm="native")
-        assert (ones == comm.size).all()
-        with Communicator(MPI.COMM_WORLD) as fresh:
-            ones = np.ones(100)
-            fresh.Allreduce(MPI.IN_PLACE, ones, algorithm="butterfly")
-            assert (ones == fresh.size).all()
+        expect_well(comm, "native")
+        with Communicator(MPI.COMM_WORLD) as another:
+            expect_well(another, "butterfly")
         MPI.COMM_WORLD.Barrier()
     if MPI.COMM_WORLD.rank == 0 and way == "plan":  # the communicator has given it up
         with pytest.raises(CollectiveError, match="left in the middle by Alarm"):
@@ -161,10 +150,8 @@ def test_an_agreement_that_a_signal_left(way):
         if comm.rank == 0:
             with pytest.raises(CollectiveError, match="left in the middle by Alarm"):
                 comm.Reduce_scatter(np.ones(comm.size), np.zeros(1), algorithm="direct")
-    with Communicator(MPI.COMM_WORLD) as fresh:
-        ones = np.ones(100)
-        fresh.Allreduce(MPI.IN_PLACE, ones, algorithm="ring")
-        assert (ones == fresh.size).all()
+    with Communicator(MPI.COMM_WORLD) as another:
+        expect_well(another)
 
 
 @two_or_more
@@ -450,10 +437,7 @@ def test_a_first_rank_that_can_make_no_memory(monkeypatch):
     with Communicator(MPI.COMM_WORLD) as comm:
         if comm.rank == 0:
             monkeypatch.setattr("os.memfd_create", refuse)
-        items = comm.empty(100)
-        items[...] = comm.rank
-        comm.Allreduce(MPI.IN_PLACE, items, algorithm="direct")
-        assert (items == total(comm)).all()
+        expect_sum(comm, comm.empty(100), "direct")
 
 
 @two_or_more
@@ -469,9 +453,7 @@ def test_arrays_of_the_node_take_no_descriptors(comm):
     kept = [comm.empty(10) for _ in range(100)]
     assert len(os.listdir("/proc/self/fd")) <= before + 1
     for items in kept[::25]:
-        items[...] = comm.rank
-        comm.Allreduce(MPI.IN_PLACE, items, algorithm="direct")
-        assert (items == total(comm)).all()
+        expect_sum(comm, items, "direct")
 
 
 @two_or_more
@@ -494,14 +476,8 @@ def test_arrays_that_only_some_ranks_have_dropped(comm):
     """Its memory is given back, and the others' stays readable."""
     first, second = comm.empty(5000), comm.empty(5000)
     for turn in range(6):
-        items = second if comm.rank or turn < 2 else first
-        items[...] = comm.rank + turn
-        comm.Allreduce(MPI.IN_PLACE, items, algorithm="direct")
-        assert (items == turn * comm.size + total(comm)).all()
+        expect_sum(comm, second if comm.rank or turn < 2 else first, "direct", plus=turn)
         if turn == 3 and comm.rank:
             del first
         if turn == 4:
-            third = comm.empty(5000)
-            third[...] = 1
-            comm.Allreduce(MPI.IN_PLACE, third, algorithm="direct")
-            assert (third == comm.size).all()
+            expect_sum(comm, comm.empty(5000), "direct")

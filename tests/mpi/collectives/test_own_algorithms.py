@@ -250,39 +250,26 @@ def test_claims_that_differ_between_ranks(comm):
 
 
 @several
+@pytest.mark.parametrize("is_proved", [False, True])
 @pytest.mark.parametrize("without", [0, SIZE - 1])
-def test_a_file_that_one_rank_does_not_have(comm, tmp_path, without):
-    path = tmp_path / f"without_{without}.py"
+def test_a_file_that_one_rank_does_not_have(comm, tmp_path, without, is_proved):
+    """Ranks that know its algorithm by name already hear of the other's trouble all the same."""
+    name, path, total = f"no_{without}_{is_proved}", tmp_path / f"without_{without}.py", np.ones(4)
     if without != RANK:
         path.write_text(
             "from collectives import Algorithm\nfrom collectives.algorithms import butterfly\n"
-            f"a = Algorithm('allreduce', 'no_{without}', butterfly.recursive_doubling)\n"
+            f"a = Algorithm('allreduce', '{name}', butterfly.recursive_doubling)\n"
         )
-    total = np.ones(4)
-    with pytest.raises((MismatchError, UnknownAlgorithm), match="there is no file"):
-        comm.Allreduce(MPI.IN_PLACE, total, algorithm=f"{path}")
+    if is_proved:
+        own = Algorithm("allreduce", name, butterfly.recursive_doubling)
+        comm.Allreduce(MPI.IN_PLACE, np.ones(4), algorithm=own)
+    for asked in (f"{path}", f"{path}:{name}"):
+        with pytest.raises((MismatchError, UnknownAlgorithm), match="there is no file"):
+            comm.Allreduce(MPI.IN_PLACE, total, algorithm=asked)
     with pytest.raises((MismatchError, UnknownAlgorithm), match=r"no file|of allreduce"):
         comm.Allgather(total, np.ones(4 * SIZE), algorithm=f"{path}")
-    comm.Allreduce(MPI.IN_PLACE, total, algorithm="ring")
+    comm.Allreduce(MPI.IN_PLACE, total, algorithm=name if is_proved else "ring")
     assert (total == SIZE).all()
-
-
-@several
-def test_a_file_that_one_rank_does_not_have_when_the_algorithm_was_proved(comm, tmp_path):
-    """Those that have it know it by name, and hear of the other's trouble all the same."""
-    tree = Algorithm("allreduce", "known_before", butterfly.recursive_doubling)
-    path = tmp_path / "known.py"
-    if RANK == 0:
-        path.write_text(
-            "from collectives import Algorithm\nfrom collectives.algorithms import butterfly\n"
-            "a = Algorithm('allreduce', 'known_before', butterfly.recursive_doubling)\n"
-        )
-    total = np.ones(4)
-    comm.Allreduce(MPI.IN_PLACE, total, algorithm=tree)
-    with pytest.raises((MismatchError, UnknownAlgorithm), match="there is no file"):
-        comm.Allreduce(MPI.IN_PLACE, total, algorithm=f"{path}:known_before")
-    comm.Allreduce(MPI.IN_PLACE, total, algorithm="known_before")
-    assert (total == SIZE**2).all()
 
 
 @several

@@ -10,6 +10,7 @@ from mpi4py import MPI
 from collectives import Communicator
 from collectives.calls.mpi4py_spec import TYPES
 from collectives.calls.native import library
+from tests.mpi.collectives.forms import FORMS, run, run_once
 
 pytestmark = pytest.mark.mpi
 
@@ -46,44 +47,32 @@ REFUSED = {
     "not contiguous": lambda items: np.repeat(items, 2)[::2],
     "read-only": lambda items: bytes(items),
 }
-WAYS = {
-    "blocking": lambda comm, *given, **how: comm.Allreduce(*given, **how),
-    "nonblocking": lambda comm, *given, **how: comm.Iallreduce(*given, **how).Wait(),
-    "persistent": lambda comm, *given, **how: run(comm.Allreduce_init(*given, **how)),
-}
-
-
-def run(plan):
-    plan.Start()
-    plan.Wait()
-    plan.Free()
 
 
 @pytest.mark.parametrize("algorithm", [None, "native", "ring", "direct"])
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", FORMS)
 @pytest.mark.parametrize("form", REFUSED)
 def test_it_can_be_made_again(comm, form, way, algorithm):
-    call = WAYS[way]
     mine, found = np.full(ITEMS, comm.rank + 1.0), np.zeros(ITEMS)
     if comm.rank == comm.size - 1:
         with pytest.raises((ValueError, TypeError, KeyError, BufferError)):
-            call(comm, mine, REFUSED[form](found), algorithm=algorithm)
-    call(comm, mine, found, algorithm=algorithm)
+            run(comm, way, "Allreduce", mine, REFUSED[form](found), algorithm=algorithm)
+    run(comm, way, "Allreduce", mine, found, algorithm=algorithm)
     np.testing.assert_array_equal(found, comm.size * (comm.size + 1) / 2)
 
 
 @pytest.mark.parametrize("algorithm", ["ring", "direct"])
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", FORMS)
 def test_buffers_that_share_memory_are_refused_before_the_ranks_meet(comm, way, algorithm):
     mine, found = np.full(ITEMS, comm.rank + 1.0), np.zeros(ITEMS)
     if comm.rank == 0:
         with pytest.raises(ValueError, match="share"):
-            WAYS[way](comm, found[:-1], found[1:], algorithm=algorithm)
-    WAYS[way](comm, mine, found, algorithm=algorithm)
+            run(comm, way, "Allreduce", found[:-1], found[1:], algorithm=algorithm)
+    run(comm, way, "Allreduce", mine, found, algorithm=algorithm)
     np.testing.assert_array_equal(found, comm.size * (comm.size + 1) / 2)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", FORMS)
 @pytest.mark.parametrize("fault", ["share", "no way to reduce", "no exact sums"])
 def test_so_is_what_a_reproducible_sum_cannot_be(way, fault):
     with Communicator(MPI.COMM_WORLD, reproducible=True) as comm:
@@ -96,12 +85,12 @@ def test_so_is_what_a_reproducible_sum_cannot_be(way, fault):
         }
         if comm.rank == 0:
             with pytest.raises(ValueError, match=fault):
-                WAYS[way](comm, *refused[fault])
-        WAYS[way](comm, mine, found)
+                run(comm, way, "Allreduce", *refused[fault])
+        run(comm, way, "Allreduce", mine, found)
         np.testing.assert_array_equal(found, comm.size * (comm.size + 1) / 2)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", FORMS)
 def test_where_auto_takes_ours_they_are_refused_as_by_the_library_or_copied(tmp_path, way):
     """MPI forbids them, and Open MPI takes them; here rank 0 alone has some."""
     rule = {"from_bytes": 0, "algorithm": "ring", "ratio": 2.0}
@@ -120,35 +109,35 @@ def test_where_auto_takes_ours_they_are_refused_as_by_the_library_or_copied(tmp_
         if comm.rank == 0:
             memory[:] = 1.0
             try:
-                WAYS[way](comm, memory[:-1], memory[1:])
+                run(comm, way, "Allreduce", memory[:-1], memory[1:])
                 recv = memory[1:]
             except ValueError:
                 assert not library().startswith("Open MPI")
-                WAYS[way](comm, send, recv)
+                run(comm, way, "Allreduce", send, recv)
         else:
-            WAYS[way](comm, send, recv)
+            run(comm, way, "Allreduce", send, recv)
         np.testing.assert_array_equal(recv, comm.size * (comm.size + 1) / 2)
 
 
 @pytest.mark.parametrize("items", [3, ITEMS])
 @pytest.mark.parametrize("form", [lambda a: [a, MPI.INT64_T], lambda a: [a], lambda a: (a,)])
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", FORMS)
 def test_what_is_read_in_more_forms_than_mpi4py_reads(comm, way, form, items):
     """``MPI.LONG`` with ``MPI.INT64_T``, and an array alone in a list: here on one rank."""
     mine, found = np.full(items, comm.rank + 1), np.zeros(items, int)
     if items == 3 and way == "blocking" and len(form(found)) == 2:
         pytest.skip("left to mpi4py unread, and refused before anything is sent")
-    WAYS[way](comm, mine, form(found) if comm.rank == 0 else found)
+    run(comm, way, "Allreduce", mine, form(found) if comm.rank == 0 else found)
     np.testing.assert_array_equal(found, comm.size * (comm.size + 1) // 2)
 
 
 @pytest.mark.skipif(ctypes.sizeof(ctypes.c_longdouble) == 8, reason="long doubles are doubles")
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", FORMS)
 def test_long_doubles_that_are_not_aligned(comm, way):
     mine, found = np.full(ITEMS, comm.rank + 1, "g"), np.zeros(ITEMS, "g")
     if comm.rank == 0:
         mine, found = not_aligned(mine), not_aligned(found)
-    WAYS[way](comm, mine, found)
+    run(comm, way, "Allreduce", mine, found)
     np.testing.assert_array_equal(found, comm.size * (comm.size + 1) // 2)
 
 
@@ -175,7 +164,7 @@ def test_an_exclusive_scan_leaves_rank_0_its_buffer(comm, way, algorithm, dtype)
     mine, found = np.full(6, 2, dtype), np.full(6, 42, dtype)
     made = getattr(comm, way)(mine, found, algorithm=algorithm)
     if way == "Exscan_init":
-        run(made)
+        run_once(made)
     elif made is not None:
         made.Wait()
     np.testing.assert_array_equal(found, 2 * comm.rank if comm.rank else 42)

@@ -6,7 +6,6 @@ import mmap
 import os
 import random
 import resource
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -15,6 +14,7 @@ from mpi4py import MPI
 from collectives import CollectiveError, Communicator, InvalidBuffer, MismatchError
 from collectives.execution.transport import remapped
 from collectives.execution.transport.pages import regions
+from tests.mpi.collectives.forms import fresh
 
 pytestmark = pytest.mark.mpi
 
@@ -25,10 +25,7 @@ TRANSPORT = "execution.transport.remapped"
 BYTES = (0, 8, 4000, 12_000, 100_000, 3 << 20)
 
 
-@pytest.fixture
-def comm() -> Iterator[Communicator]:
-    with Communicator(MPI.COMM_WORLD) as made:
-        yield made
+comm = pytest.fixture(fresh)
 
 
 def is_adopted(array: np.ndarray) -> bool:

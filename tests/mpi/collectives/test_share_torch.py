@@ -1,7 +1,6 @@
 """Tensors of PyTorch in shared memory where they lie."""
 
 import gc
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -10,6 +9,7 @@ from mpi4py import MPI
 from collectives import Communicator, InvalidBuffer
 from collectives.calls import fast_path
 from collectives.execution.transport.pages import regions
+from tests.mpi.collectives.forms import fresh
 from tests.mpi.collectives.test_share import is_adopted
 
 torch = pytest.importorskip("torch", reason="needs PyTorch: make install TORCH=1")
@@ -19,10 +19,7 @@ RANK, SIZE = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
 ALONE = SIZE * (SIZE + 1) / 2
 
 
-@pytest.fixture
-def comm() -> Iterator[Communicator]:
-    with Communicator(MPI.COMM_WORLD) as made:
-        yield made
+comm = pytest.fixture(fresh)
 
 
 def test_gradients_are_summed_where_they_are(comm):

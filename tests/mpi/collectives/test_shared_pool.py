@@ -1,22 +1,18 @@
 """Buffers of a pool: whose turn it is, what is computed in them, when they are taken back."""
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 from mpi4py import MPI
 
 from collectives import Communicator, InvalidBuffer, SharedPool
+from tests.mpi.collectives.forms import expect_sum, fresh
 
 pytestmark = [pytest.mark.mpi, pytest.mark.quick_on(1, 2, 3)]
 
 RANK, SIZE = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
 
 
-@pytest.fixture
-def comm() -> Iterator[Communicator]:
-    with Communicator(MPI.COMM_WORLD) as made:
-        yield made
+comm = pytest.fixture(fresh)
 
 
 def address(array: np.ndarray) -> int:
@@ -66,9 +62,7 @@ def test_an_array_in_use_is_left_alone(comm):
     pool.take(64, np.float64)
     again = pool.take(64, np.float64)
     assert (address(again) == where) == (view is None)
-    again[...] = RANK
-    comm.Allreduce(MPI.IN_PLACE, again, algorithm="direct")
-    assert (again == sum(range(SIZE))).all()
+    expect_sum(comm, again, "direct")
     assert view is None or (view == 5).all()
 
 

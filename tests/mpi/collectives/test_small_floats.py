@@ -9,6 +9,7 @@ import pytest
 from mpi4py import MPI
 
 from collectives import Communicator, InvalidBuffer
+from tests.mpi.collectives.forms import FORMS, run
 
 pytestmark = pytest.mark.mpi
 
@@ -24,8 +25,7 @@ all_kinds = pytest.mark.parametrize(
     "kind", [k if k == "bfloat16" else pytest.param(k, marks=pytest.mark.slow) for k in KINDS]
 )
 all_ways = pytest.mark.parametrize(
-    "way",
-    ["blocking", *(pytest.param(w, marks=pytest.mark.slow) for w in ("nonblocking", "persistent"))],
+    "way", [FORMS[0], *(pytest.param(form, marks=pytest.mark.slow) for form in FORMS[1:])]
 )
 HAS_TORCH = find_spec("torch") is not None
 COUNT = 5
@@ -88,18 +88,6 @@ def calls(comm, kind):
         "Scatter": ([all_mine], 1, sent(0, size, kind).reshape(size, -1)[rank]),
         "Scatterv": ([all_mine], 1, sent(0, size, kind).reshape(size, -1)[rank]),
     }
-
-
-def run(comm, way, name, *given, **how):
-    if way == "blocking":
-        getattr(comm, name)(*given, **how)
-    elif way == "nonblocking":
-        getattr(comm, f"I{name.lower()}")(*given, **how).Wait()
-    else:
-        plan = getattr(comm, f"{name}_init")(*given, **how)
-        plan.Start()
-        plan.Wait()
-        plan.Free()
 
 
 def bits(items):

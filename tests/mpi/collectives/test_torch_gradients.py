@@ -80,69 +80,42 @@ CALLS = {
     "nn.reduce_scatter": (lambda x: [nn.reduce_scatter(room(2), blocks(x))], BLOCK, EQUAL),
     "nn.all_to_all_single": (
         lambda x: [nn.all_to_all_single(torch.empty_like(x), x)],
-        lambda xs: joined(exchanged(xs)),
-        EQUAL,
-    ),
+        lambda xs: joined(exchanged(xs)), EQUAL),
     "nn.all_to_all_single, unequal": (
         lambda x: [nn.all_to_all_single(room(P * ROWS[RANK]), x, [ROWS[RANK]] * P, ROWS)],
-        lambda xs: joined(exchanged(xs, ROWS)),
-        FOR_BLOCKS,
-    ),
+        lambda xs: joined(exchanged(xs, ROWS)), FOR_BLOCKS),
     "nn.all_to_all, unequal": (
         lambda x: nn.all_to_all([room(ROWS[RANK]) for _ in range(P)], blocks(x, ROWS)),
-        lambda xs: exchanged(xs, ROWS),
-        FOR_BLOCKS,
-    ),
+        lambda xs: exchanged(xs, ROWS), FOR_BLOCKS),
     "nn.broadcast": (lambda x: [nn.broadcast(x * 1, LAST)], OF_LAST, EQUAL),
     "nn.reduce": (
         lambda x: only_on_last(RANK, [nn.reduce(x * 1, LAST)]),
-        lambda xs: [only_on_last(r, [sum(xs)]) for r in range(P)],
-        EQUAL,
-    ),
+        lambda xs: [only_on_last(r, [sum(xs)]) for r in range(P)], EQUAL),
     "nn.gather": (
         lambda x: only_on_last(RANK, nn.gather(x, LAST)),
-        lambda xs: [only_on_last(r, list(xs)) for r in range(P)],
-        EQUAL,
-    ),
+        lambda xs: [only_on_last(r, list(xs)) for r in range(P)], EQUAL),
     "nn.scatter": (
         lambda x: [nn.scatter(blocks(x), LAST)],
-        lambda xs: [[blocks(xs[LAST])[r]] for r in range(P)],
-        EQUAL,
-    ),
+        lambda xs: [[blocks(xs[LAST])[r]] for r in range(P)], EQUAL),
     "functional.all_reduce": (
-        lambda x: waited(functional.all_reduce(x, "sum", dist.group.WORLD)),
-        SUM,
-        EQUAL,
-    ),
+        lambda x: waited(functional.all_reduce(x, "sum", dist.group.WORLD)), SUM, EQUAL),
     "functional.all_gather_tensor_autograd": (
         lambda x: waited(functional.all_gather_tensor_autograd(x, 0, dist.group.WORLD)),
-        JOINED,
-        EQUAL,
-    ),
+        JOINED, EQUAL),
     "functional.reduce_scatter_tensor_autograd": (
         lambda x: waited(functional.reduce_scatter_tensor_autograd(x, "sum", 0, dist.group.WORLD)),
-        BLOCK,
-        EQUAL,
-    ),
+        BLOCK, EQUAL),
     "functional.all_to_all_single_autograd, unequal": (
         lambda x: waited(
-            functional.all_to_all_single_autograd(x, [ROWS[RANK]] * P, ROWS, dist.group.WORLD)
-        ),
-        lambda xs: joined(exchanged(xs, ROWS)),
-        FOR_BLOCKS,
-    ),
+            functional.all_to_all_single_autograd(x, [ROWS[RANK]] * P, ROWS, dist.group.WORLD)),
+        lambda xs: joined(exchanged(xs, ROWS)), FOR_BLOCKS),
     "all_gather, unequal": (differentiable.all_gather, ALL, UNEQUAL),
     "reduce_scatter, unequal": (
-        lambda x: [differentiable.reduce_scatter(blocks(x, ROWS))],
-        UNEQUAL_BLOCK,
-        FOR_BLOCKS,
-    ),
+        lambda x: [differentiable.reduce_scatter(blocks(x, ROWS))], UNEQUAL_BLOCK, FOR_BLOCKS),
     "reduce_scatter of all_gather": (
         lambda x: [differentiable.reduce_scatter([p**2 for p in differentiable.all_gather(x)])],
-        lambda xs: [[P * x**2] for x in xs],
-        UNEQUAL,
-    ),
-}
+        lambda xs: [[P * x**2] for x in xs], UNEQUAL),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CALLS)

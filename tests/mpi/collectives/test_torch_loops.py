@@ -1,6 +1,7 @@
 """Loops of one's own over MPI: copies and averages of what DDP wraps, and ZeRO 1 to 3."""
 
 import copy
+import functools
 
 import pytest
 
@@ -12,18 +13,8 @@ from torch.distributed.optim import ZeroRedundancyOptimizer  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn  # noqa: E402
 
-from collectives.torch.register import register  # noqa: E402
-
-pytestmark = [pytest.mark.mpi, pytest.mark.quick_on(2)]
+pytestmark = [pytest.mark.mpi, pytest.mark.quick_on(2), pytest.mark.usefixtures("world")]
 STEPS, SHARE = 6, 4
-
-
-@pytest.fixture(scope="module", autouse=True)
-def world():
-    register()
-    dist.init_process_group("collectives", "mpi://")
-    yield dist.group.WORLD
-    dist.destroy_process_group()
 
 
 def layers():
@@ -94,18 +85,13 @@ def zero_1(module):
     )
 
 
-def zero_2(module):
-    for part in (module[0], module[2]):
-        fully_shard(part, reshard_after_forward=False)
-    fully_shard(module, reshard_after_forward=False)
+def sharded(module, **how):
+    for part in (module[0], module[2], module):
+        fully_shard(part, **how)
     return module, adamw(module.parameters())
 
 
-def zero_3(module):
-    for part in (module[0], module[2]):
-        fully_shard(part)
-    fully_shard(module)
-    return module, adamw(module.parameters())
+zero_2 = functools.partial(sharded, reshard_after_forward=False)
 
 
 def whole(tensor):
@@ -116,7 +102,7 @@ def local(tensor):
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
-@pytest.mark.parametrize("recipe", [zero_1, zero_2, zero_3])
+@pytest.mark.parametrize("recipe", [zero_1, zero_2, sharded], ids=["1", "2", "3"])
 def test_shards_have_the_values_of_one_process(recipe):
     net, optimizer = recipe(layers())
     alone = layers()

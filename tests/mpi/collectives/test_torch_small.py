@@ -127,7 +127,7 @@ def test_an_interrupt_in_a_wait_leaves_no_call_that_never_ends(group):
         raise KeyboardInterrupt
 
     backend = backend_of(group)
-    order, call = backend._order, ("interrupted", interrupted, ())
+    order, call = backend.order, ("interrupted", interrupted, ())
     order.calls.append(work := CollectiveWork(order, backend._history, call, None))
     future = work.get_future()
     for _ in range(2):

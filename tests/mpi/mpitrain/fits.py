@@ -232,6 +232,18 @@ def tensors(part):
     return {name: torch.from_numpy(values) for name, values in fields(part).items()}
 
 
+def loop(module, factory, batches, loss):
+    """Losses of torch's own loop, each the ``loss(module, batch)`` before a step."""
+    optimizer, losses = factory(list(module.parameters())), []
+    for batch in batches:
+        optimizer.zero_grad()
+        found = loss(module, batch)
+        found.backward()
+        optimizer.step()
+        losses.append(found.item())
+    return losses
+
+
 def cosine(optimizer):
     return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10)
 

@@ -6,13 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from mpi4py import MPI
-from msgspec.structs import replace
 
 from collectives import Communicator
 from mpitrain.checkpoint import Writer
 from mpitrain.checkpoint.saving import checkpoints, resume, save
-from mpitrain.config import Config, Data, Model, Optim, Parallel, Run, Train
+from mpitrain.config import Config, Data, Model, Optim, Parallel, Run, Train, configured
 from mpitrain.metrics.records import Step
+from mpitrain.ranks.stop import StopFlag
 from mpitrain.start import start
 
 TEXT = Path(__file__).parents[3] / "README.md"
@@ -66,16 +66,29 @@ def mlp(dtype="float32", **parallel):
 
 def text_job(path, **run):
     """Of a text that each rank may have under another name."""
-    config = job("gpt")
-    return replace(
-        config,
-        data=replace(config.data, path=str(path), units="bytes"),
-        run=replace(config.run, **run),
-    )
+    return changed(job("gpt"), data={"path": str(path), "units": "bytes"}, run=run)
 
 
-def in_folder(config, folder):
-    return replace(config, run=replace(config.run, dir=str(folder)))
+def changed(config, **keys):
+    """The job with other values of keys that one table has, or of tables."""
+    return configured(config, keys)
+
+
+def in_folder(config, folder, **keys):
+    return changed(config, dir=folder, **keys)
+
+
+class StopsAfter(StopFlag):
+    """Asks to stop after a step, on one rank or on all; ``trainer`` is set later."""
+
+    def __init__(self, step, asks=True):
+        super().__init__()
+        self.step, self.asks, self.trainer = step, asks, None
+
+    def raised(self):
+        if self.asks and self.trainer.parts.steps_done + 1 == self.step:
+            self.reason = "a test"
+        return bool(self.reason)
 
 
 def keep(trainer, most=9):
@@ -89,6 +102,13 @@ def equal(found, expected):
     assert found.keys() == expected.keys()
     for name, values in expected.items():
         np.testing.assert_array_equal(found[name], values, err_msg=name)
+
+
+def close(found, expected, **tolerance):
+    """Arrays by name, nearly."""
+    assert found.keys() == expected.keys()
+    for name, values in expected.items():
+        np.testing.assert_allclose(found[name], values, **tolerance, err_msg=name)
 
 
 def curve(comm, config, steps=20):

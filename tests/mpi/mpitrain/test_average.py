@@ -15,10 +15,20 @@ from mpitrain.config import Config, ConfigError
 from mpitrain.data import DataError
 from mpitrain.optim.optimizers import SGD
 from mpitrain.start import start
-from mpitrain.training.averaged import averaged
-from mpitrain.training.evaluation import evaluate
+from mpitrain.training.evaluation import averaged, evaluate
 from mpitrain.training.parts import UserObjects
-from tests.mpi.mpitrain.layouts import equal, few, in_folder, job, keep, layouts, mlp, whole
+from tests.mpi.mpitrain.layouts import (
+    changed,
+    close,
+    equal,
+    few,
+    in_folder,
+    job,
+    keep,
+    layouts,
+    mlp,
+    whole,
+)
 
 pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
 
@@ -27,8 +37,7 @@ KEPT = 0.6
 
 
 def averaging(config, folder=None):
-    run = replace(config.run, dir=str(folder)) if folder else config.run
-    return replace(config, optim=replace(config.optim, average=KEPT), run=run)
+    return changed(config, average=KEPT, dir=folder or config.run.dir)
 
 
 def trained(comm, config, steps=3):
@@ -40,8 +49,7 @@ def trained(comm, config, steps=3):
                 by_hand[name] += (1 - KEPT) * (values - by_hand[name])
         before = whole(comm, trainer)
         test = evaluate(trainer.parts, 0)
-        after = whole(comm, trainer)
-        assert all(np.array_equal(after[name], values) for name, values in before.items())
+        equal(whole(comm, trainer), before)
         with averaged(trainer.parts):
             averages = whole(comm, trainer)
             comm.Barrier()
@@ -64,8 +72,7 @@ def test_every_layout_has_the_averages_of_one_process(comm, alone, layout):
     _, averages, by_hand, test = trained(comm, config)
     _, expected, _, expected_test = alone
     equal(averages, by_hand)
-    for name, values in averages.items():
-        np.testing.assert_allclose(values, expected[name], rtol=0, atol=1e-10)
+    close(averages, expected, rtol=0, atol=1e-10)
     assert test.test_loss == pytest.approx(expected_test.test_loss, rel=1e-10)
 
 
@@ -101,7 +108,7 @@ def test_of_other_ways_to_update(comm, folder, kind):
         "16 bits": mlp,
     }[kind]()
     if kind == "16 bits":
-        config = replace(config, run=replace(config.run, compute="float16", loss_scale=8.0))
+        config = changed(config, compute="float16", loss_scale=8.0)
     _, averages, by_hand, _ = trained(comm, averaging(config))
     equal(averages, by_hand)
 
@@ -128,8 +135,7 @@ def test_a_test_that_fails_leaves_the_trained_values(comm, zero, kind):
             inside = whole(comm, trainer)
             assert not all(np.array_equal(inside[name], values) for name, values in before.items())
             raise kind("bad sector")
-        after = whole(comm, trainer)
-        assert all(np.array_equal(after[name], values) for name, values in before.items())
+        equal(whole(comm, trainer), before)
         trainer.parts.check_replicas("after the test")
 
 

@@ -13,11 +13,11 @@ from mpitrain.config import Checkpoint as CheckpointTable
 from mpitrain.config import ConfigError, Evaluate
 from mpitrain.metrics.reader import read_records
 from mpitrain.metrics.records import Epoch, Resumed, Summary
-from mpitrain.ranks.stop import StopFlag, Stopped
+from mpitrain.ranks.stop import Stopped
 from mpitrain.run import train
 from mpitrain.start import start
 from mpitrain.training.parts import UserObjects
-from tests.mpi.mpitrain.layouts import equal, job, layouts, whole
+from tests.mpi.mpitrain.layouts import StopsAfter, equal, in_folder, job, layouts, whole
 
 pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
 
@@ -51,29 +51,12 @@ class Scores:
         ]
 
 
-class StopsAfter(StopFlag):
-    """Asks to stop after so many steps."""
-
-    def __init__(self, step):
-        super().__init__()
-        self.step, self.trainer = step, None
-
-    def raised(self):
-        return self.trainer.parts.steps_done + 1 == self.step
-
-    def reason(self):
-        return "the test"
-
-
 def scored(folder, *, patience=3, best="higher score", every=2, **parallel):
     config = job("mlp", "float32", batch_size=719, micro_batches=2, **parallel)
-    return replace(
-        config,
-        run=replace(config.run, dir=str(folder)),
-        train=replace(config.train, epochs=len(SCORES)),
-        evaluate=Evaluate(patience=patience, watch="higher score"),
-        checkpoint=CheckpointTable(every=every, keep=1, best=best),
-    )
+    watch = {"patience": patience, "watch": "higher score"} if patience else {}
+    config = replace(config, evaluate=Evaluate(**watch))
+    config = replace(config, checkpoint=CheckpointTable(every=every, keep=1, best=best))
+    return replace(in_folder(config, folder), train=replace(config.train, epochs=len(SCORES)))
 
 
 def run(comm, config, *, go_on=False, stop=None, scores=SCORES):
@@ -116,8 +99,7 @@ def test_the_best_stays_and_training_ends(comm, folder, parallel):
     best = CheckpointReader(checkpoints_of(folder) / f"best-{BEST:08d}")
     best.verify()
     short = scored(folder / "short", best="", patience=0, **parallel)
-    short = replace(short, train=replace(short.train, steps=BEST))
-    _, at_best, _ = run(comm, short)
+    _, at_best, _ = run(comm, replace(short, train=replace(short.train, steps=BEST)))
     for name, value in at_best.items():
         np.testing.assert_array_equal(best.value(name), value)
         assert not np.array_equal(values[name], value)

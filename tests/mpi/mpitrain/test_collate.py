@@ -16,6 +16,7 @@ from tests.mpi.mpitrain.fits import (
     assert_as_alone,
     assert_interrupted_alike,
     layouts,
+    loop,
     made,
 )
 
@@ -160,20 +161,23 @@ def given(**changed):
     return usual | changed
 
 
-def torchs_own(trainer, collate=pad, make=Recurrent, loss=weighted):
-    """A module that torch trained on the same batches, padded as a whole, and its test loss."""
+def by_weight(module, batch):
+    x, *rest = batch
+    return weighted(module(x["words"], x["kept"]), *rest)
+
+
+def torchs_own(batches):
     torch.manual_seed(7)
-    module = make().double()
-    optimizer = sgd(module.parameters())
-    train, test = (part.data for part in (trainer.parts.data.train, trainer.parts.data.test))
-    for epoch in range(2):
-        for batch in trainer.parts.sampler.batches(epoch):
-            x, *rest = collate([train[i] for i in batch.tolist()])
-            optimizer.zero_grad()
-            loss(module(x["words"], x["kept"]), *rest).backward()
-            optimizer.step()
-    x, *rest = collate([test[i] for i in range(len(test))])
-    return module, loss(module(x["words"], x["kept"]), *rest).item()
+    module = Recurrent().double()
+    loop(module, sgd, batches, by_weight)
+    return module
+
+
+def batches_of(trainer):
+    """Batches of two epochs, padded as a whole."""
+    data, sampler = trainer.parts.data.train.data, trainer.parts.sampler
+    every = [batch for epoch in range(2) for batch in sampler.batches(epoch)]
+    return [pad([data[i] for i in batch.tolist()]) for batch in every]
 
 
 def split(parallel):
@@ -192,9 +196,10 @@ def test_every_layout_is_torchs_own_loop(folder, parallel, workers):
         tests = trainer.fit()
     if not workers and "pipe" not in parallel:  # its share, and what is tried before
         assert len(trainer.parts.data.train.data.read) < 2 * 50 / RANKS + 45
-    module, loss = torchs_own(trainer)
+    module, test = torchs_own(batches_of(trainer)), trainer.parts.data.test.data
     assert_alike(trainer.module, module)
-    assert tests[-1].test_loss == pytest.approx(loss, rel=1e-9)
+    wanted = by_weight(module, pad([test[i] for i in range(len(test))])).item()
+    assert tests[-1].test_loss == pytest.approx(wanted, rel=1e-9)
 
 
 @pytest.mark.parametrize("parallel", layouts())
@@ -237,7 +242,7 @@ def test_a_loader_gives_size_and_order(folder, kind):
     with made(folder, **given(train_data=loader)) as trainer:
         trainer.fit()
         first, second = (list(trainer.parts.sampler.batches(epoch)) for epoch in (0, 1))
-    assert_alike(trainer.module, torchs_own(trainer)[0])
+    assert_alike(trainer.module, torchs_own(batches_of(trainer)))
     wanted = {"weighted": [12] * 5, "dropped": [12] * 4, "split": [12, 12, 1]}
     assert [len(batch) for batch in first] == wanted.get(kind, [12] * 4 + [2])
     seen = np.concatenate(first)
@@ -268,15 +273,8 @@ def test_a_loader_of_a_stream(folder, wrapped):
     data = mpitrain.Stream(loader, 50) if wrapped else loader
     with made(folder, **given(train_data=data), batch_size=12) as trainer:
         trainer.fit()
-    torch.manual_seed(7)
-    module = Recurrent().double()
-    optimizer = sgd(module.parameters())
-    for _ in range(2):
-        for x, y, w in torch.utils.data.DataLoader(Lines(50, 1), 12, collate_fn=pad):
-            optimizer.zero_grad()
-            weighted(module(x["words"], x["kept"]), y, w).backward()
-            optimizer.step()
-    assert_alike(trainer.module, module)
+    batches = torch.utils.data.DataLoader(Lines(50, 1), 12, collate_fn=pad)
+    assert_alike(trainer.module, torchs_own([*batches, *batches]))
 
 
 def test_a_run_that_was_interrupted_goes_on_at_the_exact_sample(folder):
@@ -328,49 +326,30 @@ def loader_of(batches, collate=pad):
     return torch.utils.data.DataLoader(lines, batch_sampler=batches(lines, 12), collate_fn=collate)
 
 
-@pytest.mark.parametrize(
-    ("changed", "error", "message"),
-    [
-        ({"train_data": loader_of(Buckets, unmasked)}, ConfigError, "padding has a part in it"),
-        (
-            {"train_data": torch.utils.data.DataLoader(Rare(50, 1), 12, collate_fn=unmasked)},
-            ConfigError,
-            "padding has a part in it",
-        ),
-        (
-            {"model": silent, "train_data": loader_of(Buckets, unmasked)},
-            ConfigError,
-            "padding has a part in it",
-        ),
-        (
-            {**TAGGED, "metrics": {"all": over_all}},
-            ConfigError,
-            "metrics: all of samples .* padding",
-        ),
-        ({"train_data": loader_of(Drawn)}, DataError, "Drawn gives two orders of one epoch"),
-        (
-            {"train_data": loader_of(Buckets, lambda samples: (torch.ones(5), torch.ones(5)))},
-            DataError,
-            r"collate_fn gives shape \(5,\); the first axis must be the 3 samples",
-        ),
-        (
-            {"train_data": loader_of(Buckets, lambda samples: 1 / 0)},
-            DataError,
-            "the batch of samples 0, 1, 2 of Lines: collate_fn: ZeroDivisionError",
-        ),
-        (
-            {"train_data": Lines(50, 1), "test_data": None, "metrics": None, "cuts": ()},
-            DataError,
-            "or collate_fn= must make batches of them",
-        ),
-        (
-            {"train_data": torch.utils.data.DataLoader(Waves(50, 1), 12), "batch_size": 8},
-            DataError,
-            "a DataLoader with batches of 12 samples.* train.batch_size = 8; leave one of them out",
-        ),
-        ({"train_data": None, "collate_fn": pad}, TypeError, "collate_fn without train_data"),
-    ],
-)
+def of(loader):
+    return {"train_data": loader}
+
+
+REFUSED = [
+    (of(loader_of(Buckets, unmasked)), ConfigError, "padding has a part in it"),
+    (of(torch.utils.data.DataLoader(Rare(50, 1), 12, collate_fn=unmasked)),
+     ConfigError, "padding has a part in it"),
+    (of(loader_of(Buckets, unmasked)) | {"model": silent}, ConfigError, "padding has a part in it"),
+    (TAGGED | {"metrics": {"all": over_all}}, ConfigError, "metrics: all of samples .* padding"),
+    (of(loader_of(Drawn)), DataError, "Drawn gives two orders of one epoch"),
+    (of(loader_of(Buckets, lambda samples: (torch.ones(5), torch.ones(5)))),
+     DataError, r"collate_fn gives shape \(5,\); the first axis must be the 3 samples"),
+    (of(loader_of(Buckets, lambda samples: 1 / 0)),
+     DataError, "the batch of samples 0, 1, 2 of Lines: collate_fn: ZeroDivisionError"),
+    (of(Lines(50, 1)) | {"test_data": None, "metrics": None, "cuts": ()},
+     DataError, "or collate_fn= must make batches of them"),
+    (of(torch.utils.data.DataLoader(Waves(50, 1), 12)) | {"batch_size": 8},
+     DataError, "a DataLoader with batches of 12 samples.* train.batch_size = 8; leave one of"),
+    (of(None) | {"collate_fn": pad}, TypeError, "collate_fn without train_data"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("changed", "error", "message"), REFUSED)
 def test_what_would_train_other_numbers_is_refused(comm, folder, changed, error, message):
     with pytest.raises(error, match=message) as raised:
         made(folder, **given(**changed)).fit()

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 from mpi4py import MPI
-from msgspec.structs import replace
 
 from mpitrain import nn
 from mpitrain.config import ConfigError
@@ -13,7 +12,7 @@ from mpitrain.nn.context import Context
 from mpitrain.nn.positions import Positions
 from mpitrain.start import start
 from mpitrain.training.parts import UserObjects
-from tests.mpi.mpitrain.layouts import alone, curve, job, layouts
+from tests.mpi.mpitrain.layouts import alone, changed, close, curve, job, layouts
 from tests.unit.mpitrain.test_layers import finite_differences
 
 pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.at_most(5)]
@@ -92,8 +91,7 @@ def test_scores_and_messages_are_those_of_the_paper(comm, monkeypatch):
 
 
 def dropping(**parallel):
-    config = job("gpt", **parallel)
-    return replace(config, model=replace(config.model, dropout=0.3))
+    return changed(job("gpt", **parallel), model={"dropout": 0.3})
 
 
 @pytest.fixture(scope="module")
@@ -116,8 +114,7 @@ def test_dropout_of_attention_is_that_of_one_process(comm, one_process, layout):
     expected, whole = one_process
     found, parameters = curve(comm, dropping(**layouts("gpt", RANKS)[layout]), 3)
     np.testing.assert_allclose(found, expected, rtol=1e-10)
-    for name, values in whole.items():
-        np.testing.assert_allclose(parameters[name], values, rtol=1e-7, atol=1e-12)
+    close(parameters, whole, rtol=1e-7, atol=1e-12)
 
 
 def test_layers_of_the_program_are_refused(comm):
@@ -130,6 +127,6 @@ def test_positions_that_tensor_ranks_cannot_share(comm):
     if RANKS % 4 == 0:
         with pytest.raises(ConfigError, match=r"data\.context"):
             config = job("gpt", context=RANKS // 2, tensor=2, sequence=True)
-            start(comm, replace(config, data=replace(config.data, context=2 * RANKS + 2)))
+            start(comm, changed(config, data={"context": 2 * RANKS + 2}))
     with pytest.raises(ValueError, match="cannot be cut into"):
         job("gpt", context=9)

@@ -79,7 +79,7 @@ def made(folder, loss, comm=None, data=None, **changed):
         model=lambda: net(4).double(),
         train_data=data or Drawn(1, masked=loss is masked),
         loss=loss,
-        optimizer=lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+        optimizer=sgd,
         batch_size=12,
         epochs=2,
         seed=7,
@@ -102,7 +102,11 @@ def mean_of(loss, outputs, labels):
     return found[0] / found[1] if isinstance(found, tuple) else found
 
 
-def torchs_own(trainer, loss, clip=None, workers=1, optimizer=None):
+def sgd(parameters):
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+
+
+def torchs_own(trainer, loss, clip=None, workers=1, optimizer=sgd):
     """As :func:`steps_of`, of torch's own loop in one process.
 
     With several ``workers``, each takes the mean of its share of a batch, and the mean of these,
@@ -110,9 +114,7 @@ def torchs_own(trainer, loss, clip=None, workers=1, optimizer=None):
     """
     torch.manual_seed(7)
     module = net(4).double()
-    optimizer = (optimizer or (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9)))(
-        list(module.parameters())
-    )
+    optimizer = optimizer(list(module.parameters()))
     data, told = trainer.parts.data.train, []
     for epoch in range(2):
         for batch in trainer.parts.sampler.batches(epoch):
@@ -215,6 +217,11 @@ WORKERS = {
     "agree": {"sync": {"kind": "local", "period": 1, "agree": 3}},
     "first together": {"sync": {"kind": "local", "period": 3, "start": 10, "agree": 2}},
 }
+if RANKS > 1:
+    WORKERS["server"] = {
+        "server": {"ranks": 1, "bound": 0}, "optimizer": None,
+        "optim": {"name": "sgd", "momentum": 0.0, "lr": 0.1, "reference_batch": 0},
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("how", WORKERS)
@@ -231,32 +238,14 @@ def test_workers_take_means_over_what_counts_in_their_own_samples(comm, folder, 
     def plain(parameters):
         return torch.optim.SGD(parameters, lr=0.1)
 
-    with made(folder, loss, data=data, optimizer=plain, **WORKERS[how]) as trainer:
+    with made(folder, loss, data=data, **{"optimizer": plain} | WORKERS[how]) as trainer:
         told, weights = steps_of(trainer)
-        trainer.parts.drain()
-        alone = 1 if how == "first together" else RANKS
-        wanted, others = torchs_own(trainer, loss, workers=alone, optimizer=plain)
-    np.testing.assert_allclose([loss for loss, _ in told], [loss for loss, _ in wanted], rtol=1e-10)
-    for one, other in zip(weights, others, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-12)
-
-
-@pytest.mark.skipif(RANKS < 2, reason="a worker and a server")
-@pytest.mark.parametrize("name", ["ignored", "masked"])
-def test_a_servers_workers(comm, folder, name):
-    loss = LOSSES[name]
-    data = Drawn(4, masked=loss is masked, left_out=0.2)
-    changed = dict(
-        server={"ranks": 1, "bound": 0}, optimizer=None,
-        optim={"name": "sgd", "momentum": 0.0, "lr": 0.1, "reference_batch": 0},
-    )  # fmt: skip
-
-    def plain(parameters):
-        return torch.optim.SGD(parameters, lr=0.1)
-
-    with made(folder, loss, data=data, **changed) as trainer:
-        _, weights = steps_of(trainer)
-        _, others = torchs_own(trainer, loss, workers=RANKS - 1, optimizer=plain)
+        workers = {"first together": 1, "server": RANKS - 1}.get(how, RANKS)
+        wanted, others = torchs_own(trainer, loss, workers=workers, optimizer=plain)
+        if how != "server":
+            trainer.parts.drain()
+            losses = ([loss for loss, _ in steps] for steps in (told, wanted))
+            np.testing.assert_allclose(*losses, rtol=1e-10)
     for one, other in zip(weights, others, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-12)
 

@@ -16,7 +16,7 @@ from mpitrain.parallel.store import Reduction
 from mpitrain.parallel.summation import Dense
 from mpitrain.parallel.zero import ShardedGradients, ShardedOptimizer, ShardedParameters
 from mpitrain.start import start
-from tests.mpi.mpitrain.layouts import curve, equal, mlp
+from tests.mpi.mpitrain.layouts import changed, curve, equal, mlp
 
 pytestmark = pytest.mark.mpi
 
@@ -41,12 +41,10 @@ def test_overlap_changes_no_bit(comm, algorithm):
 def test_bucket_size_changes_no_bit_where_order_ignores_it(comm, algorithm):
     results = []
     for size in (1, 1000, 2**20):
-        config = mlp(algorithm=algorithm)
-        config = replace(config, parallel=replace(config.parallel, bucket_bytes=size))
+        config = changed(mlp(algorithm=algorithm), bucket_bytes=size)
         results.append(curve(comm, config, steps=5)[1])
     for other in results[1:]:
-        for name, values in results[0].items():
-            np.testing.assert_array_equal(values, other[name])
+        equal(other, results[0])
 
 
 @pytest.fixture

@@ -6,8 +6,9 @@ from mpi4py import MPI
 
 from mpitrain.config import ConfigError
 from mpitrain.metrics.records import Epoch, Saved, Step, Summary
-from mpitrain.ranks.stop import StopFlag, Stopped
+from mpitrain.ranks.stop import Stopped
 from tests.mpi.mpitrain.fits import assert_alike, layouts, made, mse, net, torchs_own
+from tests.mpi.mpitrain.layouts import StopsAfter
 
 torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
 ReduceLROnPlateau = torch.optim.lr_scheduler.ReduceLROnPlateau
@@ -153,19 +154,6 @@ def test_a_module_may_differentiate_by_its_input(folder, parallel):
         trainer.fit()
     module, _ = torchs_own(trainer, sgd, None, make=Field, loss=of_both)
     assert_alike(trainer.module, module)
-
-
-class StopsAfter(StopFlag):
-    """Asks to stop after so many steps."""
-
-    def __init__(self, step):
-        super().__init__()
-        self.step, self.trainer = step, None
-
-    def raised(self):
-        if self.trainer.parts.steps_done + 1 == self.step:
-            self.reason = "the test"
-        return bool(self.reason)
 
 
 @pytest.mark.parametrize("parallel", layouts())

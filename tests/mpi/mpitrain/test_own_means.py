@@ -60,19 +60,23 @@ def place(folder, comm):
     return str(folder / ("all" if comm is not MPI.COMM_SELF else f"alone{MPI.COMM_WORLD.rank}"))
 
 
-def language(folder, **changed):
+def language(**changed):
     given = dict(model=Language, train_data=Tokens(48, 1), test_data=None, metrics=None)
-    return made(folder, **(given | dict(loss=counting, dtype="float64", epochs=1) | changed))
+    return given | dict(loss=counting, dtype="float64", epochs=1) | changed
+
+
+def assert_as_in_one_process(folder, comm, **given):
+    found = []
+    for where in (comm, MPI.COMM_SELF):
+        with made(folder, **given, comm=where, dir=place(folder, where)) as trainer:
+            trainer.fit()
+            found.append([p.detach() for p in trainer.module.parameters()])
+    torch.testing.assert_close(*found, rtol=1e-9, atol=1e-11)
 
 
 @pytest.mark.parametrize("loss", [ignoring, counting])
 def test_labels_that_are_left_out(comm, folder, loss):
-    found = []
-    for where in (comm, MPI.COMM_SELF):
-        with language(folder, loss=loss, comm=where, dir=place(folder, where)) as trainer:
-            trainer.fit()
-            found.append([p.detach() for p in trainer.module.parameters()])
-    torch.testing.assert_close(*found, rtol=1e-10, atol=1e-12)
+    assert_as_in_one_process(folder, comm, **language(loss=loss))
 
 
 @pytest.mark.parametrize("size", [RANKS, 4 * RANKS])
@@ -86,30 +90,13 @@ def test_one_rank_that_sees_a_label_left_out_stops_all_before_the_update(comm, f
             labels["labels"][-1] = -100 if index == 17 else 3
             return ids, labels
 
-    with language(folder, loss=guarded, train_data=Rare(48, 1), batch_size=size) as trainer:
+    given = language(loss=guarded, train_data=Rare(48, 1), batch_size=size)
+    with made(folder, **given) as trainer:
         with pytest.raises(ConfigError, match=r"step \d+: loss: guarded of .*return \(sum, count"):
             trainer.fit()
         step = trainer.parts.steps_done + 1
         assert 17 in next(islice(trainer.parts.sampler.batches(0), step - 1, None))
         assert trainer.parts.updater.steps == step - 1
-
-
-@pytest.mark.parametrize("name", ["rmse", pytest.param("maximum", marks=pytest.mark.slow)])
-def test_metrics_that_are_no_means(comm, folder, name):
-    of = {
-        "rmse": lambda y, t: (y - t).square().mean().sqrt(),
-        "maximum": lambda y, t: (y - t).abs().max(),
-    }
-    with (
-        pytest.raises(ConfigError, match=f"metrics: {name}: <lambda> of"),
-        made(folder, metrics={name: of[name]}, epochs=1) as trainer,
-    ):
-        trainer.fit()
-
-
-def test_a_single_number_is_no_output(comm, folder):
-    with pytest.raises(ConfigError, match="its output 'more' is a single number, and no mean"):
-        language(folder, model=lambda: Language(lambda logits: logits.sum()))
 
 
 class Lengths(Waves):
@@ -134,14 +121,8 @@ class Packed(torch.nn.Module):
 
 @pytest.mark.slow
 def test_packed_sequences(comm, folder):
-    found = []
-    for where in (comm, MPI.COMM_SELF):
-        given = dict(model=Packed, train_data=Lengths(48, 1), test_data=None, metrics=None)
-        given |= dict(epochs=1, comm=where, dir=place(folder, where))
-        with made(folder, **given) as trainer:
-            trainer.fit()
-            found.append([p.detach() for p in trainer.module.parameters()])
-    torch.testing.assert_close(*found, rtol=1e-9, atol=1e-11)
+    given = dict(model=Packed, train_data=Lengths(48, 1), test_data=None, metrics=None, epochs=1)
+    assert_as_in_one_process(folder, comm, **given)
 
 
 class Counts(Waves):
@@ -157,21 +138,6 @@ class Counts(Waves):
 
 def linear(outputs):
     return lambda: torch.nn.Linear(6, outputs).double()
-
-
-def test_whole_numbers_are_classes_unless_there_are_as_many_as_outputs(comm, folder):
-    with (
-        pytest.raises(DataError, match="or floating-point numbers where they are no classes"),
-        made(
-            folder,
-            model=linear(2),
-            loss=torch.nn.CrossEntropyLoss(),
-            train_data=Counts(48, 1),
-            test_data=None,
-            metrics=None,
-        ) as trainer,
-    ):
-        trainer.fit()
 
 
 @pytest.mark.parametrize(
@@ -231,23 +197,6 @@ def frozen():
     return torch.nn.Linear(6, 1).requires_grad_(False)
 
 
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        (dict(model=frozen), "all of its parameters are frozen.*unfreeze"),
-        (dict(metrics={"loss": max}), "'loss' is the name of the mean loss.*choose another"),
-        (dict(metrics={"words": lambda y, t: "none"}), "test: metrics: words gives a str; it must"),
-        (dict(loss=lambda y, t: y.sub_(t).square().mean()), r"work on outputs\.clone"),
-    ],
-)
-def test_what_a_job_cannot_do_is_one_sentence(comm, folder, changed, message):
-    with (
-        pytest.raises(ConfigError, match=message),
-        made(folder, **dict(epochs=1) | changed) as trainer,
-    ):
-        trainer.fit()
-
-
 class Sample(Waves):
     """Another form for one sample."""
 
@@ -260,29 +209,47 @@ class Sample(Waves):
         return self.other(x, y) if index else (x, y)
 
 
-@pytest.mark.parametrize(
-    ("other", "message"),
-    [
-        (lambda x, y: (x, y, 1.0), "'0': float64 of shape .* that of sample 0 float64 of shape"),
-        (lambda x, y: (x[1:], y), "all must be alike, or collate_fn= must make batches of them"),
-    ],
-)
-def test_samples_that_are_not_like_the_others_say_what_to_do(comm, folder, other, message):
+class Left(Counts):
+    """A label that nothing leaves out."""
+
+    def __getitem__(self, index):
+        return super().__getitem__(index)[0], torch.tensor(-1 if index == 5 else 1)
+
+
+def of_classes(outputs, data):
+    loss = torch.nn.CrossEntropyLoss()
+    return dict(model=linear(outputs), train_data=data, loss=loss, metrics=None, test_data=None)
+
+
+def samples_of(other):
+    return dict(train_data=Sample(other), test_data=None, metrics=None)
+
+
+REFUSED = [
+    (dict(metrics={"rmse": lambda y, t: (y - t).square().mean().sqrt()}),
+     ConfigError, "metrics: rmse: <lambda> of"),
+    (language(model=lambda: Language(lambda logits: logits.sum())),
+     ConfigError, "its output 'more' is a single number, and no mean"),
+    (dict(model=frozen), ConfigError, "all of its parameters are frozen.*unfreeze"),
+    (dict(metrics={"loss": max}), ConfigError, "'loss' is the name of the mean loss.*choose anoth"),
+    (dict(metrics={"words": lambda y, t: "none"}),
+     ConfigError, "test: metrics: words gives a str; it must"),
+    (dict(loss=lambda y, t: y.sub_(t).square().mean()), ConfigError, r"work on outputs\.clone"),
+    (of_classes(2, Counts(48, 1)),
+     DataError, "or floating-point numbers where they are no classes"),
+    (of_classes(3, Left(48, 1)),
+     DataError, r"sample 5 to train on has the label -1, .*ignore_index"),
+    (samples_of(lambda x, y: (x, y, 1.0)),
+     DataError, "'0': float64 of shape .* that of sample 0 float64 of shape"),
+    (samples_of(lambda x, y: (x[1:], y)),
+     DataError, "all must be alike, or collate_fn= must make batches of them"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("changed", "error", "why"), REFUSED, ids=[why for *_, why in REFUSED])
+def test_what_a_job_cannot_do_is_one_sentence(comm, folder, changed, error, why):
     with (
-        pytest.raises(DataError, match=message),
-        made(folder, train_data=Sample(other), test_data=None, metrics=None) as trainer,
-    ):
-        trainer.fit()
-
-
-def test_a_label_that_nothing_leaves_out(comm, folder):
-    class Left(Counts):
-        def __getitem__(self, index):
-            return super().__getitem__(index)[0], torch.tensor(-1 if index == 5 else 1)
-
-    given = dict(model=linear(3), train_data=Left(48, 1), test_data=None, metrics=None)
-    with (
-        pytest.raises(DataError, match=r"sample 5 to train on has the label -1, .*ignore_index"),
-        made(folder, loss=torch.nn.functional.cross_entropy, **given) as trainer,
+        pytest.raises(error, match=why),
+        made(folder, **{"epochs": 1, **changed}) as trainer,
     ):
         trainer.fit()

@@ -10,8 +10,7 @@ from mpi4py import MPI
 from msgspec.structs import replace
 
 from collectives import Communicator
-from mpitrain.checkpoint import Writer
-from mpitrain.checkpoint.saving import checkpoints, resume, save
+from mpitrain.checkpoint.saving import resume
 from mpitrain.config import ConfigError, Sync
 from mpitrain.metrics.reader import read_records
 from mpitrain.metrics.records import Step
@@ -19,7 +18,7 @@ from mpitrain.run import train
 from mpitrain.start import start
 from mpitrain.step.agreement import StepReport
 from mpitrain.sync import Quorum
-from tests.mpi.mpitrain.layouts import curve, equal, mlp, whole
+from tests.mpi.mpitrain.layouts import changed, curve, equal, in_folder, keep, mlp, whole
 from tests.mpi.mpitrain.test_sync_arithmetic import gradient, workers
 
 pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
@@ -171,9 +170,7 @@ def test_the_others_wait_for_who_is_far_behind(comm):
 
 
 def quorum_job(folder, **sync):
-    config = mlp("float32")
-    sync = Sync(kind="quorum", **sync)
-    return replace(config, sync=sync, run=replace(config.run, dir=str(folder), log_every=1000))
+    return in_folder(mlp("float32"), folder, log_every=1000, sync={"kind": "quorum", **sync})
 
 
 def test_a_quorum_of_all_trains_as_a_parameter_server_does(comm, folder):
@@ -201,8 +198,7 @@ def slow_last(parts):
 
 @pytest.mark.mpi(min_size=2)
 def test_a_run_without_its_last_ones_is_made_again_bit_by_bit(comm, folder):
-    config = quorum_job(folder / "first", quorum=(RANKS - 1) / RANKS)
-    config = replace(config, train=replace(config.train, epochs=1))
+    config = changed(quorum_job(folder / "first", quorum=(RANKS - 1) / RANKS), epochs=1)
     with start(comm, config, before_step=slow_last) as trainer:
         train(trainer)  # which compares the replicas after each epoch
         expected = whole(comm, trainer)
@@ -211,12 +207,10 @@ def test_a_run_without_its_last_ones_is_made_again_bit_by_bit(comm, folder):
     assert [step.step for step in steps] == list(range(1, len(steps) + 1))
     assert all(sum(map(len, step.sync.taken)) >= RANKS - 1 for step in steps)
     again = quorum_job(folder / "second", replay=str(folder / "first" / "metrics.jsonl"))
-    again = replace(again, train=config.train)
+    again = changed(again, epochs=1)
     with start(comm, again) as trainer:  # killed, and resumed
         records = list(islice(trainer.run_epoch(0), 6))
-        writer = Writer(comm, checkpoints(again), keep=2)
-        save(trainer.parts, writer)
-        writer.finish()
+        keep(trainer)
         list(islice(trainer.run_epoch(0), 2))
     with start(comm, again) as trainer:
         assert resume(trainer.parts).step == 6

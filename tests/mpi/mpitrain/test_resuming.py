@@ -10,17 +10,18 @@ from msgspec.structs import replace
 from collectives import Communicator
 from mpitrain.checkpoint import CheckpointError, CheckpointReader, Writer
 from mpitrain.checkpoint.saving import checkpoints, resume, save
-from mpitrain.config import Checkpoint as CheckpointTable
 from mpitrain.config import ConfigError
 from mpitrain.metrics.reader import read_records
 from mpitrain.metrics.records import Step
 from mpitrain.parallel.replicas import ReplicaMismatch
-from mpitrain.ranks.stop import StopFlag, Stopped
+from mpitrain.ranks.stop import Stopped
 from mpitrain.run import train
 from mpitrain.start import start
 from mpitrain.step.agreement import NonFinite
 from tests.mpi.mpitrain.layouts import (
+    StopsAfter,
     assert_goes_on,
+    changed,
     curve,
     equal,
     few,
@@ -49,8 +50,7 @@ def test_a_run_that_was_interrupted_goes_on_bit_by_bit(comm, folder, layout):
 
 
 def test_a_fresh_run_leaves_no_trace_of_an_earlier_one(comm, folder):
-    config = in_folder(mlp(), folder)
-    config = replace(config, train=replace(config.train, steps=2))
+    config = in_folder(mlp(), folder, steps=2)
     trace = folder / "trace.json"
     for go_on in (False, True, False):
         if comm.rank == 0:
@@ -122,18 +122,18 @@ def spoil_newest(folder, how):
             (newest / "manifest.json").unlink()
 
 
-SPOILT = [
-    "truncated",
-    "empty",
-    "one bit",
-    "missing",
-    "of another step",
-    "manifest cut off",
-    "no manifest",
-]
-
-
-@pytest.mark.parametrize("how", SPOILT)
+@pytest.mark.parametrize(
+    "how",
+    [
+        "truncated",
+        "empty",
+        "one bit",
+        "missing",
+        "of another step",
+        "manifest cut off",
+        "no manifest",
+    ],
+)
 def test_a_spoilt_checkpoint_is_refused_and_the_one_before_used(comm, folder, how):
     config = saved(comm, folder)
     if comm.rank == 0:
@@ -168,9 +168,8 @@ def test_when_all_are_spoilt_nothing_is_made_up(comm, folder):
 
 def test_another_jobs_checkpoint_is_refused(comm, folder):
     config = saved(comm, folder, steps=(1,))
-    other = replace(config, train=replace(config.train, batch_size=50))
     with (
-        start(comm, other) as trainer,
+        start(comm, changed(config, batch_size=50)) as trainer,
         pytest.raises(CheckpointError, match=r"train\.batch_size was 100, and is 50"),
     ):
         resume(trainer.parts)
@@ -203,9 +202,8 @@ def test_data_that_have_changed_are_not_resumed_and_moved_ones_are(comm, folder)
 def test_a_checkpoint_of_other_numbers_is_refused(comm, folder, key):
     config = saved(comm, folder, steps=(1,))
     other = {"dtype": "float64", "compute": "float16"}[key]
-    config = replace(config, run=replace(config.run, **{key: other}))
     with (
-        start(comm, config) as trainer,
+        start(comm, changed(config, run={key: other})) as trainer,
         pytest.raises(CheckpointError, match=rf"run\.{key} was \w+, and is {other}"),
     ):
         resume(trainer.parts)
@@ -244,32 +242,18 @@ def test_the_oldest_ones_go(comm, folder):
 
 def test_a_folder_that_cannot_be_written_fails_on_all_ranks(comm, folder):
     (folder / "file").touch()
-    config = mlp()
-    with start(comm, config) as trainer:
+    with start(comm, mlp()) as trainer:
         writer = Writer(comm, folder / "file" / "checkpoints", keep=1)
         with pytest.raises(CheckpointError, match=r"cannot write a checkpoint to .*intact"):
             save(trainer.parts, writer)
 
 
 def test_a_rank_that_is_asked_to_stop_stops_all_of_them(comm, folder):
-    config = mlp()
-    config = replace(
-        config,
-        run=replace(config.run, dir=str(folder), log_every=1000),
-        checkpoint=CheckpointTable(every=3),
-    )
-    stop = StopFlag()
-    with start(comm, config, stop=stop) as trainer:
-        steps = trainer.step
-
-        def counting(*args):
-            if trainer.parts.steps_done == 6 and comm.rank == RANKS // 2:
-                stop.reason = "a test"
-            return steps(*args)
-
-        trainer.step = counting
-        with pytest.raises(Stopped, match=r"stopped after step 7 of 30 \(a test\)"):
-            train(trainer)
+    config = in_folder(mlp(), folder, log_every=1000, checkpoint={"every": 3})
+    stop = StopsAfter(7, comm.rank == RANKS // 2)
+    told = r"stopped after step 7 of 30 \(a test\)"
+    with start(comm, config, stop=stop) as stop.trainer, pytest.raises(Stopped, match=told):
+        train(stop.trainer)
     with start(comm, config) as trainer:
         train(trainer, go_on=True)
         found = whole(comm, trainer)
@@ -285,12 +269,8 @@ def test_a_rank_that_is_asked_to_stop_stops_all_of_them(comm, folder):
 
 @pytest.mark.parametrize("how", ["the loss", "a replica", "the disk"])
 def test_an_error_of_all_ranks_completes_the_checkpoint_of_the_step_before(comm, folder, how):
-    config = mlp()
-    config = replace(
-        config,
-        run=replace(config.run, dir=str(folder), log_every=1000, check_every=1),
-        checkpoint=CheckpointTable(every=2),
-    )
+    more = {"log_every": 1000, "check_every": 1, "checkpoint": {"every": 2}}
+    config = in_folder(mlp(), folder, **more)
 
     def spoil(parts):
         if parts.steps_done == 2 and comm.rank == RANKS - 1:

@@ -15,7 +15,7 @@ from mpitrain.optim.optimizers import SGD
 from mpitrain.parallel.arena import Arena
 from mpitrain.parallel.replicas import check_replicas
 from mpitrain.parallel.store import Piece
-from mpitrain.parallel.summation import Dense
+from mpitrain.parallel.summation import Dense, Summation
 from mpitrain.step.agreement import Agreed
 from mpitrain.sync import Delayed, Local, Workers
 
@@ -70,29 +70,25 @@ def run(comm, strategy, steps, after=lambda step: None):
         after(step)
 
 
+def made(workers, sync):
+    return (Local if sync.kind == "local" else Delayed)(workers, sync)
+
+
 STRATEGIES = {
-    "local 1": lambda w: Local(w, Sync(kind="local", period=1, outer="plain")),
-    "local 4": lambda w: Local(w, Sync(kind="local", period=4, outer="plain")),
-    "local 4, outer 1": lambda w: Local(
-        w, Sync(kind="local", period=4, outer="nesterov:lr=1,momentum=0")
-    ),
-    "local 5 in fragments": lambda w: Local(
-        w, Sync(kind="local", period=5, outer="plain", fragments=3)
-    ),
-    "delayed 1, 0": lambda w: Delayed(w, Sync(kind="delayed", period=1, delay=0)),
-    "delayed 1, 1": lambda w: Delayed(w, Sync(kind="delayed", period=1, delay=1)),
-    "delayed 1, 4": lambda w: Delayed(w, Sync(kind="delayed", period=1, delay=4)),
-    "delayed 3, 0": lambda w: Delayed(w, Sync(kind="delayed", period=3, delay=0)),
-    "delayed 3, 2": lambda w: Delayed(w, Sync(kind="delayed", period=3, delay=2)),
-    "delayed 3, 3": lambda w: Delayed(w, Sync(kind="delayed", period=3, delay=3)),
-    "delayed 2, 7": lambda w: Delayed(w, Sync(kind="delayed", period=2, delay=7)),
+    "local 1": Sync("local", period=1, outer="plain"),
+    "local 4": Sync("local", period=4, outer="plain"),
+    "local 4, outer 1": Sync("local", period=4, outer="nesterov:lr=1,momentum=0"),
+    "local 5 in fragments": Sync("local", period=5, outer="plain", fragments=3),
+} | {
+    f"delayed {period}, {delay}": Sync("delayed", period=period, delay=delay)
+    for period, delay in ((1, 0), (1, 1), (1, 4), (3, 0), (3, 2), (3, 3), (2, 7))
 }
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_the_mean_of_the_workers_is_one_process_at_every_step(comm, name):
     own = workers(comm)
-    strategy = STRATEGIES[name](own)
+    strategy = made(own, STRATEGIES[name])
     expected = own.parameters.copy()
 
     def compare(step):
@@ -113,7 +109,7 @@ def test_the_mean_of_the_workers_is_one_process_at_every_step(comm, name):
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_drained_workers_are_the_same_bits_where_numbers_round(comm, name, dtype):
     own = workers(comm, dtype)
-    strategy = STRATEGIES[name](own)
+    strategy = made(own, STRATEGIES[name])
     draw = np.random.default_rng(comm.rank)
     for step in range(17):
         own.parameters[...] -= (0.1 * draw.standard_normal(own.arena.size)).astype(dtype)
@@ -128,7 +124,7 @@ def test_drained_workers_are_the_same_bits_where_numbers_round(comm, name, dtype
 def test_one_worker_is_sequential_bit_by_bit(name):
     with Communicator(MPI.COMM_SELF) as one:
         own = workers(one, np.float32)
-        strategy = STRATEGIES[name](own)
+        strategy = made(own, STRATEGIES[name])
         draw, alone = np.random.default_rng(7), own.parameters.copy()
         exact = name != "local 4, outer 1"  # the outer optimiser has the way, which rounds
         for step in range(17):
@@ -213,7 +209,7 @@ SYNCS += [
 @pytest.mark.parametrize("sync", SYNCS, ids=str)
 def test_weights_are_those_of_the_papers(comm, sync):
     own = workers(comm)
-    strategy = (Local if sync.kind == "local" else Delayed)(own, sync)
+    strategy = made(own, sync)
     weights = [own.parameters.copy() for _ in range(comm.size)]
     ends = [0, *np.cumsum(WIDTHS)] if sync.fragments > 1 else [0, sum(WIDTHS)]
     averaging = Averaging(sync, [slice(a, b) for a, b in pairwise(ends)], weights)
@@ -289,12 +285,8 @@ def test_the_optimisers_state_is_averaged_where_that_is_asked_for(comm):
     expected, velocity = own.parameters.copy(), {"velocity": np.zeros(12)}
     for step in range(11):
         g = gradient(comm, comm.rank, step)
-        momentum.apply(
-            own.parameters,
-            momentum.prepare(own.parameters, g, own.state[0], step + 1),
-            own.state[0],
-            RATE,
-        )
+        direction = momentum.prepare(own.parameters, g, own.state[0], step + 1)
+        momentum.apply(own.parameters, direction, own.state[0], RATE)
         strategy.after_step(step)
         direction = momentum.prepare(expected, mean_gradient(comm, step), velocity, step + 1)
         momentum.apply(expected, direction, velocity, RATE)
@@ -306,7 +298,7 @@ def test_the_optimisers_state_is_averaged_where_that_is_asked_for(comm):
 
 
 @dataclass
-class Late:
+class Late(Summation):
     """A link on which what was sent in a step is seen so many steps later, and not before.
 
     Attributes:
@@ -318,23 +310,9 @@ class Late:
     delay: int
     step: int = 0
     waits: list = field(default_factory=list)
-    is_finite = True
-    acts_alone = False
 
     def bind(self, summand):
         return LateSum(self, Dense("ring").bind(summand))
-
-    def begin(self, step, scale):
-        pass
-
-    def prepare(self, gradients, ranks):
-        pass
-
-    def commit(self):
-        pass
-
-    def rollback(self):
-        pass
 
 
 class LateSum:
@@ -367,18 +345,12 @@ def test_nobody_waits_for_what_is_not_due(comm, kind, late):
     """A link of ``late`` steps, and exchanges that take effect ``late`` steps later."""
     link = Late(late)
     own = workers(comm, summation=lambda: link)
-    if kind == "delayed":
-        strategy = Delayed(own, Sync(kind="delayed", period=2, delay=late))
-    else:
-        strategy = Local(
-            own, Sync(kind="local", period=7, outer="nesterov", delay=late, fragments=2)
-        )
     plain = workers(comm, summation=lambda: Dense("ring"))
-    other = (
-        Delayed(plain, Sync(kind="delayed", period=2, delay=late))
-        if kind == "delayed"
-        else Local(plain, Sync(kind="local", period=7, outer="nesterov", delay=late, fragments=2))
-    )
+    sync = {
+        "delayed": Sync("delayed", period=2, delay=late),
+        "streaming": Sync("local", period=7, outer="nesterov", delay=late, fragments=2),
+    }[kind]
+    strategy, other = made(own, sync), made(plain, sync)
     for step in range(20):
         link.step = step
         strategy.progress()  # once while a step computes

@@ -11,6 +11,7 @@ from mpitrain.config import Config, ConfigError, Data, Optim, Parallel, Run, Tra
 from mpitrain.parallel.replicas import ReplicaMismatch
 from mpitrain.start import start
 from mpitrain.training.parts import UserObjects
+from tests.mpi.mpitrain.fits import loop
 
 torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
 torch.set_num_threads(1)
@@ -41,21 +42,20 @@ def job(**parallel):
     )
 
 
-def alone(whole, steps):
-    """Losses of torch in one process, and the trained module."""
-    optimizer = torch.optim.SGD(whole.parameters(), lr=0.1 * 48 / 64, momentum=0.9)
+def alone(whole):
+    """Losses of torch in one process in 20 steps, and the trained module."""
     with Communicator(MPI.COMM_SELF) as one, start(one, job()) as trainer:
-        data, batches = trainer.parts.data.train, list(trainer.parts.sampler.batches(0))[:steps]
-    found = []
-    for batch in batches:
+        data, batches = trainer.parts.data.train, list(trainer.parts.sampler.batches(0))[:20]
+
+    def loss(module, batch):
         some = data[batch]
-        optimizer.zero_grad()
-        scores = whole(torch.from_numpy(some.inputs))
-        loss = torch.nn.functional.cross_entropy(scores, torch.from_numpy(some.labels))
-        loss.backward()
-        optimizer.step()
-        found.append(loss.item())
-    return found, whole
+        scores = module(torch.from_numpy(some.inputs))
+        return torch.nn.functional.cross_entropy(scores, torch.from_numpy(some.labels))
+
+    def sgd(parameters):
+        return torch.optim.SGD(parameters, lr=0.1 * 48 / 64, momentum=0.9)
+
+    return loop(whole, sgd, batches, loss), whole
 
 
 class Tables(torch.nn.Module):
@@ -109,7 +109,7 @@ def test_torch_layers_train_as_in_torch_alone_and_go_back_into_the_module(comm, 
     with start(comm, job(**parallel), objects=UserObjects(layers=layers(mine))) as trainer:
         found = [record.loss for _, record in zip(range(20), trainer.run_epoch(0))]
         load_into(mine, trainer.parts)
-    expected, one = alone(with_tables_and_ties(), 20)
+    expected, one = alone(with_tables_and_ties())
     np.testing.assert_allclose(found, expected, rtol=1e-10)
     for value, wanted in zip(mine.parameters(), one.parameters(), strict=True):
         torch.testing.assert_close(value, wanted, rtol=1e-7, atol=1e-9)
@@ -152,7 +152,7 @@ def test_layers_of_torch_within_others(comm, parallel):
             load_into(torch.nn.Linear(2, 2), trainer.parts)
     one = Adding(*with_norm()).double()
     one.bias = torch.nn.Parameter(torch.zeros(32, dtype=torch.float64))
-    expected, one = alone(one, 20)
+    expected, one = alone(one)
     np.testing.assert_allclose(found, expected, rtol=1e-10)
     for name, value in mine.state_dict().items():
         torch.testing.assert_close(value, one.state_dict()[name], rtol=1e-7, atol=1e-9)

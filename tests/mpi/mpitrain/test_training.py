@@ -13,7 +13,7 @@ from threadpoolctl import threadpool_info, threadpool_limits
 
 from collectives import CollectiveError, Communicator, CorruptMessage
 from mpitrain import nn
-from mpitrain.config import ConfigError, Sync
+from mpitrain.config import ConfigError
 from mpitrain.data import DataError
 from mpitrain.metrics.records import Skipped
 from mpitrain.models import SequentialModel
@@ -26,7 +26,7 @@ from mpitrain.run import train
 from mpitrain.start import start
 from mpitrain.step.agreement import NonFinite
 from mpitrain.training.parts import UserObjects
-from tests.mpi.mpitrain.layouts import mlp, text_job
+from tests.mpi.mpitrain.layouts import changed, in_folder, mlp, text_job
 
 pytestmark = pytest.mark.mpi
 
@@ -59,8 +59,7 @@ def test_a_replica_that_diverges_is_caught_on_all_ranks(comm):
 
 @pytest.mark.mpi(min_size=2)
 def test_initial_values_that_differ_are_caught_before_the_first_step(comm, folder):
-    config = mlp()
-    trainer = start(comm, replace(config, run=replace(config.run, dir=str(folder))))
+    trainer = start(comm, in_folder(mlp(), folder))
     if comm.rank == 0:
         trainer.parts.store.parameters[3] += 1
     with pytest.raises(ReplicaMismatch, match="before the first step"):
@@ -85,7 +84,7 @@ def test_ranks_with_other_jobs_are_told_the_key_and_the_values(comm, key, value)
     table, name = key.split(".")
     usual = getattr(getattr(config, table), name)
     if comm.rank == RANKS - 1:
-        config = replace(config, **{table: replace(getattr(config, table), **{name: value})})
+        config = changed(config, **{table: {name: value}})
     ranks = f"ranks? {', '.join(map(str, range(RANKS - 1)))}"
     match = rf"jobs: {key} is {usual!r} on {ranks} and {value!r} on rank {RANKS - 1}; give all"
     with pytest.raises(ConfigError, match=match):
@@ -111,12 +110,8 @@ def test_ranks_may_have_their_files_in_other_places(comm, tmp_path):
     with start(comm, config) as trainer:
         list(trainer.run_epoch(0))
         expected = trainer.parts.store.parameters.copy()
-    own = replace(
-        config,
-        run=replace(config.run, dir=str(tmp_path / f"run{comm.rank}")),
-        data=replace(config.data, workers=2 * last),
-        parallel=replace(config.parallel, offload="" if last else str(tmp_path)),
-    )
+    offload = "" if last else str(tmp_path)
+    own = in_folder(config, tmp_path / f"run{comm.rank}", workers=2 * last, offload=offload)
     with start(comm, own) as trainer:
         list(trainer.run_epoch(0))
         np.testing.assert_array_equal(trainer.parts.store.parameters, expected)
@@ -174,10 +169,9 @@ def test_what_one_rank_raises_all_raise_whatever_its_class(comm, how, kind, text
 
 def test_a_job_that_is_refused_leaves_nothing_behind(comm, monkeypatch, split_off):
     """Of communicators, and of processes that read ahead; neither does one that is closed."""
-    config = mlp()
-    config = replace(config, data=replace(config.data, workers=1))
-    in_pieces = replace(config, sync=Sync(kind="local", fragments=4))
-    unknown = replace(config, checkpoint=replace(config.checkpoint, best="nonsense"))
+    config = changed(mlp(), workers=1)
+    in_pieces = changed(config, sync={"kind": "local", "fragments": 4})
+    unknown = changed(config, best="nonsense")
     for refused in (in_pieces, unknown):
         with pytest.raises(ConfigError, match=r"4 fragments|nonsense"):
             start(comm, refused)
@@ -222,9 +216,7 @@ def test_all_ranks_agree_that_the_loss_is_not_finite(comm):
 
 def test_samples_that_are_not_finite_are_named_when_no_loss_scale_is_left(comm):
     """Before that, the loss may leave them out, and a gradient have overflowed by the scale."""
-    config = mlp()
-    run = replace(config.run, compute="float16", loss_scale=2.0)
-    with start(comm, replace(config, run=run)) as trainer:
+    with start(comm, changed(mlp(), compute="float16", loss_scale=2.0)) as trainer:
         trainer.parts.data.train.inputs[...] = 1e6  # more than float16 holds
         steps = trainer.run_epoch(0)
         assert isinstance(next(steps), Skipped) and trainer.parts.scale.value == 1
@@ -233,9 +225,7 @@ def test_samples_that_are_not_finite_are_named_when_no_loss_scale_is_left(comm):
 
 
 def test_all_ranks_skip_together_where_the_job_says_so(comm):
-    config = mlp()
-    config = replace(config, run=replace(config.run, on_nonfinite="skip"))
-    with start(comm, config) as trainer:
+    with start(comm, changed(mlp(), on_nonfinite="skip")) as trainer:
         before = trainer.parts.store.parameters.copy()
         spoil(trainer)
         records = list(islice(trainer.run_epoch(0), 3))
@@ -246,9 +236,8 @@ def test_all_ranks_skip_together_where_the_job_says_so(comm):
 
 
 def test_the_loss_scale_falls_when_a_gradient_overflows_and_rises_again(comm):
-    config = mlp()
-    run = replace(config.run, compute="float16", loss_scale=2.0**40, loss_scale_window=4)
-    with start(comm, replace(config, run=run)) as trainer:
+    narrow = changed(mlp(), compute="float16", loss_scale=2.0**40, loss_scale_window=4)
+    with start(comm, narrow) as trainer:
         records = list(trainer.run_epoch(0)) + list(trainer.run_epoch(1))
         skipped = [isinstance(record, Skipped) for record in records]
         assert skipped[0] and not all(skipped)
@@ -288,8 +277,7 @@ def test_a_model_that_is_too_large_is_refused_on_all_ranks(comm, monkeypatch):
 
 
 def test_a_model_of_more_bytes_than_there_are_addresses_is_refused(comm):
-    config = mlp()
-    config = replace(config, model=replace(config.model, hidden=(2**31 - 1,) * 3))
+    config = changed(mlp(), hidden=(2**31 - 1,) * 3)
     with pytest.raises(ConfigError, match=r"model: the parameters .* do not fit into memory"):
         start(comm, config)
     with pytest.raises(ConfigError, match=r"model: the parameters .* do not fit into memory"):

@@ -10,6 +10,7 @@ from mpi4py import MPI
 
 import mpitrain
 from mpitrain.checkpoint.export import export
+from tests.mpi.mpitrain.fits import loop
 
 torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
@@ -154,23 +155,19 @@ def grid():
     ]
 
 
-def alone(trainer, make, epochs):
+def alone(trainer, make):
     """Losses of one process with torch alone, on the same batches in one piece."""
     torch.manual_seed(7)
-    model, data = make().double().train(), trainer.parts.data.train.data
-    optimizer = momentum(model.parameters())
-    losses = []
-    for epoch in range(epochs):
-        for batch in trainer.parts.sampler.batches(epoch):
-            collate = trainer.parts.data.train.collate or torch.utils.data.default_collate
-            some = collate([data[i] for i in batch])
-            some = {n: v.double() if v.is_floating_point() else v for n, v in some.items()}
-            optimizer.zero_grad()
-            loss = model(**some).loss
-            loss.backward()
-            losses.append(loss.item())
-            optimizer.step()
-    return losses
+    data, sampler = trainer.parts.data.train, trainer.parts.sampler
+    collate = data.collate or torch.utils.data.default_collate
+    every = [batch for epoch in range(2) for batch in sampler.batches(epoch)]
+    batches = [collate([data.data[i] for i in batch]) for batch in every]
+
+    def loss(model, some):
+        wide = {n: v.double() if v.is_floating_point() else v for n, v in some.items()}
+        return model(**wide).loss
+
+    return loop(make().double().train(), momentum, batches, loss)
 
 
 def made(folder, make, data, **given):
@@ -225,7 +222,7 @@ def test_a_model_trains_as_torch_alone(folder, name):
     make, data, _ = MODELS[name]
     with Wide(), made(folder, lambda: without_dropout(make), data, micro_batches=2) as trainer:
         found = [record.loss for epoch in range(2) for record in trainer.run_epoch(epoch)]
-        wanted = alone(trainer, lambda: without_dropout(make), 2)
+        wanted = alone(trainer, lambda: without_dropout(make))
     np.testing.assert_allclose(found, wanted, rtol=1e-10)
 
 

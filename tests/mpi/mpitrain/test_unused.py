@@ -8,7 +8,7 @@ import pytest
 
 import mpitrain
 from mpitrain.config import ConfigError
-from tests.mpi.mpitrain.fits import RANKS, assert_interrupted_alike, layouts, made
+from tests.mpi.mpitrain.fits import RANKS, assert_interrupted_alike, layouts, loop, made
 
 torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
 torch.set_num_threads(1)
@@ -39,6 +39,8 @@ class Branches(torch.nn.Module):
     """Of what it has, some is never called, some gives what the loss leaves out, and some is used
     for special samples alone."""
 
+    decides = True
+
     def __init__(self):
         super().__init__()
         self.enter = torch.nn.Linear(6, 8)
@@ -53,19 +55,15 @@ class Branches(torch.nn.Module):
         x = torch.tanh(self.enter(x))
         aside = self.aside(x)
         x = torch.tanh(self.middle(x))
-        if bool((special > 0).any()):
+        if self.decides and bool((special > 0).any()):
             x = x + special * self.rare(x)
         return {"y": self.leave(x), "aside": self.behind(aside)}
 
 
 class Cut(Branches):
-    """The same without values that decide, so that it can be cut: aside crosses the cut."""
+    """Without values that decide, so that it can be cut: aside crosses the cut."""
 
-    def forward(self, x, special):
-        x = torch.tanh(self.enter(x))
-        aside = self.aside(x)
-        x = torch.tanh(self.middle(x))
-        return {"y": self.leave(x), "aside": self.behind(aside)}
+    decides = False
 
 
 def of_one(outputs, labels):
@@ -87,15 +85,11 @@ def given(model, optimizer, **changed):
     } | changed
 
 
-def torchs_own(model, optimizer):
+def torchs_own(model):
     torch.manual_seed(7)
     module = model().double()
-    optimizer = optimizer(list(module.parameters()))
-    for _ in range(2):
-        for (x, special), y in torch.utils.data.DataLoader(Turns(144, 1), 24):
-            optimizer.zero_grad()
-            of_one(module(x, special), y).backward()
-            optimizer.step()
+    batches = [*torch.utils.data.DataLoader(Turns(144, 1), 24)] * 2
+    loop(module, adamw, batches, lambda module, batch: of_one(module(*batch[0]), batch[1]))
     return module
 
 
@@ -114,7 +108,7 @@ def test_what_is_used_now_and_then_is_torchs(folder):
     """Used on one rank is used; the others' counts of steps go on without it."""
     with made(folder, **given(Branches, adamw, parallel={"zero": 1})) as trainer:
         trainer.fit()
-    assert_alike(trainer.module, torchs_own(Branches, adamw))
+    assert_alike(trainer.module, torchs_own(Branches))
     left_out = trainer.parts.updater.left_out
     assert left_out["part0.rare.weight"] == 6
     assert left_out["part0.never.weight"] == 12
@@ -126,7 +120,7 @@ def test_what_crosses_a_cut_and_is_not_used(folder, parallel):
     changed = {"parallel": parallel | {"checksums": RANKS == 3}, "cuts": cuts}
     with made(folder, **given(Cut, adamw, **changed)) as trainer:
         trainer.fit()
-    assert_alike(trainer.module, torchs_own(Cut, adamw))
+    assert_alike(trainer.module, torchs_own(Cut))
 
 
 @pytest.mark.parametrize(

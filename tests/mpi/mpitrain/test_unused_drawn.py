@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 from mpitrain.compress import CODECS, parse
-from mpitrain.compress.codec import Momentum
+from mpitrain.compress.dgc import DGC
 from mpitrain.config import method_table as methods
 from tests.mpi.mpitrain.fits import RANKS
 from tests.mpi.mpitrain.unused_twins import Case, check, check_quorum
@@ -32,7 +32,7 @@ def cases(draw, tables):
     """Cases with any module and optimiser, and with what ``tables`` draws."""
     given = draw(tables)
     codec = given.get("compress", {}).get("codec", "none")
-    plain = codec in CODECS and isinstance(parse(codec), Momentum)
+    plain = codec in CODECS and isinstance(parse(codec), DGC)
     own = draw(FLAGS)
     name = "sgd" if plain else draw(st.sampled_from(["sgd", "adam", "adamw", "lamb"]))
     optimizer = {"name": name, "lr": 0.05 if name == "sgd" else 0.01}

@@ -11,20 +11,23 @@ RECORD = {
     "collective": "allreduce", "algorithm": "auto", "ran": "ring", "memory": "numpy", "bytes": 8,
     "in_place": False, "p50_us": 1.0, "ranks": 2,
 }  # fmt: skip
-ABOUT = {"mpi": "A", "threads": "single"}
+
+
+def written(folder, name, rows, mpi="A"):
+    """A benchmark's file of these rows on top of ``RECORD``."""
+    path = folder / f"{name}.json"
+    about = {"mpi": mpi, "threads": "single"}
+    content = {"environment": about, "results": [RECORD | row for row in rows]}
+    path.write_text(json.dumps(content))
+    return str(path)
 
 
 def test_compare(capsys, tmp_path):
     rows = [
-        {"algorithm": name, "ran": name, "bytes": 1024, "p50_us": us, "in_place": False}
+        {"algorithm": name, "ran": name, "bytes": 1024, "p50_us": us}
         for name, us in (("ring", 2.0), ("native", 3.0))
     ]
-    same = {"collective": "allreduce", "ranks": 2, "memory": "numpy"}
-    about = {"mpi": "Some MPI 1.0", "threads": "single"}
-    told = {"environment": about, "results": [row | same for row in rows]}
-    path = tmp_path / "a.json"
-    path.write_text(json.dumps(told))
-    assert main([str(path)]) == 0
+    assert main([written(tmp_path, "a", rows, "Some MPI 1.0")]) == 0
     assert capsys.readouterr().out.splitlines() == [
         "| bytes | Some MPI 1.0, single: native (us) | ring |",
         "| ---: | ---: | ---: |",
@@ -35,7 +38,7 @@ def test_compare(capsys, tmp_path):
 def test_auto_over_several_runs(capsys, tmp_path):
     def run(number, **times):
         rows = [
-            RECORD | {"algorithm": row, "ran": ran, "bytes": nbytes, "p50_us": times[name]}
+            {"algorithm": row, "ran": ran, "bytes": nbytes, "p50_us": times[name]}
             for name, row, ran, nbytes in (
                 ("ours", "auto", "ring", 1 << 20),
                 ("large", "native", "native", 1 << 20),
@@ -43,9 +46,7 @@ def test_auto_over_several_runs(capsys, tmp_path):
                 ("small", "native", "native", 8),
             )
         ]
-        path = tmp_path / f"{number}.json"
-        path.write_text(json.dumps({"environment": ABOUT, "results": rows}))
-        return str(path)
+        return written(tmp_path, number, rows)
 
     files = [
         run(1, ours=1, large=2, left=1, small=1),
@@ -69,22 +70,18 @@ def test_files_that_are_no_benchmarks_are_refused(capsys, tmp_path, how):
     assert error.count("\n") == 1
 
 
-NATIVE = RECORD | {"algorithm": "native", "ran": "native"}
+NATIVE = {"algorithm": "native", "ran": "native"}
 INCOMPARABLE = {
-    "no row of native for 8 B": ([RECORD | {"algorithm": "ring"}],),
-    "no row of native on shared memory for 8 B": ([NATIVE, RECORD | {"memory": "shared"}],),
-    "no row of auto for 8 B": ([NATIVE, RECORD | {"algorithm": "ring"}],),
-    "no size in common": ([NATIVE, RECORD], [NATIVE | {"bytes": 64}]),
+    "no row of native for 8 B": ([{"algorithm": "ring"}],),
+    "no row of native on shared memory for 8 B": ([NATIVE, {"memory": "shared"}],),
+    "no row of auto for 8 B": ([NATIVE, {"algorithm": "ring"}],),
+    "no size in common": ([NATIVE, {}], [NATIVE | {"bytes": 64}]),
 }
 
 
 @pytest.mark.parametrize("sentence", INCOMPARABLE)
 def test_files_that_cannot_be_compared_are_refused(capsys, tmp_path, sentence):
-    paths = []
-    for number, rows in enumerate(INCOMPARABLE[sentence]):
-        path = tmp_path / f"{number}.json"
-        path.write_text(json.dumps({"environment": ABOUT, "results": rows}))
-        paths.append(str(path))
+    paths = [written(tmp_path, *each) for each in enumerate(INCOMPARABLE[sentence])]
     assert main(["--peers", *paths]) == 2
     error = capsys.readouterr().err
     assert sentence in error and error.count("\n") == 1
@@ -92,16 +89,12 @@ def test_files_that_cannot_be_compared_are_refused(capsys, tmp_path, sentence):
 
 def run_of(folder, mpi, native, ours, memory="shared", in_place=False):
     """A benchmark file of one size: microseconds of the library, and of ours by algorithm."""
+    same = {"memory": memory, "in_place": in_place, "bytes": 1 << 20, "floor_us": 5.0}
     rows = [
-        {"algorithm": name, "ran": ran, "p50_us": us, "floor_us": 5.0}
+        {"algorithm": name, "ran": ran, "p50_us": us, **same}
         for name, ran, us in [("native", "native", native), *ours]
     ]
-    same = {"collective": "allreduce", "ranks": 2, "memory": memory, "in_place": in_place}
-    same["bytes"] = 1 << 20
-    told = {"environment": {"mpi": mpi, "threads": "single"}, "results": [r | same for r in rows]}
-    path = folder / f"{mpi}.json"
-    path.write_text(json.dumps(told))
-    return str(path)
+    return written(folder, mpi, rows, mpi)
 
 
 def test_peers_tell_what_auto_does_for_ordinary_and_for_adopted_arrays(capsys, tmp_path):

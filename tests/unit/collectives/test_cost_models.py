@@ -11,13 +11,12 @@ from collectives.algorithms import build, in_segments
 from collectives.analysis.fit import fit, read
 from collectives.analysis.formulas import FORMULAS
 from collectives.analysis.simulate import Machine, simulate
-from collectives.analysis.topology import Flat, LinkCost
-from collectives.compile.cost import count
-from collectives.compile.pipelining import Model, best_segments, segments_for
+from collectives.analysis.topology import LinkCost, Topology
+from collectives.compile.cost import Model, best_segments, count, segments_for
 from collectives.errors import CollectiveError, UnknownAlgorithm
 
 MODEL = Model(2e-6, 1e-9, 3e-10)
-MACHINE = Machine(Flat(LinkCost(MODEL.alpha, MODEL.beta)), MODEL.gamma)
+MACHINE = Machine(Topology(LinkCost(MODEL.alpha, MODEL.beta)), MODEL.gamma)
 M = 3 << 18  # a multiple of all numbers of ranks below
 
 
@@ -44,7 +43,7 @@ def test_closed_forms_are_what_the_simulator_gives(formula, p):
 def test_the_textbooks_forms_are_less_by_the_ports():
     direct = next(f for f in FORMULAS if f.algorithm == "direct")
     assert direct.book_seconds(MODEL, M, 8) == pytest.approx(2 * (MODEL.alpha + MODEL.beta * M / 8))
-    many = Machine(Flat(LinkCost(MODEL.alpha, MODEL.beta)), gamma=0.0, ports="multi")
+    many = Machine(Topology(LinkCost(MODEL.alpha, MODEL.beta)), gamma=0.0, ports="multi")
     simulated = simulate(build("allreduce", "direct", 8), M, many)
     assert simulated == pytest.approx(direct.book_seconds(MODEL, M, 8), rel=1e-3)
 

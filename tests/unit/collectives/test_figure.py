@@ -1,11 +1,14 @@
-"""The drawn schedule: what it shows of many rounds, ranks and chunks."""
+"""The drawn schedule: what it shows of many rounds, ranks and chunks, and the trees behind it."""
 
 from itertools import combinations
 
 import pytest
 
-from collectives.algorithms import build
+from collectives.__main__ import main
+from collectives.algorithms import ALGORITHMS, build
+from collectives.algorithms.double_binary_tree import trees as double_trees
 from collectives.analysis.figure import columns, figure, moves, shade
+from collectives.analysis.structure import trees
 from collectives.errors import CollectiveError
 
 
@@ -74,3 +77,31 @@ def test_receives_of_one_rank_stand_apart(tmp_path):
     lines = (tmp_path / "a.svg").read_text().splitlines()
     places = [line.split("transform=")[1].split(">")[0] for line in lines if ">r0<" in line]
     assert len(places) == len(set(places)) == 6
+
+
+def test_the_binomial_tree():
+    wanted = {1: 0, 2: 0, 3: 2, 4: 0, 5: 4, 6: 4, 7: 6}
+    for collective in ("allreduce", "broadcast", "reduce"):
+        assert trees(build(collective, "binomial_tree", 8)) == {0: wanted}
+
+
+@pytest.mark.parametrize("p", [2, 5, 8])
+def test_the_double_binary_tree(p):
+    found = trees(build("allreduce", "double_binary_tree", p))
+    for rank in range(p):
+        for chunk, tree in enumerate(double_trees(rank, p)):
+            assert found[chunk].get(rank) == tree.parent
+
+
+@pytest.mark.parametrize("name", ["ring", "butterfly", "swing", "direct", "circulant"])
+def test_what_is_no_tree(name):
+    assert trees(build("allreduce", name, 8)) == {}
+
+
+@pytest.mark.slow
+def test_a_picture_for_every_algorithm(tmp_path, capsys):
+    assert main(["draw", "all", "-n", "4", "-o", str(tmp_path)]) == 0
+    capsys.readouterr()
+    for algorithm in ALGORITHMS:
+        path = tmp_path / f"{algorithm.collective}_{algorithm.name}_4.png"
+        assert path.read_bytes().startswith(b"\x89PNG")

@@ -164,14 +164,7 @@ def test_every_root_is_proved():
         register(Algorithm("broadcast", "rootless", only_root_0))
 
 
-def test_sizes_that_it_is_not_for():
-    def powers(rank, size):
-        if size & (size - 1):
-            raise UnknownAlgorithm(f"powers is for powers of two, not {size} ranks")
-        yield from recursive_doubling(rank, size)
-
-    register(Algorithm("allreduce", "powers", powers))
-
+def test_an_algorithm_for_no_number_of_ranks():
     def none(rank, size):
         raise UnknownAlgorithm("not today")
         yield

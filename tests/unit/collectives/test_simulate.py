@@ -9,7 +9,7 @@ from collectives.__main__ import main
 from collectives.algorithms import build
 from collectives.algorithms.links import dgx1
 from collectives.analysis.simulate import Machine, simulate
-from collectives.analysis.topology import Cluster, FatTree, Flat, Islands, LinkCost, Torus, grid
+from collectives.analysis.topology import Cluster, FatTree, Islands, LinkCost, Topology, Torus, grid
 from collectives.analysis.topology import build as topology
 from collectives.errors import ScheduleError, TooLarge
 
@@ -19,7 +19,7 @@ M = 1 << 20
 
 
 def seconds(algorithm, p, network=None, ports="one", nbytes=M, collective="allreduce"):
-    machine = Machine(network or Flat(LINK), GAMMA, ports)
+    machine = Machine(network or Topology(LINK), GAMMA, ports)
     return simulate(build(collective, algorithm, p), nbytes, machine)
 
 
@@ -32,7 +32,7 @@ def test_messages_that_arrive_in_later_rounds_are_refused():
 
     late = replace(build("allreduce", "ring", 3), generate=generate)
     with pytest.raises(ScheduleError, match="ring on 3 ranks: it cannot be simulated"):
-        simulate(late, M, Machine(Flat(LINK)))
+        simulate(late, M, Machine(Topology(LINK)))
 
 
 def test_segments_give_the_tree_the_bandwidth_of_the_ring():
@@ -88,7 +88,9 @@ def test_a_uniform_schedule_is_sampled(monkeypatch):
     monkeypatch.setattr("collectives.analysis.simulate.MOST_STEPS", 100)
     with pytest.raises(TooLarge, match="too many steps"):
         seconds("ring", 32)
-    sampled = simulate(build("allreduce", "ring", 32), M, Machine(Flat(LINK), GAMMA), uniform=True)
+    sampled = simulate(
+        build("allreduce", "ring", 32), M, Machine(Topology(LINK), GAMMA), uniform=True
+    )
     assert sampled == pytest.approx(whole, rel=0.2)
 
 

@@ -10,7 +10,7 @@ from collectives.algorithms import build, spanning_trees
 from collectives.algorithms.links import PATTERNS, named
 from collectives.algorithms.packing import connectivity, pack
 from collectives.analysis.simulate import Machine, simulate
-from collectives.analysis.topology import Flat, LinkCost
+from collectives.analysis.topology import LinkCost, Topology
 from collectives.analysis.verify import verify
 from collectives.errors import TooLarge, UnknownAlgorithm
 from collectives.schedule import Send
@@ -21,7 +21,7 @@ M = 96 << 20
 
 
 @dataclass(frozen=True, eq=False)
-class Wired(Flat):
+class Wired(Topology):
     """Links of some pairs of ranks with ``lanes[a, b]`` lanes, each of which is a port.
 
     A message without a link of its own is ``detour`` times slower than a lane (PCIe and host).

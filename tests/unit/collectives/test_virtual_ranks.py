@@ -6,7 +6,7 @@ import pytest
 from collectives.algorithms import build
 from collectives.analysis.simulate import Machine, simulate
 from collectives.analysis.topology import Cluster as Nodes
-from collectives.analysis.topology import FatTree, Flat, LinkCost
+from collectives.analysis.topology import FatTree, LinkCost, Topology
 from collectives.execution.messages import Operands, bind
 from collectives.execution.transport.mpi import MPITransport
 from collectives.virtual import Deadlock, VirtualCluster, here
@@ -21,12 +21,14 @@ class Transport(MPITransport):
 
 def run(size, program, network=None):
     """The cluster, and what the ranks of ``program`` return; only messages take time."""
-    cluster = VirtualCluster(size, network or Flat(PORT), measures=False)
+    cluster = VirtualCluster(size, network or Topology(PORT), measures=False)
     return cluster, cluster.run(program)
 
 
 @pytest.mark.parametrize("size", [2, 3, 8, 16])
-@pytest.mark.parametrize("network", [Flat(PORT), Nodes(PORT, per_node=4), FatTree(PORT, leaf=4)])
+@pytest.mark.parametrize(
+    "network", [Topology(PORT), Nodes(PORT, per_node=4), FatTree(PORT, leaf=4)]
+)
 def test_a_ring_takes_the_time_of_the_simulator(size, network):
     count = 24 * size
     schedule = build("allreduce", "ring", size)

@@ -6,31 +6,13 @@ from mpitrain.compress import parse
 
 LENGTHS = (0, 1, 2, 3, 7, 8, 9, 255, 256, 257, 1000)
 CODED = (
-    "bf16",
-    "fp16",
-    "int8",
-    "int8:block=64,rounding=stochastic",
-    "int8:power=true",
-    "int4",
-    "int4:block=0,rounding=stochastic",
-    "sign",
-    "sign:block=64,scale=rms",
-    "sign:power=true",
-    "onebit",
-    "onebit:block=16",
-    "signum",
-    "terngrad",
-    "terngrad:block=64,clip=2.5",
-    "qsgd",
-    "qsgd:levels=1,block=0,norm=max",
-    "qsgd:levels=1000,damped=true",
-    "threshold",
-    "atomo",
-    "atomo:rank=3,columns=9",
-    "rotate+int8",
-    "rotate:block=64,keep=0.5+qsgd:levels=100,norm=max",
+    "bf16", "fp16", "int8", "int8:block=64,rounding=stochastic", "int8:power=true", "int4",
+    "int4:block=0,rounding=stochastic", "sign", "sign:block=64,scale=rms", "sign:power=true",
+    "onebit", "onebit:block=16", "signum", "terngrad", "terngrad:block=64,clip=2.5", "qsgd",
+    "qsgd:levels=1,block=0,norm=max", "qsgd:levels=1000,damped=true", "threshold", "atomo",
+    "atomo:rank=3,columns=9", "rotate+int8", "rotate:block=64,keep=0.5+qsgd:levels=100,norm=max",
     "rotate:block=0+sign",
-)
+)  # fmt: skip
 #: Words of codecs that roll dice.
 ROLLING = ("stochastic", "terngrad", "qsgd", "atomo", "rotate")
 
@@ -66,7 +48,7 @@ def sent_by(code, x, step=0):
     chosen = code.select(x, step)
     assert chosen.dtype == np.uint32 and (np.diff(chosen.astype(np.int64)) > 0).all()
     found = np.zeros_like(x)
-    found[chosen] = code.values(x[chosen])
+    found[chosen] = x[chosen]
     return found
 
 

@@ -8,7 +8,7 @@ from mpitrain.compress import parse
 from mpitrain.compress.codec import Remembering, Sparse, feedback_of
 from mpitrain.compress.topk import largest
 
-SPARSE = ("topk:keep=0.1", "topk:keep=1", "strom:tau=0.5", "dgc:keep=0.1")
+SPARSE = ("topk:keep=0.1", "topk:keep=1", "dgc:keep=0.1")
 
 
 @pytest.mark.parametrize("n", [1, 2, 5, 100, 5000, 100_000])
@@ -57,13 +57,6 @@ def test_of_the_square_no_more_is_left_than_the_share_that_is_not_sent(keep):
             assert len(code.select(x, 0)) == min(n, k)
             left = np.square(x - sent_by(code, x)).sum()
             assert left <= (1 - k / n) * np.square(x).sum() * (1 + 1e-12)
-
-
-def test_stroms_values_are_the_threshold():
-    x = np.array([0.3, -0.3, 0.25, 0, -7], np.float32)
-    code = parse("strom:tau=0.25")
-    np.testing.assert_array_equal(code.select(x, 0), [0, 1, 2, 4])
-    np.testing.assert_array_equal(sent_by(code, x), [0.25, -0.25, 0.25, 0, -0.25])
 
 
 # Deep Gradient Compression

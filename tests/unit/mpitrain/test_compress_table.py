@@ -11,6 +11,7 @@ from mpitrain.commands.plan import explain
 from mpitrain.compress import parse
 from mpitrain.config import Config, ConfigError
 from mpitrain.parallel.compressed_summation import CodingOptions
+from mpitrain.search.machine import Machine
 
 SGD = {"name": "sgd", "momentum": 0.0}
 LOCAL = {"kind": "local", "period": 5}
@@ -103,4 +104,4 @@ def test_what_is_left_out_of_the_largest_numbers_stays_finite(text):
 
 def test_a_plan_of_more_ranks_than_can_be_proved_is_refused():
     with pytest.raises(ConfigError, match=r"plan -n 1000000: at most 65536 ranks"):
-        explain(Config(), 1_000_000)
+        explain(Config(), Machine(1_000_000, 8, 1.0))

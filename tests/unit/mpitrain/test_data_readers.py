@@ -1,4 +1,4 @@
-"""Readers of data at the edges: files that promise more than they hold, and parts that differ."""
+"""Readers of data: what they read, and files that promise more than they hold or do not fit."""
 
 import gzip
 import io
@@ -9,17 +9,24 @@ import zipfile
 import numpy as np
 import pytest
 
-from mpitrain.data import DataError
+from mpitrain.config import Data
+from mpitrain.data import DataError, load
 from mpitrain.data.arrays import load_arrays
-from mpitrain.data.idx import load_idx, parse_idx
+from mpitrain.data.idx import load_idx, parse_idx, read_idx
 from mpitrain.data.text import Tokens, load_text
 from mpitrain.data.tokens import load_tokens
 
 MAX = 2**32 - 1
+KINDS = {"u1": 8, "i1": 9, "i2": 0xB, "i4": 0xC, "f4": 0xD, "f8": 0xE}
 
 
 def idx(kind, *shape, content=b""):
     return bytes([0, 0, kind, len(shape)]) + struct.pack(f">{len(shape)}I", *shape) + content
+
+
+def idx_of(array):
+    content = array.astype(array.dtype.newbyteorder(">")).tobytes()
+    return idx(KINDS[array.dtype.str[1:]], *array.shape, content=content)
 
 
 def zipped(content):
@@ -27,21 +34,14 @@ def zipped(content):
     return gzip.compress(content, mtime=0)
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (idx(8, 0, MAX, MAX, MAX), "array is too big"),
-        (idx(8, *[1] * 65, content=b"x"), "maximum"),
-        (zipped(idx(8, 2, content=b"abc")), "has 11 bytes; 10 are needed"),
-        (zipped(idx(8, 2, content=b"ab")) + b"junk", "cannot be unzipped"),
-        (zipped(idx(8, 2, content=b"ab"))[:-8] + bytes(8), "cannot be unzipped: CRC"),
-        (zipped(idx(14, MAX, MAX)), "are needed for"),
-    ],
-)
-def test_idx_files_that_cannot_be(content, message):
-    with pytest.raises(DataError, match=message) as caught:
-        parse_idx(content, "images")
-    assert str(caught.value).startswith("images ")
+@pytest.mark.parametrize("dtype", KINDS)
+@pytest.mark.parametrize("packed", [bytes, zipped])
+def test_idx_round_trip(tmp_path, dtype, packed):
+    array = (10 * np.random.default_rng(0).normal(size=(3, 4, 5))).astype(dtype)
+    (tmp_path / "file").write_bytes(packed(idx_of(array)))
+    found = read_idx(tmp_path / "file")
+    assert found.dtype.kind == array.dtype.kind
+    np.testing.assert_array_equal(found, array)
 
 
 def test_idx_of_no_samples_of_no_axes_and_of_two_gzip_members():
@@ -51,15 +51,51 @@ def test_idx_of_no_samples_of_no_axes_and_of_two_gzip_members():
     assert parse_idx(zipped(whole[:5]) + zipped(whole[5:]), "f").tobytes() == b"abc"
 
 
-def mnist(folder, *, images="u1", labels="u1", side=4):
+GOOD = idx(8, 2, 3, content=b"abcdef")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "begins with nothing"),
+        (b"\x89PNG", "begins with 89504e47"),
+        (b"\0\0\x07\x01", "is not an IDX file"),
+        (GOOD[:9], "ends within its 2 sizes, at byte 9"),
+        (GOOD[:-1], r"has 17 bytes; 18 are needed for \(2, 3\)"),
+        (GOOD + b"x", "has 19 bytes; 18 are needed"),
+        (zipped(GOOD + b"x"), "has 19 bytes; 18 are needed"),
+        (zipped(idx(14, MAX, MAX, MAX)), rf"are needed for \({MAX}, {MAX}, {MAX}\)"),
+        (idx(8, 0, MAX, MAX, MAX), "array is too big"),
+        (idx(8, *[1] * 65, content=b"x"), "maximum"),
+        (b"\x1f\x8bnonsense", "cannot be unzipped"),
+        (zipped(GOOD)[:-9], "cannot be unzipped"),
+        (zipped(GOOD) + b"junk", "cannot be unzipped"),
+        (zipped(GOOD)[:-8] + bytes(8), "cannot be unzipped: CRC"),
+    ],
+)
+def test_idx_files_that_lie(content, message):
+    with pytest.raises(DataError, match=f"^images .*{message}"):
+        parse_idx(content, "images")
+
+
+def mnist(folder, *, images="u1", labels="u1", side=4, count=2):
     """MNIST's files; of the train part with other types, or the test part of another size."""
-    kinds = {"u1": 8, "i1": 9, "f4": 13}
     for part, kind, label, size in (("train", images, labels, 4), ("t10k", "u1", "u1", side)):
-        points = np.zeros((2, size, size), f">{kind}").tobytes()
-        content = idx(kinds[kind], 2, size, size, content=points)
-        (folder / f"{part}-images-idx3-ubyte").write_bytes(content)
-        content = idx(kinds[label], 2, content=np.zeros(2, f">{label}").tobytes())
-        (folder / f"{part}-labels-idx1-ubyte").write_bytes(content)
+        points = idx_of(np.full((2, size, size), 255 if kind == "u1" else 1, kind))
+        (folder / f"{part}-images-idx3-ubyte.gz").write_bytes(zipped(points))
+        own = np.arange(count if part == "t10k" else 2).astype(label)
+        (folder / f"{part}-labels-idx1-ubyte").write_bytes(idx_of(own))
+
+
+def test_mnists_files(tmp_path):
+    mnist(tmp_path)
+    found = load(Data("idx", path=str(tmp_path)), np.float32)
+    assert (len(found.train), len(found.test), found.classes) == (2, 2, 2)
+    assert found.input_shape == (4, 4, 1)
+    assert found.train.inputs.dtype == np.float32 and found.train.inputs.max() == 1
+    (tmp_path / "t10k-labels-idx1-ubyte").unlink()
+    with pytest.raises(DataError, match="has neither t10k-labels-idx1-ubyte nor"):
+        load_idx(tmp_path, np.float32)
 
 
 @pytest.mark.parametrize(
@@ -69,23 +105,49 @@ def mnist(folder, *, images="u1", labels="u1", side=4):
         ({"labels": "f4"}, "must be uint8"),
         ({"images": "f4"}, "the train images are >f4 and"),
         ({"side": 5}, r"train images are \(4, 4\) points and the t10k images \(5, 5\)"),
+        ({"count": 3}, r"t10k images have shape \(2, 4, 4\)"),
     ],
 )
 def test_mnists_files_of_other_types_and_sizes(tmp_path, changed, message):
-    mnist(tmp_path)
-    assert load_idx(tmp_path, np.float32).classes == 1
     mnist(tmp_path, **changed)
     with pytest.raises(DataError, match=message):
         load_idx(tmp_path, np.float32)
 
 
-X, Y = np.zeros((4, 2)), np.arange(4)
+def test_arrays_of_a_file_and_of_a_folder(tmp_path):
+    inputs, labels = np.arange(20.0).reshape(10, 2), np.arange(10) % 3
+    np.savez(tmp_path / "all.npz", inputs=inputs, labels=labels)
+    found = load_arrays(tmp_path / "all.npz", 0.2, np.float32)
+    assert (len(found.train), len(found.test), found.classes) == (8, 2, 3)
+    for name, array in (("inputs", inputs), ("labels", labels)):
+        np.save(tmp_path / f"{name}.npy", array)
+        np.save(tmp_path / f"test_{name}.npy", array[:3])
+    found = load_arrays(tmp_path, 0.2, np.float64)
+    assert (len(found.train), len(found.test)) == (10, 3)
+    assert isinstance(found.train.inputs, np.memmap)
+
+
+def test_labels_that_are_numbers(tmp_path):
+    labels = np.linspace(0, 1, 12).reshape(6, 2)
+    np.savez(tmp_path / "all.npz", inputs=np.zeros((6, 3)), labels=labels)
+    found = load_arrays(tmp_path / "all.npz", 0.5, np.float32)
+    assert (found.classes, found.outputs, found.label_shape) == (0, 2, (2,))
+    assert found.label_dtype == np.float32
+    np.testing.assert_array_equal(found.train.labels, labels[:3].astype(np.float32))
+
+
+X, Y, TEXTS = np.zeros((4, 2)), np.arange(4), np.array(["a"] * 4)
 
 
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
+        ({"labels": None}, "has no array 'labels'; its arrays: inputs"),
+        ({"labels": Y[:3]}, "do not belong together"),
         ({"labels": np.array(3)}, "do not belong together"),
+        ({"labels": TEXTS}, "labels must be numbers"),
+        ({"inputs": TEXTS}, "inputs must be numbers"),
+        ({"inputs": np.array([{}] * 4)}, "has Python objects"),
         ({"test_labels": Y}, r"\(test\): inputs and labels of shapes \[None, \(4,\)\]"),
         ({"test_inputs": X}, r"\(test\): inputs and labels of shapes \[\(4, 2\), None\]"),
         ({"test_inputs": np.zeros((4, 5)), "test_labels": Y}, "a sample's inputs are"),
@@ -95,55 +157,50 @@ X, Y = np.zeros((4, 2)), np.arange(4)
         ({"labels": np.zeros((4, 0), int)}, "hold none"),
     ],
 )
-def test_arrays_of_which_parts_differ(tmp_path, arrays, message):
-    np.savez(tmp_path / "a.npz", **({"inputs": X, "labels": Y} | arrays))
+def test_arrays_that_do_not_fit(tmp_path, arrays, message):
+    given = {"inputs": X, "labels": Y} | arrays
+    np.savez(tmp_path / "a.npz", **{name: one for name, one in given.items() if one is not None})
     with pytest.raises(DataError, match=message):
         load_arrays(tmp_path / "a.npz", 0.25, np.float32)
 
 
-def test_a_single_array_is_no_data_set(tmp_path):
+def test_arrays_that_are_not_there(tmp_path):
+    (tmp_path / "junk.npz").write_text("junk")
     np.save(tmp_path / "a.npy", X)
-    with pytest.raises(DataError, match=r"is one array; an \.npz file or a folder"):
-        load_arrays(tmp_path / "a.npy", 0.25, np.float32)
-
-
-def header(count):
-    file = io.BytesIO()
-    head = {"descr": "<f8", "fortran_order": False, "shape": (count,)}
-    np.lib.format.write_array_header_1_0(file, head)
-    return file.getvalue()
+    for name, message in (
+        ("none.npz", "cannot be read: No such file or directory"),
+        ("", "has no array 'inputs': no file inputs.npy"),
+        ("junk.npz", "it is not in numpy's format"),
+        ("a.npy", r"is one array; an \.npz file or a folder"),
+    ):
+        with pytest.raises(DataError, match=message):
+            load_arrays(tmp_path / name, 0.5, np.float32)
 
 
 @pytest.mark.parametrize("count", [100, 10**15, 10**30, -1])
 def test_arrays_that_promise_more_than_the_file_holds(tmp_path, count):
+    file = io.BytesIO()
+    head = {"descr": "<f8", "fortran_order": False, "shape": (count,)}
+    np.lib.format.write_array_header_1_0(file, head)
     np.save(tmp_path / "labels.npy", Y)
-    (tmp_path / "inputs.npy").write_bytes(header(count))
-    with pytest.raises(DataError, match=r"the array 'inputs' cannot be read: ."):
-        load_arrays(tmp_path, 0.25, np.float32)
-    with zipfile.ZipFile(tmp_path / "a.npz", "w") as file:
-        file.writestr("inputs.npy", header(count))
-    with pytest.raises(DataError, match=r"the array 'inputs' cannot be read: ."):
-        load_arrays(tmp_path / "a.npz", 0.25, np.float32)
+    (tmp_path / "inputs.npy").write_bytes(file.getvalue())
+    with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
+        archive.writestr("inputs.npy", file.getvalue())
+    for path in (tmp_path, tmp_path / "a.npz"):
+        with pytest.raises(DataError, match=r"the array 'inputs' cannot be read: ."):
+            load_arrays(path, 0.25, np.float32)
 
 
-@pytest.mark.parametrize("units", ["bytes", "characters"])
-@pytest.mark.parametrize(("text", "fraction"), [("", 0.2), ("a", 0.5), ("abcdef" * 10, 0.001)])
-def test_text_without_a_sample_of_each(tmp_path, units, text, fraction):
-    (tmp_path / "text").write_text(text)
-    with pytest.raises(DataError, match=f"has {len(text)} tokens: too few"):
-        load_text(tmp_path / "text", units, 4, fraction)
-
-
-def test_text_of_bytes_is_mapped(tmp_path):
-    (tmp_path / "text").write_text("äbc" * 9, encoding="utf-8")
-    found = load_text(tmp_path / "text", "bytes", 4, 0.3)
-    assert isinstance(found.train.tokens, np.memmap)
-    assert found.train[:1].inputs.tolist() == [list("äbc".encode())]
-
-
-@pytest.mark.parametrize("count", [0, 1, 10])
-def test_too_few_tokens_are_no_samples(count):
-    assert len(Tokens(np.arange(count), 10)) == 0
+def test_an_epoch_of_text_predicts_every_token_once():
+    tokens = Tokens(np.arange(101, dtype=np.uint16), 10)
+    assert len(tokens) == 10
+    everything = tokens[np.arange(10)]
+    np.testing.assert_array_equal(everything.inputs.ravel(), np.arange(100))
+    np.testing.assert_array_equal(everything.labels.ravel(), np.arange(1, 101))
+    assert tokens[np.array([7, 2])].inputs[:, 0].tolist() == [70, 20]
+    assert len(tokens[:0]) == 0 and tokens[:0].inputs.shape == (0, 10)
+    assert everything.labels.dtype == np.int64
+    assert [len(Tokens(np.arange(count), 10)) for count in (0, 1, 10)] == [0, 0, 0]
 
 
 def test_only_the_asked_tokens_are_read():
@@ -160,6 +217,29 @@ def test_only_the_asked_tokens_are_read():
     assert Watched.read == 2 * 11
 
 
+def test_text_as_characters_and_as_bytes(tmp_path):
+    path = tmp_path / "text"
+    path.write_text("äöü abc äöü abc" * 20, encoding="utf-8")
+    found = load_text(path, "characters", 5, 0.2)
+    assert (found.classes, found.input_shape, found.labels_per_sample) == (7, (5,), 5)
+    found = load_text(path, "bytes", 4, 0.3)
+    assert found.classes == 256 and isinstance(found.train.tokens, np.memmap)
+    assert found.train[:1].inputs.tolist() == [list("äö".encode())]
+    path.write_bytes(b"abc\xff")
+    with pytest.raises(DataError, match="is not UTF-8 at byte 3"):
+        load_text(path, "characters", 1, 0.5)
+    with pytest.raises(DataError, match="cannot be read: No such file"):
+        load_text(tmp_path / "none", "bytes", 5, 0.2)
+
+
+@pytest.mark.parametrize("units", ["bytes", "characters"])
+@pytest.mark.parametrize(("text", "fraction"), [("", 0.2), ("a", 0.5), ("abcdef" * 10, 0.001)])
+def test_text_without_a_sample_of_each(tmp_path, units, text, fraction):
+    (tmp_path / "text").write_text(text)
+    with pytest.raises(DataError, match=f"has {len(text)} tokens: too few"):
+        load_text(tmp_path / "text", units, 4, fraction)
+
+
 @pytest.fixture
 def folder(tmp_path):
     for name in ("train", "val"):
@@ -169,7 +249,8 @@ def folder(tmp_path):
 
 def test_the_vocabulary_is_given_or_in_the_meta_file_or_found(folder):
     (folder / "meta.pkl").write_bytes(b"never unpickled")
-    assert load_tokens(folder, 4).classes == 30
+    found = load_tokens(folder, 4)
+    assert found.classes == 30 and isinstance(found.train.tokens, np.memmap)
     (folder / "meta.json").write_text(json.dumps({"vocab_size": 64, "other": [1]}))
     assert load_tokens(folder, 4).classes == 64
     assert load_tokens(folder, 4, 50).classes == 50
@@ -191,10 +272,18 @@ def test_meta_files_that_do_not_fit(folder, content, message):
         load_tokens(folder, 4)
 
 
-def test_missing_and_empty_token_files(folder):
-    (folder / "val.bin").write_bytes(b"")
-    with pytest.raises(DataError, match=r"val\.bin is empty"):
-        load_tokens(folder, 4)
-    (folder / "val.bin").unlink()
-    with pytest.raises(DataError, match=r"val\.bin cannot be read: No such file"):
-        load_tokens(folder, 4)
+def test_token_files_that_do_not_fit(folder):
+    with pytest.raises(DataError, match=r"has token 29, and data.vocabulary is 20"):
+        load_tokens(folder, 4, 20)
+    with pytest.raises(DataError, match=r"train\.bin has 30 tokens, too few"):
+        load_tokens(folder, 30)
+    for content, message in (
+        (b"odd", "has 3 bytes, which is no whole number"),
+        (b"", r"val\.bin is empty"),
+        (None, r"val\.bin cannot be read: No such file"),
+    ):
+        (folder / "val.bin").unlink()
+        if content is not None:
+            (folder / "val.bin").write_bytes(content)
+        with pytest.raises(DataError, match=message):
+            load_tokens(folder, 4)

@@ -7,8 +7,7 @@ import pytest
 
 from mpitrain.config import ConfigError
 from mpitrain.federated import keys, secure, shamir
-from mpitrain.federated.errors import RoundError
-from mpitrain.federated.secure import Participant, Unmasking
+from mpitrain.federated.secure import Participant, RoundError, Unmasking
 
 SECRET = bytes(range(224, 256))
 

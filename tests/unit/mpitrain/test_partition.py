@@ -15,7 +15,8 @@ from mpitrain.pipeline.partition import (
     partition,
 )
 from mpitrain.pipeline.profiles import LayerProfile, write_profile
-from mpitrain.training import build
+from mpitrain.search.machine import Machine
+from mpitrain.training.partition import partition_of
 
 
 def drawn(rng, layers):
@@ -119,7 +120,7 @@ MLP = Config(
 
 
 def test_a_plan_says_who_does_what():
-    text = explain(MLP, 8)
+    text = explain(MLP, Machine(8, 8, 1.0))
     assert "8 ranks: data 2 x pipe 2 x tensor 2; 1f1b, 8 micro-batches of 4 samples" in text
     assert "stage 0: ranks 0+1 2+3; layer0, layer1" in text
     assert "stage 1: ranks 4+5 6+7; layer2, layer3" in text
@@ -128,32 +129,34 @@ def test_a_plan_says_who_does_what():
 
 
 def test_a_plan_of_more_ranks_than_samples_is_short():
-    text = explain(Config(data=Data("digits"), model=MLP.model, train=MLP.train), 1000)
+    text = explain(
+        Config(data=Data("digits"), model=MLP.model, train=MLP.train), Machine(1000, 1000, 1.0)
+    )
     assert "; 1f1b, 4000 micro-batches of up to 1 sample, 3968 of them empty\n" in text
     assert "stage 0: ranks 0 1 2 3 ... 999; " in text
 
 
 def test_a_plan_divides_by_the_cores_that_there_are():
     """8 ranks that compute 75% of a second share the cores, whose work is the bound."""
-    assert predicted(1.0, 0.25, 60, 8, cores=8) == [
-        "predicted with a core for each rank: 1000.0 ms a step without communication, "
-        "60 samples/s, bubble 25.0%"
+    assert predicted(1.25, 1.0, 0.25, 60, 8, cores=8) == [
+        "predicted with a core for each rank: 1250.00 ms a step, of which 250.00 ms communication, "
+        "48 samples/s, bubble 25.0%"
     ]
-    assert predicted(1.0, 0.25, 60, 8, cores=2)[1:] == [
-        "this machine has 2 cores for 8 ranks: 3000.0 ms a step at best, 20 samples/s"
+    assert predicted(1.0, 1.0, 0.25, 60, 8, cores=2)[1:] == [
+        "this machine has 2 cores for 8 ranks: 3000.00 ms a step at best, 20 samples/s"
     ]
-    assert predicted(1.0, 0.25, 60, 8, cores=7)[1:] == [
-        "this machine has 7 cores for 8 ranks: 1000.0 ms a step at best, 60 samples/s"
+    assert predicted(1.0, 1.0, 0.25, 60, 8, cores=7)[1:] == [
+        "this machine has 7 cores for 8 ranks: 1000.00 ms a step at best, 60 samples/s"
     ]
-    assert "1 core for 8 ranks: 6000.0 ms" in predicted(1.0, 0.25, 60, 8, cores=1)[1]
+    assert "1 core for 8 ranks: 6000.00 ms" in predicted(1.0, 1.0, 0.25, 60, 8, cores=1)[1]
 
 
 def test_a_plan_that_cannot_be():
     with pytest.raises(ConfigError, match="needs 4 ranks, but there are 6"):
-        explain(MLP, 6)
+        explain(MLP, Machine(6, 6, 1.0))
     many = Config(parallel=Parallel(pipe=10**9, data=10**9))
     with pytest.raises(ConfigError, match=f"pipe {10**9} x tensor 1 needs {10**18} ranks"):
-        explain(many, 6)
+        explain(many, Machine(6, 6, 1.0))
 
 
 def test_a_profile_of_another_model_is_refused(tmp_path):
@@ -164,7 +167,7 @@ def test_a_profile_of_another_model_is_refused(tmp_path):
         layers = dict.fromkeys(("a", "b"))
 
     with pytest.raises(ConfigError, match=r"has the layers l0, l1, .*run mpitrain profile again"):
-        build.partition(job, Outline(), 2)
+        partition_of(job, Outline(), 2)
 
 
 @pytest.mark.parametrize(

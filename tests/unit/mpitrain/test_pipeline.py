@@ -209,19 +209,6 @@ def test_every_micro_batch_is_somebodys():
     assert np.prod(shape.replicas) == 6
 
 
-@pytest.mark.parametrize("name", ["zb_v", "dualpipe_v"])
-@pytest.mark.parametrize(
-    ("p", "m", "idle"), [(2, 8, 0.020), (4, 8, 0.059), (4, 16, 0.030), (8, 16, 0.068)]
-)
-def test_a_v_is_idle_for_half_a_pass_of_each_stage_but_one(name, p, m, idle):
-    schedule = SCHEDULES[name]
-    found = simulate(schedule.generate, pipeline(name, p, m))
-    assert found.seconds == 3 * m + (p - 1) / 2
-    assert found.bubble == pytest.approx(idle, abs=5e-4)
-    held = replay(schedule.generate, pipeline(name, p, m)).held  # of chunks, half a stage each
-    assert set(held.values()) == {2 * p if name == "zb_v" else 2 * p + 1}
-
-
 @pytest.mark.parametrize(("name", "part"), [("v_half", 1 / 2), ("v_min", 1 / 3)])
 def test_a_v_of_repeated_blocks_holds_a_part_of_what_1f1b_holds(name, part):
     for p in range(2, 17):

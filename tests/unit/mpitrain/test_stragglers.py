@@ -2,7 +2,7 @@
 
 import pytest
 
-from mpitrain.training.stragglers import slowest
+from mpitrain.training.account import slowest
 
 
 @pytest.mark.parametrize(

@@ -192,52 +192,44 @@ def keeps():
     return module
 
 
-class Turns(nn.Module):
-    """Samples are not the first axis behind the cut."""
+class Around(nn.Module):
+    """Layers and a batch norm, in a forward pass of the test's own."""
 
-    def __init__(self):
-        super().__init__()
-        self.flat, self.lin = nn.Flatten(0), nn.Linear(6, 6)
-
-    def forward(self, x):
-        return self.lin(self.flat(x).reshape(-1, 6))
-
-
-class Normed(nn.Module):
-    def __init__(self):
+    def __init__(self, forward):
         super().__init__()
         self.enter, self.norm, self.leave = nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Linear(6, 6)
+        self.flat, self.given = nn.Flatten(0), forward
 
     def forward(self, x):
-        x = self.norm(x)
-        return self.leave(self.enter(x) + x)
+        return self.given(self, x)
 
 
-class Draws(Normed):
-    def forward(self, x):
-        x = x * torch.rand(x.shape)
-        return self.leave(self.enter(x) + x)
+def around(forward):
+    return lambda: Around(forward)
 
 
-class Fails(Normed):
-    def forward(self, x):
-        return self.leave(self.enter(x)).nothing
+def on_both_sides(m, x):
+    return m.leave(m.enter(x) + x)
 
 
-@pytest.mark.parametrize(
-    ("make", "after", "message"),
-    [
-        (Forked, ["bodi"], r"no module 'bodi'; there are body, body\.0"),
-        (Forked, ["head", "body"], "not in the order in which they are called, once each: body, h"),
-        (Forked, ["body", "body.1"], "not in the order"),
-        (Forked, ["twice"], "once each: twice, twice"),
-        (keeps, ["body"], "give other results than all of it"),
-        (Turns, ["flat"], r"'flat' gives a tensor of shape \(18,\) for 3 samples"),
-        (Normed, ["enter"], r"part1.norm \(BatchNorm1d\) is in part0, too, and has one running"),
-        (Draws, ["enter"], "random numbers are drawn between the modules behind which it is cut"),
-        (Fails, ["enter"], "cannot be tried in parts on 3 samples .AttributeError"),
-    ],
-)
+CANNOT = [
+    (Forked, ["bodi"], r"no module 'bodi'; there are body, body\.0"),
+    (Forked, ["head", "body"], "not in the order in which they are called, once each: body, h"),
+    (Forked, ["body", "body.1"], "not in the order"),
+    (Forked, ["twice"], "once each: twice, twice"),
+    (keeps, ["body"], "give other results than all of it"),
+    (around(lambda m, x: m.leave(m.flat(x).reshape(-1, 6))), ["flat"],
+     r"'flat' gives a tensor of shape \(18,\) for 3 samples"),
+    (around(lambda m, x: on_both_sides(m, m.norm(x))), ["enter"],
+     r"part1.norm \(BatchNorm1d\) is in part0, too, and has one running"),
+    (around(lambda m, x: on_both_sides(m, x * torch.rand(x.shape))), ["enter"],
+     "random numbers are drawn between the modules behind which it is cut"),
+    (around(lambda m, x: m.leave(m.enter(x)).nothing), ["enter"],
+     "cannot be tried in parts on 3 samples .AttributeError"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("make", "after", "message"), CANNOT)
 def test_cuts_that_cannot_be(make, after, message):
     torch.manual_seed(0)
     with pytest.raises(ValueError, match=message):
@@ -275,17 +267,10 @@ def test_parts_take_samples_of_other_lengths_than_in_the_trial():
 class Dropping(nn.Module):
     """Draws numbers within its blocks."""
 
-    class Block(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.lin = nn.Linear(6, 6)
-
-        def forward(self, x):
-            return nn.functional.dropout(self.lin(x), 0.3, self.training)
-
     def __init__(self):
         super().__init__()
-        self.blocks = nn.ModuleList(Dropping.Block() for _ in range(3))
+        blocks = (nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.3)) for _ in range(3))
+        self.blocks = nn.ModuleList(blocks)
 
     def forward(self, x):
         for block in self.blocks:

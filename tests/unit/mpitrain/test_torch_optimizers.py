@@ -29,48 +29,42 @@ class Signs(torch.optim.Optimizer):
 
     def __init__(self, parameters, lr, times=2.0):
         super().__init__(parameters, {"lr": lr})
-        self.times = times
-
-    @torch.no_grad()
-    def step(self):
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is not None:
-                    p -= group["lr"] * self.times * p.grad.sign()
-
-
-class Norms(Signs):
-    """Goes by one whole parameter at a time."""
-
-    @torch.no_grad()
-    def step(self):
-        for group in self.param_groups:
-            for p in group["params"]:
-                p -= group["lr"] * p.grad / p.grad.norm()
-
-
-class Mixing(Signs):
-    """Goes by all parameters at once."""
-
-    @torch.no_grad()
-    def step(self):
-        for group in self.param_groups:
-            norm = sum(p.grad.square().sum() for p in group["params"]).sqrt()
-            for p in group["params"]:
-                p -= group["lr"] * p.grad / norm
-
-
-class Counting(Signs):
-    """Keeps a number that no checkpoint has."""
-
-    taken = 0
+        self.times, self.taken = times, 0
 
     @torch.no_grad()
     def step(self):
         self.taken += 1
         for group in self.param_groups:
-            for p in group["params"]:
-                p -= group["lr"] / self.taken * p.grad
+            self.move([p for p in group["params"] if p.grad is not None], group["lr"])
+
+    def move(self, parameters, rate):
+        for p in parameters:
+            p -= rate * self.times * p.grad.sign()
+
+
+class Norms(Signs):
+    """Goes by one whole parameter at a time."""
+
+    def move(self, parameters, rate):
+        for p in parameters:
+            p -= rate * p.grad / p.grad.norm()
+
+
+class Mixing(Signs):
+    """Goes by all parameters at once."""
+
+    def move(self, parameters, rate):
+        norm = sum(p.grad.square().sum() for p in parameters).sqrt()
+        for p in parameters:
+            p -= rate * p.grad / norm
+
+
+class Counting(Signs):
+    """Goes by a number that no checkpoint has."""
+
+    def move(self, parameters, rate):
+        for p in parameters:
+            p -= rate / self.taken * p.grad
 
 
 class Around(torch.optim.Optimizer):

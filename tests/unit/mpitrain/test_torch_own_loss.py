@@ -135,20 +135,13 @@ def alone(made, form):
     return losses, model
 
 
-@pytest.mark.parametrize(
-    "form",
-    [
-        "dictionary",
-        "class",
-        "tuple",
-        "alone",
-        "weights",
-        "several",
-        "numbers",
-        "weighed numbers",
-        "in place",
-    ],
-)
+FORMS = [
+    "dictionary", "class", "tuple", "alone", "weights", "several", "numbers", "weighed numbers",
+    "in place",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("form", FORMS)
 def test_the_mean_is_over_what_counts_in_the_batch(tmp_path, form):
     with trainer(tmp_path, form) as made:
         found = [record.loss for epoch in range(2) for record in made.run_epoch(epoch)]
@@ -180,26 +173,26 @@ def test_tests_and_metrics_see_the_models_own_loss_and_scores(tmp_path):
     assert tests[-1].metrics["hits"] == pytest.approx(right.item())
 
 
-@pytest.mark.parametrize(
-    ("form", "given", "message"),
-    [
-        ("other counts", {}, "a loss of several means, over other parts of what counts"),
-        ("penalty", {}, "adds other things to its loss than means by torch's own losses"),
-        ("penalty in place", {}, "adds other things to its loss than means by torch's own losses"),
-        ("contrast", {}, "gives a sample another result, or none, when it is alone in its batch"),
-        ("centred", {}, "gives a sample another result, or none, when it is alone in its batch"),
-        ("by hand", {}, "'loss' is a single number, and no mean by torch's own losses"),
-        ("none", {}, "the model gives no loss itself; give it labels"),
-        (
-            "dictionary",
-            {"loss": lambda outputs, labels: 2 * outputs["loss"]},
-            "computes with the model's own loss",
-        ),
-    ],
-)
-def test_a_loss_that_would_be_another_in_each_layout_is_refused(tmp_path, form, given, message):
+SUMS = "adds other things to its loss than means by torch's own losses"
+ALONE = "gives a sample another result, or none, when it is alone in its batch"
+REFUSED = {
+    "other counts": "a loss of several means, over other parts of what counts",
+    "penalty": SUMS,
+    "penalty in place": SUMS,
+    "contrast": ALONE,
+    "centred": ALONE,
+    "by hand": "'loss' is a single number, and no mean by torch's own losses",
+    "none": "the model gives no loss itself; give it labels",
+    "dictionary": "computes with the model's own loss",
+}
+
+
+@pytest.mark.parametrize("form", REFUSED)
+def test_a_loss_that_would_be_another_in_each_layout_is_refused(tmp_path, form):
+    twice = {"loss": lambda outputs, labels: 2 * outputs["loss"]}
+    given = twice if form == "dictionary" else {}
     with (
-        pytest.raises((ConfigError, DataError), match=message),
+        pytest.raises((ConfigError, DataError), match=REFUSED[form]),
         trainer(tmp_path, form, **given) as made,
     ):
         made.fit()

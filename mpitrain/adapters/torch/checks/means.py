@@ -216,3 +216,31 @@ def _like(parts: Tensors, others: Tensors) -> dict[str, torch.Tensor]:
 
 def _copied(parts: Tensors) -> dict[str, torch.Tensor]:
     return {name: part.clone() for name, part in parts.items()}
+
+
+def no_loss(found: Reduced) -> str:
+    """Why a function's result is no loss, a text that follows its name; empty: it is one."""
+    total, count = found.total, 1.0 if found.count is None else found.count
+    wrong = ""
+    if not (isinstance(total, torch.Tensor) and not total.dim() and total.requires_grad):
+        wrong = shown(total)
+    elif isinstance(count, torch.Tensor) and count.requires_grad:
+        wrong = "a count with a gradient, which would be lost: detach() it"
+    else:
+        try:
+            wrong = "" if float(count) >= 0 else f"{float(count):g} as its count"
+        except (RuntimeError, TypeError, ValueError):
+            wrong = f"{shown(count)} as its count"
+    return wrong and (
+        f"gives {wrong}; a loss is one number that follows from the outputs, its mean over the "
+        "samples, or (sum, count)"
+    )
+
+
+def shown(found: Any) -> str:
+    """A result that is no loss or metric, in errors."""
+    if not isinstance(found, torch.Tensor):
+        return f"a {type(found).__name__}"
+    return (
+        f"a tensor of shape {tuple(found.shape)}" if found.dim() else "a number without a gradient"
+    )

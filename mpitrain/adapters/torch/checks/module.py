@@ -2,27 +2,40 @@
 
 import random
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
+from mpitrain.adapters.torch.arrays import as_bytes
 from mpitrain.adapters.torch.checks.module_class import ELSEWHERE, ImpureModule
-from mpitrain.adapters.torch.checks.probe import Tensors, alike, close, one_line
+from mpitrain.adapters.torch.checks.probe import MISFITS, Tensors, alike, close, one_line
 from mpitrain.adapters.torch.functions.own_loss import COUNT, LOSS
 from mpitrain.adapters.torch.modules.calls import UNKEYED, Call, Watched, changes
 from mpitrain.adapters.torch.modules.drawing import Drawing
 from mpitrain.adapters.torch.modules.draws import DrawPlace
 from mpitrain.arrays import Shape
-from mpitrain.nn.context import Context
 
 _ALONE = (
     ": with its random numbers, it gives a sample another result, or none, when it is alone in its "
     "batch; keep samples apart, or set run.random = 'local' for numbers that depend on the layout"
 )
+
+
+@contextmanager
+def without_autocast(watched: Watched) -> Iterator[None]:
+    """Say that torch.autocast is on around the trainer, and leave it off within this block."""
+    with ExitStack() as stack:
+        for kind in filter(torch.is_autocast_enabled, ("cpu", "cuda")):
+            watched.say(
+                ": torch.autocast is on around the trainer, which would not be on in the same "
+                "places in every layout; turn it on in the module's forward(), or take "
+                "run.compute = 'bfloat16'"
+            )
+            stack.enter_context(torch.autocast(kind, enabled=False))
+        yield
 
 
 def expect_the_same_trained(watched: Watched, module: nn.Module, names: Collection[str]) -> None:
@@ -36,12 +49,26 @@ def expect_the_same_trained(watched: Watched, module: nn.Module, names: Collecti
         )
 
 
+def outcome(
+    call: Call, wanted: Sequence[torch.Tensor], *, loud: bool = False
+) -> tuple[Tensors, Sequence[torch.Tensor]]:
+    """Outputs of a trial, and gradients of a sum of them by the ``wanted`` tensors."""
+    y = call.tried(loud=loud)
+    graded = [part for part in y.values() if part.requires_grad]
+    found: Sequence[torch.Tensor] = [torch.zeros_like(one) for one in wanted]
+    if graded and wanted:
+        # Sums of norms' outputs, or of their squares, would have no gradients.
+        by = [
+            torch.arange(part.numel(), dtype=torch.float32).cos_().reshape(part.shape).to(part)
+            for part in graded
+        ]
+        with call.again():
+            found = torch.autograd.grad(graded, wanted, by, materialize_grads=True)
+    return {name: part.detach() for name, part in y.items()}, found
+
+
 def expect_given_values(
-    call: Call,
-    modules: Sequence[nn.Module],
-    x: Sequence[torch.Tensor],
-    own: Sequence[torch.Tensor],
-    context: Context,
+    call: Call, modules: Sequence[nn.Module], own: Sequence[torch.Tensor]
 ) -> None:
     """Refuse a module that uses other values than the parameters that it is given.
 
@@ -50,42 +77,28 @@ def expect_given_values(
     forward once more within the backward pass has to be given its parameters there, too.
 
     Args:
-        call: the module; it is found out whether it goes forward once more.
+        call: the module and a batch; it is found out whether it goes forward once more.
         modules: modules that have the values.
-        x: a batch of at least one sample, with all inputs of the module.
         own: the parameters that are given.
-        context: context of the pass.
 
     Raises:
         ImpureModule: it does.
     """
     watched = call.watched
-    context = replace(context, training=True, samples=np.arange(len(x[0])))
 
     def results() -> Tensors:
-        given = [part.clone() for part in x]
-        for part in given:
-            part.requires_grad_(part.is_floating_point())
-        outputs = call.tried(*given, context=context)
-        y = {key: part for key, part in outputs.items() if part.requires_grad}
-        wanted = [*(part for part in given if part.requires_grad), *own]
-        found: Sequence[torch.Tensor] = ()
-        if y and wanted:
-            ones = [torch.ones_like(part) for part in y.values()]
-            with call.again(context) if watched.repeats else nullcontext():
-                found = torch.autograd.grad(list(y.values()), wanted, ones, materialize_grads=True)
+        here = call.of(training=True, samples=np.arange(len(call)))
+        inputs = [one.requires_grad_() for one in here.x.values() if one.is_floating_point()]
+        y, found = outcome(here, [*inputs, *own])
         return {**y, **{f" {number}": part for number, part in enumerate(found)}}
-
-    def uses_given() -> bool:
-        usual = results()
-        with _poisoned(modules):
-            poisoned = results()
-        return alike({k: v.detach() for k, v in usual.items()}, poisoned)
 
     for repeats in (False, True):
         watched.repeats, refused = repeats, None
         try:
-            if uses_given():
+            usual = results()
+            with _poisoned(modules):
+                poisoned = results()
+            if alike(usual, poisoned):
                 return
         except RuntimeError as error:
             refused = error
@@ -95,6 +108,26 @@ def expect_given_values(
         f"{watched.name} uses values of parameters that it is not given, as in a function that "
         f"holds on to a module; call modules as attributes of their module, {ELSEWHERE}"
     )
+
+
+@contextmanager
+def expect_unchanged(
+    watched: Watched, own: Sequence[torch.Tensor], *, bitwise: bool
+) -> Iterator[None]:
+    """Check that the module does not change its parameters ``own`` within this block.
+
+    torch counts changes but those by way of .data or NumPy, which numbers alone show: ``bitwise``.
+    """
+    versions = [part._version for part in own]
+    before = [part.detach().clone() for part in own] if bitwise else []
+    yield
+    if versions != [part._version for part in own] or not all(
+        np.array_equal(as_bytes(then), as_bytes(now)) for then, now in zip(before, own)
+    ):
+        watched.say(
+            " changes its parameters in its forward pass, as max_norm does; the replicas of a "
+            "sharded one would differ"
+        )
 
 
 @contextmanager
@@ -122,7 +155,7 @@ def _poisoned(modules: Sequence[nn.Module]) -> Iterator[None]:
 
 
 @torch.no_grad()
-def examine(call: Call, buffers: Tensors, x: Sequence[torch.Tensor], context: Context) -> None:
+def examine(call: Call) -> None:
     """Run a module several times and refuse it if the results are not those of a function.
 
     It goes forward in both modes, twice, and on the first and the last sample alone.  If it draws
@@ -131,49 +164,45 @@ def examine(call: Call, buffers: Tensors, x: Sequence[torch.Tensor], context: Co
     ones that Python's and NumPy's modules have, if it happens to repeat.
 
     Args:
-        call: the module.
-        buffers: the buffers that it has.
-        x: a batch of at least one sample, with all inputs of the module.
-        context: context of the pass.
+        call: the module and a batch of at least one sample.
 
     Raises:
         ImpureModule: with the way out.
     """
-    watched, run = call.watched, call.tried
-    name, values = watched.name, {inner: b.clone() for inner, b in buffers.items()}
-    numbers = np.arange(len(x[0]))
+    watched, name = call.watched, call.watched.name
+    buffers = {inner: one for inner, one in call.values.items() if not one.requires_grad}
+    before = {inner: one.clone() for inner, one in buffers.items()}
     for training in (True, False):
-        here = replace(context, training=training, samples=numbers)
-        given = _copy(x)
-        versions = [part._version for part in given]
-        if context.keyed:
+        here = call.of(training=training, samples=np.arange(len(call)))
+        if here.context.keyed:
             watched.modes.add(training)
-        run(*given, context=here)
-        if versions != [part._version for part in given] or not all(map(close, given, x)):
+        given = here.of()
+        given.tried()
+        if any(part._version for part in given.x.values()) or not alike(given.x, here.x):
             watched.changes_input = True
-            if len(x) > 1:
+            if len(here.x) > 1:
                 raise ImpureModule(
                     f"{name} changes one of its inputs, of which others may be views: inplace=False"
                 )
         source = watched.source
         if isinstance(source, Drawing) and (source.shapes or watched.draws.plain):
-            learn(call, x, here)
+            learn(here)
         elif watched.drew:
             watched.modes.add(training)
         else:
             watched.modes.discard(training)
         generators = _others()
-        first, second = (run(*_copy(x), context=here) for _ in range(2))
-        for inner, before in values.items():
-            if not torch.equal(before, buffers[inner]):
+        first, second = (here.of().tried() for _ in range(2))
+        for inner, one in buffers.items():
+            if not torch.equal(before[inner], one):
                 raise ImpureModule(f"{name}{changes(inner)}")
         if generators != _others() or not alike(first, second):
             raise ImpureModule(
                 f"{name} gives two results for one input: it draws random numbers that are not "
                 f"torch's, or keeps state that is no parameter; do without, {ELSEWHERE}"
             )
-        is_free = training in watched.modes and not context.keyed
-        if len(numbers) > 1 and not is_free and not keeps_samples_apart(call, x, here):
+        is_free = training in watched.modes and not here.context.keyed
+        if len(here) > 1 and not is_free and not keeps_samples_apart(here):
             raise ImpureModule(
                 f"{name} gives a sample another result, or none, when it is alone in its batch, so "
                 f"that training would depend on the layout of the ranks; keep samples apart, "
@@ -188,7 +217,7 @@ def _others() -> tuple[object, ...]:
 
 
 @torch.no_grad()
-def learn(call: Call, x: Sequence[torch.Tensor], context: Context) -> None:
+def learn(call: Call) -> None:
     """Find out which of the random numbers that a module draws are whose.
 
     The shapes that it draws for 2 and for 3 samples show an axis along which samples lie; then each
@@ -198,23 +227,21 @@ def learn(call: Call, x: Sequence[torch.Tensor], context: Context) -> None:
         ImpureModule: or says so later: it cannot be found out.
     """
     watched, draws = call.watched, call.watched.draws
-    known = set(draws.where)
-    last = len(x[0]) - 1
-    two, three = ([part[rows] for part in x] for rows in ([0, last], [0, last, 0]))
+    known, last = set(draws.where), len(call) - 1
+    two, three = (call.of(rows, samples=np.arange(len(rows))) for rows in ([0, last], [0, last, 0]))
     shapes: list[dict[DrawPlace, Shape]] = []
     while len(shapes) < 2:
-        was_plain, given = draws.plain, three if shapes else two
-        call.tried(*_copy(given), context=replace(context, samples=np.arange(len(given[0]))))
+        was_plain = draws.plain
+        (three if shapes else two).of().tried()
         assert isinstance(watched.source, Drawing)
         if was_plain == draws.plain:
             shapes.append(watched.source.shapes)
     if fault := draws.settle(*shapes):
         watched.say(f": {fault}{UNKEYED}")
         return
-    here = replace(context, samples=np.arange(2))
 
     def is_right() -> bool:
-        return all(keeps_samples_apart(call, two, here, loud=loud) for loud in (True, False))
+        return all(keeps_samples_apart(two, loud=loud) for loud in (True, False))
 
     if not is_right():
         draws.interleave(draws.where.keys() - known)
@@ -222,24 +249,21 @@ def learn(call: Call, x: Sequence[torch.Tensor], context: Context) -> None:
             watched.say(_ALONE)
 
 
-def keeps_samples_apart(
-    call: Call, x: Sequence[torch.Tensor], context: Context, *, loud: bool = False
-) -> bool:
+def keeps_samples_apart(call: Call, *, loud: bool = False) -> bool:
     """Whether the first and the last sample have the results alone that they have in the batch.
 
     Their shares in the module's own loss must be the same, too.
     """
 
     def own_loss(*rows: int) -> torch.Tensor:
-        given = replace(context, samples=context.samples[list(rows)])
         with torch.enable_grad():  # by gradients it is known which means are in the loss
-            found = call.tried(*(part[list(rows)] for part in x), context=given, loud=loud)
+            found = call.of(list(rows)).tried(loud=loud)
         return torch.stack([found[name].detach().sum() for name in (LOSS, COUNT)])
 
-    whole, count = call.tried(*_copy(x), context=context, loud=loud), len(x[0])
+    whole, count = call.of().tried(loud=loud), len(call)
     return (
         all(len(part) == count for part in _of_samples(whole).values() if part.dim())
-        and all(is_alone_as(call, x, context, whole, row, loud=loud) for row in {0, count - 1})
+        and all(_is_alone_as(call, whole, row, loud=loud) for row in {0, count - 1})
         and (
             COUNT not in whole
             or count == 1
@@ -253,45 +277,23 @@ def _of_samples(results: Tensors) -> Tensors:
     return {name: part.detach() for name, part in results.items() if name not in (LOSS, COUNT)}
 
 
-def expect_alone(
-    call: Call, x: Sequence[torch.Tensor], context: Context, whole: Tensors, row: int
-) -> None:
-    """Check in a pass with random numbers that a sample has the results that it has alone.
+def expect_alone(call: Call, whole: Tensors, row: int) -> None:
+    """Check in a pass with random numbers, which gave ``whole``, that a sample has its own ones.
 
-    Args:
-        call: the module.
-        x: the input.
-        context: context of the pass.
-        whole: outputs of the pass.
-        row: number of the sample in the input.
+    The sample in this ``row`` of the input must have the results alone that it has in the batch.
     """
-    watched = call.watched
-    if not isinstance(watched.source, Drawing) or len(x[0]) == 1:
-        return
-    if not is_alone_as(call, x, context, whole, row):
-        watched.say(_ALONE)
+    draws = isinstance(call.watched.source, Drawing)
+    if draws and len(call) > 1 and not _is_alone_as(call, whole, row):
+        call.watched.say(_ALONE)
 
 
 @torch.no_grad()
-def is_alone_as(
-    call: Call,
-    x: Sequence[torch.Tensor],
-    context: Context,
-    whole: Tensors,
-    row: int,
-    *,
-    loud: bool = False,
-) -> bool:
+def _is_alone_as(call: Call, whole: Tensors, row: int, *, loud: bool = False) -> bool:
     """Whether a sample alone has the results that it has in the results of its batch."""
     one = slice(row, row + 1)
-    alone = replace(context, samples=context.samples[one])
     try:
-        found = call.tried(*(part.detach()[one].clone() for part in x), context=alone, loud=loud)
+        found = call.of(one).tried(loud=loud)
         wanted = {name: part[one] for name, part in _of_samples(whole).items()}
         return alike(wanted, _of_samples(found))
-    except (RuntimeError, ValueError, TypeError, IndexError):  # a single number has no samples
+    except MISFITS:  # a single number has no samples
         return False
-
-
-def _copy(x: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    return [part.clone() for part in x]

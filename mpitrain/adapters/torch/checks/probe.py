@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.nn.utils.stateless import _reparametrize_module
 
-from mpitrain.fields import named
+from mpitrain.fields import as_given, named
 
 Tensors = Mapping[str, torch.Tensor]
 #: ``f(outputs, labels)``, as torch's functional losses: tensors, or tuples or dictionaries of them,
@@ -58,25 +58,18 @@ def alike(one: Tensors, other: Tensors) -> bool:
     return one.keys() == other.keys() and all(close(one[name], other[name]) for name in one)
 
 
-def close(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two tensors are equal up to rounding, which leaves half of the digits."""
+def close(a: torch.Tensor, b: torch.Tensor, most: float | None = None) -> bool:
+    """Whether two tensors are equal up to rounding, which leaves half of the digits.
+
+    Rounding is that of numbers as large as ``most``; None: as the largest one in ``b``.
+    """
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     if not a.is_floating_point() or not a.numel():
         return torch.equal(a, b)
-    most = b.abs().nan_to_num().max().item()
+    if most is None:
+        most = b.abs().nan_to_num().max().item()
     return torch.allclose(a, b, rtol=0, atol=torch.finfo(a.dtype).eps ** 0.5 * most, equal_nan=True)
-
-
-def call_with(
-    module: torch.nn.Module,
-    values: Mapping[str, torch.Tensor],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> Any:
-    """Outputs of a module with these parameters and buffers, under all names that they have."""
-    with having(module, values):
-        return module(*args, **kwargs)
 
 
 def having(
@@ -100,6 +93,18 @@ def having(
 def options(module: torch.nn.Module) -> dict[str, Any]:
     """Arguments of a module that are no data: no cache, which models of ``transformers`` can do."""
     return {"use_cache": False} if "use_cache" in signature(module.forward).parameters else {}
+
+
+def arguments(
+    given: Mapping[str, Any], options: Mapping[str, Any], *, in_turn: bool = False
+) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+    """Positional and keyword arguments of a module for its inputs by name, and its options.
+
+    With ``in_turn``, several inputs are one argument, as in a ``torch.nn.Sequential``.
+    """
+    if in_turn or "" in given:
+        return (as_given(given),), options
+    return (tuple(given.values()), options) if "0" in given else ((), {**given, **options})
 
 
 def outputs_of(found: Any) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from mpitrain.adapters.torch.checks.probe import one_line
+from mpitrain.adapters.torch.checks.probe import MISFITS, one_line
 from mpitrain.adapters.torch.functions.optimizer import BEGINNINGS, TorchOptimizer
 from mpitrain.arrays import Shape
 from mpitrain.config import ConfigError
@@ -119,7 +119,7 @@ def _tried(
             if whole:
                 raise
             reason = str(error)
-        except (AttributeError, KeyError, RuntimeError, TypeError, ValueError, IndexError) as error:
+        except (AttributeError, KeyError, *MISFITS) as error:
             reason = f"{type(error).__name__}: {one_line(error)}"
         if not reason:
             return found

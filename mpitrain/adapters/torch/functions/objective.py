@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from mpitrain.adapters.torch.arrays import Moved, as_array, as_tensors, moved, on_stream_of
-from mpitrain.adapters.torch.checks.means import EqualWeights, Sample
+from mpitrain.adapters.torch.checks.means import EqualWeights, Sample, no_loss, shown
 from mpitrain.adapters.torch.checks.probe import MISFITS, Function, Tensors, one_line, rows
 from mpitrain.adapters.torch.functions.own_loss import COUNT, LOSS
 from mpitrain.adapters.torch.functions.reductions import Reduced, Reductions
@@ -31,7 +31,7 @@ class Following:
     module's own loss is one number for the function; returned as it is, it is a sum and a count.
 
     Attributes:
-        kept: tensors of the function, if it is a module: they do not follow from samples.
+        kept: tensors of the function by name, if it is a module; they follow from no samples.
     """
 
     def __init__(self, function: Function) -> None:
@@ -40,10 +40,10 @@ class Following:
         self._moved: Moved = {}
 
     @property
-    def kept(self) -> list[torch.Tensor]:
+    def kept(self) -> dict[str, torch.Tensor]:
         if not isinstance(self._function, torch.nn.Module):
-            return []
-        return [*self._function.buffers(), *self._function.parameters()]
+            return {}
+        return {**dict(self._function.named_buffers()), **dict(self._function.named_parameters())}
 
     def __call__(self, outputs: Any, labels: Any) -> Any:
         if not isinstance(outputs, dict) or COUNT not in outputs:
@@ -62,17 +62,37 @@ class Following:
         return found
 
     def _of(self, outputs: Any, labels: Any) -> Any:
-        if not isinstance(self._function, torch.nn.Module):
-            return self._function(outputs, labels)
+        function, kept = self._function, self.kept
         device = next(iter(named(outputs).values())).device
-        kept = [*self._function.named_buffers(), *self._function.named_parameters()]
-        if all(tensor.device == device for _, tensor in kept):
-            return self._function(outputs, labels)
-        there = {name: moved(self._moved, name, tensor, device) for name, tensor in kept}
-        return torch.func.functional_call(self._function, there, (outputs, labels))
+        if isinstance(function, torch.nn.Module) and any(t.device != device for t in kept.values()):
+            there = {name: moved(self._moved, name, t, device) for name, t in kept.items()}
+            return torch.func.functional_call(function, there, (outputs, labels))
+        return function(outputs, labels)
 
 
-class TorchLoss:
+class Judge:
+    """A function of outputs and labels, whose results are checked for the samples that it sees.
+
+    Attributes:
+        function: the function.
+    """
+
+    def __init__(self, function: Function, what: str) -> None:
+        """``what`` is the function's name in errors."""
+        self.function = function
+        self._there = Following(function)
+        self._weights = EqualWeights(self._there, f"{what}: {name_of(function)}")
+
+    @property
+    def fault(self) -> ValueError | None:
+        """The first fault that samples have shown."""
+        return self._weights.fault
+
+    def _say(self, fault: str) -> None:
+        self._weights.fault = self._weights.fault or ConfigError(fault)
+
+
+class TorchLoss(Judge):
     """A function of outputs and labels: the mean over its samples, or ``(sum, count)``.
 
     Means of torch's own losses are sums and counts, too, where labels do not count or have weights
@@ -83,10 +103,8 @@ class TorchLoss:
     float32 before, as under ``torch.autocast``.
 
     Attributes:
-        function: the function.
         reduction: see :func:`mpitrain.objective.reduction_of`; known after :meth:`expect`.
         ignore_index: value of labels that do not count; None: unknown.
-        fault: the first fault that samples have shown.
     """
 
     def __init__(self, function: Function) -> None:
@@ -97,19 +115,12 @@ class TorchLoss:
                 f"loss: {name_of(function)} has parameters of its own, which nobody would train; "
                 "put them into the model"
             )
-        self.function = function
-        self._there = Following(function)
+        super().__init__(function, "loss")
         self._unused: frozenset[str] = frozenset()
         self._casts = False
         self._calls = Reductions()
         self.reduction: Reduction = "mean"
         self.ignore_index: int | None = None
-        self._weights = EqualWeights(self._there, f"loss: {name_of(function)}")
-        self._fault: ValueError | None = None
-
-    @property
-    def fault(self) -> ValueError | None:
-        return self._fault or self._weights.fault
 
     def __call__(self, outputs: Array, labels: Array, divisor: float) -> Judged:
         """See :class:`mpitrain.objective.LossFunction`."""
@@ -130,11 +141,11 @@ class TorchLoss:
             reduced = reduced._replace(total=_constant(reduced.total, wide, self._unused))
         by = gradients(reduced.total, wide)
         if versions != [part._version for part in truth.values()]:
-            self._fault = ConfigError(
+            self._say(
                 f"loss: {name_of(self.function)} changes its labels in place, which are the data's "
                 "own; let it work on labels.clone()"
             )
-        elif self._fault is None:
+        else:
             self._look(reduced, wide, truth)
         weight = (labels.size if self.reduction == "mean" else 1) / divisor
         used = {name: (one * weight).to(parts[name].dtype) for name, one in by.items()}
@@ -152,7 +163,7 @@ class TorchLoss:
     def _look(self, reduced: Reduced, outputs: Tensors, labels: Tensors) -> None:
         """Check the result for some samples."""
         if reduced.reduction != self.reduction:
-            self._fault = ConfigError(
+            self._say(
                 f"loss: {name_of(self.function)} gives {_KINDS[self.reduction]} for some samples "
                 f"and {_KINDS[reduced.reduction]} for others; all must be alike, as (sum, count)"
             )
@@ -171,7 +182,7 @@ class TorchLoss:
                     warnings.filterwarnings("error", "Using a |size_average", UserWarning)
                     parts, found = self._tried(given, wanted)
                     self._tried(rows(given, 0), rows(wanted, 0))
-                    wrong = _wrong(found)
+                    wrong = no_loss(found)
                     by = {} if wrong else gradients(found.total, parts)
                 break
             except (*MISFITS, UserWarning) as error:
@@ -187,17 +198,15 @@ class TorchLoss:
                 f"of {labels}: {one_line(refused)}"
             ) from refused
         if wrong:
-            raise ValueError(
-                f"{name_of(self.function)} gives {wrong}; a loss is one number that follows from "
-                "the outputs, its mean over the samples, or (sum, count)"
-            )
+            raise ValueError(f"{name_of(self.function)} {wrong}")
         # A rank may have no samples in the first batch, and must know the unused fields then, too.
         self._unused = frozenset(parts.keys() - by.keys())
         self.reduction, self.ignore_index = found.reduction, self._calls.ignore_index
         two = [Sample(rows(given, number), rows(wanted, number)) for number in range(2)]
         self._weights = EqualWeights(self._there, f"loss: {name_of(self.function)}", two)
         self._look(found, given, wanted)
-        if found.reduction == "count":  # later ones may change their unit from step to step
+        # Later sums may change their unit from step to step, and are not compared.
+        if found.reduction == "count" and not found.is_known:
             self._weights.compare(given, wanted, found)
         if self.fault is not None:
             raise ValueError(str(self.fault).removeprefix("loss: "))
@@ -217,19 +226,12 @@ class TorchLoss:
         return parts, self._calls.of(self._there, as_given(parts), as_given(truth))
 
 
-class TorchMetric:
+class TorchMetric(Judge):
     """A function that gives the mean over its samples, or ``(sum, count)``."""
 
     def __init__(self, function: Function, name: str = "one of them") -> None:
-        self.function = function
-        self._there = Following(function)
+        super().__init__(function, f"metrics: {name}")
         self._name = name
-        self._weights = EqualWeights(self._there, f"metrics: {name}: {name_of(function)}")
-
-    @property
-    def fault(self) -> ValueError | None:
-        """The first fault that samples have shown."""
-        return self._weights.fault
 
     def add(self, outputs: Array, labels: Array) -> Array:
         if not len(labels):
@@ -241,8 +243,8 @@ class TorchMetric:
             whole, times = float(found.total), len(labels)
             count = float(len(labels) if found.count is None else found.count)
         except (RuntimeError, TypeError, ValueError):
-            self._weights.fault = ConfigError(
-                f"metrics: {self._name} gives {_shown(found.total)}; it must give a number, its "
+            self._say(
+                f"metrics: {self._name} gives {shown(found.total)}; it must give a number, its "
                 "mean over the samples, or (sum, count)"
             )
             return np.zeros(2)
@@ -308,25 +310,3 @@ def _are_equal(one: Any, other: Any) -> bool:
 def _scalar(number: torch.Tensor, xp: Any) -> Scalar:
     """A tensor of one number in memory, or as an array of the device."""
     return number.item() if xp is np else as_array(number.double(), xp)
-
-
-def _wrong(found: Reduced) -> str:
-    """Name of a function's result that is no loss; empty: it is one."""
-    total = found.total
-    if not (isinstance(total, torch.Tensor) and not total.dim() and total.requires_grad):
-        return _shown(total)
-    if isinstance(found.count, torch.Tensor) and found.count.requires_grad:
-        return "a count with a gradient, which would be lost: detach() it"
-    try:
-        count = 1.0 if found.count is None else float(found.count)
-    except (RuntimeError, TypeError, ValueError):
-        return f"{_shown(found.count)} as its count"
-    return "" if count >= 0 else f"{count:g} as its count"
-
-
-def _shown(found: Any) -> str:
-    if not isinstance(found, torch.Tensor):
-        return f"a {type(found).__name__}"
-    if found.dim():
-        return f"a tensor of shape {tuple(found.shape)}"
-    return "a number without a gradient"

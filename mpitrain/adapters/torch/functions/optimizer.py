@@ -141,40 +141,38 @@ class TorchOptimizer(Optimizer):
         parameter.grad = as_tensor(direction)
         made = self.made(parameter, rate)
         own = {name: as_tensor(state[name]) for name in self.slots}
-        arrays = own
-        if self.whole:
-            known = self._arrays(tuple(p.shape)).items()
-            arrays = {name: own[name][: prod(shape)].view(shape) for name, shape in known}
+        given = self._state(own, parameter, self._step - 1)
         if self._step > 1:  # its first step makes its state, which is not always 0
-            given = {name: one for name, one in arrays.items() if name not in self._single}
-            given |= self._numbers(own)
-            made.state[parameter].update(given, step=self._count(self._step - 1, parameter))
+            made.state[parameter].update(given)
         made.step()
-        after = made.state[parameter]
-        for name in self._single.keys() & after.keys():
-            own[name].fill_(after[name])
-        for name in arrays.keys() - self._single.keys():
-            if after[name].data_ptr() != arrays[name].data_ptr():
-                arrays[name].copy_(after[name])
+        for name in own.keys() & made.state[parameter].keys():
+            after = made.state[parameter][name]
+            if name in self._single:
+                own[name].fill_(after)
+            elif after.data_ptr() != given[name].data_ptr():
+                given[name].copy_(after)
 
     def state_of(
         self, arrays: Mapping[str, Array], parameter: torch.nn.Parameter, taken: int
     ) -> dict[str, Any]:
         """State of a parameter in torch's form after ``taken`` steps, from flat arrays by slot."""
         own = {name: as_tensor(arrays[name]).to(parameter) for name in self.slots}
-        usual = dict.fromkeys(own.keys() - self._single.keys(), tuple(parameter.shape))
-        shapes = self._arrays(tuple(parameter.shape)) if self.whole else usual
-        found = {name: own[name][: prod(shape)].view(shape) for name, shape in shapes.items()}
-        found |= self._numbers(own)
-        return found | ({"step": self._count(taken, parameter)} if self._counts else {})
+        return self._state(own, parameter, taken)
 
-    def _numbers(self, own: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-        """State that is a single number, by name."""
-        found: dict[str, Any] = {}
+    def _state(
+        self, own: Mapping[str, torch.Tensor], parameter: torch.Tensor, taken: int
+    ) -> dict[str, Any]:
+        """As :meth:`state_of`, with views of flat tensors."""
+        shape = tuple(parameter.shape)
+        usual = dict.fromkeys(own.keys() - self._single.keys(), shape)
+        shapes = self._arrays(shape) if self.whole else usual
+        found: dict[str, Any] = {
+            n: own[n][: prod(shape)].view(shape) for n, shape in shapes.items()
+        }
         for name, kind in self._single.items():
             number = own[name].flatten()[0]
             found[name] = kind(number) if isinstance(kind, type) else number.to(kind)
-        return found
+        return found | ({"step": self._count(taken, parameter)} if self._counts else {})
 
     def _count(self, taken: int, parameter: torch.Tensor) -> torch.Tensor:
         """Number of steps; fused optimisers read it on their device, in float32."""

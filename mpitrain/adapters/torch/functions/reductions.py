@@ -11,17 +11,22 @@ from torch.overrides import TorchFunctionMode
 from mpitrain.fields import named
 from mpitrain.objective import Reduction
 
+#: Types of 16 bits, whose sums may overflow.
+_NARROW = (torch.float16, torch.bfloat16)
 #: Losses of classes, whose means are over what counts: ``ignore_index`` and weights of classes.
 _OF_CLASSES = (F.cross_entropy, F.nll_loss)
 #: Losses of numbers, whose means are over the weights of these where they are given.
-OVER_WEIGHTS = (F.mse_loss, F.l1_loss)
+_OVER_WEIGHTS = (F.mse_loss, F.l1_loss)
+#: Losses of numbers one by one.
+_OF_NUMBERS = (
+    *_OVER_WEIGHTS, F.binary_cross_entropy, F.binary_cross_entropy_with_logits, F.huber_loss,
+    F.smooth_l1_loss,
+)  # fmt: skip
 #: Losses whose means are over all numbers, or over all samples.
 _OF_ALL = (
-    F.binary_cross_entropy, F.binary_cross_entropy_with_logits, F.cosine_embedding_loss,
-    F.gaussian_nll_loss, F.hinge_embedding_loss, F.huber_loss, F.kl_div, F.l1_loss,
-    F.margin_ranking_loss, F.mse_loss, F.multi_margin_loss, F.multilabel_margin_loss,
-    F.multilabel_soft_margin_loss, F.poisson_nll_loss, F.smooth_l1_loss, F.soft_margin_loss,
-    F.triplet_margin_loss,
+    *_OF_NUMBERS, F.cosine_embedding_loss, F.gaussian_nll_loss, F.hinge_embedding_loss, F.kl_div,
+    F.margin_ranking_loss, F.multi_margin_loss, F.multilabel_margin_loss,
+    F.multilabel_soft_margin_loss, F.poisson_nll_loss, F.soft_margin_loss, F.triplet_margin_loss,
 )  # fmt: skip
 
 
@@ -43,17 +48,28 @@ class Reduced(NamedTuple):
     is_known: bool = False
 
 
+class CountedMean(NamedTuple):
+    """A mean by one of torch's losses, and what counts in it."""
+
+    value: torch.Tensor
+    over: torch.Tensor
+
+
 class Reductions(TorchFunctionMode):
-    """Follows torch's own losses in a function, to learn what the function's mean is over.
+    """Follows torch's own losses, to learn what their means are over.
 
     Attributes:
         ignore_index: value of the labels that the last loss of classes has left out; None: there
             was none.
+        means: means within a module; one over nothing is 0, and not NaN.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, within: bool = False) -> None:
+        """``within``: the losses are in a module, not in a function of outputs and labels."""
         super().__init__()
         self.ignore_index: int | None = None
+        self.means: list[CountedMean] = []
+        self._within = within
         self._last: tuple[Any, int, Reduced] | None = None
         self._given: list[Any] = []
 
@@ -64,8 +80,8 @@ class Reductions(TorchFunctionMode):
         nothing has changed since, is reduced as that loss is.  Any other result should be a mean
         over samples with equal weights.
         """
-        kept = getattr(function, "kept", ())
-        self._given = [*named(outputs).values(), *named(labels).values(), *kept]
+        kept = getattr(function, "kept", {})
+        self._given = [*named(outputs).values(), *named(labels).values(), *kept.values()]
         with self:
             found = function(outputs, labels)
         last, self._last, self._given = self._last, None, []
@@ -78,42 +94,54 @@ class Reductions(TorchFunctionMode):
     def __torch_function__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        given = whole(function, kwargs)
+        given = _whole(function, kwargs)
+        if function in _OF_CLASSES:
+            self.ignore_index = given.get("ignore_index", -100)
+        elif function not in _OF_ALL:
+            return function(*args, **given)
+        reduction = given.get("reduction")
+        count = _counted(function, *args, **given) if reduction == "mean" else None
+        if self._within:
+            if reduction == "mean" and function in (*_OF_CLASSES, *_OF_NUMBERS):
+                return self._noted(function, args, given, count)
+            return function(*args, **given)
         used = (one for one in (*args, *given.values()) if isinstance(one, torch.Tensor))
         is_known = all(any(one is other for other in self._given) for one in used)
-        is_of_classes = function in _OF_CLASSES
-        if is_of_classes:
-            self.ignore_index = given.get("ignore_index", -100)
-            is_of_classes = not args[1].is_floating_point()  # else probabilities of all classes
-        is_weighed = function in OVER_WEIGHTS and given.get("weight") is not None
-        if given.get("reduction") == "mean" and (is_of_classes or is_weighed):
-            if is_of_classes:
-                total, count = self._counted(function, *args, **given)
-            else:
-                total = function(*args, **given | {"reduction": "sum"})
-                count = given["weight"].sum()
-            found = total / count
-            self._last = found, found._version, Reduced(total, count, "count", is_known)
-            return found
-        found = function(*args, **given)
-        if function in _OF_ALL or function in _OF_CLASSES:
-            how: Reduction = "sum" if given.get("reduction") == "sum" else "mean"
-            self._last = found, found._version, Reduced(found, reduction=how, is_known=is_known)
+        if count is None:
+            found = function(*args, **given)
+            how: Reduction = "sum" if reduction == "sum" else "mean"
+            reduced = Reduced(found, reduction=how, is_known=is_known)
+        else:
+            narrow = args[0].dtype in _NARROW
+            each = function(*args, **given | {"reduction": "none" if narrow else "sum"})
+            total = each.float().sum() if narrow else each
+            found, reduced = total / count, Reduced(total, count, "count", is_known)
+        self._last = found, found._version, reduced
         return found
 
-    @staticmethod
-    def _counted(function: Any, scores: Any, labels: Any, **given: Any) -> tuple[Any, Any]:
-        """The sum of a loss of classes, and the sum of the weights of the labels that count."""
-        if scores.dtype in (torch.float16, torch.bfloat16):  # a sum of 16 bits may overflow
-            total = function(scores, labels, **given | {"reduction": "none"}).float().sum()
-        else:
-            total = function(scores, labels, **given | {"reduction": "sum"})
+    def _noted(self, function: Any, args: Any, given: Any, count: Any) -> torch.Tensor:
+        """A mean within a module, of which its own loss may be made."""
+        each = function(*args, **given | {"reduction": "none"})
+        if args[0].dtype in _NARROW:
+            each = each.float()
+        if count is None:  # all numbers, or all samples with probabilities of all classes
+            count = len(args[1]) if function in _OF_CLASSES else each.numel()
+        count = torch.as_tensor(count, dtype=each.dtype, device=each.device)
+        mean = each.sum() / torch.where(count > 0, count, 1)
+        self.means.append(CountedMean(mean, count))
+        return mean.clone()  # which the module may change in place
+
+
+def _counted(function: Any, outputs: Any, labels: Any, *rest: Any, **given: Any) -> Any:
+    """Count that a mean divides by: a number, or the sum of weights; None: all."""
+    weight = given.get("weight")
+    if function in _OF_CLASSES and not labels.is_floating_point():
         counts = labels != given["ignore_index"]
-        weight = given.get("weight")
-        return total, counts.sum() if weight is None else weight[labels[counts]].sum()
+        return counts.sum() if weight is None else weight[labels[counts]].sum()
+    return weight.sum() if function in _OVER_WEIGHTS and weight is not None else None
 
 
-def whole(function: Any, kwargs: Any) -> dict[str, Any]:
+def _whole(function: Any, kwargs: Any) -> dict[str, Any]:
     """Arguments that a mode was given for one of torch's losses, with one that torch leaves out.
 
     ``l1_loss`` of torch 2.13 does not tell modes its weight, which its frame still has.

@@ -1,6 +1,6 @@
 """Calls of a torch module with given parameters, in a context."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from types import ModuleType
@@ -9,31 +9,28 @@ from typing import Any
 import torch
 from torch import nn
 
-from mpitrain.adapters.torch.checks.module_class import (
-    ELSEWHERE,
-    ImpureModule,
-    changing,
-    is_held,
-)
-from mpitrain.adapters.torch.checks.probe import Tensors, call_with, cast, having
+from mpitrain.adapters.torch.arrays import as_array
+from mpitrain.adapters.torch.checks.module_class import ELSEWHERE, ImpureModule, changing, is_held
+from mpitrain.adapters.torch.checks.probe import Tensors, arguments, cast, having, options
 from mpitrain.adapters.torch.functions.own_loss import COUNT, LOSS, OwnLoss
 from mpitrain.adapters.torch.modules.drawing import Drawing, seeded
 from mpitrain.adapters.torch.modules.draws import Draws
 from mpitrain.adapters.torch.modules.stand_ins import set_context
+from mpitrain.arrays import Array
 from mpitrain.nn.context import Context
 from mpitrain.nn.layer import Verdict
 
 UNKEYED = "; do without, or set run.random = 'local', which gives each rank torch's own numbers"
-#: Positional and keyword arguments.
-Arguments = tuple[tuple[Any, ...], Any]
 
 
-class Watched(nn.Module):
+class Watched:
     """A module that notices when it changes a buffer or draws random numbers.
 
     Attributes:
         name: name of the module in errors.
         module: the module.
+        training: mode of the whole module, within which parts may be held in another one.
+        in_turn: whether several inputs come as one tuple or dictionary, rather than as arguments.
         changes_input: whether the module computes in the place of its input, which belongs to
             another layer; it is given a copy.
         draws: places where the module draws random numbers.
@@ -49,11 +46,9 @@ class Watched(nn.Module):
         repeats: whether the module computes parts once more in the backward pass.
     """
 
-    def __init__(self, name: str, module: nn.Module, training: bool) -> None:
-        """``training``: mode of the whole module, within which parts may be held in another one."""
-        super().__init__()
-        self.name = name
-        self.module = module
+    def __init__(self, name: str, module: nn.Module, training: bool, *, in_turn: bool) -> None:
+        self.name, self.module, self.training, self.in_turn = name, module, training, in_turn
+        self._options = options(module)
         self.changes_input = any(getattr(part, "inplace", False) for part in module.modules())
         self.draws = Draws(module)
         self.modes: set[bool] = set()
@@ -67,18 +62,27 @@ class Watched(nn.Module):
         self.only_loss = False
         self.narrow: torch.dtype | None = None
         self.wide: torch.dtype | None = None
+        self._begun: tuple[int, dict[str, Array], dict[str, Array]] | None = None
         self._modes = [(part, not is_held(part, training)) for part in module.modules()]
 
     def say(self, fault: str) -> None:
         """Raise :class:`ImpureModule`, now or later; the text follows the module's name."""
         self.verdict.say(ImpureModule(f"{self.name}{fault}"))
 
-    def forward(self, *args: torch.Tensor, **kwargs: torch.Tensor) -> Tensors:
+    def __call__(self, values: Tensors, x: Tensors) -> Tensors:
         """The module's outputs by name (:mod:`mpitrain.fields`); generators stay as they are.
+
+        Args:
+            values: parameters and buffers, by their names in the module.
+            x: the inputs, by name.
 
         Raises:
             ImpureModule: the module draws random numbers that nobody can key, or gives no tensors.
         """
+        with having(self.module, values):
+            return self._forward(*arguments(x, self._options, in_turn=self.in_turn))
+
+    def _forward(self, args: Any, kwargs: Any) -> Tensors:
         states = [(generator, generator.get_state()) for generator in _generators()]
         before = [(b, b._version) for b in self.module.buffers()]
         with self.source:
@@ -111,6 +115,25 @@ class Watched(nn.Module):
                 )
         return cast(outputs, self.wide)
 
+    def beginning(self, context: Context) -> dict[str, Array]:
+        """State as it was when the step began, so that all of its micro-batches have the same."""
+        now = {name: context.state[name] for name in self.state if name in context.state}
+        if not context.training:
+            self._begun = None
+            return now
+        if self._begun is not None:
+            step, arrays, values = self._begun
+            if step == context.step and all(arrays[n] is now[n] for n in now):
+                return values
+        self._begun = context.step, now, {name: array.copy() for name, array in now.items()}
+        return self._begun[2]
+
+    def keep(self, context: Context, xp: ModuleType) -> None:
+        """Let the context's state follow what the latest pass in training changed."""
+        for name, part in self.changed.items():
+            if context.training and name in context.state:
+                context.state[name][...] = as_array(part, xp)
+
     @contextmanager
     def in_mode(self, *, training: bool) -> Iterator[None]:
         """The module is in training or evaluation mode within this block, but for held parts."""
@@ -141,66 +164,68 @@ def changes(inner: str) -> str:
 
 @dataclass
 class Call:
-    """A module with parameters and buffers, for a pass and for trials before it.
+    """A call of a module with parameters, buffers and a batch; its length counts the samples.
 
     Attributes:
         watched: the module.
         values: parameters and buffers, by their names in it.
-        arguments: makes arguments of the input's tensors.
+        x: the inputs, by name.
+        context: context of the pass.
         xp: namespace of the arrays.
         counts: whether the input has samples, rather than a sample of zeros in the place of none.
     """
 
     watched: Watched
-    values: Mapping[str, torch.Tensor]
-    arguments: Callable[[Sequence[torch.Tensor]], Arguments]
+    values: Tensors
+    x: Tensors
+    context: Context
     xp: ModuleType
-    counts: bool
+    counts: bool = True
 
-    def __call__(
-        self, *tensors: torch.Tensor, context: Context, learn: Callable[[], None]
-    ) -> Tensors:
+    def __len__(self) -> int:
+        return len(self.context.samples)
+
+    def of(self, rows: Any = slice(None), **changed: Any) -> "Call":
+        """The call for these samples, on copies of their inputs, with a ``changed`` context."""
+        x = {name: part.detach()[rows].clone() for name, part in self.x.items()}
+        context = replace(self.context, samples=self.context.samples[rows])
+        return replace(self, x=x, context=replace(context, **changed))
+
+    def __call__(self, learn: Callable[["Call"], None]) -> Tensors:
         """Outputs by name.
 
-        Args:
-            tensors: the input.
-            context: context of the pass.
-            learn: makes trials, when random numbers are drawn at a place that is not known.
+        ``learn`` makes trials when random numbers are drawn at a place that is not known.
         """
 
         def unknown() -> None:
             source = self.watched.source
-            learn()
+            learn(self)
             self.watched.source = source
-            set_context(self.watched.module, context, self.xp, counts=self.counts)
+            begin()
 
-        set_context(self.watched.module, context, self.xp, counts=self.counts)
-        return self._run(tensors, context, unknown)
+        def begin() -> None:
+            set_context(self.watched.module, self.context, self.xp, counts=self.counts)
 
-    def tried(self, *tensors: torch.Tensor, context: Context, loud: bool = False) -> Tensors:
+        begin()
+        return self._run(unknown)
+
+    def tried(self, *, loud: bool = False) -> Tensors:
         """Outputs by name; a trial has no part in batch norm with other ranks.
 
         With ``loud``, random numbers show whose they are (:class:`Drawing`).
         """
-        set_context(self.watched.module, replace(context, training=False), self.xp)
-        return self.as_tried(self._run(tensors, context, loud=loud))
+        set_context(self.watched.module, replace(self.context, training=False), self.xp)
+        return self.as_tried(self._run(loud=loud))
 
     def as_tried(self, outputs: Tensors) -> Tensors:
         """Outputs in the type in which those of trials are compared."""
         return cast(outputs, self.watched.narrow)
 
-    def _run(
-        self,
-        tensors: Sequence[torch.Tensor],
-        context: Context,
-        unknown: Callable[[], None] | None = None,
-        *,
-        loud: bool = False,
-    ) -> Tensors:
-        watched = self.watched
+    def _run(self, unknown: Callable[[], None] | None = None, *, loud: bool = False) -> Tensors:
+        watched, context, x = self.watched, self.context, self.x
         if watched.changes_input:
-            tensors = [part.clone() for part in tensors]
-        shapes = tuple(tuple(part.shape[1:]) for part in tensors)
+            x = {name: part.clone() for name, part in x.items()}
+        shapes = tuple(tuple(part.shape[1:]) for part in x.values())
         watched.source = nullcontext()
         if context.training in watched.modes:
             watched.source = (
@@ -208,21 +233,19 @@ class Call:
                 if context.keyed
                 else seeded(context)
             )
-        state = (f"module.{name}" for name in watched.state)
-        values = {**self.values, **{name: self.values[name].clone() for name in state}}
+        values = {**self.values, **{name: self.values[name].clone() for name in watched.state}}
         with watched.in_mode(training=context.training):
-            found: Tensors = call_with(watched, values, *self.arguments(tensors))
-        return found
+            return watched(values, x)
 
-    def again(self, context: Context) -> AbstractContextManager[None]:
-        """For the backward pass of the latest pass, some of which the module computes once more."""
-        return self._again(self.watched.source, context)
+    def again(self) -> AbstractContextManager[None]:
+        """For the backward pass of the latest pass, if the module computes some of it once more."""
+        return self._again(self.watched.source) if self.watched.repeats else nullcontext()
 
     @contextmanager
-    def _again(self, source: Any, context: Context) -> Iterator[None]:
+    def _again(self, source: Any) -> Iterator[None]:
         with ExitStack() as stack:
-            stack.enter_context(having(self.watched, self.values))
-            stack.enter_context(self.watched.in_mode(training=context.training))
+            stack.enter_context(having(self.watched.module, self.values))
+            stack.enter_context(self.watched.in_mode(training=self.context.training))
             if isinstance(source, Drawing):
                 stack.enter_context(source.again())
             yield

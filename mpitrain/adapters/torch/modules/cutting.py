@@ -6,7 +6,7 @@ exception ends the pass.  Each part computes again all that is between modules (
 on numbers that are absent (NaN) where no result of the part follows from them.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from copy import deepcopy
 from functools import partial
 from typing import Any, NoReturn
@@ -16,25 +16,9 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_flatten
 
-from mpitrain.adapters.torch.arrays import as_tensor
-from mpitrain.adapters.torch.checks.probe import (
-    Tensors,
-    modes_kept,
-    one_line,
-    options,
-    outputs_of,
-)
-from mpitrain.adapters.torch.modules.trial import (
-    MANY,
-    Crossing,
-    EndTensor,
-    InputTensor,
-    Result,
-    Trial,
-    absent,
-    called,
-    tensors,
-)
+from mpitrain.adapters.torch.arrays import tensors_of
+from mpitrain.adapters.torch.checks.probe import Tensors, arguments, modes_kept, one_line, options
+from mpitrain.adapters.torch.modules.trial import MANY, Crossing, Result, Trial, absent, called
 from mpitrain.arrays import Array
 from mpitrain.fields import fields
 
@@ -65,9 +49,7 @@ def cut(module: nn.Module, after: str | Sequence[str], inputs: Array) -> list[nn
         raise ValueError(f"{what} cannot be cut, as its own hooks belong to no part of it")
     names = expanded(module, after)
     kind = next((p.dtype for p in module.parameters()), torch.get_default_dtype())
-    some = fields(inputs[np.arange(MANY) % len(inputs)])
-    given = {name: as_tensor(array) for name, array in some.items()}
-    given = {n: one.to(kind) if one.is_floating_point() else one for n, one in given.items()}
+    given = tensors_of(fields(inputs[np.arange(MANY) % len(inputs)]), kind, every=True)
     elsewhere = "cut elsewhere, or give a torch.nn.Sequential of its parts"
     try:
         trial = Trial(module, names, given)
@@ -126,10 +108,10 @@ class _Part:
         arriving, self._leaving = trial.crossing[number : number + 2]
         self._arriving: dict[Crossing, str] = {one: one.field for one in arriving}
         if not number:
-            self._arriving = {InputTensor(name): name for name in inputs}
+            self._arriving = {Crossing(name): name for name in inputs}
         self._inputs = {name: (one.shape[1:], one.dtype) for name, one in inputs.items()}
         self._options = options(whole)
-        self._tried = {one: trial.shape(one)[1:] for one in self._arriving}
+        self._tried = {one: trial.shape(one).many[1:] for one in self._arriving}
         self._here: dict[Crossing, torch.Tensor] = {}
         self._rows, self._lengths = 0, dict[int, int]()
         values = [*whole.parameters(), *whole.buffers()]
@@ -166,16 +148,15 @@ class _Part:
         pairs = [pair for shapes in both for pair in zip(*shapes, strict=True)]
         self._lengths = {there: here for there, here in pairs if there != here}
         given = {
-            name: self._here.get(InputTensor(name), self._absent(shape, kind))
+            name: self._here.get(Crossing(name), self._absent(shape, kind))
             for name, (shape, kind) in self._inputs.items()
         }
         try:
-            if "" in given or "0" in given:
-                return self._forward(*given.values(), **self._options)
-            return self._forward(**given, **self._options)
+            positional, named = arguments(given, self._options)
+            return self._forward(*positional, **named)
         except _Left as left:
             for place, one in enumerate(tree_flatten(left.result)[0]):
-                self._here[EndTensor(self._number, place)] = one
+                self._here[Crossing(place, self._number)] = one
             found = {one.field: self._for_each(self._here[one]) for one in self._leaving}
             return found if len(found) > 1 else next(iter(found.values()))
         finally:
@@ -187,8 +168,8 @@ class _Part:
 
     def _result(self, end: int | None, result: Result, *args: Any, **kwargs: Any) -> Any:
         """The result of a module that earlier parts have called, or that this one does not need."""
-        made = {one: tensor for one, tensor in self._here.items() if isinstance(one, EndTensor)}
-        sent = {one.place: tensor for one, tensor in made.items() if one.part == end}
+        here = self._here.items() if end is not None else ()
+        sent = {int(one.place): tensor for one, tensor in here if one.part == end}
         return result.of(self._rows, sent, self._lengths)
 
     def _for_each(self, one: torch.Tensor) -> torch.Tensor:
@@ -216,8 +197,15 @@ def _are_the_same(module: nn.Module, parts: Sequence[nn.Module], given: Tensors)
     """
     trained = [p for p in module.parameters() if p.requires_grad]
 
-    def results(found: Any) -> list[torch.Tensor]:
-        every = tensors(outputs_of(found).values())
+    def run(part: nn.Module, x: Tensors) -> Tensors:
+        with modes_kept(part):
+            return called(part.eval(), {}, x)
+
+    def results(several: Sequence[nn.Module]) -> list[torch.Tensor]:
+        both: list[Tensors] = [given, {name: one.flip(0) for name, one in given.items()}]
+        for part in several:
+            both = [run(part, x) for x in both]
+        every = list(both[0].values())
         values = [one for one in every if one.requires_grad]
         by: Sequence[torch.Tensor] = ()
         if values and trained:
@@ -225,28 +213,9 @@ def _are_the_same(module: nn.Module, parts: Sequence[nn.Module], given: Tensors)
             by = torch.autograd.grad(total, trained, allow_unused=True, materialize_grads=True)
         return [*(one.detach() for one in every), *by]
 
-    def whole() -> list[torch.Tensor]:
-        with modes_kept(module):
-            return results(called(module.eval(), {}, given))
-
-    def go(part: nn.Module, found: Any) -> Any:
-        with modes_kept(part):
-            part.eval()
-            if isinstance(found, Mapping):
-                return part(**found)
-            return part(*found) if isinstance(found, tuple) else part(found)
-
-    def cut_up() -> list[torch.Tensor]:
-        both: list[Any] = [given, {name: one.flip(0) for name, one in given.items()}]
-        if {"", "0"} & given.keys():
-            both = [tuple(one.values()) for one in both]
-        for part in parts:
-            both = [go(part, found) for found in both]
-        return results(both[0])
-
     for graded in (True, False):
         with torch.set_grad_enabled(graded):
-            pairs = list(zip(whole(), cut_up(), strict=True))
+            pairs = list(zip(results([module]), results(parts), strict=True))
         if not all(torch.allclose(*pair, rtol=1e-3, atol=1e-5, equal_nan=True) for pair in pairs):
             return False
     return True

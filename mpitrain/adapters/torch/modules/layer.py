@@ -1,7 +1,6 @@
 """A torch module as a layer of the trainer."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from types import ModuleType
 from typing import Any
@@ -24,28 +23,20 @@ from mpitrain.adapters.torch.checks.module import (
     expect_alone,
     expect_given_values,
     expect_the_same_trained,
+    expect_unchanged,
     learn,
+    without_autocast,
 )
-from mpitrain.adapters.torch.checks.module_class import (
-    changing,
-    is_held,
-    keeps_running,
-    refuse,
-)
-from mpitrain.adapters.torch.checks.probe import (
-    call_with,
-    cast,
-    expect_outputs,
-    is_due,
-    one_line,
-    options,
-)
+from mpitrain.adapters.torch.checks.module_class import changing, is_held, keeps_running, refuse
+from mpitrain.adapters.torch.checks.probe import MISFITS, expect_outputs, is_due, one_line
+from mpitrain.adapters.torch.checks.shared_module import Comparison
 from mpitrain.adapters.torch.modules.calls import Call, Watched
+from mpitrain.adapters.torch.modules.passes import Pass
 from mpitrain.adapters.torch.modules.splits import Plan
 from mpitrain.adapters.torch.modules.stand_ins import stand_ins, with_stand_ins
-from mpitrain.adapters.torch.modules.tensor_parallel import Comparison, Share, share
+from mpitrain.adapters.torch.modules.tensor_parallel import Share, share
 from mpitrain.arrays import Array, Gradients, Parameters, Shape, array_namespace
-from mpitrain.fields import Fields, as_given, fields, joined, partial, unused, zeros
+from mpitrain.fields import Fields, fields, joined, zeros
 from mpitrain.group import TensorGroup
 from mpitrain.nn import Layer
 from mpitrain.nn.context import RESTING, Context
@@ -106,18 +97,12 @@ class TorchLayer(Layer):
         training = module.training if training is None else training
         module = with_stand_ins(module, training)
         refuse(name, module)
-        self.module = module
-        self.prefix = prefix
-        self.plan = Plan()
-        self._training = training
+        self.module, self.prefix, self.plan = module, prefix, Plan()
         self._alone: TorchLayer | None = None
         self._share: Share | None = None
-        self._in_turn = in_turn
-        self._options = options(module)
         self._types: dict[str, torch.dtype] = {}
-        self._watched = Watched(name, module, training)
+        self._watched = Watched(name, module, training, in_turn=in_turn)
         self._has_stand_ins = any(True for _ in stand_ins(module))
-        self._begun: tuple[int, dict[str, Array], dict[str, Array]] | None = None
         self._forwards = 0
         self._filler = 0
         self._moved: Moved = {}
@@ -132,9 +117,8 @@ class TorchLayer(Layer):
         if not own.axes:
             return self
         watched = self._watched
-        found = TorchLayer(
-            own.module, watched.name, self.prefix, in_turn=self._in_turn, training=self._training
-        )
+        modes = {"in_turn": watched.in_turn, "training": watched.training}
+        found = TorchLayer(own.module, watched.name, self.prefix, **modes)
         found._given, found._alone, found._share = self._given, self, own
         found.whole, found.tied, found._filler = self.whole, self.tied, self._filler
         found.split = {name: axis for name, (axis, _) in own.axes.items()}
@@ -202,7 +186,7 @@ class TorchLayer(Layer):
                 found = self._tried({name: part.fill_(value) for name, part in sample.items()})
                 self._filler = value
                 return found
-            except (RuntimeError, ValueError, TypeError, IndexError) as error:
+            except MISFITS as error:
                 refused = refused or error
         text = f"it cannot take a sample of shape {shape!r}: {one_line(refused)}"
         raise ValueError(text) from refused
@@ -212,22 +196,11 @@ class TorchLayer(Layer):
         """Shape of the output for one sample; buffers and the generator stay as they are."""
         buffers = {name: b.clone() for name, b in self.module.named_buffers()}
         with torch.random.fork_rng(devices=[]):
-            values = {f"module.{name}": buffer for name, buffer in buffers.items()}
-            found = call_with(self._watched, values, *self._arguments(x))
+            found = self._watched(buffers, x)
         expect_outputs(found)
         if "" in found:
             return tuple(found[""].shape[1:])
         return Fields(joined({name: as_array(part) for name, part in found.items()}).dtype)
-
-    def _arguments(self, values: Mapping[str, torch.Tensor]) -> tuple[tuple[Any, ...], Any]:
-        """Positional and keyword arguments of the module."""
-        if self._in_turn or "" in values:
-            return (as_given(values),), self._options
-        return (
-            (tuple(values.values()), self._options)
-            if "0" in values
-            else ((), {**values, **self._options})
-        )
 
     def give_only_loss(self) -> None:
         """Leave all outputs but the module's own loss out, if it has one."""
@@ -256,101 +229,56 @@ class TorchLayer(Layer):
     def forward(
         self, parameters: Parameters, x: Array, context: Context = RESTING
     ) -> tuple[Array, Any]:
-        casting = list(filter(torch.is_autocast_enabled, ("cpu", "cuda")))
-        if casting:
-            self._watched.say(
-                ": torch.autocast is on around the trainer, which would not be on in the same "
-                "places in every layout; turn it on in the module's forward(), or take "
-                "run.compute = 'bfloat16'"
-            )
-        with ExitStack() as stack:
-            stack.enter_context(on_stream_of(x))
-            for kind in casting:
-                stack.enter_context(torch.autocast(kind, enabled=False))
+        with on_stream_of(x), without_autocast(self._watched):
             return self._forward(parameters, x, context)
 
     def _forward(self, parameters: Parameters, x: Array, context: Context) -> tuple[Array, Any]:
+        watched = self._watched
         own = {name: as_tensor(v).requires_grad_() for name, v in parameters.items()}
-        expect_the_same_trained(self._watched, self._given, own.keys())
+        expect_the_same_trained(watched, self._given, own.keys())
         xp, counts = array_namespace(x), len(x) > 0
         if not counts:
             x = xp.full((1, *x.shape[1:]), self._filler, x.dtype)
         context = self._in_place(context, len(x))
-        given = tensors_of(fields(x), next((p.dtype for p in own.values()), None))
-        if self._types:
-            first = next(kind for kind in self._types.values() if kind.is_floating_point)
-            given = dict(cast(given, first))
-        tensors = list(given.values())
-        buffers = self._buffers(own, tensors[0])
-        for name, kept in self._beginning(context).items():
+        kinds = (*self._types.values(), *(p.dtype for p in own.values()))
+        kind = next((one for one in kinds if one.is_floating_point), None)
+        given = tensors_of(fields(x), kind, every=bool(self._types))
+        buffers = self._buffers(next(iter([*own.values(), *given.values()])))
+        for name, kept in watched.beginning(context).items():
             buffers[name] = as_tensor(kept).to(buffers[name])
         values = {
-            f"module.{name}": value.to(self._types.get(name, value.dtype))
+            name: value.to(self._types.get(name, value.dtype))
             for name, value in (own | buffers).items()
         }
+        call = Call(watched, values, given, context, xp, counts)
+        if self._share:
+            self._share.region.xp = xp
         self._forwards += 1
-        # These comparisons find changes by way of .data or NumPy, which torch does not count.
-        compares = is_due(self._forwards)
-        before = [part.detach().clone() for part in own.values()] if compares else []
-
-        call = Call(
-            self._watched,
-            values,
-            lambda parts: self._arguments(dict(zip(given, parts, strict=True))),
-            xp,
-            counts,
-        )
-        comparison = self._comparison(call, next(iter(own.values()), tensors[0]))
-        if counts and not self._watched.verdict.examined:
-            if comparison:
-                comparison.expect_same(tensors, context, training=False)
-            examine(call, buffers, tensors, context)
-            modules = (self._given, self.module)
-            expect_given_values(call, modules, tensors, list(own.values()), context)
-            if comparison:
-                comparison.expect_same(tensors, context, training=True)
-            self._watched.verdict.examined = True
-        for part in tensors:
-            part.requires_grad_(part.is_floating_point())
-        versions = [part._version for part in own.values()]
-        y = call(*tensors, context=context, learn=lambda: learn(call, tensors, context))
-        again = call.again(context) if self._watched.repeats else nullcontext()
-        for name, part in self._watched.changed.items():
-            if context.training and name in context.state:
-                context.state[name][...] = as_array(part, xp)
-        if versions != [part._version for part in own.values()] or not all(
-            np.array_equal(as_bytes(then), as_bytes(now)) for then, now in zip(before, own.values())
-        ):
-            self._watched.say(
-                " changes its parameters in its forward pass, as max_norm does; the replicas of a "
-                "sharded one would differ"
-            )
-        if compares and not self._has_stand_ins:
-            expect_alone(call, tensors, context, call.as_tried(y), self._forwards % len(x))
+        used = [values[name] for name in own]
+        with expect_unchanged(watched, used, bitwise=is_due(self._forwards)):
+            if counts and not watched.verdict.examined:
+                self._examine(call, list(own.values()))
+            for part in given.values():
+                part.requires_grad_(part.is_floating_point())
+            y = call(learn)
+        watched.keep(context, xp)
+        saved = Pass(watched, given, own, y, call.again())
+        if is_due(self._forwards) and not self._has_stand_ins:
+            expect_alone(call, call.as_tried(y), self._forwards % len(x))
         found = joined({name: as_array(part, xp) for name, part in y.items()})
-        return found if counts else found[:0], (given, y, own, again)
+        return found if counts else found[:0], saved
 
-    def _comparison(self, call: Call, like: torch.Tensor) -> Comparison | None:
-        """A comparison with one process, before the first pass of a layer that ranks share."""
-        if self._share is None:
-            return None
-        self._share.region.xp = call.xp
-        if self._alone is None or not call.counts or self._watched.verdict.examined:
-            return None
-        return Comparison(self._share, call, replace(call, watched=self._alone._watched), like)
-
-    def _beginning(self, context: Context) -> dict[str, Array]:
-        """State as it was when the step began, so that all of its micro-batches have the same."""
-        now = {n: context.state[n] for n in self._watched.state if n in context.state}
-        if not context.training:
-            self._begun = None
-            return now
-        if self._begun is not None:
-            step, arrays, values = self._begun
-            if step == context.step and all(arrays[n] is now[n] for n in now):
-                return values
-        self._begun = context.step, now, {name: array.copy() for name, array in now.items()}
-        return self._begun[2]
+    def _examine(self, call: Call, own: Sequence[torch.Tensor]) -> None:
+        """Try the module on its first batch; tensor ranks compare their shares with the whole."""
+        comparison = None
+        if self._share and self._alone:
+            comparison = Comparison(self._share, call, self._alone._watched)
+            comparison.expect_same(training=False)
+        examine(call)
+        expect_given_values(call, (self._given, self.module), own)
+        if comparison:
+            comparison.expect_same(training=True)
+        self._watched.verdict.examined = True
 
     def _in_place(self, context: Context, count: int) -> Context:
         """The context with the names of places in the whole module, and with numbers of samples.
@@ -366,46 +294,9 @@ class TorchLayer(Layer):
         path = ((inside,) if inside else ()) if is_part else context.path
         return replace(context, samples=samples, path=path)
 
-    def backward(self, parameters: Parameters, saved: Any, dy: Array) -> tuple[Array, Any]:
+    def backward(self, parameters: Parameters, saved: Pass, dy: Array) -> tuple[Array, Any]:
         with on_stream_of(dy):
-            return self._backward(saved, dy)
-
-    def _backward(self, saved: Any, dy: Array) -> tuple[Array, Any]:
-        given, y, own, again = saved
-        xp = array_namespace(dy)
-        inputs = {name: part for name, part in given.items() if part.requires_grad}
-        left_out = unused(dy)
-        outputs = {n: part for n, part in y.items() if part.requires_grad and n not in left_out}
-        wanted = [*inputs.values(), *own.values()]
-        found: Sequence[torch.Tensor | None] = [None] * len(wanted)
-        counts = len(dy) > 0
-        if wanted and outputs:
-            gradients = (
-                tensors_of({name: fields(dy)[name] for name in outputs})
-                if counts
-                else {name: torch.zeros_like(part) for name, part in outputs.items()}
-            )
-            with again:
-                found = torch.autograd.grad(
-                    list(outputs.values()), wanted, list(gradients.values()), allow_unused=True
-                )
-        used = {n: as_array(g, xp) for n, g in zip(inputs, found, strict=False) if g is not None}
-        dx = {
-            name: used[name] if name in used else xp.zeros(part.shape, as_array(part, xp).dtype)
-            for name, part in given.items()
-        }
-        kept = dict(zip(own, found[len(inputs) :], strict=True))
-        whole = joined(dx)
-        if not counts:  # a rank without samples does not use what other ranks do not use
-            whole, kept = whole[:0], dict.fromkeys(own)
-        left = dx.keys() - used.keys()
-        if xp is not np and outputs and left & inputs.keys():
-            self._watched.say(
-                ": the loss does not follow from its input, so that the layers before it stay as "
-                "they are, which the trainer can do on the CPU alone; leave them out, or set "
-                "run.device = 'cpu'"
-            )
-        return partial(whole, left if xp is np else ()), kept
+            return saved.backward(dy)
 
     def gradients(self, parameters: Parameters, kept: Any) -> Gradients:
         return {
@@ -413,19 +304,12 @@ class TorchLayer(Layer):
             for name, g in kept.items()
         }
 
-    def _part(self, name: str, whole: torch.Tensor) -> torch.Tensor:
-        """This rank's part of a constant."""
-        return whole if self._share is None else self._share.part(name, whole)
-
-    def _buffers(
-        self, own: dict[str, torch.Tensor], given: torch.Tensor
-    ) -> dict[str, torch.Tensor]:
-        """Copies in the type of the parameters, or of the input if there are none."""
-        like = next(iter(own.values()), given)
-        casts = like.is_floating_point() and not self._types
-        return {
-            name: self._part(name, moved(self._moved, name, b, like.device))
-            .to(like.dtype if casts and b.is_floating_point() else b.dtype)
-            .clone()
-            for name, b in self._constants()
-        }
+    def _buffers(self, like: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Copies of constants, or of this rank's parts, in this tensor's type if all have one."""
+        found = {}
+        for name, constant in self._constants():
+            here = moved(self._moved, name, constant, like.device)
+            part = self._share.part(name, here) if self._share else here
+            both = part.is_floating_point() and like.is_floating_point() and not self._types
+            found[name] = part.to(like.dtype if both else part.dtype).clone()
+        return found

@@ -6,10 +6,9 @@ and results behind those whose rows are.  Code between the two works on a part o
 the heads; parameters that no map names are whole on each rank.
 """
 
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from types import ModuleType
 from typing import Any, NamedTuple, cast
@@ -20,13 +19,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from mpitrain.adapters.torch.arrays import as_array, as_tensor
-from mpitrain.adapters.torch.checks.module import learn
-from mpitrain.adapters.torch.checks.module_class import ImpureModule
-from mpitrain.adapters.torch.checks.probe import MISFITS, Tensors, alike, one_line
-from mpitrain.adapters.torch.modules.calls import Call
 from mpitrain.adapters.torch.modules.splits import COLUMNS, NUMBER, Plan, Split
 from mpitrain.group import TensorGroup, cut
-from mpitrain.nn.context import Context
 
 
 class Axis(NamedTuple):
@@ -180,103 +174,3 @@ def _shared(size: int, blocks: int, ranks: int, name: str) -> int:
         each = f"each of {blocks} parts of the {size}" if blocks > 1 else f"the {size}"
         raise ValueError(f"has {name}, and {ranks} ranks cannot share {each} of it equally")
     return size // ranks
-
-
-class Comparison:
-    """Comparison of what tensor ranks compute together with what one process computes.
-
-    Both have the values that the module was given with, on a batch.
-    """
-
-    def __init__(self, own: Share, call: Call, whole: Call, like: torch.Tensor) -> None:
-        """Calls of the share and of the whole module, with values of the type of ``like``."""
-        self._own = own
-        named = dict(whole.watched.module.named_parameters())
-        buffers = dict(whole.watched.module.named_buffers())
-
-        def like_given(value: torch.Tensor) -> torch.Tensor:
-            both = value.is_floating_point() and like.is_floating_point()
-            return value.detach().to(like.device, like.dtype if both else value.dtype)
-
-        values = {name: like_given(value) for name, value in (named | buffers).items()}
-        parts = {name: own.part(name, value).clone() for name, value in values.items()}
-        self._trained = [name for name, p in named.items() if p.requires_grad]
-        self._calls = [
-            replace(one, values={f"module.{name}": value for name, value in each.items()})
-            for one, each in ((call, parts), (whole, values))
-        ]
-        self._name = call.watched.name
-
-    def expect_same(self, x: Sequence[torch.Tensor], context: Context, *, training: bool) -> None:
-        """Check results and gradients, on the same samples with the same random numbers.
-
-        Args:
-            x: a batch of at least one sample, with all inputs of the module.
-            context: context of the pass.
-            training: mode.
-
-        Raises:
-            ImpureModule: they differ.
-        """
-        here = replace(context, training=training, samples=np.arange(len(x[0])))
-        shared, whole = self._calls
-        own = shared.watched
-        if training:
-            whole.watched.repeats, whole.watched.modes = own.repeats, set(own.modes)
-            if own.modes and not context.keyed:
-                return
-            for mode in own.modes:
-                learn(whole, x, replace(here, training=mode))
-            if fault := own.draws.cut_as(whole.watched.draws, self._own.region.group.size):
-                self._refuse(fault)
-        fault = ""
-        try:
-            is_same = all(
-                self._is_same(x, here, loud=loud)
-                for loud in ((True, False) if training and own.modes else (False,))
-            )
-            if not is_same and not own.drew:
-                fault = "results or gradients are others than those of one process"
-        except MISFITS as error:
-            fault = f"{type(error).__name__}: {one_line(error)}"
-        # A rank may see a fault in its own part of the gradients alone.
-        if self._own.region.group.sum(np.array([bool(fault)], int))[0]:
-            self._refuse(fault or "gradients on another rank are others than those of one process")
-
-    def _is_same(self, x: Sequence[torch.Tensor], here: Context, *, loud: bool) -> bool:
-        (own, ours), (wanted, theirs) = (self._results(c, x, here, loud) for c in self._calls)
-        most = max((float(one.abs().max()) for one in theirs if one.numel()), default=0.0)
-        pairs = zip(self._trained, ours, theirs, strict=True)
-        return alike(wanted, own) and all(
-            torch.allclose(one, self._own.part(name, other), 0, _rounding(one) * most)
-            for name, one, other in pairs
-        )
-
-    def _results(
-        self, call: Call, x: Sequence[torch.Tensor], here: Context, loud: bool
-    ) -> tuple[Tensors, Sequence[torch.Tensor]]:
-        """Outputs, and gradients of a sum of them by the trained parameters."""
-        given = [part.detach().clone() for part in x]
-        wanted = [call.values[f"module.{name}"].requires_grad_() for name in self._trained]
-        y = call.tried(*given, context=here, loud=loud)
-        graded = [one for one in y.values() if one.requires_grad]
-        found: Sequence[torch.Tensor] = [torch.zeros_like(one) for one in wanted]
-        if graded and wanted:
-            # Sums of norms' outputs, or of their squares, would have no gradients.
-            by = [torch.arange(one.numel()).cos().reshape(one.shape).to(one) for one in graded]
-            with call.again(here) if call.watched.repeats else nullcontext():
-                found = torch.autograd.grad(graded, wanted, by, materialize_grads=True)
-        return {name: one.detach() for name, one in y.items()}, found
-
-    def _refuse(self, fault: str) -> None:
-        raise ImpureModule(
-            f"parallel.tensor: {self._name} cannot be shared by its map of names ({fault}); give "
-            "splits= in which 'rows' follow 'columns' with nothing but heads and single features "
-            "between, 'columns of 3' for queries, keys and values in one matrix, and 'number' for "
-            "sizes that the code reads, or leave parallel.tensor out"
-        )
-
-
-def _rounding(one: torch.Tensor) -> float:
-    """Half of the digits of a type."""
-    return float(torch.finfo(one.dtype).eps ** 0.5)

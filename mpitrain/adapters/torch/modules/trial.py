@@ -9,37 +9,35 @@ from torch import nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from mpitrain.adapters.torch.checks.module_class import ImpureModule, is_held, keeps_running
-from mpitrain.adapters.torch.checks.probe import Tensors, call_with, modes_kept, options, outputs_of
+from mpitrain.adapters.torch.checks.probe import (
+    Tensors,
+    arguments,
+    having,
+    modes_kept,
+    options,
+    outputs_of,
+)
 from mpitrain.adapters.torch.modules.dataflow import Dataflow, DrawnNumbers, Origins
 
 #: Samples of the two runs, from which shapes for any number of samples follow.
 FEW, MANY = 2, 3
 
 
-class InputTensor(NamedTuple):
-    """One of the module's inputs."""
+class Crossing(NamedTuple):
+    """A tensor that may go from part to part.
 
-    name: str
+    Attributes:
+        place: name of one of the module's inputs, or number in the result of a module.
+        part: number of the part that this module ends; None: an input.
+    """
 
-    @property
-    def field(self) -> str:
-        """Name in the record that goes from part to part."""
-        return f"given_{self.name}"
-
-
-class EndTensor(NamedTuple):
-    """A tensor in the result of the module that ends a part."""
-
-    part: int
-    place: int
+    place: str | int
+    part: int | None = None
 
     @property
     def field(self) -> str:
         """Name in the record that goes from part to part."""
-        return f"made_{self.part}_{self.place}"
-
-
-Crossing = InputTensor | EndTensor
+        return f"given_{self.place}" if self.part is None else f"made_{self.part}_{self.place}"
 
 
 class Shape(NamedTuple):
@@ -67,7 +65,7 @@ class Shape(NamedTuple):
 
 
 class Result:
-    """The result of a module in any form, with shapes in the place of tensors."""
+    """The result of a module in any form; for any number of samples, tensors are :class:`Shape`."""
 
     def __init__(self, leaves: Sequence[Any], structure: TreeSpec) -> None:
         self.leaves, self.structure = leaves, structure
@@ -88,6 +86,21 @@ class Result:
         for place, tensor in tensors.items():
             leaves[place] = tensor
         return tree_unflatten(leaves, self.structure)
+
+    def in_any_size(self, few: "Result") -> "Result | None":
+        """This result for any number of samples, from that of few; None: it has another form."""
+        if len(few.leaves) != len(self.leaves):
+            return None
+        leaves: list[Any] = []
+        for one, other in zip(few.leaves, self.leaves, strict=True):
+            both = isinstance(one, torch.Tensor), isinstance(other, torch.Tensor)
+            if both == (True, True) and one.dim() == other.dim():
+                leaves.append(Shape(one.shape, other.shape, other.dtype))
+            elif any(both):
+                return None
+            else:  # an object that may change, as a cache, would keep what this run has put in
+                leaves.append(other if isinstance(other, (bool, int, float, str)) else None)
+        return Result(leaves, self.structure)
 
 
 class OnlyCall(NamedTuple):
@@ -147,9 +160,9 @@ class Trial:
         between = {id(buffer) for buffer in module.buffers()} - before
         self._needs = [need | between for need in self._needs]
         self.calls = [
-            OnlyCall(one.module, ends.get(key), result)
-            for key, one in many.once.items()
-            if key in few.once and (result := _result(few.once[key], one)) is not None
+            OnlyCall(part, ends.get(id(part)), result)
+            for part, found in many.once.items()
+            if part in few.once and (result := found.in_any_size(few.once[part])) is not None
         ]
         if len([call for call in self.calls if call.end is not None]) < len(after):
             raise ValueError(
@@ -167,12 +180,13 @@ class Trial:
         users = [n for n, need in enumerate(self._needs) if id(one) in need]
         return number in (users or [0])
 
-    def shape(self, one: "Crossing") -> Sequence[int]:
-        """The shape of a tensor that crosses a cut, in the run on many samples."""
-        if isinstance(one, InputTensor):
-            return self._inputs[one.name].shape
+    def shape(self, one: Crossing) -> Shape:
+        """The shape of a tensor that crosses a cut."""
+        if one.part is None:
+            many = self._inputs[str(one.place)]
+            return Shape(many[:FEW].shape, many.shape, many.dtype)
         (result,) = (call.result for call in self.calls if call.end == one.part)
-        found: Sequence[int] = result.leaves[one.place].many
+        found: Shape = result.leaves[int(one.place)]
         return found
 
     def left_out(self, number: int) -> list[OnlyCall]:
@@ -189,27 +203,25 @@ class Trial:
         """The tensors that this part or later ones need and do not make."""
         needed: Origins = frozenset().union(*self._needs[number:])
         made = [
-            EndTensor(call.end, place)
+            Crossing(place, call.end)
             for call in self.calls
             if call.end is not None and call.end < number
             for place in range(len(call.result.leaves))
         ]
-        wires: list[Crossing] = [*made, *map(InputTensor, inputs)]
-        return [one for one in wires if one in needed]
+        return [one for one in (*made, *map(Crossing, inputs)) if one in needed]
 
     def _check(self) -> None:
-        results = {call.end: call.result for call in self.calls}
         for number, name in enumerate(self._after, 1):
-            made = [one for one in self.crossing[number] if isinstance(one, EndTensor)]
+            made = [one for one in self.crossing[number] if one.part is not None]
             if not made:
                 raise ValueError(
                     f"cuts: nothing that is computed before {name!r} is used behind it"
                 )
             for one in made:
-                shape = results[one.part].leaves[one.place]
+                shape = self.shape(one)
                 if not shape.has_rows:
                     raise ValueError(
-                        f"cuts: {self._after[one.part]!r} gives a tensor of shape "
+                        f"cuts: {self._after[one.part or 0]!r} gives a tensor of shape "
                         f"{tuple(shape.many)} for {MANY} samples, and samples must be the first "
                         "axis of what goes to another stage; cut elsewhere"
                     )
@@ -228,14 +240,6 @@ class Trial:
             )
 
 
-class _Seen(NamedTuple):
-    """A call of a module, and what it gave."""
-
-    module: nn.Module
-    leaves: list[Any]
-    structure: TreeSpec
-
-
 class _TrialRun:
     """One run of a module.
 
@@ -243,18 +247,18 @@ class _TrialRun:
         ended: the modules that end parts, by address, in the order in which they were left.
         needs: origins of the result of each part: inputs, results of modules that end parts, and
             parameters, buffers and other modules by their addresses.
-        once: modules that were called once, with their results, by address.
+        once: results of the modules that were called once.
     """
 
     def __init__(self, module: nn.Module, ends: Mapping[int, int], inputs: Tensors) -> None:
         self._ends, self._flow = ends, Dataflow()
-        self._seen: list[_Seen] = []
+        self._seen: list[tuple[nn.Module, Result]] = []
         self.ended: list[int] = []
         self.needs: list[Origins] = []
         given = {name: one.clone() for name, one in inputs.items()}
         buffers = {name: one.clone() for name, one in module.named_buffers()}
         for name, one in given.items():
-            self._flow.add(one, frozenset([InputTensor(name)]))
+            self._flow.add(one, frozenset([Crossing(name)]))
         for name, buffer in module.named_buffers():
             self._flow.add(buffers[name], frozenset([id(buffer)]))
         for parameter in module.parameters():
@@ -271,48 +275,33 @@ class _TrialRun:
         finally:
             for hook in hooks:
                 hook.remove()
-        calls = Counter(id(one.module) for one in self._seen)
-        self.once = {id(one.module): one for one in self._seen if calls[id(one.module)] == 1}
-        self.needs.append(self._flow.of(tensors(outputs_of(found).values())))
+        calls = Counter(part for part, _ in self._seen)
+        self.once = {part: result for part, result in self._seen if calls[part] == 1}
+        self.needs.append(self._flow.of(found.values()))
         self.needs = [need | self._flow.steering for need in self.needs]
 
     def _behind(self, part: nn.Module, given: Any, result: Any) -> Any:
         leaves, structure = tree_flatten(result)
         for one in tensors(leaves):
             self._flow.add(one, frozenset([id(part)]))
-        self._seen.append(_Seen(part, leaves, structure))
+        self._seen.append((part, Result(leaves, structure)))
         if id(part) not in self._ends:
             return None
         self.needs.append(self._flow.of(tensors(leaves)))
         fresh = [one.clone() if isinstance(one, torch.Tensor) else one for one in leaves]
         for place, one in enumerate(fresh):
             if isinstance(one, torch.Tensor):
-                self._flow.begin(one, EndTensor(len(self.ended), place))
+                self._flow.begin(one, Crossing(place, len(self.ended)))
         self.ended.append(id(part))
         return tree_unflatten(fresh, structure)
 
 
-def _result(few: _Seen, many: _Seen) -> Result | None:
-    """The result of a module for any number of samples; None if it has another form for each."""
-    if len(few.leaves) != len(many.leaves):
-        return None
-    leaves: list[Any] = []
-    for one, other in zip(few.leaves, many.leaves, strict=True):
-        both = isinstance(one, torch.Tensor), isinstance(other, torch.Tensor)
-        if both == (True, True) and one.dim() == other.dim():
-            leaves.append(Shape(one.shape, other.shape, other.dtype))
-        elif any(both):
-            return None
-        else:  # an object that may change, as a cache, would keep what this run has put in
-            leaves.append(other if isinstance(other, (bool, int, float, str)) else None)
-    return Result(leaves, many.structure)
-
-
-def called(module: nn.Module, buffers: Tensors, given: Tensors) -> Any:
-    """Results of the module with these buffers for these inputs."""
-    if "" in given or "0" in given:
-        return call_with(module, buffers, tuple(given.values()), options(module))
-    return call_with(module, buffers, (), dict(given) | options(module))
+def called(module: nn.Module, buffers: Tensors, given: Tensors) -> dict[str, torch.Tensor]:
+    """The tensors by name that the module with these buffers gives for these inputs."""
+    args, kwargs = arguments(given, options(module))
+    with having(module, buffers):
+        found = outputs_of(module(*args, **kwargs))
+    return {name: one for name, one in found.items() if isinstance(one, torch.Tensor)}
 
 
 def tensors(values: Iterable[Any]) -> list[torch.Tensor]:

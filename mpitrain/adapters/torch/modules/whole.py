@@ -23,7 +23,7 @@ from mpitrain.nn import Chain, Layer
 from mpitrain.nn.chain import full_name
 from mpitrain.parallel.arena import SPREAD, Tensor
 from mpitrain.ranks.together import together
-from mpitrain.training.averaged import averaged
+from mpitrain.training.evaluation import averaged
 from mpitrain.training.parts import Parts
 
 _IN_TURN = torch.nn.Sequential.forward

@@ -1,0 +1,37 @@
+"""A rank's place in a tree, and its steps when the tree reduces upwards or broadcasts downwards.
+
+A message between a parent of height h and its children moves in round h-1 upwards and in the h-th
+round from the end downwards, which makes both ends agree on the round.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from collectives.schedule import Chunk, Recv, RecvReduce, Send, Step
+
+
+class TreePlace(NamedTuple):
+    """Position of a rank in a tree; ``height`` counts from the leaves."""
+
+    height: int
+    parent: int | None
+    parent_height: int
+    children: tuple[int, ...]
+
+
+def up(place: TreePlace, h: int, mine: Chunk, total: Chunk) -> Iterator[Step]:
+    """Steps between parents of height ``h`` and their children in a reduction of ``mine``."""
+    if place.parent is not None and place.parent_height == h:
+        yield Send(place.parent, total if place.children else mine)
+    if place.height == h:
+        for done, child in enumerate(place.children):
+            yield RecvReduce(child, total, total if done else mine)
+
+
+def down(place: TreePlace, h: int, total: Chunk) -> Iterator[Step]:
+    """Steps between parents of height ``h`` and their children in a broadcast of ``total``."""
+    if place.parent is not None and place.parent_height == h:
+        yield Recv(place.parent, total)
+    if place.height == h:
+        for child in place.children:
+            yield Send(child, total)

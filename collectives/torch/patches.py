@@ -1,0 +1,160 @@
+"""Changes in torch's own classes, by which its calls, FSDP2 and DDP reach the backend."""
+
+import functools
+import importlib.util
+import inspect
+import logging
+import sys
+from collections.abc import Callable, Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+log = logging.getLogger("collectives")
+
+_CPU = torch.device("cpu")
+_MODULE = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
+_TAKES = "set_allocate_memory_from_process_group"
+
+
+def outside_dynamo(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Hides a method from ``torch.compile``, which traces what a compiled module's hooks call.
+
+    It does what ``torch._dynamo.disable`` does, in 0.1 us in the place of 0.8, and without its
+    import of 1.5 s.
+    """
+    from torch._C._dynamo import eval_frame
+
+    def call(*args: Any, **named: Any) -> Any:
+        before = set_eval_frame(None)
+        try:
+            return method(*args, **named)
+        finally:
+            set_eval_frame(before)
+
+    set_eval_frame = eval_frame.set_eval_frame
+    action = eval_frame._FrameAction
+    skip = eval_frame._FrameExecStrategy(action.SKIP, action.DEFAULT)
+    eval_frame.set_code_exec_strategy(call.__code__, skip)
+    return functools.update_wrapper(call, method)
+
+
+@functools.cache
+def call_directly(backend: type, kinds: tuple[type, ...]) -> None:
+    """Lets torch's groups, from torch 2.14 on, call a backend without C++ between them.
+
+    C++ would hand out works that never say that they are complete, nor who sent a message.
+
+    Args:
+        backend: class of the backend.
+        kinds: classes whose methods are called so.
+    """
+    for name in {name for kind in kinds for name in vars(kind)}:
+        theirs, ours = vars(dist.ProcessGroup).get(name), getattr(backend, name)
+        if callable(theirs):
+            ours = inspect.unwrap(ours)
+            setattr(dist.ProcessGroup, name, outside_dynamo(_direct(backend, ours, theirs)))
+
+
+def _direct(kind: type, ours: Callable[..., Any], theirs: Callable[..., Any]) -> Callable[..., Any]:
+    def call(group: Any, *args: Any, **named: Any) -> Any:
+        if type(group) is process_group and _is_on_cpu((*args, *named.values())):
+            backend = group._get_backend(_CPU)
+            if isinstance(backend, kind):
+                return ours(backend, *args, **named)
+        return theirs(group, *args, **named)
+
+    process_group = dist.ProcessGroup
+    return functools.update_wrapper(call, theirs)
+
+
+def _is_on_cpu(values: Sequence[Any]) -> bool:
+    """Whether an argument, a tensor in arguments or the device of options is the CPU."""
+    for value in values:
+        if type(value) is list or type(value) is tuple:
+            if _is_on_cpu(value):
+                return True
+        elif isinstance(value, torch.Tensor):
+            if value.is_cpu:
+                return True
+        elif getattr(value, "device", value) == _CPU:
+            return True
+    return False
+
+
+def take_buffers_from_groups() -> None:
+    """Lets what ``fully_shard`` shards over a group of ours take its buffers from that group.
+
+    It is what ``module.set_allocate_memory_from_process_group_for_comm(True)`` does, and the same
+    call with False undoes it.  FSDP2 is not imported here, as that takes half as long as torch.
+    """
+    if _MODULE in sys.modules:
+        _change(sys.modules[_MODULE])
+    elif not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder())
+
+
+class _Finder(MetaPathFinder):
+    """Changes the module as soon as a program has imported it."""
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> ModuleSpec | None:
+        if name != _MODULE:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.loader is not None:
+            loader: Any = spec.loader
+            run = loader.exec_module
+
+            def exec_module(module: Any) -> None:
+                run(module)
+                _change(module)
+
+            loader.exec_module = exec_module
+        return spec
+
+
+def _change(module: Any) -> None:
+    kind: Any = getattr(module, "FSDPParamGroup", None)
+    if not hasattr(kind, _TAKES):
+        log.info("FSDP2 of this torch takes no buffers from its groups")
+        return
+    begin = kind.__init__
+    if getattr(begin, "takes_buffers", False):
+        return
+
+    @functools.wraps(begin)
+    def __init__(self: Any, *args: Any, **named: Any) -> None:
+        from collectives.torch.backend import backend_of
+
+        begin(self, *args, **named)
+        group = getattr(self.mesh_info, "shard_process_group", None)  # replicas have none
+        if self.device.type == "cpu" and group is not None and backend_of(group):
+            getattr(self, _TAKES)(True)
+
+    __init__.takes_buffers = True  # type: ignore[attr-defined]
+    kind.__init__ = __init__
+
+
+@functools.cache
+def take_built_in_hooks() -> None:
+    """Lets ``_register_builtin_comm_hook(FP16_COMPRESS)`` of a module over a group of ours register
+    torch's hook in Python that does the same."""
+    kind: Any = torch.nn.parallel.DistributedDataParallel
+    register = kind._register_builtin_comm_hook
+
+    @functools.wraps(register)
+    def _register_builtin_comm_hook(self: Any, hook: Any) -> None:
+        from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+
+        from collectives.torch.backend import backend_of
+
+        if hook == dist.BuiltinCommHookType.FP16_COMPRESS and backend_of(self.process_group):
+            self.register_comm_hook(self.process_group, fp16_compress_hook)
+        else:
+            register(self, hook)
+
+    kind._register_builtin_comm_hook = _register_builtin_comm_hook

@@ -1,0 +1,87 @@
+"""Check that what tensor ranks compute together is what one process computes."""
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from mpitrain.adapters.torch.checks.module import learn, outcome
+from mpitrain.adapters.torch.checks.module_class import ImpureModule
+from mpitrain.adapters.torch.checks.probe import MISFITS, alike, close, one_line
+from mpitrain.adapters.torch.modules.calls import Call, Watched
+from mpitrain.adapters.torch.modules.tensor_parallel import Share
+
+
+class Comparison:
+    """Comparison of a rank's share with the whole module, on a batch of at least one sample.
+
+    Both have the values that the module was given with.
+    """
+
+    def __init__(self, own: Share, call: Call, whole: Watched) -> None:
+        """``call`` of the share has values of the type and on the device of training."""
+        self._own = own
+        named = dict(whole.module.named_parameters())
+        like = next((one for one in call.values.values() if one.requires_grad), None)
+        like = next(iter(call.x.values())) if like is None else like
+
+        def like_given(value: torch.Tensor) -> torch.Tensor:
+            both = value.is_floating_point() and like.is_floating_point()
+            return value.detach().to(like.device, like.dtype if both else value.dtype)
+
+        every = named | dict(whole.module.named_buffers())
+        values = {name: like_given(value) for name, value in every.items()}
+        parts = {name: own.part(name, value).clone() for name, value in values.items()}
+        self._trained = [name for name, p in named.items() if p.requires_grad]
+        self._calls = replace(call, values=parts), replace(call, watched=whole, values=values)
+
+    def expect_same(self, *, training: bool) -> None:
+        """Check results and gradients in a mode, on the same samples with the same random numbers.
+
+        Raises:
+            ImpureModule: they differ.
+        """
+        shared, whole = (
+            one.of(training=training, samples=np.arange(len(one))) for one in self._calls
+        )
+        own = shared.watched
+        if training:
+            whole.watched.repeats, whole.watched.modes = own.repeats, set(own.modes)
+            if own.modes and not shared.context.keyed:
+                return
+            for mode in own.modes:
+                learn(whole.of(training=mode))
+            if fault := own.draws.cut_as(whole.watched.draws, self._own.region.group.size):
+                self._refuse(fault)
+        fault = ""
+        try:
+            is_same = all(
+                self._is_same(shared.of(), whole.of(), loud=loud)
+                for loud in ((True, False) if training and own.modes else (False,))
+            )
+            if not is_same and not own.drew:
+                fault = "results or gradients are others than those of one process"
+        except MISFITS as error:
+            fault = f"{type(error).__name__}: {one_line(error)}"
+        # A rank may see a fault in its own part of the gradients alone.
+        if self._own.region.group.sum(np.array([bool(fault)], int))[0]:
+            self._refuse(fault or "gradients on another rank are others than those of one process")
+
+    def _is_same(self, shared: Call, whole: Call, *, loud: bool) -> bool:
+        (own, ours), (wanted, theirs) = (
+            outcome(one, [one.values[name].requires_grad_() for name in self._trained], loud=loud)
+            for one in (shared, whole)
+        )
+        most = max((float(one.abs().max()) for one in theirs if one.numel()), default=0.0)
+        return alike(wanted, own) and all(
+            close(one, self._own.part(name, other), most)
+            for name, one, other in zip(self._trained, ours, theirs, strict=True)
+        )
+
+    def _refuse(self, fault: str) -> None:
+        raise ImpureModule(
+            f"parallel.tensor: {self._calls[0].watched.name} cannot be shared by its map of names "
+            f"({fault}); give splits= in which 'rows' follow 'columns' with nothing but heads and "
+            "single features between, 'columns of 3' for queries, keys and values in one matrix, "
+            "and 'number' for sizes that the code reads, or leave parallel.tensor out"
+        )

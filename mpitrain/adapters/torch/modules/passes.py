@@ -1,0 +1,70 @@
+"""The backward half of a pass of a torch module."""
+
+from contextlib import AbstractContextManager
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from mpitrain.adapters.torch.arrays import as_array, tensors_of
+from mpitrain.adapters.torch.checks.probe import Tensors
+from mpitrain.adapters.torch.modules.calls import Watched
+from mpitrain.arrays import Array, array_namespace
+from mpitrain.fields import fields, joined, partial, unused
+
+
+class Pass(NamedTuple):
+    """A forward pass, as its backward pass needs it.
+
+    Attributes:
+        watched: the module.
+        x: the inputs, by name.
+        own: the parameters, by name.
+        y: the outputs, by name.
+        again: context of the backward pass, parts of which may go forward once more.
+    """
+
+    watched: Watched
+    x: Tensors
+    own: Tensors
+    y: Tensors
+    again: AbstractContextManager[None]
+
+    def backward(self, dy: Array) -> tuple[Array, dict[str, torch.Tensor | None]]:
+        """Gradients by the input and by the parameters, from those by the outputs.
+
+        None: the outputs do not follow from a parameter.
+        """
+        xp, counts, by, left_out = array_namespace(dy), len(dy) > 0, fields(dy), unused(dy)
+        inputs = {name: part for name, part in self.x.items() if part.requires_grad}
+        y = {n: part for n, part in self.y.items() if part.requires_grad and n not in left_out}
+        wanted = [*inputs.values(), *self.own.values()]
+        found: list[torch.Tensor | None] = [None] * len(wanted)
+        if wanted and y:
+            given = (
+                tensors_of({name: by[name] for name in y})
+                if counts
+                else {name: torch.zeros_like(part) for name, part in y.items()}
+            )
+            with self.again:
+                found[:] = torch.autograd.grad(
+                    list(y.values()), wanted, list(given.values()), allow_unused=True
+                )
+        used = {n: as_array(g, xp) for n, g in zip(inputs, found, strict=False) if g is not None}
+        dx = joined(
+            {
+                name: used[name] if name in used else xp.zeros(part.shape, as_array(part, xp).dtype)
+                for name, part in self.x.items()
+            }
+        )
+        left = self.x.keys() - used.keys()
+        if xp is not np and y and left & inputs.keys():
+            self.watched.say(
+                ": the loss does not follow from its input, so that the layers before it stay as "
+                "they are, which the trainer can do on the CPU alone; leave them out, or set "
+                "run.device = 'cpu'"
+            )
+        kept = dict(zip(self.own, found[len(inputs) :], strict=True))
+        if not counts:  # a rank without samples does not use what other ranks do not use
+            dx, kept = dx[:0], dict.fromkeys(self.own)
+        return partial(dx, left if xp is np else ()), kept

@@ -1,0 +1,71 @@
+"""Flags that describe a cluster, for commands that predict steps on it."""
+
+import argparse
+
+import numpy as np
+
+from collectives.analysis.topology import NETWORK, NODE, LinkCost
+from collectives.commands.arguments import above_zero, not_negative, positive
+from mpitrain.config import ConfigError
+from mpitrain.search.machine import Machine
+
+#: Seconds of a small layer's pass on a GPU: some tens of kernels.
+_LAUNCH_S = 5e-4
+
+
+def add_machine(parser: argparse.ArgumentParser) -> None:
+    """Adds the ranks, what each computes and holds, and the links between them."""
+    add = parser.add_argument
+    add("-n", "--ranks", type=positive, required=True, help="number of ranks")
+    add("--nodes", type=positive, default=1, help="nodes, each with equally many ranks (1)")
+    rate = (
+        "matrix-product operations that a rank does in a second, as 1e14; the costs of layers then "
+        "come from their shapes alone. Without it, each layer is timed on this machine"
+    )
+    add("--flops", type=above_zero, help=rate)
+    stream = "GB/s of a rank's memory, for --flops (layers of little work take no time)"
+    add("--stream", type=above_zero, metavar="GB/S", help=stream)
+    add("--memory", type=above_zero, metavar="GIB", help="GiB that a rank may use (no limit)")
+    link = "latency in microseconds and GB/s between"
+    add("--inside", type=_link, default=NODE, help=f"{link} ranks of a node (0.5,150)")
+    add("--network", type=_link, default=NETWORK, help=f"{link} nodes (1.5,25)")
+    add("--adapters", type=positive, default=1, help="network ports of a node (1)")
+    call = (
+        "microseconds of software that a pass of a stage, a message and a collective cost each, "
+        "besides their work and bytes (0)"
+    )
+    add("--call", type=not_negative, default=0.0, metavar="US", help=call)
+
+
+def machine(options: argparse.Namespace) -> Machine:
+    """The cluster that the flags describe; without ``--flops``, costs of layers are seconds.
+
+    Raises:
+        ConfigError: the nodes do not divide the ranks.
+    """
+    if options.ranks % options.nodes:
+        raise ConfigError(f"--nodes {options.nodes}: does not divide the {options.ranks} ranks")
+    counted = bool(options.flops)
+    return Machine(
+        options.ranks,
+        options.ranks // options.nodes,
+        options.flops or 1.0,
+        options.stream * 1e9 if options.stream and counted else np.inf,
+        _LAUNCH_S if counted else 0.0,
+        options.memory * 2**30 if options.memory else np.inf,
+        options.inside,
+        options.network,
+        options.adapters,
+        options.call * 1e-6,
+    )
+
+
+def _link(text: str) -> LinkCost:
+    """A link from ``microseconds,GB/s``."""
+    try:
+        alpha, rate = (float(part) for part in text.split(","))
+        if not (0 <= alpha < np.inf and 0 < rate < np.inf):
+            raise ValueError
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no latency,rate as in 1.5,25") from None
+    return LinkCost(alpha * 1e-6, 1e-9 / rate)

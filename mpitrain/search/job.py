@@ -1,0 +1,153 @@
+"""A job as the search sees it: its model, and the costs of the layers."""
+
+from dataclasses import dataclass, replace
+from math import gcd
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
+
+from mpitrain import data, models
+from mpitrain.config import Config, ConfigError, expect
+from mpitrain.config.own import brought
+from mpitrain.data.dataset import Dataset, Samples
+from mpitrain.models import SequentialModel
+from mpitrain.pipeline.profiles import measure_layers
+from mpitrain.search.layers import LayerCost, layer_costs
+from mpitrain.search.layouts import Search
+from mpitrain.search.machine import Machine
+from mpitrain.search.stages import Numerics
+from mpitrain.step.precision import compute_type
+from mpitrain.training import build
+
+if TYPE_CHECKING:
+    from mpitrain.optim.optimizers import Optimizer
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job whose model is made, in one process and whole.
+
+    Attributes:
+        config: the job.
+        model: its model.
+        data: its data; without samples where only their shape is known.
+        optimizer: its optimiser.
+        is_own: whether the program brought the model.
+    """
+
+    config: Config
+    model: SequentialModel
+    data: Dataset
+    optimizer: "Optimizer"
+    is_own: bool = False
+
+    def search(self, machine: Machine, *, is_counted: bool) -> Search:
+        """The search for layouts of the job on a machine.
+
+        Args:
+            machine: the cluster.
+            is_counted: whether the costs of the layers are operations, counted from their shapes;
+                else each is timed in this process.
+
+        Raises:
+            ConfigError: layers are timed and there are no samples, or counted and the program's.
+        """
+        config = self.config
+        stored = np.dtype(config.run.dtype)
+        computed = compute_type(config.run.compute, config.run.dtype)
+        slots = len(self.optimizer.slots) + bool(config.optim.average)
+        return Search(
+            self._layers(is_counted=is_counted),
+            machine,
+            config.train.batch_size,
+            Numerics(stored.itemsize, computed.itemsize, slots),
+            0 if self.is_own else shareable(config),
+            positions=not self.is_own and config.model.kind == "gpt",
+        )
+
+    def _layers(self, *, is_counted: bool) -> list[LayerCost]:
+        """Costs of the layers for a sample: in seconds on this machine, or in operations."""
+        layers = layer_costs(self.model, self.data.input_shape)
+        if is_counted and self.is_own:
+            raise ConfigError(
+                "--flops: a model of the program has no shapes to count operations from; leave it "
+                "out, so that each layer is timed here"
+            )
+        if is_counted:
+            return layers
+        config = self.config
+        if not len(self.data.train):
+            raise ConfigError(
+                f"data.path = {config.data.path!r}: there are no samples to time the layers with; "
+                "give --flops, and operations are counted from their shapes"
+            )
+        with threadpool_limits(1, user_api="blas"):  # a core for each rank
+            profile = measure_layers(config, self.model, self.data)
+        samples = max(1, config.train.batch_size // config.train.micro_batches)
+        return [
+            replace(layer, forward=own.forward_s / samples, backward=own.backward_s / samples)
+            for layer, own in zip(layers, profile, strict=True)
+        ]
+
+
+def load_job(config: Config, command: str) -> Job:
+    """The job with its model, whatever its layout says; nothing runs on other ranks.
+
+    Args:
+        config: the job.
+        command: the command that asks, for refusals.
+
+    Raises:
+        ConfigError: ranks take no steps together in this job, or its model cannot be made.
+        DataError: its data cannot be read.
+    """
+    expect(config, "steps", command=command)
+    plain = with_layout(config, recompute=False, tensor=1, sequence=False, context=1, experts=1)
+    if config.own == type(config.own)():
+        found = _dataset(plain)
+        return Job(config, models.build(plain, found), found, build.optimizer(config.optim))
+    from mpi4py import MPI
+
+    from mpitrain.normalise import Given, normalise
+
+    job, objects, _ = normalise(MPI.COMM_SELF, plain, Given(**brought(config.own)), {})
+    found = objects.data or _dataset(plain)
+    model = models.build(job, found, layers=objects.layers, loss=objects.loss)
+    optimizer = objects.optimizer or build.optimizer(config.optim)
+    run = msgspec.structs.replace(config, run=job.run)
+    return Job(run, model, found, optimizer, is_own=objects.layers is not None)
+
+
+def with_layout(config: Config, **keys: object) -> Config:
+    """The job with other keys in [parallel].
+
+    Raises:
+        ValueError: they do not go together with the others.
+    """
+    changed = msgspec.structs.replace
+    return changed(config, parallel=changed(config.parallel, **keys))
+
+
+def shareable(config: Config) -> int:
+    """Number that a tensor group's ranks must divide; 0 if the layers cannot be shared."""
+    match config.model.kind:
+        case "gpt":
+            return gcd(config.model.heads, 4 * config.model.width)
+        case "mlp":
+            return gcd(*config.model.hidden) if config.model.hidden else 0
+        case "convnet" | "vgg" | "resnet":
+            return gcd(*config.model.channels)
+        case _:
+            return 0
+
+
+def _dataset(config: Config) -> Dataset:
+    """The job's data; for tokens of a known vocabulary, their shape without the files."""
+    own = config.data
+    if own.name == "tokens" and own.vocabulary and not Path(own.path).exists():
+        nothing = np.zeros((0, own.context), np.int64)
+        return Dataset(Samples(nothing, nothing), None, own.vocabulary)
+    return data.load(own, config.run.dtype)

@@ -1,0 +1,121 @@
+"""The step of a job in the layout that its own tables say."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from mpitrain.arrays import Shape
+from mpitrain.config import Config
+from mpitrain.parallel.grid import Layout
+from mpitrain.pipeline.actions import Pipeline
+from mpitrain.pipeline.replay import Report
+from mpitrain.search.job import Job
+from mpitrain.search.layouts import Search
+from mpitrain.search.stages import Candidate, Span, StageCosts
+from mpitrain.search.step import PredictedStep, predict
+from mpitrain.training.partition import Partition, layout_of, partition_of, schedule_of
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A job in its layout.
+
+    Attributes:
+        config: the job.
+        layout: its grid of ranks.
+        cut: layers of each stage.
+        pipeline: pipeline of a step.
+        report: the proof of its schedule.
+        costs: costs of the stages of each stage's width.
+        spans: layers of the chunks of each stage.
+        step: the predicted step.
+    """
+
+    config: Config
+    layout: Layout
+    cut: Partition
+    pipeline: Pipeline
+    report: Report
+    costs: tuple[StageCosts, ...]
+    spans: tuple[list[Span], ...]
+    step: PredictedStep
+
+    def __str__(self) -> str:
+        own = self.config.parallel
+        extras = [own.schedule] * (self.layout.stages > 1)
+        extras += [key for key in ("sequence", "recompute", "node_shared") if getattr(own, key)]
+        extras += [f"ZeRO-{own.zero}"] * (own.zero > 0)
+        parts = self.config.train.micro_batches
+        return ", ".join([str(self.layout), *extras, f"{parts} micro-batches"])
+
+    @property
+    def widest(self) -> int:
+        """The stage of most replicas."""
+        return max(range(self.layout.stages), key=lambda stage: self.layout.replicas[stage])
+
+    def names(self, stage: int) -> list[str]:
+        """The layers of a stage."""
+        return [name for chunk in self.cut.of_stage(stage) for name in chunk]
+
+
+def planned(job: Job, search: Search, config: Config, exchanged: float = 1.0) -> Planned:
+    """The step of a job on the ranks of a search's machine.
+
+    Args:
+        job: the job in any layout.
+        search: costs of its layers, and the machine.
+        config: the job in the layout to plan.
+        exchanged: see :class:`~mpitrain.search.stages.Numerics`.
+
+    Raises:
+        ConfigError: the layout cannot be.
+    """
+    layout = layout_of(config, search.machine.ranks)
+    cut = partition_of(config, job.model, layout.stages)
+    pipeline, report = schedule_of(config, cut.schedule, layout)
+    ends = np.cumsum([0, *map(len, cut.layers)]).tolist()
+    spans = tuple([(ends[virtual], ends[virtual + 1]) for virtual in own] for own in pipeline.dealt)
+    parts, batch = pipeline.micro_batches, config.train.batch_size
+    own, search = (
+        config.parallel,
+        replace(search, numerics=replace(search.numerics, exchanged=exchanged)),
+    )
+    costs = tuple(
+        StageCosts(
+            search.layers,
+            search.machine,
+            Candidate(
+                layout.stages,
+                replicas,
+                layout.tensor,
+                own.sequence,
+                own.zero,
+                own.recompute,
+                parts // replicas,
+                layout.context,
+                layout.experts or replicas * layout.context,
+                own.attention,
+                own.node_shared,
+            ),
+            batch / parts,
+            search.numerics,
+        )
+        for replicas in layout.replicas
+    )
+    held = [report.held[stage, 0] for stage in range(layout.stages)]
+    step = predict(costs, spans, pipeline, cut.schedule.generate, held, batch)
+    return Planned(config, layout, cut, pipeline, report, costs, spans, step)
+
+
+def summed_shapes(job: Job, found: Planned) -> list[Shape]:
+    """Shapes of a rank's parameters whose gradients all replicas of the widest stage sum."""
+    shapes: list[Shape] = []
+    for name in found.names(found.widest):
+        layer = job.model.layers[name]
+        spread = {*layer.placed, *layer.spread} if found.layout.experts != 1 else set[str]()
+        for own, shape in layer.shapes().items():
+            if own not in spread:
+                axis = layer.split.get(own)
+                parts = (found.layout.tensor if at == axis else 1 for at in range(len(shape)))
+                shapes.append(tuple(-(-n // p) for n, p in zip(shape, parts, strict=True)))
+    return shapes

@@ -1,0 +1,186 @@
+"""How a job's ranks, positions and layers are cut: layout, partition, schedule."""
+
+from dataclasses import dataclass
+from itertools import pairwise
+from math import lcm
+from pathlib import Path
+
+import numpy as np
+
+from mpitrain.config import Config, ConfigError
+from mpitrain.data import Dataset
+from mpitrain.group import TensorGroup, share
+from mpitrain.models import SequentialModel
+from mpitrain.nn.positions import Positions
+from mpitrain.parallel.grid import Layout, axes
+from mpitrain.pipeline.actions import Pipeline
+from mpitrain.pipeline.replay import PipelineError, Report, replay
+from mpitrain.pipeline.schedule_file import find
+from mpitrain.pipeline.schedules import PipelineSchedule
+
+
+def layout_of(config: Config, ranks: int) -> Layout:
+    """The grid of a job on this number of ranks; ConfigError names the number that would fit."""
+    p = config.parallel
+    each = p.context * p.tensor
+    data = p.data or max(1, ranks // (p.pipe * each))
+    needed = (sum(p.replicas) or data * p.pipe) * each
+    if needed != ranks:
+        asked = axes("-".join(map(str, p.replicas)) or data, config.stages, p.tensor, p.context)
+        raise ConfigError(
+            f"parallel: {asked} needs {needed} ranks, but there are {ranks}; start as many, or "
+            "change data, pipe or tensor"
+        )
+    replicas = p.replicas or (data,) * p.pipe
+    among = replicas[0] * p.context
+    if among % p.experts:
+        raise ConfigError(
+            f"parallel.experts: {among} replicas cannot be cut into groups of {p.experts}; take a "
+            "number that divides them"
+        )
+    spread = 0 if config.model.kind == "recommender" else p.experts
+    return Layout(replicas, p.tensor, p.context, spread)
+
+
+def positions_of(config: Config, group: TensorGroup, data: Dataset) -> Positions | None:
+    """The cut of the positions of a job's samples over context ranks; None where there is one.
+
+    ConfigError: samples are too short, or vary in length, or tensor ranks cannot share positions.
+    """
+    if group.size == 1:
+        return None
+    p = config.parallel
+    if data.varies:
+        raise ConfigError(
+            "parallel.context: samples of many lengths cannot be cut alike; pad them to one "
+            "length, or set parallel.context = 1"
+        )
+    try:
+        found = Positions(group, data.input_shape[0], p.attention)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    lengths = [found.count(rank) for rank in range(group.size)]
+    if p.sequence and any(length % p.tensor for length in lengths):
+        raise ConfigError(
+            f"parallel.sequence: {p.tensor} tensor ranks cannot share the positions of a context "
+            f"rank, {max(lengths)}; take a data.context that {2 * p.tensor * p.context} divides"
+        )
+    return found
+
+
+@dataclass(frozen=True)
+class Partition:
+    """Layers of each virtual stage.
+
+    Attributes:
+        layers: names of the layers, for each virtual stage.
+        stages: number of stages, that is, ranks of a pipeline.
+        schedule: the schedule, which places the virtual stages.
+    """
+
+    layers: tuple[tuple[str, ...], ...]
+    stages: int
+    schedule: PipelineSchedule
+
+    def of_stage(self, stage: int) -> list[tuple[str, ...]]:
+        """The layers of each chunk of a stage."""
+        return [names for v, names in enumerate(self.layers) if self._at(v) == stage]
+
+    def stage_of(self, layer: str) -> int:
+        """Number of the stage that has a layer."""
+        return self._at(next(v for v, names in enumerate(self.layers) if layer in names))
+
+    def needs_samples(self, stage: int) -> bool:
+        """Whether a stage has the first virtual stage, which takes inputs, or the last, labels."""
+        return stage in (self._at(0), self._at(len(self.layers) - 1))
+
+    def _at(self, virtual: int) -> int:
+        return self.schedule.placement(self.stages, virtual)
+
+
+def partition_of(config: Config, model: SequentialModel, stages: int) -> Partition:
+    """Cut the layers into virtual stages.
+
+    ConfigError: the layers are too few, or ``parallel.partition`` or ``parallel.profile`` does not
+    fit them.
+    """
+    names = list(model.layers)
+    try:
+        found = find(config.parallel.schedule)
+    except ValueError as error:
+        raise ConfigError(f"parallel.schedule: {error}") from error
+    parts = stages * (found.chunks or config.parallel.chunks)
+    if len(names) < parts:
+        raise ConfigError(
+            f"parallel.pipe: a model of {len(names)} layers cannot be cut into {parts} stages; "
+            "take fewer stages or chunks, or more layers"
+        )
+    wanted = config.parallel.partition
+    if isinstance(wanted, tuple):
+        if sum(wanted) != len(names):
+            raise ConfigError(
+                f"parallel.partition: {list(wanted)} is {sum(wanted)} layers, and the model has "
+                f"{len(names)}: {', '.join(names)}"
+            )
+        if len(wanted) != parts:
+            raise ConfigError(
+                f"parallel.partition: {len(wanted)} numbers for {stages} stages of "
+                f"{parts // stages} chunks"
+            )
+        sizes = list(wanted)
+    elif wanted == "auto":
+        sizes = _profiled(config, names, parts)
+    else:
+        bounds = [share(len(names), part, parts) for part in range(parts)]
+        sizes = [bound.stop - bound.start for bound in bounds]
+    ends = np.cumsum([0, *sizes]).tolist()
+    return Partition(tuple(tuple(names[a:b]) for a, b in pairwise(ends)), stages, found)
+
+
+def shared_stages(model: SequentialModel, cut: Partition) -> dict[str, frozenset[int]]:
+    """Stages that share a tensor, by its name, for each tensor that several stages hold."""
+    stages = {
+        name: frozenset(cut.stage_of(layer) for layer in layers)
+        for name, layers in model.ties().items()
+    }
+    return {name: found for name, found in stages.items() if len(found) > 1}
+
+
+def schedule_of(
+    config: Config, found: PipelineSchedule, grid: Layout, steps: int = 1
+) -> tuple[Pipeline, Report]:
+    """The schedule of ``steps`` steps without draining, and the proof that it works, which may be a
+    ConfigError."""
+    p, train = config.parallel, config.train
+    parts = train.micro_batches * lcm(*grid.replicas)
+    if found.synchronous:
+        pipeline = found.pipeline(grid.replicas, parts, p.chunks)
+    else:
+        pipeline = found.pipeline(grid.replicas, parts * steps, p.chunks, train.micro_batches)
+        if p.weights == "two_buffers" and train.micro_batches < grid.stages - 1:
+            raise ConfigError(
+                f"train.micro_batches: two_buffers on {grid.stages} stages needs at least "
+                f"{grid.stages - 1}, not {train.micro_batches}"
+            )
+    try:
+        return pipeline, replay(found.generate, pipeline)
+    except ValueError as error:
+        hint = "; set train.micro_batches" if not isinstance(error, PipelineError) else ""
+        raise ConfigError(f"parallel.schedule: {error}{hint}") from error
+
+
+def _profiled(config: Config, names: list[str], parts: int) -> list[int]:
+    from mpitrain.pipeline.partition import balanced_partition
+    from mpitrain.pipeline.profiles import ProfileError, read_profile
+
+    try:
+        profile = read_profile(Path(config.parallel.profile))
+    except ProfileError as error:
+        raise ConfigError(f"parallel.profile: {error}") from error
+    found = [layer.name for layer in profile]
+    if found != names:
+        raise ConfigError(
+            f"parallel.profile: {config.parallel.profile} has the layers {', '.join(found)}, and "
+            f"the model {', '.join(names)}; run mpitrain profile again"
+        )
+    return balanced_partition(profile, parts)

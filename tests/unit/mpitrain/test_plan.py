@@ -1,0 +1,155 @@
+"""What ``mpitrain plan`` predicts: the search's own model of a step, in the job's layout."""
+
+import pytest
+
+from collectives.analysis.topology import LinkCost
+from mpitrain.__main__ import main
+from mpitrain.commands.search import keys
+from mpitrain.config.reading import converted
+from mpitrain.search.job import load_job
+from mpitrain.search.machine import Machine
+from mpitrain.search.planned import planned
+from mpitrain.search.servers import ServerExchange
+
+MACHINE = Machine(8, 4, 1e9, inside=LinkCost(1e-6, 1e-9), network=LinkCost(1e-5, 1e-8), call=1e-5)
+
+
+def job(micro_batches=1, heads=4, **parallel):
+    """A gpt of 4 blocks, on 16 samples of 32 positions, without their text."""
+    data = {"name": "tokens", "path": "none", "vocabulary": 50, "context": 32}
+    model = {"kind": "gpt", "layers": 4, "heads": heads, "width": 64}
+    train = {"batch_size": 16, "micro_batches": micro_batches}
+    return converted({"data": data, "model": model, "train": train, "parallel": parallel})
+
+
+def test_a_layout_that_the_search_finds_has_the_plan_that_it_predicted():
+    config = job()
+    own = load_job(config, "plan")
+    search = own.search(MACHINE, is_counted=True)
+    some = [one for one in search.candidates() if one.micro_batches in (1, 4)]
+    found = search.fastest(500, some[::3])
+    assert {ran.layout.pipe for ran in found} >= {1, 2, 4}
+    assert {ran.layout.zero for ran in found} == {0, 1, 2, 3}
+    for ran in found:
+        own_keys = {key.rpartition(".")[2]: value for key, value in keys(ran).items()}
+        step = planned(own, search, job(**own_keys)).step
+        assert step.seconds == pytest.approx(ran.step.seconds)
+        assert step.memory == pytest.approx(ran.step.memory)
+        assert step.sent == pytest.approx(ran.step.sent)
+
+
+def sent(**changed):
+    """Bytes that a rank sends, by purpose, and those of its parameters."""
+    config = job(**changed)
+    own = load_job(config, "plan")
+    search = own.search(MACHINE, is_counted=True)
+    found = planned(own, search, config).step.sent
+    return {key: value for key, value in found.items() if value}, 4 * own.model.size
+
+
+@pytest.mark.parametrize(("zero", "times"), [(0, 2), (1, 2), (2, 4 + 1), (3, 3 * 4)])
+def test_gradients_and_parameters_are_sent_as_zero_says(zero, times):
+    found, nbytes = sent(zero=zero, micro_batches=4)
+    assert found == {"gradients": pytest.approx(times * nbytes * 7 / 8)}
+
+
+def test_ranks_send_what_their_groups_share():
+    """Numbers of a batch of 16 samples, of 32 positions and a width of 64."""
+    activation, blocks = 4 * 16 * 32 * 64, 4
+    found, nbytes = sent(tensor=8, heads=8)
+    assert found == {"tensor": pytest.approx(2 * 7 / 8 * activation * (4 * blocks + 2))}
+    found, _ = sent(pipe=4, data=2)
+    assert found["pipe"] == activation  # half of the samples, to two neighbours
+    found, nbytes = sent(context=8)
+    assert found["context"] == pytest.approx(7 / 8 * 3 * 2 * activation * blocks)
+    assert found["gradients"] == pytest.approx(2 * 7 / 8 * nbytes)
+    found, _ = sent(pipe=2, data=4, schedule="zb_v")
+    assert found["pipe"] == 2 * activation / 4  # the tip of the V stays on its rank
+
+
+def test_calls_and_latencies_are_paid_for_each_message():
+    def seconds(machine, **parallel):
+        config = job(4, **parallel)
+        own = load_job(config, "plan")
+        return planned(own, own.search(machine, is_counted=True), config).step
+
+    alone = Machine(1, 1, 1e9, call=1e-3)
+    step = seconds(alone)
+    assert step.seconds - step.computing == pytest.approx(2 * 4 * 1e-3)
+    free = LinkCost(0.0, 0.0)
+    two = Machine(2, 2, 1e9, inside=free, network=free, call=1e-3)
+    passes = 2 * 4e-3
+    layers = 6
+    for zero, calls in ((0, 2), (2, layers * (4 + 1)), (3, layers * 3 * 4)):
+        step = seconds(two, zero=zero)
+        assert step.seconds - step.computing == pytest.approx(passes + calls * 1e-3)
+
+
+def test_layouts_stand_side_by_side(capsys):
+    words = ["plan", "digits_mlp", "-n", "4", "--set", "train.batch_size=64", "--flops", "1e9"]
+    assert main([*words, "--against", "data=2,pipe=2", "--against", "tensor=4 zero=0"]) == 0
+    rows = capsys.readouterr().out.split("MB sent a rank  layout\n")[1].splitlines()
+    assert [row.split("  ")[-1].split(",")[0] for row in rows] == [
+        "data 4 x pipe 1 x tensor 1",
+        "data 2 x pipe 2 x tensor 1",
+        "data 1 x pipe 1 x tensor 4",
+    ]
+    assert main([*words, "--against", "data=3"]) == 2
+    assert "data 3 x pipe 1 x tensor 1 needs 3 ranks" in capsys.readouterr().err
+    assert main([*words, "--against", "dat=4"]) == 2
+    assert "did you mean" in capsys.readouterr().err
+
+
+def test_servers_wait_at_their_links():
+    """One of 8 ranks serves 7 of 0.1 s each, at 1 GB/s, or several do."""
+    slow = Machine(8, 8, 1.0, inside=LinkCost(0.0, 1e-9))
+    served = ServerExchange(slow, 1e8, 0.7)
+    assert served.seconds(1) == pytest.approx(0.1 + 2 * 7 * 0.1)
+    assert served.seconds(4) == pytest.approx(0.7 / 4 + 2 * 0.1)
+    assert served.best() == 4
+    free = ServerExchange(slow, 1e8, 0.7, synchronous=False)
+    assert free.seconds(1) == pytest.approx(0.7)  # the link of the server is busy all the time
+    assert free.seconds(4) == pytest.approx(0.7 / 4 + 2 * 0.1)
+    rare = ServerExchange(slow, 1e8, 0.7, False, 1 / 10, 1 / 10)
+    assert rare.seconds(1) == pytest.approx(0.1 + 0.2 * 0.1)
+
+
+def test_a_plan_of_servers(capsys):
+    assert main(["plan", "server", "-n", "3", "--flops", "1e9"]) == 0
+    told = capsys.readouterr().out
+    assert "3 ranks: 2 workers, 1 server, asynchronous" in told
+    assert "a worker pulls 35.9 kB and pushes 35.9 kB a step; a server moves 144 kB" in told
+    assert "operations for each byte of gradients" in told
+    assert main(["plan", "server", "-n", "1"]) == 2
+    assert "leaves no worker; plan 2 ranks or more" in capsys.readouterr().err
+
+
+OWN = """
+import numpy as np
+import torch
+
+def model():
+    return torch.nn.Sequential(torch.nn.Linear(8, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1))
+
+def data():
+    x = torch.randn(64, 8)
+    return torch.utils.data.TensorDataset(x, x.sum(1, keepdim=True)), None
+"""
+
+
+def test_a_model_of_the_program_is_timed(tmp_path, capsys):
+    pytest.importorskip("torch")
+    (tmp_path / "mine.py").write_text(OWN)
+    file = tmp_path / "job.toml"
+    file.write_text(
+        '[own]\nmodel = "mine.py:model"\ndata = "mine.py:data"\n'
+        '[loss]\nname = "mean_squared_error"\n'
+        '[train]\nbatch_size = 16\n[optim]\nname = "sgd"\n'
+    )
+    assert main(["plan", str(file), "-n", "2", "--against", "pipe=2"]) == 0
+    told = capsys.readouterr().out
+    assert f"{8 * 64 + 64 + 64 + 1} parameters" in told
+    assert "data 1 x pipe 2 x tensor 1" in told
+    assert main(["search", str(file), "-n", "2"]) == 0
+    assert main(["plan", str(file), "-n", "2", "--flops", "1e9"]) == 2
+    assert "has no shapes to count operations from" in capsys.readouterr().err
