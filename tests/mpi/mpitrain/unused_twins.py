@@ -13,10 +13,30 @@ from mpitrain.config import ConfigError
 from mpitrain.config.sync import parse_outer
 from mpitrain.group import share
 from tests.mpi.mpitrain.fits import RANKS, made
-from tests.mpi.mpitrain.test_unused import Turns, of_one
 
 torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
 WIDTH = 6
+
+
+class Turns(torch.utils.data.IterableDataset):
+    """Points of a surface in a fixed order, with a flag for each kind of special ones."""
+
+    def __init__(self, samples, seed, special):
+        self.samples, self.seed, self.special = samples, seed, special
+
+    def __len__(self):
+        return self.samples
+
+    def __iter__(self):
+        draw = torch.Generator().manual_seed(self.seed)
+        for number in range(self.samples):
+            x = torch.rand(6, generator=draw).double() * 4 - 2
+            special = torch.tensor([number in kind for kind in self.special]).double()
+            yield (x, special), (torch.sin(x[0]) * x[1] + x[2])[None]
+
+
+def of_one(outputs, labels):
+    return torch.nn.functional.mse_loss(outputs["y"], labels)
 
 
 class Enter(torch.nn.Module):
@@ -128,7 +148,8 @@ class Case:
         options = {k: v for k, v in self.optimizer.items() if k in _OF_TORCH}
         return found[self.optimizer["name"]](parameters, **options)
 
-    def trainer(self, folder, comm=None, **changed):
+    def given(self):
+        """Arguments of the trainer."""
         optim = dict(self.optimizer)
         if self.own:
             given = {"optim": optim | {"reference_batch": 0}}
@@ -137,8 +158,10 @@ class Case:
             given = {"optimizer": self.torchs, "optim": beside}
         given |= {"model": self.model, "loss": of_one, "metrics": None, "test_data": None}
         given |= {"train_data": self.data(), "batch_size": self.batch_size, "epochs": 1}
-        train = {"micro_batches": self.micro_batches}
-        return made(folder, comm, **given | self.settings | train | changed)
+        return given | self.settings | {"micro_batches": self.micro_batches}
+
+    def trainer(self, folder, comm=None, **changed):
+        return made(folder, comm, **self.given() | changed)
 
     # -- what is promised
 
