@@ -204,12 +204,12 @@ def _alike(parts: "Parts", index: int) -> Iterator[tuple[str, Array]]:
 
 
 def _names(own: Own) -> dict[str, object]:
-    """Names of a job's own objects, without their files, and what may change: the schedule and the
-    layout's splits."""
+    """Names of a job's own objects, without their files, and what may change: the schedule, and
+    the layout's splits and cuts, of which the parameters' names say what matters."""
     return {
         key: value.rpartition(":")[2] if isinstance(value, str) else value
         for key, value in asdict(own).items()
-        if key not in ("schedule", "splits")
+        if key not in ("schedule", "splits", "cuts")
     }
 
 
@@ -263,6 +263,12 @@ def _check_job(parts: "Parts", checkpoint: CheckpointReader, *, allow_changes: b
     """Refuses another job unless changes are allowed, and lost values in any case; gives notes."""
     then_trained = set(checkpoint.names) - set(checkpoint.manifest.state)
     if gone := sorted(then_trained - set(parts.model.names())):
+        then, now = checkpoint.job.own.cuts, parts.config.own.cuts
+        if then != now:
+            raise CheckpointError(
+                f"{checkpoint.folder} has other names of parameters, as own.cuts was {then!r}, and "
+                f"is {now!r}; give cuts= as it was: it may stand without parallel.pipe"
+            )
         raise CheckpointError(
             f"{checkpoint.folder} has values of {', '.join(gone[:3])}, which the model does not "
             "train: what was trained once cannot be frozen or left out in a run that goes on"

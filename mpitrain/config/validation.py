@@ -114,7 +114,11 @@ def _layout(job: Tables) -> Faults:
 def _model(job: Tables) -> Faults:
     m, p, context = job.model, job.parallel, job.data.context
     if m.kind == "gpt" and m.width % m.heads:
-        yield "model.heads", f"{m.heads} heads do not divide a width of {m.width}"
+        yield (
+            "model.heads",
+            f"{m.heads} heads do not divide a width of {m.width}; take another number of heads, or "
+            f"a width of {-(-m.width // m.heads) * m.heads}",
+        )
     if m.kind == "gpt" and m.heads % p.tensor:
         yield (
             "parallel.tensor",

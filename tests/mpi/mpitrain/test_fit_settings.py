@@ -15,7 +15,17 @@ from mpitrain.ranks.stop import StopFlag, Stopped
 from mpitrain.run import train
 from mpitrain.training.evaluation import evaluate
 from mpitrain.training.loop import Batch
-from tests.mpi.mpitrain.fits import OPTIMIZERS, RANKS, SEVERAL, Sentences, Waves, made, net, regular
+from tests.mpi.mpitrain.fits import (
+    OPTIMIZERS,
+    RANKS,
+    SEVERAL,
+    Sentences,
+    Waves,
+    Whole,
+    made,
+    net,
+    regular,
+)
 
 torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
 torch.set_num_threads(1)
@@ -186,3 +196,17 @@ def test_a_flag_of_the_programs_own_and_signals_stop_it(comm, folder):
         assert not stop.reason
         trainer.fit(resume=True)
         assert trainer.parts.steps_done == 10
+
+
+def test_a_run_goes_on_with_its_cuts_in_other_words(folder):
+    """Other cuts give the parameters other names, and are refused with both."""
+    written = ("blocks", [f"blocks.{n}" for n in range(3)])
+    for steps, cuts in enumerate(written, 1):
+        with made(folder, model=Whole, cuts=cuts, steps=steps) as trainer:
+            trainer.fit(resume=True)
+            assert trainer.parts.steps_done == steps
+    with (
+        made(folder, model=Whole, cuts="enter", steps=3) as trainer,
+        pytest.raises(CheckpointError, match=r"own.cuts was .*blocks.2.* is 'enter'; give cuts="),
+    ):
+        trainer.fit(resume=True)

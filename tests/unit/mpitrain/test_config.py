@@ -211,7 +211,10 @@ GPT = ["model.kind=gpt", "data.name=text", "data.path=x", "model.width=8"]
         (["model.kind=mlp", "data.name=clicks"], "model.kind: a mlp cannot be trained on clicks"),
         (["parallel.schedule=1f1", "parallel.pipe=2"], "did you mean '1f1b'?"),
         (["parallel.zero=4"], "parallel.zero: Expected `int` <= 3"),
-        ([*GPT, "model.heads=3"], "model.heads: 3 heads do not divide a width of 8"),
+        (
+            [*GPT, "model.heads=3"],
+            "do not divide a width of 8; take another number of heads, or a width of 9",
+        ),
         (
             [*GPT, "model.heads=2", "parallel.tensor=4"],
             "parallel.tensor: 4 ranks cannot share 2 heads",

@@ -82,7 +82,10 @@ def plan(module: nn.Module, splits: Mapping[str, str]) -> Plan:
         places = list(of(modules, name, split.kind))
         if splits and not places:
             what = "whole number" if split.kind == NUMBER else "module"
-            raise ValueError(f"splits: there is no {what} {name!r} in a {type(module).__name__}")
+            raise ValueError(
+                f"splits: there is no {what} {name!r} in a {type(module).__name__}; give a "
+                "name that print(model) shows, or its end, or that of an attribute of such a module"
+            )
         found |= dict.fromkeys(places, split)
     heads = {} if splits or not found else _heads(config)
     return Plan(found, heads)
