@@ -328,11 +328,19 @@ def test_no_samples_of_several_inputs():
     assert y.dtype == outputs.dtype and dx.dtype == kind
 
 
-def test_complex_outputs_are_refused():
-    """Nothing would go backward through them."""
-    layer = layers(functional(lambda m, x: torch.fft.fft(x)))["part0"]
-    with pytest.raises(ValueError, match=r"is of torch\.complex64, and layers pass real"):
-        layer.output_shape((6,))
+@pytest.mark.parametrize(
+    ("module", "why"),
+    [
+        (
+            functional(lambda m, x: torch.fft.fft(x)),
+            r"is of torch\.complex64, and layers pass real",
+        ),
+        (nn.LSTM(6, 4), r"returns a tuple; .* return self.lstm\(x\)\[0\]"),
+    ],
+)
+def test_outputs_that_are_no_real_tensors_are_refused(module, why):
+    with pytest.raises(ValueError, match=why):
+        layers(module)["part0"].output_shape((5, 6))
 
 
 @pytest.mark.parametrize("kind", ["forward", "forward_pre", "full_backward", "full_backward_pre"])

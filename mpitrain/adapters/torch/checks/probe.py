@@ -131,15 +131,10 @@ def outputs_of(found: Any) -> dict[str, Any]:
     return dict(zip(names, parts, strict=True))
 
 
-def expect_outputs(found: Mapping[str, Any]) -> None:
+def expect_outputs(found: Tensors) -> None:
     """Raise ``ValueError`` unless all outputs are dense real tensors with a row for each sample."""
     for name, part in found.items():
         of = f"its output {name!r}" if name else "its output"
-        if not isinstance(part, torch.Tensor):
-            raise ValueError(
-                f"{of} is a {type(part).__name__}; all outputs are tensors; of an LSTM, put it "
-                "into a module that gives what is needed: return self.lstm(x)[0]"
-            )
         if part.layout != torch.strided or part.is_quantized:
             raise ValueError(
                 f"{of} is {'quantised' if part.is_quantized else part.layout}, and layers pass "

@@ -52,7 +52,8 @@ def grouped(
         if not usual.lr or own.slots != usual.slots:
             raise ConfigError(
                 "optimizer: the first group's rate must be above 0, and all groups keep the same: "
-                f"{', '.join(usual.slots) or 'nothing'}, not {', '.join(own.slots) or 'nothing'}"
+                f"{', '.join(usual.slots) or 'nothing'}, not {', '.join(own.slots) or 'nothing'}; "
+                "turn momentum, amsgrad and the like on in all groups, or in none"
             )
         for parameter in asked["params"]:
             if id(parameter) not in names:

@@ -111,7 +111,8 @@ class Watched:
             if not isinstance(part, torch.Tensor):
                 raise ImpureModule(
                     f"{self.name} returns a {type(part).__name__}; a layer returns a tensor, or a "
-                    "tuple or dictionary of tensors"
+                    "tuple or dictionary of tensors; of an LSTM, put it into a module that gives "
+                    "what is needed: return self.lstm(x)[0]"
                 )
         return cast(outputs, self.wide)
 
