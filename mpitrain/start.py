@@ -10,6 +10,7 @@ from mpitrain.run import SynchronousLoop
 from mpitrain.server import ServedLoop, ServerPlacing
 from mpitrain.training.assemble import USUAL, Hooks, assemble, closed_if_refused
 from mpitrain.training.asynchronous import AsynchronousLoop
+from mpitrain.training.auto_stages import auto_stages
 from mpitrain.training.loop import Loop
 from mpitrain.training.parts import NO_OBJECTS, UserObjects
 
@@ -18,12 +19,16 @@ def start(
     comm: MPI.Intracomm,
     config: Config,
     objects: UserObjects = NO_OBJECTS,
+    *,
+    go_on: bool = False,
     **hooks: Unpack[Hooks],
 ) -> Loop:
     """Make the parts of a job and the loop that its tables ask for; collective.
 
-    Arguments and errors are those of :func:`mpitrain.training.assemble.assemble`.
+    Arguments and errors are those of :func:`mpitrain.training.assemble.assemble`; with ``go_on``, a
+    job that leaves its stages to the partitioner has those of the newest checkpoint.
     """
+    config = auto_stages(comm, config, go_on=go_on)
     placing, variant = ServerPlacing(), USUAL
     is_served = config.server.ranks or config.server.hogwild
     if config.federated.clients:

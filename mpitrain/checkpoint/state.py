@@ -93,7 +93,7 @@ def collect(parts: "Parts") -> tuple[dict[str, Array], list[SavedPiece], Manifes
         format=1,
         progress=Progress(
             parts.steps_done,
-            parts.updater.steps,
+            parts.updater.steps // parts.updater.per_step,  # others may divide steps otherwise
             parts.scale.value,
             parts.scale.good_steps,
             parts.watch.tested,
@@ -171,7 +171,7 @@ def restore(
         notes.append(f"{', '.join(anew[:3])} of the exchanges begin anew in this layout")
     progress = checkpoint.manifest.progress
     parts.steps_done = progress.step
-    parts.updater.steps = progress.updates
+    parts.updater.steps = progress.updates * parts.updater.per_step
     parts.updater.left_out = workers.left_out(parts, checkpoint, as_they_were)
     parts.updates_per_step = max(parts.updates_per_step, progress.per_step)
     parts.watch.tested = progress.tested

@@ -71,6 +71,9 @@ def _add_partition(commands: "Commands") -> None:
     add("-n", "--workers", type=positive, required=True, help="number of workers")
     bandwidth = "bandwidth of a link in bytes/s (1.25e9)"
     add("--bandwidth", type=above_zero, default=1.25e9, help=bandwidth)
+    add("--per-node", type=positive, default=1, help="workers of a node, which are neighbours (1)")
+    add("--inside", type=above_zero, default=1e10, help="bandwidth within a node in bytes/s (1e10)")
+    add("--servers", action="store_true", help="workers push and pull weights, not an all-reduce")
     add("--memory", type=above_zero, help="memory of a worker in bytes (no limit)")
     parser.set_defaults(act=cut)
 
@@ -124,7 +127,7 @@ def plan(options: argparse.Namespace) -> None:
 
 def cut(options: argparse.Namespace) -> None:
     """Partition a profile."""
-    from mpitrain.pipeline.partition import Costs, describe, partition
+    from mpitrain.pipeline.partition import Costs, Links, describe, partition
     from mpitrain.pipeline.profiles import read_profile
 
     profile = read_profile(options.profile)
@@ -133,7 +136,9 @@ def cut(options: argparse.Namespace) -> None:
             f"-n {options.workers}: {len(profile)} layers on as many workers take hours; give a "
             f"part of the workers, at most {_MOST // len(profile)}"
         )
-    costs = Costs(profile, options.bandwidth, options.memory)
+    nodes = [worker // options.per_node for worker in range(options.workers)]
+    links = Links(options.bandwidth, options.inside, nodes if options.per_node > 1 else ())
+    costs = Costs(profile, links, options.memory, servers=options.servers)
     print(describe(costs, partition(costs, options.workers)))
 
 

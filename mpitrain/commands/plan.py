@@ -22,6 +22,7 @@ from mpitrain.search.layouts import Search
 from mpitrain.search.machine import Machine
 from mpitrain.search.planned import Planned, planned, summed_shapes
 from mpitrain.search.servers import ServerExchange
+from mpitrain.training.auto_stages import auto_stages_on
 from mpitrain.training.build import compression
 
 #: Ranks whose steps are proved in half a minute.
@@ -81,12 +82,14 @@ def explain(
                 f"worker; plan {served.ranks + 1} ranks or more"
             )
         config = msgspec.structs.replace(config, server=Server())
+    nodes = [rank // cluster.per_node for rank in range(cluster.ranks)]
+    config, stages = auto_stages_on(config, nodes)
     job = load_job(config, "mpitrain plan")
     search = job.search(cluster, is_counted=is_counted)
     found = _planned(job, search, config)
     if served.ranks:
         return "\n".join(_with_servers(served, found, job, search))
-    lines = [*_stages(found, job), *_predicted(found, job)]
+    lines = [stages] * bool(stages) + [*_stages(found, job), *_predicted(found, job)]
     if found.layout.replicas == (cluster.ranks,) and cluster.ranks > 1:
         lines += _ring_or_servers(found, job, search)
     if others:

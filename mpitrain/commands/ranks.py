@@ -106,7 +106,7 @@ def train(comm: Communicator, options: argparse.Namespace) -> int:
         with stop_flag(options.grace, comm) as stop:
             trace = Trace(comm.rank, enabled=config.run.trace)
             try:
-                loop = _loop(comm, config, span=trace.span, stop=stop)
+                loop = _loop(comm, config, span=trace.span, stop=stop, go_on=go_on)
                 parts = loop.parts
                 try:
                     with loop, trace.to_file(parts.comm, traced, Stopped):

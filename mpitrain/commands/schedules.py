@@ -1,6 +1,7 @@
 """``mpitrain schedules``: pipeline schedules proved, timed and drawn."""
 
 import argparse
+from math import lcm
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,8 +31,14 @@ def add(commands: "Commands") -> None:
     )
     parser.add_argument("-p", "--stages", type=positive, default=4, help="stages (4)")
     parser.add_argument(
-        "-m", "--micro-batches", type=positive, default=8, help="micro-batches of each replica (8)"
+        "--replicas",
+        type=positive,
+        nargs="+",
+        metavar="R",
+        help="replicas of each stage, as 2 1 1, whose passes take as many times the times (1 each)",
     )
+    several = "micro-batches of each replica of the widest stage (8)"
+    parser.add_argument("-m", "--micro-batches", type=positive, default=8, help=several)
     parser.add_argument("--chunks", type=positive, default=2, help="chunks of interleaved (2)")
     parser.add_argument(
         "--times",
@@ -56,7 +63,7 @@ def schedules(options: argparse.Namespace) -> None:
     from mpitrain.pipeline import draw, schedule_file
     from mpitrain.pipeline.explore import explorer
     from mpitrain.pipeline.replay import replay
-    from mpitrain.pipeline.simulate import PassTimes, simulate
+    from mpitrain.pipeline.simulate import PassTimes, balanced, simulate
 
     unknown = set(options.names) - set(SCHEDULES)
     if unknown:
@@ -68,7 +75,8 @@ def schedules(options: argparse.Namespace) -> None:
             f"{_WIDEST}; give times that are less unequal"
         )
     own = [schedule_file.read(options.file)] if options.file else []
-    p, m = options.stages, options.micro_batches
+    replicas = tuple(options.replicas or (1,) * options.stages)
+    p, m = len(replicas), options.micro_batches * lcm(*replicas)
     for _, pipeline in own:
         p, m = pipeline.stages, pipeline.micro_batches
     if p * m * options.chunks > _MOST:
@@ -77,12 +85,12 @@ def schedules(options: argparse.Namespace) -> None:
             f"their product may be {_MOST}"
         )
     named = map(SCHEDULES.__getitem__, options.names or ([] if own else SCHEDULES))
-    pipelines = [(one, one.pipeline((1,) * p, m, options.chunks)) for one in named] + own
+    pipelines = [(one, one.pipeline(replicas, m, options.chunks)) for one in named] + own
     for schedule, pipeline in pipelines:
         report = replay(schedule.generate, pipeline)
-        found = simulate(schedule.generate, pipeline, times)
+        found = simulate(schedule.generate, pipeline, balanced(pipeline, times))
         formula = ""
-        if isinstance(schedule, PublishedSchedule):
+        if isinstance(schedule, PublishedSchedule) and max(pipeline.replicas) == 1:
             formula = f" (formula {schedule.bubble(p, m, pipeline.chunks, *options.times):.1%})"
         print(f"{schedule.name}: {schedule.description}")
         print(
@@ -94,11 +102,12 @@ def schedules(options: argparse.Namespace) -> None:
         if options.output:
             options.output.mkdir(parents=True, exist_ok=True)
             rows = [
-                (f"stage {place[0]}", blocks)
+                (f"stage {draw.place_name(place, pipeline)}", blocks)
                 for place, blocks in draw.by_place(found, pipeline).items()
             ]
             path = options.output / f"{schedule.name}.png"
-            draw.picture(rows, path, f"{schedule.name}, {p} stages, {m} micro-batches")
+            shape = "-".join(map(str, replicas)) if max(replicas) > 1 else f"{p} stages"
+            draw.picture(rows, path, f"{schedule.name}, {shape}, {m} micro-batches")
             print(f"  drawn in {path}")
         if options.csv and schedule.synchronous:
             options.csv.mkdir(parents=True, exist_ok=True)

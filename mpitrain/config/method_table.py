@@ -172,7 +172,7 @@ _LAYOUT = (
     Method("checksums", "a checksum of each message", {"parallel.checksums": True}, (CHECKED,),
            {DELAYED: "has checks that are not"}),
     Method("asynchronous", "an asynchronous schedule", _STALE,
-           (REPLICA_STATE, WIDTHS, CLOCK, ONE_TYPE, CODED),
+           (REPLICA_STATE, CLOCK, ONE_TYPE, CODED),
            {CLOCK: "exchanges them after each micro-batch", CODED: "sends them as they are",
             EXCHANGE: "lets each stage update by itself",
             GRADIENT: "has several steps under way", SKIPPING: "has several under way"},

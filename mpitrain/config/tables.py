@@ -289,8 +289,11 @@ class Parallel(Struct, frozen=True, forbid_unknown_fields=True):
         replicas: replicas of each stage, if they differ: [2, 1, 1] is PipeDream's 2-1-1.
         partition: way to cut the layers into stages: ``even``, equally many layers in each;
             ``auto``, by ``profile``'s measured times; or the number of layers of each stage, as in
-            [3, 2].
+            [3, 2].  ``auto`` with ``links`` and without ``pipe``, ``replicas`` and ``data`` finds
+            the stages and their replicas, too (PipeDream); a run that goes on keeps them.
         profile: file of ``mpitrain profile``.
+        links: bandwidths for ``auto`` in GB/s, between ranks of a node and between nodes, as
+            [10, 1.25]; one number: alike.  ``collectives fit`` measures them.
         schedule: order of work in the pipeline; ``python -m mpitrain schedules`` draws them.  A
             file that ends with ``.csv`` has one of your own, in torch's format.
         chunks: pieces of the model on each stage, for ``interleaved``; the schedules in a V have 2.
@@ -328,6 +331,7 @@ class Parallel(Struct, frozen=True, forbid_unknown_fields=True):
     replicas: tuple[Count, ...] = ()
     partition: Literal["even", "auto"] | tuple[Count, ...] = "even"
     profile: str = ""
+    links: Annotated[tuple[Positive, ...], Meta(max_length=2)] = ()
     schedule: Looping | InV | str = "1f1b"
     chunks: Count = 1
     weights: Literal["stash", "vertical", "two_buffers", "spectrain", "linear", "latest"] = "stash"

@@ -61,6 +61,7 @@ _READ: Mapping[str, _Readers] = {
     "run.loss_scale": _SCALED,
     "run.loss_scale_window": _SCALED,
     "parallel.profile": _Readers("parallel.partition", ("auto",)),
+    "parallel.links": _Readers("parallel.partition", ("auto",)),
     "parallel.weights": _STALE,
     "parallel.window": _STALE,
     **dict.fromkeys(("sync.outer", "sync.fragments", "sync.mix", "sync.state"), _LOCAL),

@@ -102,7 +102,8 @@ class Pipeline:
             micro-batch m.
         micro_batches: number in one run of the schedule, over all replicas.
         chunks: pieces of the model on each stage.
-        accumulate: micro-batches in each update, for schedules that update as they go.
+        accumulate: micro-batches of each replica in an update, for schedules that update as they
+            go.
         placement: stage of each virtual stage; all stages have equally many.
     """
 

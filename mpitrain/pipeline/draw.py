@@ -35,6 +35,11 @@ def by_place(
     return found
 
 
+def place_name(place: StageReplica, pipeline: Pipeline) -> str:
+    """``0``, or ``0.1`` where stages have replicas."""
+    return ".".join(map(str, place if max(pipeline.replicas) > 1 else place[:1]))
+
+
 def text(simulation: Simulation, pipeline: Pipeline, unit: float) -> str:
     """One line a rank; a forward pass of micro-batch 3 is ``F3``, a column is ``unit`` seconds."""
     width = 1 + len(str(pipeline.micro_batches - 1))
@@ -47,8 +52,7 @@ def text(simulation: Simulation, pipeline: Pipeline, unit: float) -> str:
                 name = f"{block.action.letter}{block.action.micro_batch}"
                 for column in range(round(block.start / unit), round(block.stop / unit)):
                     cells[column] = name.ljust(width)
-        name = f"stage {place[0]}" + (f".{place[1]}" if max(pipeline.replicas) > 1 else "")
-        lines.append(f"{name:>10} {' '.join(cells)}")
+        lines.append(f"{'stage ' + place_name(place, pipeline):>10} {' '.join(cells)}")
     return "\n".join(lines)
 
 

@@ -7,7 +7,7 @@ from collectives.analysis.page import fill
 from mpitrain.pipeline.actions import Pipeline, Update
 from mpitrain.pipeline.replay import replay
 from mpitrain.pipeline.schedules import PipelineSchedule
-from mpitrain.pipeline.simulate import PassTimes, simulate
+from mpitrain.pipeline.simulate import PassTimes, balanced, simulate
 
 
 def record(schedule: PipelineSchedule, pipeline: Pipeline, times: PassTimes) -> dict[str, Any]:
@@ -23,7 +23,7 @@ def record(schedule: PipelineSchedule, pipeline: Pipeline, times: PassTimes) -> 
         ValueError: the schedule cannot run on such a pipeline.
     """
     report = replay(schedule.generate, pipeline)
-    found = simulate(schedule.generate, pipeline, times)
+    found = simulate(schedule.generate, pipeline, balanced(pipeline, times))
     places = list(pipeline.places())
     several = max(pipeline.replicas) > 1
     blocks: list[list[object]] = []

@@ -15,6 +15,7 @@ from mpitrain.pipeline.actions import (
     Backward,
     BackwardInput,
     BackwardWeight,
+    Compute,
     Forward,
     Pipeline,
     Update,
@@ -42,6 +43,8 @@ class Report:
         staleness: updates between the forward pass of a (stage, micro-batch) and its own update: 0
             in synchronous training.
         versions: updates before the forward pass of a (stage, micro-batch).
+        sums: the last actions of all replicas before an update of a (stage, number), which sums
+            their gradients.
     """
 
     pipeline: Pipeline
@@ -50,6 +53,17 @@ class Report:
     held: dict[StageReplica, int]
     staleness: dict[tuple[int, int], int]
     versions: dict[tuple[int, int], int]
+    sums: "Sums"
+
+    def needs(self, place: StageReplica, action: Action) -> list[tuple[StageReplica, Action]]:
+        """Actions of which those in the schedule must come before an action."""
+        if isinstance(action, Update):
+            return self.sums[place[0], action.number]
+        return _senders(self.pipeline, place, action)
+
+
+#: The last actions of all replicas before an update of a (stage, number).
+Sums = dict[tuple[int, int], list[tuple[StageReplica, Action]]]
 
 
 def replay(generate: Generator, pipeline: Pipeline) -> Report:
@@ -61,7 +75,8 @@ def replay(generate: Generator, pipeline: Pipeline) -> Report:
     actions = {place: tuple(generate(pipeline, *place)) for place in pipeline.places()}
     for place, own in actions.items():
         _check_complete(pipeline, place, own)
-    order = _order(pipeline, actions)
+    sums = _sums(actions)
+    order = _order(pipeline, actions, sums)
     _check_fifo(pipeline, actions)
     versions, staleness = _ages(pipeline, actions)
     return Report(
@@ -71,18 +86,19 @@ def replay(generate: Generator, pipeline: Pipeline) -> Report:
         held={place: _most_held(own) for place, own in actions.items()},
         staleness=staleness,
         versions=versions,
+        sums=sums,
     )
 
 
-def needs(
-    pipeline: Pipeline, place: StageReplica, action: Action
+def _senders(
+    pipeline: Pipeline, place: StageReplica, action: Compute
 ) -> list[tuple[StageReplica, Action]]:
-    """Sources of an action, one of which must come before it.
+    """Actions that may send the input of an action; one of them must come before it.
 
     A gradient comes from a Backward or a BackwardInput, whichever the schedule uses.
     """
     found, _ = pipeline.beside(place[0], action)
-    if found is None or isinstance(action, Update):
+    if found is None:
         return []
     kinds = (Forward,) if isinstance(action, Forward) else (Backward, BackwardInput)
     return [(found.place, kind(action.micro_batch, found.chunk)) for kind in kinds]
@@ -122,20 +138,48 @@ def _check_complete(pipeline: Pipeline, place: StageReplica, own: tuple[Action, 
         raise PipelineError(f"{who}: updates must be counted from 0 and come last, not {numbers}")
 
 
+def _sums(actions: dict[StageReplica, tuple[Action, ...]]) -> Sums:
+    """Raises PipelineError: replicas of a stage update unequally often."""
+    sums: Sums = defaultdict(list)
+    updates: dict[int, int] = {}
+    for place, own in actions.items():
+        before = None
+        count = 0
+        for action in own:
+            if isinstance(action, Update):
+                count += 1
+                if before is not None:
+                    sums[place[0], action.number].append((place, before))
+            else:
+                before = action
+        if updates.setdefault(place[0], count) != count:
+            raise PipelineError(
+                f"stage {place[0]} replica {place[1]} updates {count} times, and replica 0 "
+                f"{updates[place[0]]} times"
+            )
+    return sums
+
+
 def _order(
-    pipeline: Pipeline, actions: dict[StageReplica, tuple[Action, ...]]
+    pipeline: Pipeline, actions: dict[StageReplica, tuple[Action, ...]], sums: Sums
 ) -> list[tuple[StageReplica, Action]]:
     position = dict.fromkeys(actions, 0)
     done: set[tuple[StageReplica, Action]] = set()
     order: list[tuple[StageReplica, Action]] = []
+
+    def missing(place: StageReplica, action: Action) -> list[tuple[StageReplica, Action]]:
+        if isinstance(action, Update):
+            return [one for one in sums[place[0], action.number] if one not in done]
+        senders = _senders(pipeline, place, action)
+        return senders if done.isdisjoint(senders) else []
+
     total = sum(map(len, actions.values()))
     while len(order) < total:
         moved = False
         for place, own in actions.items():
             while position[place] < len(own):
                 action = own[position[place]]
-                sources = needs(pipeline, place, action)
-                if sources and done.isdisjoint(sources):
+                if missing(place, action):
                     break
                 done.add((place, action))
                 order.append((place, action))
@@ -144,9 +188,9 @@ def _order(
         if not moved:
             place = next(p for p, own in actions.items() if position[p] < len(own))
             action = actions[place][position[place]]
-            peer, missing = needs(pipeline, place, action)[0]
+            peer, awaited = missing(place, action)[0]
             raise PipelineError(
-                f"deadlock: stage {place[0]} replica {place[1]} waits in {action} for {missing} of "
+                f"deadlock: stage {place[0]} replica {place[1]} waits in {action} for {awaited} of "
                 f"stage {peer[0]} replica {peer[1]}"
             )
     return order

@@ -157,7 +157,8 @@ def one_f_one_b(pipeline: Pipeline, stage: int, replica: int) -> Iterator[Action
     Bubble (p-1)/(m+p-1); stage s holds the activations of at most p-s micro-batches (Narayanan et
     al. 2021).
     """
-    yield from _alternate(pipeline, stage, replica)
+    own = pipeline.own(stage, replica)
+    yield from _passes(own, _stages_after(pipeline, stage) * "F " + len(own) * "F B ")
     yield Update(0)
 
 
@@ -214,12 +215,13 @@ def zero_bubble(pipeline: Pipeline, stage: int, replica: int) -> Iterator[Action
 def asynchronous(pipeline: Pipeline, stage: int, replica: int) -> Iterator[Action]:
     """1F1B that never drains, on weights of several ages (PipeDream 2019).
 
-    An update follows each ``accumulate`` Backwards.  No bubble but the first and last; weights are
-    up to p-1 updates old where they are used.
+    An update follows each ``accumulate`` Backwards, so that a stage of fewer replicas updates more
+    often.  No bubble but the first and last; weights are up to p-1 updates old where they are used.
     """
+    own = pipeline.own(stage, replica)
     updates = done = 0
     every = pipeline.accumulate
-    for action in _alternate(pipeline, stage, replica):
+    for action in _passes(own, sent_ahead(pipeline, stage) * "F " + len(own) * "F B "):
         yield action
         if isinstance(action, Backward):
             done += 1
@@ -228,9 +230,19 @@ def asynchronous(pipeline: Pipeline, stage: int, replica: int) -> Iterator[Actio
                 updates += 1
 
 
-def _alternate(pipeline: Pipeline, stage: int, replica: int) -> Iterator[Action]:
-    own = pipeline.own(stage, replica)
-    yield from _passes(own, _stages_after(pipeline, stage) * "F " + len(own) * "F B ")
+def sent_ahead(pipeline: Pipeline, stage: int) -> int:
+    """Micro-batches that a replica of an asynchronous stage sends ahead.
+
+    All replicas of the next stage then have one each to work on, and those that they send ahead in
+    turn.  It is one more between stages of unequal width, where gradients come one after the other
+    to replicas that wait for each other in their sums.
+    """
+    found, after = 0, 0
+    for own in reversed(pipeline.replicas[stage:]):
+        if after:
+            found = -(-after * (found + 1) // own) + (own != after)
+        after = own
+    return found
 
 
 def _stages_after(pipeline: Pipeline, stage: int) -> int:

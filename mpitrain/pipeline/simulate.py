@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mpitrain.pipeline.actions import Action, Forward, Pipeline, Update
-from mpitrain.pipeline.replay import StageReplica, needs, replay
+from mpitrain.pipeline.replay import StageReplica, replay
 from mpitrain.pipeline.schedules import Generator
 
 
@@ -59,6 +59,19 @@ class Simulation:
     bubble: float
 
 
+def balanced(pipeline: Pipeline, times: PassTimes) -> list[PassTimes]:
+    """Times of each virtual stage if all replicas of all stages have equally much to do.
+
+    ``times``: those of a stage of one replica; a stage of r replicas takes r times as long.
+    """
+    found = []
+    for virtual in range(pipeline.virtual_stages):
+        own = pipeline.replicas[pipeline.placement(pipeline.stages, virtual)]
+        f, b, w = times.forward * own, times.backward_input * own, times.backward_weight * own
+        found.append(PassTimes(f, b, w, times.message, times.update).chunk(pipeline.chunks))
+    return found
+
+
 def simulate(
     generate: Generator, pipeline: Pipeline, times: PassTimes | Sequence[PassTimes] = PassTimes()
 ) -> Simulation:
@@ -75,14 +88,15 @@ def simulate(
     free: dict[StageReplica, float] = dict.fromkeys(pipeline.places(), 0.0)
     ended: dict[tuple[StageReplica, Action], float] = {}
     blocks = []
-    for place, action in replay(generate, pipeline).order:
+    report = replay(generate, pipeline)
+    for place, action in report.order:
         virtual = pipeline.dealt[place[0]][0 if isinstance(action, Update) else action.chunk]
         # A forward pass waits for the output of the stage before, any other for its own gradient.
         message = times[virtual - isinstance(action, Forward)].message
         ready = max(
             (
-                ended[source] + (message if source[0] != place else 0.0)
-                for source in needs(pipeline, place, action)
+                ended[source] + (message if source[0][0] != place[0] else 0.0)
+                for source in report.needs(place, action)
                 if source in ended
             ),
             default=0.0,

@@ -19,7 +19,7 @@ from typing import Literal
 
 from mpitrain.arrays import Array, Parameters
 from mpitrain.parallel.arena import Arena
-from mpitrain.pipeline.replay import Report
+from mpitrain.pipeline.replay import Report, StageReplica
 
 Policy = Literal["stash", "vertical", "two_buffers", "spectrain", "linear", "latest"]
 #: Policies whose backward pass has other weights than the forward pass.
@@ -49,6 +49,7 @@ class VersionedWeights:
 
     Attributes:
         report: report of the replay of the schedule.
+        place: the own stage and replica.
         along_velocity: motion of the flat weights by the velocity in one update.
         are_held: whether layers hold the weights of their forward passes.
     """
@@ -57,7 +58,7 @@ class VersionedWeights:
     arena: Arena
     latest: Array
     report: Report
-    stage: int
+    place: StageReplica
     along_velocity: Callable[[], Array]
     are_held: bool = False
 
@@ -65,14 +66,14 @@ class VersionedWeights:
         self._before: Array | None = None
         self._version = 0
         self._kept: dict[int, Array] = {}
-        self._due = {m: self._which(m) for s, m in self.report.versions if s == self.stage}
+        self._due = {m: self._which(m) for m in self.report.pipeline.own(*self.place)}
         self._under_way: dict[int, int] = {}
 
     def forward(self, micro_batch: int) -> FixedWeights:
         version = self._due[micro_batch]
         self._under_way[micro_batch] = version
         if self.policy in ("spectrain", "linear"):
-            ahead = self.report.staleness[self.stage, micro_batch]
+            ahead = self.report.staleness[self.place[0], micro_batch]
             return FixedWeights(self.arena, self.latest + ahead * self._motion())
         return FixedWeights(self.arena, self._at(version))
 
@@ -110,17 +111,15 @@ class VersionedWeights:
         return self.latest - self._before
 
     def _which(self, micro_batch: int) -> int:
+        pipeline, stage = self.report.pipeline, self.place[0]
+        replicas = pipeline.replicas
         match self.policy:
-            case "vertical":
-                return self.report.versions[0, micro_batch]
+            case "vertical":  # of the micro-batches that the first stage's version has had
+                return self.report.versions[0, micro_batch] * replicas[0] // replicas[stage]
             case "two_buffers":
-                own = self.report.pipeline.own(
-                    self.stage, self.report.pipeline.replica(self.stage, micro_batch)
-                )
-                batch = own.index(micro_batch) // self.report.pipeline.accumulate
-                return max(0, batch - 1)
+                return max(0, micro_batch // (pipeline.accumulate * replicas[stage]) - 1)
             case _:
-                return self.report.versions[self.stage, micro_batch]
+                return self.report.versions[stage, micro_batch]
 
     def _keep(self) -> None:
         """A copy of the latest version, once."""

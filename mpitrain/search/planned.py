@@ -71,7 +71,7 @@ def planned(job: Job, search: Search, config: Config, exchanged: float = 1.0) ->
         ConfigError: the layout cannot be.
     """
     layout = layout_of(config, search.machine.ranks)
-    cut = partition_of(config, job.model, layout.stages)
+    cut = partition_of(config, job.model, layout)
     pipeline, report = schedule_of(config, cut.schedule, layout)
     ends = np.cumsum([0, *map(len, cut.layers)]).tolist()
     spans = tuple([(ends[virtual], ends[virtual + 1]) for virtual in own] for own in pipeline.dealt)

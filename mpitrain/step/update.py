@@ -52,6 +52,7 @@ class Updater:
         state: arrays by slot, for each piece.
         grouping: how each tensor is updated.
         steps: number of updates.
+        per_step: updates in a step, each by a part of its gradient; see :meth:`divide`.
         left_out: number of updates in which a tensor had no part in the loss, by its name.  It
             stays as it is then, state and count of steps included, as in torch.  Updates before the
             run count below 0.
@@ -87,6 +88,7 @@ class Updater:
         self._gradient = gradient
         self.optimizer = optimizer
         self.steps = 0
+        self.per_step = 1
         self.left_out: dict[str, int] = {}
         self._latest_runs: tuple[Any, list[list[_Run]]] | None = None
         self.state: list[dict[str, Array]] = [
@@ -107,6 +109,15 @@ class Updater:
             for piece, state in zip(store.pieces, self.state, strict=True):
                 state[AVERAGE] = _zeros(piece.parameters, allocate)
                 state[AVERAGE][...] = piece.parameters
+
+    def divide(self, per_step: int) -> None:
+        """Make each step ``per_step`` updates, by the gradients of its parts one after the other.
+
+        An update takes ``per_step`` times its part of the step's gradient, at a rate divided by
+        ``per_step`` (linear scaling rule); the moving average keeps as much in a step as before.
+        """
+        self.per_step = per_step
+        self._average **= 1 / per_step
 
     def never_used(self, unused: frozenset[str]) -> frozenset[str]:
         """Names of the tensors that the next step does not use and no step before has used."""
@@ -143,9 +154,11 @@ class Updater:
     ) -> None:
         """Update this rank's pieces, but for ``unused`` tensors; ``number`` counts all steps.
 
-        ``lr`` is multiplied by the rates of groups, and gradients by ``gradient_scale``.
+        ``lr``, that of a step, is multiplied by the rates of groups, and gradients by
+        ``gradient_scale``.
         """
         self.steps += 1
+        lr, gradient_scale = lr / self.per_step, gradient_scale * self.per_step
         for name in unused:
             self.left_out[name] = self.left_out.get(name, 0) + 1
         runs = self._runs(unused)

@@ -233,12 +233,12 @@ def _add_model(parts: Parts, variant: Variant) -> None:
         outline = models.build(config, data, layers=layers, loss=loss)
         outputs = expect_fitting(outline, data)
         expect_labels_in_memory(outline.loss, data)
-        partition = partition_of(config, outline, layout.stages)
+        partition = partition_of(config, outline, layout)
         rows = []
         if is_file:
             _, report = schedule_of(config, partition.schedule, layout)
             rows = [" ".join(map(str, own)) for own in report.actions.values()]
-        return outputs, partition, shared_stages(outline, partition), rows
+        return outputs, partition, shared_stages(outline, partition, layout), rows
 
     outputs, partition, shared, rows = together(comm, cut, ConfigError, DataError)
     if config.parallel.partition == "auto":  # each rank reads a profile of its own

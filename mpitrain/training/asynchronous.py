@@ -22,11 +22,11 @@ from mpitrain.training.parts import Parts
 
 
 class Updated(NamedTuple):
-    """Results of an update on one rank, or their sums over the ranks.
+    """Results of a step's updates on one rank, or their sums over the ranks.
 
     Attributes:
         loss: part of the mean over the batch.
-        squares: part of the squared norm of the gradient.
+        squares: part of the squared norm of the gradient, mean over the updates.
         comm_seconds: seconds in communication.
         unused: number of tensors that had no part in the loss.
     """
@@ -61,7 +61,7 @@ class UpdateWindow:
             parts.arena,
             self._store.parameters,
             runner.report,
-            parts.grid.place.stage,
+            parts.grid.place[:2],
             self._along_velocity,
             are_held=any(parts.model.layers[name].holds for name in parts.layers),
         )
@@ -76,17 +76,19 @@ class UpdateWindow:
         names = frozenset(tensor.name for tensor in self._parts.arena.tensors)
         self._unused.append(names - self._store.used)
         updater = self._parts.updater
-        step = updater.steps
+        step = updater.steps // updater.per_step
         updater.step(self._parts.rates.common(step), number=step)
         self._store.reset()
+        # An update takes so many times the gradient that was summed, and is one of so many.
+        squares = squares * updater.per_step
         return Updated(own, squares, comm_seconds, len(self._unused[-1]))
 
     def agree(
         self, own: Sequence[Updated], steps_done: int, unfit: Callable[[int], str]
     ) -> list[Updated]:
-        """Sums of the results of updates over the ranks; collective.
+        """Sums of the results of each step's updates over the ranks; collective.
 
-        ``unfit`` names data of this rank that are not finite, by the update's number from 0 on.
+        ``unfit`` names data of this rank that are not finite, by the step's number from 0 on.
 
         Raises:
             NonFinite, ConfigError: on all ranks: a loss or a norm is not finite, or a parameter had
@@ -95,6 +97,8 @@ class UpdateWindow:
         read = self._parts.device.read([one for each in own for one in (each.loss, each.squares)])
         numbers = zip(own, read[::2], read[1::2], strict=True)
         totals = np.array([each._replace(loss=a, squares=b) for each, a, b in numbers])
+        each_step = -1, self._parts.updater.per_step, totals.shape[1]
+        totals = totals.reshape(each_step).sum(axis=1)
         self._parts.comm.Allreduce(MPI.IN_PLACE, totals, algorithm="native")
         found = [Updated(*total) for total in totals.tolist()]
         if any(total.unused for total in found):
@@ -121,14 +125,23 @@ class UpdateWindow:
     def _along_velocity(self) -> Array:
         like = self._store.parameters
         motion = array_namespace(like).empty_like(like)
-        lr = self._parts.rates.rate(self._parts.updater.steps)
+        updater = self._parts.updater
+        lr = self._parts.rates.rate(updater.steps // updater.per_step) / updater.per_step
         for piece, state in zip(self._store.pieces, self._parts.updater.state, strict=True):
             motion[piece.start : piece.stop] = -lr * state["velocity"]
         return motion
 
 
 class AsynchronousLoop(Loop):
-    """Takes ``parallel.window`` steps at a time; the pipeline drains after the last of them."""
+    """Takes ``parallel.window`` steps at a time; the pipeline drains after the last of them.
+
+    Each replica of a stage takes ``train.micro_batches`` micro-batches backward, then the stage
+    updates: a stage of fewer replicas has more updates in a step.
+    """
+
+    def __init__(self, parts: Parts) -> None:
+        super().__init__(parts)
+        parts.updater.divide(parts.passes.updates)
 
     def batches(self, epoch: int) -> Generator[Batch]:
         parts = self.parts

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from itertools import pairwise
-from math import lcm
+from math import inf, lcm
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +14,11 @@ from mpitrain.models import SequentialModel
 from mpitrain.nn.positions import Positions
 from mpitrain.parallel.grid import Layout, axes
 from mpitrain.pipeline.actions import Pipeline
+from mpitrain.pipeline.partition import Costs, partition
+from mpitrain.pipeline.profiles import LayerProfile, ProfileError, read_profile
 from mpitrain.pipeline.replay import PipelineError, Report, replay
 from mpitrain.pipeline.schedule_file import find
-from mpitrain.pipeline.schedules import PipelineSchedule
+from mpitrain.pipeline.schedules import PipelineSchedule, sent_ahead
 
 
 def layout_of(config: Config, ranks: int) -> Layout:
@@ -98,13 +100,13 @@ class Partition:
         return self.schedule.placement(self.stages, virtual)
 
 
-def partition_of(config: Config, model: SequentialModel, stages: int) -> Partition:
+def partition_of(config: Config, model: SequentialModel, grid: Layout) -> Partition:
     """Cut the layers into virtual stages.
 
     ConfigError: the layers are too few, or ``parallel.partition`` or ``parallel.profile`` does not
     fit them.
     """
-    names = list(model.layers)
+    names, stages = list(model.layers), grid.stages
     try:
         found = find(config.parallel.schedule)
     except ValueError as error:
@@ -116,6 +118,12 @@ def partition_of(config: Config, model: SequentialModel, stages: int) -> Partiti
             "take fewer stages or chunks, or more layers"
         )
     wanted = config.parallel.partition
+    profile = profiled(config) if config.parallel.profile else []
+    if profile and (layers := [layer.name for layer in profile]) != names:
+        raise ConfigError(
+            f"parallel.profile: {config.parallel.profile} has the layers {', '.join(layers)}, and "
+            f"the model {', '.join(names)}; run mpitrain profile again"
+        )
     if isinstance(wanted, tuple):
         if sum(wanted) != len(names):
             raise ConfigError(
@@ -129,7 +137,8 @@ def partition_of(config: Config, model: SequentialModel, stages: int) -> Partiti
             )
         sizes = list(wanted)
     elif wanted == "auto":
-        sizes = _profiled(config, names, parts)
+        widths = [grid.replicas[found.placement(stages, part)] for part in range(parts)]
+        sizes = list(partition(Costs(profile, inf), widths).sizes)
     else:
         bounds = [share(len(names), part, parts) for part in range(parts)]
         sizes = [bound.stop - bound.start for bound in bounds]
@@ -137,13 +146,27 @@ def partition_of(config: Config, model: SequentialModel, stages: int) -> Partiti
     return Partition(tuple(tuple(names[a:b]) for a, b in pairwise(ends)), stages, found)
 
 
-def shared_stages(model: SequentialModel, cut: Partition) -> dict[str, frozenset[int]]:
-    """Stages that share a tensor, by its name, for each tensor that several stages hold."""
+def shared_stages(
+    model: SequentialModel, cut: Partition, grid: Layout
+) -> dict[str, frozenset[int]]:
+    """Stages that share a tensor, by its name, for each tensor that several stages hold.
+
+    ConfigError: these stages update unequally often.
+    """
     stages = {
         name: frozenset(cut.stage_of(layer) for layer in layers)
         for name, layers in model.ties().items()
     }
-    return {name: found for name, found in stages.items() if len(found) > 1}
+    shared = {name: found for name, found in stages.items() if len(found) > 1}
+    for name, found in shared.items() if not cut.schedule.synchronous else ():
+        if len({grid.replicas[stage] for stage in found}) > 1:
+            among = ", ".join(map(str, sorted(found)))
+            raise ConfigError(
+                f"parallel.replicas: stages {among} share {name}, and an asynchronous stage of "
+                "fewer replicas updates more often; give these stages equally many replicas, or "
+                "set schedule = '1f1b'"
+            )
+    return shared
 
 
 def schedule_of(
@@ -157,10 +180,11 @@ def schedule_of(
         pipeline = found.pipeline(grid.replicas, parts, p.chunks)
     else:
         pipeline = found.pipeline(grid.replicas, parts * steps, p.chunks, train.micro_batches)
-        if p.weights == "two_buffers" and train.micro_batches < grid.stages - 1:
+        ahead = max(sent_ahead(pipeline, stage) for stage in range(grid.stages))
+        if p.weights == "two_buffers" and train.micro_batches < ahead:
             raise ConfigError(
                 f"train.micro_batches: two_buffers on {grid.stages} stages needs at least "
-                f"{grid.stages - 1}, not {train.micro_batches}"
+                f"{ahead}, not {train.micro_batches}"
             )
     try:
         return pipeline, replay(found.generate, pipeline)
@@ -169,18 +193,9 @@ def schedule_of(
         raise ConfigError(f"parallel.schedule: {error}{hint}") from error
 
 
-def _profiled(config: Config, names: list[str], parts: int) -> list[int]:
-    from mpitrain.pipeline.partition import balanced_partition
-    from mpitrain.pipeline.profiles import ProfileError, read_profile
-
+def profiled(config: Config) -> list[LayerProfile]:
+    """The profile that ``parallel.profile`` names; ConfigError: it is none."""
     try:
-        profile = read_profile(Path(config.parallel.profile))
+        return read_profile(Path(config.parallel.profile))
     except ProfileError as error:
         raise ConfigError(f"parallel.profile: {error}") from error
-    found = [layer.name for layer in profile]
-    if found != names:
-        raise ConfigError(
-            f"parallel.profile: {config.parallel.profile} has the layers {', '.join(found)}, and "
-            f"the model {', '.join(names)}; run mpitrain profile again"
-        )
-    return balanced_partition(profile, parts)

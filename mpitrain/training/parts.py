@@ -204,7 +204,7 @@ class Parts:
         spread = sum(t.stop - t.start for t in self.arena.tensors if t.group == SPREAD)
         alike = self.grid.groups[SPREAD].size
         sent = (size - 1) / size * (self.arena.size - spread) + (alike - 1) / alike * spread
-        return 2 * sent * itemsize
+        return 2 * sent * itemsize * self.updater.per_step
 
     def refresh(self) -> None:
         """Show new values of this rank's pieces to all ranks."""

@@ -16,7 +16,7 @@ from mpitrain.group import TensorGroup
 from mpitrain.nn.context import Terms
 from mpitrain.parallel.grid import Coordinates, Layout
 from mpitrain.parallel.store import Weights
-from mpitrain.pipeline.actions import Pipeline
+from mpitrain.pipeline.actions import Pipeline, Update
 from mpitrain.pipeline.mailbox import Spec
 from mpitrain.pipeline.replay import Report
 from mpitrain.pipeline.runtime import Runner
@@ -80,6 +80,12 @@ class Passes:
         """Micro-batches of a batch."""
         pipeline, _ = self.schedule()
         return pipeline.micro_batches
+
+    @property
+    def updates(self) -> int:
+        """Updates of this rank's parameters in a step."""
+        _, report = self.schedule()
+        return sum(isinstance(action, Update) for action in report.actions[self._place[:2]])
 
     def schedule(self, steps: int = 1) -> tuple[Pipeline, Report]:
         """The schedule of ``steps`` steps without draining, and its proof."""

@@ -1,7 +1,8 @@
 """Pipelines that do not drain, against a simulation of their stale weights in one process."""
 
 import shutil
-from itertools import pairwise
+from itertools import islice, pairwise
+from math import ceil, lcm
 
 import numpy as np
 import pytest
@@ -10,7 +11,11 @@ from msgspec.structs import replace
 
 from collectives import Communicator
 from mpitrain.checkpoint.saving import checkpoints
-from mpitrain.config import Checkpoint, ConfigError, Train
+from mpitrain.commands import ranks
+from mpitrain.config import Checkpoint, ConfigError, Optim, Parallel, Train
+from mpitrain.metrics.reader import read_records
+from mpitrain.metrics.records import Start
+from mpitrain.pipeline.profiles import LayerProfile, write_profile
 from mpitrain.run import train
 from mpitrain.start import start
 from mpitrain.step.agreement import NonFinite
@@ -52,8 +57,16 @@ def found(comm, config, layers=None):
         return [record.loss for record in records], whole(comm, trainer), trainer.parts.steps_done
 
 
-def test_what_is_due_within_a_window_is_done_where_the_pipeline_drains(comm, folder, monkeypatch):
-    config = in_folder(asynchronous("stash", pipe=RANKS), folder)
+#: Stages of unequal width on so many ranks, and equal ones.
+SHAPES = {3: [(2, 1), (1, 2)], 4: [(2, 1, 1), (3, 1), (1, 2, 1), (2, 2)], 5: [(3, 1, 1), (1, 3, 1)]}
+
+
+@pytest.mark.parametrize("replicas", [(1,) * RANKS, *SHAPES.get(RANKS, [])[:1]], ids=str)
+def test_what_is_due_within_a_window_is_done_where_the_pipeline_drains(
+    comm, folder, monkeypatch, replicas
+):
+    config = in_folder(asynchronous("stash", replicas=replicas), folder)
+    config = replace(config, optim=Optim("adam", lr=1e-3, average=0.9))
     config = replace(
         config,
         run=replace(config.run, check_every=10),
@@ -82,15 +95,25 @@ def test_what_is_due_within_a_window_is_done_where_the_pipeline_drains(comm, fol
         equal(whole(comm, trainer), expected)
 
 
+def ahead(replicas):
+    """Micro-batches that a replica of the first of these stages sends ahead."""
+    if len(replicas) == 1:
+        return 0
+    own, after = replicas[:2]
+    return ceil(after * (ahead(replicas[1:]) + 1) / own) + (own != after)
+
+
 class Simulation:
     """All stages in one process; every version of the weights is kept."""
 
-    def __init__(self, config, stages, policy, accumulate, parts, layers=None):
-        self.stages, self.policy = stages, policy
-        self.accumulate, self.parts = accumulate, parts
+    def __init__(self, config, replicas, layers=None):
+        self.policy, self.accumulate = config.parallel.weights, config.train.micro_batches
+        self.replicas, self.stages = replicas, len(replicas)
+        self.parts = self.accumulate * lcm(*replicas)
         self.config = config
+        stages = self.stages
         with Communicator(MPI.COMM_SELF) as one:
-            plain = replace(config, parallel=replace(config.parallel, pipe=1, schedule="1f1b"))
+            plain = replace(config, parallel=Parallel())
             with start(one, plain, objects=UserObjects(layers=layers)) as trainer:
                 self.model, self.sampler = trainer.parts.model, trainer.parts.sampler
                 self.data = trainer.parts.data
@@ -105,16 +128,21 @@ class Simulation:
         ]
 
     def version(self, stage, micro_batch):
-        """Updates of a stage before its forward pass, where nothing is replicated."""
-        ahead = self.stages - 1 - stage
-        return max(0, micro_batch - ahead) // self.accumulate
+        """Updates of a stage before its forward pass: its replicas take turns."""
+        own = micro_batch // self.replicas[stage]
+        return max(0, own - ahead(self.replicas[stage:])) // self.accumulate
+
+    def before(self, stage, micro_batch):
+        """Updates of a stage before its backward pass."""
+        return micro_batch // self.replicas[stage] // self.accumulate
 
     def due(self, stage, micro_batch):
         match self.policy:
             case "vertical":
-                return self.version(0, micro_batch)
+                seen = self.version(0, micro_batch) * self.replicas[0]
+                return seen // self.replicas[stage]
             case "two_buffers":
-                return max(0, micro_batch // self.accumulate - 1)
+                return max(0, self.before(stage, micro_batch) - 1)
             case _:
                 return self.version(stage, micro_batch)
 
@@ -124,13 +152,13 @@ class Simulation:
         latest = self.weights[stage][at]
         if self.policy not in ("spectrain", "linear"):
             return latest
-        ahead = micro_batch // self.accumulate - at
+        ahead = self.before(stage, micro_batch) - at
         moved = {}
         for name, layer in latest.items():
             moved[name] = {}
             for key, value in layer.items():
                 if self.policy == "spectrain":
-                    motion = -lr * self.history[stage][at][name][key]
+                    motion = -self.rate(stage, lr) * self.history[stage][at][name][key]
                 else:
                     before = self.weights[stage][max(at - 1, 0)][name][key]
                     motion = value - before
@@ -167,19 +195,23 @@ class Simulation:
                 dy, kept = layer.backward(weights[name], memory, dy)
                 for key, gradient in layer.gradients(weights[name], kept).items():
                     sums[stage][name, key] = sums[stage].get((name, key), 0) + gradient
-            if (m + 1) % self.accumulate == 0:
-                for stage in range(self.stages):
-                    self.update(stage, sums[stage], lr)
-                sums = [{} for _ in range(self.stages)]
+            for stage in range(self.stages):
+                if (m + 1) % (self.accumulate * self.replicas[stage]) == 0:
+                    self.update(stage, sums[stage], self.rate(stage, lr))
+                    sums[stage] = {}
         return [sum(losses[i : i + self.parts]) for i in range(0, len(losses), self.parts)]
 
+    def rate(self, stage, lr):
+        """The rate of one of several updates in a step."""
+        return lr / (lcm(*self.replicas) // self.replicas[stage])
+
     def update(self, stage, sums, lr):
-        optim = self.config.optim
+        optim, updates = self.config.optim, lcm(*self.replicas) // self.replicas[stage]
         after, speed = {}, {}
         for name, layer in self.weights[stage][-1].items():
             after[name], speed[name] = {}, {}
             for key, value in layer.items():
-                direction = sums[name, key] + optim.weight_decay * value
+                direction = updates * sums[name, key] + optim.weight_decay * value
                 speed[name][key] = optim.momentum * self.speed[stage][name][key] + direction
                 after[name][key] = value - speed[name][key] * lr
         self.weights[stage].append(after)
@@ -187,9 +219,10 @@ class Simulation:
         self.history[stage].append(speed)
 
 
-def simulated(config, stages, policy, steps, layers=None):
-    parts = config.train.micro_batches
-    simulation = Simulation(config, stages, policy, parts, parts, layers)
+def simulated(config, steps, layers=None):
+    p = config.parallel
+    replicas = p.replicas or (RANKS // p.pipe,) * p.pipe
+    simulation = Simulation(config, replicas, layers)
     lr = config.optim.lr * config.train.batch_size / config.optim.reference_batch
     batches = list(simulation.sampler.batches(0))[:steps]
     losses = []
@@ -204,11 +237,10 @@ def simulated(config, stages, policy, steps, layers=None):
     return losses, last
 
 
-def check(comm, config, simulated_as=None, layers=lambda: None, rtol=0.0):
-    """Compare losses and weights of a job with those of the simulation of it, or of another."""
+def check(comm, config, layers=lambda: None, rtol=0.0):
+    """Compare losses and weights of a job with those of its simulation."""
     losses, weights, steps = found(comm, config, layers())
-    stages, policy = config.parallel.pipe, config.parallel.weights
-    expected, expected_weights = simulated(simulated_as or config, stages, policy, steps, layers())
+    expected, expected_weights = simulated(config, steps, layers())
     np.testing.assert_allclose(losses, expected[:STEPS], rtol=rtol)
     for name, values in expected_weights.items():
         # Bit by bit unless sums are in another order.
@@ -247,21 +279,38 @@ def test_two_buffers_see_the_batch_before(comm):
         pytest.skip("the model has 5 layers")
     config = asynchronous("two_buffers", micro_batches=4, pipe=RANKS)
     losses, weights, steps = found(comm, config)
-    expected, expected_weights = simulated(config, RANKS, "two_buffers", steps)
+    expected, expected_weights = simulated(config, steps)
     np.testing.assert_allclose(losses, expected[:STEPS], rtol=1e-14)
     equal(weights, expected_weights)
 
 
-def test_replicas_of_stages_meet_in_their_sums(comm):
-    if RANKS not in (4, 8):
-        pytest.skip("needs replicas of 2 or 4 stages")
-    config = asynchronous("stash", pipe=RANKS // 2)
-    # A micro-batch of both replicas is one of the simulation.
-    whole_batches = replace(config, train=replace(config.train, micro_batches=1))
-    check(comm, config, whole_batches, rtol=1e-10)
+@pytest.mark.parametrize("replicas", SHAPES.get(RANKS, []), ids=str)
+def test_replicas_take_turns_and_sum_their_gradients(comm, replicas):
+    """PipeDream's 1F1B-RR: a stage updates when each of its replicas has had a micro-batch."""
+    check(comm, asynchronous("stash", replicas=replicas), rtol=1e-10)
 
 
-def test_old_weights_are_kept_no_longer_than_they_are_needed(comm):
+@pytest.mark.parametrize(
+    ("policy", "micro_batches"),
+    [("vertical", 1), ("spectrain", 2), ("linear", 1), ("latest", 1), ("two_buffers", 5)],
+)
+@pytest.mark.parametrize("replicas", SHAPES.get(RANKS, [])[:1], ids=str)
+def test_unequal_stages_see_the_weights_they_should(comm, replicas, policy, micro_batches):
+    check(comm, asynchronous(policy, micro_batches, replicas=replicas), rtol=1e-10)
+
+
+def test_a_pipeline_of_one_stage_is_plain_data_parallel(comm):
+    config = asynchronous("stash", replicas=(RANKS,))
+    losses, weights, steps = found(comm, config)
+    plain = replace(config, parallel=replace(config.parallel, replicas=(), schedule="1f1b"))
+    with start(comm, plain) as trainer:
+        expected = [record.loss for record in islice(trainer.run_epoch(0), steps)]
+        assert losses == expected[:STEPS]
+        equal(weights, whole(comm, trainer))
+
+
+@pytest.mark.parametrize("replicas", [(1,) * RANKS, *SHAPES.get(RANKS, [])[:1]], ids=str)
+def test_old_weights_are_kept_no_longer_than_they_are_needed(comm, replicas):
     if RANKS > 5:
         pytest.skip("the model has 5 layers")
     from mpitrain.training.asynchronous import UpdateWindow
@@ -274,7 +323,7 @@ def test_old_weights_are_kept_no_longer_than_they_are_needed(comm):
         most.append(self.weights.versions_held)
         return updated
 
-    config = asynchronous("stash", pipe=RANKS)
+    config = asynchronous("stash", replicas=replicas)
     with start(comm, config) as trainer:
         stage = trainer.parts.grid.place.stage
         UpdateWindow.update = watched
@@ -282,7 +331,22 @@ def test_old_weights_are_kept_no_longer_than_they_are_needed(comm):
             list(trainer.run_epoch(0))
         finally:
             UpdateWindow.update = original
-    assert max(most) <= RANKS - stage
+    assert max(most) <= 1 + ahead(replicas[stage:])
+
+
+@pytest.mark.parametrize("replicas", SHAPES.get(RANKS, []), ids=str)
+def test_stages_that_share_a_tensor_update_equally_often(comm, replicas):
+    config = job("gpt", micro_batches=1)
+    stale = Parallel(schedule="asynchronous", window=3, replicas=replicas)
+    config = replace(config, optim=replace(config.optim, clip_norm=0.0), parallel=stale)
+    if replicas[0] != replicas[-1]:
+        with pytest.raises(ConfigError, match=r"share embed.*give these stages equally many"):
+            start(comm, config)
+        return
+    with start(comm, config) as trainer:
+        losses = [record.loss for record in islice(trainer.run_epoch(0), STEPS)]
+        trainer.parts.check_replicas("at the end")  # those of the tied embedding, too
+        assert losses[-1] < losses[0]
 
 
 def test_two_buffers_need_enough_micro_batches(comm):
@@ -301,3 +365,40 @@ def test_a_sample_that_is_not_finite_is_named_on_all_ranks(comm):
         told = rf"at step 2 \(rank 0: the inputs of sample {sample} to train on hold nan"
         with pytest.raises(NonFinite, match=told):
             list(trainer.run_epoch(0))
+
+
+def test_auto_takes_the_partitioners_stages_and_replicas_and_keeps_them(comm, folder, capfd):
+    """A light part before a layer of many weights, on a slow link: n-1 stages of one layer."""
+    if RANKS == 1:
+        pytest.skip("one rank has one stage")
+    profile, job_file = folder / "profile.json", folder / "job.toml"
+    light = [LayerProfile("layer0", 1, 2, 1, 1), LayerProfile("layer1", 1, 3, 1, 1)]
+    heavy = [LayerProfile("layer2", 0.5, 1, 1, 1e10)]
+
+    def write(layers):
+        if comm.rank == 0:
+            write_profile(profile, layers)
+            job_file.write_text(
+                '[data]\nname = "digits"\n[model]\nkind = "mlp"\nhidden = [32, 16]\n'
+                "[train]\nbatch_size = 24\nsteps = 4\n[checkpoint]\nevery = 2\n"
+                '[parallel]\nschedule = "asynchronous"\nwindow = 2\npartition = "auto"\n'
+                f'profile = "{profile}"\nlinks = [0.001]\n[run]\ndir = "{folder / "run"}"\n'
+            )
+        comm.Barrier()
+
+    def stages(*arguments):
+        assert ranks.run(["train", str(job_file), *arguments]) == 0
+        comm.Barrier()
+        return comm.bcast(capfd.readouterr().out)
+
+    write(light + heavy)
+    shape = f"{RANKS - 1}-1"
+    assert f"parallel.partition = 'auto': {shape}: " in stages()
+    write([*light, LayerProfile("layer2", 1, 2, 1, 1)])  # no weights: one stage
+    assert f"parallel.partition = 'auto': {shape}, as in " in stages(
+        "--resume", "--set", "train.steps=6"
+    )
+    job = read_records(folder / "run" / "metrics.jsonl").of(Start)[-1].config
+    assert job["parallel"]["replicas"] == [RANKS - 1, 1]
+    assert job["parallel"]["partition"] == ([2, 1] if RANKS > 2 else [1, 2])
+    assert f"parallel.partition = 'auto': {RANKS}: " in stages()

@@ -10,8 +10,8 @@ from mpitrain.config import Config, ConfigError, Data, Model, Parallel, Sync, Tr
 from mpitrain.parallel.grid import Coordinates, Layout
 from mpitrain.pipeline.partition import (
     Costs,
+    Links,
     NoPartition,
-    balanced_partition,
     partition,
 )
 from mpitrain.pipeline.profiles import LayerProfile, write_profile
@@ -42,19 +42,23 @@ def every(costs, layers, workers):
                     after = sum(replicas[i:])
                     if not costs.fits(first, stop, -(-after // count)):
                         seconds = np.inf
-                    seconds = max(seconds, costs.stage(first, stop, count))
+                    worker = sum(replicas[:i])
+                    seconds = max(seconds, costs.stage(first, stop, count, worker))
                     if stop < layers:
-                        seconds = max(seconds, costs.message(stop - 1))
+                        both = slice(worker, worker + count + replicas[i + 1])
+                        seconds = max(seconds, costs.message(stop - 1, both))
                 yield seconds
 
 
 @pytest.mark.parametrize("seed", range(200))
 def test_the_optimum_is_that_of_a_brute_force(seed):
     rng = np.random.default_rng(seed)
-    layers, workers = rng.integers(1, 7), rng.integers(1, 6)
+    layers, workers = rng.integers(1, 7).tolist(), rng.integers(1, 6).tolist()
     bandwidth = 1e6 if seed % 2 else 1e5
     memory = None if seed % 3 else 6e6
-    costs = Costs(drawn(rng, layers), bandwidth, memory)
+    nodes = [worker // 2 for worker in range(workers)] if seed % 5 else ()
+    links = Links(bandwidth, 5 * bandwidth, nodes)
+    costs = Costs(drawn(rng, layers), links, memory, servers=not seed % 7)
     best = min(every(costs, layers, workers))
     if best == np.inf:
         with pytest.raises(NoPartition, match="do not fit"):
@@ -81,7 +85,7 @@ def test_balanced_partitions_have_the_fastest_slowest_stage(seed):
     rng = np.random.default_rng(seed)
     profile = drawn(rng, 7)
     stages = int(rng.integers(1, 8))
-    sizes = balanced_partition(profile, stages)
+    sizes = partition(Costs(profile, np.inf), [1] * stages).sizes
     assert sum(sizes) == 7 and len(sizes) == stages and min(sizes) > 0
 
     def slowest(cuts):
@@ -98,7 +102,7 @@ def test_balanced_partitions_have_the_fastest_slowest_stage(seed):
 
 def test_more_stages_than_layers():
     with pytest.raises(NoPartition, match="2 layers cannot be cut into 3"):
-        balanced_partition(drawn(np.random.default_rng(0), 2), 3)
+        partition(Costs(drawn(np.random.default_rng(0), 2), 1.0), [1, 1, 1])
 
 
 @pytest.mark.parametrize("layout", [Layout((2, 2), 2), Layout((2, 1, 1)), Layout((3,), 4)])
@@ -167,7 +171,7 @@ def test_a_profile_of_another_model_is_refused(tmp_path):
         layers = dict.fromkeys(("a", "b"))
 
     with pytest.raises(ConfigError, match=r"has the layers l0, l1, .*run mpitrain profile again"):
-        partition_of(job, Outline(), 2)
+        partition_of(job, Outline(), Layout((1, 1)))
 
 
 @pytest.mark.parametrize(

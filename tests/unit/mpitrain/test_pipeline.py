@@ -19,7 +19,7 @@ from mpitrain.pipeline.actions import (
 )
 from mpitrain.pipeline.replay import PipelineError, replay
 from mpitrain.pipeline.schedules import SCHEDULES
-from mpitrain.pipeline.simulate import PassTimes, simulate
+from mpitrain.pipeline.simulate import PassTimes, balanced, simulate
 
 SYNCHRONOUS = [s for s in SCHEDULES.values() if s.synchronous]
 NAMES = list(SCHEDULES)
@@ -164,6 +164,45 @@ def test_the_age_of_weights_without_draining():
         assert ages[4:] == [3 - stage] * 8  # PipeDream: p - 1 - s in the steady state
         assert max(ages) == 3 - stage
     assert [report.versions[0, m] for m in range(8)] == [0, 0, 0, 0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("replicas", [(2, 1, 1), (3, 1), (1, 2, 1), (7, 1), (9, 5, 1, 1)], ids=str)
+def test_replicas_of_unequal_stages_are_never_idle_once_the_pipeline_is_full(replicas):
+    """Stages of r replicas take r times as long; replicas wait for each other in their sums."""
+    each = math.lcm(*replicas)
+    runs = [Pipeline(replicas, each * count) for count in (6, 12)]
+    generate = SCHEDULES["asynchronous"].generate
+    few, many = (simulate(generate, run, balanced(run, PassTimes())).seconds for run in runs)
+    assert many - few == 3 * 6 * each
+
+
+def test_replicas_that_wait_for_each_other_in_a_sum_are_found():
+    def turns(pipeline, stage, replica, ahead=0):
+        own = pipeline.own(stage, replica)
+        yield from map(Forward, own[:ahead])
+        for number, m in enumerate(own):
+            yield from map(Forward, own[number + ahead : number + ahead + 1])
+            yield from [Backward(m), Update(number)]
+
+    def deeper(pipeline, stage, replica):  # needs micro-batch 2 before it gives back 1
+        if stage == 0:
+            yield from turns(pipeline, stage, replica)
+        else:
+            forward = [Forward(0), Forward(1), Backward(0), Update(0), Forward(2), Backward(1)]
+            yield from [
+                *forward,
+                Update(1),
+                Forward(3),
+                Backward(2),
+                Update(2),
+                Backward(3),
+                Update(3),
+            ]
+
+    ends = [((0, 0), Backward(2)), ((0, 1), Backward(3))]
+    assert replay(turns, Pipeline((2, 1), 4)).sums[0, 1] == ends
+    with pytest.raises(PipelineError, match="waits in U0 for B1 of stage 0 replica 1"):
+        replay(deeper, Pipeline((2, 1), 4))
 
 
 @pytest.mark.parametrize("schedule", SYNCHRONOUS, ids=lambda s: s.name)
