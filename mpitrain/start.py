@@ -4,13 +4,13 @@ from typing import Unpack
 
 from mpi4py import MPI
 
+from mpitrain.auto_stages import auto_stages
 from mpitrain.config import Config
 from mpitrain.federated import FEDERATED, FederatedLoop
 from mpitrain.run import SynchronousLoop
 from mpitrain.server import ServedLoop, ServerPlacing
 from mpitrain.training.assemble import USUAL, Hooks, assemble, closed_if_refused
 from mpitrain.training.asynchronous import AsynchronousLoop
-from mpitrain.training.auto_stages import auto_stages
 from mpitrain.training.loop import Loop
 from mpitrain.training.parts import NO_OBJECTS, UserObjects
 

@@ -127,7 +127,7 @@ def plan(options: argparse.Namespace) -> None:
 
 def cut(options: argparse.Namespace) -> None:
     """Partition a profile."""
-    from mpitrain.pipeline.partition import Costs, Links, describe, partition
+    from mpitrain.pipeline.partition import Costs, TwoLevelLinks, describe, partition
     from mpitrain.pipeline.profiles import read_profile
 
     profile = read_profile(options.profile)
@@ -137,7 +137,7 @@ def cut(options: argparse.Namespace) -> None:
             f"part of the workers, at most {_MOST // len(profile)}"
         )
     nodes = [worker // options.per_node for worker in range(options.workers)]
-    links = Links(options.bandwidth, options.inside, nodes if options.per_node > 1 else ())
+    links = TwoLevelLinks(options.bandwidth, options.inside, nodes if options.per_node > 1 else ())
     costs = Costs(profile, links, options.memory, servers=options.servers)
     print(describe(costs, partition(costs, options.workers)))
 

@@ -9,6 +9,7 @@ from math import prod
 import msgspec
 
 from mpitrain.arrays import Shape
+from mpitrain.auto_stages import auto_stages_on
 from mpitrain.commands.machine import machine
 from mpitrain.commands.steps import table
 from mpitrain.config import Compress, Config, ConfigError, Parallel, Server, load
@@ -22,7 +23,6 @@ from mpitrain.search.layouts import Search
 from mpitrain.search.machine import Machine
 from mpitrain.search.planned import Planned, planned, summed_shapes
 from mpitrain.search.servers import ServerExchange
-from mpitrain.training.auto_stages import auto_stages_on
 from mpitrain.training.build import compression
 
 #: Ranks whose steps are proved in half a minute.

@@ -63,7 +63,7 @@ class StagePlans:
 
 
 @dataclass(frozen=True)
-class Links:
+class TwoLevelLinks:
     """Links of two levels, in bytes/s.
 
     Attributes:
@@ -98,7 +98,7 @@ class Costs:
     def __init__(
         self,
         profile: Sequence[LayerProfile],
-        links: Links | float,
+        links: TwoLevelLinks | float,
         memory_bytes: float | None = None,
         *,
         servers: bool = False,
@@ -114,7 +114,7 @@ class Costs:
             sums: see :data:`Sums`.
         """
         self.profile = profile
-        self.links = links if isinstance(links, Links) else Links(links)
+        self.links = links if isinstance(links, TwoLevelLinks) else TwoLevelLinks(links)
         self.memory_bytes = memory_bytes
         self._moved, self._sums = 4 if servers else 2, sums
         self._seconds = np.cumsum([0.0, *(layer.seconds for layer in profile)])
@@ -136,7 +136,7 @@ class Costs:
     def message(self, layer: int, workers: slice = slice(0)) -> float:
         """Seconds for a layer's activation to go on and its gradient to come back.
 
-        ``workers``: those of both stages.
+        ``workers``: ranks of both stages.
         """
         return 2 * self.profile[layer].activation_bytes / self.links.slowest(workers)
 
@@ -232,7 +232,7 @@ def _best_from(
 
 def partition_batch(
     profile: Sequence[LayerProfile],
-    links: Links,
+    links: TwoLevelLinks,
     workers: int,
     micro_batches: int,
     *,

@@ -62,7 +62,7 @@ class Simulation:
 def balanced(pipeline: Pipeline, times: PassTimes) -> list[PassTimes]:
     """Times of each virtual stage if all replicas of all stages have equally much to do.
 
-    ``times``: those of a stage of one replica; a stage of r replicas takes r times as long.
+    ``times``: passes of a stage of one replica; a stage of r replicas takes r times as long.
     """
     found = []
     for virtual in range(pipeline.virtual_stages):

@@ -114,7 +114,7 @@ class VersionedWeights:
         pipeline, stage = self.report.pipeline, self.place[0]
         replicas = pipeline.replicas
         match self.policy:
-            case "vertical":  # of the micro-batches that the first stage's version has had
+            case "vertical":  # the version with the first stage's samples
                 return self.report.versions[0, micro_batch] * replicas[0] // replicas[stage]
             case "two_buffers":
                 return max(0, micro_batch // (pipeline.accumulate * replicas[stage]) - 1)

@@ -199,7 +199,7 @@ FAULTS = [
         "checkpoint: the number of updates is not restored",
         "tests/mpi/mpitrain/test_resuming.py",
         "mpitrain/checkpoint/state.py",
-        "    parts.updater.steps = progress.updates\n",
+        "    parts.updater.steps = progress.updates * parts.updater.per_step\n",
         "",
     ),
     Fault(

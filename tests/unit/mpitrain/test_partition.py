@@ -10,8 +10,8 @@ from mpitrain.config import Config, ConfigError, Data, Model, Parallel, Sync, Tr
 from mpitrain.parallel.grid import Coordinates, Layout
 from mpitrain.pipeline.partition import (
     Costs,
-    Links,
     NoPartition,
+    TwoLevelLinks,
     partition,
 )
 from mpitrain.pipeline.profiles import LayerProfile, write_profile
@@ -57,7 +57,7 @@ def test_the_optimum_is_that_of_a_brute_force(seed):
     bandwidth = 1e6 if seed % 2 else 1e5
     memory = None if seed % 3 else 6e6
     nodes = [worker // 2 for worker in range(workers)] if seed % 5 else ()
-    links = Links(bandwidth, 5 * bandwidth, nodes)
+    links = TwoLevelLinks(bandwidth, 5 * bandwidth, nodes)
     costs = Costs(drawn(rng, layers), links, memory, servers=not seed % 7)
     best = min(every(costs, layers, workers))
     if best == np.inf:

@@ -20,7 +20,7 @@ FLOORS = (
     {"training"},
     {"adapters", "checkpoint", "server"},
     {"callbacks", "user_objects"},
-    {"normalise", "run"},
+    {"auto_stages", "normalise", "run"},
     {"federated", "search"},
     {"start"},
     {"trainer"},

@@ -10,7 +10,7 @@ from mpitrain.checkpoint import CheckpointError
 from mpitrain.checkpoint.reader import CheckpointReader, numbered
 from mpitrain.checkpoint.saving import checkpoints
 from mpitrain.config import Config, ConfigError
-from mpitrain.pipeline.partition import Costs, Links, describe, partition_batch
+from mpitrain.pipeline.partition import Costs, TwoLevelLinks, describe, partition_batch
 from mpitrain.pipeline.schedule_file import find
 from mpitrain.ranks.together import together
 from mpitrain.training.partition import profiled
@@ -49,7 +49,7 @@ def auto_stages(comm: MPI.Intracomm, config: Config, *, go_on: bool = False) -> 
 
 
 def auto_stages_on(config: Config, nodes: Sequence[int]) -> tuple[Config, str]:
-    """As :func:`auto_stages`, in one process; ``nodes``: of each rank.  Returns a text, too."""
+    """Like :func:`auto_stages`, in one process, and a text; ``nodes``: node of each rank."""
     if not _is_asked(config):
         return config, ""
     try:
@@ -57,7 +57,7 @@ def auto_stages_on(config: Config, nodes: Sequence[int]) -> tuple[Config, str]:
     except ValueError as error:
         raise ConfigError(f"parallel.schedule: {error}") from error
     profile, speeds = profiled(config), config.parallel.links
-    links = Links(1e9 * speeds[-1], 1e9 * speeds[0], nodes)
+    links = TwoLevelLinks(1e9 * speeds[-1], 1e9 * speeds[0], nodes)
     parts = config.train.micro_batches
     found = partition_batch(profile, links, len(nodes), parts, synchronous=synchronous)
     job = _with(config, found.sizes, found.replicas)
