@@ -248,7 +248,7 @@ class Padded(nn.Module):
         x = self.tok(ids) + self.pos(torch.arange(ids.shape[1]))
         gate = torch.ones(ids.shape) * kept
         for block in self.blocks:
-            x = x + torch.tanh(block(x)) * gate[..., None]
+            x = torch.tanh(block(x)) * gate[..., None]
         return x * gate[..., None]
 
 
