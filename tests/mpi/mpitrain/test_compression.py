@@ -8,6 +8,7 @@ from mpi4py import MPI
 from msgspec.structs import replace
 
 from collectives import Communicator
+from mpitrain.checkpoint.saving import resume
 from mpitrain.compress import CODECS
 from mpitrain.config import Compress, Optim
 from mpitrain.metrics.records import Skipped
@@ -20,6 +21,7 @@ from tests.mpi.mpitrain.layouts import (
     curve,
     in_folder,
     job,
+    keep,
     layouts,
     mlp,
 )
@@ -233,6 +235,43 @@ def test_a_run_with_coded_shards_goes_on_bit_by_bit(comm, folder, layout):
     config = job("gpt", "float32", **SCATTERED[layout])
     config = coded(config, "int8:rounding=stochastic,block=32", "auto")
     assert_goes_on(comm, in_folder(config, folder))
+
+
+def test_on_another_number_of_replicas_the_sum_of_what_was_left_out_stays(comm, folder):
+    """From all ranks to one, to the ranks but the last one, and back to all."""
+    config = coded(job("mlp", batch_size=24, micro_batches=1), exchange="two_phase")
+    config = in_folder(config, folder)
+    fewer = comm.Split(0 if comm.rank < max(1, RANKS - 1) else MPI.UNDEFINED)
+
+    def total(group, trainer):
+        return sum(group.allreduce(values) for values in residuals(trainer).values())
+
+    def steps(group, sums, go_on=True):
+        with Communicator(group) as own, start(own, config) as trainer:
+            if go_on:
+                resume(trainer.parts)
+                sums.append(total(own, trainer))
+            list(islice(trainer.run_epoch(0), 2))
+            sums.append(total(own, trainer))
+            keep(trainer)
+
+    sums = []
+    steps(comm, sums, go_on=False)
+    comm.Barrier()
+    if comm.rank == 0:
+        steps(MPI.COMM_SELF, sums)
+    comm.Barrier()
+    if fewer != MPI.COMM_NULL:
+        steps(fewer, sums)
+        fewer.Free()
+    comm.Barrier()
+    if comm.rank > 0:
+        sums = []
+    steps(comm, sums)
+    if comm.rank == 0:
+        for before, after in ((0, 1), (2, 3), (4, 5)):
+            np.testing.assert_allclose(sums[after], sums[before], rtol=1e-12, atol=1e-18)
+            assert np.abs(sums[before]).max() > 0
 
 
 def test_a_skipped_step_leaves_what_was_left_out_as_it_was(comm):

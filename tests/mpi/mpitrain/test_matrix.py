@@ -84,7 +84,7 @@ def test_layouts_train_the_same_and_what_cannot_be_says_why(comm, folder):
         else:
             np.testing.assert_allclose(found.losses, plain.losses, rtol=1e-4)
     assert matrix.cells[wanted[3].key].state == "refused"
-    assert matrix.cells[wanted[3].key].why.startswith("compress.codec: signum gives")
+    assert "ZeRO-1 gives each a shard" in matrix.cells[wanted[3].key].why
     assert "nonsense" in matrix.cells[wanted[4].key].why
 
 
