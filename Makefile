@@ -108,7 +108,7 @@ quick: install
 	$(BIN)/python -m pytest -q -m "not slow" $(WORKERS) $(TESTS)
 
 slow: install
-	$(BIN)/python -m pytest -q -m slow $(TESTS)
+	$(BIN)/python -m pytest -q -m slow $(WORKERS) $(TESTS)
 
 test-full: install
 	$(BIN)/python -m pytest -q $(WORKERS) tests/unit tests/local
