@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Mapping
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,4 +32,6 @@ def array_namespace(x: Array) -> ModuleType:
     kind = type(x)
     if kind is np.ndarray or issubclass(kind, np.ndarray):
         return np
+    if own := getattr(x, "xp", None):  # records on a device
+        return cast("ModuleType", own)
     return sys.modules[kind.__module__.partition(".")[0]]

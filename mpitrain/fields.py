@@ -1,16 +1,17 @@
 """Samples with several arrays, stored as one NumPy array of records with a field for each array.
 
 The fields of a tuple are ``"0"``, ``"1"``, ...; the fields of a dictionary are its keys.  A single
-array stays as it is and has the name ``""``.
+array stays as it is and has the name ``""``.  A device has :class:`Records` instead.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
-from typing import Any, Self, TypeVar
+from types import ModuleType
+from typing import Any, Self, TypeVar, cast
 
 import numpy as np
 
-from mpitrain.arrays import Array, Shape
+from mpitrain.arrays import Array, Shape, array_namespace
 
 T = TypeVar("T")
 
@@ -31,6 +32,58 @@ class Fields(tuple[int, ...]):
 
     def __repr__(self) -> str:
         return " and ".join(f"{name} {shape}" for name, shape in shapes(self.dtype).items())
+
+
+class Records:
+    """Records on a device, whose library has none: an array for each field.
+
+    It stands for an array of records: the trainer asks it for no more than its attributes, its
+    length and some of its rows.
+
+    Attributes:
+        parts: arrays of (samples, ...) by field.
+        dtype: type of a record.
+        unused: see :class:`Partial`.
+    """
+
+    def __init__(self, parts: Mapping[str, Array], unused: Iterable[str] = ()) -> None:
+        self.parts = parts
+        self.dtype = _record(parts)
+        self.unused = frozenset(unused)
+
+    @property
+    def xp(self) -> ModuleType:
+        """The library of the arrays."""
+        return array_namespace(next(iter(self.parts.values())))
+
+    @property
+    def shape(self) -> Shape:
+        return (len(self),)
+
+    @property
+    def size(self) -> int:
+        """Number of records."""
+        return len(self)
+
+    def __len__(self) -> int:
+        return _rows(self.parts.values())
+
+    def __getitem__(self, rows: slice) -> Self:
+        return self.each(lambda part: part[rows])
+
+    def each(self, change: Callable[[Array], Array]) -> Self:
+        """The records with the results of a function for their arrays."""
+        return type(self)({n: change(part) for n, part in self.parts.items()}, self.unused)
+
+
+def filled(like: Array, rows: int, value: float) -> Array:
+    """An array of this many samples like those of another one, with one number everywhere."""
+
+    def of(part: Array) -> Array:
+        found: Array = array_namespace(part).full((rows, *part.shape[1:]), value, part.dtype)
+        return found
+
+    return cast("Array", like.each(of)) if isinstance(like, Records) else of(like)
 
 
 def named(values: T | tuple[T, ...] | Mapping[str, T]) -> dict[str, T]:
@@ -54,6 +107,8 @@ def as_given(values: Mapping[str, T]) -> T | tuple[T, ...] | dict[str, T]:
 
 def fields(array: Array) -> dict[str, Array]:
     """The arrays of an array of records, copied, by field; an array without fields uncopied."""
+    if isinstance(array, Records):
+        return dict(array.parts)
     names = array.dtype.names
     return {"": array} if names is None else {name: array[name].copy() for name in names}
 
@@ -62,8 +117,9 @@ def joined(values: Mapping[str, Array]) -> Array:
     """One array of records with a record for each row of the arrays; a single array as it is."""
     if "" in values:
         return values[""]
-    kind = np.dtype([(name, array.dtype, array.shape[1:]) for name, array in values.items()])
-    found: Array = np.empty(_rows(values.values()), kind)
+    if array_namespace(next(iter(values.values()))) is not np:
+        return cast("Array", Records(values))
+    found: Array = np.empty(_rows(values.values()), _record(values))
     for name, array in values.items():
         found[name] = array
     return found
@@ -121,6 +177,8 @@ def partial(array: Array, names: Iterable[str]) -> Array:
     """The array, with these fields marked as unused."""
     if not (unused := frozenset(names)):
         return array
+    if isinstance(array, Records):
+        return cast("Array", Records(array.parts, unused))
     found = array.view(Partial)
     found.unused = unused
     return found
@@ -128,7 +186,7 @@ def partial(array: Array, names: Iterable[str]) -> Array:
 
 def unused(array: Array) -> frozenset[str]:
     """The fields that are marked as unused."""
-    return array.unused if isinstance(array, Partial) else frozenset()
+    return array.unused if isinstance(array, Partial | Records) else frozenset()
 
 
 def marks(array: Array) -> Array:
@@ -141,6 +199,11 @@ def marked(array: Array, marks: Array) -> Array:
     """The array with fields marked as unused by the marks of a message."""
     names = array.dtype.names or ("",)
     return partial(array, (name for name, mark in zip(names, marks, strict=True) if mark))
+
+
+def _record(values: Mapping[str, Array]) -> np.dtype[Any]:
+    """The type of a record of these arrays."""
+    return np.dtype([(name, array.dtype, array.shape[1:]) for name, array in values.items()])
 
 
 def _rows(arrays: Iterable[Array]) -> int:

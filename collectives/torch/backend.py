@@ -16,6 +16,7 @@ from collectives.environment import switch
 from collectives.torch import NAME, GroupOptions
 from collectives.torch.calls import Calls
 from collectives.torch.copies import Copies
+from collectives.torch.devices import device_types
 from collectives.torch.monitored import monitored_barrier
 from collectives.torch.order import Order
 from collectives.torch.patches import (
@@ -164,10 +165,10 @@ class MPIProcessGroup(_Group, _ProcessGroup):
 
     @property
     def _device_types(self) -> list[torch.device]:
-        return [torch.device("cpu")]
+        return [torch.device(kind) for kind in device_types()]
 
     def _get_backend(self, device: torch.device) -> "MPIProcessGroup":
-        if torch.device(device).type != "cpu":
+        if torch.device(device).type not in device_types():
             raise RuntimeError(
                 f"No backend type associated with device type {device}: torch makes one beside "
                 f"{NAME} from 2.14 on"

@@ -12,6 +12,7 @@ from mpi4py import MPI
 from collectives.communicator import Communicator
 from collectives.failure.history import What
 from collectives.failure.watchdog import Watchdog
+from collectives.torch.devices import behind
 from collectives.torch.messages import MessageWork, end_event, event, profiler_enabled
 from collectives.torch.node_memory import GroupMemory
 from collectives.torch.order import DoneWork, JointWork, Order
@@ -22,6 +23,7 @@ from collectives.torch.tensors import (
     Joined,
     check_dense,
     dense,
+    items,
     memory,
     overlap,
     small,
@@ -115,6 +117,8 @@ class Calls:
             root: the rank that all ranks must have for the root.
         """
         self._calls += 1
+        if not arguments:  # small calls have tensors of the host
+            call = behind(call, value, inputs)
         if profiler_enabled():
             shown = event(what, value if inputs is None else inputs)
             call, arguments = _recorded, (shown, call, *arguments)
@@ -221,5 +225,5 @@ def listed(tensors: Any) -> list[torch.Tensor]:
 def in_items(rows: list[int], tensor: torch.Tensor) -> list[int]:
     """Items of so many rows, as the tensor's array counts them."""
     total = tensor.size(0) if tensor.dim() else 0
-    row = len(memory(tensor)) // total if total else 0
+    row = items(tensor) // total if total else 0
     return [count * row for count in rows]

@@ -10,7 +10,8 @@ from mpi4py import MPI
 from torch.futures import Future
 
 from collectives.torch import NAME
-from collectives.torch.order import NO_TIMEOUT, AnyWork
+from collectives.torch.devices import behind
+from collectives.torch.order import NO_TIMEOUT, AnyWork, future_of
 from collectives.torch.tensors import Joined
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ class MessageWork(AnyWork):
     def __init__(self, what: str, request: MPI.Request, flat: Joined, group: "Calls") -> None:
         super().__init__()
         self._what, self._request, self._flat, self._group = what, request, flat, group
+        self._write_back = behind(flat.write_back, flat.tensors)
         self._event = event(what, flat.tensors) if profiler_enabled() else None
         self._receives = what != "send"
         self._status = MPI.Status()
@@ -82,7 +84,7 @@ class MessageWork(AnyWork):
                 return
             if self._receives:
                 self._check_size()
-                self._flat.write_back()
+                self._write_back()
         except (MPI.Exception, ValueError) as error:
             self._error = error
         if self._event is not None:
@@ -113,7 +115,7 @@ class MessageWork(AnyWork):
         Where MPI allows no thread, the caller waits.
         """
         if self._future is None:
-            over: Future[Any] = Future()
+            over = future_of(self._flat.tensors)
 
             def complete() -> None:
                 self._group.order.before_message()

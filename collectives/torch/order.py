@@ -13,6 +13,7 @@ from mpi4py import MPI
 from torch.futures import Future
 
 from collectives.failure.history import History, What
+from collectives.torch.devices import devices_of
 
 #: A call: its name in the record, the function that communicates, and what that gets.
 Call = tuple[What, Callable[..., None], tuple[Any, ...]]
@@ -22,6 +23,11 @@ NO_TIMEOUT = timedelta(milliseconds=-1)
 _SWITCH_SECONDS = 1e-4
 #: Seconds between two looks for calls that nobody waits for, and looks before the thread sleeps.
 _LOOK_SECONDS, _LOOKS = 1e-4, 10
+
+
+def future_of(value: Any) -> Future[Any]:
+    """A future for these tensors, which those that wait for it may use on any stream."""
+    return Future(devices=[*devices_of(value)])
 
 
 class AnyWork(dist._Work):
@@ -112,7 +118,7 @@ class CollectiveWork(AnyWork):
         with self._order.futures:
             is_new, is_done = self._future is None, self.is_done
             if self._future is None:
-                self._future = Future()
+                self._future = future_of(self._value)
         if is_new and is_done:
             self._tell(self._future)
         elif not is_done:

@@ -15,7 +15,6 @@ import torch.distributed as dist
 
 log = logging.getLogger("collectives")
 
-_CPU = torch.device("cpu")
 _MODULE = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
 _TAKES = "set_allocate_memory_from_process_group"
 
@@ -61,8 +60,8 @@ def call_directly(backend: type, kinds: tuple[type, ...]) -> None:
 
 def _direct(kind: type, ours: Callable[..., Any], theirs: Callable[..., Any]) -> Callable[..., Any]:
     def call(group: Any, *args: Any, **named: Any) -> Any:
-        if type(group) is process_group and _is_on_cpu((*args, *named.values())):
-            backend = group._get_backend(_CPU)
+        if type(group) is process_group and (where := _device((*args, *named.values()))):
+            backend = group._get_backend(where)
             if isinstance(backend, kind):
                 return ours(backend, *args, **named)
         return theirs(group, *args, **named)
@@ -71,18 +70,15 @@ def _direct(kind: type, ours: Callable[..., Any], theirs: Callable[..., Any]) ->
     return functools.update_wrapper(call, theirs)
 
 
-def _is_on_cpu(values: Sequence[Any]) -> bool:
-    """Whether an argument, a tensor in arguments or the device of options is the CPU."""
+def _device(values: Sequence[Any]) -> torch.device | None:
+    """The device of an argument, of a tensor in arguments or of options; the first that is one."""
     for value in values:
         if type(value) is list or type(value) is tuple:
-            if _is_on_cpu(value):
-                return True
-        elif isinstance(value, torch.Tensor):
-            if value.is_cpu:
-                return True
-        elif getattr(value, "device", value) == _CPU:
-            return True
-    return False
+            if found := _device(value):
+                return found
+        elif isinstance(found := getattr(value, "device", value), torch.device):
+            return found
+    return None
 
 
 def take_buffers_from_groups() -> None:

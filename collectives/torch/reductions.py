@@ -7,6 +7,7 @@ import torch.distributed as dist
 from mpi4py import MPI
 
 from collectives.torch.calls import Calls, Tensors, in_items, listed
+from collectives.torch.devices import is_on_host
 from collectives.torch.node_memory import is_called_by_reducer
 from collectives.torch.reduce_op import PLAIN_OPS, Reduction, reduction
 from collectives.torch.tensors import (
@@ -38,7 +39,7 @@ class Reductions(Calls):
         check_dense(tensors)
         op = _op(options)
         how = [reduction(op, tensor.dtype) for tensor in tensors]
-        is_bucket = tensors[0].nbytes > SMALL and is_called_by_reducer()
+        is_bucket = is_on_host(tensors[0]) and tensors[0].nbytes > SMALL and is_called_by_reducer()
 
         def call() -> None:
             for tensor, one in zip(tensors, how):
@@ -78,7 +79,7 @@ class Reductions(Calls):
                 total = self._sparse_sum(tensor.detach().coalesce())
                 if one.mean:
                     one.divide(total.values(), self.comm.size, total.values())
-                tensor.copy_(total)
+                tensor.copy_(total.to(tensor.device))
 
         return self._submit("sparse_all_reduce", tensors, options, call)
 

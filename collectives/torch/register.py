@@ -50,13 +50,15 @@ def register() -> None:
     import torch.distributed as dist
     from torch.distributed.rendezvous import _rendezvous_handlers, register_rendezvous_handler
 
+    from collectives.torch.devices import device_types
+
     if version() < OLDEST:
         raise RuntimeError(
             "groups over MPI need torch {}.{}, and this one is {}.{}; pip install -U torch brings "
             "a newer one".format(*OLDEST, *version())
         )
     if NAME not in dist.Backend.backend_list:
-        dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu"])
+        dist.Backend.register_backend(NAME, _create, extended_api=True, devices=device_types())
     if "mpi" not in _rendezvous_handlers:
         register_rendezvous_handler("mpi", _rendezvous)
 
@@ -71,9 +73,11 @@ def take_over() -> list[str]:
     import torch.distributed.distributed_c10d
     from torch.distributed.rendezvous import _rendezvous_handlers
 
+    from collectives.torch.devices import device_types
+
     register()
     c10d: Any = torch.distributed.distributed_c10d
-    dist.Backend.register_backend("mpi", _create, extended_api=True, devices=["cpu"])
+    dist.Backend.register_backend("mpi", _create, extended_api=True, devices=device_types())
     c10d._MPI_AVAILABLE = True
     if not hasattr(c10d, "_create_mpi_process_group"):  # torch up to 2.13
         c10d.ProcessGroupMPI = _OldMPI

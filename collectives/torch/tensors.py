@@ -8,6 +8,7 @@ import torch
 from mpi4py import MPI
 
 from collectives.calls.mpi4py_spec import TYPES
+from collectives.torch.devices import empty_on_host, is_on_host
 
 #: Types that NumPy has under the same name, whose numbers MPI adds; the others travel as bytes.
 NUMPY = {
@@ -46,6 +47,11 @@ class _Memory:
         }
 
 
+def items(tensor: torch.Tensor) -> int:
+    """Length of the array over a tensor's memory, wherever it lies."""
+    return tensor.nbytes // NUMPY.get(tensor.dtype, _BYTE).itemsize
+
+
 def memory(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
     """Joined array over the memory of a contiguous tensor, which lives as long as the array.
 
@@ -72,7 +78,7 @@ def small(
     kind = _TYPES.get(tensor.dtype, MPI.BYTE) if types is None else types.get(tensor.dtype)
     if (
         kind is not None
-        and tensor.is_cpu
+        and is_on_host(tensor)
         and tensor.layout is torch.strided
         and 0 < (nbytes := tensor.nbytes) <= SMALL
         and tensor.is_contiguous()
@@ -90,8 +96,11 @@ def overlap(source: torch.Tensor, target: torch.Tensor) -> bool:
 
 
 def dense(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor, or a contiguous copy of it, for reading."""
-    return tensor.detach().resolve_conj().resolve_neg().contiguous()
+    """The tensor, or a contiguous copy of it on the host, for reading."""
+    found = tensor.detach().resolve_conj().resolve_neg()
+    if is_on_host(tensor):
+        return found.contiguous()
+    return empty_on_host(found.numel(), found.dtype, pinned=True).view(found.shape).copy_(found)
 
 
 def apart(source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -105,14 +114,14 @@ def check_dense(tensors: Sequence[torch.Tensor]) -> None:
     """Checks that tensors are ones whose memory a collective can read.
 
     Raises:
-        ValueError: a tensor is sparse or lies on another device.
+        ValueError: a tensor is sparse, or has no values.
     """
     for tensor in tensors:
-        if tensor.layout is not torch.strided or not tensor.is_cpu:
+        if tensor.layout is not torch.strided or tensor.is_meta:
             raise ValueError(
-                f"expected dense tensors on the CPU, got one with the layout {tensor.layout} on "
-                f"{tensor.device}; a backend for that device can stand beside this one, as in "
-                'init_process_group("cpu:collectives,cuda:nccl"), from torch 2.14 on'
+                f"expected dense tensors, got one with the layout {tensor.layout} on "
+                f"{tensor.device}; make it dense with tensor.to_dense(), or give it values with "
+                "module.to_empty(device=...)"
             )
 
 
@@ -134,7 +143,8 @@ class Joined:
         whole = _view_of_all(tensors)
         self.is_view = whole is not None
         if whole is None:
-            whole = torch.empty(sum(t.numel() for t in tensors), dtype=tensors[0].dtype)
+            items, is_pinned = sum(t.numel() for t in tensors), not is_on_host(tensors[0])
+            whole = empty_on_host(items, tensors[0].dtype, pinned=is_pinned)
             if reads:
                 self._copy(whole, into_whole=True)
         self.whole = whole
@@ -160,7 +170,12 @@ class Joined:
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
+    return (
+        is_on_host(tensor)
+        and tensor.is_contiguous()
+        and not tensor.is_conj()
+        and not tensor.is_neg()
+    )
 
 
 def _view_of_all(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:

@@ -1,8 +1,8 @@
 """A GPU, by CuPy: arrays stay there, and the host only queues work."""
 
 from collections import deque
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial as given
 from time import perf_counter
 from typing import Any
 
@@ -12,6 +12,7 @@ from mpi4py import MPI
 from collectives import Communicator
 from mpitrain.arrays import Array, Scalar
 from mpitrain.device.host import Device, Later
+from mpitrain.fields import Records, fields, joined, partial, unused
 
 
 class _Copy(Later):
@@ -31,6 +32,20 @@ class _Copy(Later):
             with self._device.gpu:
                 self._event.synchronize()
         return self._host
+
+
+class _Copies(Later):
+    """Copies of the fields of records."""
+
+    def __init__(self, parts: Mapping[str, Later]) -> None:
+        self._parts = parts
+
+    @property
+    def done(self) -> bool:
+        return all(part.done for part in self._parts.values())
+
+    def get(self) -> Array:
+        return joined({name: part.get() for name, part in self._parts.items()})
 
 
 class Cuda(Device):
@@ -60,6 +75,9 @@ class Cuda(Device):
         return self.ahead(host)()
 
     def ahead(self, host: Array) -> Callable[[], Array]:
+        if host.dtype.names:
+            coming = {name: self.ahead(part) for name, part in fields(host).items()}
+            return lambda: partial(joined({n: one() for n, one in coming.items()}), unused(host))
         while self._copying and self._copying[0][0].done:
             self._copying.popleft()
         array = self.xp.empty(host.shape, host.dtype)
@@ -83,6 +101,8 @@ class Cuda(Device):
     def get(self, array: Array) -> Array:
         if isinstance(array, np.ndarray):
             return array
+        if isinstance(array, Records):
+            return joined({name: self.get(part) for name, part in array.parts.items()})
         return self.xp.asnumpy(array)
 
     def number(self, scalar: Scalar) -> Scalar:
@@ -100,12 +120,14 @@ class Cuda(Device):
         return self.snapshot(array)
 
     def snapshot(self, array: Array) -> Later:
+        if isinstance(array, Records):
+            return _Copies({name: self.snapshot(part) for name, part in array.parts.items()})
         host = self._pinned(array)
         self.xp.ascontiguousarray(array).get(out=host, blocking=False)
         return _Copy(self, host, self._mark())
 
     def allocate(self, comm: Communicator) -> Callable[..., Array]:
-        return partial(comm.empty, memory="cupy")
+        return given(comm.empty, memory="cupy")
 
     def add_up(self, comm: Communicator, array: Array) -> None:
         if comm.size > 1:

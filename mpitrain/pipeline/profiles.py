@@ -13,6 +13,7 @@ import numpy as np
 from msgspec import Struct
 
 from mpitrain.device import HOST, Device
+from mpitrain.fields import filled
 from mpitrain.files import check_regular
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ def measure_layers(
             start = device.clock()
             y, saved = layer.forward(parameters, x)
             middle = device.clock()
-            _, kept = layer.backward(parameters, saved, device.xp.ones_like(y))
+            _, kept = layer.backward(parameters, saved, filled(y, len(y), 1))
             layer.gradients(parameters, kept)
             forward.append(middle - start)
             backward.append(device.clock() - middle)

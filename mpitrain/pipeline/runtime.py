@@ -6,6 +6,8 @@ from itertools import product
 from time import perf_counter
 from typing import Any, TypeVar
 
+import numpy as np
+
 from collectives import Communicator
 from mpitrain.arrays import Array, Gradients, Scalar
 from mpitrain.device import HOST, Device
@@ -213,7 +215,7 @@ class Runner:
             stage, _, chunk, _ = self.pipeline.at(virtual, 0)
             found = None
             if stage == self.place.stage:
-                sample = self._device.xp.zeros((1, *specs[-1].shape), specs[-1].dtype)
+                sample = self._device.put(np.zeros((1, *specs[-1].shape), specs[-1].dtype))
                 y, _ = self.chunks[chunk].forward(probe, sample, resting)
                 found = Spec(y.shape[1:], y.dtype)
             # Parts of positions and of columns may be unequal.

@@ -15,7 +15,7 @@ from mpitrain.arrays import Array, Shape
 from mpitrain.config import Config, ConfigError, expect
 from mpitrain.data import DataError, Sampler, load
 from mpitrain.data.everywhere import expect_same_order, load_on_all
-from mpitrain.device import HOST, Device, choose
+from mpitrain.device import Device, choose
 from mpitrain.group import TensorGroup
 from mpitrain.optim import groups, schedule_table
 from mpitrain.optim.groups import Grouping
@@ -38,7 +38,6 @@ from mpitrain.training.account import Account, traffic_of
 from mpitrain.training.compatibility import (
     expect_fitting,
     expect_labels_in_memory,
-    expect_single_arrays,
     expect_untested,
     initial,
     named_metrics,
@@ -249,8 +248,6 @@ def _add_model(parts: Parts, variant: Variant) -> None:
     parts.opened.callback(grid.close)
     spread_over = variant.spread(grid)
     model = models.build(config, data, grid.tensor, spread_over, layers, loss)
-    if device is not HOST:
-        expect_single_arrays(model, data)
     if any(layer.holds for layer in model.layers.values()):
         expect(config, "torch")
     given = nn.Chain(model.layers).brought()

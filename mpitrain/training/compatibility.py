@@ -121,20 +121,6 @@ def expect_untested(job: Config, metrics: Mapping[str, Metric] | None) -> None:
         )
 
 
-def expect_single_arrays(model: SequentialModel, data: Dataset) -> None:
-    """Raise ConfigError unless samples, labels and outputs are one array each, as a GPU needs."""
-    shapes = {"samples": data.input_shape, "labels": data.label_shape}
-    shape = data.input_shape
-    for name, layer in model.layers.items():
-        shape = shapes[f"outputs of {name}"] = layer.output_shape(shape)
-    for what, found in shapes.items():
-        if isinstance(found, Fields):
-            raise ConfigError(
-                f"run.device: {what} have several parts ({found!r}), which the trainer takes on "
-                "the CPU alone; set run.device = 'cpu'"
-            )
-
-
 def whole_state(parts: "Parts") -> dict[str, Array]:
     """Layers' initial state besides parameters, by name; ConfigError if layouts would change it."""
     found = Chain(parts.model.layers).state(parts.config.run.dtype)

@@ -37,6 +37,7 @@ class Check(NamedTuple):
 STAGES = ("facts", "kernels", "roads", "controls", "layers", "trainer", "overlap", "leaving")
 if find_spec("torch"):
     STAGES += ("modules",)
+    STAGES += ("models",) if find_spec("transformers") else ()
 
 
 def checks() -> list[Check]:

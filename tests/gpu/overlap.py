@@ -59,7 +59,8 @@ def hidden(road):
     steps = 2 if is_dry else 20
     world = MPI.COMM_WORLD
     with TemporaryDirectory() as folder:
-        config = job(Path(folder), layers, width, context, batch)
+        most = 2 * (WARM_UP + steps) * batch * world.size  # a part of them is tested on
+        config = job(Path(folder), layers, width, context, batch, most)
         train = replace(config.train, batch_size=batch * world.size)
         together = replace(config, train=train)
         with Communicator(MPI.COMM_SELF, device="staged") as comm:

@@ -67,11 +67,13 @@ class Mirrored(Summation):
             )
 
 
-def job(folder: Path, layers: int, width: int, context: int, batch: int) -> Config:
-    """A GPT whose products are of 16 bits."""
+def job(
+    folder: Path, layers: int, width: int, context: int, batch: int, samples: int = 40
+) -> Config:
+    """A GPT whose products are of 16 bits, with a text of some more than these samples."""
     text = folder / "text.txt"
-    letters = random.Random(0).choices(string.ascii_letters + string.punctuation, k=40 * context)
-    text.write_text("".join(letters))
+    letters = string.ascii_letters + string.punctuation
+    text.write_text("".join(random.Random(0).choices(letters, k=samples * context)))
     return Config(
         run=Run(dtype="float32", compute="bfloat16", device="cuda"),
         data=Data(name="text", path=str(text), context=context),

@@ -16,7 +16,7 @@ from mpitrain.adapters.torch.functions.own_loss import COUNT, LOSS
 from mpitrain.adapters.torch.functions.reductions import Reduced, Reductions
 from mpitrain.arrays import Array, Judged, Scalar, Shape, array_namespace
 from mpitrain.config import ConfigError
-from mpitrain.fields import as_given, fields, joined, named, partial, zeros
+from mpitrain.fields import as_given, fields, filled, joined, named, partial, zeros
 from mpitrain.objective import Reduction
 
 #: How results of the three reductions are called.
@@ -127,7 +127,7 @@ class TorchLoss(Judge):
         if labels.size:
             with on_stream_of(outputs):
                 return self._of(outputs, labels, divisor)
-        gradient = partial(array_namespace(outputs).zeros_like(outputs), self._unused)
+        gradient = partial(filled(outputs, len(outputs), 0), self._unused)
         return (0.0, gradient, 0.0) if self.reduction == "count" else (0.0, gradient)
 
     def _of(self, outputs: Array, labels: Array, divisor: float) -> Judged:

@@ -36,7 +36,7 @@ from mpitrain.adapters.torch.modules.splits import Plan
 from mpitrain.adapters.torch.modules.stand_ins import stand_ins, with_stand_ins
 from mpitrain.adapters.torch.modules.tensor_parallel import Share, share
 from mpitrain.arrays import Array, Gradients, Parameters, Shape, array_namespace
-from mpitrain.fields import Fields, fields, joined, zeros
+from mpitrain.fields import Fields, fields, filled, joined, zeros
 from mpitrain.group import TensorGroup
 from mpitrain.nn import Layer
 from mpitrain.nn.context import RESTING, Context
@@ -238,7 +238,7 @@ class TorchLayer(Layer):
         expect_the_same_trained(watched, self._given, own.keys())
         xp, counts = array_namespace(x), len(x) > 0
         if not counts:
-            x = xp.full((1, *x.shape[1:]), self._filler, x.dtype)
+            x = filled(x, 1, self._filler)
         context = self._in_place(context, len(x))
         kinds = (*self._types.values(), *(p.dtype for p in own.values()))
         kind = next((one for one in kinds if one.is_floating_point), None)

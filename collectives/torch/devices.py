@@ -1,0 +1,65 @@
+"""Tensors on a GPU: they pass through memory of the host, in the order of torch's streams."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+
+
+def device_types() -> list[str]:
+    """Types of the devices whose tensors the backend takes: the CPU, and what torch is made for."""
+    gpu = torch.accelerator.current_accelerator()
+    return ["cpu"] if gpu is None else ["cpu", gpu.type]
+
+
+def is_on_host(tensor: torch.Tensor) -> bool:
+    """Whether collectives can read a tensor's memory where it lies."""
+    return tensor.is_cpu
+
+
+def empty_on_host(items: int, dtype: torch.dtype, *, pinned: bool) -> torch.Tensor:
+    """A tensor of the host; ``pinned``: a GPU copies to it and from it faster."""
+    pinned = pinned and torch.accelerator.is_available()
+    return torch.empty(items, dtype=dtype, device="cpu", pin_memory=pinned)
+
+
+def behind(call: Callable[..., None], *tensors: Any) -> Callable[..., None]:
+    """The call, carried out after all that the caller has queued so far for these tensors.
+
+    Its copies go to a stream of their own, so that they pass later work of the caller; they are
+    done at its end, which waits for them.
+
+    Args:
+        tensors: tensors, or lists of them; other values are passed over.
+    """
+    devices = devices_of(tensors)
+    if not devices:
+        return call
+    streams = [torch.accelerator.current_stream(device) for device in devices]
+    events = [stream.record_event() for stream in streams]
+
+    def run(*arguments: Any) -> None:
+        with ExitStack() as copies:
+            own = [torch.Stream(device=event.device) for event in events]
+            for stream, event in zip(own, events, strict=True):
+                stream.wait_event(event)
+                copies.enter_context(stream)
+            call(*arguments)
+            for stream in own:
+                stream.synchronize()
+
+    return run
+
+
+def devices_of(values: Any) -> list[torch.device]:
+    """The devices beside the host on which some of these tensors lie."""
+    return list({one.device: None for one in _each((values,)) if not is_on_host(one)})
+
+
+def _each(values: Any) -> Iterator[torch.Tensor]:
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from _each(value)
