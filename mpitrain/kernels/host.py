@@ -3,6 +3,8 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import wraps
+from typing import Any
 
 import numpy as np
 
@@ -31,6 +33,22 @@ class AdamOptions:
     epsilon: float = 1e-8
     weight_decay: float = 0.0
     decoupled: bool = False
+
+
+def _rounded_once(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Computes with 16-bit floats in float32, and rounds the results once, as a device does."""
+
+    @wraps(method)
+    def computed(self: "Kernels", x: Array, *rest: Any) -> Any:
+        if x.dtype.itemsize > 2:
+            return method(self, x, *rest)
+        wide = (one.astype(np.float32) if isinstance(one, type(x)) else one for one in rest)
+        found = method(self, x.astype(np.float32), *wide)
+        if isinstance(found, tuple):
+            return tuple(one.astype(x.dtype) for one in found)
+        return found.astype(x.dtype)
+
+    return computed
 
 
 class Kernels:
@@ -73,6 +91,7 @@ class Kernels:
         slope *= 0.5
         return slope
 
+    @_rounded_once
     def normalise(self, x: Array, epsilon: float) -> tuple[Array, Array]:
         """x minus its mean along the last axis, times s; and s: ``1 / sqrt(variance + epsilon)``"""
         centred = x - x.mean(axis=-1, keepdims=True)
@@ -81,6 +100,7 @@ class Kernels:
         centred *= scale
         return centred, scale
 
+    @_rounded_once
     def normalise_gradient(self, dnormal: Array, normal: Array, scale: Array) -> Array:
         """Gradient by x; may overwrite ``dnormal``."""
         along_mean = dnormal.mean(axis=-1, keepdims=True)
@@ -90,6 +110,7 @@ class Kernels:
         dnormal *= scale
         return dnormal
 
+    @_rounded_once
     def layer_norm(
         self, x: Array, weight: Array, bias: Array, epsilon: float
     ) -> tuple[Array, Array, Array]:
@@ -99,6 +120,7 @@ class Kernels:
         y += bias
         return y, normal, scale
 
+    @_rounded_once
     def layer_norm_gradient(self, dy: Array, weight: Array, normal: Array, scale: Array) -> Array:
         return self.normalise_gradient(dy * weight, normal, scale)
 

@@ -36,7 +36,7 @@ class Check(NamedTuple):
 #: Modules of this package with checks, in the order of their stages.
 STAGES = ("facts", "kernels", "roads", "controls", "layers", "trainer", "overlap", "leaving")
 if find_spec("torch"):
-    STAGES += ("modules",)
+    STAGES += ("modules", "backend")
     STAGES += ("models",) if find_spec("transformers") else ()
 
 

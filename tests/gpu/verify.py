@@ -4,7 +4,8 @@
     python -m tests.gpu.verify --dry-run    # the same checks on a stand-in for CuPy, anywhere
 
 Checks run on 1, 2 or 4 ranks, which share the GPUs that there are: each in processes of its own,
-with a time limit; in a dry run, those of a stage in one job.  ``MPIEXEC`` names the launcher.
+with a time limit; in a dry run, those of a stage in one job.  Checks of time run alone, at the end.
+``MPIEXEC`` names the launcher.
 """
 
 import argparse
@@ -15,11 +16,15 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from time import perf_counter
 from typing import NamedTuple
 
 from tests.gpu.check import RESULT, Check, checks
+
+#: Stage whose checks take the time.
+TIMED = 7
 
 
 class Outcome(NamedTuple):
@@ -94,6 +99,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--only", help="part of a check's name")
     parser.add_argument("--most-ranks", type=int, default=4, help="leave out larger jobs")
     parser.add_argument("--json", type=Path, default=Path("gpu.json"), help="the same as a file")
+    parser.add_argument("--at-once", type=int, default=1, help="jobs that run side by side")
     options = parser.parse_args(argv)
     stages = {int(text) for text in options.stages.split(",")} if options.stages else None
     print(f"{'check':<50} | ranks | ok   |      s | detail")
@@ -103,9 +109,13 @@ def main(argv: list[str] | None = None) -> int:
         if (stages is None or check.stage in stages) and (options.only or "") in check.name
     ]
     outcomes: list[Outcome] = []
-    for some, ranks in jobs(wanted, options.most_ranks, by_stage=options.dry_run):
-        outcomes += (found := run(some, ranks, dry_run=options.dry_run))
-        print("\n".join(map(line, found)), flush=True)
+    every = jobs(wanted, options.most_ranks, by_stage=options.dry_run)
+    timed = [job for job in every if job[0][0].stage == TIMED]
+    for some, width in ([job for job in every if job not in timed], options.at_once), (timed, 1):
+        with ThreadPoolExecutor(width) as pool:
+            for found in pool.map(lambda job: run(*job, dry_run=options.dry_run), some):
+                outcomes += found
+                print("\n".join(map(line, found)), flush=True)
     failed = sum(not one.works for one in outcomes)
     told = {"dry_run": options.dry_run, "outcomes": [one._asdict() for one in outcomes]}
     options.json.write_text(json.dumps(told, indent=1) + "\n")

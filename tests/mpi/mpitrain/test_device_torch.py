@@ -12,6 +12,7 @@ from tests.strict_cupy import counts
 
 torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
 from tests.gpu.modules import Samples, module, run  # noqa: E402
+from tests.mpi.mpitrain.fits import SEVERAL, Sentences  # noqa: E402
 
 pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
 
@@ -72,6 +73,19 @@ def test_jobs_have_the_cpus_numbers(change):
 
 
 @pytest.mark.quick_on(1, 2)
+@pytest.mark.parametrize("parallel", [{}, {"zero": 3}, {"pipe": 2}])
+def test_samples_labels_and_outputs_of_several_parts(parallel):
+    if RANKS % parallel.get("pipe", 1):
+        pytest.skip("no such layout")
+    data = Sentences(48, 1)
+    cuts = {"cuts": SEVERAL["cuts"]} if parallel.get("pipe") else {}
+    expect_the_cpus(
+        **(SEVERAL | {"cuts": ()} | cuts), train_data=data, test_data=data, parallel=parallel,
+        micro_batches=2,
+    )  # fmt: skip
+
+
+@pytest.mark.quick_on(1, 2)
 def test_batch_norm_that_averages_over_all_batches():
     def averaging():
         made = module()
@@ -108,22 +122,6 @@ def test_a_run_goes_on_elsewhere(tmp_path):
         torch.testing.assert_close(ends[5][name], value, rtol=1e-4, atol=1e-6)
 
 
-class Pairs(Samples):
-    """Samples of two inputs."""
-
-    def __getitem__(self, index):
-        return (self.x[index], self.x[index] + 1), self.y[index]
-
-
-class Both(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.up = torch.nn.Linear(12, 3)
-
-    def forward(self, a, b):
-        return self.up(a) + self.up(b)
-
-
 class Deaf(torch.nn.Module):
     """Its outputs do not follow from its input."""
 
@@ -139,7 +137,6 @@ class Deaf(torch.nn.Module):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model": Both, "train_data": Pairs()}, "run.device: samples have several parts"),
         (
             {"model": lambda: torch.nn.Sequential(torch.nn.Linear(12, 3), Deaf())},
             "the loss does not follow from its input, so that the layers before it stay",
