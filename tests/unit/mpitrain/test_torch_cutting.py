@@ -5,6 +5,9 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
 
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+from torch.utils._pytree import tree_leaves  # noqa: E402
+
 from mpitrain.adapters.torch import layers  # noqa: E402
 from mpitrain.adapters.torch.modules.cutting import cut, expanded  # noqa: E402
 from mpitrain.adapters.torch.modules.whole import trained  # noqa: E402
@@ -290,3 +293,45 @@ def test_a_trial_for_another_length_leaves_the_pass_as_it_was():
         found, _ = in_parts(parts, x)
         wanted, _ = in_parts(whole, x)
         np.testing.assert_allclose(found, wanted, rtol=1e-12)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_part_computes_where_its_input_lies(tied):
+    """On torch's device without numbers."""
+
+    class OneDevice(TorchDispatchMode):
+        """Refuses to mix devices, as operations of a GPU do."""
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            tensors = [one for one in tree_leaves((args, kwargs)) if torch.is_tensor(one)]
+            assert len({one.device for one in tensors if one.dim()}) < 2, function
+            return function(*args, **kwargs or {})
+
+    class Positions(nn.Module):
+        """Positions and a parameter that are used outside of all modules."""
+
+        def __init__(self):
+            super().__init__()
+            self.table, self.shift = nn.Embedding(11, 8), nn.Parameter(torch.randn(8))
+            self.blocks = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+            self.head = nn.Linear(8, 11, bias=False)
+            if tied:
+                self.head.weight = self.table.weight
+
+        def forward(self, ids, bias):
+            x = self.table(ids) + self.shift + bias[..., None]
+            for block in self.blocks:
+                x = block(x)
+            return self.head(x + self.shift + bias[..., None])
+
+    ids = np.tile(np.arange(6), (4, 1))
+    inputs = joined({"ids": ids, "bias": ids.astype(np.float32)})
+    x = {"ids": torch.from_numpy(ids).to("meta"), "bias": torch.zeros(4, 6, device="meta")}
+    for part in cut(Positions(), ["blocks.0", "blocks.1"], inputs):
+        values = {n: v.to("meta") for n, v in [*part.named_parameters(), *part.named_buffers()]}
+        options = x if isinstance(x, dict) else {}
+        args = () if options else (x,)
+        with OneDevice():
+            x = torch.func.functional_call(part, values, args, options)
+    assert x.device.type == "meta"
+    assert x.shape == (4, 6, 11)

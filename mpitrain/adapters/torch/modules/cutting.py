@@ -114,6 +114,9 @@ class _Part:
         self._tried = {one: trial.shape(one).many[1:] for one in self._arriving}
         self._here: dict[Crossing, torch.Tensor] = {}
         self._rows, self._lengths = 0, dict[int, int]()
+        #: Where the numbers are that others lack, and the names of parameters that this part lacks.
+        self._device = torch.device("cpu")
+        self._lacks: list[tuple[nn.Module, str]] = []
         values = [*whole.parameters(), *whole.buffers()]
         copies: dict[int, Any] = {id(one): one for one in values}  # these are not copied
         for part in whole.modules():
@@ -127,6 +130,7 @@ class _Part:
                     if tensor is not None and id(tensor) in foreign:
                         del own[name]
                         part.__dict__[name] = absent(tensor.shape, tensor.dtype)
+                        self._lacks.append((part, name))
         self._forward = self.module.forward
         self.module.forward = self
         for call in trial.left_out(number):
@@ -144,6 +148,8 @@ class _Part:
         values = args or [kwargs[name] for name in self._arriving.values()]
         self._here = dict(zip(self._arriving, values, strict=True))
         self._rows = len(values[0])
+        if values[0].device != self._device:
+            self._go_to(values[0].device)
         both = [(self._tried[one], tensor.shape[1:]) for one, tensor in self._here.items()]
         pairs = [pair for shapes in both for pair in zip(*shapes, strict=True)]
         self._lengths = {there: here for there, here in pairs if there != here}
@@ -164,13 +170,21 @@ class _Part:
 
     def _absent(self, shape: Sequence[int], kind: torch.dtype) -> torch.Tensor:
         """An input that this part does not have."""
-        return absent((self._rows, *(self._lengths.get(size, size) for size in shape)), kind)
+        sizes = (self._lengths.get(size, size) for size in shape)
+        return absent((self._rows, *sizes), kind, self._device)
+
+    def _go_to(self, device: torch.device) -> None:
+        """Let all that is absent be on this device, on which operations mix it with the rest."""
+        self._device = device
+        for part, name in self._lacks:
+            lacking = part.__dict__[name]
+            part.__dict__[name] = absent(lacking.shape, lacking.dtype, device)
 
     def _result(self, end: int | None, result: Result, *args: Any, **kwargs: Any) -> Any:
         """The result of a module that earlier parts have called, or that this one does not need."""
         here = self._here.items() if end is not None else ()
         sent = {int(one.place): tensor for one, tensor in here if one.part == end}
-        return result.of(self._rows, sent, self._lengths)
+        return result.of(self._rows, sent, self._lengths, self._device)
 
     def _for_each(self, one: torch.Tensor) -> torch.Tensor:
         """A tensor with a row for each sample, also where all have one row in common."""

@@ -52,7 +52,9 @@ class Shape(NamedTuple):
         """Whether the first axis has a row for each sample, or one for all of them."""
         return (*self.few[:1], *self.many[:1]) in ((FEW, MANY), (1, 1))
 
-    def absent(self, samples: int, lengths: Mapping[int, int]) -> torch.Tensor:
+    def absent(
+        self, samples: int, lengths: Mapping[int, int], device: torch.device
+    ) -> torch.Tensor:
         """:func:`absent` for so many samples, of other lengths than those in the trial."""
         both = zip(self.few, self.many, strict=True)
         sizes = [
@@ -61,7 +63,7 @@ class Shape(NamedTuple):
             else lengths.get(many, many)
             for few, many in both
         ]
-        return absent(sizes, self.kind)
+        return absent(sizes, self.kind, device)
 
 
 class Result:
@@ -74,14 +76,19 @@ class Result:
         return self
 
     def of(
-        self, samples: int, tensors: Mapping[int, torch.Tensor], lengths: Mapping[int, int]
+        self,
+        samples: int,
+        tensors: Mapping[int, torch.Tensor],
+        lengths: Mapping[int, int],
+        device: torch.device,
     ) -> Any:
         """The result with these tensors in their places, and without numbers in others.
 
         Padding gives samples other lengths than in the trial; ``lengths`` has them by those there.
         """
         leaves = [
-            one.absent(samples, lengths) if isinstance(one, Shape) else one for one in self.leaves
+            one.absent(samples, lengths, device) if isinstance(one, Shape) else one
+            for one in self.leaves
         ]
         for place, tensor in tensors.items():
             leaves[place] = tensor
@@ -309,7 +316,9 @@ def tensors(values: Iterable[Any]) -> list[torch.Tensor]:
     return [one for one in values if isinstance(one, torch.Tensor)]
 
 
-def absent(shape: Sequence[int], kind: torch.dtype) -> torch.Tensor:
+def absent(
+    shape: Sequence[int], kind: torch.dtype, device: torch.device | None = None
+) -> torch.Tensor:
     """A tensor from which no result follows: of NaN if possible, in the memory of one number."""
     value = torch.nan if kind.is_floating_point or kind.is_complex else 0
-    return torch.full((), value, dtype=kind).expand(*shape)
+    return torch.full((), value, dtype=kind, device=device).expand(*shape)
