@@ -206,6 +206,9 @@ _KINDS = {
 }
 #: From here on, on a GPU, the ring's bandwidth is worth its rounds (as in NCCL).
 _RING_BYTES = 1 << 20
+#: Up to here two ranks that share a GPU's memory exchange whole buffers in the one round of a
+#: butterfly (docs/figures/h100/allreduce_ipc.txt).
+_ONE_ROUND_BYTES = 32 << 20
 #: Where the table's choice cannot be: these keep rank order, take unequal blocks, or both.
 _WITHOUT_TABLE = {
     "allreduce": "butterfly",
@@ -246,7 +249,8 @@ def choose(table: Table, call: Situation) -> Choice:
     if call.memory in ("cupy", "ipc"):
         reason = f"{where}: MPI's own collectives on device memory stage badly or crash"
     if call.memory == "ipc" and call.collective == "allreduce" and call.allows("direct"):
-        return Choice("direct", reason)
+        is_one_round = call.size == 2 and call.nbytes < _ONE_ROUND_BYTES
+        return Choice("butterfly" if is_one_round else "direct", reason)
     if call.memory == "cupy" and call.collective == "allreduce" and call.commutes:
         return Choice("ring" if call.nbytes >= _RING_BYTES else "butterfly", reason)
     return Choice(_WITHOUT_TABLE[call.collective], reason)
