@@ -26,9 +26,12 @@ def test_a_few_checks_pass(scratch, tmp_path):
 
 @pytest.mark.slow
 def test_all_checks_pass(scratch, tmp_path):
-    done, told = verify(tmp_path)
+    """All but those of transformers, which other tests train on the stand-in in less time."""
+    wanted = [one for one in checks() if one.stage != 10]
+    stages = ",".join(sorted({str(one.stage) for one in wanted}))
+    done, told = verify(tmp_path, f"--stages={stages}")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert len(told["outcomes"]) == sum(len(one.ranks) for one in checks())
+    assert len(told["outcomes"]) == sum(len(one.ranks) for one in wanted)
 
 
 def test_a_check_that_fails_or_hangs_is_said():
