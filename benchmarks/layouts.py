@@ -21,7 +21,7 @@ def main() -> None:
     options = parser.parse_args()
     config = load(options.config, options.set)
     job = search.job(config, options)
-    found = job.fastest(options.top, search.allowed(config, job))
+    found = job.fastest(options.top, search.refusal(config))
     times = [search.measured(options, ran, options.steps) for ran in found]
     print(" predicted ms  measured ms  layout")
     for ran, seconds in zip(found, times, strict=True):

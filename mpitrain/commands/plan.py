@@ -118,7 +118,7 @@ def _stages(found: Planned, job: Job) -> list[str]:
         f"of {'up to ' if samples % parts else ''}{counted(-(-samples // parts), 'sample')}{empty}"
     ]
     for stage, (own, spans) in enumerate(zip(found.costs, found.spans, strict=True)):
-        held, times = found.report.held[stage, 0], own.stage_times(spans)
+        held, times, of = found.report.held[stage, 0], own.passes(spans), own.sums.of(spans)
         forward = sum(one.forward for one in times)
         backward = sum(one.backward_input + one.backward_weight for one in times)
         shapes = job.model.shapes(found.names(stage))
@@ -126,9 +126,9 @@ def _stages(found: Planned, job: Job) -> list[str]:
         lines += [
             f"stage {stage}: ranks {_ranks(layout, stage)}; "
             f"{' | '.join(map(', '.join, found.cut.of_stage(stage)))}",
-            f"  {count} parameters, {_megabytes(own.state(spans))} MB of them and their state a "
+            f"  {count} parameters, {_megabytes(own.state(of))} MB of them and their state a "
             f"rank, at most {held} micro-batches' activations "
-            f"({_megabytes(own.kept(spans, held))} MB)",
+            f"({_megabytes(own.kept(of, held, found.pipeline.chunks))} MB)",
             f"  {1e3 * forward:.2f} ms forward and {1e3 * backward:.2f} ms backward a micro-batch",
         ]
     return lines
@@ -183,7 +183,7 @@ def _with_servers(own: Server, found: Planned, job: Job, search: Search) -> list
     return [
         f"{search.machine.ranks} ranks: {counted(workers, 'worker')}, "
         f"{counted(own.ranks, 'server')}, {waiting}",
-        f"  {found.costs[0].count([(0, len(search.layers))]):.0f} parameters: "
+        f"  {_nbytes(found) / numerics.stored:.0f} parameters: "
         f"{_megabytes(2 * nbytes)} MB of them and their gradients a worker, {_megabytes(slots)} MB "
         "of them and their state a server",
         f"predicted with a core for each rank: {1e3 * seconds:.2f} ms a step with communication, "
@@ -212,7 +212,7 @@ def _served(found: Planned, search: Search, own: Server) -> ServerExchange:
 def _nbytes(found: Planned) -> float:
     """Bytes of all parameters."""
     own = found.costs[0]
-    return own.count([(0, len(own.layers))]) * own.numerics.stored
+    return float(sum(own.parameters(own.sums.whole))) * own.numerics.stored
 
 
 def _intensity(found: Planned, job: Job) -> str:

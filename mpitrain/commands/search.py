@@ -5,6 +5,8 @@ import os
 import subprocess
 import sys
 import tempfile
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
@@ -15,8 +17,8 @@ from mpitrain.config.numbers import toml
 
 if TYPE_CHECKING:
     from collectives.commands.program import Commands
-    from mpitrain.search.layouts import Found, Search
-    from mpitrain.search.stages import Candidate
+    from mpitrain.search.candidates import Candidate
+    from mpitrain.search.layouts import Found, Refusal, Search
 
 
 def add(commands: "Commands") -> None:
@@ -46,8 +48,11 @@ def run(options: argparse.Namespace) -> None:
 
     config = load(options.config, options.set)
     sought = job(config, options)
-    found = sought.fastest(options.top, allowed(config, sought))
+    found = sought.fastest(options.top, refusal(config))
     refused = [f"refused: {count} with {why}" for why, count in sought.refused.most_common()]
+    refused.append(
+        f"priced: {sought.priced[True]} of {sought.priced[False]} layouts; the others take longer"
+    )
     if not found:
         raise ConfigError("no layout fits; " + "; ".join(refused))
     rows = [(str(ran), ran.step) for ran in found]
@@ -82,7 +87,7 @@ def measured(options: argparse.Namespace, ran: "Found", steps: int = 20) -> floa
     with tempfile.TemporaryDirectory() as folder:
         words = [os.environ.get("MPIEXEC", "mpiexec"), "-n", str(options.ranks), sys.executable]
         words += ["-m", "mpitrain", "train", str(options.config)]
-        own = keys(ran) | {"run.dir": folder, "train.steps": steps}
+        own = ran.keys() | {"run.dir": folder, "train.steps": steps}
         for key in [*options.set, *(f"{key}={toml(value)}" for key, value in own.items())]:
             words += ["--set", key]
         done = subprocess.run(words, check=False, capture_output=True, text=True)
@@ -97,68 +102,37 @@ def job(config: Config, options: argparse.Namespace) -> "Search":
     """The job, the machine and the costs of the layers.
 
     Raises:
-        ConfigError: ranks take no steps together in the job, it spreads experts, or nodes do not
-            divide the ranks.
+        ConfigError: ranks take no steps together in the job, or nodes do not divide the ranks.
     """
     from mpitrain.commands.machine import machine
     from mpitrain.search.job import load_job
 
-    if config.parallel.experts > 1:
-        raise ConfigError(
-            "parallel.experts: mpitrain search leaves all experts on each replica; leave it out, "
-            "and set it in the layout that is found"
-        )
     cluster = machine(options)
     return load_job(config, "mpitrain search").search(cluster, is_counted=bool(options.flops))
 
 
-def allowed(config: Config, search: "Search") -> "list[Candidate]":
-    """The candidates that the job's other methods go together with."""
-    found = []
-    for candidate in search.candidates():
-        try:
-            _applied(config, candidate)
-        except ValueError as why:
-            search.refused[str(why)] += 1
-        else:
-            found.append(candidate)
-    return found
-
-
-def _applied(config: Config, layout: "Candidate") -> Config:
-    """The job in a layout; ``ValueError`` if its methods do not go together."""
+def refusal(config: Config) -> "Refusal":
+    """Says why a layout does not go together with the job's other methods."""
     from mpitrain.search.job import with_layout
 
-    return with_layout(
-        config,
-        pipe=layout.pipe,
-        tensor=layout.tensor,
-        sequence=layout.sequence,
-        data=layout.data,
-        zero=layout.zero,
-        recompute=layout.recompute,
-        partition="even",
-        replicas=(),
-        schedule="1f1b",
-        chunks=1,
-    )
+    # The keys of other layouts, which a layout that needs them sets again.
+    plain = {"pipe": 1, "data": 0, "replicas": (), "partition": "even", "schedule": "1f1b"}
+    plain |= {"chunks": 1, "context": 1, "attention": "zigzag", "experts": 1}
 
+    @cache
+    def why(layout: "Candidate") -> str:
+        try:
+            with_layout(config, **plain | layout.keys())
+        except ValueError as error:
+            return str(error)
+        return ""
 
-def keys(ran: "Found") -> dict[str, object]:
-    """The keys of a job that choose a layout."""
-    layout = ran.layout
-    found: dict[str, object] = {
-        "parallel.pipe": layout.pipe,
-        "parallel.tensor": layout.tensor,
-        "parallel.sequence": layout.sequence,
-        "parallel.data": layout.data,
-        "parallel.zero": layout.zero,
-        "parallel.recompute": layout.recompute,
-        "train.micro_batches": layout.micro_batches,
-    }
-    if layout.pipe > 1:
-        found |= {"parallel.partition": ran.cut.sizes, "parallel.schedule": ran.schedule}
-    return found
+    def told(layout: "Candidate") -> str:
+        # Methods go together, or not, whatever the numbers of replicas and micro-batches are.
+        some = {"replicas": (2, 1)} if layout.deals else {"data": min(2, layout.data)}
+        return why(replace(layout, micro_batches=1, deals=False, **some))
+
+    return told
 
 
 def _tables(ran: "Found") -> str:
@@ -166,7 +140,7 @@ def _tables(ran: "Found") -> str:
     lines = []
     for table in ("parallel", "train"):
         lines.append(f"[{table}]")
-        for key, value in keys(ran).items():
+        for key, value in ran.keys().items():
             if key.startswith(f"{table}."):
                 lines.append(f"{key.removeprefix(f'{table}.')} = {toml(value)}")
     return "\n".join(lines)

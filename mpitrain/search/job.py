@@ -15,6 +15,7 @@ from mpitrain.config.own import brought
 from mpitrain.data.dataset import Dataset, Samples
 from mpitrain.models import SequentialModel
 from mpitrain.pipeline.profiles import measure_layers
+from mpitrain.search.axes import Axes
 from mpitrain.search.layers import LayerCost, layer_costs
 from mpitrain.search.layouts import Search
 from mpitrain.search.machine import Machine
@@ -64,8 +65,7 @@ class Job:
             machine,
             config.train.batch_size,
             Numerics(stored.itemsize, computed.itemsize, slots),
-            0 if self.is_own else shareable(config),
-            positions=not self.is_own and config.model.kind == "gpt",
+            Axes() if self.is_own else axes(config),
         )
 
     def _layers(self, *, is_counted: bool) -> list[LayerCost]:
@@ -131,17 +131,18 @@ def with_layout(config: Config, **keys: object) -> Config:
     return changed(config, parallel=changed(config.parallel, **keys))
 
 
-def shareable(config: Config) -> int:
-    """Number that a tensor group's ranks must divide; 0 if the layers cannot be shared."""
-    match config.model.kind:
+def axes(config: Config) -> Axes:
+    """What ranks can share of a job's model."""
+    own = config.model
+    match own.kind:
         case "gpt":
-            return gcd(config.model.heads, 4 * config.model.width)
+            return Axes(gcd(own.heads, 4 * own.width), config.data.context, own.experts)
         case "mlp":
-            return gcd(*config.model.hidden) if config.model.hidden else 0
+            return Axes(gcd(*own.hidden) if own.hidden else 0)
         case "convnet" | "vgg" | "resnet":
-            return gcd(*config.model.channels)
+            return Axes(gcd(*own.channels))
         case _:
-            return 0
+            return Axes(spread=True)
 
 
 def _dataset(config: Config) -> Dataset:

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from mpitrain.pipeline.actions import Pipeline
-from mpitrain.pipeline.schedules import Generator
-from mpitrain.pipeline.simulate import PassTimes, Simulation, simulate
-from mpitrain.search.stages import Span, StageCosts
+from mpitrain.pipeline.replay import Report
+from mpitrain.pipeline.simulate import PassTimes, in_time
+from mpitrain.search.stages import StageCosts
+from mpitrain.search.sums import Span
 
 
 @dataclass(frozen=True)
@@ -31,50 +31,42 @@ class PredictedStep:
 
 
 def predict(
-    costs: Sequence[StageCosts],
-    cut: Sequence[Sequence[Span]],
-    pipeline: Pipeline,
-    generate: Generator,
-    held: Sequence[int],
-    batch: int,
+    costs: Sequence[StageCosts], cut: Sequence[Sequence[Span]], report: Report, batch: int
 ) -> PredictedStep:
     """The step of a layout, by simulation.
 
     Args:
         costs: costs of the stages of each stage's width.
         cut: layers of the chunks of each stage.
-        pipeline: the pipeline.
-        generate: its schedule.
-        held: most activations of chunks that each stage holds.
+        report: the replayed schedule.
         batch: samples of a step.
-
-    Raises:
-        PipelineError: the schedule cannot run.
     """
-    first = costs[0]
-    stages = list(zip(costs, cut, held, strict=True))
+    sums, machine, chunks = costs[0].sums, costs[0].machine, report.pipeline.chunks
+    stages = [(own, sums.of(spans)) for own, spans in zip(costs, cut, strict=True)]
     silent = [replace(own, machine=own.machine.silent()) for own in costs]
-    computing = _simulated(silent, cut, pipeline, generate)
-    seconds = _simulated(costs, cut, pipeline, generate).seconds
-    work = sum(layer.forward + layer.backward for layer in first.layers)
-    useful = work * batch / first.machine.rate / first.machine.ranks
+    computing = in_time(report, passes(silent, cut, report))
+    seconds = in_time(report, passes(costs, cut, report)).seconds
+    whole = sums.whole
+    useful = (whole.forward + whole.backward) * batch / machine.rate / machine.ranks
+    sent = [own.sent(of) for own, of in stages]
     return PredictedStep(
         seconds,
         computing.seconds,
         useful / seconds if seconds else 0.0,
         computing.bubble,
-        tuple(own.state(spans) + own.kept(spans, most) for own, spans, most in stages),
-        max((own.sent(spans) for own, spans, _ in stages), key=lambda sent: sum(sent.values())),
+        tuple(
+            float(own.memory(of, report.held[stage, 0], chunks))
+            for stage, (own, of) in enumerate(stages)
+        ),
+        max(sent, key=lambda purposes: sum(purposes.values())),
     )
 
 
-def _simulated(
-    costs: Sequence[StageCosts],
-    cut: Sequence[Sequence[Span]],
-    pipeline: Pipeline,
-    generate: Generator,
-) -> Simulation:
+def passes(
+    costs: Sequence[StageCosts], cut: Sequence[Sequence[Span]], report: Report
+) -> list[PassTimes]:
+    """Times of each virtual stage."""
     times: dict[int, PassTimes] = {}
     for stage, (own, spans) in enumerate(zip(costs, cut, strict=True)):
-        times |= dict(zip(pipeline.dealt[stage], own.stage_times(spans), strict=True))
-    return simulate(generate, pipeline, [times[at] for at in sorted(times)])
+        times |= dict(zip(report.pipeline.dealt[stage], own.passes(spans), strict=True))
+    return [times[at] for at in sorted(times)]
