@@ -69,21 +69,22 @@ class Axes:
     def _even(self, shape: Candidate, layers: int, batch: int) -> Iterator[Candidate]:
         """Layouts of stages of one width, with their schedules."""
         chunks = (2**power for power in range(1, layers.bit_length()))
-        orders = [("interleaved", each) for each in chunks if each * shape.pipe <= layers]
+        orders = [("interleaved", each) for each in chunks]
         for name, own in SCHEDULES.items():
             # GPipe takes as long as 1F1B and holds more.
             if own.chunks and own.synchronous and name != "gpipe":
-                if own.chunks * shape.pipe <= layers:
-                    orders.append((name, own.chunks))
+                orders.append((name, own.chunks))
         for m in divisors(batch // shape.data):
             if m > _MOST * shape.pipe:
                 break
             for schedule, each in orders if shape.pipe > 1 else [("1f1b", 1)]:
-                # A V idles for the published time from 2p micro-batches on.
-                if m % shape.pipe if schedule == "interleaved" else each > 1 and m < 2 * shape.pipe:
-                    continue
-                order = replace(shape, micro_batches=m, schedule=schedule, chunks=each)
-                yield from self._variants(order)
+                runs = m % shape.pipe == 0
+                if schedule != "interleaved":
+                    # A V idles for the published time from 2p micro-batches on.
+                    runs = each == 1 or m >= 2 * shape.pipe
+                if each * shape.pipe <= layers and runs:
+                    order = replace(shape, micro_batches=m, schedule=schedule, chunks=each)
+                    yield from self._variants(order)
 
     def _variants(self, shape: Candidate) -> Iterator[Candidate]:
         levels = range(4) if shape.summing > 1 else range(1)

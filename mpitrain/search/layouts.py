@@ -18,7 +18,7 @@ from mpitrain.search.layers import LayerCost
 from mpitrain.search.machine import Machine
 from mpitrain.search.prices import Prices, chunks_of, levelled
 from mpitrain.search.stages import Numerics, StageCosts
-from mpitrain.search.step import PredictedStep, predict
+from mpitrain.search.step import PredictedStep, Step
 from mpitrain.search.sums import LayerSums
 
 
@@ -60,8 +60,6 @@ class Found:
         return f"{self.layout}, layers {layers}, {self.layout.schedule}"
 
 
-#: The replay of a schedule.
-Replayed = Callable[[str, Pipeline], Report]
 #: Says why a layout does not go together with the job's other methods; empty if it does.
 Refusal = Callable[[Candidate], str]
 
@@ -84,7 +82,7 @@ class Search:
     machine: Machine
     batch: int
     numerics: Numerics
-    axes: Axes = Axes()
+    axes: Axes = field(default_factory=Axes)
     refused: Counter[str] = field(default_factory=Counter)
     priced: Counter[bool] = field(default_factory=Counter)
 
@@ -108,10 +106,16 @@ class Search:
             count: number of layouts.
             refusal: why a layout cannot be used.
         """
-        most, reports = 4 * count, cache(_replayed)
-        found = [self._found(own, cut, reports) for _, own, cut in self.cheapest(most, refusal)]
-        fitting = [ran for ran in found if ran.memory <= self.machine.memory]
-        return nsmallest(count, fitting, key=lambda ran: ran.seconds)
+        replayed, timed = cache(_replayed), []
+        for _, layout, cut in self.cheapest(4 * count, refusal):
+            sizes = levelled(self, layout, cut.sizes) if layout.chunks > 1 else cut.sizes
+            report = replayed(layout.schedule, layout.pipeline())
+            costs = [self.costs(layout.stage(width)) for width in layout.widths]
+            step = Step(costs, chunks_of(sizes, report.pipeline), report, self.batch)
+            if max(step.memory) <= self.machine.memory:
+                timed.append((step.seconds, layout, sizes, step))
+        fastest = nsmallest(count, timed, key=lambda own: own[0])
+        return [Found(layout, sizes, step.predicted()) for _, layout, sizes, step in fastest]
 
     def cheapest(
         self, most: int, refusal: Refusal = lambda candidate: ""
@@ -125,13 +129,15 @@ class Search:
         # Simple layouts first: a level of ZeRO that wins nothing stays behind its equals.
         for _, bound, at in sorted(least):
             worst, candidate = kept[-1][0] if len(kept) == most else np.inf, candidates[at]
+            if bound == np.inf:
+                self.refused[beyond] += 1
             if bound >= worst:
                 continue
             if why := refusal(candidate):
                 self.refused[why] += 1
                 continue
             self.priced[True] += 1
-            cut = prices.cut(candidate, worst) if bound < np.inf else None
+            cut = prices.cut(candidate, worst)
             if cut is None:
                 self.refused[beyond] += 1
             elif cut.seconds < worst:
@@ -144,13 +150,6 @@ class Search:
         """The costs of a layout's stages, all as wide as ``layout.data``."""
         samples = self.batch / layout.data / layout.micro_batches
         return StageCosts(self.sums, self.machine, layout, samples, self.numerics)
-
-    def _found(self, layout: Candidate, cut: Cut, replayed: Replayed) -> Found:
-        sizes = levelled(self, layout, cut.sizes) if layout.chunks > 1 else cut.sizes
-        report = replayed(layout.schedule, layout.pipeline())
-        costs = [self.costs(layout.stage(width)) for width in layout.widths]
-        spans = chunks_of(sizes, report.pipeline)
-        return Found(layout, sizes, predict(costs, spans, report, self.batch))
 
 
 def _replayed(schedule: str, pipeline: Pipeline) -> Report:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from collectives.analysis.topology import LinkCost
 from mpitrain.pipeline.actions import Pipeline
 from mpitrain.search.candidates import Candidate
 from mpitrain.search.cuts import Cut, Seconds, fastest_cut
@@ -31,21 +32,27 @@ class Prices:
     """
 
     def __init__(self, search: "Search") -> None:
-        self._search = search
+        self._search, machine = search, search.machine
         self._whole = search.sums.whole
+        # A machine on which all costs are proportional to what there is to do.
+        inside, network = (LinkCost(0.0, own.beta) for own in (machine.inside, machine.network))
+        self._hasty = replace(machine, launch=0.0, call=0.0, inside=inside, network=network)
         # Schedules, of which there are many, share what all layers take together.
         self._alike = cache(self._together)
 
     def least(self, own: Candidate) -> float:
-        """Seconds that no cut of a layout falls below; infinite if its state alone is too much."""
+        """Seconds that no cut of a layout falls below; infinite if none fits in memory."""
         machine, whole = self._search.machine, self._whole
         if own.deals:
             state = self._search.costs(replace(own, data=1)).state(whole)
-            work = whole.forward * (1 + own.recompute) + whole.backward
-            seconds = self._search.batch * work / machine.rate / machine.ranks
+            costs = replace(self._search.costs(own), machine=self._hasty)
+            moved = replace(whole, fixed=0.0)
+            seconds = own.micro_batches * (costs.forward(moved) + costs.backward(moved))
             return float(seconds if state <= own.data * machine.memory else np.inf)
-        state, seconds, _ = self._alike(replace(own, schedule="1f1b", chunks=1))
-        if state > own.pipe * machine.memory:
+        state, kept, seconds, _ = self._alike(replace(own, schedule="1f1b", chunks=1))
+        held, m = own.published.held, own.micro_batches
+        least = min(held(own.pipe, m, own.chunks, stage) for stage in (0, own.pipe - 1))
+        if state + kept * least / own.chunks > own.pipe * machine.memory:
             return float(np.inf)
         idle = self._idle(own)
         return seconds * (idle + (own.micro_batches - idle) / own.pipe)
@@ -92,13 +99,13 @@ class Prices:
 
         return fastest_cut(times, of, own.data, m, worst)
 
-    def _together(self, own: Candidate) -> tuple[float, float, tuple[float, float, float]]:
-        """Bytes of the state of all layers, their seconds a micro-batch, and those of passes."""
+    def _together(self, own: Candidate) -> tuple[float, float, float, tuple[float, float, float]]:
+        """All layers' bytes of state and of activations, seconds, and times of the passes."""
         costs, whole = self._search.costs(own), self._whole
         forward, backward = costs.forward(whole), costs.backward(whole)
         weights = (backward - forward * own.recompute) / 2
-        seconds = float(costs.seconds(whole))
-        return costs.state(whole), seconds, (forward, backward - weights, weights)
+        passes = forward, backward - weights, weights
+        return costs.state(whole), costs.activations(whole), float(costs.seconds(whole)), passes
 
     def _idle(self, own: Candidate) -> float:
         """Time in which the ranks of equal stages are idle, over that of 1F1B."""
@@ -132,9 +139,9 @@ def levelled(search: "Search", own: Candidate, sizes: tuple[int, ...]) -> tuple[
                 tried[source] -= 1
                 tried[target] += 1
                 after = stages(tried) if tried[source] else [np.inf]
-                if (max(after), sum(t * t for t in after)) < (max(now), sum(t * t for t in now)):
-                    if fits(tried):
-                        return tuple(tried)
+                shorter = max(after), sum(t * t for t in after)
+                if shorter < (max(now), sum(t * t for t in now)) and fits(tried):
+                    return tuple(tried)
         return None
 
     while found := better(sizes):
