@@ -27,6 +27,8 @@ def add(commands: "Commands") -> None:
     parser = commands.add_parser("search", help=text)
     add_arguments(parser)
     parser.add_argument("-o", "--output", type=Path, help="TOML file for the first one's tables")
+    text = "SVG file that shows the first one: ranks on nodes, stages, groups, memory and step"
+    parser.add_argument("--picture", type=Path, metavar="FILE.svg", help=text)
     text = "train the first K layouts for some steps with mpiexec, and put the fastest one first"
     parser.add_argument("--time", type=positive, metavar="K", help=text)
     parser.set_defaults(act=run)
@@ -45,6 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     """Print the fastest layouts, what was refused, and the tables of the first one."""
     from mpitrain.commands.steps import table
+    from mpitrain.search.picture import draw
 
     config = load(options.config, options.set)
     sought = job(config, options)
@@ -59,6 +62,8 @@ def run(options: argparse.Namespace) -> None:
     print("\n".join([*table(rows, sought.batch), *refused]))
     if options.time:
         found = _timed(found[: options.time], options)
+    if options.picture:
+        draw(sought, found[0], options.picture)
     tables = _tables(found[0])
     print(f"\n{tables}")
     if options.output:

@@ -19,7 +19,7 @@ from mpitrain.search.machine import Machine
 from mpitrain.search.prices import Prices, chunks_of, levelled
 from mpitrain.search.stages import Numerics, StageCosts
 from mpitrain.search.step import PredictedStep, Step
-from mpitrain.search.sums import LayerSums
+from mpitrain.search.sums import LayerSums, Span
 
 
 @dataclass(frozen=True)
@@ -110,8 +110,7 @@ class Search:
         for _, layout, cut in self.cheapest(4 * count, refusal):
             sizes = levelled(self, layout, cut.sizes) if layout.chunks > 1 else cut.sizes
             report = replayed(layout.schedule, layout.pipeline())
-            costs = [self.costs(layout.stage(width)) for width in layout.widths]
-            step = Step(costs, chunks_of(sizes, report.pipeline), report, self.batch)
+            step = Step(*self.stages(layout, sizes), report, self.batch)
             if max(step.memory) <= self.machine.memory:
                 timed.append((step.seconds, layout, sizes, step))
         fastest = nsmallest(count, timed, key=lambda own: own[0])
@@ -150,6 +149,13 @@ class Search:
         """The costs of a layout's stages, all as wide as ``layout.data``."""
         samples = self.batch / layout.data / layout.micro_batches
         return StageCosts(self.sums, self.machine, layout, samples, self.numerics)
+
+    def stages(
+        self, layout: Candidate, sizes: Sequence[int]
+    ) -> tuple[list[StageCosts], list[list[Span]]]:
+        """The costs of each stage of a layout, and the layers of its chunks."""
+        costs = [self.costs(layout.stage(width)) for width in layout.widths]
+        return costs, chunks_of(sizes, layout.pipeline())
 
 
 def _replayed(schedule: str, pipeline: Pipeline) -> Report:

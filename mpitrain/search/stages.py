@@ -107,9 +107,10 @@ class StageCosts:
         return self.samples * self.numerics.computed * numbers / self.layout.context
 
     def message(self, of: LayerSums) -> Any:
-        """Seconds of the activation of a micro-batch, from a stage to the next one."""
-        distance = self.layout.summing * self.layout.tensor
-        link, numbers = self.machine.link(2, distance), of.outputs
+        """Seconds of the activation of a micro-batch, to the next stage, by the slowest link of a
+        pipeline, which leads through all nodes."""
+        distance, numbers = self.layout.summing * self.layout.tensor, of.outputs
+        link = self.machine.link(self.machine.ranks // distance, distance)
         return link.beta * self._between(numbers) + (link.alpha + self.machine.call) * (numbers > 0)
 
     def parameters(self, of: LayerSums) -> tuple[Any, Any]:
