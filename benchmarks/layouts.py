@@ -2,8 +2,9 @@
 
 python -m benchmarks.layouts gpt_data -n 2 --set data.path=jobs/examples/license.txt
 
-Each layout trains some steps by ``mpiexec`` in each round; its least median step counts.  Printed are Kendall's tau of
-the two orders, and what the layout that the search puts first loses to the fastest one.
+Each layout trains some steps by ``mpiexec`` in each round, and its least median step counts.
+Printed are Kendall's tau of the two orders, and what the layout that the search puts first loses
+to the fastest one.
 """
 
 import argparse

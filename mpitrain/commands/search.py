@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from collectives.commands.arguments import positive
 from mpitrain.config import Config, ConfigError, load
 from mpitrain.config.numbers import toml
+from mpitrain.config.tables import Tables
 
 if TYPE_CHECKING:
     from collectives.commands.program import Commands
@@ -64,7 +65,7 @@ def run(options: argparse.Namespace) -> None:
         found = _timed(found[: options.time], options)
     if options.picture:
         draw(sought, found[0], options.picture)
-    tables = _tables(found[0])
+    tables = _tables(config, found[0])
     print(f"\n{tables}")
     if options.output:
         options.output.write_text(tables + "\n", encoding="utf-8")
@@ -120,14 +121,10 @@ def refusal(config: Config) -> "Refusal":
     """Says why a layout does not go together with the job's other methods."""
     from mpitrain.search.job import with_layout
 
-    # The keys of other layouts, which a layout that needs them sets again.
-    plain = {"pipe": 1, "data": 0, "replicas": (), "partition": "even", "schedule": "1f1b"}
-    plain |= {"chunks": 1, "context": 1, "attention": "zigzag", "experts": 1}
-
     @cache
     def why(layout: "Candidate") -> str:
         try:
-            with_layout(config, **plain | layout.keys())
+            with_layout(config, partition="even", **layout.keys())
         except ValueError as error:
             return str(error)
         return ""
@@ -140,12 +137,14 @@ def refusal(config: Config) -> "Refusal":
     return told
 
 
-def _tables(ran: "Found") -> str:
-    """The keys of a layout as tables of a job file."""
+def _tables(config: Config, ran: "Found") -> str:
+    """The keys of a layout as tables of a job file, but those that the job has and are defaults."""
     lines = []
     for table in ("parallel", "train"):
         lines.append(f"[{table}]")
+        known = [getattr(tables, table) for tables in (config, Tables())]
         for key, value in ran.keys().items():
-            if key.startswith(f"{table}."):
-                lines.append(f"{key.removeprefix(f'{table}.')} = {toml(value)}")
+            own, _, name = key.partition(".")
+            if own == table and {getattr(values, name) for values in known} != {value}:
+                lines.append(f"{name} = {toml(value)}")
     return "\n".join(lines)

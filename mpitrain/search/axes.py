@@ -110,7 +110,7 @@ class Axes:
     def _groups(self, shape: Candidate) -> list[int]:
         """Ranks over which experts or tables are spread."""
         if self.spread:
-            return [shape.summing]
+            return [0]
         return (
             [1] if shape.deals or not self.experts else divisors(gcd(shape.summing, self.experts))
         )

@@ -20,7 +20,7 @@ class Candidate:
         recompute: whether activations are computed again.
         micro_batches: micro-batches of each replica in a step.
         context: ranks that share the positions of a sample.
-        experts: ranks over which experts, or a recommender's tables, are spread.
+        experts: ranks over which experts are spread; 0: all replicas share a recommender's tables.
         attention: how context ranks attend to all positions.
         node_shared: whether the replicas share one copy of the parameters.
         schedule, chunks: order of work in the pipeline, and pieces of the model on each stage.
@@ -49,6 +49,11 @@ class Candidate:
     def summing(self) -> int:
         """Ranks that sum their gradients."""
         return self.data * self.context
+
+    @property
+    def sharing(self) -> int:
+        """Ranks over which experts or tables are spread."""
+        return self.experts or self.summing
 
     @property
     def published(self) -> PublishedSchedule:
@@ -83,26 +88,20 @@ class Candidate:
 
     def keys(self) -> dict[str, object]:
         """The keys of [parallel] that choose the layout."""
-        found: dict[str, object] = {
-            "pipe": self.pipe,
+        return {
+            "pipe": 1 if self.replicas else self.pipe,
             "tensor": self.tensor,
             "sequence": self.sequence,
-            "data": self.data,
+            "data": 0 if self.replicas else self.data,
+            "replicas": self.replicas,
+            "context": self.context,
+            "attention": self.attention,
+            "experts": self.experts or 1,
             "zero": self.zero,
             "recompute": self.recompute,
+            "schedule": self.schedule,
+            "chunks": self.chunks if self.schedule == "interleaved" else 1,
         }
-        if self.replicas:
-            del found["pipe"], found["data"]
-            found["replicas"] = self.replicas
-        if self.context > 1:
-            found |= {"context": self.context, "attention": self.attention}
-        if self.experts > 1:
-            found["experts"] = self.experts
-        if self.pipe > 1:
-            found["schedule"] = self.schedule
-        if self.schedule == "interleaved":
-            found["chunks"] = self.chunks
-        return found
 
     def __str__(self) -> str:
         data = "-".join(map(str, self.replicas)) or self.data

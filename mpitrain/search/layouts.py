@@ -49,8 +49,7 @@ class Found:
     def keys(self) -> dict[str, object]:
         """The keys of a job that choose the layout."""
         own = {f"parallel.{key}": value for key, value in self.layout.keys().items()}
-        if self.layout.pipe > 1:
-            own["parallel.partition"] = self.sizes
+        own["parallel.partition"] = self.sizes if self.layout.pipe > 1 else "even"
         return own | {"train.micro_batches": self.layout.micro_batches}
 
     def __str__(self) -> str:
@@ -141,7 +140,7 @@ class Search:
                 self.refused[beyond] += 1
             elif cut.seconds < worst:
                 own = candidate.dealt(cut.replicas) if candidate.deals else candidate
-                if (own, cut) not in [known[2:] for known in kept]:
+                if (own, cut.sizes) not in [(known[2], known[3].sizes) for known in kept]:
                     kept = nsmallest(most, [*kept, (cut.seconds, at, own, cut)], lambda k: k[:2])
         return [(seconds, own, cut) for seconds, _, own, cut in kept]
 

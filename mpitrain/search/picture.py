@@ -112,7 +112,7 @@ class _Drawing:
         found = {
             "tensor": set(range(own.tensor)),
             "context": {grid.rank(Coordinates(0, 0, 0, context)) for context in contexts},
-            "experts": set(summing[: own.experts]),
+            "experts": set(summing[: own.sharing]),
             "gradients": set(summing),
             "pipe": {grid.rank(Coordinates(stage, 0, 0)) for stage in range(own.pipe)},
         }

@@ -90,7 +90,7 @@ def planned(job: Job, search: Search, config: Config, exchanged: float = 1.0) ->
                 own.recompute,
                 pipeline.micro_batches // replicas,
                 layout.context,
-                layout.experts or replicas * layout.context,
+                layout.experts,
                 own.attention,
                 own.node_shared,
             )

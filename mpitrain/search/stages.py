@@ -80,9 +80,9 @@ class StageCosts:
         if own.tensor > 1:  # a layer sums at its Leaves forward and at its Enters backward
             sent = nbytes * of.summed / own.context
             seconds += machine.scatter(sent, own.tensor, 1, of.sums) + machine.call * of.sums / 2
-        if own.experts > 1:  # there and back
+        if own.sharing > 1:  # there and back
             sent = nbytes * of.rows / own.context / 2
-            each = machine.scatter(sent, own.experts, own.tensor, of.exchanges)
+            each = machine.scatter(sent, own.sharing, own.tensor, of.exchanges)
             seconds += 2 * (each + machine.call * of.exchanges)
         if own.context > 1:  # their gradients travel with keys and values
             times = 2 / own.context if own.attention == "ulysses" else count
@@ -117,8 +117,8 @@ class StageCosts:
         """Numbers of a rank's parameters before ZeRO shares them, and of placed ones, which only
         some of the replicas have."""
         own, placed = self.layout, of.placed
-        plain = (of.parameters + of.tied + placed * (own.experts == 1)) / own.tensor
-        return plain, placed * (own.experts > 1) / own.experts / own.tensor
+        plain = (of.parameters + of.tied + placed * (own.sharing == 1)) / own.tensor
+        return plain, placed * (own.sharing > 1) / own.sharing / own.tensor
 
     def update(self, of: LayerSums) -> Any:
         """Seconds of the exchange among replicas that no backward pass hides, and of the step.
@@ -151,7 +151,7 @@ class StageCosts:
         own = self.layout
         plain, placed = self.parameters(of)
         yield plain, own.summing, own.tensor
-        yield placed, own.summing // own.experts, own.tensor * own.experts
+        yield placed, own.summing // own.sharing, own.tensor * own.sharing
 
     def seconds(self, of: LayerSums) -> Any:
         """Seconds of a micro-batch: both passes, its messages, its part of the update."""
@@ -204,7 +204,7 @@ class StageCosts:
         stored = numerics.stored * numerics.exchanged
         shared = [numbers * (size - 1) / size for numbers, size, _ in self._sharing(of)]
         again = 1.5 if own.recompute else 1.0
-        t, c, x = ((size - 1) / size for size in (own.tensor, own.context, own.experts))
+        t, c, x = ((size - 1) / size for size in (own.tensor, own.context, own.sharing))
         times = 4 / own.context if own.attention == "ulysses" else 3
         each = self.samples * numerics.computed * own.micro_batches
         return {

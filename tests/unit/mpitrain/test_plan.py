@@ -2,12 +2,15 @@
 
 import random
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from collectives.analysis.topology import LinkCost
 from mpitrain.__main__ import main
 from mpitrain.commands.search import refusal
+from mpitrain.config import load
+from mpitrain.config.numbers import toml
 from mpitrain.config.reading import converted
 from mpitrain.pipeline.schedules import SCHEDULES
 from mpitrain.search.job import load_job
@@ -56,6 +59,30 @@ def test_a_layout_that_the_search_finds_has_the_plan_that_it_predicted(experts, 
         assert step.seconds == pytest.approx(ran.step.seconds)
         assert step.memory == pytest.approx(ran.step.memory)
         assert step.sent == pytest.approx(ran.step.sent)
+
+
+#: Jobs, and words of what the search says of layouts that their methods refuse.
+JOBS = [
+    ("digits_mlp", ["train.batch_size=64", "compress.codec='powersgd:rank=2'"], "ZeRO-2 needs"),
+    ("resnet", ["train.batch_size=32"], ""),
+    ("recommender", ["train.batch_size=64"], ""),
+    ("gpt_experts", ["parallel.experts=1", "sync.combine='adasum'"], "adasum needs"),
+    ("gpt_3d", ["compress.codec='int8'"], "ZeRO-3 needs"),
+]
+
+
+@pytest.mark.parametrize(("name", "sets", "why"), JOBS)
+def test_a_job_can_be_loaded_in_each_layout_that_the_search_proposes(name, sets, why):
+    config = load(Path(name), sets)
+    own = load_job(config, "mpitrain search")
+    search = own.search(replace(MACHINE, ranks=4), is_counted=True)
+    found = search.fastest(150, refusal(config))
+    assert found
+    assert not why or any(why in reason for reason in search.refused)
+    for ran in found:
+        chosen = [f"{key}={toml(value)}" for key, value in ran.keys().items()]
+        step = planned(own, search, load(Path(name), [*sets, *chosen])).step
+        assert step.seconds == pytest.approx(ran.step.seconds)
 
 
 def sent(**changed):

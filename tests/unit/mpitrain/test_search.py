@@ -3,6 +3,7 @@
 from dataclasses import replace
 from itertools import combinations, product
 from pathlib import Path
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from mpitrain.search.cuts import fastest_cut
 from mpitrain.search.layers import LayerCost, layer_costs
 from mpitrain.search.layouts import Search
 from mpitrain.search.machine import Machine
+from mpitrain.search.picture import draw
 from mpitrain.search.stages import Numerics, StageCosts
 from mpitrain.search.sums import LayerSums
 
@@ -274,6 +276,35 @@ def test_a_model_of_70_billion_parameters_is_laid_out_on_64_gpus(tmp_path, capsy
     together.write_text(text.replace("batch_size = 64\n", "") + "batch_size = 64\n")
     found = load(Path(together), []).parallel
     assert found.pipe * found.tensor * found.data * found.context == 64
+
+
+def test_the_layout_is_drawn(tmp_path, capsys):
+    """Each rank is on its node in the colour of its stage, and bars are as long as they should."""
+    machine = Machine(8, 4, 1.0, memory=2e4, inside=LinkCost(0.0, 1e-3))
+    search = Search(alike(8, summed=(5.0,)), machine, 32, Numerics(4, 4, 2), Axes(shareable=2))
+    shape = (2, 2, 2, "zb_v")
+    (found,) = search.fastest(
+        1, lambda own: "another" * ((own.pipe, own.data, own.tensor, own.schedule) != shape)
+    )
+    draw(search, found, tmp_path / "found.svg")
+    drawn = list(ElementTree.parse(tmp_path / "found.svg").getroot())
+    cells = {own.text: at for at, own in enumerate(drawn) if own.get("class") == "cell"}
+    assert list(cells) == list("01234567")
+    colours = [drawn[at - 1].get("fill") for at in cells.values()]
+    assert [colours.index(own) for own in colours] == [0, 0, 0, 0, 4, 4, 4, 4]
+    told = [own.text or "" for own in drawn]
+    assert told.count("node 0") == told.count("node 1") == 1
+    assert "0: ranks 0 to 3: l0, l1 | l6, l7" in told
+    assert any(text.startswith("2 stages hand activations on: ") for text in told)
+    bars = [float(own.get("width")) for own in drawn if own.get("height") == "9"]
+    assert bars[0] / (1000 / 2 - 20 - 90) == pytest.approx(found.memory / 2e4, abs=1e-3)
+    parts = [float(own.get("width")) for own in drawn if own.get("height") == "22"]
+    assert parts[2] / sum(parts) == pytest.approx(
+        found.step.computing * found.step.bubble / found.seconds, abs=1e-3
+    )
+    words = ["search", "digits_mlp", "-n", "2", "--flops", "1e9", "--picture"]
+    assert main([*words, str(tmp_path / "found.png")]) == 2
+    assert "end the name with .svg" in capsys.readouterr().err
 
 
 def test_measured_layers_give_a_layout_that_the_table_of_methods_allows(capsys):
