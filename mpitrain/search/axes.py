@@ -16,7 +16,7 @@ _MOST = 8
 
 @dataclass(frozen=True)
 class Axes:
-    """What ranks can share of a model.
+    """Parts of a model that ranks can share.
 
     Attributes:
         shareable: number that the ranks of a tensor group divide, such as that of the attention

@@ -50,7 +50,7 @@ def fastest_cut(
     Args:
         seconds: for each number of replicas that a stage may have, ``[i, j]`` is the time of a
             micro-batch on the stage of layers ``i <= layer < j``; infinite where there is none.
-        fitting: the same times for a number of replicas, and of workers from this stage on;
+        fitting: times for a number of replicas, and of workers from this stage on;
             infinite where the stage does not fit in memory, too.
         workers: number of workers, of all stages' replicas together.
         micro_batches: micro-batches of a step; a large number asks for the least max t_i.

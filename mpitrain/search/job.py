@@ -167,7 +167,7 @@ def with_layout(config: Config, **keys: object) -> Config:
 
 
 def axes(config: Config) -> Axes:
-    """What ranks can share of a job's model."""
+    """Parts of a job's model that ranks can share."""
     own = config.model
     match own.kind:
         case "gpt":

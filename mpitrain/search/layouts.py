@@ -18,7 +18,7 @@ from mpitrain.search.layers import LayerCost
 from mpitrain.search.machine import Machine
 from mpitrain.search.prices import Prices, chunks_of, levelled
 from mpitrain.search.stages import Numerics, StageCosts
-from mpitrain.search.step import PredictedStep, Step
+from mpitrain.search.step import PredictedStep, SimulatedStep
 from mpitrain.search.sums import LayerSums, Span
 
 
@@ -72,7 +72,7 @@ class Search:
         machine: the cluster.
         batch: samples of a step.
         numerics: bytes of numbers.
-        axes: what ranks can share of the model.
+        axes: parts of the model that ranks can share.
         refused: why candidates cannot be, with their number.
         priced: candidates whose layers were cut, and those that were looked at.
     """
@@ -109,7 +109,7 @@ class Search:
         for _, layout, cut in self.cheapest(4 * count, refusal):
             sizes = levelled(self, layout, cut.sizes) if layout.chunks > 1 else cut.sizes
             report = replayed(layout.schedule, layout.pipeline())
-            step = Step(*self.stages(layout, sizes), report, self.batch)
+            step = SimulatedStep(*self.stages(layout, sizes), report, self.batch)
             if max(step.memory) <= self.machine.memory:
                 timed.append((step.seconds, layout, sizes, step))
         fastest = nsmallest(count, timed, key=lambda own: own[0])

@@ -13,7 +13,7 @@ from mpitrain.search.candidates import Candidate
 from mpitrain.search.job import Job
 from mpitrain.search.layouts import Search
 from mpitrain.search.stages import StageCosts
-from mpitrain.search.step import PredictedStep, Step
+from mpitrain.search.step import PredictedStep, SimulatedStep
 from mpitrain.search.sums import Span
 from mpitrain.training.partition import Partition, layout_of, partition_of, schedule_of
 
@@ -97,7 +97,7 @@ def planned(job: Job, search: Search, config: Config, exchanged: float = 1.0) ->
         )
         for replicas in layout.replicas
     )
-    step = Step(costs, spans, report, config.train.batch_size).predicted()
+    step = SimulatedStep(costs, spans, report, config.train.batch_size).predicted()
     return Planned(config, layout, cut, pipeline, report, costs, spans, step)
 
 

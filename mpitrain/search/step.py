@@ -32,7 +32,7 @@ class PredictedStep:
 
 
 @dataclass(frozen=True)
-class Step:
+class SimulatedStep:
     """A step of a layout.
 
     Attributes:

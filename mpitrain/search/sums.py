@@ -17,8 +17,8 @@ class LayerSums:
     """Sums over layers with one sample: numbers, or arrays ``[i, j]`` over the layers i to j - 1.
 
     Attributes:
-        forward, backward, kept, kept_shared, scores, placed, rows, keys: those of
-            :class:`~mpitrain.search.layers.LayerCost`.
+        forward, backward, kept, kept_shared, scores, placed, rows, keys: sums of what
+            :class:`~mpitrain.search.layers.LayerCost` has of each layer.
         fixed: seconds of a pass that no number of samples changes.
         parameters: parameters without the placed ones.
         tied: parameters of the first layer that a stage without it holds, too.
