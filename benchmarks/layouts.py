@@ -2,8 +2,9 @@
 
 python -m benchmarks.layouts gpt_data -n 2 --set data.path=jobs/examples/license.txt
 
-Each layout trains some steps by ``mpiexec``; the median step counts.  Printed are Kendall's tau of
-the two orders, and what the layout that the search puts first loses to the fastest one.
+Each layout trains some steps by ``mpiexec`` in each round, and its least median step counts.
+Printed are Kendall's tau of the two orders, and what the layout that the search puts first loses
+to the fastest one.
 """
 
 import argparse
@@ -18,11 +19,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     search.add_arguments(parser)
     parser.add_argument("--steps", type=int, default=40, help="steps that each layout trains (40)")
+    text = "take the --top layouts at equal distances from this many of the fastest"
+    parser.add_argument("--among", type=int, default=0, help=text)
+    parser.add_argument("--rounds", type=int, default=3, help="runs of each layout, in turn (3)")
     options = parser.parse_args()
     config = load(options.config, options.set)
     job = search.job(config, options)
-    found = job.fastest(options.top, search.allowed(config, job))
-    times = [search.measured(options, ran, options.steps) for ran in found]
+    found = job.fastest(max(options.top, options.among), search.refusal(config))
+    found = found[:: -(-len(found) // options.top)]
+    rounds = [
+        [search.measured(options, ran, options.steps) for ran in found]
+        for _ in range(options.rounds)
+    ]
+    times = [min(own) for own in zip(*rounds, strict=True)]
     print(" predicted ms  measured ms  layout")
     for ran, seconds in zip(found, times, strict=True):
         print(f"{1e3 * ran.seconds:13.2f} {1e3 * seconds:12.2f}  {ran}")

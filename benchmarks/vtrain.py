@@ -17,9 +17,11 @@ import numpy as np
 import numpy.typing as npt
 
 from collectives.analysis.topology import LinkCost
+from mpitrain.search.candidates import Candidate
 from mpitrain.search.layers import LayerCost
 from mpitrain.search.machine import Machine
-from mpitrain.search.stages import Candidate, Numerics, StageCosts
+from mpitrain.search.stages import Numerics, StageCosts
+from mpitrain.search.sums import LayerSums
 
 #: Vocabulary of Megatron's GPTs; ranks of a node; fp16 numbers.
 _VOCABULARY, _PER_NODE, _NUMERICS = 51200, 8, Numerics(2, 2, 8)
@@ -88,11 +90,11 @@ def predicted(row: Row, parameters: npt.NDArray[np.float64]) -> float:
     links = LinkCost(5e-6, 1 / inside), LinkCost(1e-5, 1 / network)
     machine = Machine(row.ranks, _PER_NODE, rate, stream, launch, np.inf, *links, adapters=4)
     layout = Candidate(pipe, data, tensor, micro_batches=parts)
-    costs = StageCosts(layers, machine, layout, row.micro_batch, _NUMERICS)
+    costs = StageCosts(LayerSums.over(layers), machine, layout, row.micro_batch, _NUMERICS)
     # Megatron puts equally many blocks on each stage.
     each = row.layers // pipe
     ends = [0, *(1 + each * stage for stage in range(1, pipe)), len(layers)]
-    times = [costs.seconds[span] for span in pairwise(ends)]
+    times = [costs.seconds(costs.sums.at(span)) for span in pairwise(ends)]
     return float(sum(times) + (parts - 1) * max(times))
 
 

@@ -8,22 +8,20 @@ from math import prod
 
 import msgspec
 
-from mpitrain.arrays import Shape
 from mpitrain.auto_stages import auto_stages_on
+from mpitrain.commands.exchanged import exchanged, share
 from mpitrain.commands.machine import machine
 from mpitrain.commands.steps import table
-from mpitrain.config import Compress, Config, ConfigError, Parallel, Server, load
+from mpitrain.config import Config, ConfigError, Parallel, Server, load
 from mpitrain.config.numbers import toml
 from mpitrain.metrics.words import counted, in_words
 from mpitrain.parallel.grid import Coordinates, Layout
-from mpitrain.parallel.sent_bytes import adasum_bytes, coded_bytes, dense_bytes
 from mpitrain.search.job import Job, load_job
 from mpitrain.search.layers import layer_costs
 from mpitrain.search.layouts import Search
 from mpitrain.search.machine import Machine
 from mpitrain.search.planned import Planned, planned, summed_shapes
 from mpitrain.search.servers import ServerExchange
-from mpitrain.training.build import compression
 
 #: Ranks whose steps are proved in half a minute.
 _MOST = 1 << 16
@@ -104,8 +102,8 @@ def _planned(job: Job, search: Search, config: Config) -> Planned:
     found = planned(job, search, config)
     itemsize = search.numerics.stored
     replicas = found.layout.replicas[found.widest] * found.layout.context
-    share = _share(config, summed_shapes(job, found), replicas, itemsize)
-    return found if share == 1 else planned(job, search, config, share)
+    times = share(config, summed_shapes(job, found), replicas, itemsize)
+    return found if times == 1 else planned(job, search, config, times)
 
 
 def _stages(found: Planned, job: Job) -> list[str]:
@@ -118,7 +116,7 @@ def _stages(found: Planned, job: Job) -> list[str]:
         f"of {'up to ' if samples % parts else ''}{counted(-(-samples // parts), 'sample')}{empty}"
     ]
     for stage, (own, spans) in enumerate(zip(found.costs, found.spans, strict=True)):
-        held, times = found.report.held[stage, 0], own.stage_times(spans)
+        held, times, of = found.report.held[stage, 0], own.passes(spans), own.sums.of(spans)
         forward = sum(one.forward for one in times)
         backward = sum(one.backward_input + one.backward_weight for one in times)
         shapes = job.model.shapes(found.names(stage))
@@ -126,9 +124,9 @@ def _stages(found: Planned, job: Job) -> list[str]:
         lines += [
             f"stage {stage}: ranks {_ranks(layout, stage)}; "
             f"{' | '.join(map(', '.join, found.cut.of_stage(stage)))}",
-            f"  {count} parameters, {_megabytes(own.state(spans))} MB of them and their state a "
+            f"  {count} parameters, {_megabytes(own.state(of))} MB of them and their state a "
             f"rank, at most {held} micro-batches' activations "
-            f"({_megabytes(own.kept(spans, held))} MB)",
+            f"({_megabytes(own.kept(of, held, found.pipeline.chunks))} MB)",
             f"  {1e3 * forward:.2f} ms forward and {1e3 * backward:.2f} ms backward a micro-batch",
         ]
     return lines
@@ -183,7 +181,7 @@ def _with_servers(own: Server, found: Planned, job: Job, search: Search) -> list
     return [
         f"{search.machine.ranks} ranks: {counted(workers, 'worker')}, "
         f"{counted(own.ranks, 'server')}, {waiting}",
-        f"  {found.costs[0].count([(0, len(search.layers))]):.0f} parameters: "
+        f"  {_nbytes(found) / numerics.stored:.0f} parameters: "
         f"{_megabytes(2 * nbytes)} MB of them and their gradients a worker, {_megabytes(slots)} MB "
         "of them and their state a server",
         f"predicted with a core for each rank: {1e3 * seconds:.2f} ms a step with communication, "
@@ -212,7 +210,7 @@ def _served(found: Planned, search: Search, own: Server) -> ServerExchange:
 def _nbytes(found: Planned) -> float:
     """Bytes of all parameters."""
     own = found.costs[0]
-    return own.count([(0, len(own.layers))]) * own.numerics.stored
+    return float(sum(own.parameters(own.sums.whole))) * own.numerics.stored
 
 
 def _intensity(found: Planned, job: Job) -> str:
@@ -221,97 +219,6 @@ def _intensity(found: Planned, job: Job) -> str:
     operations = found.config.train.batch_size * sum(one.forward + one.backward for one in layers)
     share = operations / found.layout.ranks / _nbytes(found)
     return f"arithmetic intensity: {share:.3g} operations for each byte of gradients"
-
-
-def _share(config: Config, shapes: Sequence[Shape], replicas: int, itemsize: int) -> float:
-    """Bytes that replicas exchange a step, over those of a plain sum of the gradients."""
-    plain = _dense(config, shapes, replicas, itemsize)
-    if not plain:
-        return 1.0
-    sent, sync = plain, config.sync
-    if sync.combine == "adasum":
-        sent = adasum_bytes(shapes, replicas, itemsize) / replicas
-    elif config.compress.codec != "none":
-        sent = _coded(config, shapes, replicas, itemsize)[0][1]
-    return sent / plain / (sync.period if sync.drifts else 1)
-
-
-def _dense(config: Config, shapes: Sequence[Shape], replicas: int, itemsize: int) -> float:
-    """Bytes that a rank sends in a step's sums of gradients."""
-    # ZeRO-2 and 3 sum each micro-batch, into shards, which is half of an all-reduce.
-    sums = config.train.micro_batches / 2 if config.parallel.zero > 1 else 1
-    return sums * dense_bytes(itemsize * sum(map(prod, shapes)), replicas) / replicas
-
-
-def exchanged(
-    config: Config, shapes: Sequence[Shape], replicas: int, itemsize: int, seconds: float
-) -> list[str]:
-    """Bytes that the replicas of a stage exchange, dense and by some codecs.
-
-    Args:
-        config: tables of the job.
-        shapes: shapes of the parameters; one that tensor ranks share counts whole.
-        replicas: ranks of the stage that sum their gradients.
-        itemsize: bytes of a gradient.
-        seconds: time of a step's computing.
-    """
-    if replicas == 1:
-        return []
-    sync, dense = config.sync, _dense(config, shapes, replicas, itemsize)
-    sends = f"a rank sends {in_words(dense)}"
-    if sync.kind == "quorum":
-        most = (replicas - 1) * itemsize * sum(map(prod, shapes))
-        return [
-            f"gradients: rank 0 sends {in_words(most)} a step and receives as much, waiting for "
-            f"{sync.needed(replicas)} of {replicas} workers; {_rate(most, seconds)}"
-        ]
-    if sync.combine == "adasum":
-        dense = adasum_bytes(shapes, replicas, itemsize) / replicas
-        sends, codes = f"a rank sends {in_words(dense)}", ""
-    else:
-        found = _coded(config, shapes, replicas, itemsize)
-        codes = f"; by codes: {', '.join(f'{name} {in_words(sent)}' for name, sent in found)}"
-    if not sync.drifts:
-        return [f"gradients: {sends} a step as they are, {_rate(dense, seconds)}{codes}"]
-    every = f"every {sync.period} steps" if sync.period > 1 else "every step"
-    lasts = (sync.delay if sync.delay else sync.period) * seconds
-    behind = (
-        f"behind {sync.delay} steps, {1e3 * lasts:.1f} ms"
-        if sync.delay
-        else f"while all wait, after {1e3 * lasts:.1f} ms of computing"
-    )
-    return [
-        f"workers' ways: {sends} {every}, {in_words(dense / sync.period)} a step, {behind}; "
-        f"{_rate(dense, lasts)}{codes}"
-    ]
-
-
-def _coded(
-    config: Config, shapes: Sequence[Shape], replicas: int, itemsize: int
-) -> list[tuple[str, float]]:
-    """Bytes that a rank sends in an exchange, for the job's codec and some others."""
-    table, zero = config.compress, config.parallel.zero
-    others = ["bf16", "int8", "powersgd:rank=4", "topk:keep=0.01"]
-    if zero > 1:
-        others = ["bf16", "int8:rounding=stochastic", "terngrad"]
-    named = [table.codec] if table.codec != "none" else []
-    found = []
-    for codec in dict.fromkeys([*named, *others]):
-        how = compression(Compress(codec, least=table.least))
-        elements = sum(prod(shape) for shape in shapes if how.codes(shape))
-        if zero > 1:
-            sent = config.train.micro_batches * coded_bytes(
-                how, shapes, replicas, itemsize, shard=-(-elements // replicas)
-            )
-        else:
-            keep = getattr(how.codec, "keep", 1.0)  # other codecs send all elements
-            sent = coded_bytes(how, shapes, replicas, itemsize, round(keep * elements))
-        found.append((codec, sent / replicas))
-    return found
-
-
-def _rate(nbytes: float, seconds: float) -> str:
-    return f"{8e-9 * nbytes / seconds:.3g} Gb/s to keep up with computing"
 
 
 def predicted(

@@ -5,6 +5,8 @@ import os
 import subprocess
 import sys
 import tempfile
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
@@ -12,11 +14,12 @@ from typing import TYPE_CHECKING
 from collectives.commands.arguments import positive
 from mpitrain.config import Config, ConfigError, load
 from mpitrain.config.numbers import toml
+from mpitrain.config.tables import Tables
 
 if TYPE_CHECKING:
     from collectives.commands.program import Commands
-    from mpitrain.search.layouts import Found, Search
-    from mpitrain.search.stages import Candidate
+    from mpitrain.search.candidates import Candidate
+    from mpitrain.search.layouts import Found, Refusal, Search
 
 
 def add(commands: "Commands") -> None:
@@ -25,6 +28,8 @@ def add(commands: "Commands") -> None:
     parser = commands.add_parser("search", help=text)
     add_arguments(parser)
     parser.add_argument("-o", "--output", type=Path, help="TOML file for the first one's tables")
+    text = "SVG file that shows the first one: ranks on nodes, stages, groups, memory and step"
+    parser.add_argument("--picture", type=Path, metavar="FILE.svg", help=text)
     text = "train the first K layouts for some steps with mpiexec, and put the fastest one first"
     parser.add_argument("--time", type=positive, metavar="K", help=text)
     parser.set_defaults(act=run)
@@ -43,18 +48,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     """Print the fastest layouts, what was refused, and the tables of the first one."""
     from mpitrain.commands.steps import table
+    from mpitrain.search.picture import draw
 
     config = load(options.config, options.set)
     sought = job(config, options)
-    found = sought.fastest(options.top, allowed(config, sought))
+    found = sought.fastest(options.top, refusal(config))
     refused = [f"refused: {count} with {why}" for why, count in sought.refused.most_common()]
+    refused.append(
+        f"priced: {sought.priced[True]} of {sought.priced[False]} layouts; the others take longer"
+    )
     if not found:
         raise ConfigError("no layout fits; " + "; ".join(refused))
     rows = [(str(ran), ran.step) for ran in found]
     print("\n".join([*table(rows, sought.batch), *refused]))
     if options.time:
         found = _timed(found[: options.time], options)
-    tables = _tables(found[0])
+    if options.picture:
+        draw(sought, found[0], options.picture)
+    tables = _tables(config, found[0])
     print(f"\n{tables}")
     if options.output:
         options.output.write_text(tables + "\n", encoding="utf-8")
@@ -82,7 +93,7 @@ def measured(options: argparse.Namespace, ran: "Found", steps: int = 20) -> floa
     with tempfile.TemporaryDirectory() as folder:
         words = [os.environ.get("MPIEXEC", "mpiexec"), "-n", str(options.ranks), sys.executable]
         words += ["-m", "mpitrain", "train", str(options.config)]
-        own = keys(ran) | {"run.dir": folder, "train.steps": steps}
+        own = ran.keys() | {"run.dir": folder, "train.steps": steps}
         for key in [*options.set, *(f"{key}={toml(value)}" for key, value in own.items())]:
             words += ["--set", key]
         done = subprocess.run(words, check=False, capture_output=True, text=True)
@@ -97,76 +108,43 @@ def job(config: Config, options: argparse.Namespace) -> "Search":
     """The job, the machine and the costs of the layers.
 
     Raises:
-        ConfigError: ranks take no steps together in the job, it spreads experts, or nodes do not
-            divide the ranks.
+        ConfigError: ranks take no steps together in the job, or nodes do not divide the ranks.
     """
     from mpitrain.commands.machine import machine
     from mpitrain.search.job import load_job
 
-    if config.parallel.experts > 1:
-        raise ConfigError(
-            "parallel.experts: mpitrain search leaves all experts on each replica; leave it out, "
-            "and set it in the layout that is found"
-        )
     cluster = machine(options)
     return load_job(config, "mpitrain search").search(cluster, is_counted=bool(options.flops))
 
 
-def allowed(config: Config, search: "Search") -> "list[Candidate]":
-    """The candidates that the job's other methods go together with."""
-    found = []
-    for candidate in search.candidates():
-        try:
-            _applied(config, candidate)
-        except ValueError as why:
-            search.refused[str(why)] += 1
-        else:
-            found.append(candidate)
-    return found
-
-
-def _applied(config: Config, layout: "Candidate") -> Config:
-    """The job in a layout; ``ValueError`` if its methods do not go together."""
+def refusal(config: Config) -> "Refusal":
+    """Says why a layout does not go together with the job's other methods."""
     from mpitrain.search.job import with_layout
 
-    return with_layout(
-        config,
-        pipe=layout.pipe,
-        tensor=layout.tensor,
-        sequence=layout.sequence,
-        data=layout.data,
-        zero=layout.zero,
-        recompute=layout.recompute,
-        partition="even",
-        replicas=(),
-        schedule="1f1b",
-        chunks=1,
-    )
+    @cache
+    def why(layout: "Candidate") -> str:
+        try:
+            with_layout(config, partition="even", **layout.keys())
+        except ValueError as error:
+            return str(error)
+        return ""
+
+    def told(layout: "Candidate") -> str:
+        # Methods go together, or not, whatever the numbers of replicas and micro-batches are.
+        some = {"replicas": (2, 1)} if layout.deals else {"data": min(2, layout.data)}
+        return why(replace(layout, micro_batches=1, deals=False, **some))
+
+    return told
 
 
-def keys(ran: "Found") -> dict[str, object]:
-    """The keys of a job that choose a layout."""
-    layout = ran.layout
-    found: dict[str, object] = {
-        "parallel.pipe": layout.pipe,
-        "parallel.tensor": layout.tensor,
-        "parallel.sequence": layout.sequence,
-        "parallel.data": layout.data,
-        "parallel.zero": layout.zero,
-        "parallel.recompute": layout.recompute,
-        "train.micro_batches": layout.micro_batches,
-    }
-    if layout.pipe > 1:
-        found |= {"parallel.partition": ran.cut.sizes, "parallel.schedule": ran.schedule}
-    return found
-
-
-def _tables(ran: "Found") -> str:
-    """The keys of a layout as tables of a job file."""
+def _tables(config: Config, ran: "Found") -> str:
+    """The keys of a layout as tables of a job file, but those that the job has and are defaults."""
     lines = []
     for table in ("parallel", "train"):
         lines.append(f"[{table}]")
-        for key, value in keys(ran).items():
-            if key.startswith(f"{table}."):
-                lines.append(f"{key.removeprefix(f'{table}.')} = {toml(value)}")
+        known = [getattr(tables, table) for tables in (config, Tables())]
+        for key, value in ran.keys().items():
+            own, _, name = key.partition(".")
+            if own == table and {getattr(values, name) for values in known} != {value}:
+                lines.append(f"{name} = {toml(value)}")
     return "\n".join(lines)

@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from math import lcm
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -93,7 +94,8 @@ def _hook(profile: Sequence[LayerProfile] | None) -> None:
 class _Costs:
     """Passes of one rank, which take the time of a profile.
 
-    A rank of a tensor group has its part of a layer, and a replica its part of a micro-batch.
+    A rank of a tensor or context group has its part of a layer or of the positions.  Replicas make
+    the micro-batch of the profile as many parts as the least common multiple of their numbers.
     """
 
     def __init__(self, profile: Sequence[LayerProfile], span: Callable[..., Any]) -> None:
@@ -132,5 +134,5 @@ class _Costs:
             seconds = sum(layer.forward_s for layer in layers)
         else:
             seconds = _BACKWARD[letter] * sum(layer.backward_s for layer in layers)
-        widths = set(grid.layout.replicas)
-        return seconds / grid.layout.tensor / (widths.pop() if len(widths) == 1 else 1)
+        layout = grid.layout
+        return seconds / layout.tensor / layout.context / lcm(*layout.replicas)

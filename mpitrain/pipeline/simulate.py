@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mpitrain.pipeline.actions import Action, Forward, Pipeline, Update
-from mpitrain.pipeline.replay import StageReplica, replay
+from mpitrain.pipeline.replay import Report, StageReplica, replay
 from mpitrain.pipeline.schedules import Generator
 
 
@@ -83,12 +83,17 @@ def simulate(
     Raises:
         PipelineError: the schedule cannot run.
     """
+    return in_time(replay(generate, pipeline), times)
+
+
+def in_time(report: Report, times: PassTimes | Sequence[PassTimes]) -> Simulation:
+    """Like :func:`simulate`, for a schedule that was replayed."""
+    pipeline = report.pipeline
     if isinstance(times, PassTimes):
         times = [times.chunk(pipeline.chunks)] * pipeline.virtual_stages
     free: dict[StageReplica, float] = dict.fromkeys(pipeline.places(), 0.0)
     ended: dict[tuple[StageReplica, Action], float] = {}
     blocks = []
-    report = replay(generate, pipeline)
     for place, action in report.order:
         virtual = pipeline.dealt[place[0]][0 if isinstance(action, Update) else action.chunk]
         # A forward pass waits for the output of the stage before, any other for its own gradient.

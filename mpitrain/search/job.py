@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from math import gcd
 from pathlib import Path
+from time import perf_counter
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -15,6 +16,7 @@ from mpitrain.config.own import brought
 from mpitrain.data.dataset import Dataset, Samples
 from mpitrain.models import SequentialModel
 from mpitrain.pipeline.profiles import measure_layers
+from mpitrain.search.axes import Axes
 from mpitrain.search.layers import LayerCost, layer_costs
 from mpitrain.search.layouts import Search
 from mpitrain.search.machine import Machine
@@ -59,13 +61,16 @@ class Job:
         stored = np.dtype(config.run.dtype)
         computed = compute_type(config.run.compute, config.run.dtype)
         slots = len(self.optimizer.slots) + bool(config.optim.average)
+        # A step reads and writes a parameter and its state, and reads its gradient.
+        stepping = (3 + 2 * slots) * stored.itemsize / machine.stream
+        if not is_counted and not self.optimizer.whole:
+            stepping = _step_seconds(self.optimizer, stored)
         return Search(
             self._layers(is_counted=is_counted),
             machine,
             config.train.batch_size,
-            Numerics(stored.itemsize, computed.itemsize, slots),
-            0 if self.is_own else shareable(config),
-            positions=not self.is_own and config.model.kind == "gpt",
+            Numerics(stored.itemsize, computed.itemsize, slots, stepping=stepping),
+            Axes() if self.is_own else axes(config),
         )
 
     def _layers(self, *, is_counted: bool) -> list[LayerCost]:
@@ -84,13 +89,37 @@ class Job:
                 f"data.path = {config.data.path!r}: there are no samples to time the layers with; "
                 "give --flops, and operations are counted from their shapes"
             )
-        with threadpool_limits(1, user_api="blas"):  # a core for each rank
-            profile = measure_layers(config, self.model, self.data)
         samples = max(1, config.train.batch_size // config.train.micro_batches)
-        return [
-            replace(layer, forward=own.forward_s / samples, backward=own.backward_s / samples)
-            for layer, own in zip(layers, profile, strict=True)
-        ]
+        few = max(1, samples // 8)
+        with threadpool_limits(1, user_api="blas"):  # a core for each rank
+            whole, part = (
+                measure_layers(with_samples(config, count), self.model, self.data)
+                for count in (samples, few)
+            )
+        found = []
+        for layer, own, less in zip(layers, whole, part, strict=True):
+            # Seconds are those of the samples, and of a pass of no samples.
+            fixed = 0.0
+            if samples > few:
+                slope = (own.seconds - less.seconds) / (samples - few)
+                fixed = min(max(0.0, less.seconds - few * slope), own.seconds)
+            scale = (1 - fixed / own.seconds) / samples if own.seconds else 0.0
+            forward, backward = scale * own.forward_s, scale * own.backward_s
+            found.append(replace(layer, forward=forward, backward=backward, fixed=fixed / 3))
+        return found
+
+
+def _step_seconds(optimizer: "Optimizer", dtype: np.dtype) -> float:
+    """Seconds of an optimiser's step for a parameter, the best of some."""
+    count = 1 << 16
+    p, g = np.zeros(count, dtype), np.zeros(count, dtype)
+    state = {name: np.zeros(count, dtype) for name in optimizer.slots}
+    seconds = []
+    for number in range(1, 6):
+        start = perf_counter()
+        optimizer.take_step(p, g, state, number, 0.0, 1.0)
+        seconds.append(perf_counter() - start)
+    return min(seconds) / count
 
 
 def load_job(config: Config, command: str) -> Job:
@@ -121,6 +150,12 @@ def load_job(config: Config, command: str) -> Job:
     return Job(run, model, found, optimizer, is_own=objects.layers is not None)
 
 
+def with_samples(config: Config, count: int) -> Config:
+    """The job with micro-batches of this many samples."""
+    changed = msgspec.structs.replace
+    return changed(config, train=changed(config.train, batch_size=count, micro_batches=1))
+
+
 def with_layout(config: Config, **keys: object) -> Config:
     """The job with other keys in [parallel].
 
@@ -131,17 +166,18 @@ def with_layout(config: Config, **keys: object) -> Config:
     return changed(config, parallel=changed(config.parallel, **keys))
 
 
-def shareable(config: Config) -> int:
-    """Number that a tensor group's ranks must divide; 0 if the layers cannot be shared."""
-    match config.model.kind:
+def axes(config: Config) -> Axes:
+    """Parts of a job's model that ranks can share."""
+    own = config.model
+    match own.kind:
         case "gpt":
-            return gcd(config.model.heads, 4 * config.model.width)
+            return Axes(gcd(own.heads, 4 * own.width), config.data.context, own.experts)
         case "mlp":
-            return gcd(*config.model.hidden) if config.model.hidden else 0
+            return Axes(gcd(*own.hidden) if own.hidden else 0)
         case "convnet" | "vgg" | "resnet":
-            return gcd(*config.model.channels)
+            return Axes(gcd(*own.channels))
         case _:
-            return 0
+            return Axes(spread=True)
 
 
 def _dataset(config: Config) -> Dataset:

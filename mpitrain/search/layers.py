@@ -30,6 +30,7 @@ class LayerCost:
         rows: numbers that go to experts, or come from spread tables, and as many go back.
         keys: numbers of the keys and values that context ranks tell one another.
         scores: attention's scores, which are kept where neither context ranks nor tiles cut them.
+        fixed: seconds of a forward pass that no number of samples changes; a backward pass has two.
     """
 
     name: str
@@ -45,6 +46,7 @@ class LayerCost:
     rows: float = 0.0
     keys: float = 0.0
     scores: float = 0.0
+    fixed: float = 0.0
 
 
 def layer_costs(model: SequentialModel, shape: Shape) -> list[LayerCost]:

@@ -1,23 +1,25 @@
 """Layouts of a job on a cluster, the fastest first, and why the others cannot be."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache, cached_property
 from heapq import nsmallest
-from itertools import pairwise, product
 
 import numpy as np
 
 from mpitrain.pipeline.actions import Pipeline
+from mpitrain.pipeline.replay import Report, replay
 from mpitrain.pipeline.schedules import SCHEDULES
-from mpitrain.search.cuts import Cut, fastest_cut
+from mpitrain.search.axes import Axes
+from mpitrain.search.candidates import Candidate
+from mpitrain.search.cuts import Cut
 from mpitrain.search.layers import LayerCost
 from mpitrain.search.machine import Machine
-from mpitrain.search.stages import Candidate, Numerics, StageCosts
-from mpitrain.search.step import PredictedStep, predict
-
-#: Schedules that are compared for a pipeline; they train the same numbers.
-_SCHEDULES = ("1f1b", "zero_bubble")
+from mpitrain.search.prices import Prices, chunks_of, levelled
+from mpitrain.search.stages import Numerics, StageCosts
+from mpitrain.search.step import PredictedStep, SimulatedStep
+from mpitrain.search.sums import LayerSums, Span
 
 
 @dataclass(frozen=True)
@@ -26,14 +28,12 @@ class Found:
 
     Attributes:
         layout: the layout.
-        cut: layers of each stage.
-        schedule: the pipeline's schedule.
+        sizes: layers of each chunk, in the order of the model.
         step: the predicted step.
     """
 
     layout: Candidate
-    cut: Cut
-    schedule: str
+    sizes: tuple[int, ...]
     step: PredictedStep
 
     @property
@@ -46,10 +46,21 @@ class Found:
         """Bytes of the rank that holds most."""
         return max(self.step.memory)
 
+    def keys(self) -> dict[str, object]:
+        """The keys of a job that choose the layout."""
+        own = {f"parallel.{key}": value for key, value in self.layout.keys().items()}
+        own["parallel.partition"] = self.sizes if self.layout.pipe > 1 else "even"
+        return own | {"train.micro_batches": self.layout.micro_batches}
+
     def __str__(self) -> str:
         if self.layout.pipe == 1:
             return str(self.layout)
-        return f"{self.layout}, layers {'-'.join(map(str, self.cut.sizes))}, {self.schedule}"
+        layers = "-".join(map(str, self.sizes))
+        return f"{self.layout}, layers {layers}, {self.layout.schedule}"
+
+
+#: Says why a layout does not go together with the job's other methods; empty if it does.
+Refusal = Callable[[Candidate], str]
 
 
 @dataclass(frozen=True)
@@ -61,102 +72,90 @@ class Search:
         machine: the cluster.
         batch: samples of a step.
         numerics: bytes of numbers.
-        shareable: number that the ranks of a tensor group divide, such as that of the attention
-            heads; 0 if the layers cannot be shared.
-        positions: whether tensor ranks may share positions, too.
+        axes: parts of the model that ranks can share.
         refused: why candidates cannot be, with their number.
+        priced: candidates whose layers were cut, and those that were looked at.
     """
 
     layers: Sequence[LayerCost]
     machine: Machine
     batch: int
     numerics: Numerics
-    shareable: int = 0
-    positions: bool = False
+    axes: Axes = field(default_factory=Axes)
     refused: Counter[str] = field(default_factory=Counter)
+    priced: Counter[bool] = field(default_factory=Counter)
+
+    @cached_property
+    def sums(self) -> LayerSums:
+        """Sums of the layers' costs over each stage."""
+        return LayerSums.over(self.layers)
 
     def candidates(self) -> Iterator[Candidate]:
         """All layouts of the ranks, whether they fit or not."""
-        ranks = self.machine.ranks
-        for pipe in _divisors(ranks):
-            for tensor in _divisors(ranks // pipe):
-                data = ranks // pipe // tensor
-                if pipe > len(self.layers):
-                    self.refused[f"more than {len(self.layers)} stages, one for each layer"] += 1
-                elif tensor > 1 and (not self.shareable or self.shareable % tensor):
-                    why = f"{self.shareable} heads that the tensor ranks do not divide"
-                    self.refused[why if self.shareable else "layers that no ranks share"] += 1
-                elif self.batch % data:
-                    self.refused[f"replicas that do not divide the batch of {self.batch}"] += 1
-                else:
-                    yield from self._variants(pipe, data, tensor)
+        ranks, layers = self.machine.ranks, len(self.layers)
+        return self.axes.candidates(ranks, layers, self.batch, self.refused)
 
-    def _variants(self, pipe: int, data: int, tensor: int) -> Iterator[Candidate]:
-        levels = range(4) if data > 1 else range(1)
-        most = 8 * pipe  # with more, a bubble is below an eighth
-        parts = [m for m in _divisors(self.batch // data) if m <= most]
-        sequences = (False, True) if self.positions and tensor > 1 else (False,)
-        for sequence, zero, again, m in product(sequences, levels, (False, True), parts):
-            yield Candidate(pipe, data, tensor, sequence, zero, again, m)
-
-    def fastest(
-        self, count: int = 10, candidates: Iterable[Candidate] | None = None
-    ) -> list[Found]:
+    def fastest(self, count: int = 10, refusal: Refusal = lambda candidate: "") -> list[Found]:
         """The ``count`` fastest layouts: cut by the model, then ranked by simulation.
+
+        Layouts are cut in the order of what they take at least, until that is more than what the
+        best ones take.
 
         Args:
             count: number of layouts.
-            candidates: layouts to choose from; all by default.
+            refusal: why a layout cannot be used.
         """
-        kept: list[tuple[float, Candidate, Cut]] = []
-        # Simple layouts first: a level of ZeRO that wins nothing stays behind its equals.
-        for candidate in candidates or self.candidates():
-            worst = kept[-1][0] if len(kept) == 4 * count else np.inf
-            cut = self._cut(candidate, worst)
-            if cut is not None:
-                kept = nsmallest(
-                    4 * count, [*kept, (cut.seconds, candidate, cut)], key=lambda k: k[0]
-                )
-        found = [ran for _, candidate, cut in kept for ran in self._simulated(candidate, cut)]
-        return nsmallest(count, found, key=lambda ran: ran.seconds)
-
-    def costs(self, candidate: Candidate) -> StageCosts:
-        """The costs of a layout's stages."""
-        samples = self.batch / candidate.data / candidate.micro_batches
-        return StageCosts(self.layers, self.machine, candidate, samples, self.numerics)
-
-    def _cut(self, candidate: Candidate, worst: float) -> Cut | None:
-        costs, m = self.costs(candidate), candidate.micro_batches
-        workers = candidate.pipe * candidate.data
-
-        def fits(replicas: int, behind: int) -> np.ndarray:
-            return costs.memory(min(m, behind)) <= self.machine.memory
-
-        seconds = {candidate.data: costs.seconds}
-        cut = fastest_cut(seconds, fits, candidate.pipe, workers, m, worst)
-        if cut is None:
-            everything = fastest_cut(
-                seconds, lambda *_: np.isfinite(costs.seconds), candidate.pipe, workers, m, worst
-            )
-            if everything is not None:
-                self.refused[f"stages beyond {self.machine.memory / 2**30:.3g} GiB of a rank"] += 1
-        return cut
-
-    def _simulated(self, candidate: Candidate, cut: Cut) -> Iterator[Found]:
-        costs, m = self.costs(candidate), candidate.micro_batches
-        ends = np.cumsum([0, *cut.sizes]).tolist()
-        spans = [[span] for span in pairwise(ends)]
-        # All replicas do the same, at the same time.
-        pipeline = Pipeline((1,) * candidate.pipe, m)
-        for schedule in _SCHEDULES if candidate.pipe > 1 else _SCHEDULES[:1]:
-            own = SCHEDULES[schedule]
-            held = [own.held(candidate.pipe, m, 1, stage) for stage in range(candidate.pipe)]
-            step = predict(
-                [costs] * candidate.pipe, spans, pipeline, own.generate, held, self.batch
-            )
+        replayed, timed = cache(_replayed), []
+        for _, layout, cut in self.cheapest(4 * count, refusal):
+            sizes = levelled(self, layout, cut.sizes) if layout.chunks > 1 else cut.sizes
+            report = replayed(layout.schedule, layout.pipeline())
+            step = SimulatedStep(*self.stages(layout, sizes), report, self.batch)
             if max(step.memory) <= self.machine.memory:
-                yield Found(candidate, cut, schedule, step)
+                timed.append((step.seconds, layout, sizes, step))
+        fastest = nsmallest(count, timed, key=lambda own: own[0])
+        return [Found(layout, sizes, step.predicted()) for _, layout, sizes, step in fastest]
+
+    def cheapest(
+        self, most: int, refusal: Refusal = lambda candidate: ""
+    ) -> list[tuple[float, Candidate, Cut]]:
+        """The ``most`` layouts of the lowest prices, which :class:`Prices` gives."""
+        candidates, prices = list(self.candidates()), Prices(self)
+        least = [(own.deals, prices.least(own), at) for at, own in enumerate(candidates)]
+        self.priced[False] += len(least)
+        beyond = f"stages beyond {self.machine.memory / 2**30:.3g} GiB of a rank"
+        kept: list[tuple[float, int, Candidate, Cut]] = []
+        # Simple layouts first: a level of ZeRO that wins nothing stays behind its equals.
+        for _, bound, at in sorted(least):
+            worst, candidate = kept[-1][0] if len(kept) == most else np.inf, candidates[at]
+            if bound == np.inf:
+                self.refused[beyond] += 1
+            if bound >= worst:
+                continue
+            if why := refusal(candidate):
+                self.refused[why] += 1
+                continue
+            self.priced[True] += 1
+            cut = prices.cut(candidate, worst)
+            if cut is None:
+                self.refused[beyond] += 1
+            elif cut.seconds < worst:
+                own = candidate.dealt(cut.replicas) if candidate.deals else candidate
+                if (own, cut.sizes) not in [(known[2], known[3].sizes) for known in kept]:
+                    kept = nsmallest(most, [*kept, (cut.seconds, at, own, cut)], lambda k: k[:2])
+        return [(seconds, own, cut) for seconds, _, own, cut in kept]
+
+    def costs(self, layout: Candidate) -> StageCosts:
+        """The costs of a layout's stages, all as wide as ``layout.data``."""
+        samples = self.batch / layout.data / layout.micro_batches
+        return StageCosts(self.sums, self.machine, layout, samples, self.numerics)
+
+    def stages(
+        self, layout: Candidate, sizes: Sequence[int]
+    ) -> tuple[list[StageCosts], list[list[Span]]]:
+        """The costs of each stage of a layout, and the layers of its chunks."""
+        costs = [self.costs(layout.stage(width)) for width in layout.widths]
+        return costs, chunks_of(sizes, layout.pipeline())
 
 
-def _divisors(number: int) -> list[int]:
-    return [d for d in range(1, number + 1) if number % d == 0]
+def _replayed(schedule: str, pipeline: Pipeline) -> Report:
+    return replay(SCHEDULES[schedule].generate, pipeline)

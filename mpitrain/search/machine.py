@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from math import inf
+from typing import Any
 
 from collectives.analysis.topology import NETWORK, NODE, LinkCost
 
@@ -49,17 +50,8 @@ class Machine:
         rings = max(1.0, min(stride, self.per_node) / self.adapters)
         return LinkCost(self.network.alpha, self.network.beta * rings)
 
-    def scatter(self, nbytes: float, size: int, stride: int) -> float:
+    def scatter(self, nbytes: Any, size: int, stride: int, arrays: Any = 1) -> Any:
         """Seconds of a ring's reduce-scatter, or all-gather, or a pairwise all-to-all, of
-        ``nbytes``."""
+        ``nbytes`` in so many ``arrays``."""
         link = self.link(size, stride)
-        return (size - 1) * (link.alpha + link.beta * nbytes / size)
-
-    def allreduce(self, nbytes: float, size: int, stride: int) -> float:
-        """Seconds of a ring's all-reduce of ``nbytes``."""
-        return 2 * self.scatter(nbytes, size, stride)
-
-    def message(self, nbytes: float, distance: int) -> float:
-        """Seconds of a message to the rank ``distance`` on, while its neighbours send theirs."""
-        link = self.link(2, distance)
-        return link.alpha + link.beta * nbytes
+        return (size - 1) * (link.alpha * arrays + link.beta * nbytes / size)

@@ -9,10 +9,12 @@ from mpitrain.config import Config
 from mpitrain.parallel.grid import Layout
 from mpitrain.pipeline.actions import Pipeline
 from mpitrain.pipeline.replay import Report
+from mpitrain.search.candidates import Candidate
 from mpitrain.search.job import Job
 from mpitrain.search.layouts import Search
-from mpitrain.search.stages import Candidate, Span, StageCosts
-from mpitrain.search.step import PredictedStep, predict
+from mpitrain.search.stages import StageCosts
+from mpitrain.search.step import PredictedStep, SimulatedStep
+from mpitrain.search.sums import Span
 from mpitrain.training.partition import Partition, layout_of, partition_of, schedule_of
 
 
@@ -75,15 +77,10 @@ def planned(job: Job, search: Search, config: Config, exchanged: float = 1.0) ->
     pipeline, report = schedule_of(config, cut.schedule, layout)
     ends = np.cumsum([0, *map(len, cut.layers)]).tolist()
     spans = tuple([(ends[virtual], ends[virtual + 1]) for virtual in own] for own in pipeline.dealt)
-    parts, batch = pipeline.micro_batches, config.train.batch_size
-    own, search = (
-        config.parallel,
-        replace(search, numerics=replace(search.numerics, exchanged=exchanged)),
-    )
+    own = config.parallel
+    search = replace(search, numerics=replace(search.numerics, exchanged=exchanged))
     costs = tuple(
-        StageCosts(
-            search.layers,
-            search.machine,
+        search.costs(
             Candidate(
                 layout.stages,
                 replicas,
@@ -91,19 +88,16 @@ def planned(job: Job, search: Search, config: Config, exchanged: float = 1.0) ->
                 own.sequence,
                 own.zero,
                 own.recompute,
-                parts // replicas,
+                pipeline.micro_batches // replicas,
                 layout.context,
-                layout.experts or replicas * layout.context,
+                layout.experts,
                 own.attention,
                 own.node_shared,
-            ),
-            batch / parts,
-            search.numerics,
+            )
         )
         for replicas in layout.replicas
     )
-    held = [report.held[stage, 0] for stage in range(layout.stages)]
-    step = predict(costs, spans, pipeline, cut.schedule.generate, held, batch)
+    step = SimulatedStep(costs, spans, report, config.train.batch_size).predicted()
     return Planned(config, layout, cut, pipeline, report, costs, spans, step)
 
 

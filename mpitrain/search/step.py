@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
-from mpitrain.pipeline.actions import Pipeline
-from mpitrain.pipeline.schedules import Generator
-from mpitrain.pipeline.simulate import PassTimes, Simulation, simulate
-from mpitrain.search.stages import Span, StageCosts
+from mpitrain.pipeline.replay import Report
+from mpitrain.pipeline.simulate import PassTimes, Simulation, in_time
+from mpitrain.search.stages import StageCosts
+from mpitrain.search.sums import LayerSums, Span
 
 
 @dataclass(frozen=True)
@@ -30,51 +31,60 @@ class PredictedStep:
     sent: dict[str, float]
 
 
-def predict(
-    costs: Sequence[StageCosts],
-    cut: Sequence[Sequence[Span]],
-    pipeline: Pipeline,
-    generate: Generator,
-    held: Sequence[int],
-    batch: int,
-) -> PredictedStep:
-    """The step of a layout, by simulation.
+@dataclass(frozen=True)
+class SimulatedStep:
+    """A step of a layout.
 
-    Args:
+    Attributes:
         costs: costs of the stages of each stage's width.
         cut: layers of the chunks of each stage.
-        pipeline: the pipeline.
-        generate: its schedule.
-        held: most activations of chunks that each stage holds.
+        report: the replayed schedule.
         batch: samples of a step.
-
-    Raises:
-        PipelineError: the schedule cannot run.
     """
-    first = costs[0]
-    stages = list(zip(costs, cut, held, strict=True))
-    silent = [replace(own, machine=own.machine.silent()) for own in costs]
-    computing = _simulated(silent, cut, pipeline, generate)
-    seconds = _simulated(costs, cut, pipeline, generate).seconds
-    work = sum(layer.forward + layer.backward for layer in first.layers)
-    useful = work * batch / first.machine.rate / first.machine.ranks
-    return PredictedStep(
-        seconds,
-        computing.seconds,
-        useful / seconds if seconds else 0.0,
-        computing.bubble,
-        tuple(own.state(spans) + own.kept(spans, most) for own, spans, most in stages),
-        max((own.sent(spans) for own, spans, _ in stages), key=lambda sent: sum(sent.values())),
-    )
 
+    costs: Sequence[StageCosts]
+    cut: Sequence[Sequence[Span]]
+    report: Report
+    batch: int
 
-def _simulated(
-    costs: Sequence[StageCosts],
-    cut: Sequence[Sequence[Span]],
-    pipeline: Pipeline,
-    generate: Generator,
-) -> Simulation:
-    times: dict[int, PassTimes] = {}
-    for stage, (own, spans) in enumerate(zip(costs, cut, strict=True)):
-        times |= dict(zip(pipeline.dealt[stage], own.stage_times(spans), strict=True))
-    return simulate(generate, pipeline, [times[at] for at in sorted(times)])
+    @cached_property
+    def stages(self) -> list[tuple[StageCosts, LayerSums]]:
+        """The costs of each stage, and the sums over its layers."""
+        return [(own, own.sums.of(spans)) for own, spans in zip(self.costs, self.cut, strict=True)]
+
+    @cached_property
+    def memory(self) -> tuple[float, ...]:
+        """Bytes of a rank of each stage."""
+        chunks, held = self.report.pipeline.chunks, self.report.held
+        return tuple(
+            float(own.memory(of, held[stage, 0], chunks))
+            for stage, (own, of) in enumerate(self.stages)
+        )
+
+    @cached_property
+    def seconds(self) -> float:
+        """Time of the step."""
+        return self.simulated(self.costs).seconds
+
+    def simulated(self, costs: Sequence[StageCosts]) -> Simulation:
+        """The schedule in time, by other costs."""
+        times: dict[int, PassTimes] = {}
+        dealt = self.report.pipeline.dealt
+        for virtual, own, spans in zip(dealt, costs, self.cut, strict=True):
+            times |= dict(zip(virtual, own.passes(spans), strict=True))
+        return in_time(self.report, [times[at] for at in sorted(times)])
+
+    def predicted(self) -> PredictedStep:
+        """All that is known of it."""
+        machine, whole = self.costs[0].machine, self.costs[0].sums.whole
+        silent = [replace(own, machine=own.machine.silent()) for own in self.costs]
+        computing, sent = self.simulated(silent), [own.sent(of) for own, of in self.stages]
+        useful = (whole.forward + whole.backward) * self.batch / machine.rate / machine.ranks
+        return PredictedStep(
+            self.seconds,
+            computing.seconds,
+            useful / self.seconds if self.seconds else 0.0,
+            computing.bubble,
+            self.memory,
+            max(sent, key=lambda purposes: sum(purposes.values())),
+        )

@@ -61,22 +61,34 @@ def test_losses_are_those_of_mpi_ranks(tmp_path, ranks, job, sets, variables):
     assert re.search(rf"{ranks} virtual ranks on flat, computing by CPU time: a step takes", out)
 
 
-def test_costs_give_the_same_times_again_and_those_of_the_schedule(tmp_path):
-    """Two replicas of two stages of two blocks each, whose passes take 10 ms."""
+#: Ranks, keys of [parallel], and the passes of the slowest rank in a row, of 20 ms a block and
+#: profiled micro-batch forward and backward.
+COSTED = [
+    # Four micro-batches, of which each replica has the half, and one more to fill two stages.
+    (4, "pipe=2", (4 + 1) * 2 / 2),
+    # Eight halves of micro-batches meet at the stage of one replica, and one fills the pipeline.
+    (3, "replicas=[2,1]", (8 + 1) * 2 / 2),
+    (2, "context=2", 4 * 4 / 2),
+]
+
+
+@pytest.mark.parametrize(("ranks", "key", "blocks"), COSTED)
+def test_costs_give_the_same_times_again_and_those_of_the_schedule(tmp_path, ranks, key, blocks):
+    """Four blocks whose passes take 10 ms on a fourth of the batch."""
     profile = [LayerProfile(name, 0.0, 0.0, 0, 0) for name in ("embedding", "head")]
-    # Of a micro-batch, of which a replica has the half.
     profile += [LayerProfile(f"block{number}", 0.01, 0.01, 0, 0) for number in range(4)]
     write_profile(tmp_path / "costs.json", profile)
-    sets = ("parallel.pipe=2", "parallel.tensor=1", "parallel.schedule=1f1b")
+    own = ("pipe=1", "tensor=1", "sequence=false", "schedule=1f1b", key)
+    sets = [f"parallel.{word}" for word in own]
+    options = ("--virtual", str(ranks), "--costs", "costs.json")
     found = []
     for run in ("first", "again"):
-        train(tmp_path, run, "gpt_3d", *sets, options=("--virtual", "4", "--costs", "costs.json"))
+        train(tmp_path, run, "gpt_3d", *sets, options=options)
         found.append([step["seconds"] for step in steps(tmp_path / run)])
         assert (tmp_path / run / "report.html").exists()
     assert found[0] == found[1]
-    schedule = (4 + 2 - 1) * (0.01 + 0.01)  # four micro-batches, two stages, forward and backward
-    for seconds in found[0]:
-        assert schedule < seconds < 1.02 * schedule
+    for seconds in found[0][1:]:  # the ranks begin the first one together
+        assert blocks * 0.02 < seconds < 1.02 * blocks * 0.02
 
 
 def test_costs_of_another_job_are_refused(tmp_path):

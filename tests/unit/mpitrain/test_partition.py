@@ -5,7 +5,8 @@ from itertools import combinations, product
 import numpy as np
 import pytest
 
-from mpitrain.commands.plan import exchanged, explain, predicted
+from mpitrain.commands.exchanged import exchanged
+from mpitrain.commands.plan import explain, predicted
 from mpitrain.config import Config, ConfigError, Data, Model, Parallel, Sync, Train
 from mpitrain.parallel.grid import Coordinates, Layout
 from mpitrain.pipeline.partition import (

@@ -1,11 +1,18 @@
 """What ``mpitrain plan`` predicts: the search's own model of a step, in the job's layout."""
 
+import random
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
 from collectives.analysis.topology import LinkCost
 from mpitrain.__main__ import main
-from mpitrain.commands.search import keys
+from mpitrain.commands.search import refusal
+from mpitrain.config import load
+from mpitrain.config.numbers import toml
 from mpitrain.config.reading import converted
+from mpitrain.pipeline.schedules import SCHEDULES
 from mpitrain.search.job import load_job
 from mpitrain.search.machine import Machine
 from mpitrain.search.planned import planned
@@ -14,28 +21,68 @@ from mpitrain.search.servers import ServerExchange
 MACHINE = Machine(8, 4, 1e9, inside=LinkCost(1e-6, 1e-9), network=LinkCost(1e-5, 1e-8), call=1e-5)
 
 
-def job(micro_batches=1, heads=4, **parallel):
+def job(micro_batches=1, heads=4, mixture=0, **parallel):
     """A gpt of 4 blocks, on 16 samples of 32 positions, without their text."""
     data = {"name": "tokens", "path": "none", "vocabulary": 50, "context": 32}
-    model = {"kind": "gpt", "layers": 4, "heads": heads, "width": 64}
+    model = {"kind": "gpt", "layers": 4, "heads": heads, "width": 64, "experts": mixture}
     train = {"batch_size": 16, "micro_batches": micro_batches}
     return converted({"data": data, "model": model, "train": train, "parallel": parallel})
 
 
-def test_a_layout_that_the_search_finds_has_the_plan_that_it_predicted():
-    config = job()
-    own = load_job(config, "plan")
-    search = own.search(MACHINE, is_counted=True)
-    some = [one for one in search.candidates() if one.micro_batches in (1, 4)]
-    found = search.fastest(500, some[::3])
-    assert {ran.layout.pipe for ran in found} >= {1, 2, 4}
-    assert {ran.layout.zero for ran in found} == {0, 1, 2, 3}
+#: Model's experts, ranks, part of the layouts that is tried, and what the search finds at least.
+_ALL = {"schedule": set(SCHEDULES) - {"gpipe", "asynchronous"}, "attention": {"zigzag", "ulysses"}}
+_ALL |= {axis: {1, 2, 4} for axis in ("pipe", "tensor", "context")} | {"zero": {0, 1, 2, 3}}
+TRIED = [
+    (0, 8, 0.05, _ALL | {"sequence": {False, True}, "recompute": {False, True}}),
+    (4, 8, 0.05, _ALL | {"experts": {1, 2, 4}}),
+    (0, 3, 1.0, {"replicas": {(), (2, 1), (1, 2)}}),
+]
+
+
+@pytest.mark.parametrize(("experts", "ranks", "part", "axes"), TRIED)
+def test_a_layout_that_the_search_finds_has_the_plan_that_it_predicted(experts, ranks, part, axes):
+    """The trainer's own grid, cut and schedule are made of each layout."""
+    own = load_job(job(mixture=experts), "plan")
+    search = own.search(replace(MACHINE, ranks=ranks), is_counted=True)
+    refuses, rng = refusal(own.config), random.Random(ranks)
+    found = search.fastest(600, lambda own: refuses(own) or "not drawn" * (rng.random() > part))
+    assert len(found) < 600
+    for axis, values in axes.items():
+        assert {getattr(ran.layout, axis) for ran in found} >= values
     for ran in found:
-        own_keys = {key.rpartition(".")[2]: value for key, value in keys(ran).items()}
-        step = planned(own, search, job(**own_keys)).step
+        tables = {}
+        for key, value in ran.keys().items():
+            table, name = key.split(".")
+            tables.setdefault(table, {})[name] = value
+        config = job(**tables["train"], mixture=experts, **tables["parallel"])
+        step = planned(own, search, config).step
         assert step.seconds == pytest.approx(ran.step.seconds)
         assert step.memory == pytest.approx(ran.step.memory)
         assert step.sent == pytest.approx(ran.step.sent)
+
+
+#: Jobs, and words of what the search says of layouts that their methods refuse.
+JOBS = [
+    ("digits_mlp", ["train.batch_size=64", "compress.codec='powersgd:rank=2'"], "ZeRO-2 needs"),
+    ("resnet", ["train.batch_size=32"], ""),
+    ("recommender", ["train.batch_size=64"], ""),
+    ("gpt_experts", ["parallel.experts=1", "sync.combine='adasum'"], "adasum needs"),
+    ("gpt_3d", ["compress.codec='int8'"], "ZeRO-3 needs"),
+]
+
+
+@pytest.mark.parametrize(("name", "sets", "why"), JOBS)
+def test_a_job_can_be_loaded_in_each_layout_that_the_search_proposes(name, sets, why):
+    config = load(Path(name), sets)
+    own = load_job(config, "mpitrain search")
+    search = own.search(replace(MACHINE, ranks=4), is_counted=True)
+    found = search.fastest(150, refusal(config))
+    assert found
+    assert not why or any(why in reason for reason in search.refused)
+    for ran in found:
+        chosen = [f"{key}={toml(value)}" for key, value in ran.keys().items()]
+        step = planned(own, search, load(Path(name), [*sets, *chosen])).step
+        assert step.seconds == pytest.approx(ran.step.seconds)
 
 
 def sent(**changed):

@@ -1,27 +1,34 @@
 """The search for layouts against brute force, closed forms and what a step really keeps."""
 
+from dataclasses import replace
 from itertools import combinations, product
 from pathlib import Path
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 
+from collectives.analysis.topology import LinkCost
 from mpitrain import models
 from mpitrain.__main__ import main
 from mpitrain.config import Config, Data, Model, load
 from mpitrain.data.dataset import Dataset, Samples
 from mpitrain.pipeline.partition import Costs, NoPartition, partition
 from mpitrain.pipeline.profiles import LayerProfile
+from mpitrain.search.axes import Axes
+from mpitrain.search.candidates import Candidate
 from mpitrain.search.cuts import fastest_cut
 from mpitrain.search.layers import LayerCost, layer_costs
 from mpitrain.search.layouts import Search
 from mpitrain.search.machine import Machine
-from mpitrain.search.stages import Candidate, Numerics, StageCosts
+from mpitrain.search.picture import draw
+from mpitrain.search.stages import Numerics, StageCosts
+from mpitrain.search.sums import LayerSums
 
 
-def every_cut(layers, counts, stages, workers):
+def every_cut(layers, counts, workers):
     """Every (first, stop, replicas) of every pipeline that uses all workers."""
-    for pipe in range(1, min(stages, layers) + 1):
+    for pipe in range(1, min(workers, layers) + 1):
         for cuts in combinations(range(1, layers), pipe - 1):
             ends = [0, *cuts, layers]
             for replicas in product(counts, repeat=pipe):
@@ -33,29 +40,105 @@ def every_cut(layers, counts, stages, workers):
 def test_a_cut_is_the_fastest_of_all(seed):
     rng = np.random.default_rng(seed)
     layers, workers = int(rng.integers(1, 7)), int(rng.integers(1, 7))
-    stages, micro_batches = int(rng.integers(1, 5)), int(rng.integers(1, 9))
+    micro_batches = int(rng.integers(1, 9))
     counts = sorted({int(n) for n in rng.integers(1, workers + 1, 3)})
     shape = layers + 1, layers + 1
     seconds = {n: np.triu(rng.uniform(0.1, 1, shape).round(1), 1) for n in counts}
     for times in seconds.values():
         times[np.tril_indices(layers + 1)] = np.inf
-    room = {(n, s): rng.uniform(size=shape) < 0.8 for n in counts for s in range(1, stages + 1)}
+    room = {
+        (n, used): rng.uniform(size=shape) < 0.8 for n in counts for used in range(1, workers + 1)
+    }
     best = np.inf
-    for path in every_cut(layers, counts, stages, workers):
+    for path in every_cut(layers, counts, workers):
+        used = np.cumsum([replicas for *_, replicas in path[::-1]])[::-1]
         fits = all(
-            room[replicas, len(path) - at][first, stop]
-            for at, (first, stop, replicas) in enumerate(path)
+            room[replicas, after][first, stop]
+            for after, (first, stop, replicas) in zip(used, path, strict=True)
         )
         own = [seconds[replicas][first, stop] for first, stop, replicas in path]
         if fits:
             best = min(best, sum(own) + (micro_batches - 1) * max(own))
-    found = fastest_cut(seconds, lambda n, s: room[n, s], stages, workers, micro_batches)
+
+    def fitting(replicas, used):
+        return np.where(room[replicas, used], seconds[replicas], np.inf)
+
+    found = fastest_cut(seconds, fitting, workers, micro_batches)
     assert (found is None) == (best == np.inf)
     if found is not None:
         assert found.seconds == pytest.approx(best)
         path = zip(stops(found.sizes), stops(found.sizes)[1:], found.replicas, strict=False)
         own = [seconds[replicas][first, stop] for first, stop, replicas in path]
         assert found.seconds == pytest.approx(sum(own) + (micro_batches - 1) * max(own))
+        late = fastest_cut(seconds, fitting, workers, micro_batches, 0.999 * best)
+        assert late is not None and late.seconds == np.inf
+        again = fastest_cut(seconds, fitting, workers, micro_batches, 1.001 * best)
+        assert again.seconds == pytest.approx(best)
+
+
+def price(search, layout, path):
+    """Seconds of a step of stages, or of chunks, that replicas take; infinite: beyond the memory.
+
+    A layout of one width has ``layout.data`` replicas of each, which the path counts as one.
+    """
+    m, chunks, seconds = layout.micro_batches, layout.chunks, []
+    for at, (first, stop, replicas) in enumerate(path):
+        costs = search.costs(replace(layout, data=replicas) if layout.deals else layout)
+        of = search.sums.at((first, stop))
+        if layout.deals:
+            held = min(m, -(-sum(own for *_, own in path[at:]) // replicas))
+        else:
+            stage = layout.published.placement(layout.pipe, at)
+            held = layout.published.held(layout.pipe, m, chunks, stage)
+        activations = held * costs.activations(of) / chunks + costs.working / chunks
+        if costs.state(of) + activations > search.machine.memory / chunks:
+            return np.inf
+        seconds.append(costs.seconds(of))
+    idle = 1.0
+    if layout.pipe > 1:
+        costs, whole = search.costs(layout), search.sums.whole
+        f, b = costs.forward(whole), costs.backward(whole)
+        w = (b - f * layout.recompute) / 2
+        lost = layout.published.bubble(layout.pipe, m, chunks, f, b - w, w)
+        idle = lost / (1 - lost) / (layout.pipe - 1) * m
+    slowest = chunks * max(seconds)
+    return m * slowest + idle * (sum(seconds) - slowest)
+
+
+def drawn(rng):
+    """A search for a small model of random layers on a few ranks, where memory is scarce or not."""
+    layers = [
+        LayerCost(
+            str(at), *rng.uniform(1, 9, 6), summed=tuple(rng.uniform(1, 9, rng.integers(0, 3))),
+            placed=0.5, tied=at * rng.integers(2), rows=rng.integers(2), keys=rng.integers(2),
+            scores=rng.uniform(), fixed=rng.uniform() / 9,
+        )
+        for at in range(rng.integers(1, 6))
+    ]  # fmt: skip
+    ranks, links = int(rng.choice([1, 2, 3, 4])), rng.uniform(0, 0.3, 4)
+    machine = Machine(
+        ranks, int(rng.choice([1, ranks])), rng.uniform(1, 9), 99.0, rng.uniform(0, 0.1),
+        rng.choice([np.inf, 400.0, 900.0]), LinkCost(*links[:2]), LinkCost(*links[2:]),
+        call=rng.uniform(0, 0.2),
+    )  # fmt: skip
+    axes = Axes(*(int(rng.choice(own)) for own in ([0, 2, 4], [0, 8], [0, 2])), spread=False)
+    numerics = Numerics(4, int(rng.choice([2, 4])), 2, stepping=rng.uniform(0, 0.01))
+    return Search(layers, machine, int(rng.choice([2, 4, 6, 8])), numerics, axes)
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_the_search_finds_the_cheapest_layout_of_all(seed):
+    search = drawn(np.random.default_rng(seed))
+    best, count, batch = np.inf, len(search.layers), search.batch
+    for layout in search.candidates():
+        widths = [n for n in range(1, layout.data + 1) if batch // layout.micro_batches % n == 0]
+        parts = layout.data if layout.deals else layout.pipe * layout.chunks
+        for path in every_cut(count, widths if layout.deals else [1], parts):
+            best = min(best, price(search, layout, path))
+    found = search.cheapest(1)
+    assert bool(found) == (best < np.inf)
+    if found:
+        assert found[0][0] == pytest.approx(best)
 
 
 def stops(sizes):
@@ -78,8 +161,7 @@ def test_for_many_micro_batches_it_is_the_partition_of_pipedream(seed):
         for first, stop in combinations(range(layers + 1), 2):
             message = costs.message(stop - 1) if stop < layers else 0.0
             seconds[replicas][first, stop] = max(costs.stage(first, stop, replicas), message)
-    everywhere = np.ones((layers + 1, layers + 1), bool)
-    found = fastest_cut(seconds, lambda *_: everywhere, layers, workers, 1e9)
+    found = fastest_cut(seconds, lambda replicas, _: seconds[replicas], workers, 1e9)
     try:
         expected = partition(costs, workers).seconds
     except NoPartition:
@@ -147,12 +229,11 @@ def alike(count, **changed):
 
 def test_memory_is_shared_as_zero_and_recomputation_say():
     numerics = Numerics(stored=4, computed=4, slots=2)
-    whole = (0, 4)
 
     def memory(in_flight, **how):
         layout = Candidate(1, 4, 1, **how)
-        costs = StageCosts(alike(4), Machine(4, 4, 1.0), layout, 1.0, numerics)
-        return costs.memory(in_flight)[whole]
+        costs = StageCosts(LayerSums.over(alike(4)), Machine(4, 4, 1.0), layout, 1.0, numerics)
+        return costs.memory(costs.sums.whole, in_flight)
 
     state, kept = 4 * 400, 4 * 40
     assert memory(1) == 4 * state + kept
@@ -194,7 +275,36 @@ def test_a_model_of_70_billion_parameters_is_laid_out_on_64_gpus(tmp_path, capsy
     together = tmp_path / "together.toml"
     together.write_text(text.replace("batch_size = 64\n", "") + "batch_size = 64\n")
     found = load(Path(together), []).parallel
-    assert found.pipe * found.tensor * found.data == 64
+    assert found.pipe * found.tensor * found.data * found.context == 64
+
+
+def test_the_layout_is_drawn(tmp_path, capsys):
+    """Each rank is on its node in the colour of its stage, and bars are as long as they should."""
+    machine = Machine(8, 4, 1.0, memory=2e4, inside=LinkCost(0.0, 1e-3))
+    search = Search(alike(8, summed=(5.0,)), machine, 32, Numerics(4, 4, 2), Axes(shareable=2))
+    shape = (2, 2, 2, "zb_v")
+    (found,) = search.fastest(
+        1, lambda own: "another" * ((own.pipe, own.data, own.tensor, own.schedule) != shape)
+    )
+    draw(search, found, tmp_path / "found.svg")
+    drawn = list(ElementTree.parse(tmp_path / "found.svg").getroot())
+    cells = {own.text: at for at, own in enumerate(drawn) if own.get("class") == "cell"}
+    assert list(cells) == list("01234567")
+    colours = [drawn[at - 1].get("fill") for at in cells.values()]
+    assert [colours.index(own) for own in colours] == [0, 0, 0, 0, 4, 4, 4, 4]
+    told = [own.text or "" for own in drawn]
+    assert told.count("node 0") == told.count("node 1") == 1
+    assert "0: ranks 0 to 3: l0, l1 | l6, l7" in told
+    assert any(text.startswith("2 stages hand activations on: ") for text in told)
+    bars = [float(own.get("width")) for own in drawn if own.get("height") == "9"]
+    assert bars[0] / (1000 / 2 - 20 - 90) == pytest.approx(found.memory / 2e4, abs=1e-3)
+    parts = [float(own.get("width")) for own in drawn if own.get("height") == "22"]
+    assert parts[2] / sum(parts) == pytest.approx(
+        found.step.computing * found.step.bubble / found.seconds, abs=1e-3
+    )
+    words = ["search", "digits_mlp", "-n", "2", "--flops", "1e9", "--picture"]
+    assert main([*words, str(tmp_path / "found.png")]) == 2
+    assert "end the name with .svg" in capsys.readouterr().err
 
 
 def test_measured_layers_give_a_layout_that_the_table_of_methods_allows(capsys):
@@ -212,7 +322,7 @@ def test_a_link_is_two_numbers(link, capsys):
 
 
 def test_replicas_divide_the_batch_and_tensor_ranks_the_heads():
-    search = Search(alike(2), Machine(8, 8, 1.0), 4, Numerics(4, 4, 1), shareable=4)
-    shapes = {(own.pipe, own.data, own.tensor) for own in search.candidates()}
+    search = Search(alike(2), Machine(8, 8, 1.0), 4, Numerics(4, 4, 1), Axes(shareable=4))
+    shapes = {(own.pipe, own.data, own.tensor) for own in search.candidates() if not own.deals}
     assert shapes == {(1, 2, 4), (1, 4, 2), (2, 1, 4), (2, 2, 2), (2, 4, 1)}
     assert search.refused["replicas that do not divide the batch of 4"] == 1
