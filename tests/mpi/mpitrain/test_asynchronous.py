@@ -9,10 +9,11 @@ import pytest
 from mpi4py import MPI
 from msgspec.structs import replace
 
+import mpitrain
 from collectives import Communicator
 from mpitrain.checkpoint.saving import checkpoints
 from mpitrain.commands import ranks
-from mpitrain.config import Checkpoint, ConfigError, Optim, Parallel, Train
+from mpitrain.config import Checkpoint, Config, ConfigError, Data, Model, Optim, Parallel, Train
 from mpitrain.metrics.reader import read_records
 from mpitrain.metrics.records import Start
 from mpitrain.pipeline.profiles import LayerProfile, write_profile
@@ -402,3 +403,53 @@ def test_auto_takes_the_partitioners_stages_and_replicas_and_keeps_them(comm, fo
     assert job["parallel"]["replicas"] == [RANKS - 1, 1]
     assert job["parallel"]["partition"] == ([2, 1] if RANKS > 2 else [1, 2])
     assert f"parallel.partition = 'auto': {RANKS}: " in stages()
+
+
+@pytest.mark.parametrize("kind", ["table", "torch"])
+def test_a_trainer_that_resumes_takes_the_stages_of_its_checkpoint(comm, folder, kind):
+    """Not those that the changed profile gives, with which it was made; bit by bit as unbroken."""
+    if RANKS not in (2, 3):
+        pytest.skip("2 and 3 ranks show it")
+    given = {}
+    if kind == "torch":
+        fits = pytest.importorskip("tests.mpi.mpitrain.fits")
+        given = {"train_data": fits.Waves(120, 1, 0), "loss": fits.mse, "dtype": "float64"}
+        given |= {"model": fits.net}
+    names = ["layer0", "layer1", "layer2"] if kind == "table" else [f"part{i}" for i in range(5)]
+    profile = folder / "profile.json"
+
+    def write(heavy):
+        if comm.rank == 0:
+            light = [LayerProfile(name, 1, 2 + bool(i), 1, 1) for i, name in enumerate(names[:-1])]
+            last = (0.5, 1, 1, 1e10) if heavy else (1, 3, 1, 1)
+            write_profile(profile, [*light, LayerProfile(names[-1], *last)])
+        comm.Barrier()
+
+    def trainer(run, steps):
+        parallel = {"schedule": "asynchronous", "window": 2, "partition": "auto"}
+        parallel |= {"profile": str(profile), "links": [0.001]}
+        job = Config(data=Data("digits"), model=Model(kind="mlp", hidden=(32, 16)))
+        return mpitrain.Trainer(
+            comm, job, parallel=parallel, dir=str(folder / run), batch_size=24, seed=5, lr=0.01,
+            steps=steps, checkpoint={"every": 2}, **given,
+        )  # fmt: skip
+
+    write(heavy=True)
+    with trainer("unbroken", 8) as one:
+        one.fit()
+        expected = whole(comm, one)
+    with trainer("broken", 4) as one:
+        one.fit()
+    write(heavy=False)
+    with trainer("broken", 8) as one:
+        assert one.config.parallel.replicas == (RANKS,)
+        one.fit(resume=True)
+        assert one.config.parallel.replicas == (RANKS - 1, 1)
+        equal(whole(comm, one), expected)
+        if kind == "torch":
+            found = np.concatenate([p.detach().numpy().ravel() for p in one.module.parameters()])
+            trained = np.concatenate([value.ravel() for value in expected.values()])
+            assert np.array_equal(np.sort(found), np.sort(trained.astype(found.dtype)))
+    with trainer("broken", 4) as one:  # begins anew
+        one.fit()
+        assert one.config.parallel.replicas == (RANKS,)
