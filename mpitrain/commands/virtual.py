@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from math import lcm
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -132,5 +133,4 @@ class _Costs:
             seconds = sum(layer.forward_s for layer in layers)
         else:
             seconds = _BACKWARD[letter] * sum(layer.backward_s for layer in layers)
-        widths = set(grid.layout.replicas)
-        return seconds / grid.layout.tensor / (widths.pop() if len(widths) == 1 else 1)
+        return seconds / grid.layout.tensor / lcm(*grid.layout.replicas)
