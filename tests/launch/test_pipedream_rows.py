@@ -1,6 +1,7 @@
 """The configurations of PipeDream's Table 1 as jobs on virtual ranks: losses, and bytes."""
 
 import json
+from importlib.util import find_spec
 from math import lcm
 
 import numpy as np
@@ -15,7 +16,10 @@ from tests.launch import programs
 from tests.launch.programs import scratch
 from tests.mpi.mpitrain.stale import simulated
 
-pytestmark = scratch
+pytestmark = [
+    scratch,
+    pytest.mark.skipif(find_spec("sklearn") is None, reason="scikit-learn is not installed"),
+]
 
 STEPS = 4
 #: As in VGG-16, convolutions do the work and linear layers have the parameters.
