@@ -48,6 +48,23 @@ def auto_stages(comm: MPI.Intracomm, config: Config, *, go_on: bool = False) -> 
     return cast(Config, job)
 
 
+def saved_stages(comm: MPI.Intracomm, config: Config) -> Config | None:
+    """The job with the stages of the newest checkpoint in ``run.dir``; collective.
+
+    None: :func:`auto_stages` would leave the job as it is, or there is no such checkpoint.
+    """
+    if not _is_asked(config):
+        return None
+
+    def look() -> tuple[Config, str] | None:
+        return _as_before(config, comm.size) if comm.rank == 0 else None
+
+    found = comm.bcast(together(comm, look, ConfigError))
+    if found and comm.rank == 0:
+        print(found[1], flush=True)
+    return cast(Config, found[0]) if found else None
+
+
 def auto_stages_on(config: Config, nodes: Sequence[int]) -> tuple[Config, str]:
     """Like :func:`auto_stages`, in one process, and a text; ``nodes``: node of each rank."""
     if not _is_asked(config):

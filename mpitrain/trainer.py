@@ -7,6 +7,7 @@ from typing import Any
 from mpi4py import MPI
 
 from collectives import Communicator, check_launch
+from mpitrain.auto_stages import saved_stages
 from mpitrain.config import Config, ConfigError
 from mpitrain.data import program as own_data
 from mpitrain.data.own import Collate
@@ -18,6 +19,7 @@ from mpitrain.ranks.threads import limit_blas_threads
 from mpitrain.ranks.together import ClosedTogether, all_or_nobody, together
 from mpitrain.run import trained
 from mpitrain.start import start
+from mpitrain.training.assemble import Hooks
 from mpitrain.training.loop import Loop
 from mpitrain.training.parts import Parts
 from mpitrain.user_objects import bit_sum
@@ -128,9 +130,9 @@ class Trainer(ClosedTogether):
         )  # fmt: skip
         with all_or_nobody(whole):  # the program's functions may fail on one rank
             job, objects, self.module = normalise(whole, config, given, settings)
-            self.loop: Loop = start(
-                whole, job, objects, span=span, stop=stop, before_step=before_step
-            )
+            hooks = Hooks(span=span, stop=stop, before_step=before_step)
+            self.loop: Loop = start(whole, job, objects, **hooks)
+        self._whole, self._job, self._objects, self._hooks = whole, job, objects, hooks
         #: The module's parameters when the loop copied them; ``None`` once it trains.
         self._taken: list[tuple[int, int]] | None = self._versions()
 
@@ -246,6 +248,17 @@ class Trainer(ClosedTogether):
                 "call; put it into the loss, or use torch's DistributedDataParallel"
             )
 
+    def _take_saved_stages(self) -> None:
+        """Make the loop anew if the newest checkpoint has other stages; collective."""
+        job, own = saved_stages(self.comm, self._job), self.config.parallel
+        if job is None or (job.parallel.partition, job.parallel.replicas) == (
+            own.partition, own.replicas,
+        ):  # fmt: skip
+            return
+        self.loop.close()
+        with all_or_nobody(self._whole):
+            self.loop = start(self._whole, job, self._objects, **self._hooks)
+
     def fit(
         self,
         *,
@@ -256,7 +269,9 @@ class Trainer(ClosedTogether):
         """Train to the end, as :func:`mpitrain.train`; collective.
 
         Args:
-            resume: go on from the newest checkpoint in ``run.dir``, if there is one.
+            resume: go on from the newest checkpoint in ``run.dir``, if there is one.  With
+                ``partition="auto"`` and ``links``, stages and replicas are those of the checkpoint:
+                :attr:`loop` and :attr:`parts` are new ones if ``profile`` has changed.
             allow_changes: accept the checkpoint of another job, for example with another loss or
                 other frozen values, as far as it fits.
             on_record: function that each rank calls with each record of
@@ -276,9 +291,11 @@ class Trainer(ClosedTogether):
             Exception: on all ranks, as :func:`mpitrain.train`.  An error that a model or a loss
                 raises on one rank alone ends the job, even if the program would catch it.
         """
-        parts = self.parts
-        parts.expect_open()
+        self.parts.expect_open()
         together(self.comm, self._expect_taken, ConfigError)
+        if resume:
+            self._take_saved_stages()
+        parts = self.parts
         self._taken = None
         given = parts.stop
         with all_or_nobody(self.comm):

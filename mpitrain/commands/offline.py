@@ -74,6 +74,8 @@ def _add_partition(commands: "Commands") -> None:
     add("--per-node", type=positive, default=1, help="workers of a node, which are neighbours (1)")
     add("--inside", type=above_zero, default=1e10, help="bandwidth within a node in bytes/s (1e10)")
     add("--servers", action="store_true", help="workers push and pull weights, not an all-reduce")
+    text = "add the all-reduce's time to a stage's computation, which hides none of it"
+    add("--exposed", action="store_true", help=text)
     add("--memory", type=above_zero, help="memory of a worker in bytes (no limit)")
     parser.set_defaults(act=cut)
 
@@ -138,7 +140,8 @@ def cut(options: argparse.Namespace) -> None:
         )
     nodes = [worker // options.per_node for worker in range(options.workers)]
     links = TwoLevelLinks(options.bandwidth, options.inside, nodes if options.per_node > 1 else ())
-    costs = Costs(profile, links, options.memory, servers=options.servers)
+    servers, hidden = options.servers, not options.exposed
+    costs = Costs(profile, links, options.memory, servers=servers, hidden=hidden)
     print(describe(costs, partition(costs, options.workers)))
 
 

@@ -4,9 +4,9 @@ The stage of layers i..j on m workers takes, a micro-batch,
 
     T(i..j, m) = max(compute(i..j), synchronise(i..j, m)) / m
 
-where ``synchronise`` is the all-reduce of its weights, 2 (m-1)/m of their bytes over a link, or
-the push and pull to servers on the same workers, 4 (m-1)/m of them.  The pipeline is as fast as
-its slowest stage or message:
+or the sum of both, where no computation hides the exchange.  ``synchronise`` is the all-reduce of
+its weights, 2 (m-1)/m of their bytes over a link, or the push and pull to servers on the same
+workers, 4 (m-1)/m of them.  The pipeline is as fast as its slowest stage or message:
 
     A(j, m) = min over i, m' of max(A(i, m - m'), 2 activation(i) / bandwidth, T(i+1..j, m'))
 """
@@ -102,6 +102,7 @@ class Costs:
         memory_bytes: float | None = None,
         *,
         servers: bool = False,
+        hidden: bool = True,
         sums: Sums = lambda replicas: 1.0,
     ) -> None:
         """Nothing is computed yet.
@@ -111,12 +112,13 @@ class Costs:
             links: links; a number: bytes/s between any two workers.
             memory_bytes: memory of a worker; None: no limit.
             servers: workers push gradients to servers and pull weights, instead of an all-reduce.
+            hidden: a stage computes during its all-reduce.
             sums: see :data:`Sums`.
         """
         self.profile = profile
         self.links = links if isinstance(links, TwoLevelLinks) else TwoLevelLinks(links)
         self.memory_bytes = memory_bytes
-        self._moved, self._sums = 4 if servers else 2, sums
+        self._moved, self._sums, self._hidden = 4 if servers else 2, sums, hidden
         self._seconds = np.cumsum([0.0, *(layer.seconds for layer in profile)])
         self.total = float(self._seconds[-1])
         self._weights = np.cumsum([0.0, *(layer.parameter_bytes for layer in profile)])
@@ -126,12 +128,20 @@ class Costs:
         """Seconds a micro-batch of layers ``first <= i < stop`` on workers from ``worker`` on."""
         compute = self._seconds[stop] - self._seconds[first]
         link = self.links.slowest(slice(worker, worker + replicas))
-        reduce = self.synchronised(first, stop, replicas) / replicas / link
-        return float(max(compute, self._sums(replicas) * reduce)) / replicas
+        reduce = self._sums(replicas) * self.synchronised(first, stop, replicas) / replicas / link
+        return float(max(compute, reduce) if self._hidden else compute + reduce) / replicas
 
     def synchronised(self, first: int, stop: int, replicas: int) -> float:
         """Bytes that all replicas of a stage send in one sum of their gradients."""
         return float(self._moved * (replicas - 1) * (self._weights[stop] - self._weights[first]))
+
+    def sent(self, stages: Sequence[StagePlan]) -> float:
+        """Bytes that all workers send for a micro-batch: activations, gradients, and their sums."""
+        found = 2 * sum(self.profile[stage.stop - 1].activation_bytes for stage in stages[:-1])
+        for stage in stages:
+            own = self.synchronised(stage.first, stage.stop, stage.replicas)
+            found += self._sums(stage.replicas) * own / stage.replicas
+        return found
 
     def message(self, layer: int, workers: slice = slice(0)) -> float:
         """Seconds for a layer's activation to go on and its gradient to come back.
@@ -266,9 +276,14 @@ def partition_batch(
 
 def describe(costs: Costs, found: StagePlans) -> str:
     """For people."""
+    bsp = StagePlan(0, len(costs.profile), sum(found.replicas), 0.0)
+    alone = costs.stage(bsp.first, bsp.stop, bsp.replicas)
+    before, after = costs.sent([bsp]), costs.sent(found.stages)
+    share = f" ({after / before - 1:+.0%})" if before else ""
     lines = [
         f"{found.configuration}: {1e3 * found.seconds:.3f} ms a micro-batch, "
-        f"{costs.total / found.seconds:.2f}x one worker"
+        f"{costs.total / found.seconds:.2f}x one worker, {after:.4g} bytes sent{share}; "
+        f"data parallelism: {costs.total / alone:.2f}x, {before:.4g} bytes"
     ]
     for index, stage in enumerate(found.stages):
         names = costs.profile[stage.first].name, costs.profile[stage.stop - 1].name

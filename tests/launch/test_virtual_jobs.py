@@ -91,6 +91,17 @@ def test_costs_give_the_same_times_again_and_those_of_the_schedule(tmp_path, ran
         assert blocks * 0.02 < seconds < 1.02 * blocks * 0.02
 
 
+@pytest.mark.slow
+def test_costs_of_a_part_of_a_batch_on_stages_of_unequal_width(tmp_path):
+    """The profile has a fourth of the batch, and each of the eight micro-batches an eighth."""
+    profile = [LayerProfile(f"layer{number}", 0.0, 0.0, 0, 0) for number in range(2)]
+    write_profile(tmp_path / "costs.json", [*profile, LayerProfile("layer2", 0.01, 0.01, 0, 0)])
+    sets = ("parallel.replicas=[2,1]", "train.micro_batches=4", "model.hidden=[64,64]")
+    train(tmp_path, "run", "digits_mlp", *sets, options=("--virtual", "3", "--costs", "costs.json"))
+    for step in steps(tmp_path / "run"):
+        assert 8 * 0.01 < step["seconds"] < 1.02 * 8 * 0.01
+
+
 def test_costs_of_another_job_are_refused(tmp_path):
     write_profile(tmp_path / "costs.json", [LayerProfile("block0", 0.01, 0.01, 0, 0)])
     words = ("train", "gpt_3d", "--virtual", "8", "--costs", "costs.json")

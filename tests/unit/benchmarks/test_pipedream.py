@@ -1,0 +1,42 @@
+"""PipeDream's table: models of the published sizes, and what the guide says of them."""
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.pipedream import PUBLISHED, inception_v3, of_row, s2vt, table, vgg16
+from mpitrain.pipeline.partition import Costs, partition
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.mark.parametrize(
+    ("model", "parameters", "multiplications"),
+    [(vgg16, 138_357_544, 15.47e9), (inception_v3, 23_834_568, 5.71e9)],
+)
+def test_models_have_their_published_sizes(model, parameters, multiplications):
+    """Those of torchvision, Inception-v3 without the 3,326,696 parameters of its auxiliary head."""
+    assert sum(layer.parameters for layer in model()) == parameters
+    found = sum(layer.multiplications for layer in model())
+    assert found == pytest.approx(multiplications, rel=1e-3)
+
+
+def test_the_captioner_has_the_size_of_its_published_file():
+    assert 4 * sum(layer.parameters for layer in s2vt()) == pytest.approx(349_436_137, rel=1e-4)
+
+
+def test_the_guide_has_the_table_of_the_command():
+    guide = (ROOT / "docs" / "parallelism.md").read_text(encoding="utf-8")
+    assert table() in guide
+
+
+def test_bytes_of_two_replicas_and_one():
+    """A sum of two over the first 13 layers' weights a pair of minibatches, and one message."""
+    row = PUBLISHED[0]
+    layers, profile = vgg16(), of_row(row)
+    costs = Costs(profile, 1e9)
+    found = partition(costs, [2, 1])
+    cut = found.stages[0].stop
+    weights = 4 * sum(layer.parameters for layer in layers[:cut])
+    message = 4 * 32 * layers[cut - 1].outputs
+    assert costs.sent(found.stages) == 2 * weights / 2 + 2 * message
