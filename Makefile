@@ -34,6 +34,8 @@ comma   := ,
 EXTRAS  := dev$(if $(filter system,$(MPI)),,$(comma)$(MPI))$(if $(TORCH),$(comma)gloo)
 
 export MPIEXEC SWEEPS
+# pip would compile all of torch, SciPy and others; Python compiles what is imported.
+export PIP_COMPILE := 0
 # Where it is set, every rank and worker would compile every test again.
 unexport PYTHONDONTWRITEBYTECODE
 # More ranks than cores is normal on a laptop. MPICH needs no permission, Open MPI does (5 the first,

@@ -61,7 +61,7 @@ JobCompType=jobcomp/none
 AccountingStorageType=accounting_storage/none
 NodeName={nodes} CPUs={cpus} RealMemory=1000 State=UNKNOWN
 {addresses}
-PartitionName=low Nodes=ALL Default=YES MaxTime=INFINITE State=UP PriorityTier=1 GraceTime=10
+PartitionName=low Nodes=ALL Default=YES MaxTime=INFINITE State=UP PriorityTier=1 GraceTime=30
 PartitionName=high Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=9 PreemptMode=OFF
 """
 
