@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NoReturn
 
 from mpi4py import MPI
 
@@ -40,7 +40,8 @@ class Trainer(ClosedTogether):
     Attributes:
         loop: takes the steps.
         module: the torch module that was given or made, with the trained values after
-            :meth:`fit`; ``None`` for layers.
+            :meth:`fit`; until then, also for ``on_record``, it keeps those that it began with, of
+            which no running mean is one of training (``optim.average`` is).  ``None`` for layers.
     """
 
     def __init__(
@@ -222,9 +223,28 @@ class Trainer(ClosedTogether):
     def rate_factor(self, factor: float) -> None:
         self.parts.asked.set_factor(factor)
 
+    def __reduce__(self) -> NoReturn:
+        """Raises TypeError: communicators are neither copied nor kept in files."""
+        raise TypeError(
+            "a Trainer is bound to its ranks, and is neither copied nor pickled; copy or save its "
+            "module, or go on from its checkpoints: make another one and call fit(resume=True)"
+        )
+
     def close(self) -> None:
-        """Free the communicators; a second call does nothing."""
+        """Free the communicators; a second call does nothing.
+
+        Raises:
+            RuntimeError: ``on_record`` runs.
+        """
+        self._expect_outside("close()")
         self.loop.close()
+
+    def _expect_outside(self, what: str) -> None:
+        """Raise RuntimeError while ``on_record`` runs."""
+        if self.parts.asked.is_open:
+            raise RuntimeError(
+                f"{what} while on_record runs: call end(reason) there, and {what} after fit()"
+            )
 
     def _versions(self) -> list[tuple[int, int]]:
         """Version and sum of the bits of each parameter: ``p.data`` changes the bits alone."""
@@ -292,6 +312,7 @@ class Trainer(ClosedTogether):
                 raises on one rank alone ends the job, even if the program would catch it.
         """
         self.parts.expect_open()
+        self._expect_outside("fit()")
         together(self.comm, self._expect_taken, ConfigError)
         if resume:
             self._take_saved_stages()

@@ -245,7 +245,7 @@ def metric(given: Any, name: str, is_torch: bool) -> Metric:
     if hasattr(given, "add"):
         return given
     if not is_torch:
-        return Averaged(given)
+        return Averaged(given, name)
     from mpitrain.adapters.torch.functions.objective import TorchMetric
 
     return TorchMetric(given, name)

@@ -1,7 +1,6 @@
 """Processes that read samples ahead, in the order of requests."""
 
 import ctypes
-import mmap
 import os
 import signal
 import sys
@@ -9,20 +8,18 @@ from collections import deque
 from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
-from math import prod
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from multiprocessing.util import Finalize
 from typing import Any
 
-import numpy as np
-
 from collectives.errors import words
-from mpitrain.arrays import Array, Shape
+from mpitrain.arrays import Array
 from mpitrain.data.dataset import DataError, Indexed, Samples
 from mpitrain.data.own import OwnSamples
 from mpitrain.data.places import StreamPlace
-from mpitrain.data.stream import Streamed
+from mpitrain.data.slots import Room, Slot, Told
+from mpitrain.data.stream import Streamed, WritePlace
 
 #: Requests of a process at a time: one under way, one waiting.
 _AHEAD = 2
@@ -67,16 +64,17 @@ class Loader:
         """
         self.workers = workers
         self._parts = parts
-        self._place: StreamPlace | None = None
+        self._last = -1
+        self._told: dict[int, Told | str] = {}
         self._goes_on: StreamPlace | None = None
-        self._room = _Room(parts, most) if workers else None
+        self._room = Room(parts, most) if workers else None
         self._turn = 0
         self._processes: list[Any] = []
         self._pipes: list[Connection] = []
-        self._slots: list[_Slot] = []
+        self._slots: list[Slot] = []
         try:
             if self._room:
-                self._slots = [_Slot(self._room.bytes) for _ in range(_AHEAD * workers)]
+                self._slots = [Slot(self._room.bytes) for _ in range(_AHEAD * workers)]
             for number in range(workers):
                 self._start(number)
         except OSError as error:
@@ -113,14 +111,17 @@ class Loader:
             for request in requests:
                 yield _read(self._parts, self._placed(request))
             return
-        rest, under_way = iter(requests), deque[int]()
+        rest, under_way = iter(requests), deque[tuple[int, str]]()
+        self._told.clear()
         while True:
             for request in islice(rest, len(self._slots) - len(under_way)):
-                under_way.append(self._ask(request))
+                under_way.append((self._ask(request), request.part))
             if not under_way:
                 return
-            number = under_way.popleft()
-            told, self._place = self._answer(number)
+            number, part = under_way.popleft()
+            if part == "train":
+                self._last = number
+            told = self._told.pop(number, None) or self._answer(number)
             if isinstance(told, str):
                 raise DataError(told)
             found = self._room.samples(self._slots[number % len(self._slots)], told)
@@ -128,9 +129,23 @@ class Loader:
             yield Samples(found.inputs.copy(), found.labels.copy())
 
     def place(self) -> StreamPlace | None:
-        """Place in the stream behind the samples that were read last, if it keeps states."""
-        train = self._parts["train"]
-        return self._place if self._room else train.place() if isinstance(train, Streamed) else None
+        """Place in the stream behind the samples that were read last, if it keeps states.
+
+        A process writes it once it has served the requests under way.
+
+        Raises:
+            DataError: the stream does not give its state, or what follows cannot be read.
+        """
+        if not self._room:
+            return _written(_place(self._parts))
+        if self._last < 0:
+            return None
+        worker = self._last % self.workers
+        self._send(worker, (self._last, None))
+        found = self._answer(self._last, keeps=True)
+        if isinstance(found, str):
+            raise DataError(found)
+        return found
 
     def go_on(self, place: StreamPlace | None) -> None:
         """Let the stream begin at this place, which some request of its epoch is behind."""
@@ -144,23 +159,27 @@ class Loader:
 
     def _ask(self, request: Request) -> int:
         number, self._turn = self._turn, self._turn + 1
-        worker = number % self.workers
-        try:
-            self._pipes[worker].send((number, self._placed(request)))
-        except OSError as error:
-            raise DataError(self._gone(worker)) from error
+        self._send(number % self.workers, (number, self._placed(request)))
         return number
 
-    def _answer(self, number: int) -> tuple["Told | str", StreamPlace | None]:
-        """Answer to the request of this number, and the place; drops answers to earlier ones."""
+    def _send(self, worker: int, asked: tuple[int, Request | None]) -> None:
+        try:
+            self._pipes[worker].send(asked)
+        except OSError as error:
+            raise DataError(self._gone(worker)) from error
+
+    def _answer(self, number: int, *, keeps: bool = False) -> Any:
+        """Answer to the request of this number; drops or keeps those to others before it."""
         worker = number % self.workers
-        told: tuple[int, Told | str, StreamPlace | None] = (-1, "", None)
-        while told[0] != number:
+        while True:
             try:
-                told = self._pipes[worker].recv()
+                found, told = self._pipes[worker].recv()
             except (EOFError, OSError) as error:
                 raise DataError(self._gone(worker)) from error
-        return told[1:]
+            if found == number:
+                return told
+            if keeps:
+                self._told[found] = told
 
     def _gone(self, worker: int) -> str:
         process = self._processes[worker]
@@ -179,54 +198,6 @@ class Loader:
         self._processes, self._pipes = [], []
 
 
-#: Number of samples of an answer, and the types and shapes of one of them, by array.
-Told = tuple[int, Mapping[str, tuple[Any, Shape]]]
-
-
-class _Slot:
-    """Memory that a process and its reader share, and that either of them may enlarge."""
-
-    def __init__(self, size: int) -> None:
-        self._file = os.fdopen(os.memfd_create("samples"), "r+b")
-        self._file.truncate(size)
-        self._memory = mmap.mmap(self._file.fileno(), size)
-
-    def memory(self, size: int) -> mmap.mmap:
-        """The memory, of at least this size."""
-        if len(self._memory) < size:
-            if os.fstat(self._file.fileno()).st_size < size:
-                self._file.truncate(size)
-            self._memory = mmap.mmap(self._file.fileno(), 0)
-        return self._memory
-
-
-class _Room:
-    """Layout of a request's arrays in a slot."""
-
-    def __init__(self, parts: Mapping[str, Indexed], most: int) -> None:
-        firsts = [vars(part[:1]) for part in parts.values()]
-        self.bytes = max(
-            sum(_in_slot(most * array.nbytes) for array in first.values()) for first in firsts
-        ) or 1  # fmt: skip
-
-    def samples(self, slot: _Slot, told: Told) -> Samples:
-        """Arrays in the slot of an answer."""
-        count, kinds = told
-        sizes = {n: count * prod(shape) * kind.itemsize for n, (kind, shape) in kinds.items()}
-        memory = slot.memory(sum(map(_in_slot, sizes.values())))
-        arrays, start = {}, 0
-        for name, (kind, shape) in kinds.items():
-            flat = np.frombuffer(memory, kind, count * prod(shape), start)
-            arrays[name] = flat.reshape(count, *shape)
-            start += _in_slot(sizes[name])
-        return Samples(**arrays)
-
-
-def _in_slot(size: int) -> int:
-    """Bytes for an array of this size, so that the next one is aligned."""
-    return -(-size // 64) * 64
-
-
 def _read(parts: Mapping[str, Indexed], request: Request) -> Samples:
     samples = parts[request.part]
     if request.place and isinstance(samples, Streamed):
@@ -238,8 +209,8 @@ def _read(parts: Mapping[str, Indexed], request: Request) -> Samples:
 
 def _work(
     parts: Mapping[str, Indexed],
-    room: _Room,
-    slots: list[_Slot],
+    room: Room,
+    slots: list[Slot],
     pipe: Connection,
     others: list[Connection],
     parent: int,
@@ -256,29 +227,44 @@ def _work(
         other.close()
     if torch := sys.modules.get("torch"):
         torch.set_num_threads(1)  # a fork has no other threads
+    places: dict[int, WritePlace | str | None] = {}
     while True:
         try:
             number, request = pipe.recv()
         except (EOFError, OSError):  # also where it was closed before it had read all answers
             return
-        told: Told | str
-        place = None
+        told: Told | StreamPlace | str | None
         try:
-            found = vars(_read(parts, request))
-            kinds = {name: (array.dtype, array.shape[1:]) for name, array in found.items()}
-            told = len(found["labels"]), kinds
-            for name, array in vars(room.samples(slots[number % len(slots)], told)).items():
-                array[...] = found[name]
-            train = parts["train"]
-            place = train.place() if isinstance(train, Streamed) else None
+            if request is None:
+                told = _written(places[number])
+            else:
+                slot = slots[number % len(slots)]
+                told = room.put(slot, _read(parts, request))
+                if request.part == "train":  # places behind the last answer and ahead
+                    places = dict([*places.items(), (number, _place(parts))][-_AHEAD - 1 :])
         except DataError as error:
             told = str(error)
         except Exception as error:
-            told = f"samples {request.indices}: {words(error)}"
+            told = f"samples {request and request.indices}: {words(error)}"
         try:
-            pipe.send((number, told, place))
+            pipe.send((number, told))
         except OSError:
             return
+
+
+def _place(parts: Mapping[str, Indexed]) -> WritePlace | str | None:
+    """The place in the stream to train on, if it keeps states; a text: why it does not give it."""
+    train = parts["train"]
+    try:
+        return train.place() if isinstance(train, Streamed) else None
+    except DataError as error:
+        return str(error)
+
+
+def _written(place: WritePlace | str | None) -> StreamPlace | None:
+    if isinstance(place, str):
+        raise DataError(place)
+    return place and place()
 
 
 def _end(processes: list[Any], pipes: list[Connection]) -> None:

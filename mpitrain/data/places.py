@@ -51,19 +51,26 @@ def state_in(text: str) -> Any:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {_plain(key): _plain(part) for key, part in value.items()}
+        # A key of NumPy equals Python's number or text.
+        keys = [key.item() if isinstance(key, np.generic) else key for key in value]
+        return dict(zip(map(_plain, keys), map(_plain, value.values()), strict=True))
     if type(value) in (list, tuple):
         return type(value)(map(_plain, value))
     if type(value) is float and not math.isfinite(value):
         return {_KIND: ("float", repr(value))}
     if value is None or type(value) in (bool, int, float, str, bytes):
         return value
-    if isinstance(value, (np.ndarray, np.generic)) and not value.dtype.hasobject:
-        return {_KIND: ("array", value.dtype.str, value.shape, value.tobytes())}
+    # A subclass, as a masked array, has more than its numbers; a type of records has names.
+    if (
+        type(value) is np.ndarray or isinstance(value, np.generic)
+    ) and value.dtype.kind not in "OV":
+        kind = "array" if isinstance(value, np.ndarray) else "scalar"
+        return {_KIND: (kind, value.dtype.str, value.shape, value.tobytes())}
     torch = sys.modules.get("torch")
     if torch and isinstance(value, torch.Tensor):
         return {_KIND: ("tensor", _plain(value.detach().cpu().numpy()))}
-    raise TypeError(f"a checkpoint keeps no {type(value).__name__} of a state")
+    of = f" of {value.dtype}" if hasattr(value, "dtype") else ""
+    raise TypeError(f"a checkpoint keeps no {type(value).__name__}{of} in a state")
 
 
 def _made(value: Any) -> Any:
@@ -80,4 +87,4 @@ def _made(value: Any) -> Any:
         return sys.modules["torch"].from_numpy(_made(*rest))
     dtype, shape, found = rest
     array: Array = np.frombuffer(found, np.dtype(dtype)).reshape(shape).copy()
-    return array
+    return array[()] if kind == "scalar" else array

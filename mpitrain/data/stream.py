@@ -4,8 +4,10 @@ import hashlib
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from copy import copy, deepcopy
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, cast
 
 from collectives.errors import words
@@ -15,6 +17,8 @@ from mpitrain.data.places import StreamPlace, state_in, text_of
 
 #: Samples behind a state, by which it is tried.
 _FEW = 2
+#: Writes a place whose state was taken before.
+WritePlace = Callable[[], StreamPlace]
 #: An iterable of samples, or a function that returns one.
 Source = Iterable[Any] | Callable[[], Iterable[Any]]
 
@@ -92,6 +96,20 @@ def _keeps_state(data: Any) -> bool:
     return hasattr(data, "state_dict") and hasattr(data, "load_state_dict")
 
 
+@contextmanager
+def _of_state(name: str) -> Iterator[None]:
+    """Context that raises DataError where the ``state_dict`` of that class fails."""
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        raise DataError(f"{name}.state_dict: {words(error)}") from error
+
+
+def _written(name: str, epoch: int, position: int, state: Any, following: str) -> StreamPlace:
+    with _of_state(name):
+        return StreamPlace(epoch, position, text_of(state), following)
+
+
 @dataclass
 class _Cursor:
     """Position of a pass over a stream: the epoch and number of the next sample.
@@ -100,7 +118,7 @@ class _Cursor:
         stateful: iterator or iterable that gives the state of the pass; None: neither does.
         kept: place in a pass where a run goes on; None: at its beginning.
         ahead: next samples, which the iterator has given already.
-        place: place before them.
+        place: writes the place before them.
         process: process that made the iterator, whose open files others must not use.
         first: a list of the first sample, once it was read.
     """
@@ -109,7 +127,7 @@ class _Cursor:
     stateful: Any = None
     kept: StreamPlace | None = None
     ahead: list[Any] = field(default_factory=list)
-    place: StreamPlace | None = None
+    place: WritePlace | None = None
     epoch: int = -1
     position: int = 0
     process: int = 0
@@ -154,7 +172,8 @@ class Streamed(OwnSamples):
         first = one._following()
         one._next(_FEW - 1)
         try:
-            other = replace(one, cursor=_Cursor(kept=one.place()))
+            write = one.place()
+            other = replace(one, cursor=_Cursor(kept=write() if write else None))
             other._next(_FEW)
             why = "" if other.cursor.kept else "other samples follow"
         except DataError as error:
@@ -168,11 +187,12 @@ class Streamed(OwnSamples):
             )
         return (self if why else replace(self, states=True)), why
 
-    def place(self) -> StreamPlace | None:
+    def place(self) -> WritePlace | None:
         """Where the pass of this process is; None without one, near its end, or without states.
 
         It reads the samples that follow, by which a run that goes on sees whether its state is
-        right; the pass has them next.
+        right; the pass has them next.  The state is copied, and only the function that is returned
+        writes it, which takes some 100 times as long; DataError: it has what is not kept.
 
         Raises:
             DataError: they cannot be read, or the stream does not give its state.
@@ -182,12 +202,10 @@ class Streamed(OwnSamples):
         if not (self.states and here and at.position + _FEW < len(self)):
             return None
         if not at.ahead:  # else the state is that behind them
-            try:
-                state = text_of(at.stateful.state_dict())
-            except (Exception, SystemExit) as error:
-                raise DataError(f"{name}.state_dict: {words(error)}") from error
+            with _of_state(name):
+                state = deepcopy(at.stateful.state_dict())
             following = replace(self, epoch=at.epoch)._following()
-            at.place = StreamPlace(at.epoch, at.position, state, following)
+            at.place = partial(_written, name, at.epoch, at.position, state, following)
         return at.place
 
     def _following(self) -> str:
@@ -227,7 +245,7 @@ class Streamed(OwnSamples):
         elif kept and kept.epoch == self.epoch and at.position < kept.position <= index:
             self._begin(kept.position, kept)
             if self._following() == kept.following:
-                at.place = kept
+                at.place = lambda: kept
             else:  # as behind a buffer that shuffles, which the state has not
                 at.kept = None
                 self._begin(0)

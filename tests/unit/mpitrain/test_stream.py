@@ -205,7 +205,7 @@ def test_states_that_do_not_bring_a_pass_back_are_not_loaded():
     assert own.place() is None
     Shuffled.state_dict, kept = lambda self: {"at": {1}}, Shuffled.state_dict
     try:
-        assert "a checkpoint keeps no set of a state" in streamed(Shuffled())[1]
+        assert "a checkpoint keeps no set in a state" in streamed(Shuffled())[1]
     finally:
         Shuffled.state_dict = kept
     assert streamed(Noisy())[1] == ""
@@ -213,9 +213,35 @@ def test_states_that_do_not_bring_a_pass_back_are_not_loaded():
         streamed(Shuffled(sticks=True))
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_state_is_written_where_a_place_is_asked_for_alone(workers, monkeypatch):
+    """However large it is; tests between do not move the place."""
+    state = lambda self: (self.at, {1} if self.at > 20 else self.buffer, {})  # noqa: E731
+    (own, why), asked = streamed(Shuffled()), np.arange(4)
+    assert not why
+    monkeypatch.setattr(Shuffled, "state_dict", state)
+    parts = {"train": own, "test": Streamed(Noisy(40), np.float64)}
+    with closing(Loader(parts, workers, 4)) as loader:
+        read = lambda part, *at: list(  # noqa: E731
+            loader.read(Request(part, 0, first + asked) for first in at)
+        )
+        read("train", 0, 8)
+        assert loader.place().position == 12
+        read("test", *range(0, 40, 4))
+        assert loader.place().position == 12
+        assert len(read("train", 16, 20, 24)) == 3
+        with pytest.raises(DataError, match="a checkpoint keeps no set in a state"):
+            loader.place()
+        assert len(read("train", 28, 32)) == 2
+
+
 def test_a_state_in_text_is_the_state():
     torch = pytest.importorskip("torch")
+    for unlike in (np.zeros(2, [("a", "i8")]), np.ma.masked_array([1, 2], [True, False])):
+        with pytest.raises(TypeError, match="a checkpoint keeps no"):
+            text_of(unlike)
     state = {
+        np.int64(5): {np.float32(0.5): 1},
         "generator": torch.Generator().manual_seed(3).get_state(),
         "python": random.getstate(),
         2: [1 << 127, None, True, -np.inf, (b"x", "y"), {}],

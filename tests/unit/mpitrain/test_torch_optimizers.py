@@ -146,6 +146,16 @@ def unlike(parameters):
     return torch.optim.Adam([{"params": [second]}, {"params": [first], "amsgrad": True}])
 
 
+class Langevin(torch.optim.SGD):
+    """Adds noise to what it updates."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        super().step(closure)
+        for p in self.param_groups[0]["params"]:
+            p.add_(torch.randn_like(p), alpha=0.01)
+
+
 WAY_OUT = ".*DistributedDataParallel"
 
 
@@ -154,6 +164,7 @@ WAY_OUT = ".*DistributedDataParallel"
     [
         (lambda p: Mixing(p, lr=0.1), "two parameters together and apart differ" + WAY_OUT),
         (lambda p: Counting(p, lr=0.1), "a matrix and on its pieces differ" + WAY_OUT),
+        (lambda p: Langevin(p, lr=0.1), "Langevin draws random numbers in a step" + WAY_OUT),
         (lambda p: Around(torch.optim.SGD(p, lr=0.1)), "it moved nothing" + WAY_OUT),
         (lambda p: torch.optim.LBFGS(p, lr=0.1), "LBFGS calls a closure" + WAY_OUT),
         (lambda p: torch.optim.SparseAdam(p, lr=0.1), "does not support dense" + WAY_OUT),

@@ -110,18 +110,26 @@ def _tried(
             "and a step of the trainer has one forward and backward pass; take torch.optim.AdamW, "
             f"or {_ELSEWHERE}"
         )
-    why: list[str] = []
+    why, draws = list[str](), False
     for whole, own in ((False, [(2,)]), (True, shapes)):
         try:
             with torch.random.fork_rng(devices=[]):
                 found = TorchOptimizer(made, options, own, whole=whole)
+                before = torch.get_rng_state()
                 reason = _difference(found, own if whole else [(3, 4)])
+                draws = draws or not torch.equal(torch.get_rng_state(), before)
         except ConfigError as error:
             if whole:
                 raise
             reason = str(error)
         except (AttributeError, KeyError, *MISFITS) as error:
             reason = f"{type(error).__name__}: {one_line(error)}"
+        if draws:
+            raise ConfigError(
+                f"optimizer: a {name} draws random numbers in a step, which would follow the "
+                "layout, as each rank updates its own part of the parameters; leave them out, or "
+                f"take {_ELSEWHERE}"
+            )
         if not reason:
             return found
         why.append(reason)
