@@ -20,10 +20,11 @@ def add_machine(parser: argparse.ArgumentParser) -> None:
     add("--nodes", type=positive, default=1, help="nodes, each with equally many ranks (1)")
     rate = (
         "matrix-product operations that a rank does in a second, as 1e14; the costs of layers then "
-        "come from their shapes alone. Without it, each layer is timed on this machine"
+        f"come from their shapes alone, and {1e3 * _LAUNCH_S:g} ms of a pass of each layer, twice "
+        "that backward. Without it, each layer is timed on this machine"
     )
     add("--flops", type=above_zero, help=rate)
-    stream = "GB/s of a rank's memory, for --flops (layers of little work take no time)"
+    stream = "GB/s of a rank's memory, for --flops (it takes no time)"
     add("--stream", type=above_zero, metavar="GB/S", help=stream)
     add("--memory", type=above_zero, metavar="GIB", help="GiB that a rank may use (no limit)")
     link = "latency in microseconds and GB/s between"

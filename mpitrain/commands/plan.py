@@ -4,7 +4,8 @@ import argparse
 import os
 import re
 from collections.abc import Sequence
-from math import prod
+from dataclasses import replace
+from math import inf, prod
 
 import msgspec
 
@@ -22,6 +23,7 @@ from mpitrain.search.layouts import Search
 from mpitrain.search.machine import Machine
 from mpitrain.search.planned import Planned, planned, summed_shapes
 from mpitrain.search.servers import ServerExchange
+from mpitrain.search.stages import StageCosts
 
 #: Ranks whose steps are proved in half a minute.
 _MOST = 1 << 16
@@ -196,15 +198,25 @@ def _with_servers(own: Server, found: Planned, job: Job, search: Search) -> list
 
 
 def _served(found: Planned, search: Search, own: Server) -> ServerExchange:
-    batch = search.batch * sum(layer.forward + layer.backward for layer in search.layers)
+    """``found`` is the job on all ranks, which are replicas."""
+    costs, parts = found.costs[0], found.pipeline.micro_batches / found.layout.ranks
+    fixed = parts * _passes(replace(costs, machine=replace(search.machine, rate=inf, stream=inf)))
+    grows = parts * _passes(costs) - fixed
     return ServerExchange(
         search.machine,
         _nbytes(found),
-        batch / search.machine.rate,
+        grows / (parts * costs.samples) * search.batch,
+        fixed,
         own.synchronous,
         1 / own.fetch,
         1 / own.push,
     )
+
+
+def _passes(costs: StageCosts) -> float:
+    """Seconds of a micro-batch's passes through all layers."""
+    whole = costs.sums.whole
+    return float(costs.forward(whole) + costs.backward(whole))
 
 
 def _nbytes(found: Planned) -> float:
@@ -237,7 +249,7 @@ def predicted(
     lines = [
         f"predicted with a core for each rank: {1e3 * seconds:.2f} ms a step, of which "
         f"{1e3 * (seconds - computing):.2f} ms communication, {samples / seconds:.0f} samples/s, "
-        f"bubble {bubble:.1%}"
+        f"bubble {max(0.0, bubble):.1%}"
     ]
     if cores < ranks:
         work = (1 - bubble) * ranks * computing / cores

@@ -16,7 +16,7 @@ class Machine:
         per_node: ranks of a node, which share its adapters.
         rate: work that a rank does in a second, in the unit of the layers' costs.
         stream: bytes that a rank reads or writes in a second; infinite: they take no time.
-        launch: seconds that a pass of a layer takes at least, however small it is.
+        launch: seconds that a pass of a layer takes besides its work; twice that backward.
         memory: bytes that a rank may use; infinite: no limit.
         inside, network: links between two ranks of a node, and between two nodes.
         adapters: network ports of a node.

@@ -12,7 +12,8 @@ class ServerExchange:
     Attributes:
         machine: the cluster.
         nbytes: bytes of the parameters.
-        batch_seconds: seconds in which one rank computes the whole batch.
+        batch_seconds: seconds in which one rank computes the whole batch, which workers share.
+        fixed_seconds: further ones of each worker, however few samples it has.
         synchronous: whether all workers push before any pulls again.
         pulls, pushes: pulls and pushes of a worker in a step, at most 1.
     """
@@ -20,6 +21,7 @@ class ServerExchange:
     machine: Machine
     nbytes: float
     batch_seconds: float
+    fixed_seconds: float = 0.0
     synchronous: bool = True
     pulls: float = 1.0
     pushes: float = 1.0
@@ -27,15 +29,15 @@ class ServerExchange:
     def seconds(self, servers: int) -> float:
         """Seconds of a step with this many servers, each with a part of the parameters.
 
-        T = compute / workers + pulls and pushes of (servers alpha + bytes beta).  A server's link
-        has the bytes of all workers: those who wait for one another take turns at it; others are
-        slowed down only where it is busy all the time.
+        T = compute / workers + fixed + pulls and pushes of (servers alpha + bytes beta).  A
+        server's link has the bytes of all workers: those who wait for one another take turns at it;
+        others are slowed down only where it is busy all the time.
         """
         workers = self.machine.ranks - servers
         link = self.machine.link(self.machine.ranks, 1)
         times = self.pulls + self.pushes
         calls = times * servers * (link.alpha + self.machine.call)
-        alone = self.batch_seconds / workers
+        alone = self.batch_seconds / workers + self.fixed_seconds
         one = link.beta * self.nbytes
         crowd = max(1.0, workers / servers)
         if self.synchronous:

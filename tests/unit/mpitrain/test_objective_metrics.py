@@ -100,7 +100,10 @@ def test_a_function_of_ones_own(function):
 @pytest.mark.parametrize(
     ("function", "why"),
     [
-        (lambda y, t: np.sqrt(np.square(y - t).mean()), "metrics: m gives .* parts of them together"),
+        (
+            lambda y, t: np.sqrt(np.square(y - t).mean()),
+            "metrics: m gives .* parts of them",
+        ),
         (lambda y, t: abs(y - t).max(), "return a mean over samples with equal weights, or"),
         (lambda y, t: (abs(y - t).mean(), 1), "which add up"),
         (lambda y, t: (((y - y.mean()) > 0).sum(), len(t)), "compare no sample with others"),

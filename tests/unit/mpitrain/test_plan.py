@@ -1,6 +1,7 @@
 """What ``mpitrain plan`` predicts: the search's own model of a step, in the job's layout."""
 
 import random
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -154,11 +155,28 @@ def test_servers_wait_at_their_links():
     assert served.seconds(1) == pytest.approx(0.1 + 2 * 7 * 0.1)
     assert served.seconds(4) == pytest.approx(0.7 / 4 + 2 * 0.1)
     assert served.best() == 4
-    free = ServerExchange(slow, 1e8, 0.7, synchronous=False)
+    free = replace(served, synchronous=False)
     assert free.seconds(1) == pytest.approx(0.7)  # the link of the server is busy all the time
     assert free.seconds(4) == pytest.approx(0.7 / 4 + 2 * 0.1)
-    rare = ServerExchange(slow, 1e8, 0.7, False, 1 / 10, 1 / 10)
+    rare = replace(free, pulls=1 / 10, pushes=1 / 10)
     assert rare.seconds(1) == pytest.approx(0.1 + 0.2 * 0.1)
+    assert replace(rare, fixed_seconds=3.0).seconds(1) == pytest.approx(3.1 + 0.2 * 0.1)
+
+
+@pytest.mark.parametrize("flags", ["", "--stream 20", "--call 2000"])
+def test_servers_and_the_sum_of_gradients_compute_alike(capsys, flags):
+    """Where links take no time, one server more makes the others' batch as much larger."""
+    free = ["--flops", "1e9", "--inside", "0,1e9"]
+    assert main(["plan", "digits", "-n", "4", *free, *flags.split()]) == 0
+    told = capsys.readouterr().out
+    ours = float(re.search(r"predicted.*: ([\d.]+) ms a step", told)[1])
+    passes = re.search(r"([\d.]+) ms forward and ([\d.]+) ms backward", told)
+    forward, backward = map(float, passes.groups())
+    theirs = float(re.search(r"1 server of 4 ranks would take ([\d.]+) ms", told)[1])
+    fixed, called = 4 * 3 * 0.5, 2.0 if "call" in flags else 0.0
+    assert ours == pytest.approx(forward + backward + 2 * called, abs=0.1)
+    computing = forward + backward - fixed - 2 * called
+    assert theirs == pytest.approx(computing * 4 / 3 + fixed + 4 * called, abs=0.1)
 
 
 def test_a_plan_of_servers(capsys):
