@@ -44,14 +44,19 @@ def run(options: argparse.Namespace) -> None:
 def _beside(words: str) -> list[str]:
     """Overrides of a job file for a layout such as ``data=2,pipe=2``; other keys are left out.
 
-    A key is one of [parallel], or ``micro_batches``.
+    A key is one of [parallel], or ``micro_batches``; ConfigError: it is another one.
     """
     usual = Parallel()
     found = [f"parallel.{key}={toml(getattr(usual, key))}" for key in _LAYOUT]
     for word in re.split(r"[,\s]+(?=[a-z_.]+\s*=)", words.strip()):
-        key = word.partition("=")[0].strip()
-        place = "train." if key == "micro_batches" else "" if "." in key else "parallel."
-        found.append(f"{place}{word}")
+        key = word.partition("=")[0].strip().removeprefix("parallel.")
+        if "=" not in word or "." in key:
+            raise ConfigError(
+                f"--against takes keys of [parallel], or micro_batches, as in 'data=2,pipe=2', not "
+                f"{word!r}; the model, data and batch are the job's"
+            )
+        place = "train." if key == "micro_batches" else "parallel."
+        found.append(f"{place}{word.removeprefix('parallel.')}")
     return found
 
 

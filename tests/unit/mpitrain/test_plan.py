@@ -189,6 +189,12 @@ def test_a_plan_of_servers(capsys):
     assert "leaves no worker; plan 2 ranks or more" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("words", ["", "zero", "pipe=2,model.layers=9", "train.batch_size=7"])
+def test_what_no_layout_has_is_not_put_beside_it(capsys, words):
+    assert main(["plan", "digits", "-n", "4", "--flops", "1e9", "--against", words]) == 2
+    assert "--against takes keys of [parallel], or micro_batches" in capsys.readouterr().err
+
+
 OWN = """
 import numpy as np
 import torch
