@@ -84,7 +84,7 @@ def auto_stages_on(config: Config, nodes: Sequence[int]) -> tuple[Config, str]:
 def _is_asked(config: Config) -> bool:
     p = config.parallel
     is_given = p.pipe > 1 or p.replicas or p.data
-    alone = p.tensor == p.context == p.experts == p.chunks == 1
+    alone = p.tensor == p.context == p.space == p.experts == p.chunks == 1
     return p.partition == "auto" and bool(p.links) and not is_given and alone
 
 

@@ -111,6 +111,7 @@ REPLICATED = "a copy of every parameter on each replica"
 REPLICA_STATE = "all parameters and optimiser state on each replica"
 REPLICA_SUMS = "gradients that are summed over the replicas alone"
 RESIDUALS = "residuals that are gradients"
+ROWS = "layers that can share the rows of images"
 RULES = "an optimiser of the [optim] table"
 SHAREABLE = "layers that tensor ranks can share"
 SIZES = "an exchange that scales what it sums"
@@ -126,6 +127,7 @@ WIDTHS = "equally many replicas of each stage"
 
 #: The model and the optimiser of a job that tries methods, unless these set others.
 BASE = {"model.kind": "mlp", "optim.momentum": 0.0}
+_IMAGES = {"model.kind": "convnet"}
 _GPT = {"model.kind": "gpt", "data.name": "text", "data.path": "text.txt"}
 _CLICKS = {"model.kind": "recommender", "data.name": "clicks"}
 _STALE = {"parallel.schedule": "asynchronous"}
@@ -150,6 +152,10 @@ _LAYOUT = (
            {ONE_RANK: "gives each rank some of the positions",
             REPLICA_SUMS: "sums them over the context ranks, too",
             WORKER_GRADIENTS: "gives each rank a part of it"}, beside=_GPT),
+    Method("space", "spatial parallelism", {"parallel.space": 2}, (ROWS,),
+           {ONE_RANK: "gives each rank some of the rows",
+            REPLICA_SUMS: "sums them over the ranks of an image, too",
+            WORKER_GRADIENTS: "gives each rank a part of it"}, beside=_IMAGES),
     Method("expert-parallel", "expert parallelism",
            {"parallel.experts": 2, "model.experts": 3} | _GPT, (FORWARD, WIDTHS),
            {REPLICATED: "spreads experts over the replicas",
@@ -311,18 +317,21 @@ _OPTIMIZERS = (
 
 _MODELS = (
     Method("mlp", "an mlp", {"model.kind": "mlp"}, (),
-           {FEW_ROWS: "changes in all numbers", POSITIONS: "has none"}, _model("mlp")),
+           {FEW_ROWS: "changes in all numbers", POSITIONS: "has none", ROWS: "has none"},
+           _model("mlp")),
     Method("convolutions", "a convolutional model", {"model.kind": "convnet"}, (),
            {FEW_ROWS: "changes in all numbers", POSITIONS: "has none"},
            _model("convnet", "vgg", "resnet")),
-    Method("gpt", "a gpt", _GPT, (), {FEW_ROWS: "changes in all numbers"}, _model("gpt")),
+    Method("gpt", "a gpt", _GPT, (), {FEW_ROWS: "changes in all numbers", ROWS: "has none"},
+           _model("gpt")),
     Method("tied", "a pipeline of a gpt", _GPT | {"parallel.pipe": 2}, (),
            {REPLICA_SUMS: "sums those of its tied embedding over two stages"},
            lambda job: job.stages > 1 and _model("gpt")(job), instead="set parallel.pipe = 1"),
     Method("experts", "a mixture of experts", {"model.experts": 3} | _GPT),
     Method("recommender", "a recommender", _CLICKS, (),
            {POSITIONS: "has none", REPLICATED: "spreads its tables over the replicas",
-            REPLICA_SUMS: "keeps those of its tables on one rank", SHAREABLE: "has tables"},
+            REPLICA_SUMS: "keeps those of its tables on one rank", ROWS: "has none",
+            SHAREABLE: "has tables"},
            _model("recommender")),
     Method("own-model", "a model of the program", {"own.model": "methods.py:model"}, (),
            {FEW_ROWS: "may change in all numbers", JOB_MODEL: "has one of its own",
@@ -337,7 +346,8 @@ _MODELS = (
 _SITUATIONS = (
     Method("batch-norm", "batch norm", needs=(FORWARD, WIDTHS),
            instead="take group or layer norm"),
-    Method("torch", "a torch module", needs=(FORWARD_WEIGHTS,), instead="take layers of mpitrain"),
+    Method("torch", "a torch module", needs=(FORWARD_WEIGHTS,),
+           lacks={ROWS: "has code that takes whole ones"}, instead="take layers of mpitrain"),
     Method("link", "a link of COLLECTIVES_LINK or delayed()", needs=(DELAYED,),
            instead="leave COLLECTIVES_LINK and delayed() out"),
     Method("shrink", "--shrink", needs=(DEATHS,), instead="leave --shrink out"),

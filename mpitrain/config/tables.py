@@ -285,7 +285,7 @@ class Parallel(Struct, frozen=True, forbid_unknown_fields=True):
             ranks counts.  1: each replica has all experts.
         alltoall: algorithm that sends these rows, by its name in ``python -m collectives list``;
             ``native`` is the MPI library's, ``auto`` takes what was measured to be fastest.
-        data: replicas; 0: ranks / (pipe * context * tensor).
+        data: replicas; 0: ranks / (pipe * context * space * tensor).
         replicas: replicas of each stage, if they differ: [2, 1, 1] is PipeDream's 2-1-1.
         partition: way to cut the layers into stages: ``even``, equally many layers in each;
             ``auto``, by ``profile``'s measured times; or the number of layers of each stage, as in
@@ -301,6 +301,8 @@ class Parallel(Struct, frozen=True, forbid_unknown_fields=True):
         window: steps of ``asynchronous`` after which the pipeline drains; checkpoints and
             comparisons that are due within a window are made at its end.
         context: ranks that share the positions of each sample, for long ones (gpt).
+        space: ranks that share the rows of each image, for large ones (convnet, vgg, resnet, and
+            layers of mpitrain).
         attention: way in which context ranks attend to all positions.  ``zigzag`` and ``ring``:
             keys and values go round; each rank has two pieces of the positions, an early one and a
             late one, which makes causal attention equal work, or one piece.  ``ulysses``: ranks
@@ -337,6 +339,7 @@ class Parallel(Struct, frozen=True, forbid_unknown_fields=True):
     weights: Literal["stash", "vertical", "two_buffers", "spectrain", "linear", "latest"] = "stash"
     window: Count = 64
     context: Count = 1
+    space: Count = 1
     attention: Literal["zigzag", "ring", "ulysses"] = "zigzag"
     sequence: bool = False
     zero: Annotated[int, Meta(ge=0, le=3)] = 0

@@ -9,6 +9,7 @@ from mpitrain.data.dataset import Dataset
 from mpitrain.group import TensorGroup
 from mpitrain.models import convnets, gpt, perceptron, recommender
 from mpitrain.models.model import SequentialModel
+from mpitrain.nn.rows import in_rows
 from mpitrain.objective import LossFunction
 
 __all__ = ["SequentialModel", "build"]
@@ -21,6 +22,7 @@ def build(
     replicas: TensorGroup | None = None,
     layers: Mapping[str, nn.Layer] | None = None,
     loss: LossFunction | None = None,
+    rows: TensorGroup | None = None,
 ) -> SequentialModel:
     """The model of a job for its data.
 
@@ -30,9 +32,11 @@ def build(
         group: ranks that share each layer.
         replicas: data-parallel ranks, among which a recommender's tables or experts are spread.
         layers, loss: replacements of the model and loss that the job's tables describe.
+        rows: ranks that share the rows of each image.
 
     Raises:
-        ConfigError: the images are too small for the blocks of a convnet, or ``layers`` is empty.
+        ConfigError: the images are too small for the blocks of a convnet, ``layers`` is empty, or
+            ranks cannot share the rows of their images.
     """
     group = group or TensorGroup()
     if layers is None:
@@ -41,6 +45,11 @@ def build(
         layers = _shared(layers, group)
     if not layers:
         raise ConfigError("model: it has no layers, and nothing would be trained; give it some")
+    if rows is not None:
+        try:
+            layers = in_rows(layers, data.input_shape, rows)
+        except ValueError as error:
+            raise ConfigError(f"parallel.space: {error}") from error
     if config.parallel.recompute:
         layers = {name: nn.Recomputed(layer) for name, layer in layers.items()}
     # The ranks of a group share the columns of a gpt's scores; an mlp's are summed before the loss.

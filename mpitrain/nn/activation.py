@@ -10,6 +10,8 @@ from mpitrain.nn.layer import Elementwise, Layer
 class ReLU(Elementwise):
     """``max(x, 0)``; the gradient at 0 is 0."""
 
+    by_point = True
+
     def forward(self, parameters: Parameters, x: Array) -> tuple[Array, Array]:
         return array_namespace(x).maximum(x, 0), x > 0
 
@@ -19,6 +21,8 @@ class ReLU(Elementwise):
 
 class GELU(Elementwise):
     """``x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))`` (Hendrycks & Gimpel 2016)."""
+
+    by_point = True
 
     def forward(self, parameters: Parameters, x: Array) -> tuple[Array, tuple[Array, Array]]:
         y, tanh = kernels_of(x).gelu(x)

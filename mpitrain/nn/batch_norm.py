@@ -19,10 +19,14 @@ class BatchNorm(Elementwise):
     In training, mean and variance are over a micro-batch of each replica: the same as in one
     process with as many micro-batches.  In tests, running values take their place.
 
-    ``momentum``: weight of a micro-batch in the running values.
+    Attributes:
+        momentum: weight of a micro-batch in the running values.
+        copies: replicas that have the same samples, as ranks behind the images that they share.
     """
 
     sees = True
+    by_point = True
+    copies = 1
 
     def __init__(self, channels: int, epsilon: float = 1e-5, momentum: float = 0.1) -> None:
         """``channels``: size of the last axis, before and after; ``ValueError`` below 1."""
@@ -55,7 +59,8 @@ class BatchNorm(Elementwise):
             count, mean, squares = moments(rows, context.replicas)
             variance = squares / xp.maximum(count, 1)
             if not context.again:
-                follow(context.state, mean, squares, count, self.momentum)
+                squares, each = squares / self.copies, count / self.copies
+                follow(context.state, mean, squares, each, self.momentum)
         else:
             drawn = self.state(rows.dtype)
             state = context.state or {name: xp.asarray(value) for name, value in drawn.items()}

@@ -1,6 +1,7 @@
 """Convolution as one matrix product (im2col)."""
 
 from collections.abc import Mapping
+from copy import copy
 from typing import Literal
 
 from mpitrain.arrays import Array, Parameters, Shape, array_namespace
@@ -48,12 +49,18 @@ class Conv2d(Layer):
         self.outputs = outputs
         self.size = size
         self.stride = stride
-        self.padding = padding
+        self.padding = self._above = padding
         self.bias = split != "channels"
         if split == "outputs":
             self.split = {"weight": 3, "bias": 0}
         elif split == "channels":
             self.split = {"weight": 2}
+
+    def without_row_padding(self) -> "Conv2d":
+        """The layer for images that have the rows of zeros already."""
+        found = copy(self)
+        found._above = 0
+        return found
 
     def initial(self) -> Mapping[str, Initial]:
         weight = (self.size, self.size, self.channels, self.outputs)
@@ -68,8 +75,8 @@ class Conv2d(Layer):
 
     def forward(self, parameters: Parameters, x: Array) -> tuple[Array, tuple[Array, Shape]]:
         xp = array_namespace(x)
-        border = (self.padding, self.padding)
-        padded_NHWC = xp.pad(x, ((0, 0), border, border, (0, 0)))
+        above, beside = (self._above,) * 2, (self.padding,) * 2
+        padded_NHWC = xp.pad(x, ((0, 0), above, beside, (0, 0)))
         patches_NHWKC = xp.stack(tuple(windows(padded_NHWC, self.size, self.stride)), axis=3)
         weight_KO = _matrix(parameters["weight"])
         patches = patches_NHWKC.reshape(-1, len(weight_KO))
@@ -91,8 +98,9 @@ class Conv2d(Layer):
         for element, view in enumerate(windows(dpadded_NHWC, self.size, self.stride)):
             view += dpatches_NHWKC[:, :, :, element, :]
         _, rows, columns, _ = padded_shape
-        p = self.padding
-        return dpadded_NHWC[:, p : rows - p, p : columns - p, :], (patches, dy_flat)
+        above, beside = self._above, self.padding
+        dx = dpadded_NHWC[:, above : rows - above, beside : columns - beside, :]
+        return dx, (patches, dy_flat)
 
     def gradients(self, parameters: Parameters, kept: tuple[Array, Array]) -> dict[str, Array]:
         patches, dy_flat = kept

@@ -11,6 +11,8 @@ class Dropout(Elementwise):
     """In training, each number becomes 0 with probability p, else ``1 / (1 - p)`` times itself."""
 
     sees = True
+    #: Number of the first row of the image that is here, where ranks share its rows.
+    first_row = 0
 
     def __init__(self, p: float = 0.5) -> None:
         """``ValueError``: p is no probability."""
@@ -21,7 +23,8 @@ class Dropout(Elementwise):
     def forward(
         self, parameters: Parameters, x: Array, context: Context = RESTING
     ) -> tuple[Array, Any]:
-        factors = dropout_mask(context, self.p, x.shape[1:])
+        first = (self.first_row, *(0,) * (x.ndim - 2)) if self.first_row else None
+        factors = dropout_mask(context, self.p, x.shape[1:], first)
         if factors is None:
             return x, None
         factors = array_namespace(x).asarray(factors, dtype=x.dtype)

@@ -74,6 +74,9 @@ class Layer(ABC):
         tied: full name in the model of each parameter that belongs to another layer.
         sees: whether :meth:`forward` takes a :class:`~mpitrain.nn.Context` as its third argument;
             layers need it that are random in training, or depend on other ranks' samples.
+        by_point: whether it works on each point of an image by itself, in training and tests, so
+            that ranks can share the rows of images around it; a class says it for itself, not for
+            those that are derived from it.
         holds: whether the saved values contain the parameters, which then must not change before
             the backward pass.
     """
@@ -85,6 +88,7 @@ class Layer(ABC):
     placed: Mapping[str, int] = {}
     tied: Mapping[str, str] = {}
     sees = False
+    by_point = False
     holds = False
 
     def initial(self) -> Mapping[str, Initial]:

@@ -12,6 +12,8 @@ from mpitrain.nn.sizes import expect_features, expect_sizes
 class Linear(Layer):
     """``y_..O = x_..I @ weight_IO + bias_O``; 2 I O operations a sample."""
 
+    by_point = True
+
     def __init__(
         self,
         inputs: int,
@@ -75,6 +77,8 @@ class Linear(Layer):
 
 class Bias(Elementwise):
     """``y_..I = x_..I + bias_I``, for a bias that is added after a sum over ranks."""
+
+    by_point = True
 
     def __init__(self, features: int) -> None:
         """``features``: size of the last axis; ``ValueError`` below 1."""

@@ -16,6 +16,8 @@ _Kept = tuple[Array, Array]
 class LayerNorm(Elementwise):
     """``weight * (x - mean) / sqrt(variance + epsilon) + bias`` over the last axis (Ba 2016)."""
 
+    by_point = True
+
     def __init__(self, features: int, *, epsilon: float = 1e-5) -> None:
         """``features``: size of the last axis, before and after; ``ValueError`` below 1."""
         expect_sizes(type(self).__name__, features=features)

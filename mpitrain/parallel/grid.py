@@ -16,7 +16,7 @@ from mpitrain.ranks.together import ClosedTogether
 
 class Coordinates(NamedTuple):
     """Coordinates of a rank: its stage, its replica of the stage, its part of the layers, and of
-    the positions."""
+    the positions or rows."""
 
     stage: int
     replica: int
@@ -24,10 +24,12 @@ class Coordinates(NamedTuple):
     context: int = 0
 
 
-def axes(data: object, pipe: int, tensor: int, context: int = 1, experts: int = 1) -> str:
+def axes(
+    data: object, pipe: int, tensor: int, context: int = 1, experts: int = 1, *, rows: bool = False
+) -> str:
     """Lengths of the axes of a layout in words, as ``data 2 x pipe 2 x tensor 1``."""
     found = f"data {data} x pipe {pipe} x tensor {tensor}"
-    found += f" x context {context}" if context > 1 else ""
+    found += f" x {'space' if rows else 'context'} {context}" if context > 1 else ""
     return found + (f", experts {experts}" if experts > 1 else "")
 
 
@@ -42,14 +44,16 @@ class Layout:
         replicas: number of replicas of each stage; (2, 2) is two pipelines of two stages,
             (2, 1, 1) PipeDream's "2-1-1".
         tensor: ranks that share each layer.
-        context: ranks that share the positions of each sample.
+        context: ranks that share the positions of each sample, or the rows of each image.
         experts: neighbouring replicas that have a share of the experts each; 0: all of a stage.
+        rows: whether context ranks share rows.
     """
 
     replicas: tuple[int, ...] = (1,)
     tensor: int = 1
     context: int = 1
     experts: int = 1
+    rows: bool = False
 
     @property
     def stages(self) -> int:
@@ -79,7 +83,7 @@ class Layout:
     def __str__(self) -> str:
         even = len(set(self.replicas)) == 1
         data = self.replicas[0] if even else "-".join(map(str, self.replicas))
-        return axes(data, self.stages, self.tensor, self.context, self.experts)
+        return axes(data, self.stages, self.tensor, self.context, self.experts, rows=self.rows)
 
 
 class ProcessGrid(ClosedTogether):
@@ -90,7 +94,7 @@ class ProcessGrid(ClosedTogether):
         comm: communicator of all ranks.
         place: the own coordinates.
         tensor: ranks that share our layers.
-        context: ranks that share the positions of our samples.
+        context: ranks that share the positions or rows of our samples.
         spread: replicas of our stage that have a part each of what is spread over replicas.
         groups: ranks whose gradients are summed with ours, for each group of an arena (see
             :mod:`mpitrain.parallel.arena`).

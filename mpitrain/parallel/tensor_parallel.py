@@ -26,6 +26,8 @@ class Enter(_Boundary):
     With ``sequence``: forward gathers positions, backward scatters the sum of gradients.
     """
 
+    by_point = True
+
     def forward(self, parameters: Parameters, x: Array) -> tuple[Array, None]:
         return (self.group.gather(x) if self.sequence else x), None
 
@@ -38,6 +40,8 @@ class Leave(_Boundary):
 
     With ``sequence``: forward scatters the sum, backward gathers the gradients.
     """
+
+    by_point = True
 
     def forward(self, parameters: Parameters, x: Array) -> tuple[Array, None]:
         return (self.group.scatter(x) if self.sequence else self.group.sum(x)), None

@@ -134,7 +134,9 @@ def load_job(config: Config, command: str) -> Job:
         DataError: its data cannot be read.
     """
     expect(config, "steps", command=command)
-    plain = with_layout(config, recompute=False, tensor=1, sequence=False, context=1, experts=1)
+    plain = with_layout(
+        config, recompute=False, tensor=1, sequence=False, context=1, space=1, experts=1
+    )
     if config.own == type(config.own)():
         found = _dataset(plain)
         return Job(config, models.build(plain, found), found, build.optimizer(config.optim))

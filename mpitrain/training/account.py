@@ -37,9 +37,10 @@ class Account:
         comm, config = parts.comm, parts.config
         self._comm, self._parts = comm, parts
         #: Ranks with equal values have the same amount of work.
-        place, is_ring = parts.grid.place, config.parallel.attention == "ring"
+        place = parts.grid.place
+        is_uneven = config.parallel.attention == "ring" or parts.grid.layout.rows
         is_server = comm.rank >= comm.size - config.server.ranks
-        self._peers = place.stage, place.context if is_ring else 0, is_server
+        self._peers = place.stage, place.context if is_uneven else 0, is_server
         self._traffic = traffic_of(comm)
         self._before = self._traffic.sent, self._traffic.shared
         #: Seconds and bytes of communication after the ranks had agreed on the last step.

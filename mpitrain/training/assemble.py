@@ -223,13 +223,15 @@ def _add_model(parts: Parts, variant: Variant) -> None:
     comm, config, data, device = parts.comm, parts.config, parts.data, parts.device
     layers, loss = parts.objects.layers, parts.objects.loss
     layout = layout_of(config, comm.size)
-    if layers is not None and layout.context > 1:
+    if layers is not None and config.parallel.context > 1:
         expect(config, "own-model")
 
     is_file = config.parallel.schedule.endswith(".csv")
 
     def cut() -> tuple[Shape, Partition, dict[str, frozenset[int]], list[str]]:
         outline = models.build(config, data, layers=layers, loss=loss)
+        if any(layer.holds for layer in outline.layers.values()):
+            expect(config, "torch")
         outputs = expect_fitting(outline, data)
         expect_labels_in_memory(outline.loss, data)
         partition = partition_of(config, outline, layout)
@@ -247,9 +249,8 @@ def _add_model(parts: Parts, variant: Variant) -> None:
     grid = ProcessGrid(comm, layout, shared.values(), device.xp)
     parts.opened.callback(grid.close)
     spread_over = variant.spread(grid)
-    model = models.build(config, data, grid.tensor, spread_over, layers, loss)
-    if any(layer.holds for layer in model.layers.values()):
-        expect(config, "torch")
+    sharers = grid.context if layout.rows else None
+    model = models.build(config, data, grid.tensor, spread_over, layers, loss, sharers)
     given = nn.Chain(model.layers).brought()
     check_replicas(comm, [(comm, given)], "in the layers that they were given")
     stage = grid.place.stage

@@ -14,6 +14,7 @@ from mpitrain.fields import fields
 from mpitrain.group import share
 from mpitrain.nn.context import Terms
 from mpitrain.nn.positions import Positions
+from mpitrain.nn.rows import Rows
 from mpitrain.objective import LossFunction, reduction_of
 
 
@@ -72,6 +73,7 @@ class MicroBatches:
         scale: float = 1.0,
         device: Device = HOST,
         positions: Positions | None = None,
+        rows: Rows | None = None,
     ) -> None:
         """Nothing is copied to the device yet.
 
@@ -86,6 +88,8 @@ class MicroBatches:
             scale: factor on the loss before its gradient is taken.
             device: where the arrays go.
             positions: the cut of the positions of inputs and labels; None: all are here.
+            rows: the cut of the rows of inputs; its ranks have all labels, and take an equal part
+                of each one's loss.
         """
         self._held = held
         self._batches = batches
@@ -95,7 +99,8 @@ class MicroBatches:
         self._dtype = dtype
         self._scale = scale
         self._device = device
-        self._positions = positions
+        self._positions, self._rows = positions, rows
+        self._copies = rows.group.size if rows else 1
         self.labels_taken = 0
         self.counted: Scalar = 0.0
         self.unequal: Scalar = 0.0
@@ -116,7 +121,7 @@ class MicroBatches:
         reduction, labels = reduction_of(self._loss), self.labels(micro_batch)
         each = self.labels_of_sample(micro_batch)
         whole = len(self._batches[micro_batch // self._parts]) * each
-        divisor = (1 if reduction == "sum" else whole) / self._scale
+        divisor = (1 if reduction == "sum" else whole) * self._copies / self._scale
         scaled, gradient, *counted = self._loss(outputs, labels, divisor)
         if reduction == "count":
             taken = labels.size if self._positions else len(self.indices(micro_batch)) * each
@@ -162,6 +167,8 @@ class MicroBatches:
 
     def _host_inputs(self, micro_batch: int) -> Array:
         inputs = self._own(self._held[micro_batch].inputs)
+        if self._rows is not None:
+            inputs = inputs[:, self._rows.own]
         if self._dtype is not None and inputs.dtype.kind == "f":
             inputs = inputs.astype(self._dtype, copy=False)
         return inputs

@@ -76,8 +76,9 @@ def evaluate(parts: Parts, epoch: int) -> Epoch:
                 return passes.resting(source.indices(number))
 
             passes.runner().infer(source, len(some), passes.weights, judge, context)
-        # All tensor ranks of a stage have the same sums, so only the first reports them.
-        told = (device.read([mean, counted]), totals) if place.tensor == 0 else ([0.0, 0.0], {})
+        # The ranks that share layers or images have the same sums, so only the first reports them.
+        is_first = place.tensor == 0 and not (layout.rows and place.context)
+        told = (device.read([mean, counted]), totals) if is_first else ([0.0, 0.0], {})
         every = parts.comm.allgather(told)
         parts.purity.expect("test")
     found = {

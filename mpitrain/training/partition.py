@@ -12,6 +12,7 @@ from mpitrain.data import Dataset
 from mpitrain.group import TensorGroup, share
 from mpitrain.models import SequentialModel
 from mpitrain.nn.positions import Positions
+from mpitrain.nn.rows import Rows
 from mpitrain.parallel.grid import Layout, axes
 from mpitrain.pipeline.actions import Pipeline
 from mpitrain.pipeline.partition import Costs, partition
@@ -24,24 +25,26 @@ from mpitrain.pipeline.schedules import PipelineSchedule, sent_ahead
 def layout_of(config: Config, ranks: int) -> Layout:
     """The grid of a job on this number of ranks; ConfigError names the number that would fit."""
     p = config.parallel
-    each = p.context * p.tensor
+    context, rows = p.context * p.space, p.space > 1  # only one of both is above 1
+    each = context * p.tensor
     data = p.data or max(1, ranks // (p.pipe * each))
     needed = (sum(p.replicas) or data * p.pipe) * each
     if needed != ranks:
-        asked = axes("-".join(map(str, p.replicas)) or data, config.stages, p.tensor, p.context)
+        width = "-".join(map(str, p.replicas)) or data
+        asked = axes(width, config.stages, p.tensor, context, rows=rows)
         raise ConfigError(
             f"parallel: {asked} needs {needed} ranks, but there are {ranks}; start as many, or "
             "change data, pipe or tensor"
         )
     replicas = p.replicas or (data,) * p.pipe
-    among = replicas[0] * p.context
+    among = replicas[0] * context
     if among % p.experts:
         raise ConfigError(
             f"parallel.experts: {among} replicas cannot be cut into groups of {p.experts}; take a "
             "number that divides them"
         )
     spread = 0 if config.model.kind == "recommender" else p.experts
-    return Layout(replicas, p.tensor, p.context, spread)
+    return Layout(replicas, p.tensor, context, spread, rows)
 
 
 def positions_of(config: Config, group: TensorGroup, data: Dataset) -> Positions | None:
@@ -49,9 +52,9 @@ def positions_of(config: Config, group: TensorGroup, data: Dataset) -> Positions
 
     ConfigError: samples are too short, or vary in length, or tensor ranks cannot share positions.
     """
-    if group.size == 1:
-        return None
     p = config.parallel
+    if p.context == 1:
+        return None
     if data.varies:
         raise ConfigError(
             "parallel.context: samples of many lengths cannot be cut alike; pad them to one "
@@ -68,6 +71,21 @@ def positions_of(config: Config, group: TensorGroup, data: Dataset) -> Positions
             f"rank, {max(lengths)}; take a data.context that {2 * p.tensor * p.context} divides"
         )
     return found
+
+
+def rows_of(config: Config, group: TensorGroup, data: Dataset) -> Rows | None:
+    """The cut of the rows of a job's images over a group; None where each rank has whole ones.
+
+    ConfigError: images vary in size.
+    """
+    if config.parallel.space == 1:
+        return None
+    if data.varies:
+        raise ConfigError(
+            "parallel.space: images of many sizes cannot be cut alike; pad them to one size, or "
+            "set parallel.space = 1"
+        )
+    return Rows(group, data.input_shape[0])
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from mpitrain.ranks.together import together
 from mpitrain.step.precision import CastWeights, compute_type
 from mpitrain.training.batches import MicroBatches
 from mpitrain.training.feed import Held
-from mpitrain.training.partition import positions_of, schedule_of
+from mpitrain.training.partition import positions_of, rows_of, schedule_of
 
 if TYPE_CHECKING:
     from mpitrain.training.parts import Parts
@@ -63,6 +63,10 @@ class Passes:
         shape = data.input_shape
         if self._positions:
             shape = (len(self._positions.own), *shape[1:])
+        self._rows = rows_of(config, grid.context, data)
+        if self._rows:
+            here = self._rows.own
+            shape = (here.stop - here.start, *shape[1:])
         self._inputs = Spec(shape, self.dtype if kind.kind == "f" else kind)
         self._schedules: dict[int, tuple[Pipeline, Report]] = {}
         self._runners: dict[int, Runner] = {}
@@ -128,6 +132,7 @@ class Passes:
             scale=scale,
             device=self._device,
             positions=self._positions,
+            rows=self._rows,
         )
 
     def context(

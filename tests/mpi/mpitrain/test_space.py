@@ -1,0 +1,237 @@
+"""Images whose rows lie on several ranks, against one rank that has them whole."""
+
+from copy import deepcopy
+from itertools import islice, product
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+from msgspec.structs import replace
+
+from collectives import Communicator
+from mpitrain import nn
+from mpitrain.config import Config, ConfigError, Model, Optim, Parallel, Run, Train
+from mpitrain.data.dataset import Dataset, Samples
+from mpitrain.group import TensorGroup, share
+from mpitrain.metrics.records import Step
+from mpitrain.nn.context import Context
+from mpitrain.nn.rows import Rows, in_rows
+from mpitrain.start import start
+from mpitrain.training.evaluation import evaluate
+from mpitrain.training.parts import UserObjects
+from tests.mpi.mpitrain.layouts import alone, assert_goes_on, close, curve, in_folder, job, whole
+
+pytestmark = pytest.mark.mpi
+
+RANKS = MPI.COMM_WORLD.size
+
+
+def passes(layers, parameters, x, dy, context):
+    """The output, the gradient by x and those by the parameters."""
+    chain = nn.Chain(layers)
+    y, saved = chain.forward(parameters, x, context)
+    dx, kept = chain.backward(parameters, saved, dy)
+    return y, dx, chain.gradients(parameters, kept)
+
+
+def expect_those_of_one_rank(comm, layers, shape, samples=2, tolerance=1e-11):
+    """Outputs and gradients of layers on rows are those on whole images."""
+    rng, chain = np.random.default_rng(5), nn.Chain(layers)
+    x = rng.normal(size=(samples, *shape))
+    dy = rng.normal(size=(samples, *chain.output_shape(shape)))
+    parameters = chain.parameters(np.random.default_rng(6), np, np.float64)
+    parameters = {name: value + 0.1 * rng.normal(size=value.shape) for name, value in
+                  parameters.items()}  # fmt: skip
+    numbers = np.arange(samples)
+    group = TensorGroup(comm)
+
+    def context(replicas):
+        return Context(
+            training=True, samples=numbers, replicas=replicas, state=chain.state(np.float64)
+        )
+
+    one, many = context(TensorGroup()), context(group)
+    y, dx, gradients = passes(layers, parameters, x, dy, one)
+    rows = share(shape[0], comm.rank, comm.size)
+    cut = in_rows(layers, shape, group)
+    found = passes(cut, parameters, x[:, rows], dy / comm.size, many)
+    np.testing.assert_allclose(found[0], y, rtol=tolerance, atol=tolerance)
+    np.testing.assert_allclose(found[1], dx[:, rows], rtol=tolerance, atol=tolerance)
+    close({k: comm.allreduce(v) for k, v in found[2].items()}, gradients, rtol=tolerance,
+          atol=tolerance)  # fmt: skip
+    close(many.state, one.state, rtol=tolerance, atol=tolerance)
+
+
+#: Kernels from 1 to 7, odd and even, with and without zeros around, at steps of 1 to 3.
+WINDOWS = [
+    (size, stride, padding)
+    for size, stride in product((1, 2, 3, 4, 5, 7), (1, 2, 3))
+    for padding in sorted({0, size // 2})
+]
+
+
+@pytest.mark.parametrize("height", [7, 8, 11])
+def test_windows_are_those_of_one_rank(comm, height):
+    """Also with fewer rows than ranks, and windows over the rows of several ranks."""
+    for size, stride, padding in WINDOWS:
+        conv = nn.Conv2d(2, 3, size, stride=stride, padding=padding)
+        layers = {"a": conv, "b": nn.Conv2d(3, 2, 1), "c": nn.GlobalAveragePool()}
+        expect_those_of_one_rank(comm, layers, (height, 7, 2))
+        for pool in (nn.MaxPool2d, nn.AveragePool2d):
+            layers = {"a": conv, "pool": pool(1, stride=stride), "flat": nn.Flatten()}
+            expect_those_of_one_rank(comm, layers, (height, 7, 2))
+    for pool in (nn.MaxPool2d(3, stride=2), nn.AveragePool2d(2), nn.MaxPool2d(4, stride=1)):
+        expect_those_of_one_rank(comm, {"pool": pool, "flat": nn.Flatten()}, (height, 6, 2))
+
+
+@pytest.mark.parametrize("samples", [0, 1, 3])
+def test_norms_dropout_and_residuals_are_those_of_one_rank(comm, samples):
+    """Batch norm on rows and behind them, with its running moments."""
+    body = {
+        "norm": nn.GroupNorm(2, 4), "relu": nn.ReLU(), "drop": nn.Dropout(0.4),
+        "convolution": nn.Conv2d(4, 6, 3, stride=2, padding=1), "batch": nn.BatchNorm(6),
+    }  # fmt: skip
+    layers = {
+        "stem": nn.Chain({"convolution": nn.Conv2d(1, 4, 3, padding=1), "norm": nn.LayerNorm(4)}),
+        "block": nn.Residual(body, {"convolution": nn.Conv2d(4, 6, 1, stride=2)}),
+        "again": nn.Recomputed(nn.Residual({"linear": nn.Linear(6, 6), "gelu": nn.GELU()})),
+        "head": nn.Chain({"flat": nn.Flatten(), "drop": nn.Dropout(0.2), "norm": nn.BatchNorm(30)}),
+    }
+    before = deepcopy(vars(layers["head"].layers["norm"]))
+    expect_those_of_one_rank(comm, layers, (9, 1, 1), samples)
+    assert vars(layers["head"].layers["norm"]) == before
+
+
+def test_outputs_for_each_point_are_whole_on_each_rank(comm):
+    layers = {"a": nn.Conv2d(1, 2, 3, padding=1), "b": nn.Conv2d(2, 5, 1)}
+    expect_those_of_one_rank(comm, layers, (6, 5, 1))
+
+
+@pytest.mark.skipif(RANKS == 1, reason="nothing is sent")
+def test_halos_alone_are_sent(comm):
+    """A 3x3 filter needs one row of each neighbour, and 2x2 windows at steps of 2 none."""
+    own = Communicator(comm)
+    try:
+        group, height = TensorGroup(own), 4 * RANKS
+        x = np.ones((2, 4, 5, 3))
+        line = 2 * 5 * 3 * x.itemsize
+        neighbours = (comm.rank > 0) + (comm.rank < RANKS - 1)
+        rows = Rows(group, height)
+        for (size, stride, padding), lines in {
+            (3, 1, 1): neighbours,
+            (5, 1, 2): 2 * neighbours,
+            (2, 2, 0): 0,
+            (1, 1, 0): 0,
+        }.items():
+            outputs = (height + 2 * padding - size) // stride + 1
+            fetch = rows.windows(outputs, size, stride, padding)
+            before = own.traffic.sent + own.traffic.shared
+            y = fetch.take(x)
+            fetch.give(y)
+            assert own.traffic.sent + own.traffic.shared - before == 2 * lines * line, size
+    finally:
+        own.close()
+
+
+def test_layers_that_cannot_share_rows(comm):
+    class Mirrored(nn.ReLU):
+        """Not point by point, though it is derived from a layer that is."""
+
+    group = TensorGroup(comm)
+    with pytest.raises(ValueError, match=r"^b\.c is a Mirrored, and ranks cannot share the rows"):
+        in_rows({"a": nn.ReLU(), "b": nn.Chain({"c": Mirrored()})}, (8, 8, 1), group)
+    with pytest.raises(ValueError, match="samples have the shape"):
+        in_rows({"a": nn.ReLU()}, (8, 8), group)
+
+
+def spatial(model="convnet", **keys):
+    return job(model, **{"space": RANKS} | keys)
+
+
+#: Layouts beside the rows of images, by the number of ranks.
+LAYOUTS = {
+    1: {"alone": {}},
+    2: {"alone": {}, "zero 3": dict(zero=3, recompute=True), "node": dict(node_shared=True)},
+    3: {"alone": {}, "zero 1": dict(zero=1)},
+    4: {
+        "alone": {},
+        "data, zero 2": dict(space=2, zero=2),
+        "pipe": dict(space=2, pipe=2, schedule="zero_bubble"),
+        "tensor": dict(space=2, tensor=2),
+        "interleaved": dict(space=2, pipe=2, schedule="interleaved", chunks=2, zero=3),
+    },
+    5: {"alone": {}},
+    8: {"alone": {}, "all": dict(space=2, pipe=2, tensor=2, zero=1)},
+}.get(RANKS, {"alone": {}})
+QUICK = {("convnet", "alone"), ("resnet", "alone"), ("convnet", "pipe"), ("resnet", "tensor")}
+
+
+@pytest.mark.parametrize(
+    ("model", "layout"),
+    [
+        pytest.param(*case, marks=() if case in QUICK and RANKS < 5 else pytest.mark.slow)
+        for case in product(("convnet", "resnet", "vgg"), LAYOUTS)
+        if case != ("resnet", "interleaved") or RANKS != 4
+    ],
+)
+def test_training_is_that_of_one_process(comm, model, layout):
+    """8 rows and, behind the pooling, 4 and 2, on any number of ranks."""
+    config = spatial(model, **LAYOUTS[layout])
+    found, parameters = curve(comm, config, 5)
+    expected, whole_ones = alone(config, 5)
+    np.testing.assert_allclose(found, expected, rtol=1e-10)
+    close(parameters, whole_ones, rtol=0, atol=1e-10)
+
+
+def batch_norm_on_images(height):
+    rng = np.random.default_rng(7)
+    labels = rng.integers(4, size=48)
+    images = rng.normal(size=(48, height, 6, 1)) + labels[:, None, None, None] / 4
+    test = Samples(images[:16], labels[:16])
+    layers = {
+        "a": nn.Conv2d(1, 4, 5, padding=2), "norm": nn.BatchNorm(4), "relu": nn.ReLU(),
+        "drop": nn.Dropout(0.1), "pool": nn.AveragePool2d(2), "flat": nn.Flatten(),
+        "out": nn.Linear(height // 2 * 12, 4),
+    }  # fmt: skip
+    return UserObjects(layers=layers, data=Dataset(Samples(images, labels), test, 4))
+
+
+def test_batch_norm_and_tests_of_own_layers(comm):
+    """Its running moments decide what a test finds."""
+    config = Config(
+        run=Run(seed=2, dtype="float64"), model=Model(kind="mlp"), optim=Optim(lr=0.1),
+        train=Train(epochs=2, batch_size=8), parallel=Parallel(space=RANKS),
+    )  # fmt: skip
+    config = replace(config, model=Model(kind="convnet"))
+    found = []
+    for ranks in (comm, MPI.COMM_SELF):
+        own = Communicator(ranks)
+        plain = replace(config, parallel=Parallel(space=ranks.size))
+        with start(own, plain, batch_norm_on_images(13)) as trainer:
+            records = [r for r in islice(trainer.run_epoch(0), 6) if isinstance(r, Step)]
+            tested = evaluate(trainer.parts, 0)
+            found.append((
+                [r.loss for r in records], tested.test_loss, tested.metrics["accuracy"],
+                trainer.parts.passes.state, whole(ranks, trainer),
+            ))  # fmt: skip
+        own.close()
+    many, one = found
+    np.testing.assert_allclose(many[0], one[0], rtol=1e-10)
+    assert many[1] == pytest.approx(one[1], rel=1e-10) and many[2] == one[2]
+    close(many[3], one[3], rtol=1e-10, atol=1e-12)
+    close(many[4], one[4], rtol=0, atol=1e-10)
+
+
+@pytest.mark.skipif(RANKS == 1, reason="one rank has all rows")
+def test_a_run_goes_on_with_the_same_bits(comm, folder):
+    assert_goes_on(comm, in_folder(spatial("resnet", zero=1), folder))
+
+
+@pytest.mark.mpi(min_size=2)
+def test_torch_modules_are_refused(comm):
+    torch = pytest.importorskip("torch")
+    from mpitrain.adapters.torch import layers_of
+
+    module = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10)).double()
+    with pytest.raises(ConfigError, match="parallel.space = 1"):
+        start(comm, spatial(), UserObjects(layers=layers_of(module)))
