@@ -77,10 +77,12 @@ class TensorGroup:
         parts = array_namespace(x).moveaxis(self.all(x), 0, 1)
         return parts.reshape(len(x), self.size * x.shape[1], *x.shape[2:])
 
-    def exchange(self, parts: Sequence[Array], shapes: Sequence[Shape]) -> list[Array]:
+    def exchange(
+        self, parts: Sequence[Array], shapes: Sequence[Shape], algorithm: str | None = None
+    ) -> list[Array]:
         """The arrays that each rank has for this one, of these shapes; ``parts[r]`` is for rank r.
 
-        All have one type.
+        All have one type.  ``algorithm``: as ``Communicator.Alltoallv`` takes it.
         """
         if self.comm is None:
             return list(parts)
@@ -92,6 +94,7 @@ class TensorGroup:
         self.comm.Alltoallv(
             [own.view(np.uint8), [part.size * itemsize for part in parts]],
             [found.view(np.uint8), [size * itemsize for size in sizes]],
+            algorithm=algorithm,
         )
         ends = np.cumsum(sizes).tolist()
         return [

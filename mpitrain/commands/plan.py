@@ -30,7 +30,7 @@ _MOST = 1 << 16
 #: Keys of [parallel] that another layout does not take over from the job.
 _LAYOUT = (
     "pipe", "tensor", "experts", "data", "replicas", "partition", "schedule", "chunks", "context",
-    "sequence", "zero", "node_shared", "recompute",
+    "space", "sequence", "zero", "node_shared", "recompute",
 )  # fmt: skip
 
 
@@ -158,7 +158,7 @@ _PURPOSE = {
     "gradients": "of gradients and parameters",
     "pipe": "between stages",
     "tensor": "within tensor groups",
-    "context": "of keys and values",
+    "context": "of keys and values, or of rows of images",
     "experts": "of rows to experts or tables, if choices are even",
 }
 

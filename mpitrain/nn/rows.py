@@ -44,17 +44,22 @@ class Rows:
 
     def windows(self, outputs: int, size: int, stride: int, padding: int) -> "Fetch":
         """The rows under a layer's windows, for a cut of its ``outputs`` rows."""
-        needed = []
-        for rank in range(self.group.size):
-            own = share(outputs, rank, self.group.size)
-            first = own.start * stride - padding
-            rows = (own.stop - own.start - 1) * stride + size if own.stop > own.start else 0
-            needed.append(slice(first, first + rows))
-        return Fetch(self, needed)
+        return Fetch(self, under_windows(outputs, size, stride, padding, self.group.size))
 
     def all(self) -> "Fetch":
         """All rows, for each rank."""
         return Fetch(self, [slice(0, self.height)] * self.group.size)
+
+
+def under_windows(outputs: int, size: int, stride: int, padding: int, ranks: int) -> list[slice]:
+    """The rows that each rank's windows read, where ranks share ``outputs`` rows of windows."""
+    found = []
+    for rank in range(ranks):
+        own = share(outputs, rank, ranks)
+        first = own.start * stride - padding
+        rows = (own.stop - own.start - 1) * stride + size if own.stop > own.start else 0
+        found.append(slice(first, first + rows))
+    return found
 
 
 class Fetch:
@@ -95,7 +100,8 @@ class Fetch:
             parts = [x[:, nothing if to == me else part] for to, part in enumerate(away)]
             lengths = [0 if of == me else _length(part) for of, part in enumerate(here)]
             shapes = [(samples, length, *rest) for length in lengths]
-            for of, part in enumerate(self._group.exchange(parts, shapes)):
+            # Each part goes straight to its rank; most pairs of ranks have none for each other.
+            for of, part in enumerate(self._group.exchange(parts, shapes, "linear")):
                 if of != me:
                     found[:, here[of]] += part
         return found

@@ -1,7 +1,7 @@
 """Work and memory of a model's layers, from their shapes alone."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from mpitrain import nn
@@ -31,6 +31,9 @@ class LayerCost:
         keys: numbers of the keys and values that context ranks tell one another.
         scores: attention's scores, which are kept where neither context ranks nor tiles cut them.
         fixed: seconds of a forward pass that no number of samples changes; a backward pass has two.
+        behind: part of the work that is behind the images, which ranks that share them all do.
+        kept_behind, outputs_behind: numbers that they all have there.
+        told: numbers of halos, sums and images that these ranks tell one another in a pass.
     """
 
     name: str
@@ -47,6 +50,24 @@ class LayerCost:
     keys: float = 0.0
     scores: float = 0.0
     fixed: float = 0.0
+    behind: float = 0.0
+    kept_behind: float = 0.0
+    outputs_behind: float = 0.0
+    told: float = 0.0
+
+    def in_rows(self, ranks: int) -> "LayerCost":
+        """The layer where ``ranks`` share the rows of images, as if each did its part of all."""
+        more = ranks - 1.0
+        factor = 1 + more * self.behind
+        return replace(
+            self,
+            forward=self.forward * factor,
+            backward=self.backward * factor,
+            kept=self.kept + more * self.kept_behind,
+            outputs=self.outputs + more * self.outputs_behind,
+            summed=tuple(numbers * factor for numbers in self.summed),
+            keys=self.told * 2 / 3,  # once forward and once backward, not twice
+        )
 
 
 def layer_costs(model: SequentialModel, shape: Shape) -> list[LayerCost]:
@@ -59,9 +80,14 @@ def layer_costs(model: SequentialModel, shape: Shape) -> list[LayerCost]:
     for name, layer in model.layers.items():
         work, kept, kept_shared, rows, keys, scores = 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
         summed: list[float] = []
+        behind, kept_behind, told = 0.0, 0.0, 0.0
         for leaf, own, inside in _leaves(layer, shape):
             flops, numbers = _leaf(leaf, own)
             work += flops
+            if len(own) == 3:
+                told += _told(leaf, own)
+            else:
+                behind, kept_behind = behind + flops, kept_behind + numbers
             if inside:
                 kept_shared += numbers
             else:
@@ -90,6 +116,10 @@ def layer_costs(model: SequentialModel, shape: Shape) -> list[LayerCost]:
                 rows=rows,
                 keys=keys,
                 scores=scores,
+                behind=behind / work if work else 0.0,
+                kept_behind=kept_behind,
+                outputs_behind=0.0 if len(shape) == 3 else prod(shape),
+                told=told,
             )
         )
     return found
@@ -156,6 +186,22 @@ def _leaf(layer: nn.Layer, shape: Shape) -> tuple[float, float]:
             return 0.0, 0.0
         case _:
             return 0.0, read
+
+
+def _told(layer: nn.Layer, shape: Shape) -> float:
+    """Numbers that ranks which share the rows of an image tell one another, forward or backward."""
+    rows, columns, channels = shape
+    match layer:
+        case nn.Conv2d() | nn.MaxPool2d() | nn.AveragePool2d():
+            return float(max(0, layer.size - layer.stride) * columns * channels)
+        case nn.GroupNorm():
+            return 4.0 * channels / layer.width
+        case nn.GlobalAveragePool():
+            return 2.0 * channels
+        case nn.Flatten():
+            return float(rows * columns * channels)
+        case _:
+            return 0.0
 
 
 def _scores(layer: nn.Attention, shape: Shape) -> float:

@@ -79,6 +79,8 @@ def planned(job: Job, search: Search, config: Config, exchanged: float = 1.0) ->
     spans = tuple([(ends[virtual], ends[virtual + 1]) for virtual in own] for own in pipeline.dealt)
     own = config.parallel
     search = replace(search, numerics=replace(search.numerics, exchanged=exchanged))
+    if layout.rows:
+        search = replace(search, layers=[one.in_rows(layout.context) for one in search.layers])
     costs = tuple(
         search.costs(
             Candidate(
