@@ -74,7 +74,7 @@ class Fetch:
         self._group, ranks = rows.group, range(rows.group.size)
         have, me = [rows.of(rank) for rank in ranks], rows.group.rank
         self._had, self._count = have[me], needed[me].stop - needed[me].start
-        #: What other ranks need of our rows, and we of theirs, by rank.
+        #: Places in our rows of those that a rank needs, and in ours of those that it has.
         self._out = [_within(have[me], needed[rank]) for rank in ranks]
         self._in = [_within(needed[me], have[rank]) for rank in ranks]
         self._is_sent = any(

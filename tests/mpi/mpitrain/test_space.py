@@ -221,12 +221,12 @@ def test_batch_norm_and_tests_of_own_layers(comm):
     close(many[4], one[4], rtol=0, atol=1e-10)
 
 
-@pytest.mark.skipif(RANKS == 1, reason="one rank has all rows")
+@pytest.mark.quick_on(2)
 def test_a_run_goes_on_with_the_same_bits(comm, folder):
     assert_goes_on(comm, in_folder(spatial("resnet", zero=1), folder))
 
 
-@pytest.mark.mpi(min_size=2)
+@pytest.mark.skipif(RANKS != 2, reason="no other rank changes this")
 def test_torch_modules_are_refused(comm):
     torch = pytest.importorskip("torch")
     from mpitrain.adapters.torch import layers
