@@ -25,14 +25,15 @@ EXACT = {
     for name, method in METHODS.items()
     if next(iter(method.sets)).partition(".")[0] not in ("compress", "sync", "server", "federated")
 } - {"asynchronous", "prediction", "latest", "float16", "bfloat16"}
-#: A torch module needs the weights of its forward pass, and own layers would not.
-TORCH_ALONE = ({"prediction", "own-model"}, {"latest", "own-model"})
+#: A torch module needs the weights of its forward pass and whole images, and own layers would not.
+TORCH_ALONE = ({"prediction", "own-model"}, {"latest", "own-model"}, {"space", "own-model"})
 #: A key that an optimiser of the program does not read.
 UNREAD = {"weight-decay", "own-optimizer"}
 #: Methods whose models read no vectors.
 OTHER_DATA = (
     "sequence",
     "context",
+    "space",
     "convolutions",
     "gpt",
     "tied",
@@ -133,6 +134,7 @@ def small(methods, folder):
 def ranks_for(keys, size):
     """As many ranks as the layout can have; 0 if it needs more."""
     each = keys.get("parallel.tensor", 1) * keys.get("parallel.context", 1)
+    each *= keys.get("parallel.space", 1)
     if replicas := keys.get("parallel.replicas"):
         return sum(replicas) * each if sum(replicas) * each <= size else 0
     stage = keys.get("parallel.pipe", 1) * each * keys.get("parallel.experts", 1)
