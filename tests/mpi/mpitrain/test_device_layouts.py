@@ -66,6 +66,12 @@ def test_layouts_have_the_cpus_losses(model, name):
     expect_the_same(config, exact=SAME_ORDER and model != "resnet")
 
 
+@pytest.mark.quick_on(2)
+@pytest.mark.parametrize("model", ["convnet", "resnet"])
+def test_images_in_rows_have_the_cpus_losses(model):
+    expect_the_same(job(model, "float32", space=RANKS), exact=False)
+
+
 @pytest.mark.quick_on(1, 2)
 @pytest.mark.parametrize("compute", ["float16", "bfloat16"])
 def test_sixteen_bits_have_the_cpus_losses(compute):
