@@ -50,7 +50,9 @@ def test_zigzag_is_beside_ring(tmp_path):
 def test_torch_is_beside_gloo(tmp_path):
     words = ["-m", "benchmarks.torch_backend", "--repeats=1", "-J", tmp_path / "torch.json"]
     told = run(tmp_path, 2, *words, "--sizes", "8", "128K")
-    assert told.count("| 8 B |") == 10 and told.count("| 128 KiB |") == 5
+    assert told.count(" | 8 B |") == 10 and told.count(" | 128 KiB |") == 5
+    ratios = [line.strip("| ").split(" | ") for line in told.splitlines()[-2:]]
+    assert [(row[0], len(row)) for row in ratios] == [("8 B", 6), ("128 KiB", 6)]
     told = run(tmp_path, 2, *words, "--small")
     assert [len(line.split("|")) for line in told.splitlines()[-7:]] == [8] * 7
     told = run(tmp_path, 2, *words, "--steps", "--width=64")  # it stops if the losses differ

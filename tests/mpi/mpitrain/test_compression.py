@@ -237,19 +237,23 @@ def test_a_run_with_coded_shards_goes_on_bit_by_bit(comm, folder, layout):
     assert_goes_on(comm, in_folder(config, folder))
 
 
-def test_on_another_number_of_replicas_the_sum_of_what_was_left_out_stays(comm, folder):
-    """From all ranks to one, to the ranks but the last one, and back to all."""
-    config = coded(job("mlp", batch_size=24, micro_batches=1), exchange="two_phase")
-    config = in_folder(config, folder)
+@pytest.mark.parametrize("between", ["two_phase", "gathered"])
+def test_on_another_number_of_replicas_the_sum_of_what_was_left_out_stays(comm, folder, between):
+    """From all ranks to one, to the ranks but the last one, and back to all.
+
+    Gathered codes have no owners, whose residuals the first replica takes up.
+    """
+    whole = in_folder(job("mlp", batch_size=24, micro_batches=1), folder)
     fewer = comm.Split(0 if comm.rank < max(1, RANKS - 1) else MPI.UNDEFINED)
 
     def total(group, trainer):
         return sum(group.allreduce(values) for values in residuals(trainer).values())
 
-    def steps(group, sums, go_on=True):
+    def steps(group, sums, exchange="two_phase", go_on=True):
+        config = coded(whole, exchange=exchange)
         with Communicator(group) as own, start(own, config) as trainer:
             if go_on:
-                resume(trainer.parts)
+                resume(trainer.parts, allow_changes=True)
                 sums.append(total(own, trainer))
             list(islice(trainer.run_epoch(0), 2))
             sums.append(total(own, trainer))
@@ -259,10 +263,10 @@ def test_on_another_number_of_replicas_the_sum_of_what_was_left_out_stays(comm, 
     steps(comm, sums, go_on=False)
     comm.Barrier()
     if comm.rank == 0:
-        steps(MPI.COMM_SELF, sums)
+        steps(MPI.COMM_SELF, sums, between)
     comm.Barrier()
     if fewer != MPI.COMM_NULL:
-        steps(fewer, sums)
+        steps(fewer, sums, between)
         fewer.Free()
     comm.Barrier()
     if comm.rank > 0:

@@ -98,6 +98,16 @@ def test_each_number_is_as_near_as_promised(text):
             assert (error <= bound(codec, x)).all(), name
 
 
+@pytest.mark.parametrize("text", ["int8", "int4", "terngrad", "qsgd:norm=max"])
+def test_scales_in_float32_cover_the_largest_number(text):
+    """One that is above its scale would be sent as less than it is, whatever the dice."""
+    for n in range(1, 33):
+        x = np.random.default_rng(n).normal(size=n)
+        largest = np.abs(x).argmax()
+        sent = through(parse(text), x, seed=n)[largest] / x[largest]
+        assert 1 - 1e-15 < sent < 1 + 2.0**-22
+
+
 def squares(x):
     """The square of the length; of numbers at most 1, so that nothing under- or overflows."""
     most = np.abs(x).max(initial=0) or 1
