@@ -27,12 +27,26 @@ def add(commands: "Commands") -> None:
     text = "find the fastest layouts of a job: data, pipe, tensor, ZeRO, micro-batches"
     parser = commands.add_parser("search", help=text)
     add_arguments(parser)
-    parser.add_argument("-o", "--output", type=Path, help="TOML file for the first one's tables")
+    parser.add_argument("-o", "--output", type=_file, help="TOML file for the first one's tables")
     text = "SVG file that shows the first one: ranks on nodes, stages, groups, memory and step"
-    parser.add_argument("--picture", type=Path, metavar="FILE.svg", help=text)
+    parser.add_argument("--picture", type=_svg, metavar="FILE.svg", help=text)
     text = "train the first K layouts for some steps with mpiexec, and put the fastest one first"
     parser.add_argument("--time", type=positive, metavar="K", help=text)
     parser.set_defaults(act=run)
+
+
+def _file(text: str) -> Path:
+    """A file in a folder that is there, so that a search is not lost."""
+    path = Path(text)
+    if path.is_dir() or not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"{text!r} is no file in a folder that is there")
+    return path
+
+
+def _svg(text: str) -> Path:
+    if not text.lower().endswith(".svg"):
+        raise argparse.ArgumentTypeError(f"{text!r}: the picture is an SVG; end the name with .svg")
+    return _file(text)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,13 +68,12 @@ def run(options: argparse.Namespace) -> None:
     sought = job(config, options)
     found = sought.fastest(options.top, refusal(config))
     refused = [f"refused: {count} with {why}" for why, count in sought.refused.most_common()]
-    refused.append(
-        f"priced: {sought.priced[True]} of {sought.priced[False]} layouts; the others take longer"
-    )
     if not found:
         raise ConfigError("no layout fits; " + "; ".join(refused))
     rows = [(str(ran), ran.step) for ran in found]
     print("\n".join([*table(rows, sought.batch), *refused]))
+    count, all_ = sought.priced[True], sought.priced[False]
+    print(f"priced: {count} of {all_} layouts; the others take longer or are refused")
     if options.time:
         found = _timed(found[: options.time], options)
     if options.picture:

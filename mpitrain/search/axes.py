@@ -24,12 +24,14 @@ class Axes:
         positions: positions of a sample that tensor and context ranks may share; 0: none.
         experts: experts of a layer; 0: none.
         spread: whether all replicas share tables.
+        node_shared: whether the job keeps one copy of the parameters on a node.
     """
 
     shareable: int = 0
     positions: int = 0
     experts: int = 0
     spread: bool = False
+    node_shared: bool = False
 
     def candidates(
         self, ranks: int, layers: int, batch: int, refused: Counter[str]
@@ -52,8 +54,9 @@ class Axes:
                 refused["positions that no ranks share"] += 1
             else:
                 workers = ranks // context // tensor
+                each = Candidate(1, workers, tensor, context=context, node_shared=self.node_shared)
                 for pipe in divisors(workers):
-                    shape = Candidate(pipe, workers // pipe, tensor, context=context)
+                    shape = replace(each, pipe=pipe, data=workers // pipe)
                     if pipe > layers:
                         refused[f"more than {layers} stages, one for each layer"] += 1
                     elif batch % shape.data:
@@ -61,10 +64,9 @@ class Axes:
                     else:
                         yield from self._even(shape, layers, batch)
                 if workers > 1 and layers > 1 and not self.spread:
-                    shape = Candidate(1, workers, tensor, context=context, deals=True)
                     most = _MOST * min(workers, layers)
                     for m in (own for own in divisors(batch) if own <= most):
-                        yield from self._variants(replace(shape, micro_batches=m))
+                        yield from self._variants(replace(each, micro_batches=m, deals=True))
 
     def _even(self, shape: Candidate, layers: int, batch: int) -> Iterator[Candidate]:
         """Layouts of stages of one width, with their schedules."""

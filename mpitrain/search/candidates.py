@@ -78,7 +78,8 @@ class Candidate:
         """The layout with so many replicas of each stage."""
         unequal = replicas if len(set(replicas)) > 1 else ()
         width, pipe = max(replicas), len(replicas)
-        return replace(self, pipe=pipe, data=width, replicas=unequal, deals=False)
+        zero = self.zero if width * self.context > 1 else 0  # else nobody shares
+        return replace(self, pipe=pipe, data=width, replicas=unequal, deals=False, zero=zero)
 
     def pipeline(self) -> Pipeline:
         """The pipeline of a step; replicas that do the same at the same time are one."""

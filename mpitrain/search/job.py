@@ -70,7 +70,7 @@ class Job:
             machine,
             config.train.batch_size,
             Numerics(stored.itemsize, computed.itemsize, slots, stepping=stepping),
-            Axes() if self.is_own else axes(config),
+            Axes(node_shared=config.parallel.node_shared) if self.is_own else axes(config),
         )
 
     def _layers(self, *, is_counted: bool) -> list[LayerCost]:
@@ -170,16 +170,17 @@ def with_layout(config: Config, **keys: object) -> Config:
 
 def axes(config: Config) -> Axes:
     """Parts of a job's model that ranks can share."""
-    own = config.model
+    own, node_shared = config.model, config.parallel.node_shared
     match own.kind:
         case "gpt":
-            return Axes(gcd(own.heads, 4 * own.width), config.data.context, own.experts)
+            heads = gcd(own.heads, 4 * own.width)
+            return Axes(heads, config.data.context, own.experts, node_shared=node_shared)
         case "mlp":
-            return Axes(gcd(*own.hidden) if own.hidden else 0)
+            return Axes(gcd(*own.hidden), node_shared=node_shared)
         case "convnet" | "vgg" | "resnet":
-            return Axes(gcd(*own.channels))
+            return Axes(gcd(*own.channels), node_shared=node_shared)
         case _:
-            return Axes(spread=True)
+            return Axes(spread=True, node_shared=node_shared)
 
 
 def _dataset(config: Config) -> Dataset:

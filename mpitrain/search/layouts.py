@@ -122,7 +122,10 @@ class Search:
         candidates, prices = list(self.candidates()), Prices(self)
         least = [(own.deals, prices.least(own), at) for at, own in enumerate(candidates)]
         self.priced[False] += len(least)
-        beyond = f"stages beyond {self.machine.memory / 2**30:.3g} GiB of a rank"
+        limit = self.machine.memory
+        beyond = f"stages beyond {limit / 2**30:.3g} GiB of a rank"
+        if limit == np.inf:
+            beyond = "no stages that all ranks and samples can be dealt to"
         kept: list[tuple[float, int, Candidate, Cut]] = []
         # Simple layouts first: a level of ZeRO that wins nothing stays behind its equals.
         for _, bound, at in sorted(least):

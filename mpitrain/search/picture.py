@@ -30,13 +30,7 @@ _GROUPS = {
 
 
 def draw(search: Search, found: Found, path: Path) -> None:
-    """Draw a layout into an SVG file, which follows the reader's light or dark mode.
-
-    Raises:
-        ValueError: the file has another suffix.
-    """
-    if path.suffix.lower() != ".svg":
-        raise ValueError(f"--picture {path}: the picture is an SVG; end the name with .svg")
+    """Draw a layout into an SVG file, which follows the reader's light or dark mode."""
     path.write_text(_Drawing(search, found).svg(), encoding="utf-8")
 
 

@@ -278,7 +278,7 @@ def test_a_model_of_70_billion_parameters_is_laid_out_on_64_gpus(tmp_path, capsy
     assert found.pipe * found.tensor * found.data * found.context == 64
 
 
-def test_the_layout_is_drawn(tmp_path, capsys):
+def test_the_layout_is_drawn(tmp_path):
     """Each rank is on its node in the colour of its stage, and bars are as long as they should."""
     machine = Machine(8, 4, 1.0, memory=2e4, inside=LinkCost(0.0, 1e-3))
     search = Search(alike(8, summed=(5.0,)), machine, 32, Numerics(4, 4, 2), Axes(shareable=2))
@@ -302,9 +302,41 @@ def test_the_layout_is_drawn(tmp_path, capsys):
     assert parts[2] / sum(parts) == pytest.approx(
         found.step.computing * found.step.bubble / found.seconds, abs=1e-3
     )
-    words = ["search", "digits_mlp", "-n", "2", "--flops", "1e9", "--picture"]
-    assert main([*words, str(tmp_path / "found.png")]) == 2
-    assert "end the name with .svg" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("option", "name", "why"),
+    [
+        ("--picture", "found.png", "end the name with .svg"),
+        ("--picture", "none/found.svg", "in a folder that is there"),
+        ("-o", ".", "is no file"),
+    ],
+)
+def test_a_file_that_cannot_be_is_refused_before_the_search(option, name, why, tmp_path, capsys):
+    words = ["search", "digits_mlp", "-n", "2", "--flops", "1e9", option, str(tmp_path / name)]
+    with pytest.raises(SystemExit):
+        main(words)
+    told = capsys.readouterr()
+    assert why in told.err
+    assert not told.out
+
+
+def test_layouts_that_hold_a_node_s_copy_are_priced_with_it():
+    """Replicas of a job of node_shared hold a part of the parameters and of the state each."""
+    layers, numerics = alike(4), Numerics(4, 4, 2)
+    search = Search(layers, Machine(4, 4, 1.0), 4, numerics, Axes(node_shared=True))
+    plain = next(own for own in search.fastest(9) if own.layout.data == 4 and not own.layout.zero)
+    assert plain.layout.node_shared
+    assert plain.memory == 4 * 400 * (3 / 4 + 1) + 4 * 40
+
+
+def test_one_replica_has_no_level_of_zero_and_no_limit_refuses_nothing():
+    search = Search(alike(3), Machine(4, 4, 1.0), 1, Numerics(4, 4, 2), Axes(shareable=4))
+    found = search.fastest(30)
+    assert found
+    assert not [own for own in found if own.layout.zero]
+    assert any("all ranks and samples" in why for why in search.refused)
+    assert not any("GiB" in why for why in search.refused)
 
 
 def test_measured_layers_give_a_layout_that_the_table_of_methods_allows(capsys):
