@@ -42,10 +42,21 @@ def parse(argv: Sequence[str], *, speak: bool = True) -> argparse.Namespace:
         words, behind = _cut(argv)
         options = parsed(_parser(), words)
         options.behind, options.set_behind = behind, []
+        if options.command == "train" and not options.virtual:
+            _expect_no_model(options)
         if behind and options.config is not None and options.config.suffix != ".py":
             train = parsed(_parser(), ["train", str(options.config), *behind])
             options.set_behind = train.set
         return options
+
+
+def _expect_no_model(options: argparse.Namespace) -> None:
+    """End the program where real ranks were given what only virtual ones read."""
+    parser = _parser()
+    usual = parsed(parser, ["train", str(options.config)])
+    for key in ("costs", "topology", "slower", "alpha", "bandwidth"):
+        if getattr(options, key) != getattr(usual, key):
+            parser.error(f"--{key} is for virtual ranks; add --virtual N, or leave it out")
 
 
 def _cut(argv: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
@@ -76,6 +87,7 @@ def _parser() -> argparse.ArgumentParser:
 def _add_train(commands: "Commands") -> None:
     train = commands.add_parser(
         "train",
+        allow_abbrev=False,  # --virtual is looked for before anything is parsed
         help="train the model of a job file",
         description="Train the model of a job file (TOML) on all ranks, in the layout of its "
         "[parallel] table.  Each step is written to metrics.jsonl in the job's run.dir, "

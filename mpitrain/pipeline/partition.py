@@ -278,12 +278,14 @@ def describe(costs: Costs, found: StagePlans) -> str:
     """For people."""
     bsp = StagePlan(0, len(costs.profile), sum(found.replicas), 0.0)
     alone = costs.stage(bsp.first, bsp.stop, bsp.replicas)
+    # Zero over zero: a profile without seconds, where nothing is sent.
+    gains = [costs.total / own if own else 1.0 for own in (found.seconds, alone)]
     before, after = costs.sent([bsp]), costs.sent(found.stages)
     share = f" ({after / before - 1:+.0%})" if before else ""
     lines = [
         f"{found.configuration}: {1e3 * found.seconds:.3f} ms a micro-batch, "
-        f"{costs.total / found.seconds:.2f}x one worker, {after:.4g} bytes sent{share}; "
-        f"data parallelism: {costs.total / alone:.2f}x, {before:.4g} bytes"
+        f"{gains[0]:.2f}x one worker, {after:.4g} bytes sent{share}; "
+        f"data parallelism: {gains[1]:.2f}x, {before:.4g} bytes"
     ]
     for index, stage in enumerate(found.stages):
         names = costs.profile[stage.first].name, costs.profile[stage.stop - 1].name

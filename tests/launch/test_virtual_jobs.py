@@ -6,6 +6,7 @@ from importlib.util import find_spec
 
 import pytest
 
+from mpitrain.commands.arguments import parse
 from mpitrain.pipeline.profiles import LayerProfile, write_profile
 from tests.launch import programs
 from tests.launch.programs import needs_launcher, scratch
@@ -101,6 +102,13 @@ def test_costs_of_a_part_of_a_batch_on_stages_of_unequal_width(tmp_path):
     train(tmp_path, "run", "digits_mlp", *sets, options=("--virtual", "3", "--costs", "costs.json"))
     for step in steps(tmp_path / "run"):
         assert 8 * 0.01 < step["seconds"] < 1.02 * 8 * 0.01
+
+
+@pytest.mark.parametrize("words", ["--costs costs.json", "--slower 2", "--alpha 3", "--virt 2"])
+def test_real_ranks_are_given_nothing_that_they_would_not_read(words, capsys):
+    with pytest.raises(SystemExit):
+        parse(["train", "digits_mlp", *words.split()])
+    assert words.split()[0] in capsys.readouterr().err
 
 
 def test_costs_of_another_job_are_refused(tmp_path):

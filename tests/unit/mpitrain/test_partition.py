@@ -13,6 +13,7 @@ from mpitrain.pipeline.partition import (
     Costs,
     NoPartition,
     TwoLevelLinks,
+    describe,
     partition,
 )
 from mpitrain.pipeline.profiles import LayerProfile, write_profile
@@ -207,3 +208,9 @@ def test_what_workers_exchange(tables, told):
     assert line.startswith(told), line
     assert ("terngrad" in line) == ("parallel" in tables)
     assert exchanged(Config(**tables), [(500, 500)], 1, 4, 1e-3) == []
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_profile_without_seconds_is_described(workers):
+    costs = Costs([LayerProfile(f"l{i}", 0, 0, 0, 0) for i in range(3)], 1e6)
+    assert "1.00x one worker" in describe(costs, partition(costs, workers))
