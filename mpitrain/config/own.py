@@ -31,7 +31,8 @@ def brought(own: Own) -> dict[str, Any]:
     metrics = found.get("metrics")
     if metrics is not None and not isinstance(metrics, Mapping):
         found["metrics"] = {own.metrics.rpartition(":")[2]: metrics}
-    return found | {"cuts": own.cuts, "splits": own.splits, "classes": own.classes}
+    names = {key: getattr(own, key) for key in ("cuts", "splits", "experts")}
+    return found | names | {"classes": own.classes}
 
 
 def _named(key: str, text: str, modules: dict[str, ModuleType]) -> Any:

@@ -71,6 +71,24 @@ def model():
     return torch.nn.Sequential(torch.nn.Flatten(), shared, torch.nn.Tanh(),
                                torch.nn.Linear(6, 10)).double()
 
+class Mixture(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gate = torch.nn.Linear(6, 3)
+        self.experts = torch.nn.ModuleList(torch.nn.Linear(6, 6) for _ in range(3))
+
+    def forward(self, x):
+        weights, chosen = self.gate(x).softmax(-1).topk(2)
+        y = torch.zeros_like(x)
+        for number, expert in enumerate(self.experts):
+            at, place = torch.where(chosen == number)
+            y = y.index_add(0, at, expert(x[at]) * weights[at, place, None])
+        return x + y
+
+def mixture():
+    *first, last = model()
+    return torch.nn.Sequential(*first, Mixture().double(), last)
+
 def sgd(parameters):
     return torch.optim.SGD(parameters, lr=0.05)
 """
@@ -96,7 +114,7 @@ def small(methods, folder):
     """The keys of a short job that uses these methods."""
     keys = combined(methods)
     for key, value in keys.items():
-        if key.startswith("own.") or key in ("data.path", "parallel.offload"):
+        if (key.startswith("own.") and key != "own.experts") or key in ("data.path", "parallel.offload"):
             keys[key] = f"{folder}/{value}"
     kind = keys["model.kind"]
     more = {
