@@ -114,7 +114,8 @@ def small(methods, folder):
     """The keys of a short job that uses these methods."""
     keys = combined(methods)
     for key, value in keys.items():
-        if (key.startswith("own.") and key != "own.experts") or key in ("data.path", "parallel.offload"):
+        is_file = key in ("data.path", "parallel.offload") or key.startswith("own.")
+        if is_file and key != "own.experts":
             keys[key] = f"{folder}/{value}"
     kind = keys["model.kind"]
     more = {

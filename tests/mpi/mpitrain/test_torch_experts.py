@@ -1,7 +1,6 @@
 """Experts of torch modules on several ranks against all of them in one process."""
 
 from functools import cache
-from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -11,9 +10,7 @@ from mpi4py import MPI
 
 import mpitrain
 from mpitrain.checkpoint.export import export
-from mpitrain.checkpoint.saving import resume
 from mpitrain.config import ConfigError
-from tests.mpi.mpitrain.layouts import keep
 
 torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
 torch.set_num_threads(1)
@@ -162,18 +159,16 @@ LAYOUTS = {
 
 
 def made(folder, model, **given):
-    given = {"micro_batches": 2, "dir": str(folder / "run"), **given}
+    usual = {"micro_batches": 2, "batch_size": 8, "epochs": 2, "dir": str(folder / "run")}
     return mpitrain.Trainer(
         model=lambda: model().double(),
         train_data=Sentences(),
         test_data=Sentences(7),
         loss=judged,
         optimizer=lambda p: torch.optim.AdamW(p, lr=0.01, eps=1e-3, weight_decay=0.1),
-        batch_size=8,
-        epochs=2,
         seed=3,
         clip_norm=0.5,
-        **given,
+        **usual | given,
     )
 
 
@@ -217,3 +212,121 @@ def test_losses_and_values_are_those_of_one_process(folder, name, layout):
     np.testing.assert_allclose(found, wanted, rtol=1e-10)
     for key, value in own.items():
         torch.testing.assert_close(value, values[key], rtol=1e-9, atol=1e-12)
+
+
+def test_a_rank_has_the_bytes_of_its_share(comm, folder):
+    """Also where ranks do not divide the experts: parameters and the optimiser's state."""
+    for model in ("list", "stack"):
+        parallel, own = {"experts": RANKS}, folder / model
+        with made(own, MODELS[model], parallel=parallel, experts="blocks.*.experts") as trainer:
+            arena = trainer.parts.arena
+            sizes = {True: 0, False: 0}
+            for tensor in arena.tensors:
+                sizes[".experts." in tensor.name] += tensor.stop - tensor.start
+            whole = sum(p.numel() for p in trainer.module.parameters())
+            experts = sum(p.numel() for b in trainer.module.blocks for p in b.experts.parameters())
+            here = (comm.rank + 1) * EXPERTS // RANKS - comm.rank * EXPERTS // RANKS
+            assert sizes == {True: experts * here // EXPERTS, False: whole - experts}
+            assert arena.size == sum(sizes.values())
+            state = trainer.parts.updater.state
+            assert sum(v.size for slots in state for v in slots.values()) == 2 * arena.size
+
+
+def test_micro_batches_without_samples(folder):
+    """A rank without samples serves the rows of others."""
+    given = {"batch_size": 3, "epochs": 1}
+    with (
+        TemporaryDirectory() as own,
+        made(Path(own), Reader, comm=MPI.COMM_SELF, micro_batches=1, **given) as trainer,
+    ):
+        wanted, values = run(trainer)
+    for zero in (0, 2):
+        parallel = {"experts": RANKS, "zero": zero}
+        run_in = folder / str(zero)
+        with made(run_in, Reader, parallel=parallel, experts="experts", **given) as trainer:
+            found, own = run(trainer)
+        np.testing.assert_allclose(found, wanted, rtol=1e-10)
+        for key, value in own.items():
+            torch.testing.assert_close(value, values[key], rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("model", ["list", pytest.param("stack", marks=pytest.mark.slow)])
+def test_a_run_goes_on_in_another_layout_and_is_exported_whole(comm, folder, model):
+    _, values = one_process(model)
+    given = {"checkpoint": {"every": 3}, "experts": "experts"}
+    with made(folder, MODELS[model], parallel={"experts": RANKS}, steps=3, **given) as trainer:
+        trainer.fit()
+    given["experts"] = ()
+    with made(folder, MODELS[model], parallel={"zero": 1}, **given) as trainer:
+        trainer.fit(resume=True)
+        own = trainer.module.state_dict()
+        trainer.torch_optimizer()
+    for key, value in own.items():
+        torch.testing.assert_close(value, values[key], rtol=1e-9, atol=1e-12)
+    if comm.rank == 0:
+        export(folder / "run", folder / "model.safetensors", torch=True)
+        from safetensors.torch import load_file
+
+        assert load_file(folder / "model.safetensors").keys() == values.keys()
+
+
+class Chained(Block):
+    """An expert gets what the one before it has made."""
+
+    def forward(self, x):
+        for expert in self.experts:
+            x = expert(x)
+        return x + 0.0 * self.gate(x).sum()
+
+
+class Dropping(Block):
+    def __init__(self):
+        super().__init__()
+        for expert in self.experts:
+            expert.append(nn.Dropout(0.5))
+
+
+class Reading(Block):
+    """Reads the parameters of experts, which it does not call."""
+
+    def forward(self, x):
+        return x + sum(expert[0].weight.sum() for expert in self.experts)
+
+
+class Widening(Block):
+    def __init__(self):
+        super().__init__()
+        self.experts[EXPERTS - 1].append(nn.Linear(WIDTH, 2 * WIDTH))
+
+
+class Tied(Block):
+    def __init__(self):
+        super().__init__()
+        self.experts[0][0].weight = self.experts[1][0].weight
+
+
+#: Model, the names of its experts, and the sentence that refuses both.
+REFUSED = [
+    (Reader, "expert", "there is no module 'expert' in a Reader; give a name that print"),
+    (Reader, "blocks.0", r"blocks.0 \(Block\) cannot be shared; experts are a torch.nn.ModuleList"),
+    (Reader, ("blocks", "experts"), "experts lies in blocks, which has experts itself"),
+    (lambda: Reader(Chained), "experts", "others than those of one process"),
+    (lambda: Reader(Dropping), "experts", "an expert draws random numbers for rows of many samp"),
+    (lambda: Reader(Reading), "experts", "cannot be shared as experts= says"),
+    (lambda: Reader(Widening), "experts", "an expert makes|another rank has seen a fault|size of"),
+    (lambda: Reader(Tied), "experts", "others use 0.weight of an expert, too; untie it"),
+]
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize(("model", "names", "why"), REFUSED)
+def test_what_cannot_be_shared_is_refused_on_all_ranks(folder, model, names, why):
+    with pytest.raises(ConfigError, match=why):
+        made(folder, model, parallel={"experts": RANKS}, experts=names)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_tensor_ranks_are_refused_beside_it(folder):
+    why = "needs whole layers on each rank, and tensor parallelism gives each rank a part of each"
+    with pytest.raises(ConfigError, match=why):
+        made(folder, Reader, parallel={"experts": 2, "tensor": 2}, experts="experts")

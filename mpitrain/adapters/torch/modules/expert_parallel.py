@@ -48,6 +48,11 @@ class ExpertShare(Share):
             return whole[group.share(len(whole))]
         return whole if self.owners.get(name, group.rank) == group.rank else whole[:0]
 
+    def follow(self, source: Callable[[], Any]) -> None:
+        """``source`` gives the origin of the random numbers of the present pass."""
+        assert isinstance(self.region, ExpertRegion)
+        self.region.source = source
+
     def terms(self, name: str) -> int:
         return self.region.group.size if name in self.served else 1
 
@@ -64,7 +69,7 @@ class Bank(NamedTuple):
     Attributes:
         name: the module's full name.
         module: the module.
-        count: number of experts on all ranks.
+        experts: number of experts on all ranks.
         units: modules whose parameters have gradients where a rank has called them: the experts of
             a list, or the module of a stack.
         own: number of the unit of each of this rank's experts.
@@ -73,7 +78,7 @@ class Bank(NamedTuple):
 
     name: str
     module: nn.Module
-    count: int
+    experts: int
     units: Sequence[nn.Module]
     own: Sequence[int]
     serve: Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
@@ -199,13 +204,13 @@ class ExpertRegion(Region):
         made = calls.rows[bank.name]
         order = sorted(range(len(made)), key=lambda place: made[place][0])
         flat = [made[place][1].reshape(-1, made[place][1].shape[-1]) for place in order]
-        counts = np.zeros(bank.count, int)
-        asked = np.zeros(bank.count, bool)
+        counts = np.zeros(bank.experts, int)
+        asked = np.zeros(bank.experts, bool)
         for place, rows in zip(order, flat, strict=True):
             counts[made[place][0]] += len(rows)
             asked[made[place][0]] = True
-        rows = torch.cat(flat) if flat else None
-        found = self.exchange(bank, rows, np.where(asked & (counts == 0), -1, counts), anchors)
+        every = torch.cat(flat) if flat else None
+        found = self.exchange(bank, every, np.where(asked & (counts == 0), -1, counts), anchors)
         parts = dict(zip(order, found.split([len(rows) for rows in flat]), strict=True))
         return [(n, parts[place].reshape(x.shape)) for place, (n, x) in enumerate(made)], found
 
@@ -236,13 +241,14 @@ class ExpertRegion(Region):
             raise ValueError(f"{bank.name} is called with something else than rows and choices")
         expert = chosen.reshape(-1)
         order = expert.argsort(stable=True)
-        order = order[(expert[order] >= 0) & (expert[order] < bank.count)]
-        counts = torch.bincount(expert[order], minlength=bank.count)
+        order = order[(expert[order] >= 0) & (expert[order] < bank.experts)]
+        counts = torch.bincount(expert[order], minlength=bank.experts)
         at = order // chosen.shape[1]
         made = self.exchange(bank, hidden[at], counts.cpu().numpy(), [hidden])
         y = made * weights.reshape(-1)[order, None]
         found = torch.zeros_like(hidden).index_add(0, at, y.to(hidden.dtype))
-        return self._tied(found, made)  # type: ignore[no-any-return]
+        tied: torch.Tensor = self._tied(found, made)
+        return tied
 
     def serve_stack(self, real: Forward, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """What this rank's experts of a stack make of the rows of each."""
@@ -280,7 +286,7 @@ class ExpertRegion(Region):
         if rows.dtype != like.dtype:
             raise ValueError(f"{bank.name} gets rows of {rows.dtype} for numbers of {like.dtype}")
         if self._is_apart:
-            own, ends = self.group.share(bank.count), counts.clip(0).cumsum()
+            own, ends = self.group.share(bank.experts), counts.clip(0).cumsum()
             start, stop = (int(ends[n - 1]) if n else 0 for n in (own.start, own.stop))
             made = bank.serve(rows[start:stop].split(counts.clip(0)[own].tolist()))
             return torch.cat([torch.zeros_like(rows[:start]), *made, torch.zeros_like(rows[stop:])])
@@ -340,14 +346,16 @@ class _Way(torch.autograd.Function):
         pairs = [(y, g) for y, g in zip(made, arrived, strict=True) if len(g) and y.requires_grad]
         every = [p for unit in ctx.units for p in unit]
         trained = [p for p in every if p.requires_grad]
-        wanted, found = [*given, *trained], [None] * (len(given) + len(trained))
+        wanted = [*given, *trained]
+        found: Sequence[torch.Tensor | None] = [None] * len(wanted)
         if pairs:
             y, by = zip(*pairs, strict=True)
             found = torch.autograd.grad(y, wanted, by, allow_unused=True)
         slopes = [torch.zeros_like(x) if g is None else g for x, g in zip(given, found)]
         region.check()
         rows = as_tensor(way.back([as_array(part, region.xp) for part in slopes], sent))
-        gradients = {id(p): g for p, g in zip(trained, found[len(given) :], strict=True)}
+        gradients: dict[int, torch.Tensor | None] = {}
+        gradients |= {id(p): g for p, g in zip(trained, found[len(given) :], strict=True)}
         for is_asked, number in zip(way.asked, ctx.own, strict=True):
             for p in ctx.units[number] if is_asked else ():
                 if p.requires_grad and gradients[id(p)] is None:
@@ -410,7 +418,7 @@ def expert_share(
         else:
             bank = _stack(region, name, part)
             tensors = [*part.named_parameters(), *part.named_buffers()]
-            stacked |= {f"{name}.{own}" for own, one in tensors if one.shape[:1] == (bank.count,)}
+            stacked |= {f"{name}.{own}" for own, one in tensors if one.shape[:1] == (bank.experts,)}
     for caller, banks in callers.items():
         around = parts[caller]
         around.forward = partial(region.around, banks, around.forward)

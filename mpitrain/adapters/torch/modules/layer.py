@@ -125,7 +125,7 @@ class TorchLayer(Layer):
         if not own.served:
             return self
         found = self._as(own)
-        own.region.source = lambda: found._watched.source
+        own.follow(lambda: found._watched.source)
         trained = {name for name, _ in found._trained()}
         found.placed = {name: rank for name, rank in own.owners.items() if name in trained}
         found.spread = own.stacked & trained
