@@ -52,7 +52,8 @@ class Block(nn.Module):
         for number, expert in enumerate(self.experts):
             at, place = torch.where(chosen == number)
             if len(at) or not self.hit:
-                y = y.index_add(0, at, expert(rows[at]) * weights[at, place, None])
+                made = expert(rows[at])[:, :WIDTH]
+                y = y.index_add(0, at, made * weights[at, place, None])
         y = F.dropout(y + self.shared(rows), 0.1, self.training).reshape(x.shape)
         return y
 

@@ -94,7 +94,7 @@ class Drawing(TorchDispatchMode):
         return False
 
     def mark(self) -> tuple[dict[str, int], int]:
-        """What has been drawn so far, for :meth:`rewind`."""
+        """The draws so far, for :meth:`rewind`."""
         return dict(self._turns), len(self._order)
 
     def rewind(self, mark: tuple[dict[str, int], int]) -> None:

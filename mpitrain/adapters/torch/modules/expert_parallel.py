@@ -217,7 +217,7 @@ class ExpertRegion(Region):
     def serve_list(
         self, experts: Sequence[nn.Module], parts: Sequence[torch.Tensor]
     ) -> list[torch.Tensor]:
-        """What this rank's experts of a list make of the rows of each."""
+        """Results of this rank's experts of a list for the rows of each."""
         found = []
         with self.serving():
             for expert, rows in zip(experts, parts, strict=True):
@@ -251,7 +251,7 @@ class ExpertRegion(Region):
         return tied
 
     def serve_stack(self, real: Forward, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """What this rank's experts of a stack make of the rows of each."""
+        """Results of this rank's experts of a stack for the rows of each."""
         rows, sizes = torch.cat(list(parts)), [len(one) for one in parts]
         if not len(rows):
             return list(parts)
@@ -272,7 +272,7 @@ class ExpertRegion(Region):
         counts: np.ndarray[Any, Any],
         anchors: Sequence[torch.Tensor],
     ) -> torch.Tensor:
-        """What the experts of all ranks make of rows, which lie expert after expert; collective.
+        """Results of the experts of all ranks for rows, which lie expert after expert; collective.
 
         Args:
             bank: the experts.
