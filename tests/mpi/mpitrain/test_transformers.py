@@ -101,7 +101,7 @@ def mixtral():
     """Experts in stacks; three ranks would not divide them.  grouped_mm has no float64."""
     config = transformers.MixtralConfig(
         vocab_size=VOCABULARY, num_key_value_heads=2, num_local_experts=5, num_experts_per_tok=2,
-        attention_dropout=0.1, experts_implementation="eager", **SIZES,
+        experts_implementation="eager", **SIZES,
     )  # fmt: skip
     return transformers.MixtralForCausalLM(config)
 

@@ -124,6 +124,11 @@ class TorchLayer(Layer):
         own = expert_share(self.module, self.experts, group, algorithm)
         if not own.served:
             return self
+        if both := sorted(own.served & self.tied.keys()):
+            raise ValueError(
+                f"needs {both[0]} of an earlier part, as routers read what its experts have made; "
+                "cut behind each block, as cuts='model.layers'"
+            )
         found = self._as(own)
         own.follow(lambda: found._watched.source)
         trained = {name for name, _ in found._trained()}
