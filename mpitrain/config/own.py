@@ -23,7 +23,7 @@ def brought(own: Own) -> dict[str, Any]:
     modules: dict[str, ModuleType] = {}
     found: dict[str, Any] = {}
     for key, text in msgspec.structs.asdict(own).items():
-        if text and isinstance(text, str) and key != "cuts":
+        if text and isinstance(text, str) and key not in ("cuts", "experts"):
             is_models = (key, text) == ("loss", "model")
             found[key] = text if is_models else _named(key, text, modules)
     if "data" in found:
