@@ -25,13 +25,10 @@ EXACT = {
     for name, method in METHODS.items()
     if next(iter(method.sets)).partition(".")[0] not in ("compress", "sync", "server", "federated")
 } - {"asynchronous", "prediction", "latest", "float16", "bfloat16"}
-<<<<<<< HEAD
 #: A torch module needs the weights of its forward pass and whole images, and own layers would not.
-TORCH_ALONE = ({"prediction", "own-model"}, {"latest", "own-model"}, {"space", "own-model"})
-=======
-#: A torch module needs the weights of its forward pass, and own layers would not.
-TORCH_ALONE = [{a, b} for a in ("prediction", "latest") for b in ("own-model", "own-experts")]
->>>>>>> 63379836 (Run methods with experts of torch modules from job files, in 16 bits too)
+TORCH_ALONE = [
+    {a, b} for a in ("prediction", "latest", "space") for b in ("own-model", "own-experts")
+]
 #: A key that an optimiser of the program does not read.
 UNREAD = {"weight-decay", "own-optimizer"}
 #: Methods whose models read no vectors.

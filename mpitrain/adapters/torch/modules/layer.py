@@ -287,7 +287,7 @@ class TorchLayer(Layer):
             y = call(self._learn)
         watched.keep(context, xp)
         served = own_share.served if own_share else frozenset[str]()
-        saved = Pass(watched, given, own, y, self._again(call), served)
+        saved = Pass(watched, given, own, y, self._again(call.again(), counts), served)
         if is_due(self._forwards) and not self._meets_others:
             expect_alone(call, call.as_tried(y), self._forwards % len(x))
         found = joined({name: as_array(part, xp) for name, part in y.items()})
@@ -314,10 +314,10 @@ class TorchLayer(Layer):
         return self._share.region.apart() if self._share else nullcontext()
 
     @contextmanager
-    def _again(self, call: Call) -> Iterator[None]:
+    def _again(self, again: AbstractContextManager[None], counts: bool) -> Iterator[None]:
         if self._share:
-            self._share.region.counts = call.counts
-        with call.again():
+            self._share.region.counts = counts
+        with again:
             yield
 
     def _in_place(self, context: Context, count: int) -> Context:
