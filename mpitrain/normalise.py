@@ -38,6 +38,7 @@ class Given:
     optimizer: Any = None
     cuts: str | Sequence[str] = ()
     splits: Mapping[str, str] = field(default_factory=dict)
+    experts: str | Sequence[str] = ()
     schedule: Any = None
     classes: int = 0
     collate_fn: Collate | None = None
@@ -68,9 +69,7 @@ def normalise(
     )
     schedule, grouping, options = given.schedule, None, dict[str, object]()
     train, test = given.train_data, given.test_data
-    module, layers = user_objects.model(
-        given.model, job.run.seed, given.cuts, given.splits, lambda: own_data.first(job, train)
-    )
+    module, layers = user_objects.model(given, job.run.seed, lambda: own_data.first(job, train))
     optimizer = given.optimizer
     if given.makes_optimizer:
         groups, grouping, options = user_objects.optimizer(optimizer, module, layers)
@@ -88,7 +87,7 @@ def normalise(
     named = {
         "model": module, "loss": given.loss, "optimizer": optimizer, "schedule": given.schedule,
     }  # fmt: skip
-    job = _with_names(job, named, given.cuts, given.splits)
+    job = _with_names(job, named, given)
     in_place_of = {"own.model": given.model, "own.data": train and train.data}
     kinds = {key: name_of(one) for key, one in in_place_of.items() if one is not None}
     expect_read(job, Brought(kinds, config or Config()))
@@ -145,6 +144,8 @@ def _asked(
         for key in ("optimizer", "schedule")
         if getattr(given, key) is not None
     }
+    if given.experts:
+        own["experts"] = _as_names(given.experts)
     if own:
         asked["own"] = own | asked.get("own", {})
     job = configured(usual, asked)
@@ -223,22 +224,22 @@ def _asked_of_optim(config: Config | None, settings: Mapping[str, Any]) -> dict[
     return found
 
 
-def _with_names(
-    job: Config,
-    given: Mapping[str, Any],
-    cuts: str | Sequence[str],
-    splits: Mapping[str, str],
-) -> Config:
+def _with_names(job: Config, objects: Mapping[str, Any], given: Given) -> Config:
     """The job with the names of the objects; a resumed run must have the same names."""
     names = {
         key: name_of(what)
-        for key, what in given.items()
+        for key, what in objects.items()
         if what is not None and getattr(job.own, key) in ("", _GIVEN)
     }
     own = msgspec.structs.replace(
         job.own,
         **names,
-        cuts=cuts if isinstance(cuts, str) else tuple(cuts),
-        splits=dict(splits),
+        cuts=_as_names(given.cuts),
+        splits=dict(given.splits),
+        experts=_as_names(given.experts),
     )
     return msgspec.structs.replace(job, own=own)
+
+
+def _as_names(given: str | Sequence[str]) -> str | tuple[str, ...]:
+    return given if isinstance(given, str) else tuple(given)

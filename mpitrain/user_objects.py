@@ -1,7 +1,7 @@
 """Turns a program's objects, such as torch modules and functions, into parts of a job."""
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
@@ -15,35 +15,33 @@ from mpitrain.objective.metrics import Averaged, Metric
 from mpitrain.ranks.same import name_of
 
 if TYPE_CHECKING:
+    from mpitrain.normalise import Given
     from mpitrain.optim.groups import Grouping
     from mpitrain.optim.optimizers import Optimizer
 
 
 def model(
-    given: Any,
-    seed: int,
-    cuts: str | Sequence[str],
-    splits: Mapping[str, str],
-    inputs: Callable[[], Array],
+    objects: "Given", seed: int, inputs: Callable[[], Array]
 ) -> tuple[Any, Mapping[str, nn.Layer] | None]:
     """The torch module, or None for layers; and the layers by name, or None if [model] names them.
 
     Args:
-        given: a module, layers by name, or a function that makes one of them.
+        objects: a module, layers by name, or a function that makes one of them, and the names of
+            the module's parts where it may be cut and shared.
         seed: seed of torch's generator while the function runs.
-        cuts: names of modules behind which the module may be cut.
-        splits: how tensor ranks share the module's matrices, by names.
         inputs: gives the inputs of some samples, for lazy modules and those that are cut.
 
     Raises:
-        ConfigError: the module cannot be trained, or ``cuts`` or ``splits`` were given without a
-            module.
+        ConfigError: the module cannot be trained, or ``cuts``, ``splits`` or ``experts`` were given
+            without a module.
     """
+    given, cuts = objects.model, objects.cuts
     if given is None or isinstance(given, Mapping):
         if cuts:
             raise ConfigError("cuts: layers are cut between one another; leave cuts out")
-        if splits:
-            raise ConfigError("splits: they name matrices of a torch module; leave splits out")
+        for key, what in (("splits", "matrices"), ("experts", "parts")):
+            if getattr(objects, key):
+                raise ConfigError(f"{key}: they name {what} of a torch module; leave {key} out")
         return None, given
     import torch
 
@@ -69,7 +67,7 @@ def model(
         )
     samples = inputs() if cuts else None
     try:
-        return given, layers(given, cuts, samples, splits)
+        return given, layers(given, cuts, samples, objects.splits, objects.experts)
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
         raise ConfigError(f"model: {error}") from error
 
@@ -176,11 +174,12 @@ def types(
     if len(kinds) == 1 and kinds[0] not in found.values() and "compute" not in keys:
         found["compute"] = kinds[0]
     if len(kinds) > 1 and job.run.compute == "same":
-        if len(layers) > 1 or job.parallel.pipe > 1 or job.parallel.tensor > 1:
+        p = job.parallel
+        if len(layers) > 1 or max(p.pipe, p.tensor, p.experts) > 1:
             raise ConfigError(
                 f"model: its parameters are of {' and '.join(kinds)}, and with parallel.pipe, "
-                "parallel.tensor or cuts all must have one type; leave these out, or give "
-                f"dtype={found['dtype']!r}, in which all of it is computed then"
+                "parallel.tensor, parallel.experts or cuts all must have one type; leave these "
+                f"out, or give dtype={found['dtype']!r}, in which all of it is computed then"
             )
         for layer in layers.values():
             layer.keep_types()

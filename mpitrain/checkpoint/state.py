@@ -209,7 +209,7 @@ def _names(own: Own) -> dict[str, object]:
     return {
         key: value.rpartition(":")[2] if isinstance(value, str) else value
         for key, value in asdict(own).items()
-        if key not in ("schedule", "splits", "cuts")
+        if key not in ("schedule", "splits", "experts", "cuts")
     }
 
 

@@ -23,7 +23,7 @@ def brought(own: Own) -> dict[str, Any]:
     modules: dict[str, ModuleType] = {}
     found: dict[str, Any] = {}
     for key, text in msgspec.structs.asdict(own).items():
-        if text and isinstance(text, str) and key != "cuts":
+        if text and isinstance(text, str) and key not in ("cuts", "experts"):
             is_models = (key, text) == ("loss", "model")
             found[key] = text if is_models else _named(key, text, modules)
     if "data" in found:
@@ -31,7 +31,8 @@ def brought(own: Own) -> dict[str, Any]:
     metrics = found.get("metrics")
     if metrics is not None and not isinstance(metrics, Mapping):
         found["metrics"] = {own.metrics.rpartition(":")[2]: metrics}
-    return found | {"cuts": own.cuts, "splits": own.splits, "classes": own.classes}
+    names = {key: getattr(own, key) for key in ("cuts", "splits", "experts")}
+    return found | names | {"classes": own.classes}
 
 
 def _named(key: str, text: str, modules: dict[str, ModuleType]) -> Any:

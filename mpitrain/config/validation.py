@@ -143,8 +143,12 @@ def _model(job: Tables) -> Faults:
         yield "parallel.attention", f"{p.attention} is a way of context ranks; set parallel.context"
     if m.experts and m.top > m.experts:
         yield "model.top", f"a position cannot go through {m.top} of {m.experts} experts"
-    if p.experts > 1 and not m.experts:
-        yield "parallel.experts", "the model has none to share; set model.experts, or leave it out"
+    if p.experts > 1 and not m.experts and not job.own.experts:
+        yield (
+            "parallel.experts",
+            "the model has none to share; set model.experts, name those of a torch module by "
+            "experts=, or leave it out",
+        )
     if p.alltoall != "auto" and p.experts == 1:
         yield "parallel.alltoall", "sends rows to other ranks' experts; set parallel.experts"
     if p.sequence and context % p.tensor:

@@ -139,20 +139,31 @@ class Choices:
 
 
 class Dispatch:
-    """Rows of this rank's samples, expert after expert, to the ranks that have these, and back."""
+    """Rows of this rank's samples, expert after expert, to the ranks that have these, and back.
 
-    def __init__(self, group: TensorGroup, counts_X: Array, algorithm: str) -> None:
+    Attributes:
+        asked: whether a rank has asked for each of this rank's experts.
+        width: features of a row, if ranks tell one another.
+    """
+
+    def __init__(
+        self, group: TensorGroup, counts_X: Array, algorithm: str, width: int | None = None
+    ) -> None:
         """Tell the others how many rows go to each expert; collective.
 
         Args:
             group: ranks that have some experts each.
-            counts_X: rows of this rank's samples for each expert.
+            counts_X: rows of this rank's samples for each expert; -1: it is asked, and gets none.
             algorithm: as ``Communicator.Alltoallv`` takes it.
+            width: features of a row, which ranks tell one another; 0 on one that has no rows.
         """
         experts = len(counts_X)
-        every = group.all(counts_X)  # rows of each rank for each expert
+        told = counts_X if width is None else np.append(counts_X, width)
+        every = group.all(told)  # rows of each rank for each expert
+        self.width = int(every[:, experts:].max(initial=0))
         own = group.share(experts)
-        here = every[:, own]
+        self.asked = every[:, own].any(axis=0)
+        here, counts_X = every[:, own].clip(0), counts_X.clip(0)
         self._group, self._algorithm = group, algorithm
         owners = [share(experts, rank, group.size) for rank in range(group.size)]
         self._sent = [int(counts_X[part].sum()) for part in owners]

@@ -161,6 +161,7 @@ def expect_whole(config: Config) -> None:
     """Raise ConfigError if an optimiser needs whole parameters, and ranks have parts of them."""
     p = config.parallel
     cut = {"zero": p.zero, "node_shared": p.node_shared, "tensor": p.tensor > 1}
+    cut["experts"] = bool(config.own.experts) and p.experts > 1
     for key in (key for key, is_cut in cut.items() if is_cut):
         raise ConfigError(
             f"optimizer: {config.own.optimizer} goes by whole parameters, and parallel.{key} cuts "

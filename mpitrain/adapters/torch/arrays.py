@@ -83,6 +83,8 @@ def as_bytes(tensor: torch.Tensor) -> Array:
     It waits for a GPU.
     """
     values = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
+    if not len(values):  # torch views no axis of stride 0, as empty ones may have
+        return np.empty(0, np.uint8)
     found: Array = values.view(torch.uint8).cpu().numpy()
     return found
 

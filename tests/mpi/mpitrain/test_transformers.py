@@ -97,6 +97,35 @@ def llama():
     return transformers.LlamaForCausalLM(config)
 
 
+def mixtral():
+    """Experts in stacks; three ranks would not divide them.  grouped_mm has no float64."""
+    config = transformers.MixtralConfig(
+        vocab_size=VOCABULARY, num_key_value_heads=2, num_local_experts=5, num_experts_per_tok=2,
+        experts_implementation="eager", **SIZES,
+    )  # fmt: skip
+    return transformers.MixtralForCausalLM(config)
+
+
+def qwen2_moe():
+    """With a shared expert beside the stacks."""
+    config = transformers.Qwen2MoeConfig(
+        vocab_size=VOCABULARY, num_key_value_heads=2, num_experts=5, num_experts_per_tok=2,
+        moe_intermediate_size=8, shared_expert_intermediate_size=8,
+        experts_implementation="eager", **SIZES,
+    )  # fmt: skip
+    return transformers.Qwen2MoeForCausalLM(config)
+
+
+def switch():
+    """A dictionary of experts, with drops, in an encoder and a decoder."""
+    config = transformers.SwitchTransformersConfig(
+        vocab_size=VOCABULARY, d_model=16, d_kv=8, d_ff=24, num_layers=2, num_decoder_layers=2,
+        num_sparse_encoder_layers=1, num_sparse_decoder_layers=1, num_heads=2, num_experts=4,
+        expert_capacity=3, dropout_rate=0.0, router_jitter_noise=0.0, decoder_start_token_id=0,
+    )  # fmt: skip
+    return transformers.SwitchTransformersForConditionalGeneration(config)
+
+
 def bert(kind, **options):
     config = transformers.BertConfig(
         vocab_size=VOCABULARY, max_position_embeddings=16, **SIZES, **DROPOUT, **options
@@ -130,6 +159,11 @@ MODELS = {
         "bert.encoder.layer",
     ),
     "vit": (vit, Images, "vit.layers"),
+}
+MIXTURES = {
+    "mixtral": (mixtral, Texts, "model.layers"),
+    "qwen2 moe": (qwen2_moe, Texts, "model.layers"),
+    "switch": (switch, Texts, ()),
 }
 LAYOUTS = {
     "data": {},
@@ -186,8 +220,8 @@ def made(folder, make, data, **given):
 
 def losses(folder, name, layout, **given):
     """Losses of a model in a layout."""
-    make, data, blocks = MODELS[name]
-    parallel = LAYOUTS[layout]
+    make, data, blocks = (MODELS | MIXTURES)[name]
+    parallel = LAYOUTS[layout] if isinstance(layout, str) else layout
     given |= {"parallel": parallel, "micro_batches": 2}
     if "pipe" in parallel:
         given["cuts"] = blocks
@@ -200,7 +234,7 @@ def losses(folder, name, layout, **given):
 @cache
 def in_one_process(name):
     """Losses of a model with the batches in one piece."""
-    make, data, _ = MODELS[name]
+    make, data, _ = (MODELS | MIXTURES)[name]
     with (
         TemporaryDirectory() as own,
         Wide(),
@@ -212,6 +246,32 @@ def in_one_process(name):
 @pytest.mark.parametrize(("name", "layout"), grid())
 def test_a_model_trains_as_in_one_process_with_its_dropouts(folder, name, layout):
     found = losses(folder, name, layout)
+    np.testing.assert_allclose(found, in_one_process(name), rtol=1e-10)
+
+
+def mixtures():
+    """Each mixture in each layout, of which few are quick."""
+    layouts = [
+        *({"experts": RANKS, "zero": zero} for zero in range(4)),
+        {"experts": RANKS, "recompute": True},
+        *([{"experts": RANKS // 2, "pipe": 2}] if RANKS % 2 == 0 else ()),
+        *([{"experts": 2, "zero": 1}] if RANKS == 4 else ()),
+    ]
+    quick = ("mixtral", layouts[-1]), ("mixtral", layouts[2]), ("switch", layouts[0])
+    return [
+        pytest.param(
+            name, layout, marks=() if (name, layout) in quick else pytest.mark.slow,
+            id=f"{name} {layout}",
+        )
+        for name in MIXTURES
+        for layout in layouts
+        if name != "switch" or "pipe" not in layout
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "layout"), mixtures())
+def test_experts_on_several_ranks_train_as_in_one_process(folder, name, layout):
+    found = losses(folder, name, layout, experts="mlp.experts")
     np.testing.assert_allclose(found, in_one_process(name), rtol=1e-10)
 
 

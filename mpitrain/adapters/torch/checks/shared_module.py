@@ -1,4 +1,4 @@
-"""Check that what tensor ranks compute together is what one process computes."""
+"""Check that what ranks compute together is what one process computes."""
 
 from dataclasses import replace
 
@@ -9,7 +9,7 @@ from mpitrain.adapters.torch.checks.module import learn, outcome
 from mpitrain.adapters.torch.checks.module_class import ImpureModule
 from mpitrain.adapters.torch.checks.probe import MISFITS, alike, close, one_line
 from mpitrain.adapters.torch.modules.calls import Call, Watched
-from mpitrain.adapters.torch.modules.tensor_parallel import Share
+from mpitrain.adapters.torch.modules.tensor_parallel import AgreedFault, Share
 
 
 class Comparison:
@@ -51,20 +51,24 @@ class Comparison:
                 return
             for mode in own.modes:
                 learn(whole.of(training=mode))
-            if fault := own.draws.cut_as(whole.watched.draws, self._own.region.group.size):
+            ranks = self._own.region.group.size
+            if self._own.axes and (fault := own.draws.cut_as(whole.watched.draws, ranks)):
                 self._refuse(fault)
-        fault = ""
+        region, fault = self._own.region, ""
         try:
-            is_same = all(
-                self._is_same(shared.of(), whole.of(), loud=loud)
-                for loud in ((True, False) if training and own.modes else (False,))
-            )
+            with region.trying():
+                is_same = all(
+                    self._is_same(shared.of(), whole.of(), loud=loud)
+                    for loud in ((True, False) if training and own.modes else (False,))
+                )
             if not is_same and not own.drew:
                 fault = "results or gradients are others than those of one process"
+        except AgreedFault as error:
+            self._refuse(str(error))
         except MISFITS as error:
             fault = f"{type(error).__name__}: {one_line(error)}"
         # A rank may see a fault in its own part of the gradients alone.
-        if self._own.region.group.sum(np.array([bool(fault)], int))[0]:
+        if region.agree(fault):
             self._refuse(fault or "gradients on another rank are others than those of one process")
 
     def _is_same(self, shared: Call, whole: Call, *, loud: bool) -> bool:
@@ -74,14 +78,9 @@ class Comparison:
         )
         most = max((float(one.abs().max()) for one in theirs if one.numel()), default=0.0)
         return alike(wanted, own) and all(
-            close(one, self._own.part(name, other), most)
+            close(one / self._own.terms(name), self._own.part(name, other), most)
             for name, one, other in zip(self._trained, ours, theirs, strict=True)
         )
 
     def _refuse(self, fault: str) -> None:
-        raise ImpureModule(
-            f"parallel.tensor: {self._calls[0].watched.name} cannot be shared by its map of names "
-            f"({fault}); give splits= in which 'rows' follow 'columns' with nothing but heads and "
-            "single features between, 'columns of 3' for queries, keys and values in one matrix, "
-            "and 'number' for sizes that the code reads, or leave parallel.tensor out"
-        )
+        raise ImpureModule(self._own.refusal(self._calls[0].watched.name, fault))

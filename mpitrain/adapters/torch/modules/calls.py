@@ -13,7 +13,7 @@ from mpitrain.adapters.torch.arrays import as_array
 from mpitrain.adapters.torch.checks.module_class import ELSEWHERE, ImpureModule, changing, is_held
 from mpitrain.adapters.torch.checks.probe import Tensors, arguments, cast, having, options
 from mpitrain.adapters.torch.functions.own_loss import COUNT, LOSS, OwnLoss
-from mpitrain.adapters.torch.modules.drawing import Drawing, seeded
+from mpitrain.adapters.torch.modules.drawing import Drawing, generators, seeded
 from mpitrain.adapters.torch.modules.draws import Draws
 from mpitrain.adapters.torch.modules.stand_ins import set_context
 from mpitrain.arrays import Array
@@ -83,7 +83,7 @@ class Watched:
             return self._forward(*arguments(x, self._options, in_turn=self.in_turn))
 
     def _forward(self, args: Any, kwargs: Any) -> Tensors:
-        states = [(generator, generator.get_state()) for generator in _generators()]
+        states = [(generator, generator.get_state()) for generator in generators()]
         before = [(b, b._version) for b in self.module.buffers()]
         with self.source:
             outputs: Tensors = self.own_loss(self.module, args, kwargs)
@@ -146,13 +146,6 @@ class Watched:
         finally:
             for (part, _), mode in zip(self._modes, before, strict=True):
                 vars(part)["training"] = mode
-
-
-def _generators() -> list[torch.Generator]:
-    """torch's generators of random numbers: the CPU's, and that of the GPU in use."""
-    if not torch.cuda.is_initialized():
-        return [torch.default_generator]
-    return [torch.default_generator, torch.cuda.default_generators[torch.cuda.current_device()]]
 
 
 def changes(inner: str) -> str:

@@ -93,6 +93,17 @@ class Drawing(TorchDispatchMode):
         """False: the pass runs what is compiled as it was written, and a guard takes its time."""
         return False
 
+    def mark(self) -> tuple[dict[str, int], int]:
+        """The draws so far, for :meth:`rewind`."""
+        return dict(self._turns), len(self._order)
+
+    def rewind(self, mark: tuple[dict[str, int], int]) -> None:
+        """Forget what was drawn after the mark; torch's generator is as it was there, too."""
+        self._turns = dict(mark[0])
+        if not self._again:
+            del self._order[mark[1] :]
+        self._marked = torch.default_generator.get_state()
+
     def again(self) -> "Drawing":
         """The pass once more, for parts of it that are computed again in the backward pass."""
         self._again = True
@@ -271,6 +282,27 @@ class Drawing(TorchDispatchMode):
         generator.manual_seed(_MARK + number + 1)
         self._marked = generator.get_state()
         return self._order[number]
+
+
+def generators() -> list[torch.Generator]:
+    """torch's generators of random numbers: the CPU's, and that of the GPU in use."""
+    if not torch.cuda.is_initialized():
+        return [torch.default_generator]
+    return [torch.default_generator, torch.cuda.default_generators[torch.cuda.current_device()]]
+
+
+def remembered(source: object) -> Callable[[], None]:
+    """A function that takes the random numbers of a pass back to where they are now."""
+    states = [(generator, generator.get_state()) for generator in generators()]
+    mark = source.mark() if isinstance(source, Drawing) else None
+
+    def back() -> None:
+        for generator, state in states:
+            generator.set_state(state)
+        if isinstance(source, Drawing) and mark is not None:
+            source.rewind(mark)
+
+    return back
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """A torch module as a layer of the trainer."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from types import ModuleType
 from typing import Any
@@ -31,6 +32,7 @@ from mpitrain.adapters.torch.checks.module_class import changing, is_held, keeps
 from mpitrain.adapters.torch.checks.probe import MISFITS, expect_outputs, is_due, one_line
 from mpitrain.adapters.torch.checks.shared_module import Comparison
 from mpitrain.adapters.torch.modules.calls import Call, Watched
+from mpitrain.adapters.torch.modules.expert_parallel import expert_share
 from mpitrain.adapters.torch.modules.passes import Pass
 from mpitrain.adapters.torch.modules.splits import Plan
 from mpitrain.adapters.torch.modules.stand_ins import stand_ins, with_stand_ins
@@ -63,6 +65,7 @@ class TorchLayer(Layer):
         module: the module, with stand-ins.
         prefix: prefix of the parameters' names in the whole module.
         plan: how tensor ranks share the module.
+        experts: names of its modules that hold experts.
         whole: module whose constants this layer reports: its own, or the one that it and the layers
             after it are parts of; None for these other layers.
     """
@@ -98,11 +101,12 @@ class TorchLayer(Layer):
         module = with_stand_ins(module, training)
         refuse(name, module)
         self.module, self.prefix, self.plan = module, prefix, Plan()
+        self.experts: Sequence[str] = ()
         self._alone: TorchLayer | None = None
         self._share: Share | None = None
         self._types: dict[str, torch.dtype] = {}
         self._watched = Watched(name, module, training, in_turn=in_turn)
-        self._has_stand_ins = any(True for _ in stand_ins(module))
+        self._meets_others = any(True for _ in stand_ins(module))
         self._forwards = 0
         self._filler = 0
         self._moved: Moved = {}
@@ -114,8 +118,27 @@ class TorchLayer(Layer):
             ValueError: the ranks cannot share it equally.
         """
         own = share(self.module, self.plan, group)
-        if not own.axes:
+        return self._as(own) if own.axes else self
+
+    def among(self, group: TensorGroup, algorithm: str) -> "TorchLayer":
+        own = expert_share(self.module, self.experts, group, algorithm)
+        if not own.served:
             return self
+        if both := sorted(own.served & self.tied.keys()):
+            raise ValueError(
+                f"needs {both[0]} of an earlier part, as routers read what its experts have made; "
+                "cut behind each block, as cuts='model.layers'"
+            )
+        found = self._as(own)
+        own.follow(lambda: found._watched.source)
+        trained = {name for name, _ in found._trained()}
+        found.placed = {name: rank for name, rank in own.owners.items() if name in trained}
+        found.spread = own.stacked & trained
+        found._meets_others = True
+        return found
+
+    def _as(self, own: Share) -> "TorchLayer":
+        """The layer whose module is a share of this one's."""
         watched = self._watched
         modes = {"in_turn": watched.in_turn, "training": watched.training}
         found = TorchLayer(own.module, watched.name, self.prefix, **modes)
@@ -124,7 +147,7 @@ class TorchLayer(Layer):
         found.split = {name: axis for name, (axis, _) in own.axes.items()}
         found.fused = {name: blocks for name, (_, blocks) in own.axes.items()}
         found._watched.only_loss = watched.only_loss
-        found._watched.draws.part = group.rank
+        found._watched.draws.part = own.region.group.rank if own.axes else 0
         return found
 
     def parameters(
@@ -251,8 +274,9 @@ class TorchLayer(Layer):
             for name, value in (own | buffers).items()
         }
         call = Call(watched, values, given, context, xp, counts)
-        if self._share:
-            self._share.region.xp = xp
+        own_share = self._share
+        if own_share:
+            own_share.region.xp, own_share.region.counts = xp, counts
         self._forwards += 1
         used = [values[name] for name in own]
         with expect_unchanged(watched, used, bitwise=is_due(self._forwards)):
@@ -260,10 +284,11 @@ class TorchLayer(Layer):
                 self._examine(call, list(own.values()))
             for part in given.values():
                 part.requires_grad_(part.is_floating_point())
-            y = call(learn)
+            y = call(self._learn)
         watched.keep(context, xp)
-        saved = Pass(watched, given, own, y, call.again())
-        if is_due(self._forwards) and not self._has_stand_ins:
+        served = own_share.served if own_share else frozenset[str]()
+        saved = Pass(watched, given, own, y, self._again(call.again(), counts), served)
+        if is_due(self._forwards) and not self._meets_others:
             expect_alone(call, call.as_tried(y), self._forwards % len(x))
         found = joined({name: as_array(part, xp) for name, part in y.items()})
         return found if counts else found[:0], saved
@@ -274,11 +299,26 @@ class TorchLayer(Layer):
         if self._share and self._alone:
             comparison = Comparison(self._share, call, self._alone._watched)
             comparison.expect_same(training=False)
-        examine(call)
-        expect_given_values(call, (self._given, self.module), own)
+        with self._apart():
+            examine(call)
+            expect_given_values(call, (self._given, self.module), own)
         if comparison:
             comparison.expect_same(training=True)
         self._watched.verdict.examined = True
+
+    def _learn(self, call: Call) -> None:
+        with self._apart():
+            learn(call)
+
+    def _apart(self) -> AbstractContextManager[None]:
+        return self._share.region.apart() if self._share else nullcontext()
+
+    @contextmanager
+    def _again(self, again: AbstractContextManager[None], counts: bool) -> Iterator[None]:
+        if self._share:
+            self._share.region.counts = counts
+        with again:
+            yield
 
     def _in_place(self, context: Context, count: int) -> Context:
         """The context with the names of places in the whole module, and with numbers of samples.

@@ -7,6 +7,7 @@ the heads; parameters that no map names are whole on each rank.
 """
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
@@ -30,17 +31,23 @@ class Axis(NamedTuple):
     blocks: int = 1
 
 
+class AgreedFault(RuntimeError):
+    """Another rank has seen a fault in a trial, and all know it."""
+
+
 class Region:
     """Entries and exits of the parts of a module that a group shares.
 
     Attributes:
         group: the ranks.
         xp: namespace of their arrays.
+        counts: whether the samples of the pass count.
     """
 
     def __init__(self, group: TensorGroup) -> None:
         self.group = group
         self.xp: ModuleType = np
+        self.counts = True
         self._entered: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def begin(self, *_: Any) -> None:
@@ -61,6 +68,18 @@ class Region:
         found: torch.Tensor = _Leave.apply(term, self)
         self.begin()
         return found if bias is None else found + bias
+
+    def agree(self, fault: str) -> bool:
+        """Whether a rank has a fault; collective."""
+        return bool(self.group.sum(np.array([bool(fault)], int))[0])
+
+    def trying(self) -> AbstractContextManager[None]:
+        """All ranks try the module on the same samples in this block, and agree about faults."""
+        return nullcontext()
+
+    def apart(self) -> AbstractContextManager[None]:
+        """Trials on this rank alone, if ranks have other samples elsewhere."""
+        return nullcontext()
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
         """Sum over the ranks."""
@@ -101,11 +120,13 @@ class Share:
             this rank's parts of them.
         region: its entries and exits.
         axes: axes of the parameters that are cut, by name.
+        served: parameters whose gradients follow from the samples of other ranks, too.
     """
 
     module: nn.Module
     region: Region
     axes: Mapping[str, Axis]
+    served: frozenset[str] = frozenset()
 
     def part(self, name: str, whole: torch.Tensor) -> torch.Tensor:
         """This rank's part of a whole parameter."""
@@ -115,6 +136,19 @@ class Share:
         bounds = self.region.group.share(whole.shape[axis] // blocks)
         found: torch.Tensor = cut(whole, axis, bounds, blocks)
         return found
+
+    def terms(self, name: str) -> int:
+        """Number of ranks with the same samples whose terms a parameter's gradient adds up."""
+        return 1
+
+    def refusal(self, name: str, fault: str) -> str:
+        """Why the module of this name cannot be shared."""
+        return (
+            f"parallel.tensor: {name} cannot be shared by its map of names ({fault}); give splits= "
+            "in which 'rows' follow 'columns' with nothing but heads and single features between, "
+            "'columns of 3' for queries, keys and values in one matrix, and 'number' for sizes "
+            "that the code reads, or leave parallel.tensor out"
+        )
 
 
 def share(module: nn.Module, own: Plan, group: TensorGroup) -> Share:

@@ -13,15 +13,17 @@ from mpitrain.adapters.torch.arrays import as_tensor
 from mpitrain.adapters.torch.checks.module_class import ImpureModule, is_held, keeps_running
 from mpitrain.adapters.torch.checks.shared_memory import expect_apart
 from mpitrain.adapters.torch.modules.cutting import cut, has_hooks
+from mpitrain.adapters.torch.modules.expert_names import experts_named
 from mpitrain.adapters.torch.modules.layer import TorchLayer
 from mpitrain.adapters.torch.modules.splits import plan
 from mpitrain.adapters.torch.modules.stand_ins import expect_replaceable
 from mpitrain.arrays import Array
-from mpitrain.group import TensorGroup, share
 from mpitrain.group import cut as cut_out
+from mpitrain.group import share
 from mpitrain.nn import Chain, Layer
 from mpitrain.nn.chain import full_name
 from mpitrain.parallel.arena import SPREAD, Tensor
+from mpitrain.parallel.grid import ProcessGrid
 from mpitrain.ranks.together import together
 from mpitrain.training.evaluation import averaged
 from mpitrain.training.parts import Parts
@@ -34,6 +36,7 @@ def layers(
     cuts: str | Sequence[str] = (),
     inputs: Array | None = None,
     splits: Mapping[str, str] = MappingProxyType({}),
+    experts: str | Sequence[str] = (),
 ) -> dict[str, Layer]:
     """A module as layers, to be put into pipeline stages.
 
@@ -47,12 +50,13 @@ def layers(
             cut, or the name of a list of them (:func:`cut`).
         inputs: inputs for some samples, on which a module that is cut is tried.
         splits: how tensor ranks share its matrices, by names (:func:`plan`).
+        experts: names of the modules in it that hold experts (:func:`experts_named`).
 
     Raises:
         TypeError: ``module`` is no module.
         ImpureModule: a part cannot be a layer, or the module has hooks that belong to none.
-        ValueError: the module cannot be cut there, there are no inputs, or ``splits`` name what it
-            does not have.
+        ValueError: the module cannot be cut there, there are no inputs, or ``splits`` or
+            ``experts`` name what it does not have.
     """
     if not isinstance(module, torch.nn.Module):
         raise TypeError(f"layers() takes a torch.nn.Module, not a {type(module).__name__}")
@@ -75,7 +79,7 @@ def layers(
         pieces = {f"part{n}": (f"{name}.", part) for n, (name, part) in enumerate(names)}
     else:
         pieces = {"part0": ("", module)}
-    every = plan(module, splits)
+    every, holders = plan(module, splits), experts_named(module, experts)
     found: dict[str, Layer] = {}
     owners: dict[int, str] = {}
     norms: dict[int, str] = {}
@@ -96,6 +100,7 @@ def layers(
         layer.tied = tied
         layer.whole = None if found else module
         layer.plan = every.within(prefix)
+        layer.experts = [one.removeprefix(prefix) for one in holders if one.startswith(prefix)]
         found[name] = layer
     return found
 
@@ -176,7 +181,7 @@ def _load_into(module: torch.nn.Module, parts: Parts) -> None:
             values = {own: device.get(v).copy() for own, v in parts.store.take(index).items()}
             parts.store.release(index)
             for own, full in parts.arena.names(index).items():
-                values[own] = _whole(parts.arena[full], values[own], parts.grid.tensor)
+                values[own] = _whole(parts.arena[full], values[own], parts.grid)
             kept = parts.passes.context().inside(name).state
             values |= {own: device.get(v) for own, v in kept.items()}
         has = parts.comm.rank if values is not None else parts.comm.size
@@ -186,9 +191,13 @@ def _load_into(module: torch.nn.Module, parts: Parts) -> None:
                 every[known[name][own]].copy_(as_tensor(np.asarray(values[own])))
 
 
-def _whole(tensor: Tensor, part: Array, group: TensorGroup) -> Array:
-    """A parameter of which the ranks of a tensor group have parts, on all of them; collective."""
-    if tensor.axis is None or tensor.group == SPREAD:
+def _whole(tensor: Tensor, part: Array, grid: ProcessGrid) -> Array:
+    """A parameter of which ranks have parts, on all of them; collective."""
+    group = grid.tensor
+    if tensor.group == SPREAD:
+        parts = grid.spread.comm.allgather(part) if grid.spread.comm else [part]
+        return np.concatenate(parts)
+    if tensor.axis is None:
         return part
     index = np.arange(prod(tensor.whole)).reshape(tensor.whole)
     whole = np.empty(tensor.whole, part.dtype)
