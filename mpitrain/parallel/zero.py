@@ -15,6 +15,9 @@ from mpitrain.parallel.data_parallel import WholeGradients
 from mpitrain.parallel.store import Allocate, Piece, Reduction, Store
 from mpitrain.parallel.summation import Sum, SumsInFlight
 
+#: Groups of ranks that have the same layers.
+_OF_A_STAGE = DATA, COPIES, SPREAD, SUMMED
+
 
 class ShardedOptimizer(WholeGradients):
     """ZeRO-1: whole gradients, of which a reduce-scatter leaves the own shard."""
@@ -33,11 +36,20 @@ class ScatteredGradients(Store):
     """Own shards of the gradients, into which the sum of each backward pass is added.
 
     Buckets are single layers, so that few of them are whole at a time: the sum over the ranks
-    starts once a backward pass has written all layers of a bucket.
+    starts once a backward pass has written all layers of a bucket.  Stages with other numbers of
+    replicas take other numbers of passes, and sum what they share once a step.
     """
 
     def __init__(self, arena: Arena, reduction: Reduction, itemsize: int) -> None:
+        """Learn which buckets are summed once a step; collective."""
         super().__init__(arena, reduction, 1, itemsize)
+        replicas = reduction.groups[DATA].size
+        self._once = [
+            bucket
+            for bucket in self.buckets
+            if bucket.group not in _OF_A_STAGE
+            and len(set(self.comm(bucket).allgather(replicas))) > 1
+        ]
         self._partial: dict[Bucket, tuple[Array, set[int]]] = {}
         self._in_flight = SumsInFlight(self.buckets)
 
@@ -50,7 +62,7 @@ class ScatteredGradients(Store):
                     if (gradient := gradients[name]) is not None:
                         total += gradient
                 seen.add(layer)
-                if seen == bucket.layers:
+                if seen == bucket.layers and bucket not in self._once:
                     self._begin(bucket)
         self.progress()
 
@@ -58,7 +70,7 @@ class ScatteredGradients(Store):
         self._in_flight.progress()
 
     def wait(self) -> float:
-        for bucket in [b for b in self.buckets if b in self._partial]:
+        for bucket in [b for b in self.buckets if b in self._partial or b in self._once]:
             self._begin(bucket)
         return self._in_flight.wait()
 
@@ -70,7 +82,8 @@ class ScatteredGradients(Store):
 
     def _begin(self, bucket: Bucket) -> None:
         with self._in_flight.timed():
-            whole, _ = self._partial.pop(bucket)
+            whole, _ = self._partial.get(bucket) or self._fresh(bucket)
+            del self._partial[bucket]
             gradients = self.pieces[self.buckets.index(bucket)].gradients
             shard = array_namespace(whole).empty(gradients.size, whole.dtype)
             its_sum = self.bind(bucket, whole, shard)
@@ -120,7 +133,7 @@ class ShardedParameters(ScatteredGradients):
             values = array_namespace(initial).array(initial[bucket.start : bucket.stop])
             own = self.own(bucket)
             shard = values[own.start - bucket.start : own.stop - bucket.start]
-            if bucket.group in (DATA, COPIES, SPREAD, SUMMED):
+            if bucket.group in _OF_A_STAGE:
                 shard = shard.copy()
             else:
                 self._whole[bucket] = (values, 1)

@@ -219,6 +219,8 @@ SOME = {
         "v, least": dict(pipe=3, schedule="v_min", chunks=2),
         "unequal 2-1": dict(replicas=(2, 1)),
         "unequal 1-2": dict(replicas=(1, 2)),
+        "unequal zero 2": dict(replicas=(1, 2), zero=2),
+        "unequal zero 3": dict(replicas=(1, 2), zero=3),
         # 8 positions in 6 pieces, and 4 heads on 3 ranks.
         "context, zero 1": dict(context=3, zero=1),
         "context, ring": dict(context=3, attention="ring", recompute=True),
