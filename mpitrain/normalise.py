@@ -1,7 +1,7 @@
 """Turn the arguments of :class:`mpitrain.Trainer` into a job and objects for its parts."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -11,10 +11,10 @@ from mpitrain import nn, user_objects
 from mpitrain.config import Brought, Config, ConfigError, Optim, configured, expect_read
 from mpitrain.data import DataError, loaders
 from mpitrain.data import program as own_data
-from mpitrain.data.own import Collate
 from mpitrain.ranks.same import expect_same_job, name_of
 from mpitrain.ranks.together import together
 from mpitrain.training.parts import UserObjects
+from mpitrain.user_objects import Given
 
 #: Keys of [optim] that count even if the program brings an optimiser of torch.
 _BESIDE_AN_OPTIMIZER = {
@@ -24,29 +24,6 @@ _BESIDE_AN_OPTIMIZER = {
 
 #: Stands for the name of an object until it is known.
 _GIVEN = "given"
-
-
-@dataclass(frozen=True)
-class Given:
-    """Arguments of :class:`mpitrain.Trainer` that are objects of the program; see there."""
-
-    model: Any = None
-    train_data: Any = None
-    test_data: Any = None
-    loss: Any = None
-    metrics: Mapping[str, Any] | Sequence[str] | None = None
-    optimizer: Any = None
-    cuts: str | Sequence[str] = ()
-    splits: Mapping[str, str] = field(default_factory=dict)
-    experts: str | Sequence[str] = ()
-    schedule: Any = None
-    classes: int = 0
-    collate_fn: Collate | None = None
-
-    @property
-    def makes_optimizer(self) -> bool:
-        """Whether the optimiser is a function that makes an optimiser of torch."""
-        return self.optimizer is not None and not hasattr(self.optimizer, "prepare")
 
 
 def normalise(

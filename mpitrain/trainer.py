@@ -12,7 +12,7 @@ from mpitrain.config import Config, ConfigError
 from mpitrain.data import program as own_data
 from mpitrain.data.own import Collate
 from mpitrain.metrics.records import Epoch, Record, Write
-from mpitrain.normalise import Given, normalise
+from mpitrain.normalise import normalise
 from mpitrain.pipeline.runtime import Span, no_span
 from mpitrain.ranks.stop import StopFlag, stop_flag
 from mpitrain.ranks.threads import limit_blas_threads
@@ -22,7 +22,7 @@ from mpitrain.start import start
 from mpitrain.training.assemble import Hooks
 from mpitrain.training.loop import Loop
 from mpitrain.training.parts import Parts
-from mpitrain.user_objects import bit_sum
+from mpitrain.user_objects import Given, bit_sum
 
 
 class Trainer(ClosedTogether):

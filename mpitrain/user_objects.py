@@ -1,7 +1,8 @@
 """Turns a program's objects, such as torch modules and functions, into parts of a job."""
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
@@ -10,18 +11,41 @@ from mpitrain.arrays import Array
 from mpitrain.compress import parse
 from mpitrain.compress.dgc import DGC
 from mpitrain.config import Config, ConfigError
+from mpitrain.data.own import Collate
 from mpitrain.objective import LossFunction
 from mpitrain.objective.metrics import Averaged, Metric
 from mpitrain.ranks.same import name_of
 
 if TYPE_CHECKING:
-    from mpitrain.normalise import Given
     from mpitrain.optim.groups import Grouping
     from mpitrain.optim.optimizers import Optimizer
 
 
+@dataclass(frozen=True)
+class Given:
+    """Arguments of :class:`mpitrain.Trainer` that are objects of the program; see there."""
+
+    model: Any = None
+    train_data: Any = None
+    test_data: Any = None
+    loss: Any = None
+    metrics: Mapping[str, Any] | Sequence[str] | None = None
+    optimizer: Any = None
+    cuts: str | Sequence[str] = ()
+    splits: Mapping[str, str] = field(default_factory=dict)
+    experts: str | Sequence[str] = ()
+    schedule: Any = None
+    classes: int = 0
+    collate_fn: Collate | None = None
+
+    @property
+    def makes_optimizer(self) -> bool:
+        """Whether the optimiser is a function that makes an optimiser of torch."""
+        return self.optimizer is not None and not hasattr(self.optimizer, "prepare")
+
+
 def model(
-    objects: "Given", seed: int, inputs: Callable[[], Array]
+    objects: Given, seed: int, inputs: Callable[[], Array]
 ) -> tuple[Any, Mapping[str, nn.Layer] | None]:
     """The torch module, or None for layers; and the layers by name, or None if [model] names them.
 

@@ -37,7 +37,7 @@ from mpitrain.metrics import tensorboard
 from mpitrain.metrics.lines import ReportError
 from mpitrain.metrics.trace import TRACE_FILE, Trace
 from mpitrain.metrics.words import measured
-from mpitrain.normalise import Given, normalise
+from mpitrain.normalise import normalise
 from mpitrain.optim.schedule_table import Factor
 from mpitrain.parallel.replicas import ReplicaMismatch
 from mpitrain.pipeline.draw import figure
@@ -52,6 +52,7 @@ from mpitrain.step.agreement import NonFinite
 from mpitrain.step.precision import compute_type
 from mpitrain.training import evaluation
 from mpitrain.training.loop import Loop
+from mpitrain.user_objects import Given
 
 
 def run(argv: Sequence[str]) -> int:

@@ -142,7 +142,8 @@ def load_job(config: Config, command: str) -> Job:
         return Job(config, models.build(plain, found), found, build.optimizer(config.optim))
     from mpi4py import MPI
 
-    from mpitrain.normalise import Given, normalise
+    from mpitrain.normalise import normalise
+    from mpitrain.user_objects import Given
 
     job, objects, _ = normalise(MPI.COMM_SELF, plain, Given(**brought(config.own)), {})
     found = objects.data or _dataset(plain)

@@ -6,8 +6,9 @@ from mpi4py import MPI
 
 from mpitrain import nn
 from mpitrain.config import Config, ConfigError, Own
-from mpitrain.normalise import Given, names_as_settings, normalise
+from mpitrain.normalise import names_as_settings, normalise
 from mpitrain.optim.optimizers import SGD
+from mpitrain.user_objects import Given
 
 LAYERS = {"linear": nn.Linear(3, 1)}
 SAMPLES = [(np.ones(3, "f4"), np.ones(1, "f4"))] * 4
