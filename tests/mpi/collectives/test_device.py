@@ -175,7 +175,8 @@ def test_auto_says_what_it_runs(road, comm, cupy, put):
     comm.Allreduce(MPI.IN_PLACE, items)
     plan = comm.last_plan
     shares = "in device memory that the ranks share" in plan.reason
-    assert shares == (road == "ipc") and plan.algorithm == ("direct" if shares else "butterfly")
+    assert shares == (road == "ipc")
+    assert plan.algorithm == ("direct" if shares and comm.size != 2 else "butterfly")
 
 
 @pytest.mark.quick_on(2)
