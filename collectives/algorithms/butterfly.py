@@ -8,7 +8,7 @@ in message-passing parallel systems", EuroPVM/MPI 2004; Thakur, Rabenseifner, Gr
 of collective communication operations in MPICH", IJHPCA 2005.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -78,35 +78,46 @@ def halving_doubling(rank: int, size: int) -> Iterator[Round]:
     The nearest ranks exchange the largest messages, and rank order is kept.  Cost: 2 log2 p rounds,
     2(p-1)/p of the buffer sent by each rank; the fold adds two rounds of the whole buffer.
     """
-    fold = Fold(size)
-    low, high = 0, chunks(size)
-    held = sendbuf
+    yield from there_and_back(rank, size, _halves)
+
+
+#: An exchange of a vertex: the peer, the chunks that it goes on with, and those of this rank.
+Exchange = tuple[int, slice, slice]
+
+
+def there_and_back(
+    rank: int, size: int, exchanges: Callable[[Fold, int], Iterator[Exchange]]
+) -> Iterator[Round]:
+    """A reduce-scatter by the ``exchanges`` of the rank's vertex, and an all-gather by the same
+    ones backwards."""
+    fold, everything, held = Fold(size), slice(0, chunks(size)), sendbuf
     if fold.sits_out(rank):
-        yield (Send(rank - 1, sendbuf[low:high]),)
+        yield (Send(rank - 1, sendbuf[everything]),)
         yield from [()] * (2 * fold.dimensions)
-        yield (Recv(rank - 1, recvbuf[low:high]),)
+        yield (Recv(rank - 1, recvbuf[everything]),)
         return
     if fold.extra:
-        whole = RecvReduce(rank + 1, recvbuf[low:high], sendbuf[low:high])
+        whole = RecvReduce(rank + 1, recvbuf[everything], sendbuf[everything])
         yield (whole,) if fold.is_doubled(rank) else ()
         held = recvbuf if fold.is_doubled(rank) else held
+    done = list(exchanges(fold, fold.vertex(rank)))
+    for peer, given, kept in done:
+        yield Send(peer, held[given]), RecvReduce(peer, recvbuf[kept], held[kept])
+        held = recvbuf
+    for peer, given, kept in reversed(done):
+        yield Send(peer, recvbuf[kept]), Recv(peer, recvbuf[given])
+    if fold.extra:
+        yield (Send(rank + 1, recvbuf[everything]),) if fold.is_doubled(rank) else ()
 
-    vertex = fold.vertex(rank)
-    exchanges: list[tuple[int, slice, slice]] = []  # (peer, what it keeps, what this rank keeps)
+
+def _halves(fold: Fold, vertex: int) -> Iterator[Exchange]:
+    low, high = 0, 1 << fold.dimensions
     for k in range(fold.dimensions):
-        peer = fold.rank(vertex ^ (1 << k))
         middle = (low + high) // 2
         lower, upper = slice(low, middle), slice(middle, high)
         given, kept = (lower, upper) if vertex >> k & 1 else (upper, lower)
-        yield Send(peer, held[given]), RecvReduce(peer, recvbuf[kept], held[kept])
-        exchanges.append((peer, given, kept))
-        held = recvbuf
+        yield fold.rank(vertex ^ (1 << k)), given, kept
         low, high = kept.start, kept.stop
-    for peer, given, kept in reversed(exchanges):
-        yield Send(peer, recvbuf[kept]), Recv(peer, recvbuf[given])
-
-    if fold.extra:
-        yield (Send(rank + 1, recvbuf[0 : chunks(size)]),) if fold.is_doubled(rank) else ()
 
 
 def allgather(rank: int, size: int) -> Iterator[Round]:

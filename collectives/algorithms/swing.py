@@ -8,8 +8,8 @@ In step s, rank r exchanges with r + rho(s) if it is even and r - rho(s) if it i
 from collections.abc import Iterator
 from functools import cache
 
-from collectives.algorithms.butterfly import Fold
-from collectives.schedule import Recv, RecvReduce, Round, Send, recvbuf, sendbuf
+from collectives.algorithms.butterfly import Exchange, Fold, there_and_back
+from collectives.schedule import Round
 
 
 def allreduce(rank: int, size: int) -> Iterator[Round]:
@@ -19,28 +19,7 @@ def allreduce(rank: int, size: int) -> Iterator[Round]:
     rounds, 2(p-1)/p of the buffer sent by each rank; for p no power of two, the fold of
     :mod:`collectives.algorithms.butterfly` adds two rounds of the whole buffer.
     """
-    fold = Fold(size)
-    everything = slice(0, 1 << fold.dimensions)
-    held = sendbuf
-    if fold.sits_out(rank):
-        yield (Send(rank - 1, sendbuf[everything]),)
-        yield from [()] * (2 * fold.dimensions)
-        yield (Recv(rank - 1, recvbuf[everything]),)
-        return
-    if fold.extra:
-        whole = RecvReduce(rank + 1, recvbuf[everything], sendbuf[everything])
-        yield (whole,) if fold.is_doubled(rank) else ()
-        held = recvbuf if fold.is_doubled(rank) else held
-
-    exchanges = list(_exchanges(fold, fold.vertex(rank)))
-    for peer, given, kept in exchanges:
-        yield Send(peer, held[given]), RecvReduce(peer, recvbuf[kept], held[kept])
-        held = recvbuf
-    for peer, given, kept in reversed(exchanges):
-        yield Send(peer, recvbuf[kept]), Recv(peer, recvbuf[given])
-
-    if fold.extra:
-        yield (Send(rank + 1, recvbuf[everything]),) if fold.is_doubled(rank) else ()
+    yield from there_and_back(rank, size, _exchanges)
 
 
 def partner(vertex: int, step: int, dimensions: int) -> int:
@@ -53,8 +32,7 @@ def partner(vertex: int, step: int, dimensions: int) -> int:
     return (vertex + (rho if vertex % 2 == 0 else -rho)) % (1 << dimensions)
 
 
-def _exchanges(fold: Fold, vertex: int) -> Iterator[tuple[int, slice, slice]]:
-    """For each step: the peer, the chunks that it goes on with, and those of this vertex."""
+def _exchanges(fold: Fold, vertex: int) -> Iterator[Exchange]:
     place = _places(fold.dimensions)[vertex]
     for step in range(fold.dimensions):
         length = 1 << (fold.dimensions - 1 - step)
