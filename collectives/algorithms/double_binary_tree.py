@@ -8,8 +8,8 @@ Parallel Computing 2009.
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from collectives.algorithms.tree import TreePlace, down, up
-from collectives.schedule import Buffer, Copy, Recv, Round, Send, recvbuf, sendbuf, workspace
+from collectives.algorithms.tree import TreePlace, fall, rise
+from collectives.schedule import Copy, Recv, Round, Send, recvbuf, sendbuf, workspace
 
 
 class Node(NamedTuple):
@@ -77,12 +77,9 @@ def allreduce(rank: int, size: int) -> Iterator[Round]:
     Cost: 2 ceil(log2 p) rounds, half of the buffer in each message; at most 2 times the buffer sent
     by a rank.
     """
-    both = trees(rank, size)
-    heights = range(1, (size - 1).bit_length() + 1)
-    for h in heights:
-        yield _both_up(both, h, recvbuf)
-    for h in reversed(heights):
-        yield _both_down(both, h)
+    shares = [*enumerate(trees(rank, size))]
+    yield from rise(shares, _height(size))
+    yield from fall(shares, _height(size))
 
 
 def reduce(rank: int, size: int) -> Iterator[Round]:
@@ -93,8 +90,7 @@ def reduce(rank: int, size: int) -> Iterator[Round]:
     both = trees(rank, size)
     second = _second_root(size)
     total = workspace if rank else recvbuf
-    for h in range(1, (size - 1).bit_length() + 1):
-        yield _both_up(both, h, total)
+    yield from rise([*enumerate(both)], _height(size), total)
     if rank == second:
         yield (Send(0, total[1] if both[1].children else sendbuf[1]),)
     elif rank == 0:
@@ -119,19 +115,12 @@ def broadcast(rank: int, size: int) -> Iterator[Round]:
         yield (Send(second, recvbuf[1]),)
     else:
         yield (Recv(0, recvbuf[1]),) if rank == second else ()
-    for h in reversed(range(1, (size - 1).bit_length() + 1)):
-        yield _both_down(both, h)
+    yield from fall([*enumerate(both)], _height(size))
+
+
+def _height(size: int) -> int:
+    return (size - 1).bit_length()
 
 
 def _second_root(size: int) -> int:
     return size - 1 if size % 2 == 0 else 1
-
-
-def _both_up(both: list[TreePlace], h: int, totals: Buffer) -> Round:
-    first, second = (up(place, h, sendbuf[i], totals[i]) for i, place in enumerate(both))
-    return (*first, *second)
-
-
-def _both_down(both: list[TreePlace], h: int) -> Round:
-    first, second = (down(place, h, recvbuf[i]) for i, place in enumerate(both))
-    return (*first, *second)

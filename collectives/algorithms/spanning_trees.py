@@ -9,14 +9,14 @@ distributed ML", MLSys 2020.
 
 from collections.abc import Iterator, Sequence
 from functools import lru_cache, partial
-from itertools import accumulate, chain
+from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
 
 from collectives.algorithms.links import Lanes, named
 from collectives.algorithms.packing import Tree, connectivity, pack
-from collectives.algorithms.tree import TreePlace, down, up
+from collectives.algorithms.tree import Shares, fall, rise
 from collectives.contracts import contract
 from collectives.errors import TooLarge, UnknownAlgorithm
 from collectives.schedule import Copy, Round, Schedule, recvbuf, sendbuf
@@ -34,12 +34,8 @@ def allreduce(rank: int, size: int, trees: Sequence[Tree]) -> Iterator[Round]:
     shares = _shares(rank, trees)
     if size == 1:
         yield (Copy(recvbuf[0], sendbuf[0]),)
-    heights = range(1, _height(trees) + 1)
-    for h in heights:
-        ways = (up(place, h, sendbuf[chunks], recvbuf[chunks]) for chunks, place in shares)
-        yield tuple(chain.from_iterable(ways))
-    for h in reversed(heights):
-        yield tuple(step for chunks, place in shares for step in down(place, h, recvbuf[chunks]))
+    yield from rise(shares, _height(trees))
+    yield from fall(shares, _height(trees))
 
 
 def broadcast(rank: int, size: int, root: int, trees: Sequence[Tree]) -> Iterator[Round]:
@@ -48,11 +44,9 @@ def broadcast(rank: int, size: int, root: int, trees: Sequence[Tree]) -> Iterato
     Cost: a copy at the root, and the height of the highest tree in rounds; each lane of a link
     carries at most one of the k chunks.
     """
-    shares = _shares(rank, trees)
     everything = slice(0, _chunks(trees))
     yield (Copy(recvbuf[everything], sendbuf[everything]),) if rank == root else ()
-    for h in reversed(range(1, _height(trees) + 1)):
-        yield tuple(step for chunks, place in shares for step in down(place, h, recvbuf[chunks]))
+    yield from fall(_shares(rank, trees), _height(trees))
 
 
 def schedule(links: npt.ArrayLike, collective: str = "allreduce", root: int = 0) -> Schedule:
@@ -102,8 +96,7 @@ def named_chunks(size: int, links: str = "complete") -> int:
     return _chunks(_named(links, size, 0))
 
 
-def _shares(rank: int, trees: Sequence[Tree]) -> list[tuple[slice, TreePlace]]:
-    """The chunks that each tree carries, and a rank's place in it."""
+def _shares(rank: int, trees: Sequence[Tree]) -> Shares:
     ends = accumulate(tree.weight for tree in trees)
     return [(slice(end - tree.weight, end), tree.places[rank]) for tree, end in zip(trees, ends)]
 
