@@ -10,6 +10,7 @@ hangs here can hang there.
 
 from collections import defaultdict, deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -72,17 +73,15 @@ def run(
 Mailbox = defaultdict[tuple[int, int, int], deque["LocalRequest"]]
 
 
+@dataclass(eq=False)
 class LocalRequest:
     """One end of a message; ``mine`` and ``theirs`` are the queues of waiting ends."""
 
-    def __init__(
-        self, data: Bytes, sends: bool, mine: deque["LocalRequest"], theirs: deque["LocalRequest"]
-    ) -> None:
-        self.data = data
-        self.sends = sends
-        self.mine = mine
-        self.theirs = theirs
-        self.done = True
+    data: Bytes
+    sends: bool
+    mine: deque["LocalRequest"]
+    theirs: deque["LocalRequest"]
+    done: bool = True
 
     def Start(self) -> None:
         if not self.theirs:
@@ -112,8 +111,7 @@ class LocalTransport:
     longest = 1 << 62
 
     def __init__(self, rank: int, size: int, posted: tuple[Mailbox, Mailbox]) -> None:
-        self.rank = rank
-        self.size = size
+        self.rank, self.size = rank, size
         self.sends, self.recvs = posted
 
     def send_init(self, data: Bytes, peer: int, tag: int) -> LocalRequest:

@@ -1,7 +1,8 @@
 """Binds a schedule to buffers and a transport, once, so that running it is a short flat loop."""
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate
 from typing import NamedTuple, Self
@@ -62,29 +63,19 @@ class Counts(NamedTuple):
     recv: Sequence[int]
 
 
+@dataclass
 class _Binder:
-    """Turns one rank's rounds into calls."""
+    """Turns one rank's ``program`` into calls."""
 
-    def __init__(
-        self,
-        schedule: Schedule,
-        transport: Transport,
-        buffers: dict[str, Items],
-        layouts: dict[str, Layout],
-        combine: Combine | None,
-        tag: int,
-        memory: Memory,
-        traffic: Traffic | None,
-    ) -> None:
-        self.transport = transport
-        self.traffic = traffic
-        self.buffers = buffers
-        self.memory = memory
-        self.layouts = layouts
-        self.combine = combine
-        self.tag = tag
-        self.program = list(schedule.rounds(transport.rank))
-        self.messages: dict[tuple[type, int], int] = {}
+    program: list[Round]
+    transport: Transport
+    buffers: dict[str, Items]
+    layouts: dict[str, Layout]
+    combine: Combine | None
+    tag: int
+    memory: Memory
+    traffic: Traffic | None
+    messages: Counter[tuple[type, int]] = field(default_factory=Counter)
 
     def view(self, chunk: Chunk) -> Items:
         return self.buffers[chunk.buffer][self.layouts[chunk.buffer].items(chunk)]
@@ -173,9 +164,8 @@ class _Binder:
     def next_tag(self, step: Send | Recv | RecvReduce) -> int:
         """The k-th message from one rank to another has the same tag at both ends."""
         route = (Send if isinstance(step, Send) else Recv, step.peer)
-        k = self.messages.get(route, 0)
-        self.messages[route] = k + 1
-        return self.tag + k % TAGS_PER_PLAN
+        self.messages[route] += 1
+        return self.tag + (self.messages[route] - 1) % TAGS_PER_PLAN
 
 
 @dataclass(frozen=True)
@@ -249,7 +239,8 @@ def bind(
         combine = memory.combine(combine)
     tag = 0 if tags is None else (tags.number + 1) * TAGS_PER_PLAN
     traffic = binding.progress.traffic
-    rounds = _Binder(schedule, transport, buffers, layouts, combine, tag, memory, traffic).rounds()
+    program = list(schedule.rounds(transport.rank))
+    rounds = _Binder(program, transport, buffers, layouts, combine, tag, memory, traffic).rounds()
     if prepare:
         rounds.insert(0, BoundRound(starts=prepare))
     if operands.after:

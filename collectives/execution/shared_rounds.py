@@ -12,6 +12,7 @@ rank says how far it has come when a gate tells that its stream has.
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -40,10 +41,11 @@ class Pending(NamedTuple):
     until: int
 
 
+@dataclass
 class SharedBinder:
     """Turns one rank's rounds into calls.
 
-    Args:
+    Attributes:
         flow: the schedule's data flow, in place as the caller has it.
         node: the ranks' memory; ``slot`` is that of the counters.
         memory: the kind of memory that the buffers lie in.
@@ -51,27 +53,20 @@ class SharedBinder:
         met: all ranks are in it when it begins, and may use one another's memory.
     """
 
-    def __init__(
-        self,
-        flow: Dataflow,
-        node: "NodeMemory",
-        slot: int,
-        memory: Memory,
-        buffers: list[dict[str, Items]],
-        layout: Layout,
-        combine: Combine | None,
-        met: bool,
-    ) -> None:
-        self.flow = flow
-        self.node = node
+    flow: Dataflow
+    node: "NodeMemory"
+    slot: int
+    memory: Memory
+    buffers: list[dict[str, Items]]
+    layout: Layout
+    combine: Combine | None
+    met: bool
+
+    def __post_init__(self) -> None:
+        node, memory = self.node, self.memory
         self.rank = node.rank
-        self.slot = slot
-        self.memory = memory
-        self.buffers = buffers
-        self.layout = layout
-        self.combine = combine
         self.gate = Gate(memory.event()) if is_queued(memory) else None
-        first = entered(0) if met else 0
+        first = entered(0) if self.met else 0
         self.told = first  # the count that this rank's last tick says
         self.reached = [first] * node.size
         self.pending: list[Pending] = []

@@ -8,7 +8,7 @@ with these, everything before the store is done before everything after the load
 of 8 bytes is stored and loaded as one on all of them.
 """
 
-from typing import Any
+from dataclasses import dataclass, field
 
 from collectives.execution.plan import Action
 from collectives.execution.waiting import give_way, is_contended
@@ -22,14 +22,12 @@ _SPINS = 2000
 _MISSES = 8
 
 
+@dataclass(slots=True, eq=False)
 class RunCount:
     """Counts the runs of the plans that use a slot: the counters rise from one to the next."""
 
-    __slots__ = ("base", "following")
-
-    def __init__(self) -> None:
-        self.base = 0
-        self.following = 0
+    base: int = 0
+    following: int = 0
 
     def advance(self, ticks: int) -> None:
         """A run begins that counts up to ``ticks - 1``; all ranks must begin the same."""
@@ -37,6 +35,7 @@ class RunCount:
         self.following += ticks
 
 
+@dataclass(slots=True, eq=False)
 class Flag:
     """A condition in the shape of a request: a rank's counter has reached a value of this run.
 
@@ -44,39 +43,28 @@ class Flag:
     the MPI library's that only goes on in a call of the library.
     """
 
-    __slots__ = ("_counters", "_missed", "_polite", "_progress", "_runs", "_slot", "_value")
-
-    def __init__(
-        self,
-        counters: memoryview,
-        slot: int,
-        runs: RunCount,
-        value: int,
-        polite: bool,
-        progress: Action,
-    ) -> None:
-        self._counters = counters
-        self._slot = slot
-        self._runs = runs
-        self._value = value
-        self._polite = polite
-        self._progress = progress
-        self._missed = 0
+    counters: memoryview
+    slot: int
+    runs: RunCount
+    value: int
+    polite: bool
+    progress: Action
+    missed: int = 0
 
     def Start(self) -> None:
         """Nothing to start."""
 
     def Test(self) -> bool:
-        if self._counters[self._slot] >= self._runs.base + self._value:
+        if self.counters[self.slot] >= self.runs.base + self.value:
             return True
-        self._missed += 1
-        if self._missed % _MISSES == 0:
-            self._progress()
+        self.missed += 1
+        if self.missed % _MISSES == 0:
+            self.progress()
         return False
 
     def Wait(self) -> None:
-        counters, slot, wanted = self._counters, self._slot, self._runs.base + self._value
-        if not (self._polite or is_contended()):
+        counters, slot, wanted = self.counters, self.slot, self.runs.base + self.value
+        if not (self.polite or is_contended()):
             for _ in range(_SPINS):
                 if counters[slot] >= wanted:
                     return
@@ -87,50 +75,42 @@ class Flag:
         """Nothing to release."""
 
 
+@dataclass(eq=False)
 class FencedFlag(Flag):
     """A :class:`Flag` on a processor that reorders loads."""
 
-    __slots__ = ("_fence",)
-
-    def __init__(self, *given: Any, fence: Action) -> None:
-        super().__init__(*given)
-        self._fence = fence
+    fence: Action = field(kw_only=True)
 
     def Test(self) -> bool:
         if super().Test():
-            self._fence()
+            self.fence()
             return True
         return False
 
     def Wait(self) -> None:
         super().Wait()
-        self._fence()
+        self.fence()
 
 
+@dataclass(slots=True, eq=False)
 class Tick:
     """An action: sets this rank's counter to a value of this run."""
 
-    __slots__ = ("_counters", "_runs", "_slot", "_value")
-
-    def __init__(self, counters: memoryview, slot: int, runs: RunCount, value: int) -> None:
-        self._counters = counters
-        self._slot = slot
-        self._runs = runs
-        self._value = value
+    counters: memoryview
+    slot: int
+    runs: RunCount
+    value: int
 
     def __call__(self) -> None:
-        self._counters[self._slot] = self._runs.base + self._value
+        self.counters[self.slot] = self.runs.base + self.value
 
 
+@dataclass(eq=False)
 class FencedTick(Tick):
     """A :class:`Tick` on a processor that reorders loads and stores."""
 
-    __slots__ = ("_fence",)
-
-    def __init__(self, *given: Any, fence: Action) -> None:
-        super().__init__(*given)
-        self._fence = fence
+    fence: Action = field(kw_only=True)
 
     def __call__(self) -> None:
-        self._fence()
+        self.fence()
         super().__call__()

@@ -1,6 +1,7 @@
 """Two-sided MPI: persistent requests on a communicator of our own, with or without envelopes."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -96,29 +97,26 @@ class MPITransport:
         return MPI.Request.Testall(requests)
 
 
+@dataclass(eq=False)
 class EnvelopedRequest:
     """A persistent send or receive of an envelope.
 
-    Args:
+    Attributes:
         before: called before each start.
         channel, source: arguments of :meth:`Envelope.check`.
+        checked: whether the last message has been.
     """
 
-    def __init__(
-        self,
-        envelope: Envelope,
-        request: MPI.Prequest,
-        before: Callable[[], None],
-        channel: MPI.Intracomm,
-        source: int | None,
-    ) -> None:
-        self.envelope, self.request = envelope, request
-        self._before, self._channel, self._source = before, channel, source
-        self._checked = True
+    envelope: Envelope
+    request: MPI.Prequest
+    before: Callable[[], None]
+    channel: MPI.Intracomm
+    source: int | None
+    checked: bool = True
 
     def Start(self) -> None:
-        self._checked = False
-        self._before()
+        self.checked = False
+        self.before()
         self.request.Start()
 
     def Wait(self) -> None:
@@ -127,9 +125,9 @@ class EnvelopedRequest:
 
     def check(self) -> None:
         """Once: afterwards the bytes are the caller's, who may change them."""
-        if not self._checked:
-            self._checked = True
-            self.envelope.check(self._channel, self._source)
+        if not self.checked:
+            self.checked = True
+            self.envelope.check(self.channel, self.source)
 
     def Free(self) -> None:
         self.request.Free()
