@@ -4,8 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from collectives.algorithms.guard import flaw
-from collectives.compile.replay import Begin, Message, replay
-from collectives.schedule import Chunk, Copy, Round, Schedule, Step
+from collectives.schedule import Schedule, Step
 
 
 class Expression(NamedTuple):
@@ -35,40 +34,18 @@ class Arrival(NamedTuple):
     step: Step
     values: list[Expression]
 
+    @property
+    def origin(self) -> str:
+        """The sender and its chunk, without the values."""
+        return f"rank {self.sender}, whose round {self.number} sends {self.step.chunk}"
+
     def __str__(self) -> str:
-        held = ", ".join(map(str, self.values))
-        return f"rank {self.sender}, whose round {self.number} sends {self.step.chunk} = {held}"
+        return f"{self.origin} = {', '.join(map(str, self.values))}"
 
 
 def members(ranks: int) -> Iterator[int]:
     """The ranks whose bits are set."""
     return (rank for rank in range(ranks.bit_length()) if ranks >> rank & 1)
-
-
-def last_write(schedule: Schedule, rank: int, i: int) -> str:
-    """Where ``recvbuf[i]`` of ``rank`` got its value in a schedule that comes to an end."""
-
-    def is_there(chunk: Chunk) -> bool:
-        return chunk.buffer == "recvbuf" and chunk.start <= i < chunk.stop
-
-    text = "no step has written there"
-    current: list[tuple[int, Round]] = [(-1, ())] * schedule.size
-    for event in replay(schedule):
-        match event:
-            case Begin(at, number, steps):
-                current[at] = (number, steps)
-                for step in steps if at == rank else ():
-                    if isinstance(step, Copy) and is_there(step.chunk):
-                        text = f"written in round {number} by {step}"
-            case Message(sender, sent, receiver, received) if receiver == rank:
-                number, steps = current[rank]
-                at, others = current[sender]
-                if is_there(steps[received].chunk):
-                    text = (
-                        f"written in round {number} by {steps[received]}, from rank {sender}, "
-                        f"whose round {at} sends {others[sent].chunk}"
-                    )
-    return text
 
 
 def spelled(trees: Mapping[tuple[int, int], int], expression: Expression) -> str:

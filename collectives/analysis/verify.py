@@ -14,7 +14,6 @@ from collectives.analysis.draw import grid
 from collectives.analysis.expression import (
     Arrival,
     Expression,
-    last_write,
     malformed,
     members,
     spelled,
@@ -87,6 +86,8 @@ class Verifier:
     arrived: dict[tuple[int, int], Arrival] = field(default_factory=dict)
     departed: dict[tuple[int, int], list[Expression]] = field(default_factory=dict)
     arrival: Arrival | None = None  # the message that is being applied; none for a copy
+    #: The round and step that wrote a rank's cell last, and the message that it came by.
+    wrote: dict[tuple[int, Cell], tuple[int, object, Arrival | None]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         schedule = self.schedule
@@ -246,7 +247,9 @@ class Verifier:
                 raise self._fail(rank, number, step, wrong)
             if self.uneven and not self._fits(rank, chunk.buffer, i // n, value):
                 self.uneven = False
-            self.memory[rank][self.cell(rank, chunk.buffer, i)] = value
+            cell = self.cell(rank, chunk.buffer, i)
+            self.memory[rank][cell] = value
+            self.wrote[rank, cell] = number, step, source
 
     def _fits(self, rank: int, buffer: str, j: int, value: Expression) -> bool:
         """Whether a value lies in a block of the length of the one that it came from."""
@@ -271,7 +274,7 @@ class Verifier:
             if (got.chunk, got.ranks) != (wanted.chunk, ranks):
                 raise ScheduleError(
                     f"{where} = {got}; expected chunk {wanted.chunk} of ranks "
-                    f"{list(wanted.ranks)}; {last_write(self.schedule, rank, i)}"
+                    f"{list(wanted.ranks)}; {self._written(rank, i)}"
                 )
             first, same = self.results.setdefault((got.chunk, got.ranks), (rank, got))
             if same.tree != got.tree and not self.contract.idempotent:
@@ -280,10 +283,17 @@ class Verifier:
                     orders = f"{spelled(self.trees, got)} for {spelled(self.trees, same)}, so"
                 raise ScheduleError(
                     f"{where} reduced in another order than on rank {first}, {orders} not bitwise "
-                    f"equal to it; {last_write(self.schedule, rank, i)}"
+                    f"equal to it; {self._written(rank, i)}"
                 )
             ordered = ordered and got.ordered
         return ordered
+
+    def _written(self, rank: int, i: int) -> str:
+        """Where ``recvbuf[i]`` of ``rank`` got its value."""
+        if (rank, ("recvbuf", i)) not in self.wrote:
+            return "no step has written there"
+        number, step, source = self.wrote[rank, ("recvbuf", i)]
+        return f"written in round {number} by {step}{f', from {source.origin}' if source else ''}"
 
 
 def _chunks(step: object) -> Iterator[Chunk]:
