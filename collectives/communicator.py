@@ -123,17 +123,8 @@ class Communicator(  # type: ignore[misc]
         abort_when_uncaught()
         algorithm = named(algorithm)
         check_default(algorithm, comm.size if comm != MPI.COMM_NULL else None)
-        settings = Settings.given(
-            algorithm,
-            check=check,
-            tuning=tuning,
-            timeout=timeout,
-            device=device,
-            transport=transport,
-            reproducible=reproducible,
-            autotune=autotune,
-        )
-        self._engine = Engine(self, settings)
+        given = (check, tuning, timeout, device, transport, reproducible, autotune)
+        self._engine = Engine(self, Settings.given(algorithm, *given))
         return self
 
     def prepare(self) -> None:

@@ -37,30 +37,26 @@ class Settings(NamedTuple):
     autotune: bool = False
 
     @classmethod
-    def given(cls, algorithm: str, **given: Any) -> Self:
-        """The settings as the caller names them, else as the environment does.
+    def given(cls, algorithm: str, *values: Any) -> Self:
+        """The settings as the caller gives them, in order; for ``None``, as the environment does.
 
         Raises:
             TypeError: a value is of another type.
             ValueError: the device or an environment variable has a value that is not allowed, or
                 an algorithm is asked for with ``reproducible``.
         """
-        given = {**dict.fromkeys(cls._fields[1:]), "reproducible": False, **given}
+        given: dict[str, Any] = dict.fromkeys(cls._fields[1:]) | {"reproducible": False}
+        given |= dict(zip(cls._fields[1:], values))
         _expect_types(given)
-        for name, variable in (
-            ("check", "COLLECTIVES_CHECK"),
-            ("autotune", "COLLECTIVES_AUTOTUNE"),
-        ):
+        for name in ("check", "autotune"):
             if given[name] is None:
-                given[name] = switch(variable)
+                given[name] = switch(f"COLLECTIVES_{name.upper()}")
         if given["timeout"] is None:
             given["timeout"] = seconds("COLLECTIVES_TIMEOUT")
-        device = given["device"]
-        if device is None:
-            device = os.environ.get("COLLECTIVES_DEVICE", "").strip() or "auto"
-        if device not in ("auto", "direct", "staged"):
-            raise ValueError(f"device={device!r} is none of auto, direct and staged")
-        given["device"] = device
+        if given["device"] is None:
+            given["device"] = os.environ.get("COLLECTIVES_DEVICE", "").strip() or "auto"
+        if given["device"] not in ("auto", "direct", "staged"):
+            raise ValueError(f"device={given['device']!r} is none of auto, direct and staged")
         given["transport"] = given["transport"] or _transport()
         if given["reproducible"] and algorithm != "auto":
             raise ValueError(
