@@ -125,24 +125,36 @@ def _imported(path: Path) -> ModuleType:
     with _EXECUTING:
         if key in sys.modules:
             return sys.modules[key]
-        spec = importlib.util.spec_from_file_location(key, resolved) if is_file else None
-        if spec is None or spec.loader is None:
+        if not is_file:
             raise UnknownAlgorithm(f"there is no file {str(path)[:80]!r}; write file.py:name")
-        module = sys.modules[key] = importlib.util.module_from_spec(spec)
-        folder = str(resolved.parent)
-        sys.path.insert(0, folder)
         try:
-            spec.loader.exec_module(module)
-        except BaseException as error:
-            del sys.modules[key]
-            if not isinstance(error, Exception | SystemExit):
-                raise
+            return executed(resolved, key)
+        except (Exception, SystemExit) as error:
             why = words(error)
             raise UnknownAlgorithm(f"{path} cannot be imported: {why}") from error
-        finally:
-            if folder in sys.path:  # unless the file has taken it out
-                sys.path.remove(folder)
-        return module
+
+
+def executed(path: Path, name: str) -> ModuleType:
+    """A file as a module of this name, whose folder is searched for what it imports itself.
+
+    Raises:
+        BaseException: whatever it raises.
+    """
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ImportError("no Python file")
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    folder = str(path.parent)
+    sys.path.insert(0, folder)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    finally:
+        if folder in sys.path:  # unless the file has taken it out
+            sys.path.remove(folder)
+    return module
 
 
 def _of_point(point: EntryPoint) -> Iterable[Algorithm]:

@@ -1,8 +1,6 @@
 """Imports the user's own Python that a job file names, as ``waves.py:model``."""
 
 import importlib
-import importlib.util
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
@@ -10,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from collectives.analysis.user_code import executed
 from collectives.errors import words
 from mpitrain.config import ConfigError, Own
 
@@ -54,17 +53,7 @@ def _imported(place: str) -> ModuleType:
     if not place.endswith(".py"):
         return importlib.import_module(place)
     path = Path(place).resolve(strict=True)
-    spec = importlib.util.spec_from_file_location(f"_own_{path.stem}", path)
-    if spec is None or spec.loader is None:
-        raise ImportError("no Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # data classes and pickle look it up there
-    sys.path.insert(0, str(path.parent))
-    try:
-        spec.loader.exec_module(module)
-    finally:
-        sys.path.remove(str(path.parent))
-    return module
+    return executed(path, f"_own_{path.stem}")
 
 
 def _pair(text: str, function: Any) -> tuple[Any, Any]:
