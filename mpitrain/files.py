@@ -1,9 +1,28 @@
-"""Checks of files: ordinary ones, as reading a FIFO might never end, and those in their place."""
+"""Files of records, and checks of files: reading a FIFO might never end."""
 
 import errno
 import os
 import stat
+from collections.abc import Iterable
+from io import FileIO
 from pathlib import Path
+
+
+def begin(path: Path, lines: Iterable[bytes]) -> FileIO:
+    """A file to append to, unbuffered, so that a full disk is noticed at once.
+
+    Args:
+        path: its name; a file that has it is replaced.
+        lines: its beginning, which may come from that file.
+    """
+    # A new folder is private; an old one keeps its permissions.
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    kept = b"".join(lines)
+    beside = path.with_suffix(".unfinished")
+    beside.unlink(missing_ok=True)  # a run that was killed left it, or it is no file at all
+    beside.write_bytes(kept)
+    beside.rename(path)
+    return FileIO(path, "a")
 
 
 def check_regular(path: Path) -> None:

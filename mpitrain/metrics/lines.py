@@ -4,12 +4,11 @@ import errno
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from io import FileIO
 from pathlib import Path
 
 import msgspec
 
-from mpitrain.files import check_regular, is_at
+from mpitrain.files import begin, check_regular, is_at
 from mpitrain.metrics import reader
 from mpitrain.metrics.records import Epoch, Record, Step, Write
 
@@ -29,7 +28,8 @@ def json_lines(path: Path, done: int = 0, tests_again: bool = False) -> Iterator
     """
     with ExitStack() as stack:
         with _reporting(path):
-            file = stack.enter_context(_fresh(path, done, tests_again))
+            kept = _until(path, done, tests_again) if done and path.exists() else ()
+            file = stack.enter_context(begin(path, kept))
 
         def write(record: Record) -> None:
             line = msgspec.json.encode(record) + b"\n"
@@ -51,18 +51,6 @@ def _reporting(path: Path) -> Iterator[None]:
             f"{path} cannot be written: {error.strerror}; make room or choose another run.dir, and "
             "train --resume goes on from the newest checkpoint"
         ) from error
-
-
-def _fresh(path: Path, done: int, tests_again: bool) -> FileIO:
-    # A new folder is private; an old one keeps its permissions.
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    kept = list(_until(path, done, tests_again)) if done and path.exists() else []
-    beside = path.with_suffix(".unfinished")
-    beside.unlink(missing_ok=True)  # a run that was killed left it, or it is no file at all
-    beside.write_bytes(b"".join(kept))
-    beside.rename(path)
-    # Unbuffered: a full disk is noticed at the record.
-    return FileIO(path, "a")
 
 
 def _until(path: Path, done: int, tests_again: bool) -> Iterator[bytes]:

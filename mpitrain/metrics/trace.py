@@ -4,7 +4,7 @@ import json
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from time import perf_counter
 from typing import Annotated, Any, NamedTuple
@@ -13,6 +13,7 @@ import msgspec
 from mpi4py import MPI
 from msgspec import Meta, Struct
 
+from collectives.files import replace
 from mpitrain.config import ConfigError
 from mpitrain.files import check_regular
 
@@ -110,22 +111,12 @@ class Trace:
         why = ""
         if gathered is not None:
             try:
-                _write(path, json.dumps(chrome([span for own in gathered for span in own])))
+                path.parent.mkdir(parents=True, exist_ok=True)
+                replace(path, json.dumps(chrome([span for own in gathered for span in own])))
             except OSError as error:
                 why = f"{path} cannot be written: {error.strerror}"
         if why := comm.bcast(why):
             raise ConfigError(f"{why}; make room or set run.trace = false; all else is written")
-
-
-def _write(path: Path, text: str) -> None:
-    beside = path.with_suffix(".unfinished")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        beside.write_text(text)
-        beside.rename(path)
-    finally:
-        with suppress(OSError):
-            beside.unlink(missing_ok=True)
 
 
 class _Complete(Struct, tag="X", tag_field="ph"):

@@ -15,7 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from mpitrain.config import Config
-from mpitrain.files import check_regular
+from mpitrain.files import begin, check_regular
 from mpitrain.ranks.together import SharedError
 
 
@@ -141,15 +141,9 @@ class ServiceLog:
             return
         path = self._path
         try:
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             if self._begun.server == step == 0:
                 _remove_others(path.parent, self._begun.servers)
-            kept = b"".join(_until(path, step)) if step and path.exists() else b""
-            beside = path.with_suffix(".unfinished")
-            beside.unlink(missing_ok=True)
-            beside.write_bytes(kept)
-            beside.rename(path)
-            self._file = FileIO(path, "a")
+            self._file = begin(path, _until(path, step) if step and path.exists() else ())
         except OSError as error:
             raise LogError(self._why(error)) from error
         self._write([replace(self._begun, step=step)])
