@@ -5,23 +5,34 @@ all-reduce of a 2-D torus (Ying et al.: "Image classification at supercomputer s
 """
 
 from collections.abc import Callable, Iterator
+from math import isqrt
 
+from collectives.algorithms.registry import REGISTRY
+from collectives.errors import UnknownAlgorithm
 from collectives.schedule import Chunk, Round, Schedule, mapped
 
 Where = Callable[[Chunk], Chunk]
 
 
-def allreduce(scatter: Schedule, across: Schedule, gather: Schedule) -> Schedule:
+def allreduce(size: int, local: int = 0, intra: str = "ring", inter: str = "ring") -> Schedule:
     """Reduce-scatter in each node, all-reduce of each shard across the nodes, all-gather in each.
 
     All ranks of a node use the network at once, each for its shard.  Cost: the sum of the three; a
     rank sends 1/local of the buffer over the network.
 
     Args:
-        scatter, gather: a reduce-scatter and an all-gather of the ranks of a node.
-        across: an all-reduce of one rank of each node.
+        local: ranks of a node; 0: as many as nodes, as nearly as can be.
+        intra: names the reduce-scatter and the all-gather.
+        inter: names the all-reduce.
     """
-    local, nodes, shard = scatter.size, across.size, across.chunks
+    local, nodes = _split("hierarchical", size, local)
+    scatter = REGISTRY.schedule("reduce_scatter", intra, local)
+    gather = REGISTRY.schedule("allgather", intra, local)
+    across = REGISTRY.schedule("allreduce", inter, nodes)
+    for part in (across, gather):
+        if part.workspace or not part.in_place:
+            raise UnknownAlgorithm(f"hierarchical cannot use {part}: it needs memory of its own")
+    shard = across.chunks
 
     def generate(rank: int) -> Iterator[Round]:
         node, place = divmod(rank, local)
@@ -46,7 +57,7 @@ def allreduce(scatter: Schedule, across: Schedule, gather: Schedule) -> Schedule
     return Schedule(
         "allreduce",
         f"hierarchical:local={local},intra={scatter.algorithm},inter={across.algorithm}",
-        local * nodes,
+        size,
         local * shard,
         scatter.workspace * shard,
         True,
@@ -54,17 +65,16 @@ def allreduce(scatter: Schedule, across: Schedule, gather: Schedule) -> Schedule
     )
 
 
-def by_leaders(inside: Schedule, across: Schedule, broadcast: Schedule) -> Schedule:
+def by_leaders(size: int, local: int = 0, intra: str = "ring", inter: str = "ring") -> Schedule:
     """All-reduce in each node, all-reduce of the nodes' first ranks, broadcast in each node.
 
-    One rank of each node uses the network, for the whole buffer.
-
-    Args:
-        inside: an all-reduce of the ranks of a node.
-        across: an all-reduce of one rank of each node.
-        broadcast: a broadcast of the ranks of a node.
+    One rank of each node uses the network, for the whole buffer.  Arguments as of
+    :func:`allreduce`; ``intra`` names an all-reduce, too.
     """
-    local, nodes = inside.size, across.size
+    local, nodes = _split("leaders", size, local)
+    inside = REGISTRY.schedule("allreduce", intra, local)
+    across = REGISTRY.schedule("allreduce", inter, nodes)
+    broadcast = REGISTRY.schedule("broadcast", "binomial_tree", local)
     chunks = inside.chunks * across.chunks * broadcast.chunks
 
     def spread(schedule: Schedule, buffers: tuple[str, ...]) -> Where:
@@ -88,12 +98,21 @@ def by_leaders(inside: Schedule, across: Schedule, broadcast: Schedule) -> Sched
     return Schedule(
         "allreduce",
         f"leaders:local={local},intra={inside.algorithm},inter={across.algorithm}",
-        local * nodes,
+        size,
         chunks,
         0,
         inside.in_place,
         generate,
     )
+
+
+def _split(name: str, size: int, local: int) -> tuple[int, int]:
+    """Ranks of a node and nodes; without ``local``, as square as possible."""
+    if local == 0:
+        local = next(n for n in range(isqrt(size), 0, -1) if size % n == 0)
+    if size % local:
+        raise UnknownAlgorithm(f"{name}: {size} ranks are no whole number of nodes of {local}")
+    return local, size // local
 
 
 def _spread(chunk: Chunk, factor: int, block: int = 0) -> Chunk:
