@@ -1,7 +1,6 @@
 """Means of selected tensors over the workers, computed while training goes on."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
@@ -15,15 +14,6 @@ from mpitrain.parallel.summation import Dense, Sum, Summand, Summation
 from mpitrain.sync.workers import Workers
 
 
-@dataclass(frozen=True)
-class Segment:
-    """Elements ``start <= i < stop`` of the arena, from position ``at`` of a selection."""
-
-    start: int
-    stop: int
-    at: int
-
-
 class Selection:
     """Selected tensors of an arena, one after the other in a flat array.
 
@@ -33,25 +23,22 @@ class Selection:
 
     Attributes:
         size: number of elements.
-        blocks: tensors of each group.
-        runs: positions in the arena and in the flat array.
+        tensors: the tensors, in their order in the flat array.
+        runs: slices of the arena, each with the slice of the flat array that has its elements.
     """
 
     def __init__(self, tensors: Iterable[Tensor]) -> None:
         """``tensors``: in the order of the model, which is the same on all ranks."""
-        ordered = sorted(tensors, key=lambda tensor: tensor.group)  # sort() keeps the order
-        self.blocks = {
-            group: list(members) for group, members in groupby(ordered, lambda tensor: tensor.group)
-        }
-        self.runs: list[Segment] = []
+        self.tensors = sorted(tensors, key=lambda tensor: tensor.group)  # keeps the given order
+        self.runs: list[tuple[slice, slice]] = []
         self.size = 0
-        for tensor in ordered:
-            last = self.runs[-1] if self.runs else None
-            if last and last.stop == tensor.start:
-                self.runs[-1] = Segment(last.start, tensor.stop, last.at)
-            else:
-                self.runs.append(Segment(tensor.start, tensor.stop, self.size))
+        for tensor in self.tensors:
+            start, at = tensor.start, self.size
             self.size += tensor.stop - tensor.start
+            if self.runs and self.runs[-1][0].stop == start:
+                there, here = self.runs.pop()  # which this one continues
+                start, at = there.start, here.start
+            self.runs.append((slice(start, tensor.stop), slice(at, self.size)))
 
     def take(self, flat: Array, into: Array | None = None) -> Array:
         """Copy the selected elements of ``flat``, in the arena's layout, to shape (size,).
@@ -59,14 +46,14 @@ class Selection:
         The result is ``into``, or a new array.
         """
         into = np.empty(self.size, flat.dtype) if into is None else into
-        for run in self.runs:
-            into[run.at : run.at + run.stop - run.start] = flat[run.start : run.stop]
+        for there, here in self.runs:
+            into[here] = flat[there]
         return into
 
     def put(self, values: Array, flat: Array) -> None:
         """Copy ``values``, shape (size,), to their positions in ``flat``, in the arena's layout."""
-        for run in self.runs:
-            flat[run.start : run.stop] = values[run.at : run.at + run.stop - run.start]
+        for there, here in self.runs:
+            flat[there] = values[here]
 
 
 class Exchange:
@@ -99,17 +86,18 @@ class Exchange:
         self._left: list[Sum] = []
         self._is_under_way = False
         start, largest = 0, 0
-        for group, tensors in chosen.blocks.items():
-            sizes = [tensor.stop - tensor.start for tensor in tensors]
+        for group, members in groupby(chosen.tensors, lambda tensor: tensor.group):
+            block = list(members)
+            sizes = [tensor.stop - tensor.start for tensor in block]
             stop = start + sum(sizes)
             own = self.values[start:stop]
             ends = np.cumsum([0, *sizes]).tolist()
             views = {
                 tensor.name: own[low:high].reshape(tensor.shape)
-                for tensor, low, high in zip(tensors, ends, ends[1:])
+                for tensor, low, high in zip(block, ends, ends[1:])
             }
             if comm.size > 1 or summation.acts_alone:
-                bucket = Bucket(tensors[0].start, tensors[0].start + sum(sizes), frozenset(), group)
+                bucket = Bucket(block[0].start, block[0].start + sum(sizes), frozenset(), group)
                 self._sums.append(summation.bind(Summand(bucket, comm, own, views, own)))
                 if stop - start > largest:
                     largest = stop - start
@@ -126,7 +114,7 @@ class Exchange:
         self.summation.prepare(self.values, workers)
         if not isinstance(self.summation, Dense):
             never = self._never_used()
-            used = np.array([tensor.name not in never for tensor in self._tensors()], np.uint8)
+            used = np.array([tensor.name not in never for tensor in self.chosen.tensors], np.uint8)
             asked = self._comm.Iallreduce(MPI.IN_PLACE, used, op=MPI.MAX)
             self._used = used, asked
         for one in self._sums:
@@ -146,16 +134,12 @@ class Exchange:
                 self._is_under_way = False
         return not self._is_under_way
 
-    def _tensors(self) -> list[Tensor]:
-        """The tensors, in their order in ``values``."""
-        return [tensor for block in self.chosen.blocks.values() for tensor in block]
-
     def _leave_alone(self) -> None:
         """Clear the mean of tensors that no worker has used."""
         if self._used is None:
             return
         (used, _), self._used, start = self._used, None, 0
-        for tensor, is_used in zip(self._tensors(), used, strict=True):
+        for tensor, is_used in zip(self.chosen.tensors, used, strict=True):
             stop = start + tensor.stop - tensor.start
             if not is_used:
                 self.values[start:stop] = 0

@@ -72,10 +72,9 @@ class Local(Anchored):
 
     def _launch(self, exchange: Exchange, done: int) -> None:
         """Start the mean of the outer gradients ``anchor - weights``."""
-        for run in exchange.chosen.runs:
-            part = slice(run.start, run.stop)
-            into = exchange.values[run.at : run.at + run.stop - run.start]
-            np.subtract(self.anchor[part], self.workers.parameters[part], out=into)
+        for there, here in exchange.chosen.runs:
+            parameters = self.workers.parameters[there]
+            np.subtract(self.anchor[there], parameters, out=exchange.values[here])
         exchange.start(self._sync.start + done - 1)
         self._launched.add(exchange)
 
