@@ -112,7 +112,7 @@ def _advance(clock: Seconds, rounds: tuple[Round, ...], cut: Cut, machine: Machi
     The loop is plain for speed, as it visits every step of every rank.
     """
     messages: list[tuple[int, int, int, int]] = []  # source, target, first and last chunk
-    arriving: list[tuple[int, int]] = []  # target, source
+    arriving: list[tuple[int, int]] = []  # source, target
     local: list[tuple[int, int, int]] = []  # rank, first and last chunk
     for rank, steps in enumerate(rounds):
         for step in steps:
@@ -121,7 +121,7 @@ def _advance(clock: Seconds, rounds: tuple[Round, ...], cut: Cut, machine: Machi
                 messages.append((rank, step.peer, first, last))
                 continue
             if not isinstance(step, Copy):
-                arriving.append((rank, step.peer))
+                arriving.append((step.peer, rank))
             if not isinstance(step, Recv):
                 _, first, last = step.chunk
                 local.append((rank, first, last))
@@ -135,15 +135,8 @@ def _advance(clock: Seconds, rounds: tuple[Round, ...], cut: Cut, machine: Machi
         rank, first, last = np.array(local).T
         work = (cut.offsets(last) - cut.offsets(first)) * machine.gamma
         clock += np.bincount(rank, work, minlength=len(clock))
-    return _is_together(messages, arriving, len(clock))
-
-
-def _is_together(
-    messages: list[tuple[int, int, int, int]], arriving: list[tuple[int, int]], size: int
-) -> bool:
-    """Whether a round receives the messages that it sends, and no others."""
-    sent = [source * size + target for source, target, _, _ in messages]
-    received = [source * size + target for target, source in arriving]
+    sent = [source * len(clock) + target for source, target, _, _ in messages]
+    received = [source * len(clock) + target for source, target in arriving]
     return np.array_equal(np.sort(sent), np.sort(received))
 
 

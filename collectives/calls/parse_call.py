@@ -89,14 +89,10 @@ def _expect_ours(call: Call) -> None:
                 f"{call.collective}: this MPI has no type {buffer.items.dtype}, so "
                 "algorithm='native' cannot reduce it; leave the algorithm out"
             )
-    if call.algorithm != "native" and not _may_overlap(call):
+    # MPI forbids buffers that share memory, and Open MPI takes them: auto then copies them first.
+    by_auto = call.algorithm == "auto" and not call.is_on_device
+    if call.algorithm != "native" and not (by_auto and library().startswith("Open MPI")):
         call.refuse_overlap()
-
-
-def _may_overlap(call: Call) -> bool:
-    """Whether buffers that share memory are left to be: MPI forbids them, and Open MPI takes them;
-    where ours has to, it copies them first."""
-    return call.algorithm == "auto" and not call.is_on_device and library().startswith("Open MPI")
 
 
 def _root(arguments: Arguments, size: int) -> int:

@@ -43,7 +43,8 @@ def is_rounded(call: Call) -> bool:
     dtype, op = call.buffer.items.dtype, call.op
     if op is None:
         return False
-    if not op.is_predefined or (op in (MPI.MAXLOC, MPI.MINLOC) and _has_nan(call)):
+    may_be_nan = call.buffer.datatype is None or call.buffer.datatype in _WITH_NAN
+    if not op.is_predefined or (op in (MPI.MAXLOC, MPI.MINLOC) and may_be_nan):
         raise InvalidBuffer(
             f"{call.collective}: reproducible=True has no way to reduce by this operation, whose "
             "result may depend on the order; use another communicator for it"
@@ -71,10 +72,6 @@ def is_rounded(call: Call) -> bool:
             "cannot be asked for; leave the algorithm out"
         )
     return True
-
-
-def _has_nan(call: Call) -> bool:
-    return call.buffer.datatype is None or call.buffer.datatype in _WITH_NAN
 
 
 def saturates(call: Call) -> bool:

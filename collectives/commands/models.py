@@ -1,14 +1,13 @@
 """The commands that put the cost models into tables: ``simulate``, ``cost`` and ``fit``."""
 
 import argparse
-from collections.abc import Iterator
 from math import log2
 from pathlib import Path
 
 from collectives.algorithms import build, find, names, parse
 from collectives.analysis import draw
-from collectives.analysis.fit import MEMORIES, Fit, Sample, fit, read
-from collectives.analysis.formulas import FORMULAS, Formula
+from collectives.analysis.fit import MEMORIES, fit, read
+from collectives.analysis.formulas import FORMULAS
 from collectives.analysis.pictures import expect_picture, pyplot
 from collectives.analysis.simulate import Machine, simulate
 from collectives.analysis.topology import TOPOLOGIES, LinkCost, Topology
@@ -120,7 +119,8 @@ def cost(options: argparse.Namespace) -> int:
     print(f"{'algorithm':<20}{'ours':>11}{'simulated':>11}{'Rodriguez':>11}  closed form")
     notes = []
     for formula in FORMULAS:
-        ours = f"{1e6 * formula.seconds(model, m, p):.1f}" if _holds(formula, p) else "-"
+        holds = not formula.powers_only or log2(p).is_integer()
+        ours = f"{1e6 * formula.seconds(model, m, p):.1f}" if holds else "-"
         seconds = simulate(build("allreduce", formula.algorithm, p), m, machine)
         book = "-"
         if formula.book_seconds is not None:
@@ -138,10 +138,6 @@ def cost(options: argparse.Namespace) -> int:
     return 0
 
 
-def _holds(formula: Formula, p: int) -> bool:
-    return not formula.powers_only or log2(p).is_integer()
-
-
 def fit_files(options: argparse.Namespace) -> int:
     """Prints the fitted parameters of a machine, and measured beside predicted times."""
     samples = read(options.files, options.memory)
@@ -156,19 +152,15 @@ def fit_files(options: argparse.Namespace) -> int:
     if max(found.median_error for found in fits) > 0.25:
         print("a straight line in alpha and beta explains this machine badly: caches, or noise")
     print(f"{'algorithm':<28}{'bytes':>11}{'measured':>12}{'predicted':>12}{'error':>8}   (us)")
-    for sample, seconds in _predictions(samples, fits):
+    for sample in samples:
+        found = next(f for f in fits if f.least <= sample.nbytes <= f.most)
+        seconds = sample.predicted(found.model)
         error = 100 * (seconds / sample.seconds - 1)
         print(
             f"{sample.algorithm:<28}{sample.nbytes:>11}{1e6 * sample.seconds:>12.2f}"
             f"{1e6 * seconds:>12.2f}{error:>7.0f}%"
         )
     return 0
-
-
-def _predictions(samples: list[Sample], fits: list[Fit]) -> Iterator[tuple[Sample, float]]:
-    for sample in samples:
-        found = next(f for f in fits if f.least <= sample.nbytes <= f.most)
-        yield sample, sample.predicted(found.model)
 
 
 def _rate(seconds: float) -> str:

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import NoReturn
@@ -111,19 +111,19 @@ class _AbortingHook:
             _abort(comm, 1)
 
 
-def abort_when_uncaught(environment: Mapping[str, str] = os.environ) -> None:
+def abort_when_uncaught() -> None:
     """Installs a hook: an exception that nobody catches on this rank ends the whole job.
 
     Python writes its traceback first.  A second call does nothing, nor does any call if
     ``COLLECTIVES_ABORT`` is off.
     """
-    if aborts(environment) and not isinstance(sys.excepthook, _AbortingHook):
+    if aborts() and not isinstance(sys.excepthook, _AbortingHook):
         sys.excepthook = _AbortingHook(sys.excepthook)
 
 
-def aborts(environment: Mapping[str, str] = os.environ) -> bool:
+def aborts() -> bool:
     """Whether an error of one rank ends the job."""
-    return "COLLECTIVES_ABORT" not in environment or switch("COLLECTIVES_ABORT", environment)
+    return "COLLECTIVES_ABORT" not in os.environ or switch("COLLECTIVES_ABORT")
 
 
 def _say_where(comm: MPI.Comm, error: BaseException) -> None:
