@@ -14,33 +14,24 @@ TYPES = [np.float16, ml_dtypes.bfloat16, np.float32, np.float64]
 HEADER = 8
 
 
+#: Where a rank has pairs.
+PATTERNS = {
+    "empty": lambda rank, size, length, rng: np.empty(0),
+    "one rank only": lambda rank, size, length, rng: np.arange(3 if rank == size - 1 else 0),
+    "disjoint": lambda rank, size, length, rng: np.arange(rank, length, 3 * size),
+    "identical": lambda rank, size, length, rng: np.arange(0, length, 10),
+    "drawn": lambda rank, size, length, rng: rng.choice(length, length // 9, replace=False),
+    "filling up": lambda rank, size, length, rng: rng.choice(length, length // 3, replace=False),
+    "full": lambda rank, size, length, rng: np.arange(length),
+    "dense and empty": lambda rank, size, length, rng: np.arange(length if rank % 2 else 0),
+}
+
+
 def pairs(pattern, rank, size, length, dtype, index_type=np.uint32):
     """What ``rank`` gives: small whole numbers, whose sums every type represents."""
     rng = np.random.default_rng([7, rank])
-    where = {
-        "empty": lambda: np.empty(0),
-        "one rank only": lambda: np.arange(3) if rank == size - 1 else np.empty(0),
-        "disjoint": lambda: np.arange(rank, length, 3 * size),
-        "identical": lambda: np.arange(0, length, 10),
-        "drawn": lambda: rng.choice(length, length // 9, replace=False),
-        "filling up": lambda: rng.choice(length, length // 3, replace=False),
-        "full": lambda: np.arange(length),
-        "dense and empty": lambda: np.arange(length if rank % 2 else 0),
-    }
-    indices = np.sort(where[pattern]()).astype(index_type)
+    indices = np.sort(PATTERNS[pattern](rank, size, length, rng)).astype(index_type)
     return indices, rng.integers(-3, 4, len(indices)).astype(dtype)
-
-
-PATTERNS = [
-    "empty",
-    "one rank only",
-    "disjoint",
-    "identical",
-    "drawn",
-    "filling up",
-    "full",
-    "dense and empty",
-]
 
 
 def dense(result, length):
