@@ -6,21 +6,9 @@ from math import prod
 from mpitrain.arrays import Shape
 from mpitrain.config import Compress, Config
 from mpitrain.metrics.words import in_words
-from mpitrain.parallel.sent_bytes import adasum_bytes, coded_bytes, dense_bytes
+from mpitrain.parallel.sent_bytes import adasum_bytes, dense_bytes
+from mpitrain.search.exchange import summed_bytes
 from mpitrain.training.build import compression
-
-
-def share(config: Config, shapes: Sequence[Shape], replicas: int, itemsize: int) -> float:
-    """Bytes that replicas exchange a step, over those of a plain sum of the gradients."""
-    plain = _dense(config, shapes, replicas, itemsize)
-    if not plain:
-        return 1.0
-    sent, sync = plain, config.sync
-    if sync.combine == "adasum":
-        sent = adasum_bytes(shapes, replicas, itemsize) / replicas
-    elif config.compress.codec != "none":
-        sent = _coded(config, shapes, replicas, itemsize)[0][1]
-    return sent / plain / (sync.period if sync.drifts else 1)
 
 
 def _dense(config: Config, shapes: Sequence[Shape], replicas: int, itemsize: int) -> float:
@@ -85,15 +73,9 @@ def _coded(
     found = []
     for codec in dict.fromkeys([*named, *others]):
         how = compression(Compress(codec, least=table.least))
-        elements = sum(prod(shape) for shape in shapes if how.codes(shape))
-        if zero > 1:
-            sent = config.train.micro_batches * coded_bytes(
-                how, shapes, replicas, itemsize, shard=-(-elements // replicas)
-            )
-        else:
-            keep = getattr(how.codec, "keep", 1.0)  # other codecs send all elements
-            sent = coded_bytes(how, shapes, replicas, itemsize, round(keep * elements))
-        found.append((codec, sent / replicas))
+        sent = summed_bytes(how, shapes, replicas, itemsize, is_sharded=zero > 1)
+        sums = config.train.micro_batches if zero > 1 else 1
+        found.append((codec, sums * sent / replicas))
     return found
 
 

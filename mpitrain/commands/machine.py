@@ -11,6 +11,8 @@ from mpitrain.search.machine import Machine
 
 #: Seconds of a small layer's pass on a GPU: some tens of kernels.
 _LAUNCH_S = 5e-4
+#: More than this, an operation, a byte or a message takes on no machine.
+_SLOWEST_S = 1e9
 
 
 def add_machine(parser: argparse.ArgumentParser) -> None:
@@ -47,6 +49,13 @@ def machine(options: argparse.Namespace) -> Machine:
     if options.ranks % options.nodes:
         raise ConfigError(f"--nodes {options.nodes}: does not divide the {options.ranks} ranks")
     counted = bool(options.flops)
+    units = [1 / (options.flops or 1), 1 / (options.stream or 1), options.call]
+    units += [n for own in (options.inside, options.network) for n in (own.alpha, own.beta)]
+    if max(units) > _SLOWEST_S:
+        raise ConfigError(
+            "--flops, --stream, --call, --inside or --network: so slow a machine never ends a "
+            f"step; one operation, byte or message takes at most {_SLOWEST_S:g} s"
+        )
     return Machine(
         options.ranks,
         options.ranks // options.nodes,

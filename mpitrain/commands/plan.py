@@ -3,25 +3,26 @@
 import argparse
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import inf, prod
 
 import msgspec
 
 from mpitrain.auto_stages import auto_stages_on
-from mpitrain.commands.exchanged import exchanged, share
+from mpitrain.commands.exchanged import exchanged
 from mpitrain.commands.machine import machine
 from mpitrain.commands.steps import table
 from mpitrain.config import Config, ConfigError, Parallel, Server, load
 from mpitrain.config.numbers import toml
 from mpitrain.metrics.words import counted, in_words
 from mpitrain.parallel.grid import Coordinates, Layout
+from mpitrain.search.candidates import Candidate
 from mpitrain.search.job import Job, load_job
 from mpitrain.search.layers import layer_costs
 from mpitrain.search.layouts import Search
 from mpitrain.search.machine import Machine
-from mpitrain.search.planned import Planned, planned, summed_shapes
+from mpitrain.search.planned import Planned, planned
 from mpitrain.search.servers import ServerExchange
 from mpitrain.search.stages import StageCosts
 
@@ -91,26 +92,21 @@ def explain(
     config, stages = auto_stages_on(config, nodes)
     job = load_job(config, "mpitrain plan")
     search = job.search(cluster, is_counted=is_counted)
-    found = _planned(job, search, config)
+    found = planned(job, search, config)
     if served.ranks:
         return "\n".join(_with_servers(served, found, job, search))
     lines = [stages] * bool(stages) + [*_stages(found, job), *_predicted(found, job)]
+    lines += _beyond(_held(found), cluster.memory)
     if found.layout.replicas == (cluster.ranks,) and cluster.ranks > 1:
         lines += _ring_or_servers(found, job, search)
     if others:
-        beside = [found, *(_planned(job, search, other) for other in others)]
-        rows = [(str(one), one.step) for one in beside]
+        beside = [found, *(planned(job, search, other) for other in others)]
+        rows = [
+            (f"{one}{', beyond --memory' * (max(one.step.memory) > cluster.memory)}", one.step)
+            for one in beside
+        ]
         lines += ["", *table(rows, config.train.batch_size)]
     return "\n".join(lines)
-
-
-def _planned(job: Job, search: Search, config: Config) -> Planned:
-    """The step of the job in a layout, with the bytes that its codec and workers exchange."""
-    found = planned(job, search, config)
-    itemsize = search.numerics.stored
-    replicas = found.layout.replicas[found.widest] * found.layout.context
-    times = share(config, summed_shapes(job, found), replicas, itemsize)
-    return found if times == 1 else planned(job, search, config, times)
 
 
 def _stages(found: Planned, job: Job) -> list[str]:
@@ -150,7 +146,25 @@ def _predicted(found: Planned, job: Job) -> list[str]:
         lines.append(f"a rank sends at most {in_words(sum(sent.values()))} a step: {each}")
     summed = layout.replicas[found.widest] * layout.context
     itemsize = found.costs[0].numerics.stored
-    return lines + exchanged(config, summed_shapes(job, found), summed, itemsize, step.computing)
+    names, is_spread = found.names(found.widest), layout.experts != 1
+    shapes = job.summed_shapes(names, layout.tensor, is_spread=is_spread)
+    return lines + exchanged(config, shapes, summed, itemsize, step.computing)
+
+
+def _beyond(ranks: Mapping[str, float], limit: float) -> list[str]:
+    """Ranks, with the bytes that each needs, that do not have as many."""
+    return [
+        f"beyond --memory: a {who} holds {held / 2**30:.3g} GiB, and a rank has "
+        f"{limit / 2**30:.3g} GiB; take more ranks or micro-batches, or let mpitrain search find a "
+        "layout that fits"
+        for who, held in ranks.items()
+        if held > limit
+    ]
+
+
+def _held(found: Planned) -> dict[str, float]:
+    """Bytes that a rank of each stage needs."""
+    return {f"rank of stage {stage}": held for stage, held in enumerate(found.step.memory)}
 
 
 #: Purposes of bytes, in words.
@@ -185,6 +199,10 @@ def _with_servers(own: Server, found: Planned, job: Job, search: Search) -> list
     samples = found.config.train.batch_size
     waiting = "synchronous" if own.synchronous else "asynchronous"
     slots = nbytes * (1 + numerics.slots) / own.ranks
+    pulled, pushed = (times * nbytes for times in served.moved)
+    costs, held = found.costs[0], found.report.held[0, 0]
+    samples_of = found.layout.ranks / workers  # as many more than a rank without servers
+    worker = 2 * nbytes + samples_of * float(costs.kept(costs.sums.whole, held))
     return [
         f"{search.machine.ranks} ranks: {counted(workers, 'worker')}, "
         f"{counted(own.ranks, 'server')}, {waiting}",
@@ -193,12 +211,12 @@ def _with_servers(own: Server, found: Planned, job: Job, search: Search) -> list
         "of them and their state a server",
         f"predicted with a core for each rank: {1e3 * seconds:.2f} ms a step with communication, "
         f"{samples / seconds:.0f} samples/s",
-        f"a worker pulls {in_words(served.pulls * nbytes)} and pushes "
-        f"{in_words(served.pushes * nbytes)} a step; a server moves "
-        f"{in_words((served.pulls + served.pushes) * nbytes * workers / own.ranks)}",
+        f"a worker pulls {in_words(pulled)} and pushes {in_words(pushed)} a step; a server moves "
+        f"{in_words((pulled + pushed) * workers / own.ranks)}",
         _intensity(found, job),
         f"fastest with {counted(best, 'server')}: {1e3 * served.seconds(best):.2f} ms a step; all "
         f"{search.machine.ranks} ranks without servers: {1e3 * ring:.2f} ms",
+        *_beyond({"worker": worker, "server": slots}, search.machine.memory),
     ]
 
 
@@ -215,6 +233,8 @@ def _served(found: Planned, search: Search, own: Server) -> ServerExchange:
         own.synchronous,
         1 / own.fetch,
         1 / own.push,
+        search.exchange(Candidate(1, 2, 1)).share,
+        _nbytes(found) / search.numerics.stored * search.numerics.stepping,
     )
 
 

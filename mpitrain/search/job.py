@@ -1,6 +1,8 @@
 """A job as the search sees it: its model, and the costs of the layers."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import cache
 from math import gcd
 from pathlib import Path
 from time import perf_counter
@@ -11,18 +13,22 @@ import numpy as np
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from mpitrain import data, models
+from mpitrain.arrays import Shape
 from mpitrain.config import Config, ConfigError, expect
 from mpitrain.config.own import brought
 from mpitrain.data.dataset import Dataset, Samples
 from mpitrain.models import SequentialModel
 from mpitrain.pipeline.profiles import measure_layers
 from mpitrain.search.axes import Axes
+from mpitrain.search.candidates import Candidate
+from mpitrain.search.exchange import coding_seconds, exchange, is_by_nodes
 from mpitrain.search.layers import LayerCost, layer_costs
 from mpitrain.search.layouts import Search
 from mpitrain.search.machine import Machine
-from mpitrain.search.stages import Numerics
+from mpitrain.search.stages import Exchange, Numerics
 from mpitrain.step.precision import compute_type
 from mpitrain.training import build
+from mpitrain.training.build import compression
 
 if TYPE_CHECKING:
     from mpitrain.optim.optimizers import Optimizer
@@ -65,13 +71,52 @@ class Job:
         stepping = (3 + 2 * slots) * stored.itemsize / machine.stream
         if not is_counted and not self.optimizer.whole:
             stepping = _step_seconds(self.optimizer, stored)
+        coding = 0.0
+        if config.compress.codec != "none":
+            # A codec reads and writes each number twice.
+            coding = 4 * stored.itemsize / machine.stream
+            if not is_counted:
+                coding = coding_seconds(compression(config.compress), stored)
+        numerics = Numerics(stored.itemsize, computed.itemsize, slots, stepping)
+
+        @cache
+        def ours(tensor: int, ranks: int, is_sharded: bool, is_spread: bool) -> Exchange:
+            shapes = self.summed_shapes(self.model.layers, tensor, is_spread=is_spread)
+            found = exchange(config, shapes, ranks, numerics, is_sharded=is_sharded)
+            return replace(found, coding=coding * (ranks > 1))
+
+        def told(own: Candidate) -> Exchange:
+            ranks = own.summing
+            if is_by_nodes(config):
+                ranks //= machine.together(ranks, own.tensor)
+            return ours(own.tensor, ranks, own.zero > 0, own.experts != 1)
+
         return Search(
             self._layers(is_counted=is_counted),
             machine,
             config.train.batch_size,
-            Numerics(stored.itemsize, computed.itemsize, slots, stepping=stepping),
+            numerics,
             Axes(node_shared=config.parallel.node_shared) if self.is_own else axes(config),
+            told,
         )
+
+    def summed_shapes(self, names: Iterable[str], tensor: int, *, is_spread: bool) -> list[Shape]:
+        """Shapes of a rank's parameters in some layers whose gradients all replicas sum.
+
+        Args:
+            names: the layers.
+            tensor: ranks that share each of them.
+            is_spread: whether each replica has some of the experts or tables only.
+        """
+        shapes: list[Shape] = []
+        for layer in map(self.model.layers.__getitem__, names):
+            left_out = {*layer.placed, *layer.spread} if is_spread else set[str]()
+            for own, shape in layer.shapes().items():
+                if own not in left_out:
+                    axis = layer.split.get(own)
+                    parts = (tensor if at == axis else 1 for at in range(len(shape)))
+                    shapes.append(tuple(-(-n // p) for n, p in zip(shape, parts, strict=True)))
+        return shapes
 
     def _layers(self, *, is_counted: bool) -> list[LayerCost]:
         """Costs of the layers for a sample: in seconds on this machine, or in operations."""

@@ -17,7 +17,7 @@ from mpitrain.search.cuts import Cut
 from mpitrain.search.layers import LayerCost
 from mpitrain.search.machine import Machine
 from mpitrain.search.prices import Prices, chunks_of, levelled
-from mpitrain.search.stages import Numerics, StageCosts
+from mpitrain.search.stages import Exchange, Numerics, StageCosts
 from mpitrain.search.step import PredictedStep, SimulatedStep
 from mpitrain.search.sums import LayerSums, Span
 
@@ -73,6 +73,7 @@ class Search:
         batch: samples of a step.
         numerics: bytes of numbers.
         axes: parts of the model that ranks can share.
+        exchange: says what the replicas of a layout, or of its widest stage, exchange.
         refused: why candidates cannot be, with their number.
         priced: candidates whose layers were cut, and those that were looked at.
     """
@@ -82,6 +83,7 @@ class Search:
     batch: int
     numerics: Numerics
     axes: Axes = field(default_factory=Axes)
+    exchange: Callable[[Candidate], Exchange] = lambda layout: Exchange()
     refused: Counter[str] = field(default_factory=Counter)
     priced: Counter[bool] = field(default_factory=Counter)
 
@@ -150,7 +152,8 @@ class Search:
     def costs(self, layout: Candidate) -> StageCosts:
         """The costs of a layout's stages, all as wide as ``layout.data``."""
         samples = self.batch / layout.data / layout.micro_batches
-        return StageCosts(self.sums, self.machine, layout, samples, self.numerics)
+        ours = self.exchange(layout)
+        return StageCosts(self.sums, self.machine, layout, samples, self.numerics, ours)
 
     def stages(
         self, layout: Candidate, sizes: Sequence[int]

@@ -4,7 +4,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from mpitrain.arrays import Shape
 from mpitrain.config import Config
 from mpitrain.parallel.grid import Layout
 from mpitrain.pipeline.actions import Pipeline
@@ -60,14 +59,13 @@ class Planned:
         return [name for chunk in self.cut.of_stage(stage) for name in chunk]
 
 
-def planned(job: Job, search: Search, config: Config, exchanged: float = 1.0) -> Planned:
+def planned(job: Job, search: Search, config: Config) -> Planned:
     """The step of a job on the ranks of a search's machine.
 
     Args:
         job: the job in any layout.
         search: costs of its layers, and the machine.
         config: the job in the layout to plan.
-        exchanged: see :class:`~mpitrain.search.stages.Numerics`.
 
     Raises:
         ConfigError: the layout cannot be.
@@ -78,7 +76,6 @@ def planned(job: Job, search: Search, config: Config, exchanged: float = 1.0) ->
     ends = np.cumsum([0, *map(len, cut.layers)]).tolist()
     spans = tuple([(ends[virtual], ends[virtual + 1]) for virtual in own] for own in pipeline.dealt)
     own = config.parallel
-    search = replace(search, numerics=replace(search.numerics, exchanged=exchanged))
     if layout.rows:
         search = replace(search, layers=[one.in_rows(layout.context) for one in search.layers])
     costs = tuple(
@@ -101,17 +98,3 @@ def planned(job: Job, search: Search, config: Config, exchanged: float = 1.0) ->
     )
     step = SimulatedStep(costs, spans, report, config.train.batch_size).predicted()
     return Planned(config, layout, cut, pipeline, report, costs, spans, step)
-
-
-def summed_shapes(job: Job, found: Planned) -> list[Shape]:
-    """Shapes of a rank's parameters whose gradients all replicas of the widest stage sum."""
-    shapes: list[Shape] = []
-    for name in found.names(found.widest):
-        layer = job.model.layers[name]
-        spread = {*layer.placed, *layer.spread} if found.layout.experts != 1 else set[str]()
-        for own, shape in layer.shapes().items():
-            if own not in spread:
-                axis = layer.split.get(own)
-                parts = (found.layout.tensor if at == axis else 1 for at in range(len(shape)))
-                shapes.append(tuple(-(-n // p) for n, p in zip(shape, parts, strict=True)))
-    return shapes

@@ -16,6 +16,8 @@ class ServerExchange:
         fixed_seconds: further ones of each worker, however few samples it has.
         synchronous: whether all workers push before any pulls again.
         pulls, pushes: pulls and pushes of a worker in a step, at most 1.
+        coded: bytes of a push over those of the parameters.
+        stepping: seconds of an optimiser's step of all parameters.
     """
 
     machine: Machine
@@ -25,24 +27,32 @@ class ServerExchange:
     synchronous: bool = True
     pulls: float = 1.0
     pushes: float = 1.0
+    coded: float = 1.0
+    stepping: float = 0.0
 
     def seconds(self, servers: int) -> float:
         """Seconds of a step with this many servers, each with a part of the parameters.
 
-        T = compute / workers + fixed + pulls and pushes of (servers alpha + bytes beta).  A
+        T = compute / workers + fixed + pulls and pushes of (servers alpha + bytes beta) + step.  A
         server's link has the bytes of all workers: those who wait for one another take turns at it;
-        others are slowed down only where it is busy all the time.
+        others are slowed down only where it is busy all the time.  A server takes a step for each
+        push; if workers wait, one for all.
         """
         workers = self.machine.ranks - servers
         link = self.machine.link(self.machine.ranks, 1)
-        times = self.pulls + self.pushes
-        calls = times * servers * (link.alpha + self.machine.call)
-        alone = self.batch_seconds / workers + self.fixed_seconds
-        one = link.beta * self.nbytes
+        calls = (self.pulls + self.pushes) * servers * (link.alpha + self.machine.call)
+        step = self.pushes * self.stepping / servers
+        alone = self.batch_seconds / workers + self.fixed_seconds + calls + step
+        pulled, pushed = (times * link.beta * self.nbytes for times in self.moved)
         crowd = max(1.0, workers / servers)
         if self.synchronous:
-            return alone + calls + times * crowd * one
-        return max(alone + calls + times * one, max(self.pulls, self.pushes) * crowd * one)
+            return alone + crowd * (pulled + pushed)
+        return max(alone + pulled + pushed, crowd * max(pulled, pushed) + workers * step)
+
+    @property
+    def moved(self) -> tuple[float, float]:
+        """Bytes that a worker pulls and pushes in a step, over those of the parameters."""
+        return self.pulls, self.pushes * self.coded
 
     def best(self) -> int:
         """The number of servers with the fastest step."""

@@ -1,13 +1,14 @@
 """Seconds and bytes of the stages of a layout."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from collectives.analysis.topology import LinkCost
 from mpitrain.pipeline.simulate import PassTimes
 from mpitrain.search.candidates import Candidate
 from mpitrain.search.machine import Machine
@@ -24,16 +25,35 @@ class Numerics:
         stored: bytes of a parameter, a gradient and a number of the optimiser's state.
         computed: bytes of an activation.
         slots: numbers of optimiser state for each parameter.
-        exchanged: bytes that replicas exchange a step, over those of a plain sum of the gradients:
-            codecs, and workers that do not meet in each step, exchange less.
         stepping: seconds of an optimiser's step for each parameter.
     """
 
     stored: int
     computed: int
     slots: int
-    exchanged: float = 1.0
     stepping: float = 0.0
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """What replicas exchange; by default, a plain sum of the gradients in each step.
+
+    Attributes:
+        share: bytes of the gradients' sum over those of a plain one: of an all-reduce, and with
+            ZeRO, of a reduce-scatter.
+        period: steps from one exchange to the next.
+        delay: steps whose passes hide an exchange; None: the backward passes of its step do.
+        by_nodes: whether ranks of a node sum first, without the codec.
+        kept: numbers that a rank keeps for each parameter: residuals, anchors, means.
+        coding: seconds of the codec for each parameter.
+    """
+
+    share: float = 1.0
+    period: int = 1
+    delay: int | None = None
+    by_nodes: bool = False
+    kept: float = 0.0
+    coding: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -46,6 +66,7 @@ class StageCosts:
         layout: the layout; its stages are as wide as ``data`` says.
         samples: samples of a micro-batch.
         numerics: bytes of numbers.
+        exchange: what replicas exchange.
     """
 
     sums: LayerSums
@@ -53,6 +74,7 @@ class StageCosts:
     layout: Candidate
     samples: float
     numerics: Numerics
+    exchange: Exchange = Exchange()
 
     def forward(self, of: LayerSums) -> Any:
         """Seconds of a forward pass of a micro-batch, sums over the tensor ranks included."""
@@ -125,26 +147,55 @@ class StageCosts:
 
         ZeRO 2 and 3 sum each micro-batch's gradients; ZeRO 3 gathers parameters before each pass.
         """
-        own, machine = self.layout, self.machine
+        own, ours, stepping = self.layout, self.exchange, 0.0
         # ZeRO 2 and 3 have a message for each layer, of each micro-batch.
         messages, times = (of.layers, own.micro_batches) if own.zero >= 2 else (1, 1)
-        once, calls, stepping = 0.0, 0.0, 0.0
+        exchanged, calls = 0.0, 0.0
         for numbers, size, stride in self._sharing(of):
-            stepping = stepping + numbers * self.numerics.stepping / (size if own.zero else 1)
+            owners = self._owners(size, stride) if own.zero or own.node_shared else 1
+            stepping = stepping + numbers * self.numerics.stepping / owners
             if size > 1:
-                nbytes = self.numerics.exchanged * self.numerics.stored * numbers
                 sent = messages * (numbers > 0)
-                once = once + machine.scatter(nbytes, size, stride, sent)
-                calls = calls + machine.call * self._times * sent
-        return np.maximum(self._times * once - times * self.backward(of), 0) + calls + stepping
+                exchanged = exchanged + self._summing(numbers, size, stride, sent)
+                calls = calls + self.machine.call * (self._sums + self._gathers) * sent
+                calls = calls + ours.coding * numbers * times
+        hidden = times * self.backward(of)
+        if ours.delay is not None:
+            hidden = ours.delay * own.micro_batches * (self.forward(of) + self.backward(of))
+        return (np.maximum(exchanged - hidden, 0) + calls) / ours.period + stepping
+
+    def _summing(self, numbers: Any, size: int, stride: int, arrays: Any) -> Any:
+        """Seconds in which ``size`` ranks sum their gradients of a step and gather parameters."""
+        machine, share = self.machine, self.exchange.share
+        nbytes = self.numerics.stored * numbers
+        if not self.exchange.by_nodes:
+            times = self._sums * share + self._gathers
+            return machine.scatter(
+                times * nbytes, size, stride, (self._sums + self._gathers) * arrays
+            )
+        # A reduce-scatter within the node, or a tree to one rank of it and from there.
+        each = machine.together(size, stride)
+        inside = 1 if self.layout.node_shared else 2
+        part = nbytes / (each if self.layout.node_shared else 1)
+        own = inside * machine.scatter(nbytes, each, stride, arrays)
+        across = size // each, stride * each
+        return own + machine.scatter(2 * share * part, *across, 2 * arrays)
 
     @property
-    def _times(self) -> float:
-        """Reduce-scatters of all gradients that send as much as a step does."""
+    def _sums(self) -> float:
+        """Reduce-scatters of all gradients in a step that send as much as their sums."""
         own = self.layout
-        if own.zero == 3:
-            return 3.0 * own.micro_batches
-        return own.micro_batches + 1.0 if own.zero == 2 else 2.0
+        return own.micro_batches if own.zero >= 2 else 1.0 if own.zero else 2.0
+
+    @property
+    def _gathers(self) -> float:
+        """All-gathers of all parameters in a step; ZeRO 3 has them before each pass."""
+        own = self.layout
+        return 2.0 * own.micro_batches if own.zero == 3 else float(own.zero > 0)
+
+    def _owners(self, size: int, stride: int) -> int:
+        """Ranks that have a part each of what the replicas share."""
+        return self.machine.together(size, stride) if self.layout.node_shared else size
 
     def _sharing(self, of: LayerSums) -> Iterator[tuple[Any, int, int]]:
         """Parameters of a rank, the ranks that sum their gradients, and how far these are apart."""
@@ -162,11 +213,12 @@ class StageCosts:
         """Bytes of a rank's parameters, gradients and state of the optimiser."""
         own, numerics, found = self.layout, self.numerics, 0.0
         copied = numerics.computed * (numerics.computed != numerics.stored)
-        for numbers, size, _ in self._sharing(of):
-            parameters = 1 / size if own.zero == 3 or own.node_shared else 1.0
-            gradients = 1 / size if own.zero >= 2 else 1.0
-            slots = 1 / size if own.zero or own.node_shared else 1.0
-            shared = parameters + gradients + numerics.slots * slots
+        for numbers, size, stride in self._sharing(of):
+            part = 1 / self._owners(size, stride)
+            parameters = part if own.zero == 3 or own.node_shared else 1.0
+            gradients = part if own.zero >= 2 else 1.0
+            slots = part if own.zero or own.node_shared else 1.0
+            shared = parameters + gradients + numerics.slots * slots + self.exchange.kept
             found = found + numbers * (numerics.stored * shared + copied * parameters)
         return found
 
@@ -201,16 +253,20 @@ class StageCosts:
     def sent(self, of: LayerSums) -> dict[str, float]:
         """Bytes that a rank of a stage sends in a step, by purpose."""
         own, numerics = self.layout, self.numerics
-        stored = numerics.stored * numerics.exchanged
-        shared = [numbers * (size - 1) / size for numbers, size, _ in self._sharing(of)]
+        # On links that take a second a byte, seconds are bytes.
+        unit, ranks = LinkCost(0.0, 1.0), self.machine.ranks
+        counting = replace(
+            self, machine=replace(self.machine, inside=unit, network=unit, adapters=ranks)
+        )
+        shared = sum(counting._summing(*each, 1) for each in self._sharing(of))
         again = 1.5 if own.recompute else 1.0
         t, c, x = ((size - 1) / size for size in (own.tensor, own.context, own.sharing))
-        times = 4 / own.context if own.attention == "ulysses" else 3
+        rings = 4 / own.context if own.attention == "ulysses" else 3
         each = self.samples * numerics.computed * own.micro_batches
         return {
-            "gradients": self._times * stored * sum(shared),
+            "gradients": shared / self.exchange.period,
             "pipe": own.micro_batches * self._between(of.received + of.outputs),
             "tensor": each * 2 * t * again * of.summed / own.context,
-            "context": each * c * times * of.keys / own.tensor,
+            "context": each * c * rings * of.keys / own.tensor,
             "experts": each * x * 2 * of.rows / own.context,
         }
