@@ -9,6 +9,7 @@ another order than they are awaited; it reports held activations and the age of 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from mpitrain.pipeline.actions import (
     Action,
@@ -60,6 +61,12 @@ class Report:
         if isinstance(action, Update):
             return self.sums[place[0], action.number]
         return _senders(self.pipeline, place, action)
+
+    @cached_property
+    def sources(self) -> list[list[int]]:
+        """For each action of ``order``, the indices there of those that it needs."""
+        at = {one: number for number, one in enumerate(self.order)}
+        return [[at[own] for own in self.needs(*one) if own in at] for one in self.order]
 
 
 #: The last actions of all replicas before an update of a (stage, number).

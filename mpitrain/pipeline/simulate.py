@@ -92,23 +92,21 @@ def in_time(report: Report, times: PassTimes | Sequence[PassTimes]) -> Simulatio
     if isinstance(times, PassTimes):
         times = [times.chunk(pipeline.chunks)] * pipeline.virtual_stages
     free: dict[StageReplica, float] = dict.fromkeys(pipeline.places(), 0.0)
-    ended: dict[tuple[StageReplica, Action], float] = {}
-    blocks = []
-    for place, action in report.order:
+    blocks: list[TimedAction] = []
+    for (place, action), sources in zip(report.order, report.sources, strict=True):
         virtual = pipeline.dealt[place[0]][0 if isinstance(action, Update) else action.chunk]
         # A forward pass waits for the output of the stage before, any other for its own gradient.
         message = times[virtual - isinstance(action, Forward)].message
         ready = max(
             (
-                ended[source] + (message if source[0][0] != place[0] else 0.0)
-                for source in report.needs(place, action)
-                if source in ended
+                source.stop + (message if source.place[0] != place[0] else 0.0)
+                for source in map(blocks.__getitem__, sources)
             ),
             default=0.0,
         )
         start = max(free[place], ready)
         stop = start + times[virtual].of(action)
-        free[place] = ended[place, action] = stop
+        free[place] = stop
         blocks.append(TimedAction(place, action, start, stop))
     seconds = max(free.values())
     busy = sum(block.stop - block.start for block in blocks)

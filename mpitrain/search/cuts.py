@@ -12,6 +12,7 @@ so that the workers w behind, which say how many micro-batches are in flight, ar
 The bounds are the stages' own times, tried in ascending order until no larger one can win.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -56,28 +57,30 @@ def fastest_cut(
         micro_batches: micro-batches of a step; a large number asks for the least max t_i.
         worst: a cut that takes as long or longer is not looked for; its time is infinite.
     """
-    times = {
-        (replicas, used): fitting(replicas, used)
-        for used in range(1, workers + 1)
-        for replicas in seconds
-        if replicas <= used
-    }
-    least = _shortest(times, workers, np.inf)
-    if least is None:
-        return None
     best, later = Cut(np.inf, (), ()), micro_batches - 1
-    if np.isfinite(worst) and later > 0:
-        longest = (worst - least[0]) / later
-        if longest < 0 or _shortest(times, workers, longest) is None:
-            return best
-    every = np.concatenate([own.ravel() for own in seconds.values()])
+    every = np.array([*seconds.values()])
     # Sums of the same layers differ in their last bits; bounds that close are one.
     bounds = np.unique(every[np.isfinite(every)])
     bounds = bounds[np.append(np.diff(bounds) > 1e-12 * bounds[1:], True)]
+    if np.isfinite(worst) and later > 0:
+        # No stage of a better cut takes longer than what the least sum of all cuts leaves.
+        bounds = bounds[later * bounds <= worst - _least_sum(every.min(axis=0))]
+
+    def is_too_fast(bound: float) -> bool:
+        """Whether stages so fast need more workers than there are."""
+        needed = np.full_like(every[0], np.inf)
+        for replicas, own in sorted(seconds.items(), reverse=True):
+            needed[own <= bound * (1 + 1e-12)] = replicas
+        return _least_sum(needed) > workers
+
+    bounds = bounds[bisect_left(bounds, True, key=lambda bound: not is_too_fast(bound)) :]
+    least = _shortest(seconds, fitting, workers, bounds[-1]) if len(bounds) else None
+    if least is None:
+        return best if np.isfinite(worst) else None
     low, high = 0, len(bounds) - 1
     while low < high:  # the first bound that has a path at all
         middle = (low + high) // 2
-        if _shortest(times, workers, bounds[middle]) is None:
+        if _shortest(seconds, fitting, workers, bounds[middle]) is None:
             low = middle + 1
         else:
             high = middle
@@ -85,7 +88,7 @@ def fastest_cut(
         limit = min(best.seconds, worst)
         if least[0] + later * bound >= limit:
             break
-        found = _shortest(times, workers, bound)
+        found = _shortest(seconds, fitting, workers, bound)
         if found is None:
             continue
         total, path = found
@@ -97,34 +100,50 @@ def fastest_cut(
     return best
 
 
+def _least_sum(values: Seconds) -> float:
+    """The least sum of ``values[i, j]`` over all cuts into stages."""
+    sums = np.zeros(len(values))
+    for first in range(len(sums) - 2, -1, -1):
+        sums[first] = (values[first, first + 1 :] + sums[first + 1 :]).min()
+    return float(sums[0])
+
+
 def _shortest(
-    times: Mapping[tuple[int, int], Seconds], workers: int, bound: float
+    seconds: Mapping[int, Seconds],
+    fitting: Callable[[int, int], Seconds],
+    workers: int,
+    bound: float,
 ) -> tuple[float, list[tuple[int, int, int]]] | None:
     """The least sum of stages that take at most ``bound``, and its (first, stop, replicas)."""
-    layers = len(next(iter(times.values()))) - 1
-    end = np.full(layers + 1, np.inf)
-    end[layers] = 0.0
-    widths = sorted({replicas for replicas, _ in times})
+    layers = len(next(iter(seconds.values()))) - 1
+    rows = np.arange(layers + 1)
+    bound *= 1 + 1e-12
+    # For each number of replicas, where the stages end that may be fast enough.
+    stops = {}
+    for replicas, own in sorted(seconds.items()):
+        first, stop = np.nonzero(own <= bound)
+        if len(first):
+            sizes = np.arange(1, (stop - first).max() + 1)
+            stops[replicas] = np.minimum(rows[:, None] + sizes, layers)
     # For the workers from a stage on: the least sum from each layer on, and the stage there.
-    sums = {0: end}
+    sums = {0: np.where(rows < layers, np.inf, 0.0)}
     stages: dict[int, list[tuple[int, npt.NDArray[np.int64], Seconds]]] = {}
     for used in range(1, workers + 1):
         ways = []
-        for replicas in (own for own in widths if used - own in sums):
-            own = times[replicas, used]
-            if bound < np.inf:
-                own = np.where(own <= bound * (1 + 1e-12), own, np.inf)
-            rest = own + sums[used - replicas]
-            stop = rest.argmin(axis=1)
-            ways.append((replicas, stop, rest[np.arange(layers + 1), stop]))
+        for replicas, stop in stops.items():
+            if used - replicas in sums:
+                own = fitting(replicas, used)[rows[:, None], stop]
+                own = np.where(own <= bound, own, np.inf) + sums[used - replicas][stop]
+                best = own.argmin(axis=1)
+                ways.append((replicas, stop[rows, best], own[rows, best]))
         if ways:
             stages[used] = ways
             sums[used] = np.minimum.reduce([found for *_, found in ways])
     if workers not in sums or not np.isfinite(sums[workers][0]):
         return None
-    path, first, used = [], 0, workers
-    while first < layers:
-        replicas, stops, _ = min(stages[used], key=lambda way: way[2][first])
-        path.append((first, int(stops[first]), replicas))
-        first, used = path[-1][1], used - replicas
+    path, start, used = [], 0, workers
+    while start < layers:
+        replicas, ends, _ = min(stages[used], key=lambda way: way[2][start])
+        path.append((start, int(ends[start]), replicas))
+        start, used = path[-1][1], used - replicas
     return float(sums[workers][0]), path

@@ -1,6 +1,6 @@
 """Prices of layouts: what each takes at least, and its best cut into stages."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise, product
@@ -64,14 +64,10 @@ class Prices:
         """
         if own.deals:
             return self._dealt(own, worst)
-        search, chunks, m = self._search, own.chunks, own.micro_batches
-        costs, parts, sums = search.costs(own), own.pipe * chunks, search.sums
+        chunks, m, parts = own.chunks, own.micro_batches, own.pipe * own.chunks
+        costs = self._search.costs(own)
         times = _times(costs)
-
-        @cache
-        def fitting(held: int) -> Seconds:
-            memory = costs.state(sums) * chunks + costs.kept(sums, held)
-            return np.where(memory <= search.machine.memory, times, np.inf)
+        fitting = _fitting(costs, times, chunks)
 
         def of(_: int, used: int) -> Seconds:
             stage = own.published.placement(own.pipe, parts - used)
@@ -88,14 +84,10 @@ class Prices:
         widths = [width for width in range(1, own.data + 1) if search.batch // m % width == 0]
         costs = {width: search.costs(replace(own, data=width)) for width in widths}
         times = {width: _times(costs[width]) for width in widths}
-
-        @cache
-        def fitting(width: int, held: int) -> Seconds:
-            memory = costs[width].memory(search.sums, held)
-            return np.where(memory <= search.machine.memory, times[width], np.inf)
+        fitting = {width: _fitting(costs[width], times[width]) for width in widths}
 
         def of(width: int, used: int) -> Seconds:
-            return fitting(width, min(m, -(-used // width)))
+            return fitting[width](min(m, -(-used // width)))
 
         return fastest_cut(times, of, own.data, m, worst)
 
@@ -158,3 +150,16 @@ def chunks_of(sizes: Sequence[int], pipeline: Pipeline) -> list[list[Span]]:
 def _times(costs: StageCosts) -> Seconds:
     """Seconds of each stage; infinite where it has no layer."""
     return np.where(costs.sums.layers > 0, costs.seconds(costs.sums), np.inf)
+
+
+def _fitting(costs: StageCosts, times: Seconds, chunks: int = 1) -> Callable[[int], Seconds]:
+    """Tells the times of stages, infinite where so many micro-batches do not fit in memory; a chunk
+    may use its part of a rank's."""
+    state, activations = costs.state(costs.sums) * chunks, costs.activations(costs.sums)
+
+    @cache
+    def fitting(held: int) -> Seconds:
+        memory = state + held * activations + costs.working
+        return np.where(memory <= costs.machine.memory, times, np.inf)
+
+    return fitting
