@@ -115,8 +115,9 @@ def hosts(
             _call("ip", "-n", host, "addr", "add", f"{SUBNET}.{i + 1}/24", "dev", "eth0")
             _call("ip", "-n", host, "link", "set", "eth0", "up")
             if rate_mbit is not None:
-                # Large bursts, as segments of 64 KiB must not be dropped for their size alone.
-                shape = ["rate", f"{rate_mbit}mbit", "burst", "1mb", "latency", "100ms"]
+                # Bursts of 8 ms, and more than segments of 64 KiB, which would be dropped.
+                burst = f"{max(128, rate_mbit)}kb"
+                shape = ["rate", f"{rate_mbit}mbit", "burst", burst, "latency", "100ms"]
                 _call("tc", "-n", host, "qdisc", "add", "dev", "eth0", "root", "tbf", *shape)
             if delay_ms is not None:
                 # On the switch's side, so that it does not stand in the way of the rate.
