@@ -7,6 +7,7 @@ import numpy as np
 from collectives.analysis.topology import NETWORK, NODE, LinkCost
 from collectives.commands.arguments import above_zero, not_negative, positive
 from mpitrain.config import ConfigError
+from mpitrain.search.links import measured
 from mpitrain.search.machine import Machine
 
 #: Seconds of a small layer's pass on a GPU: some tens of kernels.
@@ -30,27 +31,34 @@ def add_machine(parser: argparse.ArgumentParser) -> None:
     add("--stream", type=above_zero, metavar="GB/S", help=stream)
     add("--memory", type=above_zero, metavar="GIB", help="GiB that a rank may use (no limit)")
     link = "latency in microseconds and GB/s between"
-    add("--inside", type=_link, default=NODE, help=f"{link} ranks of a node (0.5,150)")
+    here = "0.5,150; without --flops, as measured here"
+    add("--inside", type=_link, help=f"{link} ranks of a node ({here})")
     add("--network", type=_link, default=NETWORK, help=f"{link} nodes (1.5,25)")
     add("--adapters", type=positive, default=1, help="network ports of a node (1)")
     call = (
         "microseconds of software that a pass of a stage, a message and a collective cost each, "
-        "besides their work and bytes (0)"
+        "besides their work and bytes (0; without --flops, as measured here)"
     )
-    add("--call", type=not_negative, default=0.0, metavar="US", help=call)
+    add("--call", type=not_negative, metavar="US", help=call)
 
 
 def machine(options: argparse.Namespace) -> Machine:
-    """The cluster that the flags describe; without ``--flops``, costs of layers are seconds.
+    """The cluster that the flags describe; without ``--flops``, costs of layers are seconds, and
+    the ranks of a node talk as those of this machine do, which is printed.
 
     Raises:
-        ConfigError: the nodes do not divide the ranks.
+        ConfigError: the nodes do not divide the ranks, or ranks cannot be started here.
     """
     if options.ranks % options.nodes:
         raise ConfigError(f"--nodes {options.nodes}: does not divide the {options.ranks} ranks")
-    counted = bool(options.flops)
-    units = [1 / (options.flops or 1), 1 / (options.stream or 1), options.call]
-    units += [n for own in (options.inside, options.network) for n in (own.alpha, own.beta)]
+    per_node, counted = options.ranks // options.nodes, bool(options.flops)
+    inside, call = options.inside or NODE, 1e-6 * (options.call or 0.0)
+    if not counted and per_node > 1 and options.inside is None and options.call is None:
+        found = measured(per_node)
+        inside, call = LinkCost(0.0, found.beta), found.call
+        print(f"measured here: --inside 0,{1e-9 / found.beta:.3g} --call {1e6 * call:.3g}")
+    units = [1 / (options.flops or 1), 1 / (options.stream or 1), call]
+    units += [n for own in (inside, options.network) for n in (own.alpha, own.beta)]
     if max(units) > _SLOWEST_S:
         raise ConfigError(
             "--flops, --stream, --call, --inside or --network: so slow a machine never ends a "
@@ -58,15 +66,15 @@ def machine(options: argparse.Namespace) -> Machine:
         )
     return Machine(
         options.ranks,
-        options.ranks // options.nodes,
+        per_node,
         options.flops or 1.0,
         options.stream * 1e9 if options.stream and counted else np.inf,
         _LAUNCH_S if counted else 0.0,
         options.memory * 2**30 if options.memory else np.inf,
-        options.inside,
+        inside,
         options.network,
         options.adapters,
-        options.call * 1e-6,
+        call,
     )
 
 

@@ -15,6 +15,7 @@ from msgspec import Struct
 from mpitrain.device import HOST, Device
 from mpitrain.fields import filled
 from mpitrain.files import check_regular
+from mpitrain.group import TensorGroup, cut
 
 if TYPE_CHECKING:
     from mpitrain.config import Config
@@ -60,8 +61,12 @@ def measure_layers(
     found: "Dataset",
     repeats: int = 5,
     device: Device = HOST,
+    group: TensorGroup | None = None,
 ) -> list[LayerProfile]:
-    """Time the layers of a model on the first samples of its data; see :func:`measure`."""
+    """Time the layers of a model on the first samples of its data; see :func:`measure`.
+
+    ``group``: tensor ranks for which the model was built; the parts of its first rank are timed.
+    """
     from mpitrain.config import ConfigError
     from mpitrain.step.precision import compute_type
 
@@ -76,7 +81,12 @@ def measure_layers(
         except (MemoryError, ValueError) as error:
             text = f"model: the parameters of {name} do not fit into memory ({error})"
             raise ConfigError(text) from error
-        parameters = {own: device.put(value.astype(dtype)) for own, value in initial.items()}
+        parameters = {}
+        for own, value in initial.items():
+            axis, blocks = layer.split.get(own), layer.fused.get(own, 1)
+            if group is not None and axis is not None:
+                value = cut(value, axis, group.share(value.shape[axis] // blocks), blocks)
+            parameters[own] = device.put(value.astype(dtype))
         forward, backward = [], []
         for _ in range(repeats):
             start = device.clock()

@@ -17,6 +17,7 @@ from mpitrain.arrays import Shape
 from mpitrain.config import Config, ConfigError, expect
 from mpitrain.config.own import brought
 from mpitrain.data.dataset import Dataset, Samples
+from mpitrain.group import TensorGroup
 from mpitrain.models import SequentialModel
 from mpitrain.pipeline.profiles import measure_layers
 from mpitrain.search.axes import Axes
@@ -77,7 +78,8 @@ class Job:
             coding = 4 * stored.itemsize / machine.stream
             if not is_counted:
                 coding = coding_seconds(compression(config.compress), stored)
-        numerics = Numerics(stored.itemsize, computed.itemsize, slots, stepping)
+        bucket = config.parallel.bucket_bytes
+        numerics = Numerics(stored.itemsize, computed.itemsize, slots, stepping, bucket)
 
         @cache
         def ours(tensor: int, ranks: int, is_sharded: bool, is_spread: bool) -> Exchange:
@@ -141,8 +143,13 @@ class Job:
                 measure_layers(with_samples(config, count), self.model, self.data)
                 for count in (samples, few)
             )
+            parts = whole
+            if (shareable := axes(config).shareable) and shareable % 2 == 0 and not self.is_own:
+                pair = _FirstOfTwo()
+                halved = models.build(_plain(config), self.data, pair)
+                parts = measure_layers(with_samples(config, samples), halved, self.data, group=pair)
         found = []
-        for layer, own, less in zip(layers, whole, part, strict=True):
+        for layer, own, less, half in zip(layers, whole, part, parts, strict=True):
             # Seconds are those of the samples, and of a pass of no samples.
             fixed = 0.0
             if samples > few:
@@ -150,7 +157,18 @@ class Job:
                 fixed = min(max(0.0, less.seconds - few * slope), own.seconds)
             scale = (1 - fixed / own.seconds) / samples if own.seconds else 0.0
             forward, backward = scale * own.forward_s, scale * own.backward_s
-            found.append(replace(layer, forward=forward, backward=backward, fixed=fixed / 3))
+            grows = own.seconds - fixed
+            # A rank of two does (1 + unshared) / 2 of it.
+            unshared = 2 * (half.seconds - fixed) / grows - 1 if grows and parts is not whole else 0
+            found.append(
+                replace(
+                    layer,
+                    forward=forward,
+                    backward=backward,
+                    fixed=fixed / 3,
+                    unshared=min(max(0.0, unshared), 1.0),
+                )
+            )
         return found
 
 
@@ -179,9 +197,7 @@ def load_job(config: Config, command: str) -> Job:
         DataError: its data cannot be read.
     """
     expect(config, "steps", command=command)
-    plain = with_layout(
-        config, recompute=False, tensor=1, sequence=False, context=1, space=1, experts=1
-    )
+    plain = _plain(config)
     if config.own == type(config.own)():
         found = _dataset(plain)
         return Job(config, models.build(plain, found), found, build.optimizer(config.optim))
@@ -196,6 +212,21 @@ def load_job(config: Config, command: str) -> Job:
     optimizer = objects.optimizer or build.optimizer(config.optim)
     run = msgspec.structs.replace(config, run=job.run)
     return Job(run, model, found, optimizer, is_own=objects.layers is not None)
+
+
+class _FirstOfTwo(TensorGroup):
+    """The first of two tensor ranks, alone: its sums are its own part."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.size = 2
+
+
+def _plain(config: Config) -> Config:
+    """The job with its model whole on each rank."""
+    return with_layout(
+        config, recompute=False, tensor=1, sequence=False, context=1, space=1, experts=1
+    )
 
 
 def with_samples(config: Config, count: int) -> Config:

@@ -31,6 +31,7 @@ class LayerCost:
         keys: numbers of the keys and values that context ranks tell one another.
         scores: attention's scores, which are kept where neither context ranks nor tiles cut them.
         fixed: seconds of a forward pass that no number of samples changes; a backward pass has two.
+        unshared: part of the work that each tensor rank does whole.
         behind: part of the work that is behind the images, which ranks that share them all do.
         kept_behind, outputs_behind: numbers that they all have there.
         told: numbers of halos, sums and images that these ranks tell one another in a pass.
@@ -50,10 +51,21 @@ class LayerCost:
     keys: float = 0.0
     scores: float = 0.0
     fixed: float = 0.0
+    unshared: float = 0.0
     behind: float = 0.0
     kept_behind: float = 0.0
     outputs_behind: float = 0.0
     told: float = 0.0
+
+    @property
+    def forward_unshared(self) -> float:
+        """Work of a forward pass that each tensor rank does whole."""
+        return self.unshared * self.forward
+
+    @property
+    def backward_unshared(self) -> float:
+        """Work of a backward pass that each tensor rank does whole."""
+        return self.unshared * self.backward
 
     def in_rows(self, ranks: int) -> "LayerCost":
         """The layer where ``ranks`` share the rows of images, as if each did its part of all."""

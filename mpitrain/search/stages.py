@@ -26,12 +26,14 @@ class Numerics:
         computed: bytes of an activation.
         slots: numbers of optimiser state for each parameter.
         stepping: seconds of an optimiser's step for each parameter.
+        bucket: bytes of gradients that a sum has at least.
     """
 
     stored: int
     computed: int
     slots: int
     stepping: float = 0.0
+    bucket: float = np.inf
 
 
 @dataclass(frozen=True)
@@ -78,17 +80,19 @@ class StageCosts:
 
     def forward(self, of: LayerSums) -> Any:
         """Seconds of a forward pass of a micro-batch, sums over the tensor ranks included."""
-        return self._pass(of, 1, of.forward)
+        return self._pass(of, 1, of.forward, of.forward_unshared)
 
     def backward(self, of: LayerSums) -> Any:
         """Seconds of a backward pass of a micro-batch, with the recomputation."""
         again = self.forward(of) if self.layout.recompute else 0.0
-        return self._pass(of, 2, of.backward) + again
+        return self._pass(of, 2, of.backward, of.backward_unshared) + again
 
-    def _pass(self, of: LayerSums, count: int, work: Any) -> Any:
-        """Seconds of a pass that does ``work`` and moves the numbers of ``count`` forward passes,
-        which write and read what they keep."""
+    def _pass(self, of: LayerSums, count: int, work: Any, unshared: Any) -> Any:
+        """Seconds of a pass that does ``work``, of which tensor ranks share all but ``unshared``,
+        and moves the numbers of ``count`` forward passes, which write and read what they keep."""
         own, machine = self.layout, self.machine
+        if not own.sequence:
+            work = work + (own.tensor - 1) * unshared
         computing = self.samples * work / machine.rate / (own.tensor * own.context)
         moving = 2 * count * self._kept(of) / machine.stream
         fixed = count * (machine.launch * of.layers + of.fixed)
@@ -148,16 +152,19 @@ class StageCosts:
         ZeRO 2 and 3 sum each micro-batch's gradients; ZeRO 3 gathers parameters before each pass.
         """
         own, ours, stepping = self.layout, self.exchange, 0.0
-        # ZeRO 2 and 3 have a message for each layer, of each micro-batch.
-        messages, times = (of.layers, own.micro_batches) if own.zero >= 2 else (1, 1)
+        times = own.micro_batches if own.zero >= 2 else 1
         exchanged, calls = 0.0, 0.0
         for numbers, size, stride in self._sharing(of):
             owners = self._owners(size, stride) if own.zero or own.node_shared else 1
             stepping = stepping + numbers * self.numerics.stepping / owners
             if size > 1:
-                sent = messages * (numbers > 0)
-                exchanged = exchanged + self._summing(numbers, size, stride, sent)
-                calls = calls + self.machine.call * (self._sums + self._gathers) * sent
+                # ZeRO 2 and 3 sum each layer by itself.
+                buckets = of.layers * (numbers > 0)
+                if own.zero < 2:
+                    count = np.ceil(self.numerics.stored * numbers / self.numerics.bucket)
+                    buckets = np.minimum(np.maximum(1, count), buckets)
+                exchanged = exchanged + self._summing(numbers, size, stride, buckets)
+                calls = calls + self.machine.call * (times + self._gathers) * buckets
                 calls = calls + ours.coding * numbers * times
         hidden = times * self.backward(of)
         if ours.delay is not None:

@@ -17,9 +17,9 @@ class LayerSums:
     """Sums over layers with one sample: numbers, or arrays ``[i, j]`` over the layers i to j - 1.
 
     Attributes:
-        forward, backward, kept, kept_shared, scores, placed, rows, keys: sums of what
-            :class:`~mpitrain.search.layers.LayerCost` has of each layer.
-        fixed: seconds of a pass that no number of samples changes.
+        forward, forward_unshared, backward, backward_unshared, kept, kept_shared, scores, placed,
+            rows, keys, fixed: sums of what :class:`~mpitrain.search.layers.LayerCost` has of each
+            layer.
         parameters: parameters without the placed ones.
         tied: parameters of the first layer that a stage without it holds, too.
         summed, sums: numbers that tensor ranks sum, and number of the sums.
@@ -30,7 +30,9 @@ class LayerSums:
     """
 
     forward: Any
+    forward_unshared: Any
     backward: Any
+    backward_unshared: Any
     kept: Any
     kept_shared: Any
     scores: Any
@@ -57,8 +59,9 @@ class LayerSums:
             ends = np.concatenate([[0.0], np.cumsum(values)])
             return ends[None, :] - ends[:, None]
 
-        names = ("forward", "backward", "kept", "kept_shared", "scores", "placed", "rows", "keys")
-        found = {name: sums([getattr(own, name) for own in layers]) for name in (*names, "fixed")}
+        names = "forward forward_unshared backward backward_unshared kept kept_shared scores placed"
+        each = (*names.split(), "rows", "keys", "fixed")
+        found = {name: sums([getattr(own, name) for own in layers]) for name in each}
         tied = sums([own.tied for own in layers])
         tied[0] = 0.0
         between = np.array([0.0, *(own.outputs for own in layers[:-1]), 0.0])
