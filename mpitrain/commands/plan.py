@@ -201,8 +201,8 @@ def _with_servers(own: Server, found: Planned, job: Job, search: Search) -> list
     slots = nbytes * (1 + numerics.slots) / own.ranks
     pulled, pushed = (times * nbytes for times in served.moved)
     costs, held = found.costs[0], found.report.held[0, 0]
-    samples_of = found.layout.ranks / workers  # as many more than a rank without servers
-    worker = 2 * nbytes + samples_of * float(costs.kept(costs.sums.whole, held))
+    more = found.layout.ranks / workers  # samples than a rank has without servers
+    worker = 2 * nbytes + more * float(costs.kept(costs.sums.whole, held))
     return [
         f"{search.machine.ranks} ranks: {counted(workers, 'worker')}, "
         f"{counted(own.ranks, 'server')}, {waiting}",

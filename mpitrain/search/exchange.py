@@ -1,4 +1,4 @@
-"""What the replicas of a job tell one another: how much, how often, and what that hides behind."""
+"""The exchange of a job's replicas: how much they tell one another, how often, behind what."""
 
 from collections.abc import Callable, Sequence
 from math import ceil, prod
@@ -12,7 +12,7 @@ from mpitrain.compress.codec import LinearCodec, Remembering, Sparse
 from mpitrain.config import Config
 from mpitrain.parallel.compressed_summation import CodingOptions
 from mpitrain.parallel.sent_bytes import adasum_bytes, coded_bytes, dense_bytes
-from mpitrain.search.stages import Exchange, Numerics
+from mpitrain.search.stages import Numerics, ReplicaExchange
 from mpitrain.training.build import compression
 
 
@@ -23,8 +23,8 @@ def exchange(
     numerics: Numerics,
     *,
     is_sharded: bool = False,
-) -> Exchange:
-    """What the replicas of a job exchange, but for the seconds of its codec.
+) -> ReplicaExchange:
+    """The exchange of a job's replicas, but for the seconds of its codec.
 
     Args:
         config: the job; its layout does not count, but for ``node_shared``.
@@ -47,13 +47,13 @@ def exchange(
     share = sent / plain if plain else 1.0
     if not sync.drifts:
         delay = 0 if sync.kind == "quorum" else None
-        return Exchange(share, 1, delay, by_nodes, kept)
+        return ReplicaExchange(share, 1, delay, by_nodes, kept)
     share += numerics.slots * (sync.state == "averaged")
     if sync.kind == "delayed":
         kept += 3 + 2 * max(1, ceil(sync.delay / sync.period))
     else:
         kept += 3 + (sync.outer != "plain") + (sync.delay > 0)
-    return Exchange(share, sync.period, sync.delay, by_nodes, kept)
+    return ReplicaExchange(share, sync.period, sync.delay, by_nodes, kept)
 
 
 def is_by_nodes(config: Config) -> bool:
@@ -93,7 +93,7 @@ def coding_seconds(how: CodingOptions, dtype: np.dtype) -> float:
 
 
 def _coder(how: CodingOptions, x: Array) -> Callable[[int], object]:
-    """What a rank does in a step to sum ``x`` with another one, but for the messages."""
+    """The work of a rank that sums ``x`` with another one, but for the messages."""
     codec, flat = how.codec, x.reshape(-1)
     if isinstance(codec, LinearCodec):
         sketch = codec.sketch({"x": x}, 0)

@@ -26,7 +26,7 @@ from mpitrain.search.exchange import coding_seconds, exchange, is_by_nodes
 from mpitrain.search.layers import LayerCost, layer_costs
 from mpitrain.search.layouts import Search
 from mpitrain.search.machine import Machine
-from mpitrain.search.stages import Exchange, Numerics
+from mpitrain.search.stages import Numerics, ReplicaExchange
 from mpitrain.step.precision import compute_type
 from mpitrain.training import build
 from mpitrain.training.build import compression
@@ -82,12 +82,12 @@ class Job:
         numerics = Numerics(stored.itemsize, computed.itemsize, slots, stepping, bucket)
 
         @cache
-        def ours(tensor: int, ranks: int, is_sharded: bool, is_spread: bool) -> Exchange:
+        def ours(tensor: int, ranks: int, is_sharded: bool, is_spread: bool) -> ReplicaExchange:
             shapes = self.summed_shapes(self.model.layers, tensor, is_spread=is_spread)
             found = exchange(config, shapes, ranks, numerics, is_sharded=is_sharded)
             return replace(found, coding=coding * (ranks > 1))
 
-        def told(own: Candidate) -> Exchange:
+        def told(own: Candidate) -> ReplicaExchange:
             ranks = own.summing
             if is_by_nodes(config):
                 ranks //= machine.together(ranks, own.tensor)

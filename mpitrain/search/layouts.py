@@ -17,7 +17,7 @@ from mpitrain.search.cuts import Cut
 from mpitrain.search.layers import LayerCost
 from mpitrain.search.machine import Machine
 from mpitrain.search.prices import Prices, chunks_of, levelled
-from mpitrain.search.stages import Exchange, Numerics, StageCosts
+from mpitrain.search.stages import Numerics, ReplicaExchange, StageCosts
 from mpitrain.search.step import PredictedStep, SimulatedStep
 from mpitrain.search.sums import LayerSums, Span
 
@@ -83,7 +83,7 @@ class Search:
     batch: int
     numerics: Numerics
     axes: Axes = field(default_factory=Axes)
-    exchange: Callable[[Candidate], Exchange] = lambda layout: Exchange()
+    exchange: Callable[[Candidate], ReplicaExchange] = lambda layout: ReplicaExchange()
     refused: Counter[str] = field(default_factory=Counter)
     priced: Counter[bool] = field(default_factory=Counter)
 

@@ -5,13 +5,14 @@ import os
 import subprocess
 import sys
 from time import perf_counter
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from mpi4py import MPI
 
-from collectives import Communicator
 from mpitrain.config import ConfigError
+
+if TYPE_CHECKING:
+    from collectives import Communicator
 
 #: Bytes of the sums.
 _SIZES = 1 << 10, 1 << 14, 1 << 18, 1 << 22
@@ -47,6 +48,10 @@ def measured(ranks: int) -> NodeLink:
 
 def main() -> None:
     """Print the link of the ranks of ``mpiexec`` that explains their sums best."""
+    from mpi4py import MPI
+
+    from collectives import Communicator
+
     with Communicator(MPI.COMM_WORLD) as comm:
         seconds = np.array([_seconds(comm, nbytes) for nbytes in _SIZES])
         if comm.rank == 0:
@@ -57,13 +62,13 @@ def main() -> None:
             print(json.dumps([max(0.0, call), max(beta, 1e-12)]))
 
 
-def _seconds(comm: Communicator, nbytes: int, times: int = 30) -> float:
+def _seconds(comm: "Communicator", nbytes: int, times: int = 30) -> float:
     """Seconds of a sum that is bound anew, of the slowest rank; the best of some."""
     array, found = np.zeros(nbytes // 4, np.float32), []
     for _ in range(times):
         comm.Barrier()
         start = perf_counter()
-        plan = comm.Allreduce_init(MPI.IN_PLACE, array)
+        plan = comm.Allreduce_init(array.copy(), array)
         plan.Start()
         plan.Wait()
         plan.Free()

@@ -37,8 +37,8 @@ class Numerics:
 
 
 @dataclass(frozen=True)
-class Exchange:
-    """What replicas exchange; by default, a plain sum of the gradients in each step.
+class ReplicaExchange:
+    """An exchange of replicas; by default, a plain sum of the gradients in each step.
 
     Attributes:
         share: bytes of the gradients' sum over those of a plain one: of an all-reduce, and with
@@ -68,7 +68,7 @@ class StageCosts:
         layout: the layout; its stages are as wide as ``data`` says.
         samples: samples of a micro-batch.
         numerics: bytes of numbers.
-        exchange: what replicas exchange.
+        exchange: exchange of the replicas.
     """
 
     sums: LayerSums
@@ -76,7 +76,7 @@ class StageCosts:
     layout: Candidate
     samples: float
     numerics: Numerics
-    exchange: Exchange = Exchange()
+    exchange: ReplicaExchange = ReplicaExchange()
 
     def forward(self, of: LayerSums) -> Any:
         """Seconds of a forward pass of a micro-batch, sums over the tensor ranks included."""

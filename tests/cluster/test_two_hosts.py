@@ -55,3 +55,17 @@ def test_every_all_reduce_on_two_hosts(tmp_path):
     assert "right on node0 node0 node1 node1" in done.stdout
     left = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True)
     assert up.prefix not in left.stdout
+
+
+@pytest.mark.slow
+def test_a_job_on_a_shaped_link_is_beside_its_virtual_cluster():
+    """A step on 40 Mb/s is as long as its bytes say, on hosts and on virtual ranks."""
+    words = [sys.executable, "-m", "benchmarks.shaped_link", "--rate", "40", "--steps", "4"]
+    done = subprocess.run(words, env=environment(), capture_output=True, text=True, timeout=300)
+    if "network namespaces need" in done.stderr:
+        pytest.skip(done.stderr.splitlines()[-1])
+    assert done.returncode == 0, done.stderr
+    rows = [line.split() for line in done.stdout.splitlines()[2:]]
+    assert [row[0] for row in rows] == ["data", "pipe", "zero"]
+    for _, measured, predicted, _ in rows:
+        assert min(float(measured), float(predicted)) > 1e3 * 4e6 * 8 / 40e6 / 2

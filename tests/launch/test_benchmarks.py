@@ -38,6 +38,12 @@ def test_layouts_are_measured_in_the_order_of_the_search(tmp_path):
     assert "Kendall's tau" in done.stdout and "times the fastest" in done.stdout
 
 
+def test_the_link_of_a_search_is_measured(tmp_path):
+    call, beta = json.loads(run(tmp_path, 2, "-m", "mpitrain.search.links"))
+    assert 0 <= call < 1
+    assert 0 < beta < 1e-6  # more than 1 MB/s
+
+
 def test_zigzag_is_beside_ring(tmp_path):
     words = ["-m", "benchmarks.zigzag", "--milliseconds=1", "--plot=zigzag.png"]
     rows = [line.split() for line in run(tmp_path, 2, *words).splitlines()[1:]]
