@@ -121,11 +121,18 @@ def job(config: Config, options: argparse.Namespace) -> "Search":
     """The job, the machine and the costs of the layers.
 
     Raises:
-        ConfigError: ranks take no steps together in the job, or nodes do not divide the ranks.
+        ConfigError: ranks take no steps together in the job, nodes do not divide the ranks, or the
+            job has what is not searched.
     """
     from mpitrain.commands.machine import machine
     from mpitrain.search.job import load_job
 
+    for key, usual in (("space", 1), ("offload", Tables().parallel.offload)):
+        if getattr(config.parallel, key) != usual:
+            raise ConfigError(
+                f"parallel.{key}: mpitrain search finds no layout with it; compare some by plan "
+                f"--against, or set parallel.{key} = {toml(usual)}"
+            )
     cluster = machine(options)
     return load_job(config, "mpitrain search").search(cluster, is_counted=bool(options.flops))
 

@@ -346,6 +346,14 @@ def test_measured_layers_give_a_layout_that_the_table_of_methods_allows(capsys):
     assert "mpitrain: " in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("job", "key"), [("digits_space", "parallel.space=2"), ("digits_mlp", "parallel.offload=state")]
+)
+def test_layouts_that_are_not_searched_are_refused(job, key, capsys):
+    assert main(["search", job, "-n", "4", "--flops", "1e9", "--set", key]) == 2
+    assert "mpitrain search finds no layout with it; compare some by" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("link", ["1", "1,0", "x,y", "inf,1"])
 def test_a_link_is_two_numbers(link, capsys):
     with pytest.raises(SystemExit):
