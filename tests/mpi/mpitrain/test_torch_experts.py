@@ -314,7 +314,7 @@ REFUSED = [
     (lambda: Reader(Chained), "experts", "others than those of one process"),
     (lambda: Reader(Dropping), "experts", "an expert draws random numbers for rows of many samp"),
     (lambda: Reader(Reading), "experts", "cannot be shared as experts= says"),
-    (lambda: Reader(Widening), "experts", "an expert makes|another rank has seen a fault|size of"),
+    (lambda: Reader(Widening), "experts", "experts make|another rank has seen a fault|size of"),
     (lambda: Reader(Tied), "experts", "others use 0.weight of an expert, too; untie it"),
 ]
 

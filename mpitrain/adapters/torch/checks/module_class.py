@@ -45,13 +45,15 @@ class ImpureModule(ConfigError):
     """A module that the trainer cannot have as a layer."""
 
 
-def refuse(name: str, module: nn.Module) -> None:
-    """Refuse a module by its classes, parameters and buffers.
+def refuse(name: str, module: nn.Module, training: bool) -> None:
+    """Refuse a module, in a whole one in this mode, by its classes, parameters and buffers.
 
     Raises:
         ImpureModule: with the name of the part and the way out.
     """
     for inner, part in module.named_modules():
+        if keeps_running(part) and is_held(part, training):
+            continue  # the running values of this batch norm are constant
         for is_refused, why in _REFUSED:
             if is_refused(part):
                 what = f"{name}{inner and f'.{inner}'} ({type(part).__name__})"
@@ -79,10 +81,15 @@ def refuse(name: str, module: nn.Module) -> None:
 
 
 def keeps_running(part: nn.Module) -> bool:
-    """Whether a part is a batch norm with running values, which change in training."""
+    """Whether a part is a batch norm with running values."""
     return (
         isinstance(part, _BATCH_NORM) and part.track_running_stats and part.running_mean is not None
     )
+
+
+def moves(part: nn.Module, training: bool) -> bool:
+    """Whether training changes running values of a part, in a module in this mode."""
+    return keeps_running(part) and not is_held(part, training)
 
 
 def changing(module: nn.Module) -> Iterator[str]:

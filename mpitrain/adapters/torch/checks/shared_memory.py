@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from mpitrain.adapters.torch.checks.module_class import ImpureModule, is_held, keeps_running
+from mpitrain.adapters.torch.checks.module_class import ImpureModule, moves
 from mpitrain.arrays import Array
 
 
@@ -83,7 +83,7 @@ def _of(part: nn.Module, training: bool) -> Iterator[tuple[str, object, object, 
     for name, parameter in part._parameters.items():
         if parameter is not None:
             yield name, parameter, id(parameter), parameter.requires_grad
-    runs = keeps_running(part) and not is_held(part, training)
+    runs = moves(part, training)
     for name, buffer in part._buffers.items():
         yield name, buffer, (id(part if runs else buffer), "buffer"), runs
     for name, value in vars(part).items():

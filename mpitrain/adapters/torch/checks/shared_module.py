@@ -9,7 +9,7 @@ from mpitrain.adapters.torch.checks.module import learn, outcome
 from mpitrain.adapters.torch.checks.module_class import ImpureModule
 from mpitrain.adapters.torch.checks.probe import MISFITS, alike, close, one_line
 from mpitrain.adapters.torch.modules.calls import Call, Watched
-from mpitrain.adapters.torch.modules.tensor_parallel import AgreedFault, Share
+from mpitrain.adapters.torch.modules.regions import AgreedFault, Share
 
 
 class Comparison:
@@ -56,7 +56,7 @@ class Comparison:
                 self._refuse(fault)
         region, fault = self._own.region, ""
         try:
-            with region.trying():
+            with region.being(is_trial=True):
                 is_same = all(
                     self._is_same(shared.of(), whole.of(), loud=loud)
                     for loud in ((True, False) if training and own.modes else (False,))
@@ -77,10 +77,13 @@ class Comparison:
             for one in (shared, whole)
         )
         most = max((float(one.abs().max()) for one in theirs if one.numel()), default=0.0)
+        # All ranks have the same samples here, and such a gradient has a term for each of them.
+        terms = dict.fromkeys(self._own.served, self._own.region.group.size)
         return alike(wanted, own) and all(
-            close(one / self._own.terms(name), self._own.part(name, other), most)
+            close(one / terms.get(name, 1), self._own.part(name, other), most)
             for name, one, other in zip(self._trained, ours, theirs, strict=True)
         )
 
     def _refuse(self, fault: str) -> None:
-        raise ImpureModule(self._own.refusal(self._calls[0].watched.name, fault))
+        name = self._calls[0].watched.name
+        raise ImpureModule(self._own.refusal.format(name=name, fault=fault))

@@ -1,7 +1,7 @@
 """Calls of a torch module with given parameters, in a context."""
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
@@ -15,6 +15,7 @@ from mpitrain.adapters.torch.checks.probe import Tensors, arguments, cast, havin
 from mpitrain.adapters.torch.functions.own_loss import COUNT, LOSS, OwnLoss
 from mpitrain.adapters.torch.modules.drawing import Drawing, generators, seeded
 from mpitrain.adapters.torch.modules.draws import Draws
+from mpitrain.adapters.torch.modules.regions import Region
 from mpitrain.adapters.torch.modules.stand_ins import set_context
 from mpitrain.arrays import Array
 from mpitrain.nn.context import Context
@@ -30,6 +31,7 @@ class Watched:
         name: name of the module in errors.
         module: the module.
         training: mode of the whole module, within which parts may be held in another one.
+        region: ranks that share the module.
         in_turn: whether several inputs come as one tuple or dictionary, rather than as arguments.
         changes_input: whether the module computes in the place of its input, which belongs to
             another layer; it is given a copy.
@@ -46,8 +48,11 @@ class Watched:
         repeats: whether the module computes parts once more in the backward pass.
     """
 
-    def __init__(self, name: str, module: nn.Module, training: bool, *, in_turn: bool) -> None:
+    def __init__(
+        self, name: str, module: nn.Module, training: bool, region: Region, *, in_turn: bool
+    ) -> None:
         self.name, self.module, self.training, self.in_turn = name, module, training, in_turn
+        self.region = region
         self._options = options(module)
         self.changes_input = any(getattr(part, "inplace", False) for part in module.modules())
         self.draws = Draws(module)
@@ -195,12 +200,9 @@ class Call:
             source = self.watched.source
             learn(self)
             self.watched.source = source
-            begin()
+            self._begin(self.context)
 
-        def begin() -> None:
-            set_context(self.watched.module, self.context, self.xp, counts=self.counts)
-
-        begin()
+        self._begin(self.context)
         return self._run(unknown)
 
     def tried(self, *, loud: bool = False) -> Tensors:
@@ -208,8 +210,13 @@ class Call:
 
         With ``loud``, random numbers show whose they are (:class:`Drawing`).
         """
-        set_context(self.watched.module, replace(self.context, training=False), self.xp)
+        self._begin(replace(self.context, training=False))
         return self.as_tried(self._run(loud=loud))
+
+    def _begin(self, context: Context) -> None:
+        """Tell the parts that communicate about the pass."""
+        self.watched.region.xp, self.watched.region.counts = self.xp, self.counts
+        set_context(self.watched.module, context, self.xp, counts=self.counts)
 
     def as_tried(self, outputs: Tensors) -> Tensors:
         """Outputs in the type in which those of trials are compared."""
@@ -232,16 +239,19 @@ class Call:
             return watched(values, x)
 
     def again(self) -> AbstractContextManager[None]:
-        """For the backward pass of the latest pass, if the module computes some of it once more."""
-        return self._again(self.watched.source) if self.watched.repeats else nullcontext()
+        """For the backward pass of the latest pass, parts of which may be computed once more."""
+        return self._again(self.watched.source)
 
     @contextmanager
     def _again(self, source: Any) -> Iterator[None]:
-        with ExitStack() as stack:
-            stack.enter_context(having(self.watched.module, self.values))
-            stack.enter_context(self.watched.in_mode(training=self.context.training))
-            if isinstance(source, Drawing):
-                stack.enter_context(source.again())
+        watched = self.watched
+        watched.region.counts = self.counts
+        if not watched.repeats:
+            yield
+            return
+        drawn = source.again() if isinstance(source, Drawing) else nullcontext()
+        mode = watched.in_mode(training=self.context.training)
+        with having(watched.module, self.values), mode, drawn:
             yield
         if isinstance(source, Drawing) and source.fault:
-            self.watched.say(f": {source.fault}")
+            watched.say(f": {source.fault}")

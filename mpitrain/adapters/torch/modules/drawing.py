@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from mpitrain.adapters.torch.arrays import as_tensor
 from mpitrain.adapters.torch.modules.draws import DrawPlace, Draws, Where, is_composite
@@ -291,15 +291,22 @@ def generators() -> list[torch.Generator]:
     return [torch.default_generator, torch.cuda.default_generators[torch.cuda.current_device()]]
 
 
-def remembered(source: object) -> Callable[[], None]:
-    """A function that takes the random numbers of a pass back to where they are now."""
+def drawing() -> Drawing | None:
+    """The pass that keys its random numbers now, if there is one."""
+    modes = reversed(_get_current_dispatch_mode_stack())
+    return next((mode for mode in modes if isinstance(mode, Drawing)), None)
+
+
+def remembered() -> Callable[[], None]:
+    """A function that takes the random numbers of this pass back to where they are now."""
     states = [(generator, generator.get_state()) for generator in generators()]
-    mark = source.mark() if isinstance(source, Drawing) else None
+    source = drawing()
+    mark = source.mark() if source else None
 
     def back() -> None:
         for generator, state in states:
             generator.set_state(state)
-        if isinstance(source, Drawing) and mark is not None:
+        if source and mark:
             source.rewind(mark)
 
     return back

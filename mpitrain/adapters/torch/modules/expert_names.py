@@ -66,8 +66,8 @@ def _expect_apart(name: str, part: nn.Module, users: Counter[int]) -> None:
     what = f"experts: {name} ({type(part).__name__})"
     if is_listed(part):
         experts = list(part._modules.values())
-        if not experts or None in experts:
-            raise ValueError(f"{what} has no experts, or a place without one; {HOW}")
+        if not experts or None in experts or len({*experts}) < len(experts):
+            raise ValueError(f"{what} has no experts, a place without one, or one twice; {HOW}")
     else:
         count = stacked_count(part)
         sizes = [p.shape[:1] for p in part._parameters.values() if p is not None]

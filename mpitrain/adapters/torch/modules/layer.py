@@ -1,7 +1,6 @@
 """A torch module as a layer of the trainer."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from types import ModuleType
 from typing import Any
@@ -28,15 +27,16 @@ from mpitrain.adapters.torch.checks.module import (
     learn,
     without_autocast,
 )
-from mpitrain.adapters.torch.checks.module_class import changing, is_held, keeps_running, refuse
+from mpitrain.adapters.torch.checks.module_class import changing, moves, refuse
 from mpitrain.adapters.torch.checks.probe import MISFITS, expect_outputs, is_due, one_line
 from mpitrain.adapters.torch.checks.shared_module import Comparison
 from mpitrain.adapters.torch.modules.calls import Call, Watched
 from mpitrain.adapters.torch.modules.expert_parallel import expert_share
 from mpitrain.adapters.torch.modules.passes import Pass
+from mpitrain.adapters.torch.modules.regions import Region, Share
 from mpitrain.adapters.torch.modules.splits import Plan
 from mpitrain.adapters.torch.modules.stand_ins import stand_ins, with_stand_ins
-from mpitrain.adapters.torch.modules.tensor_parallel import Share, share
+from mpitrain.adapters.torch.modules.tensor_parallel import share
 from mpitrain.arrays import Array, Gradients, Parameters, Shape, array_namespace
 from mpitrain.fields import Fields, fields, filled, joined, zeros
 from mpitrain.group import TensorGroup
@@ -99,13 +99,13 @@ class TorchLayer(Layer):
         self.whole: torch.nn.Module | None = module
         training = module.training if training is None else training
         module = with_stand_ins(module, training)
-        refuse(name, module)
+        refuse(name, module, training)
         self.module, self.prefix, self.plan = module, prefix, Plan()
         self.experts: Sequence[str] = ()
         self._alone: TorchLayer | None = None
-        self._share: Share | None = None
+        self._share = Share(module, Region(TensorGroup()))
         self._types: dict[str, torch.dtype] = {}
-        self._watched = Watched(name, module, training, in_turn=in_turn)
+        self._watched = Watched(name, module, training, self._share.region, in_turn=in_turn)
         self._meets_others = any(True for _ in stand_ins(module))
         self._forwards = 0
         self._filler = 0
@@ -130,7 +130,6 @@ class TorchLayer(Layer):
                 "cut behind each block, as cuts='model.layers'"
             )
         found = self._as(own)
-        own.follow(lambda: found._watched.source)
         trained = {name for name, _ in found._trained()}
         found.placed = {name: rank for name, rank in own.owners.items() if name in trained}
         found.spread = own.stacked & trained
@@ -142,7 +141,8 @@ class TorchLayer(Layer):
         watched = self._watched
         modes = {"in_turn": watched.in_turn, "training": watched.training}
         found = TorchLayer(own.module, watched.name, self.prefix, **modes)
-        found._given, found._alone, found._share = self._given, self, own
+        found._given, found._alone = self._given, self
+        found._share, found._watched.region = own, own.region
         found.whole, found.tied, found._filler = self.whole, self.tied, self._filler
         found.split = {name: axis for name, (axis, _) in own.axes.items()}
         found.fused = {name: blocks for name, (_, blocks) in own.axes.items()}
@@ -181,7 +181,7 @@ class TorchLayer(Layer):
         kept = {
             id(buffer)
             for part in self.whole.modules()
-            if keeps_running(part) and not is_held(part, self.whole.training)
+            if moves(part, self.whole.training)
             for buffer in part.buffers()
         } | {id(self.whole.get_buffer(name)) for name in changing(self.whole)}
         every = {**self.whole.state_dict(keep_vars=True), **dict(self.whole.named_buffers())}
@@ -274,9 +274,6 @@ class TorchLayer(Layer):
             for name, value in (own | buffers).items()
         }
         call = Call(watched, values, given, context, xp, counts)
-        own_share = self._share
-        if own_share:
-            own_share.region.xp, own_share.region.counts = xp, counts
         self._forwards += 1
         used = [values[name] for name in own]
         with expect_unchanged(watched, used, bitwise=is_due(self._forwards)):
@@ -286,8 +283,7 @@ class TorchLayer(Layer):
                 part.requires_grad_(part.is_floating_point())
             y = call(self._learn)
         watched.keep(context, xp)
-        served = own_share.served if own_share else frozenset[str]()
-        saved = Pass(watched, given, own, y, self._again(call.again(), counts), served)
+        saved = Pass(watched, given, own, y, call.again(), self._share.served)
         if is_due(self._forwards) and not self._meets_others:
             expect_alone(call, call.as_tried(y), self._forwards % len(x))
         found = joined({name: as_array(part, xp) for name, part in y.items()})
@@ -296,10 +292,10 @@ class TorchLayer(Layer):
     def _examine(self, call: Call, own: Sequence[torch.Tensor]) -> None:
         """Try the module on its first batch; tensor ranks compare their shares with the whole."""
         comparison = None
-        if self._share and self._alone:
+        if self._alone:
             comparison = Comparison(self._share, call, self._alone._watched)
             comparison.expect_same(training=False)
-        with self._apart():
+        with self._share.region.being(is_apart=True):
             examine(call)
             expect_given_values(call, (self._given, self.module), own)
         if comparison:
@@ -307,18 +303,8 @@ class TorchLayer(Layer):
         self._watched.verdict.examined = True
 
     def _learn(self, call: Call) -> None:
-        with self._apart():
+        with self._share.region.being(is_apart=True):
             learn(call)
-
-    def _apart(self) -> AbstractContextManager[None]:
-        return self._share.region.apart() if self._share else nullcontext()
-
-    @contextmanager
-    def _again(self, again: AbstractContextManager[None], counts: bool) -> Iterator[None]:
-        if self._share:
-            self._share.region.counts = counts
-        with again:
-            yield
 
     def _in_place(self, context: Context, count: int) -> Context:
         """The context with the names of places in the whole module, and with numbers of samples.
@@ -349,7 +335,7 @@ class TorchLayer(Layer):
         found = {}
         for name, constant in self._constants():
             here = moved(self._moved, name, constant, like.device)
-            part = self._share.part(name, here) if self._share else here
+            part = self._share.part(name, here)
             both = part.is_floating_point() and like.is_floating_point() and not self._types
             found[name] = part.to(like.dtype if both else part.dtype).clone()
         return found

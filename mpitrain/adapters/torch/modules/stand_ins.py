@@ -7,7 +7,7 @@ same names.
 from collections.abc import Iterator
 from copy import deepcopy
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from numpy.typing import DTypeLike
 from torch import nn
 
 from mpitrain.adapters.torch.arrays import as_array, as_tensor
-from mpitrain.adapters.torch.checks.module_class import ImpureModule, is_held, keeps_running
+from mpitrain.adapters.torch.checks.module_class import ImpureModule, moves
 from mpitrain.adapters.torch.modules.cutting import has_hooks
 from mpitrain.arrays import Array
 from mpitrain.nn.batch_norm import follow, input_gradient, moments
@@ -25,8 +25,8 @@ from mpitrain.nn.context import RESTING, Context
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
-class StandIn(nn.Module):
-    """A part that gets the context before each forward pass.
+class BatchNormStandIn(nn.Module):
+    """``nn.BatchNorm1d``, ``2d`` and ``3d`` over the batch of all replicas.
 
     Attributes:
         context: context of the forward pass.
@@ -37,14 +37,6 @@ class StandIn(nn.Module):
     context: Context = RESTING
     xp: ModuleType = np
     counts = True
-
-    def state(self, dtype: DTypeLike) -> dict[str, Array]:
-        """Initial values of arrays that are no parameters."""
-        return {}
-
-
-class BatchNormStandIn(StandIn):
-    """``nn.BatchNorm1d``, ``2d`` and ``3d`` over the batch of all replicas."""
 
     def __init__(self, like: nn.modules.batchnorm._BatchNorm) -> None:
         super().__init__()
@@ -57,6 +49,7 @@ class BatchNormStandIn(StandIn):
         }
 
     def state(self, dtype: DTypeLike) -> dict[str, Array]:
+        """Initial running values."""
         return {name: values.astype(dtype) for name, values in self._begin.items()}
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -80,23 +73,6 @@ class BatchNormStandIn(StandIn):
         normal = normal.transpose(1, -1)
         # The result is contiguous as torch's own, lest a module's view() of it fail.
         return normal.contiguous() if x.is_contiguous() else normal
-
-
-class HeldBatchNorm(nn.Module):
-    """``nn.BatchNorm`` that is held in evaluation mode: its running values are constant."""
-
-    def __init__(self, like: nn.modules.batchnorm._BatchNorm) -> None:
-        super().__init__()
-        self.weight, self.bias, self.epsilon = like.weight, like.bias, like.eps
-        for name, buffer in like.named_buffers():
-            self.register_buffer(name, buffer)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Normalise an input of the shape (samples, channels, ...)."""
-        mean, variance = self.get_buffer("running_mean"), self.get_buffer("running_var")
-        return nn.functional.batch_norm(
-            x, mean, variance, self.weight, self.bias, training=False, eps=self.epsilon
-        )
 
 
 class _Normalised(torch.autograd.Function):
@@ -136,14 +112,14 @@ def with_stand_ins(module: nn.Module, training: bool) -> nn.Module:
 
     ``training`` is the mode of the whole module, of which this one may be a part.
     """
-    if not any(_replaced(part, training) for part in module.modules()):
+    if not any(_is_replaced(part, training) for part in module.modules()):
         return module
-    if found := _replaced(module, training):
-        return found
+    if _is_replaced(module, training):
+        return BatchNormStandIn(module)
     copied = deepcopy(module)
-    stand_in = {p: found for p in copied.modules() if (found := _replaced(p, training))}
-    for part, found in stand_in.items():  # the hook that ends a part of a module
-        found._forward_hooks.update(part._forward_hooks)
+    stand_in = {p: BatchNormStandIn(p) for p in copied.modules() if _is_replaced(p, training)}
+    for norm, found in stand_in.items():  # the hook that ends a part of a module
+        found._forward_hooks.update(norm._forward_hooks)
     for part in list(copied.modules()):
         for name, child in dict(part._modules).items():  # one part may have several names
             if child in stand_in:
@@ -164,7 +140,7 @@ def expect_replaceable(module: nn.Module) -> None:
                 f"{name} ({type(part).__name__}) is in training mode and the module around it is "
                 "not, and the trainer knows one mode for all: module.train()"
             )
-        if _replaced(part, module.training) and (has_hooks(part) or "forward" in vars(part)):
+        if _is_replaced(part, module.training) and (has_hooks(part) or "forward" in vars(part)):
             raise ImpureModule(
                 f"{name} ({type(part).__name__}) has a hook or a forward() of its own, and the "
                 "trainer's, which stands in its place, would not call it; put it into a module "
@@ -172,25 +148,20 @@ def expect_replaceable(module: nn.Module) -> None:
             )
 
 
-def stand_ins(module: nn.Module) -> Iterator[tuple[str, StandIn]]:
+def stand_ins(module: nn.Module) -> Iterator[tuple[str, BatchNormStandIn]]:
     """The stand-ins of a module, by name."""
     for name, part in module.named_modules():
-        if isinstance(part, StandIn):
+        if isinstance(part, BatchNormStandIn):
             yield name, part
 
 
-def set_context(
-    module: nn.Module, context: Context, xp: ModuleType, *, counts: bool = True
-) -> None:
+def set_context(module: nn.Module, context: Context, xp: ModuleType, *, counts: bool) -> None:
     """Give the stand-ins their context; their state is the context's own arrays, which are xp's."""
     for name, part in stand_ins(module):
-        part.context, part.xp = context.inside(name) if name else context, xp
-        part.counts = counts
+        part.context = context.inside(name) if name else context
+        part.xp, part.counts = xp, counts
 
 
-def _replaced(part: nn.Module, training: bool) -> nn.Module | None:
-    """The stand-in for a part of a module in this mode; None for a part that stays."""
-    if type(part) in _NORMS and keeps_running(part):
-        assert isinstance(part, nn.modules.batchnorm._BatchNorm)
-        return HeldBatchNorm(part) if is_held(part, training) else BatchNormStandIn(part)
-    return None
+def _is_replaced(part: nn.Module, training: bool) -> TypeGuard[nn.modules.batchnorm._BatchNorm]:
+    """Whether a part of a module in this mode has a stand-in."""
+    return type(part) in _NORMS and moves(part, training)

@@ -6,52 +6,34 @@ and results behind those whose rows are.  Code between the two works on a part o
 the heads; parameters that no map names are whole on each rank.
 """
 
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
-from copy import deepcopy
-from dataclasses import dataclass
 from functools import partial
-from types import ModuleType
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
-import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 from mpitrain.adapters.torch.arrays import as_array, as_tensor
+from mpitrain.adapters.torch.modules.regions import Axis, Region, Share
 from mpitrain.adapters.torch.modules.splits import COLUMNS, NUMBER, Plan, Split
-from mpitrain.group import TensorGroup, cut
+from mpitrain.group import TensorGroup
+
+_REFUSAL = (
+    "parallel.tensor: {name} cannot be shared by its map of names ({fault}); give splits= in which "
+    "'rows' follow 'columns' with nothing but heads and single features between, 'columns of 3' "
+    "for queries, keys and values in one matrix, and 'number' for sizes that the code reads, or "
+    "leave parallel.tensor out"
+)
 
 
-class Axis(NamedTuple):
-    """Axis along which a parameter is cut, and the number of equal runs along it."""
-
-    number: int
-    blocks: int = 1
-
-
-class AgreedFault(RuntimeError):
-    """Another rank has seen a fault in a trial, and all know it."""
-
-
-class Region:
-    """Entries and exits of the parts of a module that a group shares.
-
-    Attributes:
-        group: the ranks.
-        xp: namespace of their arrays.
-        counts: whether the samples of the pass count.
-    """
+class TensorRegion(Region):
+    """Entries before matrices whose columns are shared, and exits behind those of shared rows."""
 
     def __init__(self, group: TensorGroup) -> None:
-        self.group = group
-        self.xp: ModuleType = np
-        self.counts = True
+        super().__init__(group)
         self._entered: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def begin(self, *_: Any) -> None:
-        """Forget what has entered in an earlier pass."""
         self._entered.clear()
 
     def enter(self, part: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -69,18 +51,6 @@ class Region:
         self.begin()
         return found if bias is None else found + bias
 
-    def agree(self, fault: str) -> bool:
-        """Whether a rank has a fault; collective."""
-        return bool(self.group.sum(np.array([bool(fault)], int))[0])
-
-    def trying(self) -> AbstractContextManager[None]:
-        """All ranks try the module on the same samples in this block, and agree about faults."""
-        return nullcontext()
-
-    def apart(self) -> AbstractContextManager[None]:
-        """Trials on this rank alone, if ranks have other samples elsewhere."""
-        return nullcontext()
-
     def sum(self, x: torch.Tensor) -> torch.Tensor:
         """Sum over the ranks."""
         return as_tensor(self.group.sum(as_array(x.contiguous(), self.xp)))
@@ -90,7 +60,7 @@ class _Enter(torch.autograd.Function):
     """Forward x, backward the sum of gradients."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, region: Region) -> torch.Tensor:
+    def forward(ctx: Any, x: torch.Tensor, region: TensorRegion) -> torch.Tensor:
         ctx.region = region
         return x.view_as(x)
 
@@ -103,52 +73,12 @@ class _Leave(torch.autograd.Function):
     """Forward the sum of x, backward the gradient."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, region: Region) -> torch.Tensor:
+    def forward(ctx: Any, x: torch.Tensor, region: TensorRegion) -> torch.Tensor:
         return region.sum(x)
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> Any:
         return dy, None
-
-
-@dataclass(frozen=True)
-class Share:
-    """A rank's share of a module.
-
-    Attributes:
-        module: copy of the structure, with the whole module's own parameters; each call gives it
-            this rank's parts of them.
-        region: its entries and exits.
-        axes: axes of the parameters that are cut, by name.
-        served: parameters whose gradients follow from the samples of other ranks, too.
-    """
-
-    module: nn.Module
-    region: Region
-    axes: Mapping[str, Axis]
-    served: frozenset[str] = frozenset()
-
-    def part(self, name: str, whole: torch.Tensor) -> torch.Tensor:
-        """This rank's part of a whole parameter."""
-        if name not in self.axes:
-            return whole
-        axis, blocks = self.axes[name]
-        bounds = self.region.group.share(whole.shape[axis] // blocks)
-        found: torch.Tensor = cut(whole, axis, bounds, blocks)
-        return found
-
-    def terms(self, name: str) -> int:
-        """Number of ranks with the same samples whose terms a parameter's gradient adds up."""
-        return 1
-
-    def refusal(self, name: str, fault: str) -> str:
-        """Why the module of this name cannot be shared."""
-        return (
-            f"parallel.tensor: {name} cannot be shared by its map of names ({fault}); give splits= "
-            "in which 'rows' follow 'columns' with nothing but heads and single features between, "
-            "'columns of 3' for queries, keys and values in one matrix, and 'number' for sizes "
-            "that the code reads, or leave parallel.tensor out"
-        )
 
 
 def share(module: nn.Module, own: Plan, group: TensorGroup) -> Share:
@@ -161,9 +91,9 @@ def share(module: nn.Module, own: Plan, group: TensorGroup) -> Share:
     for name, heads in own.heads.items():
         if heads % ranks:
             raise ValueError(f"has {name} = {heads}, which {ranks} ranks cannot share equally")
-    values = [*module.parameters(), *module.buffers()]
-    copied = deepcopy(module, {id(one): one for one in values})
-    region, parts = Region(group), dict(copied.named_modules())
+    region = TensorRegion(group)
+    copied = region.copy_of(module)
+    parts = dict(copied.named_modules())
     axes: dict[int, Axis] = {}
     for name, split in own.splits.items():
         if split.kind == NUMBER:
@@ -173,12 +103,11 @@ def share(module: nn.Module, own: Plan, group: TensorGroup) -> Share:
                 setattr(parts[owner], attribute, _shared(whole, 1, ranks, name))
         elif (part := parts.get(name)) is not None and part._parameters.get("weight") is not None:
             axes |= _cut_matrix(name, part, split, region)
-    copied.register_forward_pre_hook(region.begin)
     named = {name: axes[id(p)] for name, p in copied.named_parameters() if id(p) in axes}
-    return Share(copied, region, named)
+    return Share(copied, region, named, refusal=_REFUSAL)
 
 
-def _cut_matrix(name: str, part: nn.Module, split: Split, region: Region) -> dict[int, Axis]:
+def _cut_matrix(name: str, part: nn.Module, split: Split, region: TensorRegion) -> dict[int, Axis]:
     """Axes of the parameters of a matrix, by identity; the module communicates from now on."""
     is_turned = isinstance(part, nn.Linear)  # its weight is (outputs, inputs)
     if not is_turned and not (type(part).__name__ == "Conv1D" and hasattr(part, "nf")):

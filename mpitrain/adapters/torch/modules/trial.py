@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from mpitrain.adapters.torch.checks.module_class import ImpureModule, is_held, keeps_running
+from mpitrain.adapters.torch.checks.module_class import ImpureModule, moves
 from mpitrain.adapters.torch.checks.probe import (
     Tensors,
     arguments,
@@ -234,7 +234,7 @@ class Trial:
                     )
         for name, part in self.module.named_modules():
             users = [n for n, need in enumerate(self._needs) if id(part) in need]
-            if len(users) > 1 and keeps_running(part) and not is_held(part, self.module.training):
+            if len(users) > 1 and moves(part, self.module.training):
                 raise ImpureModule(
                     f"part{users[1]}.{name} ({type(part).__name__}) is in part{users[0]}, too, and "
                     "has one running mean and variance; cut before it, or behind what it gives"

@@ -10,7 +10,7 @@ import torch
 from mpi4py import MPI
 
 from mpitrain.adapters.torch.arrays import as_tensor
-from mpitrain.adapters.torch.checks.module_class import ImpureModule, is_held, keeps_running
+from mpitrain.adapters.torch.checks.module_class import ImpureModule, moves
 from mpitrain.adapters.torch.checks.shared_memory import expect_apart
 from mpitrain.adapters.torch.modules.cutting import cut, has_hooks
 from mpitrain.adapters.torch.modules.expert_names import experts_named
@@ -85,8 +85,7 @@ def layers(
     norms: dict[int, str] = {}
     for name, (prefix, part) in pieces.items():
         for own, inner in part.named_modules():
-            is_norm = keeps_running(inner) and not is_held(inner, module.training)
-            if is_norm and norms.setdefault(id(inner), name) != name:
+            if moves(inner, module.training) and norms.setdefault(id(inner), name) != name:
                 raise ImpureModule(
                     f"{name}.{own} ({type(inner).__name__}) is in {norms[id(inner)]}, too, and has "
                     "one running mean and variance; make two of it, or one part of both"

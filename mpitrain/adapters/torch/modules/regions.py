@@ -1,0 +1,113 @@
+"""Regions of a torch module that ranks share: each has a part, and they communicate at the edges.
+
+A share is a copy of the module's structure in which some parts call other code.  The parameters
+stay the module's own; a call of the copy is given this rank's parts of them.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+
+from mpitrain.group import TensorGroup, cut
+
+
+class AgreedFault(RuntimeError):
+    """Another rank has seen a fault in a trial, and all know it."""
+
+
+class Region:
+    """Ranks that share a module; here a single one, which communicates with nobody.
+
+    Attributes:
+        group: the ranks.
+        xp: namespace of their arrays in this pass.
+        counts: whether the samples of this pass count, rather than stand for none.
+        is_apart: whether nothing is sent, as while each rank examines its part by itself.
+        is_trial: whether all ranks try the module, and agree about faults.
+    """
+
+    def __init__(self, group: TensorGroup) -> None:
+        self.group = group
+        self.xp: ModuleType = np
+        self.counts, self.is_apart, self.is_trial = True, False, False
+
+    def begin(self, *_: Any) -> None:
+        """Forget an earlier pass."""
+
+    @contextmanager
+    def being(self, **flags: bool) -> Iterator[None]:
+        """These attributes have these values within this block."""
+        before = {name: getattr(self, name) for name in flags}
+        vars(self).update(flags)
+        try:
+            yield
+        finally:
+            vars(self).update(before)
+
+    def agree(self, fault: str) -> bool:
+        """Whether a rank has a fault; collective."""
+        return bool(self.group.sum(np.array([bool(fault)], int))[0])
+
+    def check(self) -> None:
+        """In a trial, stop before a message that a rank with a fault does not come to."""
+        if self.is_trial and self.agree(""):
+            raise AgreedFault("another rank has seen a fault in it")
+
+    def copy_of(self, module: nn.Module) -> nn.Module:
+        """The structure of a module, with the module's own parameters, for a share in this region.
+
+        A pass of it begins anew here.
+        """
+        values = [*module.parameters(), *module.buffers()]
+        copied = deepcopy(module, {id(one): one for one in values})
+        copied.register_forward_pre_hook(self.begin)
+        copied.register_forward_hook(self.begin)
+        return copied
+
+
+class Axis(NamedTuple):
+    """Axis along which a parameter is cut, and the number of equal runs along it."""
+
+    number: int
+    blocks: int = 1
+
+
+@dataclass(frozen=True)
+class Share:
+    """A rank's share of a module.
+
+    Attributes:
+        module: the module, or a copy of its structure.
+        region: the ranks, and their messages.
+        axes: axes of the parameters that are cut, by name.
+        owners: ranks of the parameters that lie whole on one rank, by name.
+        stacked: parameters and buffers of which axis 0 counts experts.
+        served: parameters whose gradients follow from the samples of other ranks, too.
+        refusal: a text with ``{name}`` of the module and the ``{fault}`` for which it is refused.
+    """
+
+    module: nn.Module
+    region: Region
+    axes: Mapping[str, Axis] = field(default_factory=dict)
+    owners: Mapping[str, int] = field(default_factory=dict)
+    stacked: frozenset[str] = frozenset()
+    served: frozenset[str] = frozenset()
+    refusal: str = ""
+
+    def part(self, name: str, whole: torch.Tensor) -> torch.Tensor:
+        """This rank's part of a whole parameter or buffer."""
+        group = self.region.group
+        if name in self.axes:
+            axis, blocks = self.axes[name]
+            found: torch.Tensor = cut(whole, axis, group.share(whole.shape[axis] // blocks), blocks)
+            return found
+        if name in self.stacked:
+            return whole[group.share(len(whole))]
+        return whole if self.owners.get(name, group.rank) == group.rank else whole[:0]
