@@ -30,23 +30,17 @@ from mpitrain.fields import as_given
 _IN_FLOAT64, _OTHERWISE = 1e-9, 1e-3
 
 
-class _Together(NamedTuple):
-    """A value for samples beside copies of another one, and what the values of both make of it.
+class _Difference(NamedTuple):
+    """A value for samples beside copies of another one that is not what the values of both make.
 
     Attributes:
-        whole, expected, slack: these two, and their rounding.
         name: ``"mean"``, ``"sum"`` or ``"count"``.
+        whole, expected: these two.
     """
 
+    name: str
     whole: float
     expected: float
-    slack: float
-    name: str
-
-    @property
-    def is_equal(self) -> bool:
-        """Whether only rounding differs, or nothing can be said as numbers are too large."""
-        return isinf(self.whole) or abs(self.whole - self.expected) <= self.slack
 
 
 class Sample(NamedTuple):
@@ -88,87 +82,88 @@ class EqualWeights:
     @torch.no_grad()
     def compare(self, outputs: Tensors, labels: Tensors, result: Reduced) -> None:
         """Check a micro-batch, for which the function gives this ``result``."""
-        found = _numbers(result)
+        own, found = Sample(outputs, labels), _numbers(result)
         if self.fault is not None or not all(map(isfinite, found)):
             return
         try:
-            self.fault = self._seen(outputs, labels, found, getattr(result.total, "dtype", None))
+            wrong = self._difference(own, found, getattr(result.total, "dtype", None))
+            self.fault = None if wrong is None else self._fault(wrong, own, found[0])
         except MISFITS as error:
             self.fault = ConfigError(
                 f"{self._what} cannot take some number of samples ({one_line(error)}); it must "
                 "take any, as layouts have micro-batches of any size"
             )
 
-    def _seen(
-        self, outputs: Tensors, labels: Tensors, found: Sequence[float], kind: Any
-    ) -> ValueError | None:
-        other = self._furthest(outputs, labels, found[0])
+    def _difference(self, own: Sample, found: Sequence[float], kind: Any) -> _Difference | None:
+        """The difference of a micro-batch from a mean or sums, which more digits do not remove."""
+        other = self._furthest(own, found[0])
         least = torch.finfo(kind if kind in FLOATS else torch.float32).eps
-        wrong = self._wrong(Sample(outputs, labels), other, found, 64 * least)
+        wrong = self._beside(own, other, found, 64 * least)
         if wrong is None:
             return None
         try:
             with Wide():
-                own, wide = (_as_wide_sample(one) for one in (Sample(outputs, labels), other))
-                wrong = self._wrong(own, wide, self._values(*own), _IN_FLOAT64)
+                wide, other_wide = map(_as_wide_sample, (own, other))
+                return self._beside(wide, other_wide, self._values(wide), _IN_FLOAT64)
         except MISFITS:  # the function cannot compute in float64
-            wrong = self._wrong(Sample(outputs, labels), other, found, _OTHERWISE)
-        if wrong is None:
-            return None
-        again = self._values(outputs, labels)[0]
-        if not isclose(again, found[0], rel_tol=1e-5):
+            return self._beside(own, other, found, _OTHERWISE)
+
+    def _fault(self, wrong: _Difference, own: Sample, found: float) -> ConfigError:
+        """The sentence about a difference."""
+        again, twice = self._values(own)[0], 2 * length(own.labels)
+        if not isclose(again, found, rel_tol=1e-5):
             return ConfigError(
-                f"{self._what} gives {again:.6g} and {found[0]:.6g} for the same {length(labels)} "
+                f"{self._what} gives {again:.6g} and {found:.6g} for the same {length(own.labels)} "
                 "samples, as it draws random numbers or keeps something; it must follow from "
                 "outputs and labels alone"
             )
         if wrong.name != "mean":
             return ConfigError(
-                f"{self._what} gives {wrong.whole:.6g} as the {wrong.name} of {2 * length(labels)} "
-                f"samples, and {wrong.expected:.6g} for parts of them together; it must add up, or "
-                "it is another one in every layout: compare no sample with others of its batch, "
-                "and give a sum, no mean"
+                f"{self._what} gives {wrong.whole:.6g} as the {wrong.name} of {twice} samples, and "
+                f"{wrong.expected:.6g} for parts of them together; it must add up, or it is "
+                "another one in every layout: compare no sample with others of its batch, and give "
+                "a sum, no mean"
             )
         return ConfigError(
-            f"{self._what} of {2 * length(labels)} samples is {wrong.whole:.6g}, and the mean over "
-            f"them {wrong.expected:.6g}; a single number must be a mean over samples with equal "
+            f"{self._what} of {twice} samples is {wrong.whole:.6g}, and the mean over them "
+            f"{wrong.expected:.6g}; a single number must be a mean over samples with equal "
             "weights, or it is another one in every layout: return (sum, count), the sum of what "
             "counts (labels that are not left out, weights) and its number"
         )
 
-    def _values(self, outputs: Tensors, labels: Tensors) -> tuple[float, ...]:
+    def _values(self, own: Sample) -> tuple[float, ...]:
         """A mean, or a sum and a count."""
-        return _numbers(Reductions().of(self._function, as_given(outputs), as_given(labels)))
+        return _numbers(Reductions().of(self._function, *map(as_given, own)))
 
-    def _wrong(
+    def _beside(
         self, own: Sample, other: Sample, found: Sequence[float], rounding: float
-    ) -> _Together | None:
+    ) -> _Difference | None:
         """The first difference of samples, which give ``found``, beside copies of another one."""
-        alone, count = self._values(*other), length(own.labels)
-        both = [beside(part, one, count) for part, one in zip(own, other, strict=True)]
-        wholes = self._values(both[0], both[1])
+        alone, count = self._values(other), length(own.labels)
+        both = Sample(*(beside(part, one, count) for part, one in zip(own, other, strict=True)))
         # The mean of two means of equal weights, or the sum of two sums.
         names, times, parts = (["mean"], 1, 2) if len(found) == 1 else (["sum", "count"], count, 1)
-        every = (
-            _Together(whole, (a + times * b) / parts, rounding * max(abs(a), times * abs(b)), name)
-            for whole, a, b, name in zip(wholes, found, alone, names, strict=True)
-        )
-        return next((one for one in every if not one.is_equal), None)
+        for name, whole, a, b in zip(names, self._values(both), found, alone, strict=True):
+            expected, most = (a + times * b) / parts, max(abs(a), times * abs(b))
+            # Nothing can be said about numbers that are too large.
+            if not (isinf(whole) or abs(whole - expected) <= rounding * most):
+                return _Difference(name, whole, expected)
+        return None
 
-    def _furthest(self, outputs: Tensors, labels: Tensors, found: float) -> Sample:
+    def _furthest(self, own: Sample, found: float) -> Sample:
         """The kept sample whose value is furthest from ``found``, in the types of these samples."""
 
-        def at(kept: Sample) -> float:
-            return self._values(*kept)[0]
+        def at(one: Sample) -> float:
+            return self._values(one)[0]
 
         kept = [
-            Sample(_like(one, outputs), _like(label, labels))
-            for one, label in self._kept
-            if _fits(one, outputs) and _fits(label, labels)  # padding gives them other sizes
+            Sample(*map(_like, one, own))
+            for one in self._kept
+            if all(map(_fits, one, own))  # padding gives them other sizes
         ]
         if self._keeps or not kept:
-            row, self._calls = self._calls * 7919 % length(labels), self._calls + 1
-            new = Sample(_copied(rows(outputs, row)), _copied(rows(labels, row)))
+            row, self._calls = self._calls * 7919 % length(own.labels), self._calls + 1
+            new = Sample(*(_copied(rows(parts, row)) for parts in own))
             kept.append(new)
             if self._keeps and isfinite(at(new)):
                 self._kept = [min(kept, key=at), max(kept, key=at)]
