@@ -103,9 +103,9 @@ class OwnSamples:
         what, found, draws = _sample(0), self.first(), False
         if self.collate is not None:
             with seeded(self.seed, 3):
-                before = _generators()
+                before = random_states()
                 found = self._batch(self.collate, what, [found])
-                draws = _generators() != before
+                draws = random_states() != before
         left_out = [
             f"{f'{key!r} of ' if key != '' else ''}the {of} ({type(part).__name__})"
             for of, value in zip(("input", "label"), self._pair(what, found), strict=True)
@@ -284,7 +284,7 @@ def _shown(value: Named) -> str:
     )
 
 
-def _generators() -> list[object]:
+def random_states() -> list[object]:
     """States of Python's, NumPy's and torch's generators."""
     torch: Any = sys.modules.get("torch")
     numpys: Any = np.random.get_state()

@@ -22,6 +22,11 @@ WritePlace = Callable[[], StreamPlace]
 #: An iterable of samples, or a function that returns one.
 Source = Iterable[Any] | Callable[[], Iterable[Any]]
 
+#: Attributes of a source that its stream has, too.
+_TAKEN_OVER = (
+    "set_epoch", "starting_at", "batch_sampler", "generator", "sampler", "dataset", "state_dict",
+    "load_state_dict",
+)  # fmt: skip
 _ONCE = (
     "it can be read once, and each epoch reads it; give an iterable that begins anew, or "
     "mpitrain.Stream(function, samples)"
@@ -47,16 +52,7 @@ class Stream:
         """
         self.source = source
         self._samples = samples
-        for name in (
-            "set_epoch",
-            "starting_at",
-            "batch_sampler",
-            "generator",
-            "sampler",
-            "dataset",
-            "state_dict",
-            "load_state_dict",
-        ):
+        for name in _TAKEN_OVER:
             if hasattr(source, name):
                 setattr(self, name, getattr(source, name))
         if starting_at is not None:

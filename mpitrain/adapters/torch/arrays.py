@@ -77,6 +77,14 @@ def tensors_of(
     }
 
 
+def named_tensors(module: torch.nn.Module, *, every: bool = False) -> dict[str, torch.Tensor]:
+    """Parameters and buffers of a module by name; with ``every``, under all of their names."""
+    return {
+        **dict(module.named_parameters(remove_duplicate=not every)),
+        **dict(module.named_buffers(remove_duplicate=not every)),
+    }
+
+
 def as_bytes(tensor: torch.Tensor) -> Array:
     """The bytes of a tensor of any type, layout and device, of shape (bytes,); a copy if need be.
 
@@ -89,6 +97,8 @@ def as_bytes(tensor: torch.Tensor) -> Array:
     return found
 
 
+#: Types of 16 bits, whose sums may overflow.
+NARROW = (torch.float16, torch.bfloat16)
 #: Copies of tensors on a device, by name, with the address and version of their origin.
 Moved = dict[str, tuple[tuple[int, int], torch.Tensor]]
 

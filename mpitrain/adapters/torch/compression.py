@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from collectives.codec import Dice
 from collectives.torch import NAME
 from collectives.torch.backend import backend_of
-from mpitrain.adapters.torch.arrays import as_array, as_tensor
+from mpitrain.adapters.torch.arrays import NARROW, as_array, as_tensor
 from mpitrain.compress import CodecError, parse
 from mpitrain.compress.dgc import DGC
 from mpitrain.config import Compress
@@ -24,8 +24,6 @@ from mpitrain.parallel.summation import Dense, Sum, Summand
 from mpitrain.training.build import compression
 
 _CODED = (torch.float32, torch.float64)
-#: Types that are widened to float32 to be coded.
-_NARROW = (torch.float16, torch.bfloat16)
 
 
 class Compression:
@@ -117,7 +115,7 @@ class Compression:
     def _sum(self, bucket: Any) -> None:
         buffer, index = bucket.buffer(), bucket.index()
         buffer.div_(self._comm.size)
-        is_narrow = buffer.dtype in _NARROW
+        is_narrow = buffer.dtype in NARROW  # widened to float32 to be coded
         if not (is_narrow or buffer.dtype in _CODED) or self._passes <= self._first:
             self._comm.Allreduce(MPI.IN_PLACE, as_array(buffer))
             return

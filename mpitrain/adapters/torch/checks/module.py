@@ -1,9 +1,7 @@
 """Check that a module is a function of its parameters and its input, and of nothing else."""
 
-import random
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
 
 import numpy as np
 import torch
@@ -17,6 +15,7 @@ from mpitrain.adapters.torch.modules.calls import UNKEYED, Call, Watched, change
 from mpitrain.adapters.torch.modules.drawing import Drawing
 from mpitrain.adapters.torch.modules.draws import DrawPlace
 from mpitrain.arrays import Shape
+from mpitrain.data.own import random_states
 
 _ALONE = (
     ": with its random numbers, it gives a sample another result, or none, when it is alone in its "
@@ -191,12 +190,12 @@ def examine(call: Call) -> None:
             watched.modes.add(training)
         else:
             watched.modes.discard(training)
-        generators = _others()
+        states = random_states()
         first, second = (here.of().tried() for _ in range(2))
         for inner, one in buffers.items():
             if not torch.equal(before[inner], one):
                 raise ImpureModule(f"{name}{changes(inner)}")
-        if generators != _others() or not alike(first, second):
+        if states != random_states() or not alike(first, second):
             raise ImpureModule(
                 f"{name} gives two results for one input: it draws random numbers that are not "
                 f"torch's, or keeps state that is no parameter; do without, {ELSEWHERE}"
@@ -208,12 +207,6 @@ def examine(call: Call) -> None:
                 f"that training would depend on the layout of the ranks; keep samples apart, "
                 f"{ELSEWHERE}"
             )
-
-
-def _others() -> tuple[object, ...]:
-    """States of Python's and NumPy's generators, which a module may draw from now and then."""
-    numpys: Any = np.random.get_state()
-    return random.getstate(), numpys[1].tobytes(), *numpys[2:]
 
 
 @torch.no_grad()

@@ -7,6 +7,7 @@ from torch import nn
 from torch.nn.utils.parametrizations import _SpectralNorm
 from torch.nn.utils.spectral_norm import SpectralNorm
 
+from mpitrain.adapters.torch.arrays import named_tensors
 from mpitrain.config import ConfigError
 
 ELSEWHERE = "or train it with torch's DistributedDataParallel in a loop of your own"
@@ -58,7 +59,7 @@ def refuse(name: str, module: nn.Module, training: bool) -> None:
             if is_refused(part):
                 what = f"{name}{inner and f'.{inner}'} ({type(part).__name__})"
                 raise ImpureModule(f"{what}: {why}")
-    for inner, tensor in [*module.named_parameters(), *module.named_buffers()]:
+    for inner, tensor in named_tensors(module).items():
         if nn.parameter.is_lazy(tensor) or tensor.device.type != "cpu":
             raise ImpureModule(
                 f"{name}.{inner} lies on {tensor.device}, or has no shape yet; layers of the "

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.nn.utils.stateless import _reparametrize_module
 
+from mpitrain.adapters.torch.arrays import named_tensors
 from mpitrain.fields import as_given, named
 
 Tensors = Mapping[str, torch.Tensor]
@@ -79,8 +80,8 @@ def having(
 
     torch's ``tie_weights`` would take a part of two names for two parts, and keep its values.
     """
-    own = [*module.named_parameters(), *module.named_buffers()]
-    given = {id(tensor): values[name] for name, tensor in own if name in values}
+    own = named_tensors(module)
+    given = {id(own[name]): value for name, value in values.items() if name in own}
     every = {
         f"{prefix}{prefix and '.'}{name}": given[id(tensor)]
         for prefix, part in module.named_modules()

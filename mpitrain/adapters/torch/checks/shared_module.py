@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from mpitrain.adapters.torch.arrays import named_tensors
 from mpitrain.adapters.torch.checks.module import learn, outcome
 from mpitrain.adapters.torch.checks.module_class import ImpureModule
 from mpitrain.adapters.torch.checks.probe import MISFITS, alike, close, one_line
@@ -21,7 +22,6 @@ class Comparison:
     def __init__(self, own: Share, call: Call, whole: Watched) -> None:
         """``call`` of the share has values of the type and on the device of training."""
         self._own = own
-        named = dict(whole.module.named_parameters())
         like = next((one for one in call.values.values() if one.requires_grad), None)
         like = next(iter(call.x.values())) if like is None else like
 
@@ -29,10 +29,10 @@ class Comparison:
             both = value.is_floating_point() and like.is_floating_point()
             return value.detach().to(like.device, like.dtype if both else value.dtype)
 
-        every = named | dict(whole.module.named_buffers())
+        every = named_tensors(whole.module)
         values = {name: like_given(value) for name, value in every.items()}
         parts = {name: own.part(name, value).clone() for name, value in values.items()}
-        self._trained = [name for name, p in named.items() if p.requires_grad]
+        self._trained = [n for n, p in whole.module.named_parameters() if p.requires_grad]
         self._calls = replace(call, values=parts), replace(call, watched=whole, values=values)
 
     def expect_same(self, *, training: bool) -> None:

@@ -9,7 +9,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from mpitrain.adapters.torch.arrays import Moved, as_array, as_tensors, moved, on_stream_of
+from mpitrain.adapters.torch.arrays import (
+    NARROW,
+    Moved,
+    as_array,
+    as_tensors,
+    moved,
+    named_tensors,
+    on_stream_of,
+)
 from mpitrain.adapters.torch.checks.means import EqualWeights, Sample, no_loss, shown
 from mpitrain.adapters.torch.checks.probe import MISFITS, Function, Tensors, one_line, rows
 from mpitrain.adapters.torch.functions.own_loss import COUNT, LOSS
@@ -43,7 +51,7 @@ class Following:
     def kept(self) -> dict[str, torch.Tensor]:
         if not isinstance(self._function, torch.nn.Module):
             return {}
-        return {**dict(self._function.named_buffers()), **dict(self._function.named_parameters())}
+        return named_tensors(self._function)
 
     def __call__(self, outputs: Any, labels: Any) -> Any:
         if not isinstance(outputs, dict) or COUNT not in outputs:
@@ -258,8 +266,7 @@ class TorchMetric(Judge):
 
 def _wide(parts: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Tensors of 16 bits in float32."""
-    narrow = (torch.bfloat16, torch.float16)
-    return {n: part.float() if part.dtype in narrow else part for n, part in parts.items()}
+    return {n: part.float() if part.dtype in NARROW else part for n, part in parts.items()}
 
 
 def _drawn(arrays: Mapping[str, Array], wide: torch.dtype, seed: int) -> dict[str, torch.Tensor]:

@@ -8,11 +8,10 @@ import torch
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from mpitrain.adapters.torch.arrays import NARROW
 from mpitrain.fields import named
 from mpitrain.objective import Reduction
 
-#: Types of 16 bits, whose sums may overflow.
-_NARROW = (torch.float16, torch.bfloat16)
 #: Losses of classes, whose means are over what counts: ``ignore_index`` and weights of classes.
 _OF_CLASSES = (F.cross_entropy, F.nll_loss)
 #: Losses of numbers, whose means are over the weights of these where they are given.
@@ -112,7 +111,7 @@ class Reductions(TorchFunctionMode):
             how: Reduction = "sum" if reduction == "sum" else "mean"
             reduced = Reduced(found, reduction=how, is_known=is_known)
         else:
-            narrow = args[0].dtype in _NARROW
+            narrow = args[0].dtype in NARROW
             each = function(*args, **given | {"reduction": "none" if narrow else "sum"})
             total = each.float().sum() if narrow else each
             found, reduced = total / count, Reduced(total, count, "count", is_known)
@@ -122,7 +121,7 @@ class Reductions(TorchFunctionMode):
     def _noted(self, function: Any, args: Any, given: Any, count: Any) -> torch.Tensor:
         """A mean within a module, of which its own loss may be made."""
         each = function(*args, **given | {"reduction": "none"})
-        if args[0].dtype in _NARROW:
+        if args[0].dtype in NARROW:
             each = each.float()
         if count is None:  # all numbers, or all samples with probabilities of all classes
             count = len(args[1]) if function in _OF_CLASSES else each.numel()

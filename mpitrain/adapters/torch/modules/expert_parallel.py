@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from mpitrain.adapters.torch.arrays import named_tensors
 from mpitrain.adapters.torch.modules.drawing import remembered
 from mpitrain.adapters.torch.modules.expert_names import HOW, caller_of, is_listed
 from mpitrain.adapters.torch.modules.expert_ways import Bank, ExpertRegion, tied
@@ -69,8 +70,8 @@ def expert_share(
                     owners |= {f"{name}.{number}.{own}": rank for own, _ in inside}
         else:
             bank = StackBank(region, name, part)
-            tensors = [*part.named_parameters(), *part.named_buffers()]
-            stacked |= {f"{name}.{own}" for own, one in tensors if one.shape[:1] == (bank.experts,)}
+            each = named_tensors(part).items()
+            stacked |= {f"{name}.{own}" for own, one in each if one.shape[:1] == (bank.experts,)}
     for caller, banks in callers.items():
         around = parts[caller]
         around.forward = partial(_around, banks, around.forward)

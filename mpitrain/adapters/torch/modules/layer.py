@@ -15,6 +15,7 @@ from mpitrain.adapters.torch.arrays import (
     as_bytes,
     as_tensor,
     moved,
+    named_tensors,
     on_stream_of,
     tensors_of,
 )
@@ -171,8 +172,7 @@ class TorchLayer(Layer):
 
     def brought(self) -> dict[str, Array]:
         """The bytes of parameters and buffers."""
-        named = [*self.module.named_parameters(), *self.module.named_buffers()]
-        return {name: as_bytes(tensor) for name, tensor in named}
+        return {name: as_bytes(tensor) for name, tensor in named_tensors(self.module).items()}
 
     def constants(self) -> dict[str, torch.Tensor]:
         """Frozen parameters and constant buffers of :attr:`whole`, under all of their names."""
@@ -231,8 +231,7 @@ class TorchLayer(Layer):
 
     def keep_types(self) -> None:
         """Compute with each parameter and buffer in the type that it has in the module."""
-        named = [*self.module.named_parameters(), *self.module.named_buffers()]
-        self._types = {name: one.dtype for name, one in named}
+        self._types = {name: one.dtype for name, one in named_tensors(self.module).items()}
         kinds = [kind for kind in self._types.values() if kind.is_floating_point]
         self._watched.narrow = max(kinds, key=lambda kind: torch.finfo(kind).eps)
         self._watched.wide = torch.float64 if torch.float64 in kinds else torch.float32
@@ -283,7 +282,7 @@ class TorchLayer(Layer):
                 part.requires_grad_(part.is_floating_point())
             y = call(self._learn)
         watched.keep(context, xp)
-        saved = Pass(watched, given, own, y, call.again(), self._share.served)
+        saved = Pass(call, own, y, call.again(), self._share.served)
         if is_due(self._forwards) and not self._meets_others:
             expect_alone(call, call.as_tried(y), self._forwards % len(x))
         found = joined({name: as_array(part, xp) for name, part in y.items()})

@@ -8,7 +8,7 @@ import torch
 
 from mpitrain.adapters.torch.arrays import as_array, tensors_of
 from mpitrain.adapters.torch.checks.probe import Tensors
-from mpitrain.adapters.torch.modules.calls import Watched
+from mpitrain.adapters.torch.modules.calls import Call
 from mpitrain.arrays import Array, array_namespace
 from mpitrain.fields import fields, joined, partial, unused
 
@@ -17,16 +17,14 @@ class Pass(NamedTuple):
     """A forward pass, as its backward pass needs it.
 
     Attributes:
-        watched: the module.
-        x: the inputs, by name.
+        call: the call of the module.
         own: the parameters, by name.
         y: the outputs, by name.
         again: context of the backward pass, parts of which may go forward once more.
         served: parameters whose gradients follow from the samples of other ranks, too.
     """
 
-    watched: Watched
-    x: Tensors
+    call: Call
     own: Tensors
     y: Tensors
     again: AbstractContextManager[None]
@@ -38,7 +36,8 @@ class Pass(NamedTuple):
         None: the outputs do not follow from a parameter.
         """
         xp, counts, by, left_out = array_namespace(dy), len(dy) > 0, fields(dy), unused(dy)
-        inputs = {name: part for name, part in self.x.items() if part.requires_grad}
+        x = self.call.x
+        inputs = {name: part for name, part in x.items() if part.requires_grad}
         y = {n: part for n, part in self.y.items() if part.requires_grad and n not in left_out}
         wanted = [*inputs.values(), *self.own.values()]
         found: list[torch.Tensor | None] = [None] * len(wanted)
@@ -56,12 +55,12 @@ class Pass(NamedTuple):
         dx = joined(
             {
                 name: used[name] if name in used else xp.zeros(part.shape, as_array(part, xp).dtype)
-                for name, part in self.x.items()
+                for name, part in x.items()
             }
         )
-        left = self.x.keys() - used.keys()
+        left = x.keys() - used.keys()
         if xp is not np and y and left & inputs.keys():
-            self.watched.say(
+            self.call.watched.say(
                 ": the loss does not follow from its input, so that the layers before it stay as "
                 "they are, which the trainer can do on the CPU alone; leave them out, or set "
                 "run.device = 'cpu'"

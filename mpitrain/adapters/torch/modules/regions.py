@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from mpitrain.adapters.torch.arrays import named_tensors
 from mpitrain.group import TensorGroup, cut
 
 
@@ -65,8 +66,7 @@ class Region:
 
         A pass of it begins anew here.
         """
-        values = [*module.parameters(), *module.buffers()]
-        copied = deepcopy(module, {id(one): one for one in values})
+        copied = deepcopy(module, {id(one): one for one in named_tensors(module).values()})
         copied.register_forward_pre_hook(self.begin)
         copied.register_forward_hook(self.begin)
         return copied

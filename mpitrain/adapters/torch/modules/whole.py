@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from mpi4py import MPI
 
-from mpitrain.adapters.torch.arrays import as_tensor
+from mpitrain.adapters.torch.arrays import as_tensor, named_tensors
 from mpitrain.adapters.torch.checks.module_class import ImpureModule, moves
 from mpitrain.adapters.torch.checks.shared_memory import expect_apart
 from mpitrain.adapters.torch.modules.cutting import cut, has_hooks
@@ -157,8 +157,7 @@ def load_into(module: torch.nn.Module, parts: Parts) -> None:
 
 
 def _load_into(module: torch.nn.Module, parts: Parts) -> None:
-    every: dict[str, torch.Tensor] = dict(module.named_parameters(remove_duplicate=False))
-    every |= dict(module.named_buffers(remove_duplicate=False))
+    every = named_tensors(module, every=True)
     known = {name: _in_module(layer) for name, layer in parts.model.layers.items()}
 
     def expect_all() -> None:
