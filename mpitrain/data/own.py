@@ -1,9 +1,6 @@
 """A program's map-style data set: ``len(data)`` and ``data[i]``, as torch's are."""
 
-import random
-import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -13,6 +10,7 @@ from numpy.typing import DTypeLike
 from collectives.errors import words
 from mpitrain.arrays import Array, Shape, is_floating
 from mpitrain.data.dataset import DataError, Samples
+from mpitrain.data.generators import random_states, seeded
 from mpitrain.fields import joined, named
 
 #: Arrays of one sample by name (:mod:`mpitrain.fields`).
@@ -282,47 +280,3 @@ def _shown(value: Named) -> str:
     return ", ".join(
         f"{name and f'{name!r}: '}{kind} of shape {shape}" for name, kind, shape in _kinds(value)
     )
-
-
-def random_states() -> list[object]:
-    """States of Python's, NumPy's and torch's generators."""
-    torch: Any = sys.modules.get("torch")
-    numpys: Any = np.random.get_state()
-    torchs = torch.get_rng_state().numpy().tobytes() if torch else b""
-    return [random.getstate(), numpys[1].tobytes(), numpys[2:], torchs]
-
-
-@contextmanager
-def seeded(seed: int, *key: int) -> Iterator[None]:
-    """Context in which Python's, NumPy's and torch's generators are seeded by these numbers."""
-    words = np.random.SeedSequence(seed, spawn_key=key).generate_state(2)
-    before, numpy_before = random.getstate(), np.random.get_state()
-    torch: Any = sys.modules.get("torch")  # if the program uses it
-    torch_before = torch.get_rng_state() if torch else None
-    random.seed(int(words[0]))
-    np.random.seed(words)
-    if torch:
-        torch.default_generator.manual_seed(int(words[0]) << 32 | int(words[1]))
-    try:
-        yield
-    finally:
-        random.setstate(before)
-        np.random.set_state(numpy_before)
-        if torch:
-            torch.set_rng_state(torch_before)
-
-
-def begin_epoch(data: Any, epoch: int) -> None:
-    """Begin an epoch of a DataLoader, a sampler or a data set, and of those in it.
-
-    ``set_epoch`` is called, and generators are seeded, where they have them: each pass is then the
-    same in resumed runs and on all ranks.
-    """
-    torch: Any = sys.modules.get("torch")
-    if seed := getattr(getattr(data, "generator", None), "manual_seed", None):
-        seed(torch.initial_seed())
-    if hasattr(data, "set_epoch"):
-        data.set_epoch(epoch)
-    for inner in ("sampler", "batch_sampler", "dataset"):
-        if (own := getattr(data, inner, None)) is not None and own is not data:
-            begin_epoch(own, epoch)

@@ -9,7 +9,7 @@ import numpy as np
 from collectives.errors import words
 from mpitrain.arrays import Array
 from mpitrain.data.dataset import DataError
-from mpitrain.data.own import begin_epoch, seeded
+from mpitrain.data.generators import begin_epoch, seeded
 
 
 @dataclass(frozen=True)

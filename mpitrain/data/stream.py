@@ -12,7 +12,8 @@ from typing import Any, cast
 
 from collectives.errors import words
 from mpitrain.data.dataset import DataError
-from mpitrain.data.own import OwnSamples, begin_epoch, seeded
+from mpitrain.data.generators import begin_epoch, seeded
+from mpitrain.data.own import OwnSamples
 from mpitrain.data.places import StreamPlace, state_in, text_of
 
 #: Samples behind a state, by which it is tried.
@@ -137,7 +138,7 @@ class Streamed(OwnSamples):
     A pass reads and drops the samples between two wanted ones, unless the stream has
     ``starting_at(number)``, which returns an iterable from that sample on.  A smaller number begins
     a new pass.  Generators are seeded by the number of each sample, as for :class:`OwnSamples`; at
-    the beginning of a pass by the epoch (:func:`mpitrain.data.own.begin_epoch`).
+    the beginning of a pass by the epoch (:func:`mpitrain.data.generators.begin_epoch`).
 
     Attributes:
         cursor: position of the pass.

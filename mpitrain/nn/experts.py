@@ -162,7 +162,7 @@ class Dispatch:
         every = group.all(told)  # rows of each rank for each expert
         self.width = int(every[:, experts:].max(initial=0))
         own = group.share(experts)
-        self.asked: Array = every[:, own].any(axis=0)
+        self.asked = np.asarray(every[:, own].any(axis=0))
         here, counts_X = every[:, own].clip(0), counts_X.clip(0)
         self._group, self._algorithm = group, algorithm
         owners = [share(experts, rank, group.size) for rank in range(group.size)]

@@ -15,7 +15,7 @@ from mpitrain.adapters.torch.modules.calls import UNKEYED, Call, Watched, change
 from mpitrain.adapters.torch.modules.drawing import Drawing
 from mpitrain.adapters.torch.modules.draws import DrawPlace
 from mpitrain.arrays import Shape
-from mpitrain.data.own import random_states
+from mpitrain.data.generators import random_states
 
 _ALONE = (
     ": with its random numbers, it gives a sample another result, or none, when it is alone in its "
