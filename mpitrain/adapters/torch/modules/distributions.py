@@ -26,7 +26,7 @@ _OTHERS = frozenset({"bernoulli", "uniform", "rand", "randint", "random", "randp
 
 
 class Distributions:
-    """What torch's operators draw, from integers of 64 bits."""
+    """Results of torch's operators that draw, from integers of 64 bits."""
 
     def __init__(self, bits: Callable[[Shape], Array], *, loud: bool) -> None:
         """Take integers from ``bits``, which gives as many as a shape has, in one axis.

@@ -28,7 +28,7 @@ class ExpertRegion(Region):
     Attributes:
         algorithm: algorithm of the all-to-alls of rows.
         serves: whether this rank's experts run now, for rows of all ranks.
-        last: what the latest way of this pass has brought back.
+        last: results that came back on the latest way of this pass.
     """
 
     def __init__(self, group: TensorGroup, algorithm: str) -> None:
