@@ -28,6 +28,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
+from benchmarks import idle_group
 from benchmarks.words import bytes_in_words
 from collectives import Communicator
 from collectives.bench.report import environment
@@ -144,26 +145,37 @@ def _print_ratios(comm: MPI.Intracomm, rows: list[dict[str, Any]]) -> None:
 
 
 def _small_calls(comm: MPI.Intracomm, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Calls of 8 bytes; the threads of a group of Gloo's would run beside them."""
+    """Calls of 8 bytes; the threads of a group of Gloo's would run beside them.
+
+    torch's own functions take the time of a group that does nothing, so the backend's own time is
+    what is left without it and without mpi4py's call.
+    """
     rows = []
-    _print(comm, ["call", "ours, us", "async and wait, us", "mpi4py, us", "more", "more, async"])
+    _print(comm, ["call", *(f"{way}, us" for way in _SMALL_WAYS), "own", "own, async"])
     native = MPI.COMM_WORLD.Dup()
+    idle_group.register()
+    idle = dist.new_group(backend=idle_group.NAME)
     for collective in (*_COLLECTIVES, "reduce", "barrier"):
-        ways = {
-            "ours": _call(collective, 8, dist.group.WORLD, False),
-            "async": _call(collective, 8, dist.group.WORLD, True),
-            "mpi4py": _native(collective, 8, native),
-        }
+        calls = (
+            _call(collective, 8, dist.group.WORLD, False),
+            _call(collective, 8, dist.group.WORLD, True),
+            _native(collective, 8, native),
+            _call(collective, 8, idle, False),
+            _call(collective, 8, idle, True),
+        )
+        ways = dict(zip(_SMALL_WAYS, calls, strict=True))
         in_turns(comm, ways, _WARMUP, _MOST_CALLS)
         times = in_turns(comm, ways, options.repeats, _MOST_CALLS)
         rows.append({"call": collective, "bytes": 8, "times_s": times})
-        ours, later, theirs = (1e6 * median(seconds) for seconds in times.values())
-        us = (ours, later, theirs, ours - theirs, later - theirs)
+        us = [1e6 * median(seconds) for seconds in times.values()]
+        ours, later, theirs, torchs, torchs_later = us
+        us += [ours - theirs - torchs, later - theirs - torchs_later]
         _print(comm, [collective, *(f"{value:.1f}" for value in us)])
     native.Free()
     return rows
 
 
+_SMALL_WAYS = ("ours", "async and wait", "mpi4py", "torch alone", "torch alone, async")
 _COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
 
 

@@ -18,15 +18,14 @@ from collectives.torch.node_memory import GroupMemory
 from collectives.torch.order import DoneWork, JointWork, Order
 from collectives.torch.roots import Roots
 from collectives.torch.tensors import (
+    COPIED,
     SMALL,
     SUMMABLE,
     Joined,
     check_dense,
     dense,
-    items,
     memory,
-    overlap,
-    small,
+    small_pair,
 )
 
 Tensors = Sequence[torch.Tensor]
@@ -77,6 +76,7 @@ class Calls:
     def __init__(self, comm: Communicator, seconds: float, order: Order) -> None:
         super().__init__(comm.rank, comm.size)  # type: ignore[call-arg]  # of torch's class
         self.comm, self.order = comm, order
+        self._rank, self._size = comm.rank, comm.size  # which ask MPI each time
         self.watchdog = Watchdog(comm, seconds)
         self._history = self.watchdog.calls
         self._node_memory = GroupMemory(comm, order, self._history)
@@ -133,27 +133,23 @@ class Calls:
         self.order.now(self._history, (name, call, arguments))
         return _DONE
 
-    def _small_pair(
+    def _submit_pair(
         self,
         what: str,
         method: str,
         source: torch.Tensor,
         output: torch.Tensor,
         options: Any,
+        blocks: tuple[int, int],
         *op: MPI.Op,
     ) -> dist._Work | None:
-        """Submits a call from one small tensor to another, which may reduce; ``None``, and nothing
-        is done, if they are no usual ones, differ in dtype or overlap."""
-        types = SUMMABLE if op else None
-        if (
-            source.dtype is not output.dtype
-            or (sent := small(source, types)) is None
-            or (got := small(output, types)) is None
-            or overlap(source, output)
-        ):
+        """Submits a call from one small tensor to another, with so many blocks, which may reduce;
+        ``None``, and nothing is done, if they are no usual ones or do not fit."""
+        pair = small_pair(source, output, blocks, SUMMABLE if op else COPIED)
+        if pair is None:
             return None
-        given: Any = self.comm, sent, got, *op
-        return self._submit(what, [output], options, self._small[method], given, inputs=[source])
+        given: Any = self.comm, *pair, *op
+        return self._submit(what, [output], options, self._small[method], given, [source])
 
     def in_order(self, what: str, call: Callable[[], None], value: Any) -> dist._Work:
         """Runs a function that communicates on ``comm`` at its place among the collectives.
@@ -169,14 +165,10 @@ class Calls:
         return work
 
     def barrier(self, options: Any = None, opts: Any = None) -> dist._Work:
-        return self._submit("barrier", [], options or opts, self._meet)
-
-    def _meet(self) -> None:
-        """A barrier, which compares the roots of earlier calls if it is the MPI library's."""
-        if self._small["Barrier"] is MPI.Intracomm.Barrier:
-            self._roots.meet(self.comm)
-        else:
-            self.comm.Barrier()
+        """Compares the roots of earlier calls, too, if it is the MPI library's."""
+        barrier = self._small["Barrier"]
+        call = self._roots.meet if barrier is MPI.Intracomm.Barrier else barrier
+        return self._submit("barrier", [], options or opts, call, (self.comm,))
 
     def send(self, tensors: Tensors, to: int, tag: int = 0) -> dist._Work:
         check_dense(tensors)
@@ -219,11 +211,10 @@ def _recorded(shown: Any, call: Callable[..., None], *arguments: Any) -> None:
 
 
 def listed(tensors: Any) -> list[torch.Tensor]:
-    return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-
-
-def in_items(rows: list[int], tensor: torch.Tensor) -> list[int]:
-    """Items of so many rows, as the tensor's array counts them."""
-    total = tensor.size(0) if tensor.dim() else 0
-    row = items(tensor) // total if total else 0
-    return [count * row for count in rows]
+    return (
+        tensors
+        if type(tensors) is list
+        else [tensors]
+        if isinstance(tensors, torch.Tensor)
+        else list(tensors)
+    )

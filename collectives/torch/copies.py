@@ -6,8 +6,17 @@ import torch
 import torch.distributed as dist
 from mpi4py import MPI
 
-from collectives.torch.calls import Calls, Tensors, in_items, listed
-from collectives.torch.tensors import Joined, apart, check_dense, dense, memory, small
+from collectives.torch.calls import Calls, listed
+from collectives.torch.tensors import (
+    Joined,
+    apart,
+    check_dense,
+    check_parts,
+    check_whole,
+    dense,
+    memory,
+    small,
+)
 
 
 class Copies(Calls):
@@ -16,14 +25,14 @@ class Copies(Calls):
     def broadcast(self, tensors: Any, options: Any = None, **named: Any) -> dist._Work:
         tensors = listed(tensors)
         root = named.get("root", getattr(options, "rootRank", options))
-        if len(tensors) == 1 and (buffer := small(tensors[0])) is not None:
+        if (buffer := small(tensors)) is not None:
             bcast, given = self._small["Bcast"], (self.comm, buffer, root)
             return self._submit("broadcast", tensors, options, bcast, given, root=root)
         check_dense(tensors)
 
         def call() -> None:
             for tensor in tensors:
-                with Joined([tensor], reads=self.comm.rank == root) as whole:
+                with Joined([tensor], reads=self._rank == root) as whole:
                     self.comm.Bcast(memory(whole), root)
 
         return self._submit("broadcast", tensors, options, call, root=root)
@@ -33,12 +42,12 @@ class Copies(Calls):
         if isinstance(inputs, torch.Tensor):
             outputs, inputs = [outputs], [inputs]
         for parts, source in zip(outputs, inputs, strict=True):
-            self._check_parts("all_gather", parts, source, self.comm.rank)
+            check_parts("all_gather", parts, source, self._size, self._rank)
 
         def call() -> None:
             for parts, source in zip(outputs, inputs):
                 with Joined(parts, reads=False) as whole:
-                    sent, counts = memory(apart(source, whole)), _counts(parts, whole)
+                    sent, counts = memory(apart(source, whole)), [part.numel() for part in parts]
                     if len(set(counts)) == 1:
                         self.comm.Allgather(sent, memory(whole))
                     else:
@@ -49,34 +58,27 @@ class Copies(Calls):
     def allgather_coalesced(
         self, outputs: Any, inputs: Any, options: Any = None, **_: Any
     ) -> dist._Work:
-        if len(outputs) != self.comm.size or any(len(parts) != len(inputs) for parts in outputs):
+        if len(outputs) != self._size or any(len(parts) != len(inputs) for parts in outputs):
             raise ValueError("expected a list for each rank, with a tensor for each input")
         return self.allgather([list(parts) for parts in zip(*outputs)], inputs, options)
 
     def all_gather_single(
         self, output: torch.Tensor, source: torch.Tensor, options: Any = None
     ) -> dist._Work:
-        work = None
-        if source.numel() * self.comm.size == output.numel():
-            work = self._small_pair("all_gather_single", "Allgather", source, output, options)
+        how = "all_gather_single", "Allgather", source, output, options
+        work = self._submit_pair(*how, (1, self._size))
         return work or self.all_gather_single_coalesced([output], [source], options)
 
     def all_gather_single_coalesced(
         self, outputs: Any, inputs: Any, options: Any = None
     ) -> dist._Work:
         for output, source in zip(outputs, inputs, strict=True):
-            check_dense([output, source])
-            if source.numel() * self.comm.size != output.numel() or output.dtype != source.dtype:
-                raise ValueError(
-                    "output tensor size must be equal to world_size times input tensor size, got "
-                    f"{output.numel()} items of {output.dtype} and {source.numel()} of "
-                    f"{source.dtype} on {self.comm.size} ranks"
-                )
+            check_whole("all_gather_single", output, source, self._size)
 
         def call() -> None:
             for output, source in zip(outputs, inputs):
                 with Joined([output], reads=False) as whole:
-                    sent = _own_block(dense(source), whole, self.comm.rank)
+                    sent = _own_block(dense(source), whole, self._rank)
                     self._node_memory.comm(output.nbytes).Allgather(sent, memory(whole))
 
         return self._submit("all_gather_single", outputs, options, call, inputs=inputs)
@@ -84,9 +86,9 @@ class Copies(Calls):
     def gather(self, outputs: Any, inputs: Any, options: Any = None, **_: Any) -> dist._Work:
         (source,), root = listed(inputs), options.rootRank
         check_dense([source])
-        parts = outputs[0] if self.comm.rank == root else []
+        parts = outputs[0] if self._rank == root else []
         if parts:
-            self._check_parts("gather", parts, source)
+            check_parts("gather", parts, source, self._size)
 
         def call() -> None:
             if not parts:
@@ -100,9 +102,9 @@ class Copies(Calls):
     def scatter(self, outputs: Any, inputs: Any, options: Any = None, **_: Any) -> dist._Work:
         (output,), root = listed(outputs), options.rootRank
         check_dense([output])
-        parts = inputs[0] if self.comm.rank == root else []
+        parts = inputs[0] if self._rank == root else []
         if parts:
-            self._check_parts("scatter", parts, output)
+            check_parts("scatter", parts, output, self._size)
 
         def call() -> None:
             with Joined([output], reads=False) as whole:
@@ -120,21 +122,19 @@ class Copies(Calls):
         options: Any = None,
         **_: Any,
     ) -> dist._Work:
-        shape = source.shape
-        is_even = not input_splits and not output_splits and shape == output.shape
-        if is_even and shape and shape[0] % self.comm.size == 0:
-            work = self._small_pair("all_to_all_single", "Alltoall", source, output, options)
-            if work is not None:
+        shape, size = source.shape, self._size
+        is_even = not (input_splits or output_splits) and shape == output.shape
+        if is_even and shape and shape[0] % size == 0:
+            how = "all_to_all_single", "Alltoall", source, output, options
+            if (work := self._submit_pair(*how, (size, size))) is not None:
                 return work
         check_dense([output, source])
-        splits = (source, input_splits), (output, output_splits)
-        sent_counts, received_counts = (self._rows(*split) for split in splits)
-        sent_items = in_items(sent_counts, source)
-        received_items = in_items(received_counts, output)
-        if sent_items[self.comm.rank] != received_items[self.comm.rank]:
+        sent_items = self._items("input", source, input_splits)
+        received_items = self._items("output", output, output_splits)
+        if sent_items[self._rank] != received_items[self._rank]:
             raise ValueError(
-                f"the block of this rank for itself does not fit: rows {sent_counts} of an input "
-                f"{tuple(source.shape)}, and {received_counts} of an output {tuple(output.shape)}"
+                f"the block of this rank for itself does not fit: {sent_items} items of an input "
+                f"{tuple(source.shape)}, and {received_items} of an output {tuple(output.shape)}"
             )
 
         def call() -> None:
@@ -149,67 +149,39 @@ class Copies(Calls):
 
     def alltoall(self, outputs: Any, inputs: Any, options: Any = None, **_: Any) -> dist._Work:
         """Every pair of ranks may exchange another number of items."""
-        check_dense([*outputs, *inputs])
-        for tensors in (outputs, inputs):
-            if len(tensors) != self.comm.size or len({t.dtype for t in tensors}) > 1:
-                raise ValueError(f"expected {self.comm.size} tensors of one dtype, one a rank")
-        _check_items("all_to_all", inputs[self.comm.rank], [outputs[self.comm.rank]])
+        size, rank = self._size, self._rank
+        counts = [[tensor.numel() for tensor in tensors] for tensors in (inputs, outputs)]
+        if len(inputs) != size:
+            raise ValueError(f"all_to_all takes {size} tensors, one a rank, got {len(inputs)}")
+        check_parts("all_to_all", outputs, inputs[rank], size, rank)
+        check_parts("all_to_all", inputs, outputs[rank], size, rank)
 
         def call() -> None:
             with Joined(outputs, reads=False) as whole:
                 source = apart(Joined(inputs, reads=True).whole, whole)
-                sent = [memory(source), _counts(inputs, source)]
-                self.comm.Alltoallv(sent, [memory(whole), _counts(outputs, whole)])
+                self.comm.Alltoallv([memory(source), counts[0]], [memory(whole), counts[1]])
 
         return self._submit("all_to_all", outputs, options, call, inputs=inputs)
 
-    def _check_parts(
-        self, what: str, parts: Tensors, one: torch.Tensor, of: int | None = None
-    ) -> None:
-        """Checks that a list has a tensor for each rank, and that they, or the one ``of`` a rank,
-        have as many items as this rank's."""
-        check_dense([*parts, one])
-        if len(parts) != self.comm.size or {part.dtype for part in parts} != {one.dtype}:
+    def _items(self, which: str, tensor: torch.Tensor, splits: list[int]) -> list[int]:
+        """Items of each rank's block of rows of a tensor."""
+        rows, size = tensor.size(0) if tensor.dim() else 0, self._size
+        if not splits and rows % size:
             raise ValueError(
-                f"{what} takes {self.comm.size} tensors of {one.dtype}, one a rank, got "
-                f"{len(parts)} of {', '.join(sorted({str(part.dtype) for part in parts}))}"
+                f"Tensor's dim 0 does not divide equally across group size: {rows} rows of the "
+                f"{which}, {size} ranks"
             )
-        _check_items(what, one, parts if of is None else [parts[of]])
-
-    def _rows(self, tensor: torch.Tensor, splits: list[int]) -> list[int]:
-        """Rows of each rank's block of a tensor."""
-        rows = tensor.size(0) if tensor.dim() else 0
-        if not splits:
-            if rows % self.comm.size:
-                raise ValueError(
-                    f"Tensor's dim 0 does not divide equally across group size: {rows} rows, "
-                    f"{self.comm.size} ranks"
-                )
-            return [rows // self.comm.size] * self.comm.size
-        if len(splits) != self.comm.size or sum(splits) != rows:
+        blocks = splits or [rows // size] * size
+        if len(blocks) != size or sum(blocks) != rows:
             raise ValueError(
-                f"expected {self.comm.size} sizes of blocks that make {rows} rows together, "
-                f"got {splits}"
+                f"expected {size} sizes of blocks that make {rows} rows of the {which} together, "
+                f"got {blocks}"
             )
-        return list(splits)
+        return [block * tensor.numel() // max(1, rows) for block in blocks]
 
     _allgather_base = all_gather_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced
     alltoall_base = all_to_all_single
-
-
-def _check_items(what: str, own: torch.Tensor, parts: Tensors) -> None:
-    """Checks that these tensors have as many items as this rank's own one."""
-    if {part.numel() for part in parts} != {own.numel()}:
-        raise ValueError(
-            f"{what} of {own.numel()} items of this rank does not fit tensors of "
-            f"{[part.numel() for part in parts]} items"
-        )
-
-
-def _counts(parts: Tensors, whole: torch.Tensor) -> list[int]:
-    """Items of each part, as its array counts them."""
-    return [len(memory(whole)) * part.numel() // max(1, whole.numel()) for part in parts]
 
 
 def _own_block(source: torch.Tensor, output: torch.Tensor, rank: int) -> Any:

@@ -2,20 +2,19 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from operator import attrgetter
 from typing import Any
 
 import torch
+
+#: Whether collectives can read a tensor's memory where it lies; in C, as each small call asks.
+is_on_host: Callable[[torch.Tensor], bool] = attrgetter("is_cpu")
 
 
 def device_types() -> list[str]:
     """Types of the devices whose tensors the backend takes: the CPU, and what torch is made for."""
     gpu = torch.accelerator.current_accelerator()
     return ["cpu"] if gpu is None else ["cpu", gpu.type]
-
-
-def is_on_host(tensor: torch.Tensor) -> bool:
-    """Whether collectives can read a tensor's memory where it lies."""
-    return tensor.is_cpu
 
 
 def empty_on_host(items: int, dtype: torch.dtype, *, pinned: bool) -> torch.Tensor:

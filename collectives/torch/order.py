@@ -5,6 +5,7 @@ import sys
 import threading
 from collections.abc import Callable
 from datetime import timedelta
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -23,6 +24,8 @@ NO_TIMEOUT = timedelta(milliseconds=-1)
 _SWITCH_SECONDS = 1e-4
 #: Seconds between two looks for calls that nobody waits for, and looks before the thread sleeps.
 _LOOK_SECONDS, _LOOKS = 1e-4, 10
+#: Seconds between two looks of a caller at whether another thread has run its call.
+_TURN_SECONDS = 5e-4
 
 
 def future_of(value: Any) -> Future[Any]:
@@ -189,24 +192,22 @@ class Order:
     @property
     def is_in_background(self) -> bool:
         """Whether the group's thread asks."""
-        return self._thread is not None and self._thread.ident == threading.get_ident()
+        return self._thread is not None and self._thread.ident == get_ident()
 
     def now(self, history: History, call: Call) -> None:
         """Runs a call after those that came before, and records it."""
-        me = threading.get_ident()
+        me = get_ident()
         if self._runner == me:
             history.record(*call)
             return
-        while True:
-            with self.runs:
-                if not self.calls:
-                    self._runner = me
-                    try:
-                        history.record(*call)
-                    finally:
-                        self._runner = None
-                    return
+        with self.runs:
+            while self.calls:
                 self._run_first()
+            self._runner = me
+            try:
+                history.record(*call)
+            finally:
+                self._runner = None
 
     def later(self, history: History, call: Call, value: Any, inputs: Any = None) -> CollectiveWork:
         """Lets the group's thread run a call, unless somebody waits for it earlier.
@@ -216,7 +217,7 @@ class Order:
             inputs: tensors that live as long as the call.
         """
         work = CollectiveWork(self, history, call, value, inputs)
-        if self._runner == threading.get_ident():
+        if self._runner == get_ident():
             work.run()
             return work
         self.calls.append(work)
@@ -232,14 +233,19 @@ class Order:
 
     def help(self, work: CollectiveWork) -> None:
         """Runs calls until this one has ended."""
-        if self._runner == threading.get_ident():  # a callback, which holds the lock, waits
+        if self._runner == get_ident():  # a callback, which holds the lock, waits
             while not work.is_done:
                 self.calls.popleft().run()
             return
         while not work.is_done:
-            with self.runs:
-                if not work.is_done and self.calls:
-                    self._run_first()
+            # Whoever holds the lock may have run this call and be in the next one, which may need
+            # what the caller does next.
+            if self.runs.acquire(timeout=_TURN_SECONDS):
+                try:
+                    if not work.is_done and self.calls:
+                        self._run_first()
+                finally:
+                    self.runs.release()
 
     def catch_up(self) -> None:
         """Runs what is left."""
@@ -250,7 +256,7 @@ class Order:
 
     def before_message(self) -> None:
         """Runs what a thread would run while the caller waits for a message."""
-        if not self.has_thread and self._runner != threading.get_ident():
+        if not self.has_thread and self._runner != get_ident():
             self.catch_up()
 
     def close(self) -> None:
@@ -264,7 +270,7 @@ class Order:
 
     def _run_first(self) -> None:
         """Runs the first call and the callbacks of its future, with the lock held."""
-        self._runner = threading.get_ident()
+        self._runner = get_ident()
         try:
             self.calls.popleft().run()
         finally:

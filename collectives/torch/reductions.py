@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from mpi4py import MPI
 
-from collectives.torch.calls import Calls, Tensors, in_items, listed
+from collectives.torch.calls import Calls, Tensors, listed
 from collectives.torch.devices import is_on_host
 from collectives.torch.node_memory import is_called_by_reducer
 from collectives.torch.reduce_op import PLAIN_OPS, Reduction, reduction
@@ -16,6 +16,8 @@ from collectives.torch.tensors import (
     Joined,
     apart,
     check_dense,
+    check_parts,
+    check_whole,
     dense,
     memory,
     small,
@@ -26,41 +28,31 @@ class Reductions(Calls):
     """The operations that add, multiply or compare the ranks' tensors."""
 
     def allreduce(self, tensors: Any, options: Any = None, **_: Any) -> dist._Work:
-        tensors = listed(tensors)
-        if (
-            len(tensors) == 1
-            and (op := _plain_op(options)) is not None
-            and (buffer := small(tensors[0], SUMMABLE)) is not None
-        ):
+        tensors, op = listed(tensors), _plain_op(options)
+        if op is not None and (buffer := small(tensors, SUMMABLE)) is not None:
             given: Any = self.comm, MPI.IN_PLACE, buffer, op
             return self._submit("all_reduce", tensors, options, self._small["Allreduce"], given)
         if torch.sparse_coo in [tensor.layout for tensor in tensors]:
             return self.allreduce_sparse(tensors, options)
-        check_dense(tensors)
-        op = _op(options)
-        how = [reduction(op, tensor.dtype) for tensor in tensors]
-        is_bucket = is_on_host(tensors[0]) and tensors[0].nbytes > SMALL and is_called_by_reducer()
-
-        def call() -> None:
-            for tensor, one in zip(tensors, how):
-                with Joined([tensor], reads=True) as whole:
-                    self._sum(whole, one, is_bucket)
-
-        return self._submit("all_reduce", tensors, options, call)
+        return self._allreduce("all_reduce", tensors, options)
 
     def allreduce_coalesced(self, tensors: Any, options: Any = None, **_: Any) -> dist._Work:
+        return self._allreduce("all_reduce_coalesced", listed(tensors), options)
+
+    def _allreduce(self, what: str, tensors: Tensors, options: Any) -> dist._Work:
         """One sum over all tensors of a dtype."""
-        tensors = listed(tensors)
         check_dense(tensors)
         op = _op(options)
         dtypes = {tensor.dtype: reduction(op, tensor.dtype) for tensor in tensors}
+        is_large = len(tensors) == 1 and is_on_host(tensors[0]) and tensors[0].nbytes > SMALL
+        is_bucket = is_large and is_called_by_reducer()
 
         def call() -> None:
             for dtype, how in dtypes.items():
                 with Joined([t for t in tensors if t.dtype == dtype], reads=True) as whole:
-                    self._sum(whole, how)
+                    self._sum(whole, how, is_bucket)
 
-        return self._submit("all_reduce_coalesced", tensors, options, call)
+        return self._submit(what, tensors, options, call)
 
     def allreduce_sparse(self, tensors: Any, options: Any = None) -> dist._Work:
         """Sums of sparse tensors in COO format; the ranks' indices may differ."""
@@ -76,34 +68,29 @@ class Reductions(Calls):
 
         def call() -> None:
             for tensor, one in zip(tensors, how):
-                total = self._sparse_sum(tensor.detach().coalesce())
+                total = self._sparse_sum(tensor.detach().to(one.wide or tensor.dtype).coalesce())
                 if one.mean:
-                    one.divide(total.values(), self.comm.size, total.values())
+                    one.divide(total.values(), self._size, total.values())
                 tensor.copy_(total.to(tensor.device))
 
         return self._submit("sparse_all_reduce", tensors, options, call)
 
     def reduce(self, tensors: Any, options: Any = None, **_: Any) -> dist._Work:
-        tensors = listed(tensors)
-        root, is_root = options.rootRank, options.rootRank == self.comm.rank
-        if (
-            len(tensors) == 1
-            and (plain := _plain_op(options)) is not None
-            and (buffer := small(tensors[0], SUMMABLE)) is not None
-        ):
-            given: Any = self.comm, *_of_reduce(buffer, is_root), plain, root
+        tensors, root, op = listed(tensors), options.rootRank, _plain_op(options)
+        is_root = root == self._rank
+        if op is not None and (buffer := small(tensors, SUMMABLE)) is not None:
+            given: Any = self.comm, *_of_reduce(buffer, is_root), op, root
             return self._submit("reduce", tensors, options, self._small["Reduce"], given, root=root)
         check_dense(tensors)
         how = [reduction(_op(options), tensor.dtype) for tensor in tensors]
 
         def call() -> None:
             for tensor, one in zip(tensors, how):
-                flat = Joined([tensor], reads=True)
-                part = _widened(flat.whole, one)
-                self.comm.Reduce(*_of_reduce(memory(part), is_root), one.op, root)
-                if is_root:
-                    self._finish(flat.whole, part, one)
-                    flat.write_back()
+                with Joined([tensor], reads=True) as whole:
+                    part = _widened(whole, one)
+                    self.comm.Reduce(*_of_reduce(memory(part), is_root), one.op, root)
+                    if is_root:
+                        self._finish(whole, part, one)
 
         return self._submit("reduce", tensors, options, call, root=root)
 
@@ -113,9 +100,7 @@ class Reductions(Calls):
         """Blocks may be unequal."""
         output = listed(outputs)[0]
         parts = inputs[0] if isinstance(inputs[0], list | tuple) else inputs
-        if len(parts) != self.comm.size:
-            raise ValueError(f"expected {self.comm.size} inputs, one a rank, got {len(parts)}")
-        self._check_reduced(parts, output, parts[self.comm.rank].numel())
+        check_parts("reduce_scatter", parts, output, self._size, self._rank)
         how, counts = reduction(_op(options), output.dtype), [part.numel() for part in parts]
 
         def call() -> None:
@@ -126,9 +111,10 @@ class Reductions(Calls):
     def reduce_scatter_single(
         self, output: torch.Tensor, source: torch.Tensor, options: Any = None
     ) -> dist._Work:
-        op, work, what = _plain_op(options), None, ("reduce_scatter_single", "Reduce_scatter_block")
-        if op is not None and output.numel() * self.comm.size == source.numel():
-            work = self._small_pair(*what, source, output, options, op)
+        op, work = _plain_op(options), None
+        if op is not None:
+            how = "reduce_scatter_single", "Reduce_scatter_block", source, output, options
+            work = self._submit_pair(*how, (self._size, 1), op)
         return work or self.reduce_scatter_single_coalesced([output], [source], options)
 
     def reduce_scatter_single_coalesced(
@@ -136,12 +122,7 @@ class Reductions(Calls):
     ) -> dist._Work:
         how = [reduction(_op(options), output.dtype) for output in outputs]
         for output, source in zip(outputs, inputs, strict=True):
-            if source.numel() != output.numel() * self.comm.size:
-                raise ValueError(
-                    "input tensor must be the same size as output tensor times world size, got "
-                    f"{source.numel()} and {output.numel()} items on {self.comm.size} ranks"
-                )
-            self._check_reduced([source], output, output.numel())
+            check_whole("reduce_scatter_single", source, output, self._size)
 
         def call() -> None:
             for output, source, one in zip(outputs, inputs, how):
@@ -149,42 +130,46 @@ class Reductions(Calls):
 
         return self._submit("reduce_scatter_single", outputs, options, call, inputs=inputs)
 
-    def _check_reduced(self, parts: Tensors, output: torch.Tensor, items: int) -> None:
-        check_dense([*parts, output])
-        if output.numel() != items or any(part.dtype != output.dtype for part in parts):
-            raise ValueError(
-                f"expected an output of {items} items of {parts[0].dtype}, as the inputs have, "
-                f"got {output.numel()} of {output.dtype}"
-            )
-
     def _reduce_scatter(
         self, output: torch.Tensor, source: torch.Tensor, how: Reduction, counts: list[int] | None
     ) -> None:
-        target = Joined([output], reads=False)
-        whole, node = target.whole.view(-1), self._node_memory
-        source = apart(source, whole)  # an output may be a block of its input
-        if counts is not None and len(set(counts)) > 1:
-            part = torch.empty(whole.numel(), dtype=how.wide or whole.dtype)
-            self.comm.Reduce_scatter(memory(_widened(source, how)), memory(part), counts, how.op)
-            self._finish(whole, part, how)
-        elif how.wide is None:
-            comm, part = node.comm(source.nbytes), whole
-            if comm is not self.comm:  # where the results lie in shared memory, too, it is faster
-                part = node.shared(whole)
-            comm.Reduce_scatter_block(memory(_widened(source, how)), memory(part), how.op)
-            self._finish(whole, part, how)
-        else:
-            rows = source.view(self.comm.size, -1)
-            room = node.room(source.numel() + whole.numel(), how.wide)
-            items = room.numel() // (self.comm.size + 1)
-            for block, result in zip(rows.split(items, 1), whole.split(items)):
-                end = block.numel() + result.numel()
-                wide, part = room[: block.numel()], room[block.numel() : end]
-                wide.view(block.shape).copy_(block)
-                comm = node.comm(wide.nbytes)
-                comm.Reduce_scatter_block(_multiplied(wide, how), memory(part), how.op)
-                self._finish(result, part, how)
-        target.write_back()
+        with Joined([output], reads=False) as target:
+            whole = target.view(-1)
+            source = apart(source, whole)  # an output may be a block of its input
+            if counts is not None and len(set(counts)) > 1:
+                part = torch.empty(whole.numel(), dtype=how.wide or whole.dtype)
+                wide = memory(_widened(source, how))
+                self.comm.Reduce_scatter(wide, memory(part), counts, how.op)
+                self._finish(whole, part, how)
+            elif how.wide is None:
+                self._reduce_scatter_blocks(whole, source, how)
+            else:
+                self._reduce_scatter_widened(whole, source, how, how.wide)
+
+    def _reduce_scatter_blocks(
+        self, whole: torch.Tensor, source: torch.Tensor, how: Reduction
+    ) -> None:
+        node, part = self._node_memory, whole
+        comm = node.comm(source.nbytes)
+        if comm is not self.comm:  # where the results lie in shared memory, too, it is faster
+            part = node.shared(whole)
+        comm.Reduce_scatter_block(memory(_widened(source, how)), memory(part), how.op)
+        self._finish(whole, part, how)
+
+    def _reduce_scatter_widened(
+        self, whole: torch.Tensor, source: torch.Tensor, how: Reduction, dtype: torch.dtype
+    ) -> None:
+        """Piece by piece, in memory that is kept."""
+        node, rows = self._node_memory, source.view(self._size, -1)
+        room = node.room(source.numel() + whole.numel(), dtype)
+        items = room.numel() // (self._size + 1)
+        for block, result in zip(rows.split(items, 1), whole.split(items)):
+            end = block.numel() + result.numel()
+            wide, part = room[: block.numel()], room[block.numel() : end]
+            wide.view(block.shape).copy_(block)
+            comm = node.comm(wide.nbytes)
+            comm.Reduce_scatter_block(_multiplied(wide, how), memory(part), how.op)
+            self._finish(result, part, how)
 
     def _sum(self, flat: torch.Tensor, how: Reduction, is_bucket: bool = False) -> None:
         node = self._node_memory
@@ -207,10 +192,10 @@ class Reductions(Calls):
         result = result.detach()  # it may be of inference mode
         part = part.view(result.shape)
         if how.mean and part.dtype == result.dtype:
-            how.divide(part, self.comm.size, result)
+            how.divide(part, self._size, result)
             return
         if how.mean:
-            how.divide(part, self.comm.size, part)
+            how.divide(part, self._size, part)
         if part.data_ptr() != result.data_ptr():
             result.copy_(part)
 
@@ -225,7 +210,8 @@ class Reductions(Calls):
         """All ranks' rows, one behind the other."""
         rows = dense(rows)
         gathered = torch.empty((sum(counts), *rows.shape[1:]), dtype=rows.dtype)
-        self.comm.Allgatherv(memory(rows), [memory(gathered), in_items(counts, gathered)])
+        items = [count * rows.shape[1:].numel() for count in counts]
+        self.comm.Allgatherv(memory(rows), [memory(gathered), items])
         return gathered
 
     # torch up to 2.12 calls some operations by other names, and newer ones may still.

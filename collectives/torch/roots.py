@@ -8,9 +8,6 @@ from mpi4py import MPI
 
 from collectives.errors import MismatchError
 
-#: Mixes a digest, of so many bits, so that other roots in another order give another one.
-_FACTOR, _MASK = 6364136223846793005, (1 << 62) - 1
-
 
 class Roots:
     """Digest of the roots of a group's calls; the ranks compare it where they meet anyway.
@@ -21,10 +18,13 @@ class Roots:
 
     def __init__(self) -> None:
         self._digest = 0
+        least = np.empty(2, np.int64)
+        #: Numbers that a barrier brings, and the same as MPI takes them.
+        self._least, self._buffer = memoryview(least), [least, MPI.INT64_T]
 
     def add(self, root: int, call: Callable[..., None], *arguments: Any) -> None:
         """Makes a call with a root."""
-        self._digest = (self._digest + root + 1) * _FACTOR & _MASK
+        self._digest = hash((self._digest, root))  # of numbers it is the same on all ranks
         call(*arguments)
 
     def meet(self, comm: MPI.Intracomm) -> None:
@@ -33,13 +33,14 @@ class Roots:
         Raises:
             MismatchError: on all ranks.
         """
-        told = self.told()
-        MPI.Intracomm.Allreduce(comm, MPI.IN_PLACE, told, MPI.MIN)
-        self.check(told)
+        least, digest = self._least, self._digest
+        least[0], least[1] = digest, ~digest
+        MPI.Intracomm.Allreduce(comm, MPI.IN_PLACE, self._buffer, MPI.MIN)
+        self.check(least)
 
     def told(self, *more: int) -> np.ndarray[Any, np.dtype[np.int64]]:
         """The digest as a minimum over the ranks compares it, with more numbers behind it."""
-        return np.array([self._digest, -self._digest, *more], np.int64)
+        return np.array([self._digest, ~self._digest, *more], np.int64)
 
     def check(self, least: np.ndarray[Any, np.dtype[np.int64]]) -> None:
         """Compares by the minimum of what the ranks brought.
@@ -47,7 +48,7 @@ class Roots:
         Raises:
             MismatchError: on all ranks.
         """
-        if least[0] != -least[1]:
+        if least[0] != ~least[1]:
             self._digest = 0
             raise MismatchError(
                 "a broadcast, reduce, gather or scatter since the last barrier had other roots on "

@@ -1,6 +1,6 @@
 """The memory of torch's tensors as arrays that collectives read and write."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ from mpi4py import MPI
 from collectives.calls.mpi4py_spec import TYPES
 from collectives.torch.devices import empty_on_host, is_on_host
 
-#: Types that NumPy has under the same name, whose numbers MPI adds; the others travel as bytes.
+#: Types that NumPy has under the same name, whose numbers MPI adds.
 NUMPY = {
     getattr(torch, name): np.dtype(name)
     for name in (
@@ -19,12 +19,17 @@ NUMPY = {
     )
     if hasattr(torch, name)
 }
-_BYTE = np.dtype(np.uint8)
-#: MPI's types of them.
-_TYPES = {dtype: TYPES[numpys.char] for dtype, numpys in NUMPY.items()}
+#: Types of arrays; the others travel as integers of their size.
+_ARRAYS = {
+    dtype: np.dtype(NUMPY.get(dtype, f"u{dtype.itemsize}"))
+    for dtype in vars(torch).values()
+    if isinstance(dtype, torch.dtype)
+}
+#: MPI's types of small tensors that are copied; those of complex numbers may be conjugates.
+COPIED = {dtype: TYPES[array.char] for dtype, array in _ARRAYS.items() if not dtype.is_complex}
 #: Types whose sums, products, minima and maxima are those of MPI.
 SUMMABLE = {
-    dtype: _TYPES[dtype] for dtype in (torch.float32, torch.float64, torch.int32, torch.int64)
+    dtype: COPIED[dtype] for dtype in (torch.float32, torch.float64, torch.int32, torch.int64)
 }
 #: Bytes of a small tensor.  Above, a call may go through shared memory; below, to meet there costs
 #: more than it saves.
@@ -41,52 +46,79 @@ class _Memory:
         self.tensor = tensor
         self.__array_interface__ = {
             "data": (tensor.data_ptr(), False),
-            "shape": (tensor.nbytes // dtype.itemsize,),
+            "shape": (tensor.numel(),),
             "typestr": dtype.str,
             "version": 3,
         }
 
 
-def items(tensor: torch.Tensor) -> int:
-    """Length of the array over a tensor's memory, wherever it lies."""
-    return tensor.nbytes // NUMPY.get(tensor.dtype, _BYTE).itemsize
-
-
 def memory(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
-    """Joined array over the memory of a contiguous tensor, which lives as long as the array.
+    """Array over the items of a contiguous tensor, which lives as long as the array.
 
     It is made of the address: ``Tensor.numpy`` would forbid for ever that the storage is resized,
     as FSDP does.
     """
-    dtype = NUMPY.get(tensor.dtype, _BYTE)
+    dtype = _ARRAYS[tensor.dtype]
     if not tensor.numel():
         return np.empty(0, dtype)
     return np.asarray(_Memory(tensor, dtype))
 
 
 def small(
-    tensor: torch.Tensor, types: Mapping[torch.dtype, MPI.Datatype] | None = None
+    tensors: Sequence[torch.Tensor], types: Mapping[torch.dtype, MPI.Datatype] = COPIED
 ) -> list[Any] | None:
-    """Memory and type of a small tensor as MPI takes them; ``None`` if the tensor is no usual one.
+    """Memory and type of the one small tensor of a list as MPI takes them; ``None`` if there are
+    more, or it is no usual one.
 
     The memory is the tensor's as long as somebody keeps that.  Small calls come often, and to make
     an array takes three times as long.
 
     Args:
-        types: the usual types and MPI's; by default all, which MPI may take as bytes.
+        types: the usual types and MPI's.
     """
-    kind = _TYPES.get(tensor.dtype, MPI.BYTE) if types is None else types.get(tensor.dtype)
-    if (
-        kind is not None
-        and is_on_host(tensor)
-        and tensor.layout is torch.strided
-        and 0 < (nbytes := tensor.nbytes) <= SMALL
-        and tensor.is_contiguous()
-        and not tensor.is_neg()
-        and not (types is None and tensor.is_conj())  # only complex numbers can be
-    ):
+    if len(tensors) != 1:
+        return None
+    tensor = tensors[0]
+    kind = types.get(tensor.dtype)
+    if kind is not None and _is_usual(tensor) and 0 < (nbytes := tensor.nbytes) <= SMALL:
         return [_address(tensor.data_ptr(), nbytes), kind]
     return None
+
+
+def small_pair(
+    source: torch.Tensor,
+    output: torch.Tensor,
+    blocks: tuple[int, int],
+    types: Mapping[torch.dtype, MPI.Datatype] = COPIED,
+) -> tuple[list[Any], list[Any]] | None:
+    """As :func:`small` of two tensors of a dtype that do not overlap.
+
+    Args:
+        blocks: as many blocks of one size are in the two.
+    """
+    kind = types.get(source.dtype)
+    if (
+        kind is not None
+        and source.dtype is output.dtype
+        and _is_usual(source)
+        and _is_usual(output)
+        and 0 < (sent := source.nbytes) <= SMALL >= (got := output.nbytes)
+        and sent * blocks[1] == got * blocks[0]
+    ):
+        begin, other = source.data_ptr(), output.data_ptr()
+        if begin >= other + got or other >= begin + sent:
+            return [_address(begin, sent), kind], [_address(other, got), kind]
+    return None
+
+
+def _is_usual(tensor: torch.Tensor) -> bool:
+    """Whether a tensor's memory on the host has its values, or their conjugates."""
+    return (
+        is_on_host(tensor)
+        and tensor.layout is torch.strided
+        and tensor.is_contiguous()
+        and not tensor.is_neg()
+    )
 
 
 def overlap(source: torch.Tensor, target: torch.Tensor) -> bool:
@@ -125,6 +157,43 @@ def check_dense(tensors: Sequence[torch.Tensor]) -> None:
             )
 
 
+def check_parts(
+    what: str, parts: Sequence[torch.Tensor], one: torch.Tensor, ranks: int, of: int | None = None
+) -> None:
+    """Checks that a list has a tensor for each rank, and that they, or the one ``of`` a rank, have
+    as many items as this rank's own tensor, and its dtype.
+
+    Raises:
+        ValueError: they do not.
+    """
+    check_dense([*parts, one])
+    if len(parts) != ranks or {part.dtype for part in parts} != {one.dtype}:
+        raise ValueError(
+            f"{what} takes {ranks} tensors of {one.dtype}, one a rank, got {len(parts)} of "
+            f"{', '.join(sorted({str(part.dtype) for part in parts}))}"
+        )
+    found = [part.numel() for part in (parts if of is None else parts[of : of + 1])]
+    if set(found) != {one.numel()}:
+        raise ValueError(
+            f"{what} of {one.numel()} items of this rank does not fit tensors of {found} items"
+        )
+
+
+def check_whole(what: str, whole: torch.Tensor, part: torch.Tensor, ranks: int) -> None:
+    """Checks that a tensor has as many items as all ranks' parts of it, and their dtype.
+
+    Raises:
+        ValueError: it does not.
+    """
+    check_dense([whole, part])
+    if whole.numel() != ranks * part.numel() or whole.dtype != part.dtype:
+        raise ValueError(
+            f"{what}: the larger tensor's size must be equal to world_size times the smaller's, "
+            f"got {whole.numel()} items of {whole.dtype} and {part.numel()} of {part.dtype} on "
+            f"{ranks} ranks"
+        )
+
+
 class Joined:
     """One contiguous tensor, ``whole``, in the place of several.
 
@@ -145,51 +214,43 @@ class Joined:
         if whole is None:
             items, is_pinned = sum(t.numel() for t in tensors), not is_on_host(tensors[0])
             whole = empty_on_host(items, tensors[0].dtype, pinned=is_pinned)
-            if reads:
-                self._copy(whole, into_whole=True)
         self.whole = whole
+        if reads and not self.is_view:
+            for tensor, part in self._parts():
+                part.copy_(tensor)
 
     def __enter__(self) -> torch.Tensor:
         return self.whole
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None and not self.is_view:
-            self._copy(self.whole, into_whole=False)
+        if kind is None:
+            self.write_back()
 
     def write_back(self) -> None:
         if not self.is_view:
-            self._copy(self.whole, into_whole=False)
+            for tensor, part in self._parts():
+                tensor.copy_(part)
 
-    def _copy(self, whole: torch.Tensor, into_whole: bool) -> None:
-        begin = 0
-        for tensor in self.tensors:
-            tensor = tensor.detach()
-            part = whole[begin : begin + tensor.numel()].view(tensor.shape)
-            part.copy_(tensor) if into_whole else tensor.copy_(part)
-            begin += tensor.numel()
-
-
-def _is_plain(tensor: torch.Tensor) -> bool:
-    return (
-        is_on_host(tensor)
-        and tensor.is_contiguous()
-        and not tensor.is_conj()
-        and not tensor.is_neg()
-    )
+    def _parts(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Each tensor, and its part of the copy."""
+        parts = self.whole.split([tensor.numel() for tensor in self.tensors])
+        for tensor, part in zip(self.tensors, parts, strict=True):
+            yield tensor.detach(), part.view(tensor.shape)
 
 
 def _view_of_all(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
     """A view of tensors that lie one behind the other in one storage; one tensor is itself."""
     first = tensors[0]
     if len(tensors) == 1:
-        if not _is_plain(first):
+        if not _is_usual(first) or first.is_conj():
             return None
         # The group's thread may write to a tensor of inference mode if it is detached.
         return first.detach() if first.requires_grad or first.is_inference() else first
     storage, end, items = first.untyped_storage().data_ptr(), first.data_ptr(), 0
     for tensor in tensors:
         if (
-            not _is_plain(tensor)
+            not _is_usual(tensor)
+            or tensor.is_conj()
             or tensor.data_ptr() != end
             or tensor.dtype != first.dtype
             or tensor.untyped_storage().data_ptr() != storage

@@ -143,6 +143,7 @@ def environment() -> dict[str, str]:
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
         "UCX_TLS": "tcp,self",
+        "GLOO_SOCKET_IFNAME": "eth0",  # the hosts' names have no addresses
         "PYTHONPATH": str(Path(__file__).parents[2]),
     }
 

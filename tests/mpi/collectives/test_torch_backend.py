@@ -372,7 +372,7 @@ def test_built_in_hooks_of_ddp(ranks, rank, kind):
             lambda n: dist.all_gather_into_tensor(torch.empty(2 * n + 1), torch.ones(2)),
             "world_size",
         ),
-        (lambda n: dist.reduce_scatter_tensor(torch.empty(2), torch.ones(2 * n + 1)), "world size"),
+        (lambda n: dist.reduce_scatter_tensor(torch.empty(2), torch.ones(2 * n + 1)), "world_size"),
         (lambda n: dist.all_reduce(torch.ones(2, 2).to_sparse_csr()), "make it dense"),
         (lambda n: dist.all_gather([torch.empty(3)] * n, torch.ones(2)), "does not fit"),
         (lambda n: dist.all_to_all_single(torch.empty(n), torch.ones(2 * n)), "does not fit"),
