@@ -1,9 +1,9 @@
 """Ranks that name different roots, found without a message of its own."""
 
+from array import array
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 from mpi4py import MPI
 
 from collectives.errors import MismatchError
@@ -18,9 +18,8 @@ class Roots:
 
     def __init__(self) -> None:
         self._digest = 0
-        least = np.empty(2, np.int64)
-        #: Numbers that a barrier brings, and the same as MPI takes them.
-        self._least, self._buffer = memoryview(least), [least, MPI.INT64_T]
+        self._least = self.told()
+        self._buffer = [self._least, MPI.INT64_T]  # as MPI takes it in the least time
 
     def add(self, root: int, call: Callable[..., None], *arguments: Any) -> None:
         """Makes a call with a root."""
@@ -38,11 +37,11 @@ class Roots:
         MPI.Intracomm.Allreduce(comm, MPI.IN_PLACE, self._buffer, MPI.MIN)
         self.check(least)
 
-    def told(self, *more: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    def told(self, *more: int) -> "array[int]":
         """The digest as a minimum over the ranks compares it, with more numbers behind it."""
-        return np.array([self._digest, ~self._digest, *more], np.int64)
+        return array("q", (self._digest, ~self._digest, *more))
 
-    def check(self, least: np.ndarray[Any, np.dtype[np.int64]]) -> None:
+    def check(self, least: "array[int]") -> None:
         """Compares by the minimum of what the ranks brought.
 
         Raises:

@@ -169,6 +169,13 @@ def test_indices_of_sparse_tensors_differ(ranks, rank):
     assert tensor.to_dense().tolist() == expected
 
 
+def test_sparse_sums_of_sixteen_bits_are_rounded_once(ranks, rank):
+    values = [1.0] + [2.0**-9] * (len(ranks) - 1)
+    tensor = torch.sparse_coo_tensor([[0, 0]], [values[rank]] * 2, (1,), dtype=torch.bfloat16)
+    dist.all_reduce(tensor)
+    assert tensor.to_dense().item() == torch.tensor(2 * sum(values)).bfloat16().item()
+
+
 def test_a_callback_communicates(ranks):
     tensor, second = torch.ones(4), torch.ones(4)
 

@@ -1,6 +1,7 @@
 """Small calls of ``torch.distributed``, the roots that they name, and the blocks of threads."""
 
 import threading
+import time
 
 import pytest
 from mpi4py import MPI
@@ -194,3 +195,25 @@ def test_threads_have_groups_of_their_own():
     for group in made:
         dist.barrier(group)
         dist.destroy_process_group(group)
+
+
+@pytest.mark.skipif(P == 1, reason="a message needs two")
+def test_a_wait_ends_with_its_call_though_the_next_one_is_under_way(group):
+    """The group's thread goes on to the next call, which another rank begins after a message."""
+    for turn in range(5):
+        first, second, word = torch.ones(2), torch.ones(300_000), torch.zeros(1)
+        if RANK == LAST:
+            time.sleep(0.03)  # the others' threads are in the first sum
+            dist.all_reduce(first, group=group)
+            dist.recv(word, 0, group)
+            dist.all_reduce(second, group=group)
+        else:
+            works = [dist.all_reduce(t, group=group, async_op=True) for t in (first, second)]
+            works[0].get_future()  # wakes the thread
+            time.sleep(0.01)
+            works[0].wait()
+            if RANK == 0:
+                dist.send(torch.full((1,), float(turn)), LAST, group)
+            works[1].wait()
+        assert first.tolist() == [P] * 2 and second[-1] == P
+        assert RANK < LAST or word.item() == turn
