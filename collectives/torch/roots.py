@@ -23,7 +23,7 @@ class Roots:
 
     def add(self, root: int, call: Callable[..., None], *arguments: Any) -> None:
         """Makes a call with a root."""
-        self._digest = hash((self._digest, root))  # of numbers it is the same on all ranks
+        self._digest = hash((self._digest, root))  # a hash of numbers is every rank's
         call(*arguments)
 
     def meet(self, comm: MPI.Intracomm) -> None:

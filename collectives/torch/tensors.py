@@ -94,7 +94,7 @@ def small_pair(
     """As :func:`small` of two tensors of a dtype that do not overlap.
 
     Args:
-        blocks: as many blocks of one size are in the two.
+        blocks: numbers of blocks of one size in the two tensors.
     """
     kind = types.get(source.dtype)
     if (
