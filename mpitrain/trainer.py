@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from mpi4py import MPI
 
@@ -22,7 +22,10 @@ from mpitrain.start import start
 from mpitrain.training.assemble import Hooks
 from mpitrain.training.loop import Loop
 from mpitrain.training.parts import Parts
-from mpitrain.user_objects import Given, bit_sum
+from mpitrain.user_objects import Given
+
+if TYPE_CHECKING:
+    from mpitrain.adapters.torch.modules.own_module import OwnModule
 
 
 class Trainer(ClosedTogether):
@@ -39,9 +42,6 @@ class Trainer(ClosedTogether):
 
     Attributes:
         loop: takes the steps.
-        module: the torch module that was given or made, with the trained values after
-            :meth:`fit`; until then, also for ``on_record``, it keeps those that it began with, of
-            which no running mean is one of training (``optim.average`` is).  ``None`` for layers.
     """
 
     def __init__(
@@ -134,12 +134,44 @@ class Trainer(ClosedTogether):
             schedule, classes, collate_fn,
         )  # fmt: skip
         with all_or_nobody(whole):  # the program's functions may fail on one rank
-            job, objects, self.module = normalise(whole, config, given, settings)
+            job, objects, module = normalise(whole, config, given, settings)
             hooks = Hooks(span=span, stop=stop, before_step=before_step)
             self.loop: Loop = start(whole, job, objects, **hooks)
         self._whole, self._job, self._objects, self._hooks = whole, job, objects, hooks
-        #: The module's parameters when the loop copied them; ``None`` once it trains.
-        self._taken: list[tuple[int, int]] | None = self._versions()
+        self._own: OwnModule | None = None
+        if module is not None:
+            from mpitrain.adapters.torch.modules.own_module import OwnModule
+
+            self._own = OwnModule(module)
+
+    @property
+    def module(self) -> Any:
+        """The torch module that was given or made; ``None`` for layers.
+
+        It has the trained values after :meth:`fit`, and those of the moment after :meth:`gather`.
+
+        Raises:
+            RuntimeError: steps were taken since.  While ``on_record`` runs, this is the error of
+                whoever looks at values of the module, however they came by it.
+        """
+        return self._own and self._own.current(self.parts)
+
+    def gather(self) -> Any:
+        """Give :attr:`module` the values of this moment, and return it; collective.
+
+        With ``optim.average`` these are the averages.  ``on_record`` may call it, on all ranks,
+        when it sees a ``Step`` or an ``Epoch``: for a running mean, for texts of a language model,
+        for a file.  Costs a message of all parameters, and a copy of them.
+
+        Raises:
+            ConfigError: on all ranks: some of them did not call it in ``on_record``, or the model
+                is no torch module.
+            RuntimeError: the trainer is closed, or ``on_record`` sees another record.
+        """
+        self.parts.expect_open()
+        if self._own is None:
+            raise ConfigError("gather(): the model is no torch module")
+        return self._own.gather(self.parts)
 
     @property
     def parts(self) -> Parts:
@@ -181,11 +213,13 @@ class Trainer(ClosedTogether):
             RuntimeError: the trainer is closed.
         """
         self.parts.expect_open()
-        if self.module is None:
+        if self._own is None:
             raise ConfigError("torch_optimizer(): the model is no torch module")
         from mpitrain.adapters.torch.functions.optimizer_state import handed_over
 
-        return handed_over(self.parts, self.module)
+        found = handed_over(self.parts, self._own.module)
+        self._own.load(self.parts)
+        return found
 
     def end(self, reason: str) -> None:
         """End training after the last step; call it on all ranks while ``on_record`` runs.
@@ -250,28 +284,6 @@ class Trainer(ClosedTogether):
                 f"{what} while on_record runs: call end(reason) there, and {what} after fit()"
             )
 
-    def _versions(self) -> list[tuple[int, int]]:
-        """Version and sum of the bits of each parameter: ``p.data`` changes the bits alone."""
-        parameters = self.module.parameters() if self.module is not None else ()
-        return [(p._version, bit_sum(p)) for p in parameters]
-
-    def _expect_taken(self) -> None:
-        """Check that the module's parameters were not changed since the trainer copied them."""
-        if self._taken is None or self.module is None:
-            return
-        if self._taken != self._versions():
-            raise ConfigError(
-                "model: its parameters were changed after the trainer was made, which has copied "
-                "them; load them before, for example in the function that makes the model"
-            )
-        from mpitrain.adapters.torch.checks.module_class import hooked
-
-        if name := hooked(self.module):
-            raise ConfigError(
-                f"model: {name} was given a hook on its gradient, which the trainer would not "
-                "call; put it into the loss, or use torch's DistributedDataParallel"
-            )
-
     def _take_saved_stages(self) -> None:
         """Make the loop anew if the newest checkpoint has other stages; collective."""
         job, own = saved_stages(self.comm, self._job), self.config.parallel
@@ -300,8 +312,9 @@ class Trainer(ClosedTogether):
                 other frozen values, as far as it fits.
             on_record: function that each rank calls with each record of
                 :mod:`mpitrain.metrics.records`, which is the same on all ranks: a ``Step`` after a
-                step, an ``Epoch`` after a test.  It may call :meth:`end` and :meth:`save` and set
-                :attr:`rate_factor`, alike on all ranks.  Costs a small message a step.
+                step, an ``Epoch`` after a test.  It may call :meth:`end`, :meth:`save` and
+                :meth:`gather` and set :attr:`rate_factor`, alike on all ranks.  Costs a small
+                message a step.
 
         Returns:
             The tests, in order, on all ranks; none without ``test_data``.
@@ -317,11 +330,13 @@ class Trainer(ClosedTogether):
         """
         self.parts.expect_open()
         self._expect_outside("fit()")
-        together(self.comm, self._expect_taken, ConfigError)
+        if self._own:
+            together(self.comm, self._own.begin, ConfigError)
         if resume:
             self._take_saved_stages()
         parts = self.parts
-        self._taken = None
+        if on_record and self._own:
+            on_record = self._own.watched(on_record, parts)
         given = parts.stop
         with all_or_nobody(self.comm):
             try:
@@ -334,8 +349,6 @@ class Trainer(ClosedTogether):
                     )
             finally:
                 parts.stop = given
-            if self.module is not None:
-                from mpitrain.adapters.torch import load_into
-
-                load_into(self.module, parts)
+            if self._own:
+                self._own.load(parts)
         return tests

@@ -71,7 +71,7 @@ def model(
 
     from mpitrain.adapters.torch import layers
 
-    if not isinstance(given, torch.nn.Module):
+    if not isinstance(given, torch.nn.Module) and callable(given):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             given = given()
@@ -80,7 +80,7 @@ def model(
     if not isinstance(given, torch.nn.Module):
         raise ConfigError(
             f"model: a torch module is needed, or layers by name, or a function that makes one of "
-            f"them, which made an object of type {type(given).__name__}"
+            f"them, not an object of type {type(given).__name__}"
         )
     if any(map(torch.nn.parameter.is_lazy, given.parameters())):
         _give_shapes(given, inputs(), seed)

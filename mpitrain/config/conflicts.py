@@ -36,10 +36,13 @@ def refusals(job: Tables, *given: str, command: str = "") -> Iterator[tuple[str,
         for need in needing.needs:
             for other in found:
                 if other is not needing and need in other.lacks:
+                    ways = f"{_without(other)}, or {_without(needing)}"
+                    if ways.startswith("set "):
+                        ways = ways.replace(", or set ", " or ")
                     sentence = (
                         f"{needing.title} needs {need}, and {other.title} {other.lacks[need]}; "
-                        f"{_without(other)}, or {_without(needing)}"
-                    ).replace(", or set ", " or ")
+                        f"{ways}"
+                    )
                     key = next(iter(needing.sets or other.sets), needing.name)
                     yield key, sentence.replace("this command", command or "this command")
 

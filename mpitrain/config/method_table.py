@@ -318,7 +318,8 @@ _OPTIMIZERS = (
            {SOME_ROWS: "moves each average in each step"}),
     Method("own-optimizer", "an optimiser of the program", {"own.optimizer": "methods.py:sgd"}, (),
            {RULES: "takes its place", SOME_ROWS: "may move each parameter in each step",
-            VELOCITY: "may keep something else"}),
+            VELOCITY: "may keep something else"},
+           instead="take one by its name, as optim.name = 'adamw'"),
 )
 
 _MODELS = (
@@ -341,9 +342,11 @@ _MODELS = (
            _model("recommender")),
     Method("own-model", "a model of the program", {"own.model": "methods.py:model"}, (),
            {FEW_ROWS: "may change in all numbers", JOB_MODEL: "has one of its own",
-            POSITIONS: "has any layers"}),
+            POSITIONS: "has any layers"},
+           instead="take a model by its name, as model.kind = 'gpt'"),
     Method("own-data", "data of the program", {"own.data": "methods.py:data"}, (),
-           {JOB_MODEL: "has others", READABLE: "runs code for each"}),
+           {JOB_MODEL: "has others", READABLE: "runs code for each"},
+           instead="take data by their name, as data.name = 'arrays'"),
     Method("workers", "a process that reads ahead", {"data.workers": 1}, (),
            {READABLE: "may fail by itself", READS: "reads them ahead"}),
 )

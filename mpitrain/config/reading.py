@@ -49,7 +49,6 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Config:
         raise ConfigError(f"cannot read the job file {path}: {reason}") from error
     for override in overrides:
         _apply(tables, override)
-    _check_names(tables, Config, ())
     run = tables.setdefault("run", {})
     if isinstance(run, dict):
         run.setdefault("dir", f"runs/{path.stem}")
@@ -71,6 +70,7 @@ def converted(tables: dict[str, Any]) -> Config:
     Raises:
         ConfigError: it cannot be; the message begins with the place as a dotted path.
     """
+    _check_names(tables, Config, ())
     try:
         return msgspec.convert(tables, Config)
     except (msgspec.ValidationError, RecursionError) as error:

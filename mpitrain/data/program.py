@@ -127,7 +127,10 @@ def _samples(what: str, given: Taken, job: Config) -> OwnSamples:
 
 
 def _scores(layers: Mapping[str, nn.Layer] | None, data: Dataset) -> int:
-    """Number of the last layer's scores; 0 if labels are as many numbers as outputs."""
+    """Number of the last layer's scores; 0 if labels are as many numbers as outputs.
+
+    Scores are the last axis, or as torch has them for several labels a sample, the first one.
+    """
     if layers is None:
         raise DataError("labels are integers, and nothing says of how many classes: give classes=")
     try:
@@ -136,7 +139,7 @@ def _scores(layers: Mapping[str, nn.Layer] | None, data: Dataset) -> int:
         raise DataError(f"model: {error}") from error
     if isinstance(shape, Fields) or prod(shape) == prod(data.label_shape):
         return 0
-    return shape[-1]
+    return shape[0 if shape[1:] == data.label_shape else -1]
 
 
 def _kinds(array: Array, varies: bool) -> dict[str, object]:

@@ -140,6 +140,17 @@ class Counting:
         return self._metric.add(rows[counts], labels.reshape(-1)[counts])
 
 
+class ClassesFirst:
+    """A metric of classes whose scores lie along the first axis of a sample, as in torch."""
+
+    def __init__(self, metric: Metric) -> None:
+        self._metric = metric
+        self.value = metric.value
+
+    def add(self, outputs: Array, labels: Array) -> Array:
+        return self._metric.add(array_namespace(outputs).moveaxis(outputs, 1, -1), labels)
+
+
 class TopKAccuracy(_Mean):
     """Part of the labels that are among the ``k`` highest scores; of equal ones the first count.
 

@@ -13,7 +13,7 @@ from mpitrain.fields import Fields
 from mpitrain.models import SequentialModel
 from mpitrain.nn import Chain
 from mpitrain.objective import BinaryCrossEntropy, LossFunction
-from mpitrain.objective.metrics import Metric, build
+from mpitrain.objective.metrics import ClassesFirst, Metric, build
 
 if TYPE_CHECKING:
     from mpitrain.training.parts import Parts
@@ -154,8 +154,19 @@ def named_metrics(parts: "Parts", outputs: Shape) -> dict[str, Metric]:
                 raise ConfigError(f"evaluate.metrics: labels are numbers, and {why}")
         if not asked and outputs != data.label_shape:
             return {}
-    ignored = ignored_by(parts.model.loss)
-    return build(asked or usual(name), name, data.classes, parts.model.group, ignored)
+    ignored, of = ignored_by(parts.model.loss), data.label_shape
+    may_be_first = bool(parts.objects.loss and data.classes and of) and outputs[1:] == of
+    if may_be_first and outputs[:-1] == of:
+        if asked:
+            raise ConfigError(
+                f"evaluate.metrics: outputs of shape {outputs} have as many classes as labels, and "
+                "nobody knows along which axis they lie; give functions as metrics"
+            )
+        return {}
+    found = build(asked or usual(name), name, data.classes, parts.model.group, ignored)
+    if may_be_first:
+        return {name: ClassesFirst(one) for name, one in found.items()}
+    return found
 
 
 def initial(parts: "Parts") -> Array:

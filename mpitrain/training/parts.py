@@ -111,9 +111,14 @@ class Asked:
             raise ValueError(f"rate_factor: a finite number from 0 on, not {factor!r}")
         self.factor = float(factor)
 
-    def agree(self, comm: MPI.Intracomm) -> None:
-        """Raise ConfigError on all ranks unless they ask for the same; collective, 16 bytes."""
-        told = {"end()": self.end, "save()": self.save, "rate_factor": self.factor}
+    def agree(self, comm: MPI.Intracomm, *, gathers: bool = False) -> None:
+        """Raise ConfigError on all ranks unless they ask for the same; collective, 16 bytes.
+
+        ``gathers``: the program wants the values of training, and has not asked for all yet.
+        """
+        told: dict[str, object] = {"gather()": gathers}
+        if not gathers:
+            told |= {"end()": self.end, "save()": self.save, "rate_factor": self.factor}
         expect_same(comm, {f"{key} in on_record": one for key, one in told.items()})
 
 

@@ -6,7 +6,6 @@ import numpy as np
 import torch
 
 import mpitrain
-from mpitrain.adapters.torch import load_into
 from mpitrain.adapters.torch.arrays import as_array, as_tensor
 from mpitrain.training.evaluation import evaluate
 from tests.gpu.check import Check
@@ -70,8 +69,7 @@ def run(device, **given):
         found = [(r.loss, r.grad_norm) for r in islice(trainer.run_epoch(0), steps)]
         tested = evaluate(trainer.parts, 0) if given.get("test_data", data) else None
         trainer.parts.check_replicas("at the end")
-        load_into(trainer.module, trainer.parts)
-        values = {k: v.clone() for k, v in trainer.module.state_dict().items()}
+        values = {k: v.clone() for k, v in trainer.gather().state_dict().items()}
     return found, tested and (tested.test_loss, tested.metrics), values
 
 

@@ -92,8 +92,7 @@ def made(folder, loss, comm=None, data=None, **changed):
 def steps_of(trainer):
     """Losses and norms of all steps, and the weights after them; taken once each."""
     told = [one for epoch in range(2) for one in trainer.run_epoch(epoch)]
-    mpitrain.adapters.torch.load_into(trainer.module, trainer.parts)
-    kept = [parameter.detach() for parameter in trainer.module.parameters()]
+    kept = [parameter.detach() for parameter in trainer.gather().parameters()]
     return [(one.loss, one.grad_norm) for one in told if isinstance(one, Step)], kept
 
 

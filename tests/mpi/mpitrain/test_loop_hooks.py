@@ -1,5 +1,8 @@
 """What a loop of torch does between steps: rates by tests, clipping by value, early ends."""
 
+import copy
+import io
+
 import numpy as np
 import pytest
 from mpi4py import MPI
@@ -11,6 +14,8 @@ from tests.mpi.mpitrain.fits import assert_alike, layouts, made, mse, net, torch
 from tests.mpi.mpitrain.layouts import StopsAfter
 
 torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
+AveragedModel = torch.optim.swa_utils.AveragedModel
+get_ema_multi_avg_fn = torch.optim.swa_utils.get_ema_multi_avg_fn
 ReduceLROnPlateau = torch.optim.lr_scheduler.ReduceLROnPlateau
 StepLR = torch.optim.lr_scheduler.StepLR
 torch.set_num_threads(1)
@@ -33,8 +38,11 @@ def plateau(optimizer):
     return ReduceLROnPlateau(optimizer, factor=0.3, patience=0, threshold=0.2, min_lr=[0, 0.02])
 
 
-def loop_of_torch(trainer, *, schedule=None, clip=None, watch=None, norm=None):
-    """A module that plain torch trained on the same samples, its rates and its test losses."""
+def loop_of_torch(trainer, *, schedule=None, clip=None, watch=None, norm=None, after=None):
+    """A module that plain torch trained on the same samples, its rates and its test losses.
+
+    ``after`` sees the module after each step.
+    """
     torch.manual_seed(7)
     module = net().to(torch.float64)
     optimizer = adamw(list(module.parameters()))
@@ -53,6 +61,8 @@ def loop_of_torch(trainer, *, schedule=None, clip=None, watch=None, norm=None):
                 torch.nn.utils.clip_grad_value_(module.parameters(), clip)
             rates.append(optimizer.param_groups[0]["lr"])
             optimizer.step()
+            if after:
+                after(module)
         with torch.no_grad():
             y, label = module(torch.from_numpy(test.inputs)), torch.from_numpy(test.labels)
             losses.append(mse(y, label).item())
@@ -261,6 +271,93 @@ def test_a_program_ends_saves_and_turns_the_rate_down(folder, parallel):
     assert first.rates + rest.rates == whole.rates
     for own, wanted in zip(other.parameters(), module.parameters(), strict=True):
         assert torch.equal(own, wanted)
+
+
+class Mean:
+    """A running mean of a module's values, as torch makes it."""
+
+    def __call__(self, module):
+        if not hasattr(self, "own"):
+            self.own = AveragedModel(module, multi_avg_fn=get_ema_multi_avg_fn(0.8))
+        self.own.update_parameters(module)
+
+
+def wide():
+    return net().double()
+
+
+@pytest.mark.parametrize("parallel", layouts())
+def test_a_program_averages_the_values_of_each_step(folder, parallel):
+    """As beside a loop of torch; training goes on with the same bits as without."""
+    found, wanted = Mean(), Mean()
+
+    def act(record):
+        if isinstance(record, Step):
+            found(trainer.gather())
+
+    with job(folder, model=wide, parallel=parallel) as trainer:
+        trainer.fit(on_record=act)
+    loop_of_torch(trainer, after=wanted)
+    torch.testing.assert_close(found.own.state_dict(), wanted.own.state_dict(), rtol=1e-8, atol=0)
+    unseen, _ = fitted(folder, model=wide, parallel=parallel)
+    for own, other in zip(trainer.module.parameters(), unseen.module.parameters(), strict=True):
+        assert torch.equal(own, other)
+
+
+def sample(module):
+    return module(torch.zeros(1, 6, dtype=torch.float64))
+
+
+LOOKS = [
+    Mean(), sample, copy.deepcopy, torch.nn.Module.state_dict,
+    lambda module: torch.save(module, io.BytesIO()),
+    lambda module: next(module.parameters()).tolist(),
+    lambda module: torch.nn.utils.parameters_to_vector(module.parameters()),
+]  # fmt: skip
+CHANGES = [
+    lambda module: next(module.parameters()).data.clamp_(-1, 1),
+    lambda module: torch.nn.init.zeros_(next(module.parameters())),
+    lambda module: module.load_state_dict(wide().state_dict()),
+]
+
+
+def test_values_of_the_past_are_nobodys(comm, folder):
+    """Neither those of the module that a program has kept, nor of the trainer's."""
+    torch.manual_seed(7)
+    module, steps = wide(), []
+
+    def act(record):
+        if isinstance(record, Step):
+            assert sum(p.numel() for p in module.parameters()) > 0
+            for look in LOOKS:
+                with pytest.raises(RuntimeError, match=r"call trainer\.gather\(\) on all ranks"):
+                    look(module)
+            before = sample(trainer.gather())
+            for change in CHANGES:
+                with pytest.raises(RuntimeError, match="on_record changes the trainer's module"):
+                    change(trainer.module)
+            assert torch.equal(sample(module), before)
+            steps.append(before)
+        elif not isinstance(record, Epoch):
+            with pytest.raises(RuntimeError, match="call it for a Step or an Epoch"):
+                trainer.gather()
+
+    with job(folder, model=module, steps=4) as trainer:
+        trainer.fit(on_record=act)
+        assert len({one.item() for one in steps}) == 4
+        assert torch.equal(sample(trainer.module), steps[-1])
+    with job(folder, model=wide) as trainer:
+        next(trainer.run_epoch(0))
+        with pytest.raises(RuntimeError, match=r"call trainer\.gather\(\) on all ranks"):
+            sample(trainer.module)
+        assert torch.equal(sample(trainer.gather()), steps[0])
+    if comm.size > 1:
+        one = lambda record: comm.rank == 0 and isinstance(record, Step) and trainer.gather()  # noqa: E731
+        with (
+            job(folder) as trainer,
+            pytest.raises(ConfigError, match=r"gather\(\) in on_record is True on rank 0 and"),
+        ):
+            trainer.fit(on_record=one)
 
 
 def test_what_a_program_asks_at_another_time_or_on_one_rank_is_refused(folder):

@@ -260,6 +260,24 @@ def test_batch_norm_is_torchs(momentum):
         np.testing.assert_allclose(found, own.get_buffer(name))
 
 
+@pytest.mark.parametrize("training", [True, False])
+def test_batch_norm_in_16_bits_rounds_once(training):
+    """Its error is at most torch's own, to half of the last bit."""
+    kind = pytest.importorskip("ml_dtypes").bfloat16
+    torch.manual_seed(0)
+    own = nn.BatchNorm1d(6)
+    nn.init.normal_(own.weight), nn.init.normal_(own.bias)
+    own.running_mean += 2
+    x = (3 * torch.randn(64, 6) + 1).bfloat16()
+    layer = layers(nn.Sequential(own))["part0"]
+    context = Context(training, samples=np.arange(64), state=layer.state("f4"))
+    values = {name: part.astype(kind) for name, part in values_of(layer, np.float32).items()}
+    y, _ = layer.forward(values, arrays.as_array(x), context)
+    assert y.dtype == kind
+    exact = own.bfloat16().float().train(training)
+    torch.testing.assert_close(arrays.as_tensor(y).float(), exact(x.float()), rtol=2**-8, atol=1e-5)
+
+
 def test_buffers_have_the_type_that_parameters_have():
     module = functional(lambda m, x: (m.linear(x) + m.table)[:, m.index], "table")
     module.linear = nn.Linear(6, 6)

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from mpitrain.adapters.torch.functions.optimizer import TorchOptimizer
-from mpitrain.adapters.torch.modules.whole import load_into, trained
+from mpitrain.adapters.torch.modules.whole import trained
 from mpitrain.arrays import Array
 from mpitrain.config import ConfigError
 from mpitrain.parallel.store import overlaps
@@ -17,7 +17,7 @@ from mpitrain.training.parts import Parts
 def handed_over(parts: Parts, module: torch.nn.Module) -> torch.optim.Optimizer:
     """The program's optimiser of a module, with the state and the rates of training.
 
-    The module gets the trained values as well.  Rates and other scheduled options are those of the
+    Rates and other scheduled options are those of the
     next step, or of the last one after the end.  Collective; costs the whole state on each rank.
 
     Raises:
@@ -35,7 +35,6 @@ def handed_over(parts: Parts, module: torch.nn.Module) -> torch.optim.Optimizer:
             "torch_optimizer(): the module has averages (optim.average, or those of workers, "
             "[sync]), and the optimiser's state belongs to other values; train without them"
         )
-    load_into(module, parts)
     parameters = trained(module, parts.objects.layers or {})
     whole = _gathered(parts, optimizer.slots)
     left_out: dict[str, int] = {}

@@ -58,19 +58,20 @@ class BatchNormStandIn(nn.Module):
         state = dict(context.state) or {
             name: self.xp.asarray(value) for name, value in self.state(np.float64).items()
         }
-        rows = x.transpose(1, -1)
+        wide = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+        rows = wide.transpose(1, -1)
         normal: torch.Tensor
         if context.training:
             normal = _Normalised.apply(rows, self, state)
         else:
             mean, variance = (
-                as_tensor(self.xp.asarray(state[name])).to(x.dtype)
+                as_tensor(self.xp.asarray(state[name])).to(wide.dtype)
                 for name in ("running_mean", "running_var")
             )
             normal = (rows - mean) / torch.sqrt(variance + self.epsilon)
         if self.weight is not None:
             normal = normal * self.weight + self.bias
-        normal = normal.transpose(1, -1)
+        normal = normal.transpose(1, -1).to(x.dtype)  # 16 bits are rounded once, as in torch
         # The result is contiguous as torch's own, lest a module's view() of it fail.
         return normal.contiguous() if x.is_contiguous() else normal
 
