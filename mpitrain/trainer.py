@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from mpi4py import MPI
 
@@ -22,10 +22,7 @@ from mpitrain.start import start
 from mpitrain.training.assemble import Hooks
 from mpitrain.training.loop import Loop
 from mpitrain.training.parts import Parts
-from mpitrain.user_objects import Given
-
-if TYPE_CHECKING:
-    from mpitrain.adapters.torch.modules.own_module import OwnModule
+from mpitrain.user_objects import Given, beside_training
 
 
 class Trainer(ClosedTogether):
@@ -138,11 +135,7 @@ class Trainer(ClosedTogether):
             hooks = Hooks(span=span, stop=stop, before_step=before_step)
             self.loop: Loop = start(whole, job, objects, **hooks)
         self._whole, self._job, self._objects, self._hooks = whole, job, objects, hooks
-        self._own: OwnModule | None = None
-        if module is not None:
-            from mpitrain.adapters.torch.modules.own_module import OwnModule
-
-            self._own = OwnModule(module)
+        self._own = None if module is None else beside_training(module)
 
     @property
     def module(self) -> Any:

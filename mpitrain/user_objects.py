@@ -17,6 +17,7 @@ from mpitrain.objective.metrics import Averaged, Metric
 from mpitrain.ranks.same import name_of
 
 if TYPE_CHECKING:
+    from mpitrain.adapters.torch.modules.own_module import OwnModule
     from mpitrain.optim.groups import Grouping
     from mpitrain.optim.optimizers import Optimizer
 
@@ -117,6 +118,13 @@ def _give_shapes(module: Any, inputs: Array, seed: int) -> None:
             f"model: it has lazy parts, and the first sample cannot give them their shapes "
             f"({type(error).__name__}: {' '.join(str(error).split())}); run it once before"
         ) from error
+
+
+def beside_training(module: Any) -> "OwnModule":
+    """The program's torch module, which follows its training when asked."""
+    from mpitrain.adapters.torch.modules.own_module import OwnModule
+
+    return OwnModule(module)
 
 
 def bit_sum(tensor: Any) -> int:

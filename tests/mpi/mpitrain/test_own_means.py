@@ -74,6 +74,37 @@ def assert_as_in_one_process(folder, comm, **given):
     torch.testing.assert_close(*found, rtol=1e-9, atol=1e-11)
 
 
+class Segments(Waves):
+    """A class for each of four places, of which some do not count."""
+
+    def __getitem__(self, index):
+        x, _ = super().__getitem__(index)
+        classes = (x[:4] > 0).long() + 3 * (x[:4] > 1).long()
+        return x, torch.where(x[:4] > -1, classes, 255)
+
+
+def segments(classes):
+    return lambda: torch.nn.Sequential(
+        torch.nn.Linear(6, 4 * classes), torch.nn.Unflatten(1, (classes, 4))
+    )
+
+
+def test_scores_of_classes_may_be_the_first_axis(comm, folder):
+    """As torch's own loss has them: the number of classes and metrics by name go by it."""
+    given = dict(train_data=Segments(48, 1), test_data=Segments(30, 2), epochs=1)
+    given |= dict(loss=torch.nn.CrossEntropyLoss(ignore_index=255))
+    with made(folder, model=segments(5), metrics=["accuracy"], **given) as trainer:
+        (told,) = trainer.fit()
+        x, labels = (torch.stack(part) for part in zip(*(given["test_data"][i] for i in range(30))))
+        counts = labels != 255
+    assert 0 < counts.sum() < counts.numel()
+    with torch.no_grad():
+        right = trainer.module.double()(x.double()).argmax(1) == labels
+    assert told.metrics["accuracy"] == right[counts].double().mean().item()
+    with pytest.raises(ConfigError, match="nobody knows along which axis they lie"):
+        made(folder, model=segments(4), metrics=["accuracy"], **given)
+
+
 @pytest.mark.parametrize("loss", [ignoring, counting])
 def test_labels_that_are_left_out(comm, folder, loss):
     assert_as_in_one_process(folder, comm, **language(loss=loss))

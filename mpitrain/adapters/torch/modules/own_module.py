@@ -131,9 +131,7 @@ class _Looks(TorchFunctionMode):
         """Call a function; RuntimeError if it reads values of the past, or changes values."""
         given = dict(kwargs or {})
         if not self.rests and function not in _ABOUT:
-            if self.is_late and any(
-                id(one) in self._tensors for one in tree_leaves((args, given))
-            ):
+            if self.is_late and any(id(one) in self._tensors for one in tree_leaves((args, given))):
                 raise RuntimeError(_STALE)
             if _changes(function) and any(map(self._is_own, tree_leaves(args[:1]))):
                 raise RuntimeError(
