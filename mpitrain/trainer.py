@@ -154,7 +154,8 @@ class Trainer(ClosedTogether):
 
         With ``optim.average`` these are the averages.  ``on_record`` may call it, on all ranks,
         when it sees a ``Step`` or an ``Epoch``: for a running mean, for texts of a language model,
-        for a file.  Costs a message of all parameters, and a copy of them.
+        for a file.  Where records come late (asynchronous schedules, servers, ``sync.agree``), the
+        values are newer than the record.  Costs a message of all parameters, and a copy of them.
 
         Raises:
             ConfigError: on all ranks: some of them did not call it in ``on_record``, or the model

@@ -127,14 +127,6 @@ def beside_training(module: Any) -> "OwnModule":
     return OwnModule(module)
 
 
-def bit_sum(tensor: Any) -> int:
-    """Sum of a tensor's bits as integers, in any memory; no order of summation changes it."""
-    import torch
-
-    kind = {1: torch.uint8, 2: torch.int16, 4: torch.int32}.get(tensor.element_size(), torch.int64)
-    return int(tensor.detach().contiguous().reshape(-1).view(kind).sum())
-
-
 def kinds(module: Any) -> dict[str, object]:
     """Types of a torch module's parts, by name; for torch's own classes with their options."""
     return {

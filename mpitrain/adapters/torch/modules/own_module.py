@@ -11,14 +11,13 @@ from mpitrain.adapters.torch.modules.whole import load_into
 from mpitrain.config import ConfigError
 from mpitrain.metrics.records import Epoch, Record, Round, Skipped, Step, Write
 from mpitrain.training.parts import Parts
-from mpitrain.user_objects import bit_sum
 
 _STALE = (
     "the trainer's module has not the values that training has now; call trainer.gather() on all "
     "ranks, which gives it them"
 )
 _T = torch.Tensor
-#: What is asked about a tensor without its values.
+#: Questions about a tensor that do not ask for its values.
 _ABOUT: frozenset[Any] = frozenset({
     _T.dim, _T.element_size, _T.is_complex, _T.is_contiguous, _T.is_floating_point, _T.nelement,
     _T.numel, _T.requires_grad_, _T.size, _T.stride,
@@ -106,7 +105,7 @@ class OwnModule:
 
     def _versions(self) -> list[tuple[int, int]]:
         """Version and sum of the bits of each parameter: ``p.data`` changes the bits alone."""
-        return [(p._version, bit_sum(p)) for p in self.module.parameters()]
+        return [(p._version, _bit_sum(p)) for p in self.module.parameters()]
 
 
 class _Looks(TorchFunctionMode):
@@ -148,6 +147,12 @@ class _Looks(TorchFunctionMode):
             and value.layout == torch.strided
             and value.untyped_storage().data_ptr() in self._memory
         )
+
+
+def _bit_sum(tensor: torch.Tensor) -> int:
+    """Sum of a tensor's bits as integers, in any memory; no order of summation changes it."""
+    kind = {1: torch.uint8, 2: torch.int16, 4: torch.int32}.get(tensor.element_size(), torch.int64)
+    return int(tensor.detach().contiguous().reshape(-1).view(kind).sum())
 
 
 def _changes(function: Any) -> bool:
