@@ -1,7 +1,7 @@
 """The package's exceptions.  Each message is one sentence that names the fix where there is one."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 #: How to get CuPy, which has a package for each CUDA.
 INSTALL_CUPY = "pip install cupy-cuda13x (or cupy-cuda12x)"
@@ -43,6 +43,17 @@ def hint(name: str, known: Iterable[str], otherwise: str = "there are") -> str:
     alike = 0.5 if len(name) < 4 else 0.6  # one letter of two, as in lt for lr
     near = difflib.get_close_matches(name, known, n=1, cutoff=alike)
     return f"did you mean {near[0]!r}?" if near else f"{otherwise} {', '.join(known)}"
+
+
+def by_ranks(told: Sequence[str]) -> str:
+    """What each rank told, once for all ranks that told it: ``ranks 0, 2: this; rank 1: that``."""
+    ranks: dict[str, list[int]] = {}
+    for rank, text in enumerate(told):
+        ranks.setdefault(text, []).append(rank)
+    return "; ".join(
+        f"rank{'s' * (len(who) > 1)} {', '.join(map(str, who))}: {text}"
+        for text, who in ranks.items()
+    )
 
 
 class InvalidBuffer(CollectiveError, ValueError):

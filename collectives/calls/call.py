@@ -12,7 +12,7 @@ from mpi4py import MPI
 from collectives.algorithms import own
 from collectives.calls.arguments import Arguments
 from collectives.calls.buffers import CallBuffer
-from collectives.calls.mpi4py_spec import LETTERS
+from collectives.calls.mpi4py_spec import LETTERS, kept_type
 from collectives.contracts import Contract, Member, contract
 from collectives.errors import InvalidBuffer
 from collectives.execution.memory import Combine, Items, is_on_device
@@ -270,7 +270,7 @@ class _ReduceLocal:
 
     def __init__(self, op: MPI.Op, datatype: MPI.Datatype) -> None:
         self.op = op
-        self.datatype = datatype
+        self.datatype = kept_type(self, datatype)
 
     def __call__(self, left: Items, right: Items, /, *, out: Items) -> None:
         result = right.copy()

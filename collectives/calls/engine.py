@@ -149,7 +149,7 @@ class Engine(Watching):
         location, places = self._rendezvous.location(call), None
         if location is not None:
             meeting = meeting or self._rendezvous.meet(location)
-            places = self._rendezvous.places(meeting)
+            places = self._rendezvous.places(meeting, call)
         call = self._autotune.tuned(call, places, measures=True)
         made = self._cache.take(call.key, places) or self._binder.bind(call, places, planned=False)
         plan = None if isinstance(made, NativePlan) else made
@@ -243,7 +243,7 @@ class Engine(Watching):
             if meeting is None:
                 plan = None if repeats else self._cache.take(call.key, location)
                 meeting = self._rendezvous.meet(location, plan)
-            places = self._rendezvous.places(meeting)
+            places = self._rendezvous.places(meeting, call)
             if plan is not None and not all_have(meeting, plan):
                 plan.Free()
                 plan = None

@@ -115,7 +115,7 @@ class Gaps:
     Args:
         keep: the object that keeps the memory alive.
         address: address of item 0.
-        datatype: type of an item.  It is duplicated, as the caller may free it before the run.
+        datatype: type of an item.
         blocks: which items are packed, one behind the other.
     """
 
@@ -125,9 +125,8 @@ class Gaps:
         self._keep = keep
         self._address = address
         self._extent = datatype.Get_extent()[1]
-        self._datatype = datatype.Dup()
+        self._datatype = kept_type(self, datatype)
         self._blocks = [block for block in blocks if block.length]
-        weakref.finalize(self, free_types, [self._datatype]).atexit = False
 
     @classmethod
     def at_bottom(cls, datatype: MPI.Datatype, blocks: Sequence[Block]) -> Self:
@@ -191,6 +190,16 @@ def is_one_block(datatype: MPI.Datatype) -> bool:
         return all(map(is_one_block, parts))
     finally:
         free_types(part for part in parts if not part.is_predefined)
+
+
+def kept_type(user: object, datatype: MPI.Datatype) -> MPI.Datatype:
+    """A type that lives as long as its user: the caller may free ``datatype`` before the run, and
+    need not have committed it."""
+    if datatype.is_predefined:
+        return datatype
+    kept = datatype.Dup().Commit()
+    weakref.finalize(user, free_types, [kept]).atexit = False
+    return kept
 
 
 def free_types(types: Iterable[MPI.Datatype]) -> None:

@@ -2,9 +2,11 @@
 
 import struct
 from collections.abc import Callable
+from zlib import crc32
 
 from collectives.calls.call import Call
 from collectives.calls.resources import Resources
+from collectives.errors import MismatchError, by_ranks
 from collectives.execution.memory import HOST
 from collectives.execution.plan import Plan
 from collectives.execution.shared import Places
@@ -16,7 +18,7 @@ _NO_BUFFER = -1
 _ORDINARY = -2
 _FORMAT = f"{WORDS}q"
 
-#: Windows and offsets of a rank's send and receive buffer.
+#: Windows and offsets of a rank's send and receive buffer; a checksum of the call.
 Location = tuple[int, ...]
 
 
@@ -51,7 +53,7 @@ class Rendezvous:
                 found += (_ORDINARY, 0)
             else:
                 found += node.locate(buffer.address, buffer.items.nbytes) or (_ORDINARY, 0)
-        return tuple(found)
+        return *found, crc32(str(call).encode())
 
     def meet(self, mine: Location, plan: Plan | None = None) -> Meeting:
         """Waits for all ranks; what each of them brought: its location, and its ``plan`` of before
@@ -79,17 +81,27 @@ class Rendezvous:
     def places_of(self, call: Call) -> Places | None:
         """Lets the ranks meet for a call; :meth:`places` of their buffers."""
         location = self.location(call)
-        return None if location is None else self.places(self.meet(location))
+        return None if location is None else self.places(self.meet(location), call)
 
-    def places(self, meeting: Meeting) -> Places | None:
+    def places(self, meeting: Meeting, call: Call) -> Places | None:
         """The places of all ranks' buffers in memory that all of them map; ``None`` if one lies
-        elsewhere, or some are on a GPU and others not."""
+        elsewhere, or some are on a GPU and others not.
+
+        Raises:
+            MismatchError: on all ranks, if they have not met for one call.
+        """
         node = self._resources.node
         assert node is not None, "ranks meet in its memory"
         told = [struct.unpack(_FORMAT, words) for words in meeting]
+        if len({words[4] for words in told}) > 1:
+            calls = by_ranks(self._resources.gathered(str(call)))
+            raise MismatchError(
+                f"the ranks' calls do not belong together: {calls}; COLLECTIVES_CHECK=1 names the "
+                "lines"
+            )
         if any(_ORDINARY in (words[0], words[2]) for words in told):
             return None
-        places = tuple(own_places(words[:4]) for words in told)
+        places = tuple(own_places(words) for words in told)
         windows = {place.window for both in places for place in both if place}
         on_host = {node.windows[window].memory is HOST for window in windows}
         return places if len(on_host) == 1 else None
@@ -97,7 +109,7 @@ class Rendezvous:
 
 def own_places(mine: Location) -> tuple[Place | None, Place | None]:
     """The places of this rank's buffers, which lie in memory that the ranks share."""
-    send, send_offset, recv, recv_offset = mine
+    send, send_offset, recv, recv_offset = mine[:4]
     return _place(send, send_offset), _place(recv, recv_offset)
 
 

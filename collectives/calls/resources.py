@@ -180,6 +180,9 @@ class Resources:
             kind = self.devices.memory(CudaMemory().gpu if memory == "cupy" else None)
             dtype = read_type(dtype)
             dimensions = read_shape(shape, dtype)
+            if dtype.subdtype is not None:  # as of NumPy, its axes come behind the others
+                dtype, inner = dtype.subdtype
+                dimensions += inner
             items = kind.zeros(dimensions, dtype) if alone else None
         except Exception as error:  # the other ranks learn of any error
             problem = error

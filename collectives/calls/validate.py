@@ -25,6 +25,7 @@ from collectives.errors import (
     MismatchError,
     ScheduleError,
     UnknownAlgorithm,
+    by_ranks,
     words,
 )
 from collectives.failure.history import call_site
@@ -158,17 +159,13 @@ class Validator:
         code, line = call_site()
         site = f"{Path(code.co_filename).name}:{line}" if code else "unknown place"
         everybody = self.resources.gathered((call, site, dict(lengths)))
-        ranks: dict[str, list[int]] = {}
-        for rank, (other, _, _) in enumerate(everybody):
-            ranks.setdefault(other, []).append(rank)
+        places: dict[str, str] = {}
+        for other, place, _ in everybody:
+            places.setdefault(other, place)
         where = f"(number {self._compared} of this communicator)"
-        if len(ranks) > 1:
-            listed = "; ".join(
-                f"rank{'s' * (len(who) > 1)} {', '.join(map(str, who))}: {what} "
-                f"(at {everybody[who[0]][1]})"
-                for what, who in ranks.items()
-            )
-            raise MismatchError(f"the ranks' calls do not belong together {where}: {listed}")
+        if len(places) > 1:
+            calls = by_ranks([f"{other} (at {places[other]})" for other, _, _ in everybody])
+            raise MismatchError(f"the ranks' calls do not belong together {where}: {calls}")
         known: dict[Hashable, tuple[int, int]] = {}
         for rank, (_, place, told) in enumerate(everybody):
             for block, nbytes in told.items():

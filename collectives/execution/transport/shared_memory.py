@@ -37,7 +37,7 @@ _LINE = 8  # a cache line in 8-byte words: two ranks never write to the same one
 #: Plans in flight at a time that can be told apart.
 SLOTS = 512
 #: How many 8-byte words each rank can bring to :meth:`NodeMemory.meet`.
-WORDS = 5
+WORDS = 6
 
 
 #: The words that each rank brought to a meeting.

@@ -140,7 +140,9 @@ TYPES = {
 def test_types_that_differ_between_ranks(comm, name, algorithm):
     """The same six numbers: of a type with gaps on rank 0, one behind the other on the others."""
     make, where = TYPES[name]
-    kind = make().Commit()
+    kind = make()  # ours need no Commit
+    if algorithm in ("auto", "native"):
+        kind.Commit()
     count = {"longer than it is": 6, "in pairs": 3}.get(name, 1)
     for root in range(comm.size):
         for _ in range(3):
@@ -155,6 +157,7 @@ def test_types_that_differ_between_ranks(comm, name, algorithm):
                 comm.Bcast(packed, root, algorithm=algorithm)
                 assert np.array_equal(packed, expected)
     spread[...], packed[...] = np.arange(40.0), np.zeros(6)
+    kind.Commit()
     plan = comm.Bcast_init([spread, count, kind] if comm.rank == 0 else packed, 0)
     kind.Free()  # as MPI allows
     plan()

@@ -84,8 +84,15 @@ def test_operations_that_do_not_commute(comm, algorithm):
     assert np.array_equal(result, product)
     with pytest.raises(UnknownAlgorithm, match="does not keep rank order"):
         comm.Allreduce([mine, 9, matrix], [result, 9, matrix], op=op, algorithm="ring")
+    plan = comm.Allreduce_init([mine, 9, matrix], [result, 9, matrix], op=op, algorithm=algorithm)
+    matrix.Free()  # as MPI allows
+    for _ in range(2):
+        result[...] = 0
+        plan.Start()
+        plan.Wait()
+        assert np.array_equal(result, product)
+    plan.Free()
     op.Free()
-    matrix.Free()
 
 
 @pytest.mark.parametrize("algorithm", ["ring", "native", "auto"])

@@ -413,6 +413,37 @@ def test_checking_compares_operations_counts_and_odd_arguments():
     add.Free()
 
 
+@two_or_more
+def test_different_calls_that_meet_in_shared_memory_are_an_error():
+    """Without ``check``: a rank would read and store behind another's array."""
+    with Communicator(MPI.COMM_WORLD) as comm:
+        short, long = comm.empty(4000), comm.empty(8000)
+        odd = comm.rank == comm.size - 1
+        given = {"algorithm": "direct"}
+        calls = {
+            "4000 x float64 .* 8000 x": lambda: comm.Allreduce(
+                MPI.IN_PLACE, long if odd else short, **given
+            ),
+            "SUM .* MAX": lambda: comm.Allreduce(
+                MPI.IN_PLACE, short, MPI.MAX if odd else MPI.SUM, **given
+            ),
+            "direct.* by ring": lambda: comm.Iallreduce(
+                MPI.IN_PLACE, short, algorithm="ring" if odd else "direct"
+            ),
+            "allreduce .* broadcast": lambda: (
+                comm.Bcast(short, algorithm="chain")
+                if odd
+                else comm.Allreduce(MPI.IN_PLACE, short, **given)
+            ),
+        }
+        for _ in range(2):
+            expect_sum(comm, short, "direct")
+            for sentence, call in calls.items():
+                with pytest.raises(MismatchError, match=sentence):
+                    call()
+        expect_sum(comm, long, "direct")
+
+
 NO_SHAPES = [-1, (2, -3), 2**61, 2**70, (2**40, 2**40), "x", 1.5, [None]]
 NO_SHAPES += [(0, 2**70), (0, 2**40, 2**40), (1,) * 65, (0, *(1,) * 65)]
 
@@ -427,6 +458,12 @@ def test_memory_that_one_rank_asks_for_in_vain(comm, given):
     with pytest.raises(InvalidBuffer, match=f"rank {comm.size - 1}: "):
         comm.empty(*(given if comm.rank == comm.size - 1 else (10, "f8")))
     assert comm.empty(10).size == 10
+
+
+def test_items_of_several_numbers_are_more_axes_as_of_numpy(comm):
+    items = comm.empty(4, "3i4")
+    assert items.shape == np.zeros(4, "3i4").shape and items.dtype == np.int32
+    expect_sum(comm, items, "direct")
 
 
 @two_or_more
