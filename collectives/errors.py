@@ -46,7 +46,7 @@ def hint(name: str, known: Iterable[str], otherwise: str = "there are") -> str:
 
 
 def by_ranks(told: Sequence[str]) -> str:
-    """What each rank told, once for all ranks that told it: ``ranks 0, 2: this; rank 1: that``."""
+    """The ranks' words, equal ones once: ``ranks 0, 2: this; rank 1: that``."""
     ranks: dict[str, list[int]] = {}
     for rank, text in enumerate(told):
         ranks.setdefault(text, []).append(rank)
