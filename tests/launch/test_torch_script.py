@@ -34,25 +34,42 @@ def started(tmp_path, backend="", then="", ranks=2, options=()):
     return run(tmp_path, "-m", "collectives.torch", *options, script, "--lr", 1, ranks=ranks)
 
 
-@pytest.mark.parametrize(
-    ("backend", "name"),
-    [
-        pytest.param('"mpi"', NAME, marks=pytest.mark.slow),
-        pytest.param('"collectives"', NAME, marks=pytest.mark.slow),
-        ('"gloo"', "gloo"),
-    ],
-)
-def test_a_script_names_any_backend(tmp_path, backend, name):
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ['"mpi"', '"collectives"'])
+def test_a_script_names_any_backend(tmp_path, backend):
     done = started(tmp_path, backend)
     assert done.returncode == 0, done.stderr
-    assert done.stdout == f"total 3.0 {name} --lr 1 __main__\n"
+    assert done.stdout == f"total 3.0 {NAME} --lr 1 __main__\n"
 
 
-def test_a_group_of_gloo_stands_beside_mpi_and_the_launcher_says_what_it_changes(tmp_path):
-    then = 'beside = dist.new_group(backend="gloo")\ndist.all_reduce(total, group=beside)\n'
-    then += "assert total.item() == 6"
+#: A group of Gloo's beside ours, and one of Gloo's alone. A forked process leaves the messages
+#: under way alone; work that nobody waits for ends.
+PEACEFUL = """
+beside = dist.new_group(backend="gloo")
+dist.all_reduce(total, group=beside)
+assert total.item() == 6
+
+import atexit
+work = dist.irecv(total, 1 - rank)
+if (child := os.fork()) == 0: atexit._run_exitfuncs(); os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+dist.send(torch.ones(1), 1 - rank); work.wait()
+
+dist.destroy_process_group()
+dist.init_process_group("gloo")
+dist.all_reduce(total)
+assert total.item() == 2 and group() == "gloo"
+dist.destroy_process_group()
+
+dist.init_process_group()
+for _ in range(20): dist.all_reduce(torch.ones(1000), async_op=True)
+sys.exit(0)
+"""
+
+
+def test_groups_of_gloo_stand_beside_mpi_and_the_launcher_says_what_it_changes(tmp_path):
     for _ in range(5):
-        done = started(tmp_path, then=then, options=["--explain"])
+        done = started(tmp_path, then=PEACEFUL, options=["--explain"])
         # Gloo's thread may hold a tensor when Python ends, and abort; under torchrun, too.
         if "terminate called without an active exception" not in done.stderr:
             break
@@ -66,11 +83,22 @@ def test_a_group_of_gloo_stands_beside_mpi_and_the_launcher_says_what_it_changes
     ("then", "status", "said"),
     [
         pytest.param('raise ValueError("here")', 1, "ValueError: here", marks=pytest.mark.slow),
-        ('if rank == 1: raise ValueError("here")\ndist.barrier()', 1, "ValueError: here"),
+        # tests/launch/test_failures.py has these without torch.
+        pytest.param(
+            'if rank == 1: raise ValueError("here")\ndist.barrier()',
+            1,
+            "ValueError: here",
+            marks=pytest.mark.slow,
+        ),
         pytest.param("sys.exit(3)", 3, "", marks=pytest.mark.slow),
         ("if rank == 1: sys.exit(3)\ndist.barrier()", 3, ""),
         ("if rank == 1: sys.exit()\ndist.barrier()", 1, "barrier"),
-        ("if rank == 1: os.kill(os.getpid(), 9)\ndist.barrier()", None, "rank 1"),
+        pytest.param(
+            "if rank == 1: os.kill(os.getpid(), 9)\ndist.barrier()",
+            None,
+            "rank 1",
+            marks=pytest.mark.slow,
+        ),
         (
             "import signal, threading, time\n"
             "if rank == 1: threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()\n"
@@ -79,18 +107,6 @@ def test_a_group_of_gloo_stands_beside_mpi_and_the_launcher_says_what_it_changes
             "work.wait(); dist.barrier(); time.sleep(2); dist.barrier()",
             1,
             "KeyboardInterrupt",
-        ),
-        # A forked process leaves the messages under way alone; work that nobody waits for ends.
-        (
-            "import atexit\n"
-            "work = dist.irecv(total, 1 - rank)\n"
-            "if (child := os.fork()) == 0: atexit._run_exitfuncs(); os._exit(0)\n"
-            "assert os.waitpid(child, 0)[1] == 0\n"
-            "dist.send(torch.ones(1), 1 - rank); work.wait()\n"
-            "for _ in range(20): dist.all_reduce(torch.ones(1000), async_op=True)\n"
-            "sys.exit(0)",
-            0,
-            "",
         ),
     ],
 )
