@@ -1,5 +1,8 @@
 """Scans of handwritten digits that come with scikit-learn (UCI ML, Alpaydin & Kaynak 1998)."""
 
+from functools import cache
+
+import numpy as np
 from numpy.typing import DTypeLike
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
@@ -15,7 +18,7 @@ def load(test_fraction: float, dtype: DTypeLike) -> Dataset:
     Raises:
         DataError: a part would not have each digit.
     """
-    images, labels = load_digits(return_X_y=True)
+    images, labels = _scans()
     inputs = (images / 16).reshape(-1, 8, 8, 1).astype(dtype)
     try:
         train_x, test_x, train_y, test_y = train_test_split(
@@ -27,3 +30,9 @@ def load(test_fraction: float, dtype: DTypeLike) -> Dataset:
             "train or to test on, where each of the 10 must be; take 0.01 to 0.99"
         ) from error
     return Dataset(Samples(train_x, train_y), Samples(test_x, test_y), classes=10)
+
+
+@cache  # reading the text takes longer than a short training
+def _scans() -> tuple[np.ndarray, np.ndarray]:
+    images, labels = load_digits(return_X_y=True)
+    return images, labels

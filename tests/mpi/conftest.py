@@ -1,5 +1,6 @@
 """Tests that quick runs leave out, and a communicator that is closed after each module."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -34,6 +35,14 @@ def pytest_runtest_makereport(item):
         text = f"rank {MPI.COMM_WORLD.rank}: {item.nodeid} failed:\n{report.longreprtext}\n"
         print(text, file=sys.__stderr__, flush=True)
     return report
+
+
+@pytest.fixture(scope="session", autouse=True)
+def unsynchronised():
+    """Files need not reach the disk: no test pulls the plug."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda handle: None)
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -1,11 +1,13 @@
 """Layouts of the trainer for every number of ranks, and short runs on them."""
 
+from functools import cache
 from itertools import islice
 from pathlib import Path
 
 import numpy as np
 import pytest
 from mpi4py import MPI
+from msgspec import json
 
 from collectives import Communicator
 from mpitrain.checkpoint import Writer
@@ -171,7 +173,7 @@ def assert_goes_on(comm, config, kept=lambda trainer: {}):
 
 
 def alone(config, steps=20):
-    """The same in one process, without micro-batches or any layout."""
+    """The same in one process, without micro-batches or any layout; trained once for all tests."""
     plain = Config(
         run=config.run,
         data=config.data,
@@ -180,8 +182,13 @@ def alone(config, steps=20):
         optim=config.optim,
         train=Train(epochs=config.train.epochs, batch_size=config.train.batch_size),
     )
+    return _trained_alone(json.encode(plain), steps)
+
+
+@cache
+def _trained_alone(text, steps):
     with Communicator(MPI.COMM_SELF) as one:
-        return curve(one, plain, steps)
+        return curve(one, json.decode(text, type=Config), steps)
 
 
 ZERO_BUBBLE = dict(schedule="zero_bubble")

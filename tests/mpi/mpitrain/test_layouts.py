@@ -33,19 +33,6 @@ def steps_of(quick):
     return [*((*case, 3) for case in quick), *whole]
 
 
-@pytest.fixture(scope="module")
-def expected():
-    known = {}
-
-    def run(config, steps):
-        key = (config.model.kind, config.run.dtype, config.train.batch_size, steps)
-        if key not in known:
-            known[key] = alone(config, steps)
-        return known[key]
-
-    return run
-
-
 def same(found, expected, rtol):
     curve, parameters = found
     expected_curve, expected_parameters = expected
@@ -57,9 +44,9 @@ def same(found, expected, rtol):
     ("model", "layout", "steps"),
     steps_of((model, name) for model in QUICK for name in layouts(model, RANKS)),
 )
-def test_losses_are_those_of_one_process(comm, expected, model, layout, steps):
+def test_losses_are_those_of_one_process(comm, model, layout, steps):
     config = job(model, **layouts(model, RANKS)[layout])
-    same(curve(comm, config, steps), expected(config, steps), 1e-10)
+    same(curve(comm, config, steps), alone(config, steps), 1e-10)
 
 
 @pytest.mark.parametrize(("model", "layout"), few_of(["gpt"]))
@@ -73,19 +60,19 @@ def test_labels_that_are_left_out(comm, model, layout):
     ("model", "layout", "steps"),
     steps_of(case.values for case in few_of(["convnet"]) if not case.marks),
 )
-def test_in_single_precision_too(comm, expected, model, layout, steps):
+def test_in_single_precision_too(comm, model, layout, steps):
     config = job(model, "float32", **layouts(model, RANKS)[layout])
     found, _ = curve(comm, config, steps)
-    np.testing.assert_allclose(found[:, 0], expected(config, steps)[0][:, 0], rtol=1e-4)
+    np.testing.assert_allclose(found[:, 0], alone(config, steps)[0][:, 0], rtol=1e-4)
 
 
 @pytest.mark.at_most(5)
 @pytest.mark.parametrize(
     ("model", "layout"), few_of([model for model in MODELS if model not in FIRST])
 )
-def test_other_models_and_optimisers(comm, expected, model, layout):
+def test_other_models_and_optimisers(comm, model, layout):
     config = job(model, **layouts(model, RANKS)[layout])
-    same(curve(comm, config, steps=5), expected(config, 5), 1e-9)
+    same(curve(comm, config, steps=5), alone(config, 5), 1e-9)
 
 
 # More ranks than samples, so that some micro-batches are empty.
@@ -97,9 +84,9 @@ def test_stages_between_columns_that_ranks_share_unequally(comm):
 
 
 @pytest.mark.parametrize("layout", FEW)
-def test_micro_batches_without_samples(comm, expected, layout):
+def test_micro_batches_without_samples(comm, layout):
     config = job("gpt", batch_size=3, **layouts("gpt", RANKS)[layout])
-    same(curve(comm, config, steps=3), expected(config, 3), 1e-10)
+    same(curve(comm, config, steps=3), alone(config, 3), 1e-10)
 
 
 @pytest.mark.parametrize("layout", FEW)
@@ -158,10 +145,10 @@ def test_a_node_has_its_parameters_once(comm):
 @pytest.mark.at_most(5)
 @pytest.mark.parametrize("compute", ["bfloat16", pytest.param("float16", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("layout", FEW)
-def test_sixteen_bits_train_nearly_as_well(comm, expected, compute, layout):
+def test_sixteen_bits_train_nearly_as_well(comm, compute, layout):
     config = job("gpt", "float32", **layouts("gpt", RANKS)[layout])
     found, _ = curve(comm, changed(config, compute=compute), steps=4)
-    np.testing.assert_allclose(found[:, 0], expected(config, 5)[0][:4, 0], rtol=5e-3)
+    np.testing.assert_allclose(found[:, 0], alone(config, 5)[0][:4, 0], rtol=5e-3)
 
 
 @pytest.mark.mpi(min_size=2)
