@@ -20,21 +20,33 @@ def random_states() -> list[object]:
 @contextmanager
 def seeded(seed: int, *key: int) -> Iterator[None]:
     """Context in which Python's, NumPy's and torch's generators are seeded by these numbers."""
-    words = np.random.SeedSequence(seed, spawn_key=key).generate_state(2)
-    before, numpy_before = random.getstate(), np.random.get_state()
+    with kept_generators():
+        seed_generators(seed, *key)
+        yield
+
+
+@contextmanager
+def kept_generators() -> Iterator[None]:
+    """Context after which Python's, NumPy's and torch's generators are as before."""
+    before, numpys = random.getstate(), np.random.get_state()
     torch: Any = sys.modules.get("torch")  # if the program uses it
-    torch_before = torch.get_rng_state() if torch else None
-    random.seed(int(words[0]))
-    np.random.seed(words)
-    if torch:
-        torch.default_generator.manual_seed(int(words[0]) << 32 | int(words[1]))
+    torchs = torch.get_rng_state() if torch else None
     try:
         yield
     finally:
         random.setstate(before)
-        np.random.set_state(numpy_before)
+        np.random.set_state(numpys)
         if torch:
-            torch.set_rng_state(torch_before)
+            torch.set_rng_state(torchs)
+
+
+def seed_generators(seed: int, *key: int) -> None:
+    """Seeds Python's, NumPy's and torch's generators by these numbers."""
+    words = np.random.SeedSequence(seed, spawn_key=key).generate_state(2)
+    random.seed(int(words[0]))
+    np.random.seed(words)
+    if torch := sys.modules.get("torch"):
+        torch.default_generator.manual_seed(int(words[0]) << 32 | int(words[1]))
 
 
 def begin_epoch(data: Any, epoch: int) -> None:

@@ -10,7 +10,7 @@ from numpy.typing import DTypeLike
 from collectives.errors import words
 from mpitrain.arrays import Array, Shape, is_floating
 from mpitrain.data.dataset import DataError, Samples
-from mpitrain.data.generators import random_states, seeded
+from mpitrain.data.generators import kept_generators, random_states, seed_generators, seeded
 from mpitrain.fields import joined, named
 
 #: Arrays of one sample by name (:mod:`mpitrain.fields`).
@@ -76,20 +76,24 @@ class OwnSamples:
             raise DataError(self._shrunk) from error
         # Without samples, the first one gives the shapes.
         read = indices or [0]
-        found = ((i, self._read(i) if indices else self.first()) for i in read)
-        if self.collate is not None:
-            inputs, labels = self._collated(self.collate, read, [one for _, one in found])
-        else:  # at once, as a data set may use one buffer for all samples
-            pairs = [self._arrays_of(_sample(index), one) for index, one in found]
-            inputs, labels = (
-                self._stacked(read, what, values)
-                for what, values in zip(("input", "label"), zip(*pairs, strict=True), strict=True)
-            )
+        with kept_generators():
+            found = ((i, self._read(i) if indices else self.first()) for i in read)
+            if self.collate is not None:
+                inputs, labels = self._collated(self.collate, read, [one for _, one in found])
+            else:  # at once, as a data set may use one buffer for all samples
+                pairs = [self._arrays_of(_sample(index), one) for index, one in found]
+                inputs, labels = (
+                    self._stacked(read, what, values)
+                    for what, values in zip(
+                        ("input", "label"), zip(*pairs, strict=True), strict=True
+                    )
+                )
         return Samples(inputs[: len(indices)], labels[: len(indices)])
 
     def first(self) -> Any:
         """A sample with the shapes of all, as the data set gives it."""
-        return self._read(0)
+        with kept_generators():
+            return self._read(0)
 
     def outline(self) -> tuple[list[str], bool, bool]:
         """Look at the first sample.
@@ -115,16 +119,16 @@ class OwnSamples:
 
     def read_anew(self) -> None:
         """Reads a sample in this process, beside all passes."""
-        self._read(0)
+        self.first()
 
     def _read(self, index: int) -> Any:
-        with seeded(self.seed, 1, self.epoch + 1, index):
-            try:
-                return self.data[index]
-            except (Exception, SystemExit) as error:  # or the other ranks would wait
-                if isinstance(error, IndexError) and len(self) <= index:
-                    raise DataError(self._shrunk) from error
-                raise self._wrong(_sample(index), f" cannot be read: {words(error)}") from error
+        seed_generators(self.seed, 1, self.epoch + 1, index)
+        try:
+            return self.data[index]
+        except (Exception, SystemExit) as error:  # or the other ranks would wait
+            if isinstance(error, IndexError) and len(self) <= index:
+                raise DataError(self._shrunk) from error
+            raise self._wrong(_sample(index), f" cannot be read: {words(error)}") from error
 
     @property
     def _shrunk(self) -> str:

@@ -17,12 +17,14 @@ from mpitrain.metrics.records import Step
 from mpitrain.ranks.stop import StopFlag
 from mpitrain.start import start
 
+RANKS = MPI.COMM_WORLD.size
 TEXT = Path(__file__).parents[3] / "README.md"
 
 MODELS = {
     "gpt": (
         Data(name="text", path=str(TEXT), context=8),
-        Model(kind="gpt", layers=6, heads=4, width=16),
+        # Layouts of four ranks and more cut it into eight parts, of fewer ranks into six at most.
+        Model(kind="gpt", layers=4 if RANKS < 4 else 6, heads=4, width=16),
         Optim(name="adamw", lr=1e-3, reference_batch=0, weight_decay=0.1, clip_norm=1.0),
     ),
     "convnet": (
@@ -149,26 +151,26 @@ def to_the_end(trainer):
 
 
 def assert_goes_on(comm, config, kept=lambda trainer: {}):
-    """A run that stops after 3 of 6 steps and goes on has the bits of one that does not stop.
+    """A run that stops after 2 of 4 steps and goes on has the bits of one that does not stop.
 
     ``kept``: what the checkpoint must hold besides, by name; of some rank it is not 0.
     """
-    expected_curve, expected = curve(comm, config, steps=6)
+    expected_curve, expected = curve(comm, config, steps=4)
     with start(comm, config) as trainer:
-        list(islice(trainer.run_epoch(0), 3))
+        list(islice(trainer.run_epoch(0), 2))
         writer = Writer(comm, checkpoints(config), keep=2)
         save(trainer.parts, writer)
         before = kept(trainer)
-        list(islice(trainer.run_epoch(0), 2))  # after the snapshot, while it is being written
+        list(islice(trainer.run_epoch(0), 1))  # after the snapshot, while it is being written
         writer.finish()
     with start(comm, config) as trainer:
         resumed = resume(trainer.parts)
-        assert (resumed.step, resumed.refused) == (3, [])
+        assert (resumed.step, resumed.refused) == (2, [])
         equal(kept(trainer), before)
         left = comm.allgather(any(values.any() for values in before.values()))
         assert any(left) or not before
-        records = list(islice(trainer.run_epoch(0), 3))
-        np.testing.assert_array_equal([(r.loss, r.grad_norm) for r in records], expected_curve[3:])
+        records = list(islice(trainer.run_epoch(0), 2))
+        np.testing.assert_array_equal([(r.loss, r.grad_norm) for r in records], expected_curve[2:])
         equal(whole(comm, trainer), expected)
 
 
@@ -279,7 +281,8 @@ def layouts(model, ranks):
     """The layouts that a model has on so many ranks, by name."""
     found = {name: make(ranks) for name, make in ANY.items()} | SOME.get(ranks, {})
     has_pipe = lambda p: p.get("pipe", 1) * p.get("chunks", 1)  # noqa: E731
-    layers = {"gpt": 8, "convnet": 5, "resnet": 4, "vgg": 4, "mlp": 3, "recommender": 3}[model]
+    gpt = 2 + MODELS["gpt"][1].layers
+    layers = {"gpt": gpt, "convnet": 5, "resnet": 4, "vgg": 4, "mlp": 3, "recommender": 3}[model]
     return {
         name: parallel
         for name, parallel in found.items()
