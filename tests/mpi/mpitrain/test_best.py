@@ -105,8 +105,14 @@ def test_the_best_stays_and_training_ends(comm, folder, parallel):
         assert not np.array_equal(values[name], value)
 
 
-@pytest.mark.parametrize("watched", [True, False], ids=["watched", "not watched"])
-@pytest.mark.parametrize("is_tested", [True, False], ids=["after its test", "before its test"])
+@pytest.mark.parametrize(
+    ("is_tested", "watched"),
+    [
+        (True, True),
+        (False, False),
+        *(pytest.param(*pair, marks=pytest.mark.slow) for pair in ((True, False), (False, True))),
+    ],
+)
 def test_a_run_that_is_killed_about_a_test_has_told_of_it_once(comm, folder, is_tested, watched):
     """The checkpoint that it goes on from was written before the test after the same step."""
     config = scored(folder) if watched else scored(folder, best="", patience=0)
@@ -124,7 +130,9 @@ def test_a_run_that_is_killed_about_a_test_has_told_of_it_once(comm, folder, is_
 
 
 @pytest.mark.parametrize("parallel", LAYOUTS)
-@pytest.mark.parametrize("stop", [3, BEST, 7, 8])
+@pytest.mark.parametrize(
+    "stop", [BEST, 7, *(pytest.param(step, marks=pytest.mark.slow) for step in (3, 8))]
+)
 def test_a_run_that_was_stopped_ends_after_the_same_step(comm, folder, parallel, stop):
     """Stops after 4 and 8 steps come before the tests that are due there."""
     records, values, _ = run(comm, scored(folder / "whole", **parallel))

@@ -203,7 +203,7 @@ def test_every_layout_is_torchs_own_loop(folder, parallel, workers):
 
 
 @pytest.mark.parametrize("parallel", layouts())
-@pytest.mark.parametrize("loss", [tagged, per_line])
+@pytest.mark.parametrize("loss", [pytest.param(tagged, marks=pytest.mark.slow), per_line])
 def test_words_that_only_pad_do_not_count(folder, parallel, loss):
     """The mean is over the words of all micro-batches, and dropout is that of one process."""
     changed = given(**(TAGGED | {"loss": loss}))
@@ -217,8 +217,11 @@ def test_words_that_only_pad_do_not_count(folder, parallel, loss):
 @pytest.mark.parametrize(
     "kind",
     [
-        *("divided", "weighted", "dropped"),
-        *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("shuffled", "in turn", "split")),
+        *("divided", "weighted"),
+        *(
+            pytest.param(kind, marks=pytest.mark.slow)
+            for kind in ("dropped", "shuffled", "in turn", "split")
+        ),
     ],
 )
 def test_a_loader_gives_size_and_order(folder, kind):

@@ -108,7 +108,7 @@ def assert_same(folder, alone, layout, **changed):
 @pytest.mark.quick_on(2, 3)
 @pytest.mark.parametrize(
     "layout",
-    [pytest.param(name, marks=() if name in ("data", "pipe") else SLOW) for name in LAYOUTS],
+    [pytest.param(name, marks=() if name == "pipe" else SLOW) for name in LAYOUTS],
 )
 def test_all_kinds_together(comm, folder, alone, layout):
     assert_same(folder, alone, LAYOUTS[layout], model=lambda: around(*KINDS))
@@ -139,7 +139,7 @@ class Blocks(nn.Module):
 
 
 @pytest.mark.mpi(min_size=2)
-@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("again", [pytest.param(False, marks=SLOW), True])
 def test_cuts_change_no_mask(comm, folder, alone, again):
     """Also of a module on both sides of a cut."""
     if RANKS > 4:
