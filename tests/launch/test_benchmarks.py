@@ -28,6 +28,7 @@ def test_schedules_are_rehearsed(tmp_path):
     assert all(int(row[-2]) <= int(row[-1]) for row in rows) and len(rows) == 9  # activations
 
 
+@pytest.mark.slow
 def test_layouts_are_measured_in_the_order_of_the_search(tmp_path):
     words = ["digits_mlp", "-n2", "--flops=1e9", "--top=2", "--steps=4"]
     done = subprocess.run(

@@ -221,8 +221,8 @@ FAULTS = [
         "torch: a call that blocks overtakes those in the background",
         "tests/launch/test_torch_threads.py",
         "collectives/torch/order.py",
-        "                if not self.calls:\n                    self._runner = me",
-        "                if True:\n                    self._runner = me",
+        "while self.calls:\n                self._run_first()\n            self._runner = me",
+        "self._runner = me",
     ),
     Fault(
         "torch: what a code leaves out is kept where a gradient is no number",

@@ -258,6 +258,7 @@ def test_without_memory_a_model_is_cut_or_shared():
     assert nowhere.fastest(1) == []
 
 
+@pytest.mark.slow
 def test_a_model_of_70_billion_parameters_is_laid_out_on_64_gpus(tmp_path, capsys):
     job = tmp_path / "job.toml"
     job.write_text(
