@@ -42,6 +42,7 @@ from mpitrain.optim.schedule_table import Factor
 from mpitrain.parallel.replicas import ReplicaMismatch
 from mpitrain.pipeline.draw import figure
 from mpitrain.ranks import shrink
+from mpitrain.ranks.same import expect_same
 from mpitrain.ranks.stop import GO_ON, Stopped, stop_flag
 from mpitrain.ranks.threads import limit_blas_threads
 from mpitrain.ranks.together import all_or_nobody, together
@@ -63,6 +64,10 @@ def run(argv: Sequence[str]) -> int:
     truncated.
     """
     faulthandler.enable()
+    try:
+        expect_same(MPI.COMM_WORLD, {"the command line": [_last(word) for word in argv]})
+    except ConfigError as error:
+        return complain(MPI.COMM_WORLD, error, 2)
     options = parse(argv, speak=MPI.COMM_WORLD.rank == 0)
     try:
         whole = Communicator(MPI.COMM_WORLD)
@@ -84,6 +89,12 @@ def run(argv: Sequence[str]) -> int:
                 return GO_ON
             except ReportError as error:  # on rank 0 alone: the others are in the next step
                 raise SystemExit(f"mpitrain: {error}") from error
+
+
+def _last(word: str) -> str:
+    """A word of the command line without folders, which may differ between nodes."""
+    key, is_setting, value = word.rpartition("=")
+    return f"{key}{is_setting}{value.rpartition('/')[2]}"
 
 
 def train(comm: Communicator, options: argparse.Namespace) -> int:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch.programs import ROOT, needs_launcher, run, scratch
+from tests.launch.programs import MPITRAIN, ROOT, needs_launcher, run, scratch
 
 EXAMPLES = ROOT / "jobs" / "examples"
 pytestmark = scratch
@@ -46,6 +46,24 @@ def test_two_ranks_report_once(tmp_path):
     summary = metrics(tmp_path / "runs" / "digits_mlp")[-1]
     assert (summary["event"], summary["ranks"], summary["algorithm"]) == ("summary", 2, "ring")
     assert 0 < summary["comm_share"] < 1
+
+
+@needs_launcher
+@pytest.mark.parametrize(
+    "other",
+    [
+        ("eval", "job.toml"),
+        pytest.param(("train", "other.toml", "--resume"), marks=pytest.mark.slow),
+    ],
+)
+def test_command_lines_that_differ_are_refused(tmp_path, other):
+    """Without it, the job of rank 0 counted, or the ranks of two commands waited for each other."""
+    tmp_path.joinpath("job.toml").write_text("")
+    second = (":", "-n", "1", *MPITRAIN, *other)
+    done = train(tmp_path, "job.toml", *second, ranks=1)
+    told = f"the command line is ['train', 'job.toml'] on rank 0 and {list(other)} on rank 1"
+    assert done.returncode == 2 and done.stderr.count(told) == 1
+    assert not tmp_path.joinpath("runs").exists()
 
 
 @pytest.mark.slow

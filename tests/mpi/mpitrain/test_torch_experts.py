@@ -18,7 +18,7 @@ nn, F = torch.nn, torch.nn.functional
 
 pytestmark = [pytest.mark.mpi, pytest.mark.quick_on(2, 4)]
 RANKS = MPI.COMM_WORLD.size
-WORDS, LENGTH, WIDTH, CLASSES, EXPERTS, TOP = 11, 5, 8, 3, 5, 2
+WORDS, LENGTH, WIDTH, CLASSES, EXPERTS, TOP = 11, 5, 8, 3, 3, 2  # fewer experts than 4 ranks
 
 
 class Block(nn.Module):
@@ -84,7 +84,31 @@ class Stacked(Block):
     def forward(self, x):
         rows = x.reshape(-1, WIDTH)
         weights, chosen = self.route(rows)
-        return (self.experts(rows, chosen, weights) + self.shared(rows)).reshape(x.shape)
+        made = self.experts(rows, weights=weights, chosen=chosen)
+        return (made + self.shared(rows)).reshape(x.shape)
+
+
+class Sparse(nn.Module):
+    """Few rows find an expert; the frozen experts of both blocks lie in a module without code.
+
+    Rows are multiplied by their scores, of which alone parameters are trained.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.gate, self.inner = nn.Linear(WIDTH, EXPERTS), nn.Module()
+        nn.init.constant_(self.gate.bias, -1.3)
+        self.inner.experts = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(EXPERTS))
+        self.inner.requires_grad_(False)
+
+    def forward(self, x):
+        rows = x.reshape(-1, WIDTH)
+        scores, y = self.gate(rows).sigmoid(), torch.zeros_like(rows)
+        for number, expert in enumerate(self.inner.experts):
+            (at,) = torch.where(scores[:, number] > 0.4)
+            if len(at):
+                y = y.index_add(0, at, expert(input=rows[at] * scores[at, number, None]))
+        return y.reshape(x.shape)
 
 
 class Reader(nn.Module):
@@ -125,6 +149,13 @@ def first_frozen(**options):
     return model
 
 
+def sparse():
+    model = Reader(Sparse)
+    model.words.requires_grad_(False)
+    model.blocks[1].inner = model.blocks[0].inner
+    return model
+
+
 class Sentences(torch.utils.data.Dataset):
     def __init__(self, samples=24):
         self.samples = samples
@@ -140,11 +171,12 @@ class Sentences(torch.utils.data.Dataset):
 MODELS = {
     "list": Reader,
     "all called": lambda: Reader(hit=False),
-    "all to one": lambda: Reader(favourite=3),
+    "all to one": lambda: Reader(favourite=1),
     "jitter": lambda: Reader(jitter=0.2),
     "stack": lambda: Reader(Stacked),
     "frozen": frozen,
     "first frozen": first_frozen,
+    "sparse": sparse,
 }
 GROUPS = [size for size in (2, 4) if RANKS % size == 0]
 WHOLE = dict(experts=RANKS)
@@ -193,10 +225,11 @@ def grid():
     found = []
     quick = {("list", "experts"), ("list", "groups, zero 1"), ("stack", "zero 2"),
              ("all called", "pipe"), ("first frozen", "experts"), ("all to one", "zero 3"),
-             ("frozen", "groups"), ("jitter", "experts")}  # fmt: skip
+             ("frozen", "groups"), ("jitter", "experts"), ("sparse", "experts")}  # fmt: skip
     for name in MODELS:
         for layout in LAYOUTS:
-            if (name, layout) == ("jitter", "pipe"):  # drawn numbers that two parts would need
+            # Drawn numbers, or experts, that two parts would need.
+            if layout == "pipe" and name in ("jitter", "sparse"):
                 continue
             marks = () if (name, layout) in quick else pytest.mark.slow
             found.append(pytest.param(name, layout, marks=marks, id=f"{name} {layout}"))
@@ -306,6 +339,12 @@ class Tied(Block):
         self.experts[0][0].weight = self.experts[1][0].weight
 
 
+class Twice(Block):
+    def __init__(self):
+        super().__init__()
+        self.experts[0] = self.experts[1]
+
+
 #: Model, the names of its experts, and the sentence that refuses both.
 REFUSED = [
     (Reader, "expert", "there is no module 'expert' in a Reader; give a name that print"),
@@ -315,6 +354,7 @@ REFUSED = [
     (lambda: Reader(Dropping), "experts", "an expert draws random numbers for rows of many samp"),
     (lambda: Reader(Reading), "experts", "cannot be shared as experts= says"),
     (lambda: Reader(Widening), "experts", "experts make|another rank has seen a fault|size of"),
+    (lambda: Reader(Twice), "experts", "or one twice"),
     (lambda: Reader(Tied), "experts", "others use 0.weight of an expert, too; untie it"),
 ]
 

@@ -14,6 +14,9 @@ HOW = (
     "axis, and forward(rows (T, D), chosen (T, K), weights (T, K)), as in transformers"
 )
 
+#: Forward passes of modules that only hold others.
+_WITHOUT: tuple[Any, ...] = (nn.ModuleList.forward, nn.ModuleDict.forward, nn.Module.forward)
+
 
 def experts_named(module: nn.Module, names: str | Sequence[str]) -> tuple[str, ...]:
     """Full names of the modules that hold experts, in the module's order.
@@ -36,8 +39,8 @@ def experts_named(module: nn.Module, names: str | Sequence[str]) -> tuple[str, .
             )
         found |= places
     users = Counter(id(p) for part in known.values() for p in part.parameters(recurse=False))
-    for name in found:
-        if outer := next((one for one in found if name.startswith(f"{one}.")), ""):
+    for name in sorted(found):
+        if outer := next((one for one in sorted(found) if name.startswith(f"{one}.")), ""):
             raise ValueError(f"experts: {name} lies in {outer}, which has experts itself; name one")
         _expect_apart(name, known[name], users)
     return tuple(name for name in known if name in found)
@@ -54,11 +57,18 @@ def stacked_count(part: nn.Module) -> int:
     return count if type(count) is int else 0
 
 
-def caller_of(parts: dict[str, nn.Module], name: str) -> str:
-    """Name of the module whose forward pass calls the experts of a list: it, or that around it."""
-    kind: Any = type(parts[name])
-    inherited = (nn.ModuleList.forward, nn.ModuleDict.forward, nn.Module.forward)
-    return name.rpartition(".")[0] if kind.forward in inherited else name
+def callers_of(whole: nn.Module, part: nn.Module) -> list[nn.Module]:
+    """The modules whose forward pass calls the experts of a list: it, or the next ones around it.
+
+    Several modules may have one list.
+    """
+    places = dict(whole.named_modules(remove_duplicate=False))
+    found: dict[nn.Module, None] = {}
+    for name in [name for name, one in places.items() if one is part]:
+        while name and type(places[name]).forward in _WITHOUT:
+            name = name.rpartition(".")[0]
+        found[places[name]] = None
+    return list(found)
 
 
 def _expect_apart(name: str, part: nn.Module, users: Counter[int]) -> None:

@@ -7,6 +7,7 @@ again with what the experts made of them.
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from mpitrain.adapters.torch.arrays import named_tensors
 from mpitrain.adapters.torch.modules.drawing import remembered
-from mpitrain.adapters.torch.modules.expert_names import HOW, caller_of, is_listed
+from mpitrain.adapters.torch.modules.expert_names import HOW, callers_of, is_listed
 from mpitrain.adapters.torch.modules.expert_ways import Bank, ExpertRegion, tied
 from mpitrain.adapters.torch.modules.regions import Share
 from mpitrain.adapters.torch.modules.stand_ins import stand_ins
@@ -49,20 +50,22 @@ def expert_share(
     copied = region.copy_of(module)
     parts = dict(copied.named_modules())
     owners, stacked, served = dict[str, int](), set[str](), set[str]()
-    callers: dict[str, list[ListBank]] = {}
+    callers: dict[nn.Module, list[ListBank]] = {}
     for name in names:
         part = parts.get(name)
         if part is None or not [*part.parameters()]:  # another stage has it
             continue
         served |= {f"{name}.{own}" for own, _ in part.named_parameters()}
-        caller = caller_of(parts, name) if is_listed(part) else name
-        if any(True for _ in stand_ins(parts[caller])):
+        around = callers_of(copied, part) if is_listed(part) else [part]
+        if any(True for one in around for _ in stand_ins(one)):
             raise ValueError(
-                f"has a batch norm in {caller or 'itself'}, where rows lie on other ranks or the "
-                "code runs twice; take group or layer norm there"
+                f"has a batch norm around {name}, where rows lie on other ranks or the code runs "
+                "twice; take group or layer norm there"
             )
         if is_listed(part):
-            callers.setdefault(caller, []).append(ListBank(region, name, part))
+            listed = ListBank(region, name, part)
+            for one in around:
+                callers.setdefault(one, []).append(listed)
             experts = list(part._modules)
             for rank in range(group.size):
                 for number in experts[part_of(len(experts), rank, group.size)]:
@@ -73,8 +76,7 @@ def expert_share(
             each = named_tensors(part).items()
             stacked |= {f"{name}.{own}" for own, one in each if one.shape[:1] == (bank.experts,)}
     for caller, banks in callers.items():
-        around = parts[caller]
-        around.forward = partial(_around, banks, around.forward)
+        caller.forward = partial(_around, caller, banks, caller.forward)
     return Share(
         copied, region, owners=owners, stacked=frozenset(stacked), served=frozenset(served),
         refusal=_REFUSAL,
@@ -89,12 +91,12 @@ class StackBank(Bank):
         count: Any = part.num_experts
         super().__init__(region, name, part, [part] * count)
         part.num_experts = len(self.own)  # type: ignore[assignment]
+        self._taken = signature(part.forward)
         self._real, part.forward = part.forward, self._forward
 
-    def _forward(
-        self, hidden: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor
-    ) -> torch.Tensor:
+    def _forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """The forward pass of the module, for rows, their experts, and weights of these."""
+        hidden, chosen, weights = self._taken.bind(*args, **kwargs).args
         if not (
             _is_rows(hidden) and hidden.dim() == chosen.dim() == 2
             and len(hidden) == len(chosen) and chosen.shape == weights.shape
@@ -113,9 +115,10 @@ class StackBank(Bank):
         return found
 
     def serve(self, parts: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        rows, sizes = torch.cat(list(parts)), [len(one) for one in parts]
-        if not len(rows):
+        sizes = [len(one) for one in parts]
+        if not sum(sizes):
             return parts
+        rows = torch.cat(list(parts))
         experts = torch.arange(len(parts), device=rows.device)
         chosen = experts.repeat_interleave(torch.tensor(sizes, device=rows.device))[:, None]
         with self.region.serving():
@@ -145,14 +148,15 @@ class ListBank(Bank):
             raise ValueError(
                 f"{self.name} is called outside of the forward() of the module around it"
             )
-        if kwargs or len(args) != 1 or not _is_rows(args[0]):
+        given = [*args, *kwargs.values()]
+        if len(given) != 1 or not _is_rows(given[0]):
             raise ValueError(f"an expert of {self.name} is called with more than rows of numbers")
-        return self.calls(number, args[0])
+        return self.calls(number, given[0])
 
     def answer(self, anchors: Sequence[torch.Tensor]) -> torch.Tensor:
         """Let the calls so far have their results, of which all are given; collective.
 
-        ``anchors`` are tensors before the router.
+        ``anchors`` are tensors before the rows.
         """
         assert self.calls is not None
         rows = self.calls.rows
@@ -209,10 +213,14 @@ class _Calls:
             raise ValueError(f"the experts of {self._name} are called less often the second time")
 
 
-def _around(banks: Sequence[ListBank], real: Forward, *args: Any, **kwargs: Any) -> Any:
+def _around(
+    module: nn.Module, banks: Sequence[ListBank], real: Forward, *args: Any, **kwargs: Any
+) -> Any:
     """The forward pass of a module that calls listed experts."""
     given = tree_map_only(torch.Tensor, torch.clone, (args, kwargs))
-    anchors = [x for x in tree_leaves((args, kwargs)) if _is_rows(x) and x.requires_grad]
+    # Rows may follow from its parameters, also on a rank that has no rows.
+    sources = [*tree_leaves((args, kwargs)), *module.parameters()]
+    anchors = [x for x in sources if _is_rows(x) and x.requires_grad]
     before = [bank.calls for bank in banks]
     calls = [_Calls(bank.name) for bank in banks]
     again = remembered()

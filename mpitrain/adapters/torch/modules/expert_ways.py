@@ -80,7 +80,7 @@ class Bank(ABC):
         Args:
             rows: the rows, (R, D); None: there are none.
             counts: rows of each expert, as :class:`Dispatch` takes them.
-            anchors: tensors before the router, whose gradients wait for those of the rows.
+            anchors: tensors before the rows, whose gradients wait for those of the rows.
         """
         region, parameters = self.region, list(self.module.parameters())
         if rows is None:
@@ -101,7 +101,8 @@ class Bank(ABC):
         )
         if found.requires_grad and torch._C._current_graph_task_id() == -1:
             region.last = found  # so that all ranks go backward through these ways in one order
-        return found if region.counts else torch.cat([found, torch.zeros_like(rows)])
+        zeros = rows.new_zeros(len(rows), found.shape[1])
+        return found if region.counts else torch.cat([found, zeros])
 
 
 def tied(found: Any, made: torch.Tensor) -> Any:
