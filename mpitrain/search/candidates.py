@@ -3,10 +3,14 @@
 from dataclasses import dataclass, replace
 from math import gcd, lcm
 
+from mpitrain.config import Parallel
 from mpitrain.nn.positions import Way
 from mpitrain.parallel.grid import axes
 from mpitrain.pipeline.actions import Pipeline
 from mpitrain.pipeline.schedules import SCHEDULES, PublishedSchedule
+
+#: Keys of [parallel] that a job may have, and that no layout of the search reads.
+_UNREAD = ("links", "profile", "weights", "window")
 
 
 @dataclass(frozen=True)
@@ -88,8 +92,11 @@ class Candidate:
         return self.published.pipeline(widths, self.parts // alike, self.chunks)
 
     def keys(self) -> dict[str, object]:
-        """The keys of [parallel] that choose the layout."""
+        """The keys of [parallel] that choose the layout, and defaults of keys that it would not
+        read."""
+        usual = Parallel()
         return {
+            **{key: getattr(usual, key) for key in _UNREAD},
             "pipe": 1 if self.replicas else self.pipe,
             "tensor": self.tensor,
             "sequence": self.sequence,

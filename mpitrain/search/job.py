@@ -224,9 +224,7 @@ class _FirstOfTwo(TensorGroup):
 
 def _plain(config: Config) -> Config:
     """The job with its model whole on each rank."""
-    return with_layout(
-        config, recompute=False, tensor=1, sequence=False, context=1, space=1, experts=1
-    )
+    return with_layout(config, **Candidate(1, 1, 1).keys(), partition="even", space=1)
 
 
 def with_samples(config: Config, count: int) -> Config:

@@ -11,13 +11,15 @@ import pytest
 from collectives.analysis.topology import LinkCost
 from mpitrain import models
 from mpitrain.__main__ import main
-from mpitrain.config import Config, Data, Model, load
+from mpitrain.commands.search import refusal
+from mpitrain.config import Config, Data, Model, expect_read, load
 from mpitrain.data.dataset import Dataset, Samples
 from mpitrain.pipeline.partition import Costs, NoPartition, partition
 from mpitrain.pipeline.profiles import LayerProfile
 from mpitrain.search.axes import Axes
 from mpitrain.search.candidates import Candidate
 from mpitrain.search.cuts import fastest_cut
+from mpitrain.search.job import load_job, with_layout
 from mpitrain.search.layers import LayerCost, layer_costs
 from mpitrain.search.layouts import Search
 from mpitrain.search.machine import Machine
@@ -353,6 +355,21 @@ def test_measured_layers_give_a_layout_that_the_table_of_methods_allows(capsys):
 def test_layouts_that_are_not_searched_are_refused(job, key, capsys):
     assert main(["search", job, "-n", "4", "--flops", "1e9", "--set", key]) == 2
     assert "mpitrain search finds no layout with it; compare some by" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("job", "options"),
+    [
+        ("mlp_asynchronous", ["parallel.weights=vertical", "parallel.window=8"]),
+        ("gpt_context", ["parallel.attention=ring"]),
+    ],
+)
+def test_keys_of_the_job_s_own_layout_do_not_stay_in_another_one(job, options):
+    config = load(Path("jobs/examples") / f"{job}.toml", options)
+    search = load_job(config, "a test").search(Machine(2, 2, 1e9), is_counted=True)
+    for ran in search.fastest(3, refusal(config)):
+        expect_read(with_layout(config, partition=ran.keys()["parallel.partition"],
+                                **ran.layout.keys()))  # fmt: skip
 
 
 @pytest.mark.parametrize("link", ["1", "1,0", "x,y", "inf,1"])
