@@ -14,6 +14,7 @@ from mpitrain.data.own import Collate
 from mpitrain.metrics.records import Epoch, Record, Write
 from mpitrain.normalise import normalise
 from mpitrain.pipeline.runtime import Span, no_span
+from mpitrain.ranks.same import expect_same
 from mpitrain.ranks.stop import StopFlag, stop_flag
 from mpitrain.ranks.threads import limit_blas_threads
 from mpitrain.ranks.together import ClosedTogether, all_or_nobody, together
@@ -324,6 +325,7 @@ class Trainer(ClosedTogether):
         """
         self.parts.expect_open()
         self._expect_outside("fit()")
+        expect_same(self.comm, {"fit(resume)": resume, "fit(allow_changes)": allow_changes})
         if self._own:
             together(self.comm, self._own.begin, ConfigError)
         if resume:

@@ -1,6 +1,7 @@
 """Description of a program's own objects, which decide on numbers beside the job's tables."""
 
 import hashlib
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from importlib.util import MAGIC_NUMBER
@@ -18,6 +19,8 @@ from mpitrain.ranks.same import described
 
 if TYPE_CHECKING:
     from mpitrain.training.parts import Parts
+
+log = logging.getLogger("mpitrain")
 
 #: Beginning of the names of values' digests.
 _VALUES = "values of "
@@ -84,9 +87,22 @@ def kept_constants(parts: "Parts") -> dict[str, Any]:
 
 
 def recipe_of(parts: "Parts") -> Recipe:
-    """The recipe of a job; at the first call, rank 0 reads the constants once; collective."""
+    """The recipe of a job, which is rank 0's; collective.
+
+    At the first call, rank 0 reads the constants once, and warns of other ranks' other objects.
+    """
     if parts.recipe is None:
-        parts.recipe = parts.comm.bcast(_made(parts) if parts.comm.rank == 0 else None)
+        comm = parts.comm
+        own = _made(parts, values=comm.rank == 0)
+        parts.recipe = comm.bcast(own)
+        # A name that one of two ranks lacks may be a cache.
+        found = [one for one in parts.recipe.differences(own) if "nothing" not in one[1:]]
+        for rank, different in enumerate(comm.allgather(found[:1])):
+            for name, first, other in different if comm.rank == 0 else ():
+                log.warning(
+                    "%s is %s on rank 0 and %s on rank %s; if numbers follow from it, they are not "
+                    "those of one process: give all ranks the same", name, first, other, rank,
+                )  # fmt: skip
     return parts.recipe
 
 

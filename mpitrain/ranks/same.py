@@ -13,7 +13,7 @@ from mpitrain.config import Config, ConfigError
 #: Keys that may differ between ranks, as they change no numbers.
 _OWN = {"data.workers", "parallel.offload", "run.tensorboard"}
 #: Keys of paths, which may differ between nodes; contents are compared where they are read.
-_PATHS = {"data.path", "parallel.profile", "run.dir", "server.replay", "sync.replay"}
+_PATHS = {"data.path", "parallel.profile", "server.replay", "sync.replay"}
 #: Values in a message before "and others", and characters of each.
 _SHOWN, _LENGTH = 3, 80
 
@@ -82,6 +82,8 @@ def _compared(config: Config) -> dict[str, object]:
                 value = "a path" if value else ""
             elif table == "own" and isinstance(value, str):
                 value = value.rpartition("/")[2]
+            elif place == "run.dir" and value.startswith("/"):  # nodes may mount it elsewhere
+                value = value.rstrip("/").rpartition("/")[2]
             if place not in _OWN:
                 found[place] = value
     return found

@@ -265,6 +265,13 @@ def test_ranks_with_other_data_are_told_at_once(comm, folder, other):
         start(comm, text_job(folder / f"rank{comm.rank}"))
 
 
+@pytest.mark.mpi(min_size=2)
+def test_ranks_that_would_write_to_several_folders_are_told_at_once(comm):
+    """As where each takes the time for its name."""
+    with pytest.raises(ConfigError, match=r"different jobs: run\.dir is 'run0' on rank 0 and"):
+        start(comm, changed(mlp(), dir=f"/tmp/run{comm.rank}"))
+
+
 def test_a_model_that_is_too_large_is_refused_on_all_ranks(comm, monkeypatch):
     if comm.rank == RANKS - 1:
 
