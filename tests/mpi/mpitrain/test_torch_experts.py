@@ -351,7 +351,7 @@ REFUSED = [
     (Reader, "blocks.0", r"blocks.0 \(Block\) cannot be shared; experts are a torch.nn.ModuleList"),
     (Reader, ("blocks", "experts"), "experts lies in blocks, which has experts itself"),
     (lambda: Reader(Chained), "experts", "others than those of one process"),
-    (lambda: Reader(Dropping), "experts", "an expert draws random numbers for rows of many samp"),
+    (lambda: Reader(Dropping), "experts", "draws random numbers (for rows|of the shape)"),
     (lambda: Reader(Reading), "experts", "cannot be shared as experts= says"),
     (lambda: Reader(Widening), "experts", "experts make|another rank has seen a fault|size of"),
     (lambda: Reader(Twice), "experts", "or one twice"),

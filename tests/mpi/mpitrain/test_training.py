@@ -111,7 +111,7 @@ def test_ranks_may_have_their_files_in_other_places(comm, tmp_path):
         list(trainer.run_epoch(0))
         expected = trainer.parts.store.parameters.copy()
     offload = "" if last else str(tmp_path)
-    own = in_folder(config, tmp_path / f"run{comm.rank}", workers=2 * last, offload=offload)
+    own = in_folder(config, tmp_path / str(comm.rank) / "run", workers=2 * last, offload=offload)
     with start(comm, own) as trainer:
         list(trainer.run_epoch(0))
         np.testing.assert_array_equal(trainer.parts.store.parameters, expected)
