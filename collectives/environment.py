@@ -25,6 +25,19 @@ def switch(name: str, environment: Mapping[str, str] = os.environ) -> bool:
     )
 
 
+def choice(name: str, words: tuple[str, ...], environment: Mapping[str, str] = os.environ) -> str:
+    """The word that a variable gives; the first of ``words`` if it is unset or empty.
+
+    Raises:
+        ValueError: the value is none of ``words``.
+    """
+    given = environment.get(name, "")
+    word = given.strip() or words[0]
+    if word not in words:
+        raise ValueError(f"{name}={given!r} is none of {', '.join(words[:-1])} and {words[-1]}")
+    return word
+
+
 def seconds(name: str, environment: Mapping[str, str] = os.environ) -> float | None:
     """Seconds that a variable gives; ``None`` if it is unset or empty, 0 for no limit.
 

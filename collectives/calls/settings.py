@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from collectives.environment import seconds, switch
+from collectives.environment import choice, seconds, switch
 from collectives.execution.transport.checked import CheckedTransport
 from collectives.execution.transport.delayed import delayed
 from collectives.execution.transport.mpi import MPITransport
@@ -54,8 +54,8 @@ class Settings(NamedTuple):
         if given["timeout"] is None:
             given["timeout"] = seconds("COLLECTIVES_TIMEOUT")
         if given["device"] is None:
-            given["device"] = os.environ.get("COLLECTIVES_DEVICE", "").strip() or "auto"
-        if given["device"] not in ("auto", "direct", "staged"):
+            given["device"] = choice("COLLECTIVES_DEVICE", ("auto", "direct", "staged"))
+        elif given["device"] not in ("auto", "direct", "staged"):
             raise ValueError(f"device={given['device']!r} is none of auto, direct and staged")
         given["transport"] = given["transport"] or _transport()
         if given["reproducible"] and algorithm != "auto":

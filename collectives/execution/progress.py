@@ -1,6 +1,8 @@
 """The plans under way, which a rank that waits must move along."""
 
+import os
 import threading
+import weakref
 from typing import Protocol
 
 from collectives.errors import CollectiveError
@@ -43,7 +45,7 @@ class Progress:
 
     Attributes:
         plans: running plans of this communicator, in the order of their starts.
-        left: which collective was left in the middle, and by what exception; empty if none was.
+        left: why no further collective can be relied upon, and what to do; empty if all can.
         traffic: counts of the plans that are bound from now on, if anybody counts.
     """
 
@@ -51,6 +53,7 @@ class Progress:
         self.plans: list[Moving] = []
         self.left = ""
         self.traffic: Traffic | None = None
+        _LIVE.add(self)
 
     @property
     def here(self) -> list[Moving]:
@@ -94,7 +97,11 @@ class Progress:
 
     def leave(self, what: str, error: BaseException) -> None:
         """An exception ended a collective on this rank alone: no later one can be relied upon."""
-        self.left = self.left or f"{what} was left in the middle by {type(error).__name__}"
+        self.left = self.left or (
+            f"{what} was left in the middle by {type(error).__name__}, so the ranks' messages on "
+            "this communicator no longer fit together; use algorithm='native', or a new "
+            "Communicator that all ranks make"
+        )
 
     def keep(self, used: object) -> None:
         """Keeps memory that an abandoned collective may still read and write."""
@@ -102,10 +109,23 @@ class Progress:
             _HERE.left.append(used)
 
     def expect_whole(self) -> None:
-        """Raises :class:`CollectiveError` once a collective was left in the middle: this rank's
-        next messages would meet the other ranks' last ones."""
+        """Raises :class:`CollectiveError` once a collective was left in the middle, as this rank's
+        next messages would meet the other ranks' last ones, and in a child that was forked."""
         if self.left:
-            raise CollectiveError(
-                f"{self.left}, so the ranks' messages on this communicator no longer fit together; "
-                "use algorithm='native', or a new Communicator that all ranks make"
-            )
+            raise CollectiveError(self.left)
+
+
+_LIVE: "weakref.WeakSet[Progress]" = weakref.WeakSet()
+
+
+def _in_child() -> None:
+    """A forked child sees its parent's counters and connections: a collective of its own would give
+    the ranks wrong numbers."""
+    for progress in _LIVE:
+        progress.left = (
+            "this process was forked by a rank and is none itself; make the call on the rank, and "
+            "hand the child its result"
+        )
+
+
+os.register_at_fork(after_in_child=_in_child)

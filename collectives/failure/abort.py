@@ -98,15 +98,20 @@ class _AbortingHook:
 
     def __init__(self, previous: Callable[..., object]) -> None:
         self.previous = previous
+        self._process = os.getpid()
 
     def __call__(
         self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
         comm = MPI.COMM_WORLD
-        alone = MPI.Is_finalized() or comm.size == 1
+        forked = os.getpid() != self._process  # such a child is no rank
+        alone = forked or MPI.Is_finalized() or comm.size == 1
         if not alone:
             _say_where(comm, error)
         self.previous(kind, error, trace)
+        if forked:
+            sys.stderr.flush()
+            os._exit(1)  # mpi4py would finalise MPI at the end of the child, and that may hang
         if not (alone or hasattr(sys, "ps1")):  # at a prompt, the exception ends nothing
             _abort(comm, 1)
 

@@ -181,11 +181,16 @@ def test_a_child_that_a_program_forks_is_no_rank(tmp_path):
                     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
         except SystemExit:
             os._exit(7)
+        if comm.rank == 1 and os.fork() == 0:
+            raise KeyError("of the child")
+        if comm.rank == 1:
+            assert os.waitstatus_to_exitcode(os.wait()[1]) != 0
         comm.Barrier()
         print("goes on", flush=True)
         """,
     )
     assert ended.returncode == 0 and ended.stdout.count("goes on") == 3
+    assert "KeyError: 'of the child'" in ended.stderr and "of 3 on" not in ended.stderr
 
 
 CUT = """

@@ -509,6 +509,35 @@ def test_a_forked_child_gives_no_memory_of_its_parent_back(comm):
 
 
 @two_or_more
+def test_a_forked_child_cannot_take_part_in_a_collective(comm):
+    """Its calls would move the counters of its parent on, whose next sums would be wrong."""
+    shared, plain = comm.empty(5000), np.ones(10)
+    started = comm.Allreduce_init(MPI.IN_PLACE, shared, algorithm="direct")
+    calls = (
+        lambda: comm.Allreduce(MPI.IN_PLACE, shared, algorithm="direct"),
+        lambda: comm.Allreduce(MPI.IN_PLACE, plain, algorithm="ring"),
+        lambda: comm.Iallreduce(MPI.IN_PLACE, np.ones(3), algorithm="ring"),
+        lambda: started.Start(),
+    )
+    expect_sum(comm, shared, "direct")
+    expect_sum(comm, plain, "ring")
+    child = os.fork()
+    if not child:
+        refused = 0
+        for call in calls:
+            try:
+                call()
+            except CollectiveError as error:
+                refused += "was forked by a rank" in str(error)
+        os._exit(refused)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == len(calls)
+    for turn in range(20):
+        expect_sum(comm, shared, "direct", plus=turn)
+        expect_sum(comm, plain, "ring", plus=turn)
+    started.Free()
+
+
+@two_or_more
 def test_arrays_that_only_some_ranks_have_dropped(comm):
     """Its memory is given back, and the others' stays readable."""
     first, second = comm.empty(5000), comm.empty(5000)

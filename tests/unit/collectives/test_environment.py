@@ -2,7 +2,7 @@
 
 import pytest
 
-from collectives.environment import seconds, switch
+from collectives.environment import choice, seconds, switch
 
 
 @pytest.mark.parametrize("word", ["1", "true", "True", "YES", "on", " on "])
@@ -24,6 +24,14 @@ def test_a_word_that_is_neither_is_named(word):
         f"COLLECTIVES_CHECK={word!r} is neither on (1, true, yes, on) nor off (0, false, no, off, "
         "or nothing)"
     )
+
+
+def test_a_choice_that_is_none_is_named_with_its_variable():
+    words = ("auto", "direct", "staged")
+    assert [choice("A", words, {"A": text}) for text in ("", " direct ")] == ["auto", "direct"]
+    with pytest.raises(ValueError) as raised:
+        choice("COLLECTIVES_DEVICE", words, {"COLLECTIVES_DEVICE": "gpu"})
+    assert str(raised.value) == "COLLECTIVES_DEVICE='gpu' is none of auto, direct and staged"
 
 
 @pytest.mark.parametrize(
