@@ -86,6 +86,14 @@ def ranks(text: str) -> list[int]:
     return sizes
 
 
+def add_collective(parser: argparse.ArgumentParser) -> None:
+    """Adds ``--collective``, whose names stand in the help once."""
+    text = f"{', '.join(CONTRACTS)} (allreduce)"
+    parser.add_argument(
+        *("-c", "--collective"), choices=CONTRACTS, default="allreduce", metavar="NAME", help=text
+    )
+
+
 def add_network(parser: argparse.ArgumentParser) -> None:
     """Adds ``--alpha`` and ``--bandwidth`` of a modelled network."""
     alpha = "latency of a message in microseconds (1.5)"

@@ -46,8 +46,8 @@ def add(commands: Commands) -> None:
 
 def _add_flags(add: Callable[..., object]) -> None:
     tests = ("latency", "bandwidth", "bibandwidth", "multipair")
-    told = "a collective, or messages between pairs of ranks"
-    add("collective", choices=[*CONTRACTS, *tests], help=told)
+    told = f"{', '.join(CONTRACTS)}; between pairs of ranks {', '.join(tests)}"
+    add("collective", choices=[*CONTRACTS, *tests], metavar="collective", help=told)
     listed = "names with options, mine.py:name, auto, native, nccl (on a GPU); default: all of ours"
     add("--algorithm", default="all", metavar="A,B", help=listed)
     add("-b", "--minbytes", type=size, default=8, help="smallest buffer, as 8, 4K, 1M (8)")
@@ -75,9 +75,9 @@ def _add_flags(add: Callable[..., object]) -> None:
     add("--memory", choices=_MEMORY, default="numpy", help=memory)
     cached = "cached: the same buffers in every call; rotating: more buffers than the caches hold"
     add("--buffers", choices=("cached", "rotating"), default="cached", help=cached)
-    floor = "print the fastest possible time, by STREAM's bandwidth, as a share of each time"
+    floor = "print the least time that the memory's bandwidth (STREAM) allows, as a share of each"
     add("--floor", action="store_true", help=floor)
-    hidden = "share of a nonblocking call hidden behind computation that calls Test K times"
+    hidden = "print the share of a nonblocking call that computation hides, with K calls of Test"
     add("--overlap", type=positive, metavar="K", help=hidden)
     level = "thread level to ask MPI for (multiple)"
     add("--thread-level", choices=("single", "multiple"), help=level)

@@ -8,9 +8,9 @@ from collectives.algorithms import build
 from collectives.analysis.explore import record
 from collectives.analysis.page import fill
 from collectives.analysis.user_code import named
-from collectives.commands.arguments import RANKS, ranks
+from collectives.commands.arguments import RANKS, add_collective, ranks
 from collectives.commands.program import Commands
-from collectives.contracts import CONTRACTS, contract
+from collectives.contracts import contract
 from collectives.errors import CollectiveError
 
 
@@ -28,7 +28,7 @@ def add(commands: Commands) -> None:
     add("algorithm", help="name, with options if it has any, or mine.py:name")
     beside = "a second algorithm, side by side and in step"
     add("--with", dest="beside", metavar="ALGORITHM", help=beside)
-    add("-c", "--collective", choices=CONTRACTS, default="allreduce", help="collective (allreduce)")
+    add_collective(exploring)
     add("-n", "--ranks", type=ranks, default=[8], help=f"numbers of ranks: {RANKS} (8)")
     add("--root", type=int, default=0, help="root of a broadcast, reduce, gather or scatter (0)")
     add("--in-place", action="store_true", help="with the input in recvbuf, as MPI.IN_PLACE")

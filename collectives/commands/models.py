@@ -33,8 +33,14 @@ def add(commands: Commands) -> None:
         "simulate", help="simulate algorithms on a model of a network: which one wins"
     )
     add = timing.add_argument
-    of = "collective (allreduce)"
-    add("collective", nargs="?", choices=CONTRACTS, default="allreduce", help=of)
+    add(
+        "collective",
+        nargs="?",
+        choices=CONTRACTS,
+        default="allreduce",
+        metavar="collective",
+        help=f"{', '.join(CONTRACTS)} (allreduce)",
+    )
     on = f"numbers of ranks: {RANKS} (8..65536)"
     add("--ranks", type=ranks, default=ranks("8..65536"), help=on)
     add("--topology", choices=TOPOLOGIES, default="fat-tree", help="network (fat-tree)")
@@ -47,7 +53,7 @@ def add(commands: Commands) -> None:
     timing.set_defaults(run=simulate_sizes)
 
     pricing = commands.add_parser(
-        "cost", help="print closed forms, ours and a textbook's, beside the simulator"
+        "cost", help="compare formulas for costs of all-reduces with the simulator"
     )
     add = pricing.add_argument
     add("-n", "--ranks", type=rank_count, default=8, help="number of ranks (8)")

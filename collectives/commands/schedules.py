@@ -13,7 +13,13 @@ from collectives.analysis.draw import grid
 from collectives.analysis.figure import figure
 from collectives.analysis.user_code import named, packaged
 from collectives.analysis.verify import Proof, verify
-from collectives.commands.arguments import RANKS, collective_or_file, rank_count, ranks
+from collectives.commands.arguments import (
+    RANKS,
+    add_collective,
+    collective_or_file,
+    rank_count,
+    ranks,
+)
 from collectives.commands.mutate import survey
 from collectives.commands.program import Commands
 from collectives.compile.cost import count, expect_countable
@@ -37,7 +43,7 @@ def add(commands: Commands) -> None:
     listing.set_defaults(run=_list)
 
     proving = commands.add_parser(
-        "verify", help="prove the algorithms correct on many numbers of ranks"
+        "verify", help="prove the algorithms correct on many numbers of ranks; all take minutes"
     )
     add = proving.add_argument
     add("collective", nargs="?", type=collective_or_file, help=which)
@@ -53,7 +59,7 @@ def add(commands: Commands) -> None:
     )
     add = drawing.add_argument
     add("algorithm", help="name, NAME:key=value with options, mine.py:name, or all")
-    add("-c", "--collective", choices=CONTRACTS, default="allreduce", help="collective (allreduce)")
+    add_collective(drawing)
     add("-n", "--ranks", type=rank_count, default=8, help="number of ranks (8)")
     file = "a .png or .svg (COLLECTIVE_ALGORITHM_RANKS.png); for all, a folder (pictures)"
     add("-o", "--output", type=Path, help=file)

@@ -17,7 +17,8 @@ def add(commands: Commands) -> None:
         "tune", help="measure under mpirun which algorithm 'auto' should choose"
     )
     add = tuning.add_argument
-    add("collective", nargs="?", choices=CONTRACTS, help="measure only this collective")
+    only = f"measure only this collective: {', '.join(CONTRACTS)} (all)"
+    add("collective", nargs="?", choices=CONTRACTS, metavar="collective", help=only)
     add("-b", "--minbytes", type=size, default=8, help="smallest buffer (8)")
     add("-e", "--maxbytes", type=size, default=16 << 20, help="largest buffer (16M)")
     factor = "multiply each size by this to get the next (2)"

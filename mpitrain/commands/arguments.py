@@ -130,7 +130,7 @@ def _add_train(commands: "Commands") -> None:
     )
     add("--virtual", type=rank_count, default=0, metavar="N", help=virtual)
     add_virtual(train)
-    costs = "virtual ranks: profile of the layers whose times passes take (measured CPU time)"
+    costs = "file of 'mpitrain profile' with the layers' times for --virtual (measured CPU time)"
     add("--costs", type=Path, metavar="FILE", help=costs)
     add_verbose(train)
 

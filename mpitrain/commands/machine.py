@@ -22,12 +22,12 @@ def add_machine(parser: argparse.ArgumentParser) -> None:
     add("-n", "--ranks", type=positive, required=True, help="number of ranks")
     add("--nodes", type=positive, default=1, help="nodes, each with equally many ranks (1)")
     rate = (
-        "matrix-product operations that a rank does in a second, as 1e14; the costs of layers then "
-        f"come from their shapes alone, and {1e3 * _LAUNCH_S:g} ms of a pass of each layer, twice "
-        "that backward. Without it, each layer is timed on this machine"
+        "floating-point operations per second of a rank in matrix products, as 1e14: layers are "
+        f"priced by their shapes, with {1e3 * _LAUNCH_S:g} ms of overhead forward and twice that "
+        "backward. Without it, each layer is timed on this machine"
     )
     add("--flops", type=above_zero, help=rate)
-    stream = "GB/s of a rank's memory, for --flops (it takes no time)"
+    stream = "bandwidth of a rank's memory, for --flops (infinite)"
     add("--stream", type=above_zero, metavar="GB/S", help=stream)
     add("--memory", type=above_zero, metavar="GIB", help="GiB that a rank may use (no limit)")
     link = "latency in microseconds and GB/s between"
@@ -36,8 +36,8 @@ def add_machine(parser: argparse.ArgumentParser) -> None:
     add("--network", type=_link, default=NETWORK, help=f"{link} nodes (1.5,25)")
     add("--adapters", type=positive, default=1, help="network ports of a node (1)")
     call = (
-        "microseconds of software that a pass of a stage, a message and a collective cost each, "
-        "besides their work and bytes (0; without --flops, as measured here)"
+        "overhead of each pass of a stage, each message and each collective, in microseconds "
+        "(0; without --flops, as measured here)"
     )
     add("--call", type=not_negative, metavar="US", help=call)
 

@@ -41,7 +41,7 @@ def add(commands: "Commands") -> None:
     add_job(parser)
     add_machine(parser)
     other = (
-        "another layout to put beside the job's in a table, as 'data=2,pipe=2': keys of "
+        "another layout to compare with the job's, as 'data=2,pipe=2': keys of "
         "[parallel], or micro_batches; may be given several times"
     )
     parser.add_argument("--against", action="append", default=[], metavar="KEYS", help=other)
@@ -71,10 +71,10 @@ def _add_partition(commands: "Commands") -> None:
     add("-n", "--workers", type=positive, required=True, help="number of workers")
     bandwidth = "bandwidth of a link in bytes/s (1.25e9)"
     add("--bandwidth", type=above_zero, default=1.25e9, help=bandwidth)
-    add("--per-node", type=positive, default=1, help="workers of a node, which are neighbours (1)")
+    add("--per-node", type=positive, default=1, help="workers of each node (1)")
     add("--inside", type=above_zero, default=1e10, help="bandwidth within a node in bytes/s (1e10)")
     add("--servers", action="store_true", help="workers push and pull weights, not an all-reduce")
-    text = "add the all-reduce's time to a stage's computation, which hides none of it"
+    text = "all-reduces do not overlap with computation"
     add("--exposed", action="store_true", help=text)
     add("--memory", type=above_zero, help="memory of a worker in bytes (no limit)")
     parser.set_defaults(act=cut)
@@ -93,7 +93,7 @@ def _add_runs(commands: "Commands") -> None:
     text = "list the example jobs that come with the package"
     commands.add_parser("examples", help=text).set_defaults(act=examples)
     parser = commands.add_parser("init", help="copy the example jobs and job scripts to a folder")
-    parser.add_argument("folder", type=Path, metavar="DIR", help="where jobs/ is made")
+    parser.add_argument("folder", type=Path, metavar="DIR", help="folder in which jobs/ is made")
     parser.set_defaults(act=init)
     text = "write a checkpoint's parameters as one safetensors file"
     parser = commands.add_parser("export", help=text)

@@ -49,9 +49,8 @@ def add(commands: "Commands") -> None:
         help="times of a forward pass and of the two halves of a backward pass (1 1 1)",
     )
     parser.add_argument("-o", "--output", type=Path, help="folder for pictures")
-    parser.add_argument(
-        "--csv", type=Path, metavar="FOLDER", help="write those that update once, as --from reads"
-    )
+    text = "write the synchronous schedules in torch's CSV format"
+    parser.add_argument("--csv", type=Path, metavar="FOLDER", help=text)
     parser.add_argument(
         "--html", type=Path, metavar="FILE", help="write a page that steps through them in time"
     )
