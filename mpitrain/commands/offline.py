@@ -190,7 +190,7 @@ def init(options: argparse.Namespace) -> None:
     """Copy the examples and scripts."""
     from mpitrain.config import examples as packaged
 
-    print(f"{packaged.copy(options.folder)} has the job scripts, and examples/ in it the jobs")
+    print(f"{packaged.copy(options.folder)} has the job scripts; its examples/ has the jobs")
 
 
 def compare(options: argparse.Namespace) -> None:
