@@ -74,8 +74,16 @@ class Resources:
         """Messages on a duplicate of the communicator, where they cannot meet the caller's."""
         if self._transport is None:
             # Another rank may wait for a plan of ours on another communicator before it comes here.
-            channel, request = self.comm.Idup()
-            self.wait(request)
+            try:
+                channel, request = self.comm.Idup()
+                self.wait(request)
+            except MPI.Exception as error:
+                if error.Get_error_class() != MPI.ERR_OTHER:
+                    raise
+                raise CollectiveError(
+                    "the MPI library cannot duplicate this communicator; MPICH has room for 2,048: "
+                    "close() or Free() those that the program no longer uses"
+                ) from error
             if self.settings.transport.delays:
                 self._expect_one_clock(channel)
             self._transport = self.settings.transport(channel)

@@ -43,7 +43,8 @@ def add(commands: Commands) -> None:
     listing.set_defaults(run=_list)
 
     proving = commands.add_parser(
-        "verify", help="prove the algorithms correct on many numbers of ranks; all take minutes"
+        "verify",
+        help="prove the algorithms correct on many numbers of ranks (half a minute)",
     )
     add = proving.add_argument
     add("collective", nargs="?", type=collective_or_file, help=which)

@@ -12,6 +12,7 @@ import pytest
 from mpi4py import MPI
 
 from collectives import CollectiveError, Communicator, InvalidBuffer, MismatchError
+from collectives.calls.resources import Resources
 from tests.mpi.collectives.forms import expect_sum, expect_well, total
 
 pytestmark = pytest.mark.mpi
@@ -506,6 +507,22 @@ def test_a_forked_child_gives_no_memory_of_its_parent_back(comm):
     assert (items == comm.rank + 1).all()
     comm.Allreduce(MPI.IN_PLACE, items, algorithm="direct")
     assert (items == total(comm) + comm.size).all()
+
+
+class NoRoom:
+    """An MPI library with as many communicators as it can have."""
+
+    def Idup(self):
+        raise MPI.Exception(MPI.ERR_OTHER)
+
+
+def test_a_library_without_room_for_a_communicator_says_what_to_do(monkeypatch):
+    with Communicator(MPI.COMM_WORLD) as comm:
+        with monkeypatch.context() as patch:
+            patch.setattr(Resources, "comm", NoRoom())
+            with pytest.raises(CollectiveError, match=r"cannot duplicate.*close\(\) or Free\(\)"):
+                _ = comm._engine.resources.transport
+        expect_sum(comm, np.ones(3), "ring")
 
 
 @two_or_more
