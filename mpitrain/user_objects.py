@@ -213,7 +213,11 @@ def types(
 def own_loss(outputs: Any, labels: Any) -> Any:
     """``loss="model"``: the loss that the model computes itself; ValueError: it computes none."""
     if not isinstance(outputs, Mapping) or "loss" not in outputs:
-        raise ValueError("the model gives no loss itself; give it labels, or give loss=function")
+        raise ValueError(
+            "the model gives no loss itself; give it labels, or give loss=function; a loss that "
+            "compares the samples of a batch with one another, as CLIP's by return_loss, is "
+            "another number in every layout, and is for a loop of your own over torch.distributed"
+        )
     return outputs["loss"]
 
 

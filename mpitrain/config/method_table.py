@@ -343,7 +343,7 @@ _MODELS = (
     Method("own-model", "a model of the program", {"own.model": "methods.py:model"}, (),
            {FEW_ROWS: "may change in all numbers", JOB_MODEL: "has one of its own",
             POSITIONS: "has any layers"},
-           instead="take a model by its name, as model.kind = 'gpt'"),
+           instead="take one of mpitrain's by model.kind"),
     Method("own-data", "data of the program", {"own.data": "methods.py:data"}, (),
            {JOB_MODEL: "has others", READABLE: "runs code for each"},
            instead="take data by their name, as data.name = 'arrays'"),

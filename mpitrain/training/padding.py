@@ -112,9 +112,10 @@ class Padding:
         separate = self._loss(list(zip(apart, tried.apart, strict=True)))
         kind = np.dtype(parts.passes.dtype)
         least = np.finfo(kind if kind.kind == "f" else np.float16).eps
+        rounding = max(least**0.5, 1e-6)  # a float64 model may compute its loss in float32
         # Late in training, losses may be as small as rounding.
         self._scale = max(self._scale, abs(separate))
-        if not abs(whole - separate) <= least**0.5 * self._scale:
+        if not abs(whole - separate) <= rounding * self._scale:
             short, long = tried.numbers
             raise ConfigError(
                 f"collate_fn: the loss of samples {short} and {long} is {whole:.6g} in one batch "

@@ -97,6 +97,46 @@ def llama():
     return transformers.LlamaForCausalLM(config)
 
 
+def qwen2():
+    """With biases of queries, keys and values, and a window of attention in the last layers."""
+    config = transformers.Qwen2Config(
+        vocab_size=VOCABULARY, num_key_value_heads=2, attention_dropout=0.1,
+        use_sliding_window=True, sliding_window=4, max_window_layers=1, **SIZES,
+    )  # fmt: skip
+    return transformers.Qwen2ForCausalLM(config)
+
+
+def t5():
+    """An encoder and a decoder, which share an embedding."""
+    config = transformers.T5Config(
+        vocab_size=VOCABULARY, d_model=16, d_kv=8, d_ff=24, num_layers=2, num_decoder_layers=2,
+        num_heads=2, decoder_start_token_id=0,
+    )  # fmt: skip
+    return transformers.T5ForConditionalGeneration(config)
+
+
+class Adapted(torch.nn.Module):
+    """A frozen matrix, and the product of two small ones beside it."""
+
+    def __init__(self, frozen, rank=2):
+        super().__init__()
+        self.frozen = frozen
+        self.down = torch.nn.Linear(frozen.in_features, rank, bias=False)
+        self.up = torch.nn.Linear(rank, frozen.out_features, bias=False)
+
+    def forward(self, x):
+        return self.frozen(x) + self.up(self.down(x))
+
+
+def adapted_llama():
+    """LoRA by plain ``requires_grad``."""
+    model = llama().requires_grad_(False)
+    for block in model.model.layers:
+        attention = block.self_attn
+        attention.q_proj, attention.v_proj = Adapted(attention.q_proj), Adapted(attention.v_proj)
+    return model
+
+
 def mixtral():
     """Experts in stacks; three ranks would not divide them.  grouped_mm has no float64."""
     config = transformers.MixtralConfig(
@@ -159,12 +199,18 @@ MODELS = {
         "bert.encoder.layer",
     ),
     "vit": (vit, Images, "vit.layers"),
+    "qwen2": (qwen2, Texts, "model.layers"),
 }
 MIXTURES = {
     "mixtral": (mixtral, Texts, "model.layers"),
     "qwen2 moe": (qwen2_moe, Texts, "model.layers"),
     "switch": (switch, Texts, ()),
 }
+OTHERS = {
+    "t5": (t5, Texts, ()),
+    "adapted llama": (adapted_llama, Texts, "model.layers"),
+}
+ALL = MODELS | MIXTURES | OTHERS
 LAYOUTS = {
     "data": {},
     "zero 1": {"zero": 1},
@@ -220,7 +266,7 @@ def made(folder, make, data, **given):
 
 def losses(folder, name, layout, **given):
     """Losses of a model in a layout."""
-    make, data, blocks = (MODELS | MIXTURES)[name]
+    make, data, blocks = ALL[name]
     parallel = LAYOUTS[layout] if isinstance(layout, str) else layout
     given |= {"parallel": parallel, "micro_batches": 2}
     if "pipe" in parallel:
@@ -234,7 +280,7 @@ def losses(folder, name, layout, **given):
 @cache
 def in_one_process(name):
     """Losses of a model with the batches in one piece."""
-    make, data, _ = (MODELS | MIXTURES)[name]
+    make, data, _ = ALL[name]
     with (
         TemporaryDirectory() as own,
         Wide(),
@@ -245,6 +291,21 @@ def in_one_process(name):
 
 @pytest.mark.parametrize(("name", "layout"), grid())
 def test_a_model_trains_as_in_one_process_with_its_dropouts(folder, name, layout):
+    found = losses(folder, name, layout)
+    np.testing.assert_allclose(found, in_one_process(name), rtol=1e-10)
+
+
+@pytest.mark.quick_on(2)
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [
+        ("t5", "zero 3"),
+        pytest.param("t5", "zero 1", marks=pytest.mark.slow),
+        *([("adapted llama", "pipe 2")] if RANKS % 2 == 0 else ()),
+        pytest.param("adapted llama", "zero 2", marks=pytest.mark.slow),
+    ],
+)
+def test_two_stacks_and_a_few_trained_tensors_train_as_in_one_process(folder, name, layout):
     found = losses(folder, name, layout)
     np.testing.assert_allclose(found, in_one_process(name), rtol=1e-10)
 

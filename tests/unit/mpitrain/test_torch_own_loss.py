@@ -77,6 +77,14 @@ class Model(nn.Module):
             case "weighed numbers":
                 weight = (1.0 + words)[..., None].expand_as(scores).to(scores)
                 return {"loss": F.l1_loss(scores, F.one_hot(words, 7).to(scores), weight=weight)}
+            case "ctc":
+                lengths, chances = (labels > 0).sum(1), scores.log_softmax(-1).transpose(0, 1)
+                times = torch.full_like(lengths, 5)
+                return {
+                    "loss": F.ctc_loss(
+                        chances, labels[labels > 0], times, lengths, zero_infinity=True
+                    )
+                }
             case "in place":
                 loss *= 0.5
                 loss += F.cross_entropy(flat.roll(1, 1), truth)
@@ -137,7 +145,7 @@ def alone(made, form):
 
 FORMS = [
     "dictionary", "class", "tuple", "alone", "weights", "several", "numbers", "weighed numbers",
-    "in place",
+    "ctc", "in place",
 ]  # fmt: skip
 
 

@@ -23,9 +23,10 @@ _OF_NUMBERS = (
 )  # fmt: skip
 #: Losses whose means are over all numbers, or over all samples.
 _OF_ALL = (
-    *_OF_NUMBERS, F.cosine_embedding_loss, F.gaussian_nll_loss, F.hinge_embedding_loss, F.kl_div,
-    F.margin_ranking_loss, F.multi_margin_loss, F.multilabel_margin_loss,
-    F.multilabel_soft_margin_loss, F.poisson_nll_loss, F.soft_margin_loss, F.triplet_margin_loss,
+    *_OF_NUMBERS, F.cosine_embedding_loss, F.ctc_loss, F.gaussian_nll_loss,
+    F.hinge_embedding_loss, F.kl_div, F.margin_ranking_loss, F.multi_margin_loss,
+    F.multilabel_margin_loss, F.multilabel_soft_margin_loss, F.poisson_nll_loss,
+    F.soft_margin_loss, F.triplet_margin_loss,
 )  # fmt: skip
 
 
@@ -101,7 +102,7 @@ class Reductions(TorchFunctionMode):
         reduction = given.get("reduction")
         count = _counted(function, *args, **given) if reduction == "mean" else None
         if self._within:
-            if reduction == "mean" and function in (*_OF_CLASSES, *_OF_NUMBERS):
+            if reduction == "mean" and function in (*_OF_CLASSES, *_OF_NUMBERS, F.ctc_loss):
                 return self._noted(function, args, given, count)
             return function(*args, **given)
         used = (one for one in (*args, *given.values()) if isinstance(one, torch.Tensor))
@@ -121,6 +122,8 @@ class Reductions(TorchFunctionMode):
     def _noted(self, function: Any, args: Any, given: Any, count: Any) -> torch.Tensor:
         """A mean within a module, of which its own loss may be made."""
         each = function(*args, **given | {"reduction": "none"})
+        if function is F.ctc_loss:  # its mean is over samples, each divided by its own length
+            each = each / torch.as_tensor(args[3], device=each.device).clamp(min=1)
         if args[0].dtype in NARROW:
             each = each.float()
         if count is None:  # all numbers, or all samples with probabilities of all classes
