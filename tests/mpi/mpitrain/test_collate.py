@@ -214,6 +214,20 @@ def test_words_that_only_pad_do_not_count(folder, parallel, loss):
         assert_as_alone(trainer.fit(), trainer.module, expected)
 
 
+@pytest.mark.quick_on(2)
+def test_rounding_of_a_loss_in_float32_is_not_taken_for_padding(folder):
+    """As models of transformers compute it, whatever type they have."""
+
+    def narrow(outputs, tags):
+        return tagged(outputs.float(), tags)
+
+    with made(folder, **given(**(TAGGED | {"loss": narrow}))) as trainer:
+        found = trainer.fit()[-1].test_loss
+    wide = given(**TAGGED) | {"dir": str(folder / "wide")}
+    with made(folder, **wide) as trainer:
+        assert found == pytest.approx(trainer.fit()[-1].test_loss, rel=1e-5)
+
+
 @pytest.mark.parametrize(
     "kind",
     [
