@@ -185,7 +185,8 @@ def call_site(
     frame = frame or sys._getframe(1)
     while frame is not None:
         if frame.f_globals.get("__name__", "").partition(".")[0] not in leaving_out:
-            return frame.f_code, frame.f_lineno
+            # Another thread may see a frame between two lines, which has none then.
+            return frame.f_code, frame.f_lineno or frame.f_code.co_firstlineno
         frame = frame.f_back
     return None, 0
 
