@@ -75,7 +75,8 @@ class Progress(Struct, frozen=True, forbid_unknown_fields=True):
         loss_scale, good_steps: state of the loss scale in 16-bit training.
         tested: steps before the last test.
         seen: best test so far for each value that the job watches.
-        left_out: number of updates without a tensor, by its name, less those before the run.
+        left_out: number of updates without a tensor, by its name, less those before the run and
+            those beyond one in a step.
         per_step: most updates in a step; more than one where workers push to servers.
         rate_factor: factor on all rates that the program has set.
         measured: values of the tests that rates follow, in turn; None: not finite.

@@ -89,16 +89,17 @@ def collect(parts: "Parts") -> tuple[dict[str, Array], list[SavedPiece], Manifes
     for name, values in exchange.state(parts).items() if is_first else ():
         kind: Number = "float32" if values.dtype == np.float32 else "float64"
         found.whole(EXCHANGE_STATE, name, values, kind)
+    updates, left_out = parts.updater.counts()
     manifest = Manifest(
         format=1,
         progress=Progress(
             parts.steps_done,
-            parts.updater.steps // parts.updater.per_step,  # others may divide steps otherwise
+            updates,
             parts.scale.value,
             parts.scale.good_steps,
             parts.watch.tested,
             dict(parts.watch.seen),
-            workers.named(parts, parts.updater.left_out),
+            workers.named(parts, left_out),
             parts.updates_per_step,
             parts.rates.factor,
             parts.measured_rates.values[:] if parts.measured_rates else [],
@@ -171,8 +172,7 @@ def restore(
         notes.append(f"{', '.join(anew[:3])} of the exchanges begin anew in this layout")
     progress = checkpoint.manifest.progress
     parts.steps_done = progress.step
-    parts.updater.steps = progress.updates * parts.updater.per_step
-    parts.updater.left_out = workers.left_out(parts, checkpoint, as_they_were)
+    parts.updater.resume(progress.updates, workers.left_out(parts, checkpoint, as_they_were))
     parts.updates_per_step = max(parts.updates_per_step, progress.per_step)
     parts.watch.tested = progress.tested
     parts.rates.factor = progress.rate_factor

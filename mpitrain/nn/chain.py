@@ -25,6 +25,7 @@ class Chain(Layer):
             setattr(self, attribute, frozenset(found) if is_set else found)
         self.sees = any(layer.sees for layer in self.layers.values())
         self.holds = any(layer.holds for layer in self.layers.values())
+        self.repeats = self.repeats or any(layer.repeats for layer in self.layers.values())
 
     def _named(self, of: Callable[[Layer], Any]) -> dict[str, Any]:
         """Results of ``of`` for all layers, under the parameters' names in the chain."""
@@ -139,6 +140,8 @@ class Recomputed(Wrapper):
     It keeps one input in memory instead of all activations, for a third more computation (Chen et
     al. 2016).
     """
+
+    repeats = True
 
     def forward(
         self, parameters: Parameters, x: Array, context: Context = RESTING

@@ -79,6 +79,7 @@ class Layer(ABC):
             those that are derived from it.
         holds: whether the saved values contain the parameters, which then must not change before
             the backward pass.
+        repeats: whether the backward pass goes forward again, by the parameters of that time.
     """
 
     split: Mapping[str, int] = {}
@@ -90,6 +91,7 @@ class Layer(ABC):
     sees = False
     by_point = False
     holds = False
+    repeats = False
 
     def initial(self) -> Mapping[str, Initial]:
         """Shapes and distributions of the parameters, which are drawn in this order."""

@@ -52,6 +52,7 @@ class VersionedWeights:
         place: the own stage and replica.
         along_velocity: motion of the flat weights by the velocity in one update.
         are_held: whether layers hold the weights of their forward passes.
+        version: the latest one: updates of this run.
     """
 
     policy: Policy
@@ -64,7 +65,7 @@ class VersionedWeights:
 
     def __post_init__(self) -> None:
         self._before: Array | None = None
-        self._version = 0
+        self.version = 0
         self._kept: dict[int, Array] = {}
         self._due = {m: self._which(m) for m in self.report.pipeline.own(*self.place)}
         self._under_way: dict[int, int] = {}
@@ -93,9 +94,9 @@ class VersionedWeights:
         """Keep the latest weights before they change, if they are needed."""
         if self.policy == "linear":
             self._before = self.latest.copy()
-        if self._version in self._due.values():
+        if self.version in self._due.values():
             self._keep()
-        self._version += 1
+        self.version += 1
 
     @property
     def versions_held(self) -> int:
@@ -123,11 +124,11 @@ class VersionedWeights:
 
     def _keep(self) -> None:
         """A copy of the latest version, once."""
-        if self._version not in self._kept:
-            self._kept[self._version] = self.latest.copy()
+        if self.version not in self._kept:
+            self._kept[self.version] = self.latest.copy()
 
     def _at(self, version: int) -> Array:
-        if version == self._version:
+        if version == self.version:
             if not self.are_held:
                 return self.latest
             self._keep()

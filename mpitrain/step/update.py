@@ -89,7 +89,8 @@ class Updater:
         self.optimizer = optimizer
         self.steps = 0
         self.per_step = 1
-        self.left_out: dict[str, int] = {}
+        names = optimizer.begun.keys() & {tensor.name for tensor in store.arena.tensors}
+        self.left_out = {name: -optimizer.begun[name].steps for name in names}
         self._latest_runs: tuple[Any, list[list[_Run]]] | None = None
         self.state: list[dict[str, Array]] = [
             {slot: _zeros(piece.parameters, allocate) for slot in optimizer.slots}
@@ -98,7 +99,6 @@ class Updater:
         for piece, state in zip(store.pieces, self.state, strict=True):
             for tensor, part in overlaps(store.arena.tensors, piece):
                 if begun := optimizer.begun.get(tensor.name):
-                    self.left_out[tensor.name] = -begun.steps
                     first = piece.start - tensor.start
                     for slot, whole in begun.slots.items():
                         own = whole[first + part.start : first + part.stop]
@@ -118,6 +118,25 @@ class Updater:
         """
         self.per_step = per_step
         self._average **= 1 / per_step
+
+    def counts(self) -> tuple[int, dict[str, int]]:
+        """Number of updates and ``left_out``, as ranks with one update in a step count them.
+
+        Ranks may divide steps otherwise, now and when the run goes on.  A tensor with more updates
+        counts below 0, so that the difference stays the number that its state has taken.
+        """
+        whole = self.steps // self.per_step
+        return whole, self._left_out(self.left_out, whole - self.steps)
+
+    def resume(self, updates: int, left_out: Mapping[str, int]) -> None:
+        """Go on from what :meth:`counts` gave on all ranks."""
+        self.steps = updates * self.per_step
+        self.left_out = self._left_out(left_out, self.steps - updates)
+
+    def _left_out(self, before: Mapping[str, int], more: int) -> dict[str, int]:
+        names = [tensor.name for tensor in self._store.arena.tensors]
+        found = {name: before.get(name, 0) + more for name in names}
+        return {name: count for name, count in found.items() if count}
 
     def never_used(self, unused: frozenset[str]) -> frozenset[str]:
         """Names of the tensors that the next step does not use and no step before has used."""

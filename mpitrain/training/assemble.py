@@ -232,6 +232,8 @@ def _add_model(parts: Parts, variant: Variant) -> None:
         outline = models.build(config, data, layers=layers, loss=loss)
         if any(layer.holds for layer in outline.layers.values()):
             expect(config, "torch")
+        if any(layer.repeats for layer in outline.layers.values()):
+            expect(config, "recomputed")
         outputs = expect_fitting(outline, data)
         expect_labels_in_memory(outline.loss, data)
         partition = partition_of(config, outline, layout)

@@ -55,6 +55,7 @@ class UpdateWindow:
         """``runner``: runner of the window's schedule."""
         self._parts = parts
         self._store = cast(Replicated, parts.store)  # the configuration has refused other stores
+        self._first = parts.steps_done
         self._unused: list[frozenset[str]] = []
         self.weights = VersionedWeights(
             parts.config.parallel.weights,
@@ -76,7 +77,7 @@ class UpdateWindow:
         names = frozenset(tensor.name for tensor in self._parts.arena.tensors)
         self._unused.append(names - self._store.used)
         updater = self._parts.updater
-        step = updater.steps // updater.per_step
+        step = self._first + number // updater.per_step
         updater.step(self._parts.rates.common(step), number=step)
         self._store.reset()
         # An update takes so many times the gradient that was summed, and is one of so many.
@@ -126,7 +127,8 @@ class UpdateWindow:
         like = self._store.parameters
         motion = array_namespace(like).empty_like(like)
         updater = self._parts.updater
-        lr = self._parts.rates.rate(updater.steps // updater.per_step) / updater.per_step
+        step = self._first + self.weights.version // updater.per_step
+        lr = self._parts.rates.rate(step) / updater.per_step
         for piece, state in zip(self._store.pieces, self._parts.updater.state, strict=True):
             motion[piece.start : piece.stop] = -lr * state["velocity"]
         return motion

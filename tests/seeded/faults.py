@@ -199,8 +199,8 @@ FAULTS = [
         "checkpoint: the number of updates is not restored",
         "tests/mpi/mpitrain/test_resuming.py",
         "mpitrain/checkpoint/state.py",
-        "    parts.updater.steps = progress.updates * parts.updater.per_step\n",
-        "",
+        "parts.updater.resume(progress.updates, ",
+        "parts.updater.resume(0, ",
     ),
     Fault(
         "checkpoint: other data are not refused",

@@ -1,6 +1,7 @@
 """Pipelines that do not drain, against a simulation of their stale weights in one process."""
 
 import shutil
+from collections import ChainMap
 from itertools import islice
 
 import numpy as np
@@ -9,6 +10,7 @@ from mpi4py import MPI
 from msgspec.structs import replace
 
 import mpitrain
+from mpitrain import nn
 from mpitrain.checkpoint.saving import checkpoints
 from mpitrain.commands import ranks
 from mpitrain.config import Checkpoint, Config, ConfigError, Data, Model, Optim, Parallel, Train
@@ -18,6 +20,7 @@ from mpitrain.pipeline.profiles import LayerProfile, write_profile
 from mpitrain.run import train
 from mpitrain.start import start
 from mpitrain.step.agreement import NonFinite
+from mpitrain.step.update import Updater
 from mpitrain.training.parts import Parts, UserObjects
 from tests.mpi.mpitrain.layouts import equal, in_folder, job, whole
 from tests.mpi.mpitrain.stale import ahead, simulated
@@ -109,7 +112,8 @@ def check(comm, config, layers=lambda: None, rtol=0.0):
 def test_every_stage_sees_the_weights_it_should(comm, policy):
     if RANKS > 5:
         pytest.skip("the model has 5 layers")
-    check(comm, asynchronous(policy, pipe=RANKS))
+    # Recomputation repeats the forward pass by its own weights, and changes nothing.
+    check(comm, asynchronous(policy, pipe=RANKS, recompute=policy == "vertical"))
 
 
 @pytest.mark.quick_on(3)
@@ -128,6 +132,60 @@ def test_modules_of_torch_go_backward_by_their_own_weights(comm, policy):
         start(
             comm, asynchronous(policy, pipe=min(RANKS, 5)), objects=UserObjects(layers=of_torch())
         )
+
+
+@pytest.mark.parametrize("policy", ["spectrain", "linear", "latest"])
+def test_layers_that_go_forward_again_need_the_weights_of_the_first_time(comm, policy):
+    inner = nn.Residual({"up": nn.Recomputed(nn.Linear(16, 16)), "gelu": nn.GELU()})
+    layers = {"in": nn.Linear(64, 16), "inner": nn.Chain({"one": inner}), "out": nn.Linear(16, 10)}
+    with pytest.raises(ConfigError, match="a Recomputed layer needs the weights of the forward"):
+        start(comm, asynchronous(policy, pipe=min(RANKS, 3)), objects=UserObjects(layers=layers))
+    with pytest.raises(ValueError, match="recomputation of activations needs the weights of the"):
+        asynchronous(policy, recompute=True)
+
+
+@pytest.mark.parametrize("replicas", SHAPES.get(RANKS, [])[:2], ids=str)
+def test_each_tensor_keeps_its_count_of_updates_in_other_layouts(comm, folder, replicas):
+    """Adam's correction of its moments goes by it."""
+    optim = Optim("adam", lr=1e-3, reference_batch=0)
+    config = in_folder(replace(asynchronous("stash", replicas=replicas), optim=optim), folder)
+    plain = replace(config, parallel=Parallel())
+    begun, counts, after = 0, {}, {}
+    for kind, steps in (config, 3), (plain, 5), (config, 8), (plain, 9):
+        comm.Barrier()
+        with start(comm, replace(kind, train=replace(config.train, steps=steps))) as trainer:
+            train(trainer, go_on=True)
+            before, after = after, whole(comm, trainer)
+            updater, tensors = trainer.parts.updater, trainer.parts.arena.tensors
+            own = {tensor.name: updater.per_step * (steps - begun) for tensor in tensors}
+            for name, count in ChainMap(*comm.allgather(own)).items():
+                counts[name] = counts.get(name, 0) + count
+            for name in own:
+                assert updater.steps - updater.left_out.get(name, 0) == counts[name]
+        begun = steps
+    assert max(counts.values()) > steps, "no stage has updated more often than another"
+    mean, square = updater.slot("mean"), updater.slot("square")
+    for tensor in tensors:
+        t, part = counts[tensor.name], slice(tensor.start, tensor.stop)
+        root = np.sqrt(square[part] / (1 - optim.beta2**t)) + optim.epsilon
+        moved = optim.lr * mean[part] / (1 - optim.beta1**t) / root
+        found = (before[tensor.name] - after[tensor.name]).ravel()
+        np.testing.assert_allclose(found, moved, rtol=1e-9, atol=1e-15)
+
+
+def test_updates_take_the_rates_of_their_steps(comm, monkeypatch):
+    """A run that goes on may have skipped updates, or have had several in a step."""
+    taken, step = [], Updater.step
+    noted = lambda self, lr, number: taken.append((lr, number)) or step(self, lr, number=number)  # noqa: E731
+    monkeypatch.setattr(Updater, "step", noted)
+    config = asynchronous("stash", replicas=SHAPES.get(RANKS, [(1,) * RANKS])[0])
+    config = replace(config, optim=Optim(schedule="cosine", momentum=0.0))
+    with start(comm, config) as trainer:
+        parts = trainer.parts
+        parts.steps_done = 3
+        list(islice(trainer.run_epoch(0), 12))
+        numbers = [n for n in range(3, parts.steps_done) for _ in range(parts.updater.per_step)]
+        assert taken == [(parts.rates.rate(number), number) for number in numbers]
 
 
 @pytest.mark.quick_on(3)

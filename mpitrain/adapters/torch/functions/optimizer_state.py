@@ -37,13 +37,14 @@ def handed_over(parts: Parts, module: torch.nn.Module) -> torch.optim.Optimizer:
         )
     parameters = trained(module, parts.objects.layers or {})
     whole = _gathered(parts, optimizer.slots)
+    updates, _ = parts.updater.counts()
     left_out: dict[str, int] = {}
-    for own in parts.comm.allgather(parts.updater.left_out):
+    for _, own in parts.comm.allgather(parts.updater.counts()):
         left_out |= own
     made, step = optimizer.like, min(parts.steps_done, parts.total_steps - 1)
     made.state.clear()
     for name, parameter in parameters.items():
-        taken = parts.updater.steps - left_out.get(name, 0)
+        taken = updates - left_out.get(name, 0)
         if taken > 0:
             arrays = {slot: whole[name, slot] for slot in optimizer.slots}
             made.state[parameter].update(optimizer.state_of(arrays, parameter, taken))
