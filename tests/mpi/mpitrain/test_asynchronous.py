@@ -342,7 +342,8 @@ def test_a_trainer_that_resumes_takes_the_stages_of_its_checkpoint(comm, folder,
     def trainer(run, steps):
         parallel = {"schedule": "asynchronous", "window": 2, "partition": "auto"}
         parallel |= {"profile": str(profile), "links": [0.001]}
-        job = Config(data=Data("digits"), model=Model(kind="mlp", hidden=(32, 16)))
+        model = Model(kind="mlp", hidden=(32, 16)) if kind == "table" else Model()
+        job = Config(data=Data("digits"), model=model)
         return mpitrain.Trainer(
             comm, job, parallel=parallel, dir=str(folder / run), batch_size=24, seed=5, lr=0.01,
             steps=steps, checkpoint={"every": 2}, **given,
