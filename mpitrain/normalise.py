@@ -118,7 +118,7 @@ def _asked(
     # The checks below look for conflicts with these.
     own = {
         key: getattr(usual.own, key) or _GIVEN
-        for key in ("model", "optimizer", "schedule")
+        for key in ("optimizer", "schedule")
         if getattr(given, key) is not None
     }
     if given.experts:

@@ -194,7 +194,7 @@ def test_layerwise_rates_see_the_means(comm, folder, name):
     changed = dict(optimizer=None, optim={"name": name, "lr": 0.1, "reference_batch": 0})
     found = []
     for where in (comm, MPI.COMM_SELF):
-        changed["dir"] = str(folder / f"{where.size}.{where.rank}.{MPI.COMM_WORLD.rank}")
+        changed["dir"] = str(folder / f"{where.size}.{MPI.COMM_WORLD.rank * (where != comm)}")
         with made(folder, masked, where, **changed, micro_batches=2) as trainer:
             found.append(steps_of(trainer))
     assert_same(*found)
@@ -367,7 +367,7 @@ def test_the_packages_own_loss_leaves_labels_out(comm, folder):
     np.testing.assert_allclose(*told, rtol=1e-10)
     with (
         pytest.raises(DataError, match=r"has the label -100, and labels of 4 .*ignore_index"),
-        made(folder, **given | {"loss": "cross_entropy"}) as trainer,
+        made(folder, **given | {"loss": "cross_entropy", "dir": str(folder / "all")}) as trainer,
     ):
         trainer.fit()
 
