@@ -299,8 +299,7 @@ def test_a_model_trains_as_in_one_process_with_its_dropouts(folder, name, layout
 @pytest.mark.parametrize(
     ("name", "layout"),
     [
-        ("t5", "zero 3"),
-        pytest.param("t5", "zero 1", marks=pytest.mark.slow),
+        *(pytest.param("t5", name, marks=pytest.mark.slow) for name in ("zero 1", "zero 3")),
         *([("adapted llama", "pipe 2")] if RANKS % 2 == 0 else ()),
         pytest.param("adapted llama", "zero 2", marks=pytest.mark.slow),
     ],
@@ -318,7 +317,7 @@ def mixtures():
         *([{"experts": RANKS // 2, "pipe": 2}] if RANKS % 2 == 0 else ()),
         *([{"experts": 2, "zero": 1}] if RANKS == 4 else ()),
     ]
-    quick = ("mixtral", layouts[-1]), ("mixtral", layouts[2]), ("switch", layouts[0])
+    quick = ("mixtral", layouts[-1]), ("mixtral", layouts[2])
     return [
         pytest.param(
             name, layout, marks=() if (name, layout) in quick else pytest.mark.slow,
@@ -350,8 +349,8 @@ def test_a_model_trains_as_torch_alone(folder, name):
 @pytest.mark.parametrize(
     ("name", "first", "then"),
     [
-        ("gpt2", "pipe 2", "pipe 2"),
         ("gpt2", "tensor 2", "zero 3"),
+        pytest.param("gpt2", "pipe 2", "pipe 2", marks=pytest.mark.slow),
         pytest.param("llama", "data", "tensor 2", marks=pytest.mark.slow),
         pytest.param("bert mlm", "zero 3", "data", marks=pytest.mark.slow),
     ],
