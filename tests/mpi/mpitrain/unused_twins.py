@@ -171,8 +171,10 @@ class Case:
 
     @property
     def coded(self):
-        """A code of each step's gradients, which sends later what it keeps back."""
-        return "compress" in self.settings and self.sync["kind"] == "every_step"
+        """A code of each step's gradients, which sends later what it keeps back; none of a
+        gradient that a node shares, as there is one node."""
+        shared = self.settings.get("parallel", {}).get("node_shared", False)
+        return "compress" in self.settings and self.sync["kind"] == "every_step" and not shared
 
     @property
     def workers(self):
