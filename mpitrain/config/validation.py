@@ -22,7 +22,7 @@ from mpitrain.config.tables import InV, Looping, Tables
 Faults = Iterator[tuple[str, str]]
 
 
-#: Micro-batches of which most may be empty; the order of each is proved before it runs.
+#: Most micro-batches of a batch with fewer samples; the schedule of all is proved before it runs.
 _MOST_EMPTY = 1024
 
 

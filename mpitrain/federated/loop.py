@@ -19,7 +19,7 @@ from mpitrain.federated.secure import RoundError
 from mpitrain.federated.server import ServerOptimizer
 from mpitrain.federated.split import split
 from mpitrain.federated.sums import Mean, Wire, sums
-from mpitrain.metrics.records import Record, Round
+from mpitrain.metrics.records import Record, Round, Step
 from mpitrain.parallel.data_parallel import Replicated
 from mpitrain.ranks.together import together
 from mpitrain.step.agreement import Agreed, LocalStep, NonFinite
@@ -52,8 +52,8 @@ class FederatedLoop(Loop):
         """
         super().__init__(parts)
         self.check_every = 1
-        own, run = parts.config.federated, parts.config.run
-        if own.secure:
+        table, run = parts.config.federated, parts.config.run
+        if table.secure:
             together(parts.comm, keys.check, ConfigError)
         for key in ("optimizer", "schedule"):
             if getattr(parts.objects, key) is not None:
@@ -69,13 +69,13 @@ class FederatedLoop(Loop):
         if parts.state:
             expect(parts.config, "batch-norm")
         labels = together(parts.comm, self._labels, DataError)
-        self.clients = split(own, run.seed, len(parts.data.train), labels)
+        self.clients = split(table, run.seed, len(parts.data.train), labels)
         sizes = np.array([len(part) for part in self.clients])
         train = parts.config.train
         work = train.epochs * -(-sizes // train.batch_size)
-        self.choice = Choice(own, run.seed, sizes, work)
+        self.choice = Choice(table, run.seed, sizes, work)
         self._wire = Wire(parts.comm, parts.config.parallel.algorithm)
-        self._sums = sums(self._wire, own, run.seed, self.choice.most_weight())
+        self._sums = sums(self._wire, table, run.seed, self.choice.most_weight())
         self._store = cast(Replicated, parts.store)
         if parts.comm.size > 1:
             self._store.algorithm, self._store.reason = self._wire.algorithm, "of whole numbers"
@@ -129,14 +129,25 @@ class FederatedLoop(Loop):
         self._move(mean, cohort)
         parts.steps_done += 1
         parts.stopping = parts.comm.allreduce(parts.stop.raised(), op=MPI.LOR)
-        loss, seen = self._losses(trained)
+        step = self._step(trained, mean, begun, summing)
+        return [self._round(cohort, mean, sent), step]
+
+    def _step(self, trained: Mapping[int, Trained], mean: Mean, begun: float, own: float) -> Step:
+        """Record of the step; collective.  ``own``: this rank's seconds in the sum of changes."""
+        parts = self.parts
+        loss, samples = self._losses(trained)
         lasted = perf_counter() - begun
-        parts.account.add(lasted, summing, {})
-        sums = [lasted, summing, *parts.account.moved()]
-        lasting, reducing, sent_bytes, shared_bytes = map(parts.comm.allreduce, sums)
-        agreed = Agreed(loss, lasting, reducing, sent_bytes=sent_bytes, shared_bytes=shared_bytes)
-        took_place = Round(
-            step=parts.steps_done,
+        parts.account.add(lasted, own, {})
+        totals = map(parts.comm.allreduce, [lasted, own, *parts.account.moved()])
+        seconds, comm_seconds, sent, shared = totals
+        agreed = Agreed(loss, seconds, comm_seconds, sent_bytes=sent, shared_bytes=shared)
+        local = LocalStep(parts.steps_done, parts.steps_done - 1, samples, self._client.rate)
+        return parts.account.record(local, agreed, sqrt(float(mean.change[0] @ mean.change[0])))
+
+    def _round(self, cohort: Cohort, mean: Mean, sent: int) -> Round:
+        """Record of the round; collective.  ``sent``: bytes from this rank for the mean."""
+        return Round(
+            step=self.parts.steps_done,
             asked=cohort.draws,
             taken=cohort.taken,
             dropped=cohort.draws - cohort.taken,
@@ -145,12 +156,9 @@ class FederatedLoop(Loop):
             clock=cohort.seconds,
             client_bytes=mean.client_bytes,
             plain_bytes=self._store.parameters.nbytes,
-            rank_bytes=parts.comm.allreduce(sent, op=MPI.MAX),
+            rank_bytes=self.parts.comm.allreduce(sent, op=MPI.MAX),
             clipped=mean.clipped,
         )
-        own = LocalStep(parts.steps_done, parts.steps_done - 1, seen, self._client.rate)
-        norm = sqrt(float(mean.change[0] @ mean.change[0]))
-        return [took_place, parts.account.record(own, agreed, norm)]
 
     def _move(self, mean: Mean, cohort: Cohort) -> None:
         """Take the server's step against the mean change."""
@@ -179,9 +187,9 @@ class FederatedLoop(Loop):
     def _losses(self, trained: Mapping[int, Trained]) -> tuple[float, int]:
         """The mean loss over all clients' steps, and their samples; summed in order of clients."""
         own = [(client, one.loss, one.samples) for client, one in trained.items()]
-        every = sorted(told for some in self.parts.comm.allgather(own) for told in some)
-        seen = sum(samples for _, _, samples in every)
-        return (sum(loss for _, loss, _ in every) / seen if seen else float("nan")), seen
+        every = sorted(one for some in self.parts.comm.allgather(own) for one in some)
+        count = sum(samples for _, _, samples in every)
+        return (sum(loss for _, loss, _ in every) / count if count else float("nan")), count
 
 
 #: The optimiser is the server's; [optim] is the clients'.
