@@ -15,7 +15,7 @@ from mpitrain.compress.dgc import DGC
 from mpitrain.compress.feedback import UpdateResidual
 from mpitrain.config import ConfigError
 from mpitrain.parallel.arena import DATA, Arena
-from mpitrain.parallel.coded_sum import CodedSum, KeepingSum, NodeSum
+from mpitrain.parallel.coded_bucket import CodedSum, KeepingSum, NodeSum
 from mpitrain.parallel.packed_bucket import Packed
 from mpitrain.parallel.summation import Dense, KeptElements, Sum, Summand, Summation
 

@@ -18,7 +18,7 @@ from mpitrain.compress.dgc import DGC
 from mpitrain.config import Compress
 from mpitrain.config.validation import codec_faults
 from mpitrain.parallel.arena import DATA, Bucket
-from mpitrain.parallel.coded_sum import CodedSum
+from mpitrain.parallel.coded_bucket import CodedSum
 from mpitrain.parallel.compressed_summation import CompressedSummation
 from mpitrain.parallel.summation import Dense, Sum, Summand
 from mpitrain.training.build import compression

@@ -22,7 +22,7 @@ from mpitrain.arrays import Array
 from mpitrain.compress.codec import LinearCodec, Remembering, Sketch, Sparse
 from mpitrain.compress.dgc import DGC
 from mpitrain.config import ConfigError
-from mpitrain.parallel.codec_sums import LinearSum, SparseSum, TensorSum
+from mpitrain.parallel.linear_sparse_sums import LinearSum, SparseSum, TensorSum
 from mpitrain.parallel.packed_bucket import Packed, Together, ordered
 from mpitrain.parallel.summation import KeptElements, Summand
 from mpitrain.ranks.together import together
