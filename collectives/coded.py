@@ -11,13 +11,10 @@ bfloat16 sums that do not lose their small terms.  :class:`Gathered` rounds once
 as much.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
-from time import perf_counter
-from typing import Protocol
 
 import numpy as np
 from mpi4py import MPI
@@ -25,136 +22,10 @@ from mpi4py import MPI
 from collectives.codec import Array, Bytes, Codec, Dice, Residual, shards
 from collectives.communicator import AnyPlan, Communicator
 from collectives.errors import InvalidBuffer
-from collectives.execution.progress import Moving
+from collectives.phased import Part, Phased
 
 #: Decoded numbers are added in this type, in which sums of float32 hardly round at all.
 _WIDE = np.float64
-
-
-class Part(Protocol):
-    """A part of a :class:`Phased`: a plan, or several as one."""
-
-    def Start(self) -> object: ...
-
-    def Test(self) -> bool: ...
-
-
-class Phased(ABC):
-    """Plans one after the other with work in between, as one plan.
-
-    The plans are bound before the first run and each has tags of its own, so that ranks may come to
-    them in another order than other ranks do.  A rank that waits elsewhere moves it along, as any
-    plan that is under way.
-
-    Attributes:
-        collective, algorithm, reason: as a plan has them.
-        working: seconds of work between the plans in all runs so far: encoding, decoding and sums.
-    """
-
-    collective = "allreduce"
-    algorithm = ""
-    reason = "asked for"
-
-    def __init__(self, comm: Communicator, plans: Sequence[AnyPlan]) -> None:
-        """``plans``: all that a run may use, on ``comm``; they are freed with it."""
-        self._progress = comm._engine.progress
-        self.among: list[Moving] = []
-        self._moves = False
-        self._broken = False
-        self._freed = False
-        self._plans = list(plans)
-        self._run: Iterator[Part] = iter(())
-        self._current: Part | None = None
-        self.working = 0.0
-
-    @abstractmethod
-    def phases(self) -> Iterator[Part]:
-        """A run: yields the plans, and goes on when each is complete."""
-
-    def Start(self) -> None:
-        """Begins a run with the present contents of the buffers.
-
-        Raises:
-            RuntimeError: it was freed, or is under way.
-        """
-        if self._freed:
-            raise RuntimeError(f"{self!r} was freed; make another one")
-        if self._current is not None:
-            raise RuntimeError(f"{self!r} was started twice without Wait or a true Test in between")
-        self._progress.expect_whole()
-        self._run = self.phases()
-        self._progress.add(self)
-        self._go_on()
-
-    def Test(self) -> bool:
-        """Moves it along; returns whether it is complete.
-
-        Raises:
-            CollectiveError: it was left in the middle.
-        """
-        if self._broken:
-            self._progress.expect_whole()
-        if self._moves:  # a part of it waits, and moves along what is under way
-            return False
-        self._moves = True
-        try:
-            while self._current is not None:
-                if not self._current.Test():
-                    return False
-                self._go_on()
-        except BaseException as error:
-            self._leave(error)
-            raise
-        finally:
-            self._moves = False
-        return True
-
-    def Wait(self) -> None:
-        """Completes it; other plans that this thread has started go on meanwhile."""
-        self._progress.adopt(self)
-        while not self.Test():
-            self._progress.advance()
-
-    def abandon(self) -> None:
-        """Gives it up in the middle: ``Wait`` and ``Test`` say so from now on."""
-        self._progress.keep((self._run, self._current))  # messages may still arrive in it
-        self._current, self._broken = None, True
-        if self in self._progress.plans:
-            self._progress.remove(self)
-
-    def Free(self) -> None:
-        """Releases the plans.
-
-        Raises:
-            RuntimeError: it is under way.
-        """
-        if self._current is not None:
-            raise RuntimeError(f"{self!r} is under way; Wait for it before Free")
-        self._freed = True
-        while self._plans:
-            self._plans.pop().Free()
-
-    def __repr__(self) -> str:
-        return f"<{self.collective} by {self.algorithm}>"
-
-    def _leave(self, error: BaseException) -> None:
-        """An exception ends it on this rank alone."""
-        self._progress.leave(f"the {self!r}", error)
-        self.abandon()
-
-    def _go_on(self) -> None:
-        begin = perf_counter()
-        try:
-            self._current = next(self._run, None)
-            if self._current is not None:
-                self._current.Start()
-        except BaseException as error:
-            self._leave(error)
-            raise
-        finally:
-            self.working += perf_counter() - begin
-        if self._current is None:
-            self._progress.remove(self)
 
 
 @dataclass(frozen=True)

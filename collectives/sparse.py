@@ -16,13 +16,13 @@ import numpy.typing as npt
 from mpi4py import MPI
 
 from collectives.algorithms.butterfly import Fold
-from collectives.coded import Part, Phased
 from collectives.communicator import Communicator
 from collectives.errors import CollectiveError, InvalidBuffer
 from collectives.execution.messages import TAGS_PER_PLAN
 from collectives.execution.tags import Tags
 from collectives.execution.traffic import Traffic
 from collectives.execution.transport.mpi import Envelope, largest_tag
+from collectives.phased import Part, Phased
 from collectives.sparse_vectors import Array, Stream, add, agreed, expect_rising
 
 #: In the header of a message, where the number of pairs would be: the vector follows.

@@ -7,8 +7,8 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives.codec import shards
-from collectives.coded import Part, Phased
 from collectives.communicator import AnyPlan
+from collectives.phased import Part, Phased
 from mpitrain.config import ConfigError
 from mpitrain.parallel.arena import DATA, Arena
 from mpitrain.parallel.packed_bucket import ordered

@@ -16,8 +16,9 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives.codec import Residual
-from collectives.coded import Coding, Gathered, Part, Phased, TwoPhase
+from collectives.coded import Coding, Gathered, TwoPhase
 from collectives.communicator import AnyPlan, Communicator
+from collectives.phased import Part, Phased
 from mpitrain.arrays import Array
 from mpitrain.compress.codec import LinearCodec, Remembering, Sketch, Sparse
 from mpitrain.compress.dgc import DGC

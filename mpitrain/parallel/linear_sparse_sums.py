@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from collectives.codec import Dice, Residual
-from collectives.coded import Part, Phased
 from collectives.communicator import AnyPlan, Communicator
+from collectives.phased import Part, Phased
 from collectives.sparse import SparseAllreduce
 from mpitrain.compress.codec import LinearCodec, Sparse
 from mpitrain.parallel.packed_bucket import Packed, ordered

@@ -9,8 +9,8 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives.codec import shards
-from collectives.coded import Part
 from collectives.communicator import AnyPlan, Communicator
+from collectives.phased import Part
 from mpitrain.arrays import Array, Shape
 from mpitrain.parallel.summation import KeptElements, Summand
 
