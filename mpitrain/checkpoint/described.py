@@ -5,22 +5,27 @@ globals, closures and defaults.  Files, lines, docstrings and names of local var
 Code of installed packages is described by its name, as a new version of it is no other job.
 """
 
-import dis
-import hashlib
-import inspect
 import sys
-import sysconfig
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
-from pathlib import Path
-from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
+
+from mpitrain.checkpoint.function_code import (
+    code_digest,
+    functions_of,
+    hashed,
+    is_installed,
+    names_read,
+    package_of,
+    surroundings,
+    unwrapped,
+)
 
 #: Methods that packages call by name; the methods that these call are found in their code.
 _ENTRIES = frozenset({
@@ -30,8 +35,6 @@ _ENTRIES = frozenset({
 })  # fmt: skip
 #: Methods that decide on no number.
 _SILENT = frozenset({"extra_repr", "state_dict", "load_state_dict", "__init__", "__repr__"})
-#: Folders of our packages, wherever they lie.
-_OURS = tuple(str(Path(__file__).parents[2] / name) for name in ("mpitrain", "collectives"))
 #: Modules of objects that carry a job out and are no part of it.
 _RUNNERS = (
     "collectives.", "mpi4py.", "mpitrain.training.", "mpitrain.server.", "mpitrain.federated.",
@@ -53,7 +56,7 @@ def digest(array: Any) -> str:
     else:
         array = np.ascontiguousarray(array)
         kind, data = str(array.dtype), array.reshape(-1).view(np.uint8)
-    return f"{kind} of shape {tuple(array.shape)} with digest {_hash(data)}"
+    return f"{kind} of shape {tuple(array.shape)} with digest {hashed(data)}"
 
 
 @dataclass
@@ -135,7 +138,7 @@ class Description:
             self.add(f"{name}.keywords", what.keywords, read, depth + 1)
         elif isinstance(what, MethodType):
             self._add_function(f"{name}.{what.__name__}", what.__func__, depth)
-            self.add(name, what.__self__, _names(what.__func__), depth + 1)
+            self.add(name, what.__self__, names_read(what.__func__), depth + 1)
         elif isinstance(what, FunctionType | BuiltinFunctionType):
             self._add_function(name, what, depth)
         elif isinstance(what, type):
@@ -145,7 +148,7 @@ class Description:
             self.add_module(name, what, depth)
             for own, tensor in (*what.named_parameters(), *what.named_buffers()):
                 self.add_array(f"{name}.{own}", tensor)
-        elif hasattr(what, "whole") and _package(type(what)) == "mpitrain":
+        elif hasattr(what, "whole") and package_of(type(what)) == "mpitrain":
             if what.whole is not None:  # else another layer of the module describes it
                 self.add_module(name.removesuffix(".part0"), what.whole, depth)
         else:
@@ -157,7 +160,7 @@ class Description:
         read |= self._add_methods(name, kind, depth)
         # Public attributes describe a package's callable object, as a transform; those of others,
         # as a table of data, include paths, caches and counters.
-        shows = _package(kind) == "mpitrain" or (_is_installed(kind) and callable(what))
+        shows = package_of(kind) == "mpitrain" or (is_installed(kind) and callable(what))
         for key, value in getattr(what, "__dict__", {}).items():
             if key in read or (not key.startswith("_") and (shows or callable(value))):
                 self.add(f"{name}.{key}", value, read, depth + 1)
@@ -172,8 +175,8 @@ class Description:
         own: dict[str, Any] = {}
         for one in reversed(kind.__mro__):
             own = {key: value for key, value in own.items() if key not in vars(one)}
-            own |= {} if _is_installed(one) else vars(one)
-        bases = [one for one in kind.__mro__ if _is_installed(one) and one is not object]
+            own |= {} if is_installed(one) else vars(one)
+        bases = [one for one in kind.__mro__ if is_installed(one) and one is not object]
         due = [key for key in own if key in _ENTRIES or any(key in vars(base) for base in bases)]
         read: set[str] = set()
         done = set(_SILENT)
@@ -182,9 +185,9 @@ class Description:
             if key in done:
                 continue
             done.add(key)
-            functions = _functions(own[key])
+            functions = functions_of(own[key])
             for function in functions:
-                names = _names(function)
+                names = names_read(function)
                 read |= names
                 due += sorted(names & own.keys())
                 self._add_function(f"{name}.{key}", function, depth)
@@ -194,13 +197,13 @@ class Description:
         return frozenset(read)
 
     def _add_function(self, name: str, function: Any, depth: int) -> None:
-        function = _unwrapped(function)
-        if _is_installed(function) or not isinstance(function, FunctionType):
+        function = unwrapped(function)
+        if is_installed(function) or not isinstance(function, FunctionType):
             self.parts[name] = getattr(function, "__qualname__", type(function).__qualname__)
             return
-        self.code[f"code of {name}"] = _digest_of(function.__code__, function.__doc__)
-        for key, value in _surroundings(function).items():
-            self.add(f"{name}.{key}", value, _names(function), depth + 1)
+        self.code[f"code of {name}"] = code_digest(function.__code__, function.__doc__)
+        for key, value in surroundings(function).items():
+            self.add(f"{name}.{key}", value, names_read(function), depth + 1)
 
 
 def _runs(what: Any) -> bool:
@@ -226,97 +229,4 @@ def _short(text: str) -> str:
     """A text, or the beginning and the digest of a long one."""
     if len(text) <= _SHOWN:
         return text
-    return f"{text[:_SHOWN]}... with digest {_hash(text.encode())}"
-
-
-def _hash(data: Any) -> str:
-    return hashlib.blake2b(data, digest_size=8).hexdigest()
-
-
-def _digest_of(code: CodeType, doc: str | None) -> str:
-    """Digest of a function without its docstring and the names of local variables."""
-
-    def plain(constant: Any) -> str:
-        if isinstance(constant, CodeType):
-            return _digest_of(constant, None)
-        if isinstance(constant, frozenset):
-            return repr(sorted(map(repr, constant)))
-        return repr(constant)
-
-    constants = list(code.co_consts)
-    if doc is not None and constants and constants[0] == doc:
-        constants[0] = None
-    told = code.co_code, code.co_names, tuple(map(plain, constants)), code.co_argcount
-    return _hash(repr(told).encode())
-
-
-def _codes(code: CodeType) -> Iterator[CodeType]:
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _codes(constant)
-
-
-def _names(function: Any) -> frozenset[str]:
-    """Attributes and globals that a function reads."""
-    code = getattr(function, "__code__", None)
-    return frozenset(name for one in _codes(code) for name in one.co_names) if code else frozenset()
-
-
-def _surroundings(function: FunctionType) -> dict[str, Any]:
-    """Values by name of the closure, the module's globals and the defaults of a function."""
-    found: dict[str, Any] = {}
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
-        with suppress(ValueError):  # it is empty still
-            found[name] = cell.cell_contents
-    loaded = {
-        one.argval
-        for code in _codes(function.__code__)
-        for one in dis.get_instructions(code)
-        if one.opname in ("LOAD_GLOBAL", "LOAD_NAME")
-    }
-    there = function.__globals__
-    found |= {name: there[name] for name in sorted(loaded & there.keys())}
-    for name, one in inspect.signature(function, follow_wrapped=False).parameters.items():
-        if one.default is not one.empty:
-            found[name] = one.default
-    return {name: value for name, value in found.items() if name not in ("__class__", "self")}
-
-
-def _functions(member: Any) -> list[FunctionType]:
-    """Functions of a member of a class: a method, or a property's."""
-    found = [member, *(getattr(member, key, None) for key in ("__func__", "fget", "func"))]
-    return [_unwrapped(one) for one in found if isinstance(one, FunctionType)]
-
-
-def _unwrapped(function: Any) -> Any:
-    """Function inside the decorators of packages, as ``torch.no_grad()``."""
-    while _is_installed(function) and hasattr(function, "__wrapped__"):
-        function = function.__wrapped__
-    return function
-
-
-def _package(what: Any) -> str:
-    return str(getattr(what, "__module__", None) or "").partition(".")[0]
-
-
-def _is_installed(what: Any) -> bool:
-    """Whether a class or a function belongs to an installed package, and not to the program."""
-    if isinstance(what, type):  # a program may run in the module of a package's command
-        written = (
-            one
-            for one in vars(what).values()
-            # Data classes generate functions, which are in no file.
-            if isinstance(one, FunctionType) and not one.__code__.co_filename.startswith("<")
-        )
-        what = next(written, what)
-    if isinstance(what, FunctionType):  # its module may be that of a decorator
-        file = what.__code__.co_filename
-    else:
-        module = sys.modules.get(getattr(what, "__module__", None) or "")
-        file = getattr(module, "__file__", None) or ""
-        if not file:
-            return _package(what) != "__main__"
-    if any(part in file for part in ("site-packages", "dist-packages", "<frozen ")):
-        return True
-    return file.startswith((sysconfig.get_path("stdlib"), *_OURS))
+    return f"{text[:_SHOWN]}... with digest {hashed(text.encode())}"
