@@ -18,7 +18,8 @@ from torch.utils._pytree import tree_flatten
 
 from mpitrain.adapters.torch.arrays import tensors_of
 from mpitrain.adapters.torch.checks.probe import Tensors, arguments, modes_kept, one_line, options
-from mpitrain.adapters.torch.modules.trial import MANY, Crossing, Result, Trial, absent, called
+from mpitrain.adapters.torch.modules.results import MANY, Result, absent
+from mpitrain.adapters.torch.modules.trial import Crossing, Trial, called
 from mpitrain.arrays import Array
 from mpitrain.fields import fields
 
