@@ -19,9 +19,9 @@ from mpitrain.checkpoint.recipe import recipe_of
 from mpitrain.checkpoint.saving import checkpoints, resume, save
 from mpitrain.config import ConfigError
 from mpitrain.metrics import recorder, tensorboard
-from mpitrain.metrics.lines import ReportError
 from mpitrain.metrics.records import Epoch, Record, Resumed, Saved, Start, Step, Summary, Write
 from mpitrain.metrics.trace import remove_trace
+from mpitrain.metrics.writer import ReportError
 from mpitrain.ranks.lock import locked
 from mpitrain.ranks.stop import Stopped
 from mpitrain.ranks.together import all_here, all_or_nobody, together

@@ -10,7 +10,7 @@ from collectives import Communicator, check_launch
 from mpitrain.auto_stages import saved_stages
 from mpitrain.config import Config, ConfigError
 from mpitrain.data import program as own_data
-from mpitrain.data.own import Collate
+from mpitrain.data.map_style import Collate
 from mpitrain.metrics.records import Epoch, Record, Write
 from mpitrain.normalise import normalise
 from mpitrain.pipeline.runtime import Span, no_span
@@ -86,7 +86,7 @@ class Trainer(ClosedTogether):
             train_data, test_data: data sets with ``len(data)`` samples ``data[i]``, each a pair of
                 an input and a label; what follows, such as a weight, is a further argument of loss
                 and metrics.  Each rank reads only its own samples; random changes of a sample
-                follow from seed, epoch and ``i`` (:class:`mpitrain.data.own.OwnSamples`).  Or
+                follow from seed, epoch and ``i`` (:class:`mpitrain.data.map_style.OwnSamples`).  Or
                 iterables with a length, which are read in their own order
                 (:class:`mpitrain.data.stream.Streamed`), or a ``DataLoader`` of either, from which
                 size and order of the batches, and ``collate_fn``, are taken.  Without ``test_data``

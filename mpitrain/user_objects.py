@@ -11,7 +11,7 @@ from mpitrain.arrays import Array
 from mpitrain.compress import parse
 from mpitrain.compress.dgc import DGC
 from mpitrain.config import Config, ConfigError
-from mpitrain.data.own import Collate
+from mpitrain.data.map_style import Collate
 from mpitrain.objective import LossFunction
 from mpitrain.objective.metrics import Averaged, Metric
 from mpitrain.ranks.same import name_of

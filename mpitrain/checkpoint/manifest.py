@@ -20,7 +20,7 @@ from mpitrain.config import Config
 from mpitrain.config.numbers import NonNegative, Positive
 from mpitrain.data.places import StreamPlace
 from mpitrain.files import check_regular
-from mpitrain.training.watch import Seen
+from mpitrain.training.early_stopping import Seen
 
 MANIFEST = "manifest.json"
 #: Beginning of the sections of exchanges.

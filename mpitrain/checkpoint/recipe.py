@@ -11,7 +11,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from mpitrain.checkpoint.described import Description
-from mpitrain.data.own import OwnSamples
+from mpitrain.data.map_style import OwnSamples
 from mpitrain.data.sampler import OwnOrder
 from mpitrain.data.stream import Stream, Streamed
 from mpitrain.nn import Chain

@@ -34,9 +34,9 @@ from mpitrain.federated import RoundError
 from mpitrain.federated.keys import check as check_keys
 from mpitrain.files import check_regular
 from mpitrain.metrics import tensorboard
-from mpitrain.metrics.lines import ReportError
 from mpitrain.metrics.trace import TRACE_FILE, Trace
 from mpitrain.metrics.words import measured
+from mpitrain.metrics.writer import ReportError
 from mpitrain.normalise import normalise
 from mpitrain.optim.schedule_table import Factor
 from mpitrain.parallel.replicas import ReplicaMismatch

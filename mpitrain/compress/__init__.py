@@ -14,11 +14,11 @@ from mpitrain.compress.atomo import Atomo
 from mpitrain.compress.casts import BF16, FP16
 from mpitrain.compress.codec import LinearCodec, Sparse
 from mpitrain.compress.dgc import DGC
-from mpitrain.compress.dither import QSGD, TernGrad
 from mpitrain.compress.integers import Int4, Int8
 from mpitrain.compress.powersgd import PowerSGD
+from mpitrain.compress.qsgd import QSGD, TernGrad
+from mpitrain.compress.randomk import Blocks, RandomK
 from mpitrain.compress.rotate import Rotated
-from mpitrain.compress.shared import Blocks, RandomK
 from mpitrain.compress.signs import OneBit, Sign, Signum
 from mpitrain.compress.threshold import Threshold
 from mpitrain.compress.topk import TopK

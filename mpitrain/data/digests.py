@@ -7,7 +7,7 @@ import numpy as np
 
 from mpitrain.arrays import Array, is_floating
 from mpitrain.data.dataset import Dataset
-from mpitrain.data.own import OwnSamples
+from mpitrain.data.map_style import OwnSamples
 from mpitrain.data.stream import Streamed
 from mpitrain.fields import fields
 

@@ -16,7 +16,7 @@ from typing import Any
 from collectives.errors import words
 from mpitrain.arrays import Array
 from mpitrain.data.dataset import DataError, Indexed, Samples
-from mpitrain.data.own import OwnSamples
+from mpitrain.data.map_style import OwnSamples
 from mpitrain.data.places import StreamPlace
 from mpitrain.data.slots import Room, Slot, Told
 from mpitrain.data.stream import Streamed, WritePlace

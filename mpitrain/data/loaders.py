@@ -13,7 +13,7 @@ from collectives.errors import words
 from mpitrain.config import Data as DataTable
 from mpitrain.config import Train
 from mpitrain.data.dataset import DataError
-from mpitrain.data.own import Collate, OwnSamples
+from mpitrain.data.map_style import Collate, OwnSamples
 from mpitrain.data.sampler import OwnOrder, Sampler
 from mpitrain.data.stream import Stream, Streamed, is_stream
 

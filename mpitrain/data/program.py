@@ -14,7 +14,7 @@ from mpitrain.arrays import Array
 from mpitrain.config import Config
 from mpitrain.data import DataError, Dataset, load
 from mpitrain.data.loaders import Taken
-from mpitrain.data.own import MapStyle, OwnSamples
+from mpitrain.data.map_style import MapStyle, OwnSamples
 from mpitrain.data.stream import Streamed
 from mpitrain.fields import Fields, described
 from mpitrain.ranks.together import together

@@ -13,7 +13,7 @@ from typing import Any, cast
 from collectives.errors import words
 from mpitrain.data.dataset import DataError
 from mpitrain.data.generators import begin_epoch, seeded
-from mpitrain.data.own import OwnSamples
+from mpitrain.data.map_style import OwnSamples
 from mpitrain.data.places import StreamPlace, state_in, text_of
 
 #: Samples behind a state, by which it is tried.

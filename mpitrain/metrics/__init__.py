@@ -7,8 +7,8 @@ from pathlib import Path
 from mpitrain.config import Config
 from mpitrain.metrics import tensorboard
 from mpitrain.metrics.console import console
-from mpitrain.metrics.lines import json_lines
 from mpitrain.metrics.records import Record, Write
+from mpitrain.metrics.writer import json_lines
 
 
 @contextmanager

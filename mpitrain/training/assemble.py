@@ -43,6 +43,7 @@ from mpitrain.training.compatibility import (
     named_metrics,
     whole_state,
 )
+from mpitrain.training.early_stopping import Watch, measured_rates
 from mpitrain.training.feed import Feed
 from mpitrain.training.padding import Padding
 from mpitrain.training.partition import (
@@ -55,7 +56,6 @@ from mpitrain.training.partition import (
 from mpitrain.training.parts import NO_OBJECTS, Parts, UserObjects
 from mpitrain.training.passes import Passes
 from mpitrain.training.purity import Purity
-from mpitrain.training.watch import Watch, measured_rates
 
 
 @dataclass(frozen=True)

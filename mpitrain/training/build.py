@@ -15,7 +15,7 @@ from mpitrain.arrays import Array
 from mpitrain.compress import parse
 from mpitrain.compress.codec import feedback_of
 from mpitrain.config import Compress, Config, ConfigError, Optim, expect
-from mpitrain.data.own import OwnSamples
+from mpitrain.data.map_style import OwnSamples
 from mpitrain.objective import reduction_of
 from mpitrain.optim.optimizers import LAMB, LARS, SGD, Adam, Optimizer
 from mpitrain.parallel.adasum_sum import Adasum

@@ -13,7 +13,7 @@ from mpi4py import MPI
 from mpitrain.arrays import Array
 from mpitrain.data import DataError, Samples
 from mpitrain.data.loader import Loader, Request
-from mpitrain.data.own import OwnSamples
+from mpitrain.data.map_style import OwnSamples
 from mpitrain.data.places import StreamPlace
 from mpitrain.fields import described
 from mpitrain.ranks.together import together

@@ -37,12 +37,12 @@ from mpitrain.step.precision import LossScale
 from mpitrain.step.update import Updater
 from mpitrain.sync import Strategy
 from mpitrain.training.account import Account
+from mpitrain.training.early_stopping import MeasuredRates, Watch
 from mpitrain.training.feed import Feed
 from mpitrain.training.padding import Padding
 from mpitrain.training.partition import Partition
 from mpitrain.training.passes import Passes
 from mpitrain.training.purity import Purity
-from mpitrain.training.watch import MeasuredRates, Watch
 
 #: Errors that a step, a test or the making of parts raises on all ranks or on none.
 SHARED_ERRORS: tuple[type[Exception], ...] = (

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from mpi4py import MPI
 
 from mpitrain.config import ConfigError
-from mpitrain.metrics.lines import json_lines
 from mpitrain.metrics.records import Start, Straggler
+from mpitrain.metrics.writer import json_lines
 from tests.drills import KINDS, Fault, draw, drill, parse
 from tests.drills.drill import Outcome
 from tests.drills.inject import Injector, flip

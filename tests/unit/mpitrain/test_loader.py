@@ -14,7 +14,7 @@ import pytest
 
 from mpitrain.data import DataError, Samples
 from mpitrain.data.loader import Loader, Request
-from mpitrain.data.own import OwnSamples
+from mpitrain.data.map_style import OwnSamples
 
 ROOT = Path(__file__).parents[3]
 

@@ -11,9 +11,9 @@ from msgspec.structs import replace
 
 from mpitrain.config import Config, Run
 from mpitrain.metrics import recorder
-from mpitrain.metrics.lines import ReportError, json_lines
 from mpitrain.metrics.reader import read_records
 from mpitrain.metrics.records import Epoch, Resumed, Saved, Skipped, Start, Step, Summary
+from mpitrain.metrics.writer import ReportError, json_lines
 
 FIELDS = {
     "step": 1, "epoch": 0, "samples": 64, "loss": 2.5, "grad_norm": 1.25, "lr": 0.1,

@@ -7,7 +7,6 @@ import msgspec
 import pytest
 
 from mpitrain.config import Config
-from mpitrain.metrics.lines import json_lines
 from mpitrain.metrics.reader import read_records
 from mpitrain.metrics.records import (
     Epoch,
@@ -21,6 +20,7 @@ from mpitrain.metrics.records import (
     Summary,
     Times,
 )
+from mpitrain.metrics.writer import json_lines
 
 CONFIG = json.loads(msgspec.json.encode(Config()))
 START = Start(2, ["a:1", "b:2"], "data 2", [["a"]], "ring", "asked", 7, CONFIG)

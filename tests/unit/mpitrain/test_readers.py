@@ -9,7 +9,7 @@ from mpitrain import data
 from mpitrain.config import Data
 from mpitrain.data.arrays import load_arrays
 from mpitrain.data.dataset import Dataset, Samples
-from mpitrain.data.own import OwnSamples
+from mpitrain.data.map_style import OwnSamples
 from mpitrain.data.text import load_text
 from mpitrain.pipeline.profiles import ProfileError, parse_profile, read_profile, write_profile
 from tests.fuzz import fuzz, seeds

@@ -11,7 +11,7 @@ import pytest
 
 from mpitrain.data import DataError, Sampler
 from mpitrain.data.loader import Loader, Request
-from mpitrain.data.own import OwnSamples
+from mpitrain.data.map_style import OwnSamples
 from mpitrain.data.places import StreamPlace, state_in, text_of
 from mpitrain.data.stream import Stream, Streamed, is_stream
 

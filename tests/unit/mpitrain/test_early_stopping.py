@@ -7,7 +7,7 @@ import pytest
 
 from mpitrain.config import Checkpoint, Config, ConfigError, Evaluate
 from mpitrain.metrics.records import Epoch
-from mpitrain.training.watch import Seen, Watch
+from mpitrain.training.early_stopping import Seen, Watch
 
 
 def watching(best="", patience=0, watch="loss", metrics=("accuracy", "mae", "score")):
