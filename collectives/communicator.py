@@ -9,7 +9,7 @@ import numpy.typing as npt
 from mpi4py import MPI
 
 from collectives.algorithms import Algorithm, check_default
-from collectives.analysis.user_code import named
+from collectives.analysis.user_code import resolve
 from collectives.calls.arguments import Arguments
 from collectives.calls.engine import AnyPlan, Engine, Native
 from collectives.calls.methods import (
@@ -121,7 +121,7 @@ class Communicator(  # type: ignore[misc]
             return self
         check_launch()
         abort_when_uncaught()
-        algorithm = named(algorithm)
+        algorithm = resolve(algorithm)
         check_default(algorithm, comm.size if comm != MPI.COMM_NULL else None)
         given = (check, tuning, timeout, device, transport, reproducible, autotune)
         self._engine = Engine(self, Settings.given(algorithm, *given))

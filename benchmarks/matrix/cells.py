@@ -7,7 +7,7 @@ from pathlib import Path
 from benchmarks.matrix.results import DENSE, SHARED, Cell
 from collectives import Link, MPITransport, delayed
 from collectives import algorithms as known_algorithms
-from collectives.analysis.user_code import named
+from collectives.analysis.user_code import resolve
 from mpitrain.compress import parse
 
 #: Differences, by name, from the example ``digits_mlp`` or ``gpt_data``: models of 1 to 2 MB, which
@@ -104,7 +104,7 @@ def chosen(
         if method not in METHODS:
             parse(method)
     for algorithm in algorithms:
-        known_algorithms.check("allreduce", named(algorithm))
+        known_algorithms.check("allreduce", resolve(algorithm))
     for link in links:
         if link not in LINKS:
             Link.read(link)

@@ -27,8 +27,8 @@ _EXECUTING = RLock()
 _FILE = re.compile(r"(?P<path>.+?\.py)(?::(?P<name>\w+))?(?P<options>:.*)?", re.DOTALL)
 
 
-def named(algorithm: Algorithm | str, collective: str | None = None) -> str:
-    """The name of an algorithm with its options; registers the algorithm if it is new.
+def resolve(algorithm: Algorithm | str, collective: str | None = None) -> str:
+    """Registers the algorithm if it is new; returns its name with its options.
 
     Args:
         algorithm: an :class:`Algorithm`; ``"file.py:name"``, where a variable of the file or its
@@ -69,7 +69,7 @@ def _expect_one_of(collective: str | None, found: list[Algorithm]) -> None:
 
 
 def is_own(algorithm: object) -> bool:
-    """Whether :func:`named` has to find it, in a program or a file of its own."""
+    """Whether :func:`resolve` has to find it, in a program or a file of its own."""
     return isinstance(algorithm, Algorithm) or (
         isinstance(algorithm, str) and _FILE.fullmatch(algorithm) is not None
     )

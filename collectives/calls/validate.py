@@ -11,7 +11,7 @@ from mpi4py import MPI
 
 from collectives.algorithms import REGISTRY, Algorithm, find, names, own, parse
 from collectives.analysis.claims import digest, is_aligned, kept, prove_claims
-from collectives.analysis.user_code import is_own, named
+from collectives.analysis.user_code import is_own, resolve
 from collectives.calls.arguments import Arguments
 from collectives.calls.buffers import read_buffer
 from collectives.calls.call import Call
@@ -112,7 +112,7 @@ class Validator:
         """The algorithm's name.  If a program's own cannot be had, all ranks hear of it, as the
         others may be about to prove it."""
         try:
-            return named(algorithm, arguments.collective)
+            return resolve(algorithm, arguments.collective)
         except CollectiveError as error:
             if is_own(algorithm) and not self.settings.check:
                 self.progress.expect_whole()

@@ -5,7 +5,7 @@ import math
 import re
 
 from collectives.analysis.topology import TOPOLOGIES, LinkCost, Topology, build
-from collectives.analysis.user_code import named
+from collectives.analysis.user_code import resolve
 from collectives.compile.cost import MOST_RANKS
 from collectives.contracts import CONTRACTS
 
@@ -126,7 +126,7 @@ def known(text: str) -> list[str]:
         UnknownAlgorithm: a file has no such algorithm.
         ScheduleError: an algorithm is wrong.
     """
-    return [named(name) for name in split(text)]
+    return [resolve(name) for name in split(text)]
 
 
 def collective_or_file(text: str) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 from collectives.algorithms import build
 from collectives.analysis.explore import record
 from collectives.analysis.page import fill
-from collectives.analysis.user_code import named
+from collectives.analysis.user_code import resolve
 from collectives.commands.arguments import RANKS, add_collective, ranks
 from collectives.commands.program import Commands
 from collectives.contracts import contract
@@ -39,7 +39,7 @@ def add(commands: Commands) -> None:
 def run(options: argparse.Namespace) -> int:
     """Writes the page."""
     asked = [options.algorithm, *([options.beside] if options.beside else [])]
-    names = [named(algorithm) for algorithm in asked]
+    names = [resolve(algorithm) for algorithm in asked]
     page = explorer(options.collective, names, options.ranks, options.root, options.in_place)
     plain = re.sub(r"\W+", "_", "_".join(names))
     path = options.output or Path(f"{options.collective}_{plain}.html")

@@ -11,7 +11,7 @@ from collectives.algorithms import ALGORITHMS, REGISTRY, Algorithm, build, find,
 from collectives.analysis.claims import prove_claims
 from collectives.analysis.draw import grid
 from collectives.analysis.figure import figure
-from collectives.analysis.user_code import named, packaged
+from collectives.analysis.user_code import packaged, resolve
 from collectives.analysis.verify import Proof, verify
 from collectives.commands.arguments import (
     RANKS,
@@ -124,11 +124,11 @@ def _rounded(schedule: Schedule) -> str:
 def _listed(which: str | None) -> list[Algorithm]:
     """Algorithms of a collective, of a file, or all, installed packages' included."""
     if which is not None and which not in CONTRACTS:
-        name = parse(named(which))[0]
+        name = parse(resolve(which))[0]
         return [a for a in REGISTRY if a.name == name and a not in ALGORITHMS]
     for name in packaged():
         try:
-            named(name)
+            resolve(name)
         except CollectiveError as error:
             print(f"error: {error}", file=sys.stderr)
     return [a for a in REGISTRY if which in (None, a.collective)]
@@ -140,7 +140,7 @@ def _verify(options: argparse.Namespace) -> int:
             raise UnknownAlgorithm("name one algorithm: a file, or --algorithm")
         options.collective, options.algorithm = None, options.collective
     if options.algorithm:
-        options.algorithm = named(options.algorithm)
+        options.algorithm = resolve(options.algorithm)
     options.ranks = options.ranks or ranks("2-5" if options.mutations else "1-33,64")
     if options.mutations:
         return _mutations(options)
@@ -191,7 +191,7 @@ def _chosen(collective: str | None, algorithm: str | None) -> list[tuple[str, st
 def _draw(options: argparse.Namespace) -> int:
     if options.algorithm == "all":
         return _draw_all(options)
-    options.algorithm = named(options.algorithm)
+    options.algorithm = resolve(options.algorithm)
     schedule = build(options.collective, options.algorithm, options.ranks)
     plain = re.sub(r"\W+", "_", options.algorithm)
     path = options.output or Path(f"{options.collective}_{plain}_{options.ranks}.png")

@@ -16,7 +16,7 @@ from collectives.__main__ import main
 from collectives.algorithms import ALGORITHMS, REGISTRY, binomial_tree, find, names, ring
 from collectives.algorithms.butterfly import recursive_doubling
 from collectives.analysis import user_code
-from collectives.analysis.user_code import named
+from collectives.analysis.user_code import resolve
 from collectives.calls.tuner import Entry, Rule
 from collectives.schedule import Buffer, Recv, Send, recvbuf, sendbuf
 
@@ -194,7 +194,7 @@ def test_register_takes_algorithms():
     ],
 )
 def test_what_is_asked_for(asked, name):
-    assert named(asked) == name
+    assert resolve(asked) == name
 
 
 @pytest.mark.parametrize(
@@ -219,14 +219,14 @@ def test_files_that_cannot_be_used(tmp_path, text, asked, sentence):
     path = tmp_path / "mine.py"
     path.write_text(textwrap.dedent(head) + text)
     with pytest.raises(UnknownAlgorithm) as caught:
-        named(f"{path}{asked}")
+        resolve(f"{path}{asked}")
     assert sentence in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["~nosuchuser/x.py", "\0.py:m", f"{'a' * 5000}.py"])
 def test_names_that_no_file_can_have(name):
     with pytest.raises(UnknownAlgorithm, match=r"cannot be a file|there is no file"):
-        named(name)
+        resolve(name)
 
 
 def test_a_file_may_import_its_neighbours_and_name_by_variable(tmp_path):
@@ -235,9 +235,9 @@ def test_a_file_may_import_its_neighbours_and_name_by_variable(tmp_path):
         "from collectives import Algorithm\nfrom neighbour_of_mine import ring\n"
         "v = Algorithm('allreduce', 'by_variable', ring.allreduce, chunks=lambda size: size)\n"
     )
-    assert named(f"{tmp_path / 'mine.py'}:v") == "by_variable"
+    assert resolve(f"{tmp_path / 'mine.py'}:v") == "by_variable"
     with pytest.raises(UnknownAlgorithm, match="there is no file"):
-        named(str(tmp_path / "other.py"))
+        resolve(str(tmp_path / "other.py"))
 
 
 def test_threads_that_name_a_file_together_have_its_algorithm(tmp_path):
@@ -249,7 +249,7 @@ def test_threads_that_name_a_file_together_have_its_algorithm(tmp_path):
         "a = Algorithm('allreduce', 'of_threads', ring.allreduce, chunks=lambda size: size)\n"
     )
     with ThreadPoolExecutor(4) as threads:
-        found = list(threads.map(named, [f"{path}:of_threads"] * 4))
+        found = list(threads.map(resolve, [f"{path}:of_threads"] * 4))
     assert found == ["of_threads"] * 4
 
 
@@ -259,7 +259,7 @@ def test_a_file_that_fails_fails_in_every_thread(tmp_path):
 
     def asked(_):
         with pytest.raises(UnknownAlgorithm, match="as it must"):
-            named(f"{path}:x")
+            resolve(f"{path}:x")
 
     with ThreadPoolExecutor(3) as threads:
         list(threads.map(asked, range(3)))
@@ -270,12 +270,12 @@ def test_a_file_may_name_itself_and_take_its_folder_out_of_the_path(tmp_path):
     path.write_text(
         f"import sys\nsys.path[:] = [p for p in sys.path if p != {str(tmp_path)!r}]\n"
         "from collectives import Algorithm\nfrom collectives.algorithms import ring\n"
-        "from collectives.analysis.user_code import named\n"
+        "from collectives.analysis.user_code import resolve\n"
         "a = Algorithm('allreduce', 'itself', ring.allreduce, chunks=lambda size: size)\n"
-        f"assert named({f'{path}:itself'!r}) == 'itself'\n"
+        f"assert resolve({f'{path}:itself'!r}) == 'itself'\n"
     )
     before = [*sys.path]
-    assert named(f"{path}:itself") == "itself"
+    assert resolve(f"{path}:itself") == "itself"
     assert sys.path == before
 
 
@@ -299,7 +299,7 @@ def package(monkeypatch):
 
 def test_packages(package, capsys):
     package("packaged", [of_ring("packaged")])
-    assert named("packaged:segments=2") == "packaged:segments=2"
+    assert resolve("packaged:segments=2") == "packaged:segments=2"
     assert "packaged" in names("allreduce")
     assert main(["list", "allreduce"]) == 0
     assert "allreduce      packaged " in capsys.readouterr().out
@@ -309,8 +309,8 @@ def test_packages(package, capsys):
 def test_packages_that_bring_something_else(package, capsys):
     package("broken", "not an algorithm")
     with pytest.raises(UnknownAlgorithm, match="is neither an Algorithm of that name nor a list"):
-        named("broken")
-    assert named("ring") == "ring"
+        resolve("broken")
+    assert resolve("ring") == "ring"
     assert main(["list", "barrier"]) == 0
     told = capsys.readouterr()
     assert "error: the entry point broken" in told.err
@@ -376,7 +376,7 @@ def test_the_exercises_complain_as_printed(number):
 def test_invent_is_about_the_example():
     scope = {}
     exec(re.search(r"```python\n(from collectives.*?)```", INVENT, re.DOTALL)[1], scope)
-    named(str(OWN))
+    resolve(str(OWN))
     register(scope["both_ways"])  # raises if it were another one
 
 
