@@ -180,15 +180,7 @@ class SparseAllreduce(_Sum):
     their own.
     """
 
-    def __init__(
-        self,
-        comm: Communicator,
-        length: int,
-        dtype: npt.DTypeLike,
-        *,
-        dense_at: int | None = None,
-        traffic: Traffic | None = None,
-    ) -> None:
+    def __init__(self, comm: Communicator, length: int, dtype: npt.DTypeLike) -> None:
         """Binds it; collective.  Arguments as those of :func:`sparse_allreduce`.
 
         Raises:
@@ -197,10 +189,10 @@ class SparseAllreduce(_Sum):
         """
         with _ours(comm) as own:
             nothing = np.empty(0, np.uint32), np.empty(0, dtype)
-            mine, size, limit = agreed(own._engine, *nothing, length, dense_at, traffic)
+            mine, size, limit = agreed(own._engine, *nothing, length, None, None)
             tags = own._engine.resources.take_tags()
         self._tags: Tags | None = tags
-        super().__init__(own, mine, size, limit, traffic, (tags.number + 1) * TAGS_PER_PLAN)
+        super().__init__(own, mine, size, limit, None, (tags.number + 1) * TAGS_PER_PLAN)
 
     def give(self, indices: Array, values: Array) -> None:
         """Sets the pairs of the next run, which the caller leaves alone until it is complete.

@@ -21,6 +21,8 @@ from mpitrain.files import check_regular
 TRACE_FILE = "trace.json"
 #: Round trips to a rank of another machine.
 _TRIPS = 8
+#: Spans that a rank keeps, the last ones.
+_MOST = 200_000
 #: Largest time in a file: thirty years.
 _LONGEST_US = 1e15
 
@@ -47,11 +49,10 @@ class Span(NamedTuple):
 class Trace:
     """Recorder of one rank's spans; it costs next to nothing if it is not enabled."""
 
-    def __init__(self, rank: int, *, enabled: bool = True, most: int = 200_000) -> None:
-        """``most``: number of spans that are kept, the last ones."""
+    def __init__(self, rank: int, *, enabled: bool = True) -> None:
         self._rank = rank
         self._enabled = enabled
-        self._spans: deque[Span] = deque(maxlen=most)
+        self._spans: deque[Span] = deque(maxlen=_MOST)
         self._zero = perf_counter()
 
     def span(self, name: str, category: str, **arguments: int) -> AbstractContextManager[Any]:

@@ -8,7 +8,7 @@ an earlier owner of the same job, which SLURM has queued again or a step of whic
 import fcntl
 import os
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from time import monotonic, sleep, strftime
@@ -88,17 +88,17 @@ def locked(comm: MPI.Intracomm, folder: Path) -> Iterator[None]:
             os.close(handle)
 
 
-def myself(environment: Mapping[str, str] = os.environ) -> Owner:
+def myself() -> Owner:
     """Owner that is this process."""
     number = os.getpid()
     return Owner(
         host=socket.gethostname(),
         process=number,
         began=began(number),
-        job=next((environment[name] for name in _JOB if environment.get(name)), ""),
+        job=next((os.environ[name] for name in _JOB if os.environ.get(name)), ""),
         since=strftime("%Y-%m-%d %H:%M:%S"),
-        step=".".join(environment.get(name, "0") for name in _STEP)
-        if environment.get("SLURM_STEP_ID")
+        step=".".join(os.environ.get(name, "0") for name in _STEP)
+        if os.environ.get("SLURM_STEP_ID")
         else "",
     )
 
