@@ -4,6 +4,7 @@ The ranks of the first half are paired with those of the second, rank i with ran
 on several nodes the messages cross the network.
 """
 
+from statistics import median
 from time import perf_counter
 
 import numpy as np
@@ -15,6 +16,8 @@ from collectives.communicator import Communicator
 #: Messages in flight at a time where bandwidth is measured, as in OSU's tests.
 WINDOW = 64
 _TAG, _ACKNOWLEDGE = 1, 2
+#: Round trips before those that are timed.
+_WARM_UP = 20
 
 
 class Pair:
@@ -62,6 +65,24 @@ class Pair:
             self.comm.recv(source=self.peer, tag=_ACKNOWLEDGE)
         else:
             self.comm.send(None, self.peer, _ACKNOWLEDGE)
+
+
+def half_round_trip(comm: MPI.Intracomm, nbytes: int, turns: int) -> float:
+    """Median seconds of a message between rank 0 and the last one, as each of them sees it.
+
+    Collective.  A lone rank sends none.
+    """
+    last, items, times = comm.size - 1, np.zeros(nbytes, np.uint8), []
+    for _ in range(_WARM_UP + turns):
+        begun = perf_counter()
+        if comm.rank == 0 and last:
+            comm.Send([items, MPI.BYTE], last)
+            comm.Recv([items, MPI.BYTE], last)
+        elif comm.rank == last and last:
+            comm.Recv([items, MPI.BYTE], 0)
+            comm.Send([items, MPI.BYTE], 0)
+        times.append(perf_counter() - begun)
+    return median(times[_WARM_UP:]) / 2
 
 
 def measure_pairs(comm: Communicator, case: Case) -> list[Result]:

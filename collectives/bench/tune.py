@@ -4,16 +4,15 @@ import argparse
 import os
 from itertools import product
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 import msgspec
 import numpy as np
-from mpi4py import MPI
 
 from collectives.algorithms import build, names, own
 from collectives.bench import report
 from collectives.bench.measure import Case, Result, measure
+from collectives.bench.point_to_point import half_round_trip
 from collectives.calls.native import library
 from collectives.calls.tuner import Entry, Kind, Rule, Table, load
 from collectives.communicator import Communicator
@@ -139,23 +138,9 @@ def ping_pong(comm: Communicator) -> tuple[float, float]:
     if comm.size == 1:
         return 1.0, 10.0
     small, large = 8, 4 << 20
-    alpha = _half_round_trip(comm, small, turns=1000)
-    beta = max(_half_round_trip(comm, large, turns=20) - alpha, 1e-9) / large
+    alpha = half_round_trip(comm, small, turns=1000)
+    beta = max(half_round_trip(comm, large, turns=20) - alpha, 1e-9) / large
     return round(1e6 * alpha, 3), float(f"{1e-9 / beta:.3g}")
-
-
-def _half_round_trip(comm: Communicator, nbytes: int, turns: int) -> float:
-    items, last = np.zeros(nbytes, np.uint8), comm.size - 1
-    comm.Barrier(algorithm="native")
-    begun = perf_counter()
-    for _ in range(turns):
-        if comm.rank == 0:
-            comm.Send([items, MPI.BYTE], last)
-            comm.Recv([items, MPI.BYTE], last)
-        elif comm.rank == last:
-            comm.Recv([items, MPI.BYTE], 0)
-            comm.Send([items, MPI.BYTE], 0)
-    return comm.bcast((perf_counter() - begun) / turns / 2)
 
 
 def _case(collective: str, memory: str, nbytes: int, repeats: int, size: int) -> Case:

@@ -3,14 +3,13 @@
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from statistics import median
-from time import perf_counter, time
+from time import time
 from typing import NamedTuple
 
-import numpy as np
 from mpi4py import MPI
 
 from collectives import Communicator
+from collectives.bench.point_to_point import half_round_trip
 from collectives.calls.native import library
 from collectives.calls.tuner import Situation, choose, load
 from collectives.execution.transport.cuda_probe import probe
@@ -23,8 +22,7 @@ _CHOICES = (
     "OMPI_MCA_btl", "OMPI_MCA_osc", "OMPI_MCA_coll_",
 )  # fmt: skip
 _VARIABLES_SHOWN = 6
-_SMALL, _LARGE = 1, 4 << 20
-_WARM_UP, _SMALL_TURNS, _LARGE_TURNS = 20, 200, 8
+_LARGE = 4 << 20
 _CLOCK_TRIPS = 10
 #: Bytes of the all-reduce by which the tuning is judged.
 _JUDGED = 512 << 10
@@ -132,26 +130,9 @@ def messages(comm: MPI.Intracomm, folder: Path) -> Finding:
     """Latency and bandwidth from rank 0 to the last one."""
 
     def local() -> tuple[float, float]:
-        return _ping_pong(comm, _SMALL, _SMALL_TURNS), _ping_pong(comm, _LARGE, _LARGE_TURNS)
+        return half_round_trip(comm, 1, turns=200), half_round_trip(comm, _LARGE, turns=8)
 
     return gathered(comm, "messages", local, judge_messages)
-
-
-def _ping_pong(comm: MPI.Intracomm, count: int, turns: int) -> float:
-    """Median seconds of a message in one direction."""
-    last = comm.size - 1
-    buffer = np.zeros(count, np.uint8)
-    times = []
-    for _ in range(_WARM_UP + turns):
-        start = perf_counter()
-        if comm.rank == 0 and last:
-            comm.Send(buffer, last)
-            comm.Recv(buffer, last)
-        elif comm.rank == last and last:
-            comm.Recv(buffer, 0)
-            comm.Send(buffer, 0)
-        times.append(perf_counter() - start)
-    return median(times[_WARM_UP:]) / 2
 
 
 def judge_messages(found: list[tuple[float, float]]) -> Finding:

@@ -121,5 +121,5 @@ def test_the_table_that_ships_has_what_holds_on_other_machines():
 def test_a_slow_network_has_a_bandwidth_too(monkeypatch):
     """Rounded to 0, it would make a table that is refused."""
     seconds = {8: 1e-3, 4 << 20: 1e-3 + (4 << 20) / 2.5e6}
-    monkeypatch.setattr(tune, "_half_round_trip", lambda comm, nbytes, turns: seconds[nbytes])
+    monkeypatch.setattr(tune, "half_round_trip", lambda comm, nbytes, turns: seconds[nbytes])
     assert tune.ping_pong(SimpleNamespace(size=2)) == (1000.0, 0.0025)
