@@ -1,4 +1,4 @@
-"""Files that others may read while they are written."""
+"""Files that are written while others read them, and files that may have no end."""
 
 import errno
 import os
@@ -51,6 +51,22 @@ def replace(path: Path, text: str) -> None:
             return
         # The caller knows this name alone.
         raise type(error)(error.errno, error.strerror, str(path)) from None
+
+
+def check_regular(path: Path) -> None:
+    """Raises OSError if ``path`` is missing, a folder, a FIFO, a socket or a device."""
+    mode = path.stat().st_mode
+    if stat.S_ISREG(mode):
+        return
+    kinds = ((stat.S_ISDIR, "a folder"), (stat.S_ISFIFO, "a FIFO"), (stat.S_ISSOCK, "a socket"))
+    kind = next((name for test, name in kinds if test(mode)), "a device")
+    raise OSError(errno.EINVAL, f"it is {kind}, not an ordinary file", str(path))
+
+
+def read_regular(path: Path) -> bytes:
+    """The contents of a file; errors of :func:`check_regular`, as reading a FIFO may never end."""
+    check_regular(path)
+    return path.read_bytes()
 
 
 def is_stream(path: Path) -> bool:

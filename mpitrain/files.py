@@ -1,8 +1,6 @@
-"""Files of records, and checks of files: reading a FIFO might never end."""
+"""Files of records, to which lines are appended."""
 
-import errno
 import os
-import stat
 from collections.abc import Iterable
 from io import FileIO
 from pathlib import Path
@@ -23,16 +21,6 @@ def begin(path: Path, lines: Iterable[bytes]) -> FileIO:
     beside.write_bytes(kept)
     beside.rename(path)
     return FileIO(path, "a")
-
-
-def check_regular(path: Path) -> None:
-    """Raise OSError if ``path`` is missing, a folder, a FIFO, a socket or a device."""
-    mode = path.stat().st_mode
-    if stat.S_ISREG(mode):
-        return
-    kinds = ((stat.S_ISDIR, "a folder"), (stat.S_ISFIFO, "a FIFO"), (stat.S_ISSOCK, "a socket"))
-    kind = next((name for test, name in kinds if test(mode)), "a device")
-    raise OSError(errno.EINVAL, f"it is {kind}, not an ordinary file", str(path))
 
 
 def is_at(handle: int, path: Path) -> bool:

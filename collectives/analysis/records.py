@@ -7,6 +7,7 @@ import msgspec
 
 from collectives.compile.cost import MOST_RANKS
 from collectives.errors import CollectiveError
+from collectives.files import read_regular
 
 
 class Record(msgspec.Struct, frozen=True):
@@ -67,8 +68,7 @@ def read(path: Path) -> Measured:
         CollectiveError: it cannot be read, or is no such file.
     """
     try:
-        if path.exists() and not path.is_file():  # a FIFO or a device may have no end
-            raise OSError("it is not an ordinary file")
-        return _DECODER.decode(path.read_bytes())
+        return _DECODER.decode(read_regular(path))
     except (OSError, ValueError, RecursionError) as error:  # msgspec's are ValueErrors
-        raise CollectiveError(f"cannot read {path} as what 'bench -J' writes: {error}") from None
+        why = getattr(error, "strerror", error)
+        raise CollectiveError(f"cannot read {path} as what 'bench -J' writes: {why}") from None

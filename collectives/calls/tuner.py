@@ -16,6 +16,7 @@ import msgspec
 from collectives.algorithms import check, find, own, parse
 from collectives.contracts import contract
 from collectives.errors import CollectiveError
+from collectives.files import read_regular
 
 DEFAULT = Path(__file__).with_name("tuned.json")
 #: Version of the file's format.
@@ -290,15 +291,14 @@ def load(path: str | Path | None = None) -> Table:
     """
     source = Path(path or os.environ.get("COLLECTIVES_TUNING") or DEFAULT)
     try:
-        if source.exists() and not source.is_file():  # a FIFO or a device may have no end
-            raise OSError("it is not an ordinary file")
-        table = _DECODER.decode(source.read_bytes())
+        table = _DECODER.decode(read_regular(source))
         if table.version != _VERSION:
-            raise OSError(
+            raise ValueError(
                 f"it is of version {table.version}, and this program reads version {_VERSION}; "
                 "measure again: python -m collectives tune"
             )
-    except (OSError, msgspec.DecodeError, RecursionError) as error:
-        why = "it is nested too deeply" if isinstance(error, RecursionError) else error
+    except (OSError, ValueError, RecursionError) as error:  # msgspec's are ValueErrors
+        is_deep = isinstance(error, RecursionError)
+        why = "it is nested too deeply" if is_deep else getattr(error, "strerror", error)
         raise CollectiveError(f"cannot read the tuning table {source}: {why}") from None
     return table

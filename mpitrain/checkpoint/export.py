@@ -8,12 +8,12 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
+from collectives.files import check_regular
 from mpitrain.arrays import Array
 from mpitrain.checkpoint.described import digest as digest_of
 from mpitrain.checkpoint.manifest import MANIFEST, CheckpointError
 from mpitrain.checkpoint.reader import CheckpointReader, newest
 from mpitrain.config import Config
-from mpitrain.files import check_regular
 
 #: Parameters of a torch module, as mpitrain.adapters.torch.layers names them.
 _OF_TORCH = re.compile(r"part\d+\.")

@@ -15,11 +15,11 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, Struct
 
+from collectives.files import check_regular
 from mpitrain.checkpoint.recipe import Recipe
 from mpitrain.config import Config
 from mpitrain.config.numbers import NonNegative, Positive
 from mpitrain.data.places import StreamPlace
-from mpitrain.files import check_regular
 from mpitrain.training.early_stopping import Seen
 
 MANIFEST = "manifest.json"

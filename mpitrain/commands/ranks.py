@@ -22,6 +22,7 @@ from collectives import (
 )
 from collectives.analysis.pictures import expect_picture
 from collectives.commands.program import show_log
+from collectives.files import check_regular
 from mpitrain import data
 from mpitrain.checkpoint import CheckpointError
 from mpitrain.checkpoint.saving import checkpoints, resume
@@ -32,7 +33,6 @@ from mpitrain.data import DataError
 from mpitrain.device import choose
 from mpitrain.federated import RoundError
 from mpitrain.federated.keys import check as check_keys
-from mpitrain.files import check_regular
 from mpitrain.metrics import tensorboard
 from mpitrain.metrics.trace import TRACE_FILE, Trace
 from mpitrain.metrics.words import measured

@@ -6,6 +6,7 @@ from typing import assert_never
 from numpy.typing import DTypeLike
 
 from collectives.errors import install
+from collectives.files import check_regular
 from mpitrain.config import Data
 from mpitrain.data import clicks
 from mpitrain.data.arrays import load_arrays
@@ -15,7 +16,6 @@ from mpitrain.data.idx import load_idx
 from mpitrain.data.sampler import Sampler
 from mpitrain.data.text import load_text
 from mpitrain.data.tokens import load_tokens
-from mpitrain.files import check_regular
 
 __all__ = ["DataError", "Dataset", "Sampler", "Samples", "check", "digest", "load"]
 

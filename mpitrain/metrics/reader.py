@@ -8,7 +8,7 @@ from typing import Any, TypeVar, get_args
 
 import msgspec
 
-from mpitrain.files import check_regular
+from collectives.files import read_regular
 from mpitrain.metrics.records import Record, Start, Summary
 
 #: Beginning of every line: a last line that begins so without a line break was cut off.
@@ -80,8 +80,7 @@ def read_records(path: Path) -> Log:
     records: list[Record] = []
     unknown: list[str] = []
     try:
-        check_regular(path)
-        data = path.read_bytes()
+        data = read_regular(path)
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror}") from error
     for _, record in lines(path, data):

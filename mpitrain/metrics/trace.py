@@ -13,9 +13,8 @@ import msgspec
 from mpi4py import MPI
 from msgspec import Meta, Struct
 
-from collectives.files import replace
+from collectives.files import read_regular, replace
 from mpitrain.config import ConfigError
-from mpitrain.files import check_regular
 
 #: The file's name in a run's folder.
 TRACE_FILE = "trace.json"
@@ -164,8 +163,7 @@ def chrome(spans: list[Span]) -> dict[str, Any]:
 def read_trace(path: Path) -> list[Span]:
     """Spans of a file of :meth:`Trace.write`; ``ValueError`` if it is none or cannot be read."""
     try:
-        check_regular(path)
-        file = msgspec.json.decode(path.read_bytes(), type=_File)
+        file = msgspec.json.decode(read_regular(path), type=_File)
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror}") from error
     except (RecursionError, ValueError) as error:

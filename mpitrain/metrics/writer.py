@@ -8,7 +8,8 @@ from pathlib import Path
 
 import msgspec
 
-from mpitrain.files import begin, check_regular, is_at
+from collectives.files import read_regular
+from mpitrain.files import begin, is_at
 from mpitrain.metrics import reader
 from mpitrain.metrics.records import Epoch, Record, Step, Write
 
@@ -55,8 +56,7 @@ def _reporting(path: Path) -> Iterator[None]:
 
 def _until(path: Path, done: int, tests_again: bool) -> Iterator[bytes]:
     """Lines before the first of a later step, or before the first that is no record."""
-    check_regular(path)
-    data, step = path.read_bytes(), 0
+    data, step = read_regular(path), 0
     with suppress(ValueError):
         for line, record in reader.lines(path, data):
             step = max(step, getattr(record, "step", step))  # a checkpoint of an earlier one

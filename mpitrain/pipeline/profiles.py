@@ -12,9 +12,9 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 
+from collectives.files import read_regular
 from mpitrain.device import HOST, Device
 from mpitrain.fields import filled
-from mpitrain.files import check_regular
 from mpitrain.group import TensorGroup, cut
 
 if TYPE_CHECKING:
@@ -110,8 +110,7 @@ def write_profile(path: Path, profile: Sequence[LayerProfile]) -> None:
 def read_profile(path: Path) -> list[LayerProfile]:
     """A profile from a file of either format; ``ProfileError``: the file is no profile."""
     try:
-        check_regular(path)
-        return parse_profile(path.read_bytes(), str(path))
+        return parse_profile(read_regular(path), str(path))
     except OSError as error:
         raise ProfileError(f"{path} cannot be read: {error.strerror}") from error
 

@@ -18,8 +18,9 @@ from mpi4py import MPI
 from msgspec import Struct
 
 from collectives.failure.processes import find
+from collectives.files import check_regular
 from mpitrain.config import ConfigError
-from mpitrain.files import check_regular, is_at
+from mpitrain.files import is_at
 from mpitrain.ranks.together import together
 
 NAME = "lock.json"

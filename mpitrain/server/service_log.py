@@ -14,8 +14,9 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from collectives.files import read_regular
 from mpitrain.config import Config
-from mpitrain.files import begin, check_regular
+from mpitrain.files import begin
 from mpitrain.ranks.together import SharedError
 
 
@@ -93,8 +94,7 @@ def name(server: int) -> str:
 
 def lines(path: Path) -> list[bytes]:
     """The lines of a log, with their ends; ``OSError``: it cannot be read."""
-    check_regular(path)
-    return path.read_bytes().splitlines(keepends=True)
+    return read_regular(path).splitlines(keepends=True)
 
 
 def event(line: bytes) -> Event:

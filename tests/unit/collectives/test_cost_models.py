@@ -100,7 +100,7 @@ def test_files_that_cannot_be_fitted(tmp_path):
     with pytest.raises(CollectiveError, match="0 times of our algorithms"):
         read([path])
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(CollectiveError, match="it is not an ordinary file"):
+    with pytest.raises(CollectiveError, match="it is a FIFO, not an ordinary file"):
         read([tmp_path / "pipe"])
     told = measured(path, MODEL).read_text().replace('"numpy"', '"shared"')
     path.write_text(told)
