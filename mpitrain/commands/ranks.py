@@ -302,16 +302,12 @@ def load_once(comm: MPI.Intracomm, options: argparse.Namespace) -> Config:
     agreed: Config | ConfigError = comm.bcast(outcome)
     if isinstance(agreed, ConfigError):
         raise agreed
-    lacking = comm.allgather(_lacking(agreed))
-    if any(lacking):
-        reason = next(filter(None, lacking))
-        who = "" if all(lacking) else f"rank {lacking.index(reason)}: "
-        raise ConfigError(who + reason)
+    together(comm, lambda: _expect_packages(agreed), ConfigError)
     return agreed
 
 
-def _lacking(config: Config) -> str:
-    """Package that this rank lacks for the job, and how to install it."""
+def _expect_packages(config: Config) -> None:
+    """Raise ConfigError, which says how to install it, if this rank lacks a package."""
     try:
         if not config.own.data:
             data.check(config.data)
@@ -320,6 +316,5 @@ def _lacking(config: Config) -> str:
             tensorboard.check()
         if config.federated.clients and config.federated.secure:
             check_keys()
-    except (ImportError, ConfigError) as error:
-        return str(error)
-    return ""
+    except ImportError as error:
+        raise ConfigError(str(error)) from error
