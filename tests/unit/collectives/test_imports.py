@@ -78,7 +78,7 @@ FLOORS = (
     {"analysis"},
     {"execution"},
     {"calls"},
-    {"coded", "communicator", "shared_pool", "sparse", "sparse_vectors", "topologies"},
+    {"coded", "communicator", "phased", "shared_pool", "sparse", "sparse_vectors", "topologies"},
     {"torch"},
     {"bench", "commands", "virtual"},
     {"__init__", "__main__"},

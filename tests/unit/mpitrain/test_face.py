@@ -11,6 +11,7 @@ DEEPER = {
     "collectives.analysis.user_code": "a job may name an algorithm of the program's own",
     "collectives.analysis.page": "pages of pipeline schedules have the style and keys of explore",
     "collectives.analysis.pictures": "find-lr refuses a picture's name as draw does, beforehand",
+    "collectives.bench.point_to_point": "doctor times a message as tune does",
     "collectives.calls.native": "doctor looks up the tuning table as a call does",
     "collectives.analysis.topology": "the search's links are those that the simulator knows",
     "collectives.calls.tuner": "doctor says what auto would choose on this machine",
