@@ -1,4 +1,4 @@
-"""Messages that arrive late: all collectives as ever, none early, and time to compute meanwhile."""
+"""Messages with something around them: all collectives as ever; late ones leave time to compute."""
 
 from time import monotonic, sleep
 
@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from collectives import CollectiveError, Communicator, Link, delayed, sparse_allreduce
+from collectives import (
+    CheckedTransport,
+    CollectiveError,
+    Communicator,
+    Link,
+    delayed,
+    sparse_allreduce,
+)
 from collectives.algorithms import names
 from collectives.calls import resources
 from collectives.sparse import SparseAllreduce
@@ -32,55 +39,95 @@ def soon():
         yield comm
 
 
+@pytest.fixture(scope="module", params=[CheckedTransport, SOON], ids=["checksums", "late"])
+def wrapped(request):
+    with Communicator(MPI.COMM_WORLD, transport=request.param) as comm:
+        yield comm
+
+
 def started_together(comm):
     """The time at which the last rank comes here: no message of what follows starts before."""
     return MPI.Intracomm(comm).allreduce(monotonic(), MPI.MAX)
 
 
-@pytest.mark.parametrize("algorithm", [*names("allreduce"), "auto", "native"])
+def exchange_activations(comm, latency=0.0):
+    """Ranks send activations round a ring; none comes before the latency is over."""
+    if comm.size == 1:
+        pytest.skip("a single rank sends nothing")
+    after, before = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    spec, counts = Spec((3, 2), np.dtype(np.float32)), (4, 0, 1)
+    mailbox = Mailbox(comm, [Expected(before, 7, count, spec) for count in counts])
+    sent = [np.full((count, 3, 2), 10.0 * comm.rank + count, np.float32) for count in counts]
+    begin = started_together(comm)
+    for array in sent:
+        mailbox.send(array, after, 7)
+    for count in counts:
+        np.testing.assert_array_equal(
+            mailbox.receive(), np.full((count, 3, 2), 10.0 * before + count, np.float32)
+        )
+        assert monotonic() - begin >= latency
+    mailbox.finish()
+
+
+@pytest.mark.parametrize("algorithm", [*names("allreduce"), "auto"])
 @pytest.mark.parametrize("count", [0, 1, 1000])
-def test_allreduce(soon, algorithm, count):
-    mine = np.arange(count, dtype=np.float64) + soon.rank
+def test_allreduce(wrapped, algorithm, count):
+    mine = np.arange(count, dtype=np.float64) + wrapped.rank
     out = np.empty_like(mine)
-    p = soon.size
-    soon.Allreduce(mine, out, algorithm=algorithm)
+    p = wrapped.size
+    wrapped.Allreduce(mine, out, algorithm=algorithm)
     np.testing.assert_array_equal(out, p * np.arange(count) + p * (p - 1) / 2)
-    request = soon.Iallreduce(MPI.IN_PLACE, mine, algorithm=algorithm)
+    request = wrapped.Iallreduce(MPI.IN_PLACE, mine, algorithm=algorithm)
     while not request.Test():
         pass
     np.testing.assert_array_equal(mine, out)
 
 
-def test_other_collectives(soon):
-    p, rank = soon.size, soon.rank
+def test_other_collectives(wrapped):
+    p, rank = wrapped.size, wrapped.rank
     found = np.empty(p, np.int32)
-    soon.Allgather(np.array([rank], np.int32), found)
+    wrapped.Allgather(np.array([rank], np.int32), found)
     assert found.tolist() == list(range(p))
-    soon.Alltoall(np.arange(p, dtype=np.int32) + 10 * rank, found)
+    wrapped.Alltoall(np.arange(p, dtype=np.int32) + 10 * rank, found)
     assert found.tolist() == [10 * r + rank for r in range(p)]
-    soon.Bcast(found, root=p - 1)
+    wrapped.Bcast(found, root=p - 1)
     assert found.tolist() == [10 * r + p - 1 for r in range(p)]
     one = np.empty(1, np.int32)
-    soon.Reduce_scatter_block(np.arange(p, dtype=np.int32), one)
+    wrapped.Reduce_scatter_block(np.arange(p, dtype=np.int32), one)
     assert one[0] == p * rank
-    soon.Scatter(found, one, root=0)
+    wrapped.Scatter(found, one, root=0)
     assert one[0] == 10 * rank + p - 1
-    soon.Gather(one, found if rank == 0 else None, root=0)
-    soon.Scan(np.array([1], np.int32), one)
+    wrapped.Gather(one, found if rank == 0 else None, root=0)
+    wrapped.Scan(np.array([1], np.int32), one)
     assert one[0] == rank + 1
-    soon.Barrier()
-    with soon.Split(rank % 2) as half:
-        assert half.delays_messages
+    wrapped.Barrier()
+    with wrapped.Split(rank % 2) as half:
+        assert half.delays_messages == wrapped.delays_messages
+        assert half.checks_messages == wrapped.checks_messages
         total = np.array([1.0])
         half.Allreduce(MPI.IN_PLACE, total)
         assert total[0] == half.size
+        assert half.last_plan.algorithm != "native"
         half.close()
+
+
+def test_sparse_sums(wrapped):
+    rank, size = wrapped.rank, wrapped.size
+    at, values = sparse_allreduce(wrapped, np.array([rank, 99], np.uint32), np.ones(2), 1000)
+    assert at.tolist() == [*range(size), 99]
+    assert values.tolist() == [1.0] * size + [size]
+
+
+def test_activations_of_a_pipeline(wrapped):
+    exchange_activations(wrapped)
 
 
 @pytest.mark.parametrize("algorithm", ["auto", "native"])
 def test_nothing_but_delayed_messages_is_chosen(soon, algorithm):
     array = soon.empty(1 << 12, np.float32)
+    array[...] = 1
     soon.Allreduce(MPI.IN_PLACE, array, algorithm=algorithm)
+    assert (array == soon.size).all()
     assert soon.last_plan.algorithm != "native"
     soon.Barrier()
     assert soon.last_plan.algorithm != "native"
@@ -181,11 +228,6 @@ def test_plans_of_several_communicators_that_are_under_way_together(soon):
 
 def test_sparse_sums_arrive_late_too(slow):
     rank, size = slow.rank, slow.size
-    begin = started_together(slow)
-    at, values = sparse_allreduce(slow, np.array([rank, 100], np.uint32), np.ones(2), 1000)
-    assert at.tolist() == [*range(size), 100] and values.tolist() == [1.0] * size + [size]
-    if size > 1:
-        assert monotonic() - begin >= LATENCY
     plan = SparseAllreduce(slow, 1000, np.float64)
     for _ in range(2):
         begin = started_together(slow)
@@ -200,21 +242,7 @@ def test_sparse_sums_arrive_late_too(slow):
 
 
 def test_activations_of_a_pipeline_arrive_late(slow):
-    if slow.size == 1:
-        pytest.skip("a single rank sends nothing")
-    after, before = (slow.rank + 1) % slow.size, (slow.rank - 1) % slow.size
-    spec = Spec((3, 2), np.dtype(np.float32))
-    mailbox = Mailbox(slow, [Expected(before, 7, count, spec) for count in (4, 0, 1)])
-    sent = [np.full((count, 3, 2), 10.0 * slow.rank + count, np.float32) for count in (4, 0, 1)]
-    begin = started_together(slow)
-    for array in sent:
-        mailbox.send(array, after, 7)
-    for count in (4, 0, 1):
-        np.testing.assert_array_equal(
-            mailbox.receive(), np.full((count, 3, 2), 10.0 * before + count, np.float32)
-        )
-        assert monotonic() - begin >= LATENCY
-    mailbox.finish()
+    exchange_activations(slow, LATENCY)
 
 
 def test_traffic_is_that_of_the_payload(soon):
