@@ -9,10 +9,11 @@ from mpitrain.config import Config
 from mpitrain.federated import FEDERATED, FederatedLoop
 from mpitrain.run import SynchronousLoop
 from mpitrain.server import ServedLoop, ServerPlacing
-from mpitrain.training.assemble import USUAL, Hooks, assemble, closed_if_refused
+from mpitrain.training.assemble import Hooks, assemble, closed_if_refused
 from mpitrain.training.asynchronous import AsynchronousLoop
 from mpitrain.training.loop import Loop
 from mpitrain.training.parts import NO_OBJECTS, UserObjects
+from mpitrain.training.variant import USUAL
 
 
 def start(

@@ -20,9 +20,10 @@ from mpitrain.run import SynchronousLoop
 from mpitrain.step.agreement import Agreed, NonFinite, StepReport
 from mpitrain.step.gradient import GlobalGradient
 from mpitrain.sync import Strategy
-from mpitrain.training.assemble import Variant, assemble
+from mpitrain.training.assemble import assemble
 from mpitrain.training.loop import Batch
 from mpitrain.training.parts import Parts, UserObjects
+from mpitrain.training.variant import Variant
 
 
 @dataclass(frozen=True)

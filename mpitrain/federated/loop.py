@@ -23,9 +23,9 @@ from mpitrain.metrics.records import Record, Round, Step
 from mpitrain.parallel.data_parallel import Replicated
 from mpitrain.ranks.together import together
 from mpitrain.step.agreement import Agreed, LocalStep, NonFinite
-from mpitrain.training.assemble import Variant
 from mpitrain.training.loop import Batch, Loop
 from mpitrain.training.parts import Parts
+from mpitrain.training.variant import Variant
 
 #: Samples whose labels are read at a time.
 _AT_A_TIME = 4096

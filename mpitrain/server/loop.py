@@ -31,9 +31,9 @@ from mpitrain.server.store import ServerStore, Spread, WorkerStore
 from mpitrain.server.work import Worker
 from mpitrain.step.agreement import NonFinite
 from mpitrain.training import build
-from mpitrain.training.assemble import Variant
 from mpitrain.training.loop import Batch, Loop
 from mpitrain.training.parts import Parts
+from mpitrain.training.variant import Variant
 
 
 class ServerPlacing:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypedDict, Unpack
 
@@ -11,20 +10,17 @@ from mpi4py import MPI
 from collectives import CheckedTransport, Communicator
 from collectives.failure.abort import aborts
 from mpitrain import models, nn
-from mpitrain.arrays import Array, Shape
+from mpitrain.arrays import Shape
 from mpitrain.config import Config, ConfigError, expect
 from mpitrain.data import DataError, Sampler, load
 from mpitrain.data.everywhere import expect_same_order, load_on_all
 from mpitrain.device import Device, choose
-from mpitrain.group import TensorGroup
 from mpitrain.optim import groups, schedule_table
-from mpitrain.optim.groups import Grouping
 from mpitrain.optim.lr import Rates
 from mpitrain.parallel.arena import Arena
 from mpitrain.parallel.data_parallel import WholeGradients
 from mpitrain.parallel.grid import ProcessGrid, shared_name
 from mpitrain.parallel.replicas import check_replicas
-from mpitrain.parallel.store import Store
 from mpitrain.pipeline.runtime import Span, no_span
 from mpitrain.ranks.same import described, expect_same, expect_same_job
 from mpitrain.ranks.stop import StopFlag
@@ -32,7 +28,6 @@ from mpitrain.ranks.together import all_here, all_or_nobody, together
 from mpitrain.step.gradient import GlobalGradient
 from mpitrain.step.precision import LossScale
 from mpitrain.step.update import Updater
-from mpitrain.sync import Strategy
 from mpitrain.training import build
 from mpitrain.training.account import Account, traffic_of
 from mpitrain.training.compatibility import (
@@ -56,31 +51,7 @@ from mpitrain.training.partition import (
 from mpitrain.training.parts import NO_OBJECTS, Parts, UserObjects
 from mpitrain.training.passes import Passes
 from mpitrain.training.purity import Purity
-
-
-@dataclass(frozen=True)
-class Variant:
-    """Functions that make the parts in which kinds of jobs differ; by default synchronous training.
-
-    Attributes:
-        spread: gives the ranks over which embedding tables and experts are spread.
-        hold: makes the store of the flat initial parameters, as :func:`build.in_replicas` does.
-        group: changes how each parameter is updated.
-        update: makes the updater; ``None``: as [optim] says.
-        synchronise: makes the strategy; ``None``: as [sync] says.
-        rates: changes the learning rates.
-    """
-
-    spread: Callable[[ProcessGrid], TensorGroup] = lambda grid: grid.spread
-    hold: Callable[[Parts, Array], tuple[Store, Communicator | None]] = build.in_replicas
-    group: Callable[[Parts, Grouping], Grouping] = lambda parts, grouping: grouping
-    update: Callable[[Parts], Updater] | None = None
-    synchronise: Callable[[Store], Strategy] | None = None
-    rates: Callable[[Rates], Rates] = lambda rates: rates
-
-
-#: Variant of synchronous training.
-USUAL = Variant()
+from mpitrain.training.variant import USUAL, Variant
 
 
 class Hooks(TypedDict, total=False):
