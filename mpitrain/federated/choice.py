@@ -40,7 +40,6 @@ class Cohort:
         asked: clients that were asked, each once, rising.
         parts: clients whose changes count, rising.
         seconds: virtual time until the last of these is done.
-        most_weight: largest possible sum of the weights of all clients that were asked.
     """
 
     number: int
@@ -48,7 +47,6 @@ class Cohort:
     asked: tuple[int, ...]
     parts: tuple[Part, ...]
     seconds: float
-    most_weight: int
 
     @property
     def taken(self) -> int:
@@ -111,12 +109,8 @@ class Choice:
             whole = steps == int(self.work[client])
             weight = self._weight(client, count, steps)
             parts.append(Part(client, count, steps, whole, weight))
-        most = sum(
-            self._weight(client, times, int(self.work[client]))
-            for client, times in zip(asked.tolist(), draws.tolist())
-        )
         rising = tuple(sorted(parts, key=lambda part: part.client))
-        return Cohort(number, own.asked, tuple(asked.tolist()), rising, seconds, most)
+        return Cohort(number, own.asked, tuple(asked.tolist()), rising, seconds)
 
     def _until(self, client: int) -> tuple[int, float]:
         """Steps that a client has done when it sends its change, and the time of that."""
