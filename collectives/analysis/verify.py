@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from collectives.analysis.draw import grid
 from collectives.analysis.expression import (
     Arrival,
     Expression,
@@ -18,6 +17,7 @@ from collectives.analysis.expression import (
     members,
     spelled,
 )
+from collectives.analysis.grid import grid
 from collectives.compile.replay import Begin, End, Message, replay
 from collectives.errors import ScheduleError
 from collectives.schedule import Chunk, Copy, Recv, RecvReduce, Round, Schedule, Send

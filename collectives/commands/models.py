@@ -5,7 +5,6 @@ from math import log2
 from pathlib import Path
 
 from collectives.algorithms import build, find, names, parse
-from collectives.analysis import draw
 from collectives.analysis.fit import MEMORIES, fit, read
 from collectives.analysis.formulas import FORMULAS
 from collectives.analysis.pictures import expect_picture, pyplot
@@ -111,9 +110,28 @@ def simulate_sizes(options: argparse.Namespace) -> int:
             f"as in --algorithm {tree}:segments=16"
         )
     if options.plot:
-        draw.curves(table, title, options.plot)
+        _curves(table, title, options.plot)
         print(f"wrote {options.plot}")
     return 0
+
+
+def _curves(table: dict[str, list[tuple[int, float]]], title: str, path: Path) -> None:
+    """Simulated seconds against ranks, one curve for each algorithm."""
+    plt = pyplot()
+    canvas, axes = plt.subplots(figsize=(8, 5), layout="constrained")
+    for name, points in table.items():
+        if points:
+            ranks, seconds = zip(*points)
+            axes.plot(ranks, [1e3 * s for s in seconds], marker="o", label=name)
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xlabel("ranks")
+    axes.set_ylabel("simulated time (ms)")
+    axes.set_title(title, fontsize=10)
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8)
+    canvas.savefig(path, dpi=110)
+    plt.close(canvas)
 
 
 def cost(options: argparse.Namespace) -> int:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from collectives.algorithms import ALGORITHMS, REGISTRY, Algorithm, build, find, names, parse
 from collectives.analysis.claims import prove_claims
-from collectives.analysis.draw import grid
 from collectives.analysis.figure import figure
+from collectives.analysis.grid import grid
 from collectives.analysis.user_code import packaged, resolve
 from collectives.analysis.verify import Proof, verify
 from collectives.commands.arguments import (

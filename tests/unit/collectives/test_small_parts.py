@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from collectives.algorithms import build
-from collectives.analysis.draw import grid
+from collectives.analysis.grid import grid
 from collectives.execution.messages import Layout
 from collectives.schedule import Chunk, recvbuf
 

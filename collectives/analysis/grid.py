@@ -1,8 +1,5 @@
-"""Pictures of a schedule: a grid of ranks and rounds as text, and as a figure."""
+"""A schedule as text: a grid of ranks and rounds."""
 
-from pathlib import Path
-
-from collectives.analysis.pictures import pyplot
 from collectives.errors import CollectiveError
 from collectives.schedule import Schedule
 
@@ -43,22 +40,3 @@ def grid(schedule: Schedule, columns: int = 8) -> str:
         ]
         lines.append("")
     return "\n".join([*lines, LEGEND])
-
-
-def curves(table: dict[str, list[tuple[int, float]]], title: str, path: Path) -> None:
-    """Simulated seconds against ranks, one curve for each algorithm."""
-    plt = pyplot()
-    canvas, axes = plt.subplots(figsize=(8, 5), layout="constrained")
-    for name, points in table.items():
-        if points:
-            ranks, seconds = zip(*points)
-            axes.plot(ranks, [1e3 * s for s in seconds], marker="o", label=name)
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    axes.set_xlabel("ranks")
-    axes.set_ylabel("simulated time (ms)")
-    axes.set_title(title, fontsize=10)
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize=8)
-    canvas.savefig(path, dpi=110)
-    plt.close(canvas)
