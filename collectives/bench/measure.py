@@ -215,7 +215,9 @@ def measure(comm: Communicator, case: Case) -> list[Result]:
             seconds = _timed(comm, case, plans[result.algorithm], result.iters)
             for each in buffers:
                 each.quiet()
-            result.times_us.append(1e6 * _over_ranks(comm, seconds, case.average))
+            times = comm.allgather(seconds)
+            combined = times[0], sum(times) / len(times), min(times), max(times)
+            result.times_us.append(1e6 * combined[case.average])
     for result in results:
         if case.tests is not None:
             result.overlap = overlap(comm, plans[result.algorithm][0], case.tests)
@@ -308,8 +310,3 @@ def _timed(comm: Communicator, case: Case, plans: list[Row], iters: int) -> floa
     if device:
         device.settle()
     return (perf_counter() - begun) / max(iters, 1)
-
-
-def _over_ranks(comm: Communicator, seconds: float, average: int) -> float:
-    times = comm.allgather(seconds)
-    return [times[0], sum(times) / len(times), min(times), max(times)][average]

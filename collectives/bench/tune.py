@@ -67,12 +67,15 @@ def tune(
     memories: list[Kind] = ["numpy", "shared", "adopted"] if comm.nodes == 1 else ["numpy"]
     measured: dict[tuple[str, Kind], list[list[Result]]] = {}
     for number in range(options.passes):
-        for key in product(collectives, memories):
+        for collective, memory in product(collectives, memories):
             if comm.rank == 0:
-                print(f"pass {number + 1} of {options.passes}: {', '.join(key)}", flush=True)
-            cases = (_case(*key, nbytes, options.repeats, comm.size) for nbytes in lengths)
-            results = [measure(comm, case) for case in cases]
-            _join(measured.setdefault(key, results), results)
+                print(f"pass {number + 1} of {options.passes}: {collective}, {memory}", flush=True)
+            kind, ours = np.dtype(np.float32), candidates(collective, comm.size)
+            results = [
+                measure(comm, Case(collective, nbytes, kind, "sum", ours, options.repeats, memory))
+                for nbytes in lengths
+            ]
+            _join(measured.setdefault((collective, memory), results), results)
     entries = []
     for (collective, memory), results in measured.items():
         ranks = comm.size, comm.ranks_per_node
@@ -141,11 +144,6 @@ def ping_pong(comm: Communicator) -> tuple[float, float]:
     alpha = half_round_trip(comm, small, turns=1000)
     beta = max(half_round_trip(comm, large, turns=20) - alpha, 1e-9) / large
     return round(1e6 * alpha, 3), float(f"{1e-9 / beta:.3g}")
-
-
-def _case(collective: str, memory: str, nbytes: int, repeats: int, size: int) -> Case:
-    ours = candidates(collective, size)
-    return Case(collective, nbytes, np.dtype(np.float32), "sum", ours, repeats, memory)
 
 
 def _in_words(rule: Rule) -> str:

@@ -1,6 +1,6 @@
 """Records of a run's report; ``event`` names the kind of a line in the file."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from msgspec import UNSET, Struct, UnsetType
@@ -241,7 +241,8 @@ class Epoch(Struct, frozen=True, tag="epoch", tag_field="event"):
     metrics: dict[str, float] = {}
 
     def __str__(self) -> str:
-        return f"epoch {self.epoch}: test {_also(self.metrics)}loss {self.test_loss:.4f}"
+        told = f"{measured(self.metrics)}, " if self.metrics else ""
+        return f"epoch {self.epoch}: test {told}loss {self.test_loss:.4f}"
 
 
 class RankTime(Struct, frozen=True):
@@ -316,10 +317,6 @@ class Summary(Struct, frozen=True, tag="summary", tag_field="event"):
             return ""
         dense = in_words(self.dense_bytes)
         return f"; a rank sends {in_words(moved)} a step (a dense sum: {dense})"
-
-
-def _also(metrics: Mapping[str, float]) -> str:
-    return f"{measured(metrics)}, " if metrics else ""
 
 
 Record = Start | Step | Round | Skipped | Straggler | Epoch | Saved | Resumed | Times | Summary
