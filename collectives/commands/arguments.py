@@ -108,6 +108,8 @@ def add_virtual(parser: argparse.ArgumentParser) -> None:
     add("--topology", choices=TOPOLOGIES, default="flat", help="network of virtual ranks (flat)")
     slower = "factor on the CPU time that virtual ranks take to compute (1)"
     add("--slower", type=above_zero, default=1.0, metavar="FACTOR", help=slower)
+    moves = "messages of virtual ranks move while ranks compute, and all wait for their receives"
+    add("--async-progress", action="store_true", help=moves)
     add_network(parser)
 
 

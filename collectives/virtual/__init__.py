@@ -4,7 +4,8 @@
 --virtual 8`` a job.  Importing this package starts no MPI.
 """
 
-from collectives.virtual.cluster import Deadlock, VirtualCluster, here
+from collectives.virtual.cluster import VirtualCluster
 from collectives.virtual.install import install
+from collectives.virtual.rank import Deadlock, here
 
 __all__ = ["Deadlock", "VirtualCluster", "here", "install"]

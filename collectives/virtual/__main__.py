@@ -23,7 +23,9 @@ def main() -> int:
     sys.argv = [str(options.program), *options.arguments]
     sys.path[0] = str(options.program.parent)
     modelled = network(options, options.ranks)
-    cluster = VirtualCluster(options.ranks, modelled, slower=options.slower)
+    cluster = VirtualCluster(
+        options.ranks, modelled, slower=options.slower, async_progress=options.async_progress
+    )
 
     def program() -> None:
         exec(code, {"__name__": "__main__", "__file__": str(options.program)})

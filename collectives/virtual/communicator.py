@@ -1,25 +1,16 @@
 """Groups and communicators of virtual ranks."""
 
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import numpy as np
 from mpi4py import MPI as library
 
-from collectives.virtual.cluster import here
 from collectives.virtual.context import Context, folded
-from collectives.virtual.messages import (
-    ANY_SOURCE,
-    ANY_TAG,
-    Handled,
-    MessageEnd,
-    Prequest,
-    ProbedMessage,
-    VirtualRequest,
-    lacks,
-    memory,
-)
+from collectives.virtual.point_to_point import PointToPoint
+from collectives.virtual.rank import here
+from collectives.virtual.requests import Handled, VirtualRequest, lacks, memory
 
 UNDEFINED = library.UNDEFINED
 
@@ -45,14 +36,10 @@ class Group(Handled):
         return Group.of(tuple(self.handle[rank] for rank in ranks))
 
 
-class Comm(Handled):
+class Comm(PointToPoint):
     """A communicator; its handle is a :class:`Context`."""
 
     is_topo = is_inter = False
-
-    @property
-    def rank(self) -> int:
-        return int(self.handle.numbers[here().number])
 
     @property
     def size(self) -> int:
@@ -118,117 +105,6 @@ class Comm(Handled):
         members = group.handle
         own = Comm.of(self.handle.groups.setdefault(members, Context(members)))
         return type(self).of(own.Dup().handle)
-
-    # Messages.
-
-    def _end(self, sends: bool, data: Any, peer: int, tag: int) -> MessageEnd:
-        source, target = (self.rank, peer) if sends else (peer, self.rank)
-        return MessageEnd(self.handle, sends, data, source, target, tag)
-
-    def Isend(self, buf: Any, dest: int, tag: int = 0) -> VirtualRequest:
-        return VirtualRequest.of(self._end(True, memory(buf), dest, tag).post())
-
-    def Irecv(self, buf: Any, source: int = ANY_SOURCE, tag: int = ANY_TAG) -> VirtualRequest:
-        return VirtualRequest.of(self._end(False, memory(buf, True), source, tag).post())
-
-    def isend(self, obj: Any, dest: int, tag: int = 0) -> VirtualRequest:
-        data = np.frombuffer(pickle.dumps(obj), np.uint8)
-        return VirtualRequest.of(self._end(True, data, dest, tag).post())
-
-    def irecv(
-        self, buf: Any = None, source: int = ANY_SOURCE, tag: int = ANY_TAG
-    ) -> VirtualRequest:
-        return VirtualRequest.of(self._end(False, None, source, tag).post())
-
-    def Send(self, buf: Any, dest: int, tag: int = 0) -> None:
-        self.Isend(buf, dest, tag).Wait()
-
-    def send(self, obj: Any, dest: int, tag: int = 0) -> None:
-        self.isend(obj, dest, tag).Wait()
-
-    Issend = Ibsend = Irsend = Isend
-    Ssend = Bsend = Rsend = Send
-    issend = ibsend = isend
-    ssend = bsend = send
-
-    def Recv(
-        self, buf: Any, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Any = None
-    ) -> None:
-        self.Irecv(buf, source, tag).Wait(status)
-
-    def recv(
-        self, buf: Any = None, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Any = None
-    ) -> Any:
-        return self.irecv(buf, source, tag).wait(status)
-
-    def Sendrecv(
-        self, sendbuf: Any, dest: int, sendtag: int = 0, recvbuf: Any = None, *where: Any, **at: Any
-    ) -> None:
-        """``where`` and ``at``: source, recvtag and status, as mpi4py's."""
-        self._both(self.Isend(sendbuf, dest, sendtag), self.Irecv, recvbuf, *where, **at)
-
-    def sendrecv(
-        self, sendobj: Any, dest: int, sendtag: int = 0, recvbuf: Any = None, *where: Any, **at: Any
-    ) -> Any:
-        return self._both(self.isend(sendobj, dest, sendtag), self.irecv, recvbuf, *where, **at)
-
-    @staticmethod
-    def _both(
-        sent: VirtualRequest,
-        receive: Callable[..., VirtualRequest],
-        buf: Any,
-        source: int = ANY_SOURCE,
-        recvtag: int = ANY_TAG,
-        status: Any = None,
-    ) -> Any:
-        found = receive(buf, source, recvtag).wait(status)
-        sent.Wait()
-        return found
-
-    def Send_init(self, buf: Any, dest: int, tag: int = 0) -> Prequest:
-        data = memory(buf)
-        return Prequest.of(lambda: self._end(True, data, dest, tag))
-
-    Ssend_init = Bsend_init = Rsend_init = Send_init
-
-    def Recv_init(self, buf: Any, source: int = ANY_SOURCE, tag: int = ANY_TAG) -> Prequest:
-        data = memory(buf, True)
-        return Prequest.of(lambda: self._end(False, data, source, tag))
-
-    def _posted(self, source: int, tag: int, status: Any) -> MessageEnd | None:
-        here().arrive()
-        wanted = self._end(False, None, source, tag)
-        for send in self.handle.sends[self.rank]:
-            if wanted.takes(send):
-                send.tell(status)
-                return send
-        here().look()
-        return None
-
-    def Iprobe(self, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Any = None) -> bool:
-        return self._posted(source, tag, status) is not None
-
-    def Improbe(
-        self, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Any = None
-    ) -> ProbedMessage | None:
-        if (send := self._posted(source, tag, status)) is None:
-            return None
-        self.handle.sends[self.rank].remove(send)
-        return ProbedMessage.of(send)
-
-    def Probe(self, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Any = None) -> bool:
-        while not self.Iprobe(source, tag, status):
-            here().idle()
-        return True
-
-    def Mprobe(
-        self, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Any = None
-    ) -> ProbedMessage:
-        while (found := self.Improbe(source, tag, status)) is None:
-            here().idle()
-        return found
-
-    iprobe, improbe, probe, mprobe = Iprobe, Improbe, Probe, Mprobe
 
     # Collectives of the library.
 

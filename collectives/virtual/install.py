@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 import mpi4py
 
-from collectives.virtual.cluster import HERE, here
+from collectives.virtual.rank import HERE, here
 
 #: Variables of real messages, which are none of a virtual cluster's.
 _VARIABLES = ("COLLECTIVES_LINK", "COLLECTIVES_CHECKSUMS")

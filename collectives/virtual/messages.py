@@ -1,95 +1,28 @@
-"""Messages of virtual ranks, and requests for them."""
+"""Messages between virtual ranks.
 
-import pickle
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+As an MPI over TCP moves them, without a progress thread of its own.  A small message leaves with
+its post, and waits at its receiver.  A large one goes by rendezvous: its header meets the receive,
+the receiver answers, and the bytes follow.  Header and answer are read within a call of MPI on
+either side, and go behind whatever is on its way between the two ranks in their direction.
 
-import numpy as np
+Where messages progress by themselves, all begin when both of their ends are posted, so that what
+hangs in any MPI hangs here.
+"""
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
 from mpi4py import MPI as library
 
-from collectives.virtual.cluster import Operation, here
+from collectives.virtual.rank import Operation, here
+from collectives.virtual.ways import THIRD
 
 if TYPE_CHECKING:
     from collectives.virtual.context import Context
 
 ANY_SOURCE, ANY_TAG = library.ANY_SOURCE, library.ANY_TAG
-
-
-def lacks(name: str) -> Callable[..., NoReturn]:
-    """A method that a virtual cluster does not have."""
-
-    def method(*_: Any, **__: Any) -> NoReturn:
-        raise NotImplementedError(
-            f"a virtual cluster has no {name}: its ranks share no memory, and have messages of "
-            "contiguous buffers, objects, and the collectives; start this program with mpirun"
-        )
-
-    method.__name__ = name
-    return method
-
-
-class _Kind(type):
-    """A class of MPI: methods that it does not have say so when they are called."""
-
-    def __getattr__(cls, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return lacks(f"{cls.__name__}.{name}")
-
-
-class Handled(metaclass=_Kind):
-    """An object of MPI, which others may name by the same handle."""
-
-    handle: Any = None
-
-    def __new__(cls, other: "Handled | None" = None, *_: Any) -> Self:
-        self = object.__new__(cls)
-        self.handle = None if other is None else other.handle
-        return self
-
-    @classmethod
-    def of(cls, handle: Any) -> Self:
-        """The object of a handle."""
-        made = cls.__new__(cls)
-        made.handle = handle
-        return made
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Handled) and self.handle is other.handle
-
-    def __hash__(self) -> int:
-        return id(self.handle)
-
-    def __bool__(self) -> bool:
-        return self.handle is not None
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(type(self), name)
-
-    def Free(self) -> None:
-        self.handle = None
-
-
-def memory(spec: Any, writes: bool = False) -> Any:
-    """The bytes of ``array``, ``[array, type]``, ``[array, count, type]`` and the like, flat.
-
-    Raises:
-        TypeError, BufferError: it is no contiguous buffer.
-    """
-    array, *words = spec if isinstance(spec, list | tuple) else [spec]
-    if array is None:
-        return np.empty(0, np.uint8)
-    if not isinstance(array, np.ndarray):
-        convert = np.asarray if hasattr(array, "__array__") else np.frombuffer
-        array = convert(array) if convert is np.asarray else np.frombuffer(array, np.uint8)
-    if not (array.flags.c_contiguous or array.flags.f_contiguous):
-        raise BufferError("the buffer is not contiguous")
-    if writes and not array.flags.writeable:
-        raise BufferError("the buffer is read-only")
-    flat = array.reshape(-1, order="A").view(np.uint8)
-    if len(words) > 1 and isinstance(words[0], int | np.integer):
-        flat = flat[: int(words[0]) * words[-1].Get_size()]
-    return flat
+#: Bytes of the longest message that leaves with its post, as over TCP in Open MPI.
+EAGER = 65536
 
 
 class MessageEnd(Operation):
@@ -100,6 +33,7 @@ class MessageEnd(Operation):
         source, target, tag: numbers in the communicator; a receive's may be any.
         data: bytes to send, or memory to receive into; ``None``: what comes becomes ``result``.
         nbytes: length of the message.
+        is_eager: whether it is sent without regard to its receive.
     """
 
     def __init__(
@@ -113,160 +47,86 @@ class MessageEnd(Operation):
         self.rank, self.context, self.sends, self.data = here(), context, sends, data
         self.source, self.target, self.tag = source, target, tag
         self.nbytes = 0 if data is None else len(data)
+        self.is_eager = sends and self.nbytes <= EAGER and not self.rank.cluster.async_progress
 
     def post(self) -> "MessageEnd":
-        """Starts it: the message begins when the other end is there."""
+        """Starts it."""
         now = self.rank.arrive()
         if library.PROC_NULL in (self.source, self.target):
             self.begun = self.end = now
-            return self
-        own, others = self.context.sends[self.target], self.context.receives[self.target]
-        if not self.sends:
-            own, others = others, own
-        for other in others:
-            send, receive = (self, other) if self.sends else (other, self)
-            if receive.takes(send):
-                others.remove(other)
-                send.move(receive, now)
-                return self
-        own.append(self)
-        if self.sends:  # for a probe
-            self.rank.cluster.ranks[self.context.members[self.target]].note(now, self)
+        elif self.sends:
+            self._leave(now)
+        else:
+            sends = self.context.sends[self.target]
+            send = next((one for one in sends if self.takes(one)), None)
+            if send is None:
+                self.context.receives[self.target].append(self)
+            else:
+                sends.remove(send)
+                send.meet(self, now)
         return self
 
     def takes(self, send: "MessageEnd") -> bool:
         """Whether it receives that message."""
         return self.source in (ANY_SOURCE, send.source) and self.tag in (ANY_TAG, send.tag)
 
-    def move(self, receive: "MessageEnd", now: float) -> None:
-        """Carries the bytes over to the other end."""
-        nbytes, target = self.nbytes, receive.rank.number
-        begin, end = self.rank.cluster.transfer(self.rank.number, target, nbytes, now)
-        if receive.data is None:
-            receive.result = bytes(self.data)
-        elif receive.nbytes < nbytes:
-            receive.error = library.Exception(library.ERR_TRUNCATE)
+    def _leave(self, now: float) -> None:
+        """The whole of a small message leaves, or the header of another."""
+        cluster = self.rank.cluster
+        receiver = cluster.ranks[self.context.members[self.target]]
+        reach = partial(self._reach, receiver)
+        if self.is_eager:
+            self.data = self.data.copy()
+            way = self.rank.number, receiver.number, self.nbytes
+            self.begun, there = cluster.ways.transfer(*way, now)
+            self.end = now
+            self.rank.note(now, self)
+            cluster.within(receiver, there, reach)
         else:
-            receive.data[:nbytes] = self.data
-        receive.source, receive.tag, receive.nbytes = self.source, self.tag, nbytes
+            cluster.tell(self.rank, receiver, now, reach)
+
+    def _reach(self, receiver: Any, now: float) -> None:
+        """The receiver learns of it."""
+        receives = self.context.receives[self.target]
+        receive = next((one for one in receives if one.takes(self)), None)
+        if receive is None:
+            self.context.sends[self.target].append(self)
+            receiver.note(now, self)  # for a probe
+        else:
+            receives.remove(receive)
+            self.meet(receive, now)
+
+    def meet(self, receive: "MessageEnd", now: float) -> None:
+        """Its receive takes it, and answers if its bytes are not there yet."""
+        if self.is_eager:
+            self._fill(receive)
+            receive.begun, receive.end = self.begun, now
+            receive.rank.note(now, receive)
+        else:
+            answered = partial(self._move, receive)
+            self.rank.cluster.tell(receive.rank, self.rank, now, answered)
+
+    def _move(self, receive: "MessageEnd", now: float) -> None:
+        """Carries the bytes over to the other end."""
+        cluster, way = self.rank.cluster, (self.rank.number, receive.rank.number, self.nbytes)
+        part = 1.0 if cluster.async_progress else THIRD
+        begin, end = cluster.ways.transfer(*way, now, part)
+        self._fill(receive)
         for one in (self, receive):
             one.begun, one.end = begin, end
             one.rank.note(end, one)
+
+    def _fill(self, receive: "MessageEnd") -> None:
+        if receive.data is None:
+            receive.result = bytes(self.data)
+        elif receive.nbytes < self.nbytes:
+            receive.error = library.Exception(library.ERR_TRUNCATE)
+        else:
+            receive.data[: self.nbytes] = self.data
+        receive.source, receive.tag, receive.nbytes = self.source, self.tag, self.nbytes
 
     def tell(self, status: Any) -> None:
         """Writes where the message came from into a status of MPI."""
         if status is not None:
             status.source, status.tag = self.source, self.tag
             status.Set_elements(library.BYTE, self.nbytes)
-
-
-class VirtualRequest(Handled):
-    """An operation under way; its handle is a :class:`Operation`."""
-
-    @property
-    def running(self) -> Any:
-        """The operation; ``None`` once it has ended."""
-        return self.handle
-
-    def Test(self, status: Any = None) -> bool:
-        return self._is_done(here().arrive()) and self._end(status)
-
-    def Wait(self, status: Any = None) -> bool:
-        if self.running is not None:
-            here().wait(self.running)
-        return self._end(status)
-
-    def wait(self, status: Any = None) -> Any:
-        operation = self.running
-        self.Wait(status)
-        found = getattr(operation, "result", None)
-        return pickle.loads(found) if isinstance(found, bytes) else None
-
-    def test(self, status: Any = None) -> tuple[bool, Any]:
-        return (True, self.wait(status)) if self._is_done(here().arrive()) else (False, None)
-
-    @staticmethod
-    def Testall(requests: Iterable["VirtualRequest"], statuses: Any = None) -> bool:
-        every, now = list(requests), here().arrive()
-        done = all(request._is_done(now) for request in every)
-        return done and all(request._end(None) for request in every)
-
-    @staticmethod
-    def Waitall(requests: Iterable["VirtualRequest"], statuses: Any = None) -> bool:
-        return all([request.Wait() for request in requests])
-
-    @staticmethod
-    def waitall(requests: Iterable["VirtualRequest"], statuses: Any = None) -> list[Any]:
-        return [request.wait() for request in requests]
-
-    @staticmethod
-    def Testsome(requests: Sequence["VirtualRequest"], statuses: Any = None) -> list[int] | None:
-        running = [number for number, request in enumerate(requests) if request.running is not None]
-        now = here().arrive()
-        ended = [number for number in running if requests[number]._is_done(now)]
-        for number in ended:
-            requests[number]._end(None)
-        return ended if running else None
-
-    @staticmethod
-    def Waitsome(requests: Sequence["VirtualRequest"], statuses: Any = None) -> list[int] | None:
-        while (found := VirtualRequest.Testsome(requests)) == []:
-            here().idle()
-        return found
-
-    def _is_done(self, now: float) -> bool:
-        running = self.running
-        if running is None or (running.end is not None and running.end <= now):
-            return True
-        here().look()
-        return False
-
-    def _stop(self) -> None:
-        self.handle = None
-
-    def _end(self, status: Any) -> bool:
-        operation = self.running
-        if operation is not None:
-            self._stop()
-            if isinstance(operation, MessageEnd):
-                operation.tell(status)
-            if operation.error is not None:
-                raise operation.error
-        return True
-
-
-class Prequest(VirtualRequest):
-    """A message that can be started again and again; its handle makes an end of it."""
-
-    running: MessageEnd | None = None
-
-    def Start(self) -> None:
-        self.running = self.handle().post()
-
-    @staticmethod
-    def Startall(requests: Iterable["Prequest"]) -> None:
-        for request in requests:
-            request.Start()
-
-    def _stop(self) -> None:
-        self.running = None
-
-
-class ProbedMessage(Handled):
-    """A message that a probe has taken; its handle is the end that sends it."""
-
-    def _taken(self, data: Any) -> VirtualRequest:
-        send: MessageEnd = self.handle
-        self.handle = None
-        receive = MessageEnd(send.context, False, data, send.source, send.target, send.tag)
-        send.move(receive, here().arrive())
-        return VirtualRequest.of(receive)
-
-    def Irecv(self, buf: Any) -> VirtualRequest:
-        return self._taken(memory(buf, True))
-
-    def Recv(self, buf: Any, status: Any = None) -> None:
-        self.Irecv(buf).Wait(status)
-
-    def recv(self, status: Any = None) -> Any:
-        return self._taken(None).wait(status)

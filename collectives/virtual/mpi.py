@@ -9,9 +9,9 @@ from collections.abc import Callable
 from types import new_class
 from typing import Any, cast
 
-from collectives.virtual.cluster import here
 from collectives.virtual.communicator import Comm, Group
-from collectives.virtual.messages import Handled, Prequest, ProbedMessage, VirtualRequest
+from collectives.virtual.rank import here
+from collectives.virtual.requests import Handled, Prequest, ProbedMessage, VirtualRequest
 
 
 def _delegated(name: str) -> Callable[..., Any]:

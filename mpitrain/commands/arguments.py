@@ -54,9 +54,10 @@ def _expect_no_model(options: argparse.Namespace) -> None:
     """End the program where real ranks were given what only virtual ones read."""
     parser = _parser()
     usual = parsed(parser, ["train", str(options.config)])
-    for key in ("costs", "topology", "slower", "alpha", "bandwidth"):
+    for key in ("costs", "topology", "slower", "async_progress", "alpha", "bandwidth"):
         if getattr(options, key) != getattr(usual, key):
-            parser.error(f"--{key} is for virtual ranks; add --virtual N, or leave it out")
+            word = key.replace("_", "-")
+            parser.error(f"--{word} is for virtual ranks; add --virtual N, or leave it out")
 
 
 def _cut(argv: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:

@@ -46,7 +46,11 @@ def run(argv: Sequence[str], options: argparse.Namespace) -> int:
         return 2
     _hook(profile)
     cluster = VirtualCluster(
-        options.virtual, modelled, measures=profile is None, slower=options.slower
+        options.virtual,
+        modelled,
+        measures=profile is None,
+        slower=options.slower,
+        async_progress=options.async_progress,
     )
     traced = ["--set", "run.trace=true"]
     try:

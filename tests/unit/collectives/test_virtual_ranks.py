@@ -19,9 +19,14 @@ class Transport(MPITransport):
     """Messages between virtual ranks, whose plans are run and not polled."""
 
 
-def run(size, program, network=None):
+#: A message that goes by rendezvous, and its seconds on a port.
+LARGE = np.zeros(100_000, np.uint8)
+SENT = LARGE.nbytes * PORT.beta
+
+
+def run(size, program, network=None, **options):
     """The cluster, and what the ranks of ``program`` return; only messages take time."""
-    cluster = VirtualCluster(size, network or Topology(PORT), measures=False)
+    cluster = VirtualCluster(size, network or Topology(PORT), measures=False, **options)
     return cluster, cluster.run(program)
 
 
@@ -29,8 +34,9 @@ def run(size, program, network=None):
 @pytest.mark.parametrize(
     "network", [Topology(PORT), Nodes(PORT, per_node=4), FatTree(PORT, leaf=4)]
 )
-def test_a_ring_takes_the_time_of_the_simulator(size, network):
-    count = 24 * size
+@pytest.mark.parametrize(("block", "progress"), [(24, True), (9000, False)])
+def test_a_ring_takes_the_time_of_the_simulator(size, network, block, progress):
+    count = block * size
     schedule = build("allreduce", "ring", size)
 
     def program():
@@ -39,7 +45,7 @@ def test_a_ring_takes_the_time_of_the_simulator(size, network):
         bind(schedule, Transport(COMM_WORLD), Operands(own, total, None), np.add)()
         return total
 
-    cluster, found = run(size, program, network)
+    cluster, found = run(size, program, network, async_progress=progress)
     for total in found:
         np.testing.assert_array_equal(total, np.arange(count) * (size * (size + 1) / 2))
     expected = simulate(schedule, 8 * count, Machine(network, gamma=0.0))
@@ -51,31 +57,107 @@ def test_clocks_move_by_work_by_messages_and_by_waiting_for_the_last():
         rank = here()
         if rank.number == 0:
             rank.compute(5.0)
-            COMM_WORLD.Send(np.zeros(1000, np.uint8), 1)
+            COMM_WORLD.Send(LARGE, 1)
         else:
             rank.compute(1.0)
-            COMM_WORLD.Recv(np.zeros(1000, np.uint8), 0)
+            COMM_WORLD.Recv(LARGE.copy(), 0)
         return rank.now(), dict(rank.spent)
 
-    sent = PORT.alpha + 1000 * PORT.beta
+    sent = PORT.alpha + SENT
     _, ((first, own), (second, other)) = run(2, program)
     assert first == second == pytest.approx(5.0 + sent)
-    assert own == pytest.approx({"computing": 5.0, "communicating": sent, "waiting": 0.0})
-    assert other == pytest.approx({"computing": 1.0, "communicating": sent, "waiting": 4.0})
+    for spent, computing, waiting in ((own, 5.0, 0.0), (other, 1.0, 4.0)):
+        expected = {"computing": computing, "communicating": sent, "waiting": waiting}
+        assert spent == pytest.approx(expected, abs=PORT.alpha)
 
 
 def test_messages_share_the_port_of_their_receiver():
     def program():
         if COMM_WORLD.rank == 0:
-            requests = [COMM_WORLD.Irecv(np.zeros(1000, np.uint8), peer) for peer in (1, 2, 3)]
+            requests = [COMM_WORLD.Irecv(LARGE.copy(), peer) for peer in (1, 2, 3)]
             for request in requests:
                 request.Wait()
         else:
-            COMM_WORLD.Send(np.zeros(1000, np.uint8), 0)
+            COMM_WORLD.Send(LARGE, 0)
         return here().now()
 
     _, ends = run(4, program)
-    assert ends == pytest.approx([PORT.alpha + n * 1000 * PORT.beta for n in (3, 1, 2, 3)])
+    assert ends == pytest.approx([PORT.alpha + n * SENT for n in (3, 1, 2, 3)])
+
+
+@pytest.mark.parametrize("sender", [0, 1])
+@pytest.mark.parametrize("progress", [False, True])
+def test_a_large_message_begins_when_both_of_its_ranks_are_within_a_call(sender, progress):
+    """One waits; the other posts, computes 3 s, looks, and computes on."""
+
+    def program():
+        rank = here()
+        post = COMM_WORLD.Isend if rank.number == sender else COMM_WORLD.Irecv
+        request = post(LARGE.copy(), 1 - rank.number)
+        if rank.number == 0:
+            rank.compute(3.0)
+            begun = request.Test()
+            rank.compute(4.0)
+            assert request.Test()
+            assert begun is progress
+        request.Wait()
+        return rank.now()
+
+    _, (_, end) = run(2, program, async_progress=progress)
+    assert end == pytest.approx((0.0 if progress else 3.0) + PORT.alpha + SENT, abs=PORT.alpha)
+
+
+def test_a_small_message_leaves_with_its_post():
+    def program():
+        rank, small = here(), np.full(1000, COMM_WORLD.rank)
+        if rank.number == 0:
+            COMM_WORLD.Send(small, 1)
+            small[:] = 7  # it is the sender's again
+            rank.compute(3.0)
+        else:
+            rank.compute(1.0)
+            COMM_WORLD.Recv(small, 0)
+            assert not small.any()
+        return rank.now()
+
+    assert run(2, program)[1] == pytest.approx([3.0, 1.0])
+    assert run(2, program, async_progress=True)[1] == pytest.approx([4.0, 1.0], abs=1e-4)
+
+
+def test_the_answer_to_a_message_goes_behind_what_is_on_its_way():
+    """Rank 0 sends two messages, and rank 1 one back when it has the first of them."""
+
+    def program():
+        if COMM_WORLD.rank == 0:
+            back = COMM_WORLD.Irecv(LARGE.copy(), 1)
+            for request in [COMM_WORLD.Isend(LARGE, 1, tag) for tag in (1, 2)]:
+                request.Wait()
+        else:
+            first, second = (COMM_WORLD.Irecv(LARGE.copy(), 0, tag) for tag in (1, 2))
+            first.Wait()
+            back = COMM_WORLD.Isend(LARGE, 0)
+            second.Wait()
+        back.Wait()
+        return here().now()
+
+    for progress, messages in ((False, 3), (True, 2)):
+        _, ends = run(2, program, async_progress=progress)
+        assert ends == pytest.approx([messages * SENT] * 2, abs=3 * PORT.alpha)
+
+
+def test_ranks_that_both_send_first_hang_where_messages_are_large_or_all_wait():
+    def program(post, message):
+        post(message, 1 - COMM_WORLD.rank)
+        COMM_WORLD.Recv(message.copy(), 1 - COMM_WORLD.rank)
+
+    run(2, lambda: program(COMM_WORLD.Send, LARGE[:1000]))
+    for post, message, progress in (
+        (COMM_WORLD.Send, LARGE, False),
+        (COMM_WORLD.Ssend, LARGE[:1000], False),
+        (COMM_WORLD.Send, LARGE[:1000], True),
+    ):
+        with pytest.raises(Deadlock, match=r"rank 1 sends to rank 0 \(tag 0\), and waits for rank 0"):
+            run(2, lambda: program(post, message), async_progress=progress)
 
 
 def test_a_rank_that_polls_wakes_when_a_message_is_there():
@@ -98,7 +180,7 @@ def test_a_deadlock_says_who_waits_for_whom():
         if rank < 2:
             COMM_WORLD.Recv(np.zeros(1), (rank + 1) % 2, tag=5)
         elif rank == 2:
-            COMM_WORLD.send("too many", 0)
+            COMM_WORLD.ssend("too many", 0)
         else:
             COMM_WORLD.barrier()
 

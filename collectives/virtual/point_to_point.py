@@ -1,0 +1,152 @@
+"""Messages of virtual ranks, by the names of MPI."""
+
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from collectives.virtual.messages import ANY_SOURCE, ANY_TAG, MessageEnd
+from collectives.virtual.rank import here
+from collectives.virtual.requests import Handled, Prequest, ProbedMessage, VirtualRequest, memory
+
+
+class PointToPoint(Handled):
+    """The messages of a communicator; its handle is a :class:`Context`."""
+
+    @property
+    def rank(self) -> int:
+        return int(self.handle.numbers[here().number])
+
+    def _receive(self, data: Any, source: int, tag: int) -> MessageEnd:
+        return MessageEnd(self.handle, False, data, source, self.rank, tag)
+
+    def _send(self, data: Any, dest: int, tag: int, *, is_met: bool = False) -> MessageEnd:
+        """``is_met``: it is complete only once its receive is posted."""
+        end = MessageEnd(self.handle, True, data, self.rank, dest, tag)
+        end.is_eager &= not is_met
+        return end
+
+    def Isend(self, buf: Any, dest: int, tag: int = 0) -> VirtualRequest:
+        return VirtualRequest.of(self._send(memory(buf), dest, tag).post())
+
+    def Issend(self, buf: Any, dest: int, tag: int = 0) -> VirtualRequest:
+        return VirtualRequest.of(self._send(memory(buf), dest, tag, is_met=True).post())
+
+    def isend(self, obj: Any, dest: int, tag: int = 0) -> VirtualRequest:
+        return VirtualRequest.of(self._send(pickled(obj), dest, tag).post())
+
+    def issend(self, obj: Any, dest: int, tag: int = 0) -> VirtualRequest:
+        return VirtualRequest.of(self._send(pickled(obj), dest, tag, is_met=True).post())
+
+    def Irecv(self, buf: Any, source: int = ANY_SOURCE, tag: int = ANY_TAG) -> VirtualRequest:
+        return VirtualRequest.of(self._receive(memory(buf, True), source, tag).post())
+
+    def irecv(
+        self, buf: Any = None, source: int = ANY_SOURCE, tag: int = ANY_TAG
+    ) -> VirtualRequest:
+        return VirtualRequest.of(self._receive(None, source, tag).post())
+
+    def Send(self, buf: Any, dest: int, tag: int = 0) -> None:
+        self.Isend(buf, dest, tag).Wait()
+
+    def send(self, obj: Any, dest: int, tag: int = 0) -> None:
+        self.isend(obj, dest, tag).Wait()
+
+    def Ssend(self, buf: Any, dest: int, tag: int = 0) -> None:
+        self.Issend(buf, dest, tag).Wait()
+
+    def ssend(self, obj: Any, dest: int, tag: int = 0) -> None:
+        self.issend(obj, dest, tag).Wait()
+
+    Ibsend = Irsend = Isend
+    Bsend = Rsend = Send
+    ibsend, bsend = isend, send
+
+    def Recv(
+        self, buf: Any, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Any = None
+    ) -> None:
+        self.Irecv(buf, source, tag).Wait(status)
+
+    def recv(
+        self, buf: Any = None, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Any = None
+    ) -> Any:
+        return self.irecv(buf, source, tag).wait(status)
+
+    def Sendrecv(
+        self, sendbuf: Any, dest: int, sendtag: int = 0, recvbuf: Any = None, *where: Any, **at: Any
+    ) -> None:
+        """``where`` and ``at``: source, recvtag and status, as mpi4py's."""
+        self._both(self.Isend(sendbuf, dest, sendtag), self.Irecv, recvbuf, *where, **at)
+
+    def sendrecv(
+        self, sendobj: Any, dest: int, sendtag: int = 0, recvbuf: Any = None, *where: Any, **at: Any
+    ) -> Any:
+        return self._both(self.isend(sendobj, dest, sendtag), self.irecv, recvbuf, *where, **at)
+
+    @staticmethod
+    def _both(
+        sent: VirtualRequest,
+        receive: Callable[..., VirtualRequest],
+        buf: Any,
+        source: int = ANY_SOURCE,
+        recvtag: int = ANY_TAG,
+        status: Any = None,
+    ) -> Any:
+        found = receive(buf, source, recvtag).wait(status)
+        sent.Wait()
+        return found
+
+    def Send_init(self, buf: Any, dest: int, tag: int = 0) -> Prequest:
+        data = memory(buf)
+        return Prequest.of(lambda: self._send(data, dest, tag))
+
+    def Ssend_init(self, buf: Any, dest: int, tag: int = 0) -> Prequest:
+        data = memory(buf)
+        return Prequest.of(lambda: self._send(data, dest, tag, is_met=True))
+
+    Bsend_init = Rsend_init = Send_init
+
+    def Recv_init(self, buf: Any, source: int = ANY_SOURCE, tag: int = ANY_TAG) -> Prequest:
+        data = memory(buf, True)
+        return Prequest.of(lambda: self._receive(data, source, tag))
+
+    def _posted(self, source: int, tag: int, status: Any) -> MessageEnd | None:
+        here().attend()
+        wanted = self._receive(None, source, tag)
+        for send in self.handle.sends[self.rank]:
+            if wanted.takes(send):
+                send.tell(status)
+                return send
+        here().look()
+        return None
+
+    def Iprobe(self, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Any = None) -> bool:
+        return self._posted(source, tag, status) is not None
+
+    def Improbe(
+        self, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Any = None
+    ) -> ProbedMessage | None:
+        if (send := self._posted(source, tag, status)) is None:
+            return None
+        self.handle.sends[self.rank].remove(send)
+        return ProbedMessage.of(send)
+
+    def Probe(self, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Any = None) -> bool:
+        while not self.Iprobe(source, tag, status):
+            here().idle()
+        return True
+
+    def Mprobe(
+        self, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Any = None
+    ) -> ProbedMessage:
+        while (found := self.Improbe(source, tag, status)) is None:
+            here().idle()
+        return found
+
+    iprobe, improbe, probe, mprobe = Iprobe, Improbe, Probe, Mprobe
+
+
+def pickled(obj: Any) -> Any:
+    """The bytes of an object."""
+    return np.frombuffer(pickle.dumps(obj), np.uint8)

@@ -1,0 +1,227 @@
+"""A rank: a thread with a clock, and the operations that it has begun."""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collectives.virtual.cluster import VirtualCluster
+
+#: Seconds that a look at a message costs that is not there yet.
+_LOOK_S = 1e-7
+
+
+class Deadlock(BaseException):
+    """All ranks wait; no ``Exception``, as a program that catches it could only wait again."""
+
+
+class Lost(BaseException):
+    """Another rank has failed, and this one ends with it."""
+
+
+@dataclass(eq=False)
+class Operation:
+    """An operation that a rank has begun.
+
+    Attributes:
+        what: words for it, as in ``receives from rank 1``.
+        peers: the ranks that it may wait for, by their number in the job.
+        begun: when all ranks that it needs had come.
+        end: when it is complete; ``None``: not all have come.
+        result: its value.
+        error: the exception that its rank gets instead.
+    """
+
+    what: str
+    peers: Callable[[], list[int]]
+    begun: float = 0.0
+    end: float | None = None
+    result: Any = None
+    error: Exception | None = None
+
+
+@dataclass(eq=False)
+class Rank:
+    """A rank.
+
+    Attributes:
+        cluster: where it is.
+        number: its number in the job.
+        clock: seconds since the start.
+        spent: seconds of computing, communicating and waiting.
+        done: ends of operations that it has not looked at since, as (end, number, operation).
+        held: steps of messages that have come while it computed, and wait for its next call.
+        waits: the operation that it waits for; ``None``: for any, or it runs.
+        state: ``"ready"``, ``"waits"`` (within a call) or ``"ended"``.
+        turn: how often it has been called; an entry of an earlier turn is void.
+        alone: messages and collectives of this rank alone, as ``world`` of the cluster for all.
+    """
+
+    cluster: "VirtualCluster"
+    number: int
+    clock: float = 0.0
+    spent: dict[str, float] = field(
+        default_factory=lambda: dict.fromkeys(("computing", "communicating", "waiting"), 0.0)
+    )
+    done: list[tuple[float, int, Operation]] = field(default_factory=list)
+    held: deque[Callable[[float], None]] = field(default_factory=deque)
+    waits: Operation | None = None
+    state: str = "ready"
+    turn: int = 0
+    thread: threading.Thread | None = None
+    error: BaseException | None = None
+    result: Any = None
+    alone: Any = None
+
+    def __post_init__(self) -> None:
+        self.called = threading.Lock()
+        self.called.acquire()
+        self._cpu = 0.0
+        self._noted = 0
+
+    def compute(self, seconds: float) -> None:
+        """Moves the clock on by work."""
+        self.clock += seconds
+        self.spent["computing"] += seconds
+
+    def now(self) -> float:
+        """The clock, after what has been computed since the last look at it."""
+        if self.cluster.measures:
+            cpu = time.thread_time()
+            self.compute((cpu - self._cpu) * self.cluster.slower)
+            self._cpu = cpu
+        return self.clock
+
+    def arrive(self) -> float:
+        """Lets all ranks of earlier clocks run first; the clock, which is then the least."""
+        now = self.now()
+        if self.cluster.lost is not None:
+            raise self.cluster.lost
+        first = self.cluster.first(now)
+        if first is not None and first < (now, self.number):
+            self._leave(now)
+        return now
+
+    def attend(self) -> float:
+        """As :meth:`arrive`, and moves on the messages that have waited for a call of this rank.
+
+        A look and a wait do so; a post does not.
+        """
+        now = self.arrive()
+        while self.held:
+            self.held.popleft()(now)
+        return now
+
+    def sleep(self, seconds: float) -> None:
+        """Waits for some time, outside of any call."""
+        until = self.now() + max(0.0, seconds)
+        self.spent["waiting"] += until - self.clock
+        self._leave(until)
+        self.clock = until
+
+    def look(self) -> None:
+        """Pays for a look at something that is not there."""
+        self.clock += _LOOK_S
+        self.spent["waiting"] += _LOOK_S
+
+    def idle(self) -> None:
+        """Waits until any of its operations ends, or a message for it is there."""
+        self.attend()
+        if not self.done:
+            self.state = "waits"
+            self._leave(None)
+        end, _, which = self.done[0]
+        if end > self.clock:
+            self.state = "waits"
+            self._leave(end)
+            end, _, which = self.done[0]
+        self._passed(which, end)
+        while self.done and self.done[0][0] <= self.clock:
+            heappop(self.done)
+
+    def wait(self, which: Operation) -> None:
+        """Waits until an operation is complete."""
+        now = self.attend()
+        if which.end is None or which.end > now:
+            self.state, self.waits = "waits", which
+            self._leave(which.end)
+        assert which.end is not None, "nothing else calls a rank that waits"
+        self._passed(which, which.end)
+
+    def note(self, end: float, which: Operation) -> None:
+        """An operation of this rank will end, or a message for it is there."""
+        self._noted += 1
+        if len(self.done) > 4096:  # a rank that never idles never looks at these
+            self.done = [one for one in self.done if one[0] > self.clock]
+            heapify(self.done)
+        heappush(self.done, (end, self._noted, which))
+        if self.state == "waits" and (self.waits is None or self.waits is which):
+            self.cluster.call(self, max(self.clock, end))
+
+    def _passed(self, which: Operation, end: float) -> None:
+        """Moves the clock to the end of an operation: it has waited, and then communicated."""
+        if end <= self.clock:
+            return
+        begun = min(max(which.begun, self.clock), end)
+        self.spent["waiting"] += begun - self.clock
+        self.spent["communicating"] += end - begun
+        self.clock = end
+
+    def _leave(self, until: float | None) -> None:
+        """Gives the process to the next rank, and goes on at ``until`` or when it is called."""
+        if until is not None:
+            self.cluster.call(self, until)
+        following = self.cluster.next()
+        if following is not self:
+            following.called.release()
+            self.called.acquire()
+        self._resume()
+
+    def _resume(self) -> None:
+        self.state, self.waits, self.turn = "ready", None, self.turn + 1
+        self._cpu = time.thread_time()
+        if self.cluster.lost is not None:
+            raise self.cluster.lost
+
+    def run(self, program: Callable[[], Any], first: bool = False) -> None:
+        """Runs the program of this rank, in this thread."""
+        HERE.rank = self
+        try:
+            if not first:
+                self.called.acquire()
+            self._resume()
+            self.result = program()
+            self.attend()
+        except BaseException as error:
+            self.error = error
+            if self.cluster.lost is None:
+                error.add_note(f"on virtual rank {self.number} of {len(self.cluster.ranks)}")
+                self.cluster.lose(error if isinstance(error, Deadlock) else Lost(), self)
+        self.state = "ended"
+        del HERE.rank
+        self.cluster.end(self)
+
+
+class _ThisThread(threading.local):
+    """The rank that a thread is."""
+
+    rank: Rank
+
+
+HERE = _ThisThread()
+
+
+def here() -> Rank:
+    """The rank of this thread.
+
+    Raises:
+        RuntimeError: the thread is none.
+    """
+    try:
+        return HERE.rank
+    except AttributeError:
+        raise RuntimeError("this thread is no rank of a virtual cluster") from None

@@ -1,0 +1,36 @@
+"""What a cluster's ranks did, in words: who waits for whom, and how each has spent its time."""
+
+import sys
+from collections.abc import Sequence
+
+from collectives.failure.history import call_site
+from collectives.virtual.rank import Rank
+
+
+def deadlock(ranks: Sequence[Rank]) -> str:
+    """Who waits for whom, and where: a line for each rank."""
+    frames = sys._current_frames()
+    lines = ["all ranks wait, and nothing can end that:"]
+    for rank in ranks:
+        if rank.state != "waits":
+            lines.append(f"  rank {rank.number} has ended")
+            continue
+        what = rank.waits.what if rank.waits else "polls, and nothing of its own is under way"
+        if missing := [str(peer) for peer in rank.waits.peers()] if rank.waits else []:
+            some = ", ".join(missing[:8]) + (" and others" if len(missing) > 8 else "")
+            what += f", and waits for rank{'s' if len(missing) > 1 else ''} {some}"
+        code, line = call_site(frames.get(rank.thread.ident or 0) if rank.thread else None)
+        place = f", at {code.co_filename}:{line} in {code.co_name}" if code else ""
+        lines.append(f"  rank {rank.number} {what}{place}")
+    return "\n".join(lines)
+
+
+def times(ranks: Sequence[Rank]) -> str:
+    """The seconds of each rank, and its shares of computing, communicating and waiting."""
+    lines = ["  rank    seconds  computing  communicating  waiting"]
+    for rank in ranks:
+        total = sum(rank.spent.values())
+        shares = [seconds / (total or 1.0) for seconds in rank.spent.values()]
+        told = "{:10.1%} {:14.1%} {:8.1%}".format(*shares)
+        lines.append(f"{rank.number:6} {total:10.6f} {told}")
+    return "\n".join(lines)

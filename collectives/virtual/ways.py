@@ -1,0 +1,75 @@
+"""The ways of a modelled network, on which messages take their turns."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from collectives.analysis.topology import Topology
+
+
+#: Part of a message's latency that each takes: its header, the answer, its bytes.
+THIRD = 1 / 3
+
+
+class Ways:
+    """When messages between ranks begin and end.
+
+    A message takes the latency of its way, and its bytes at the rate of the slowest link; a link
+    serves its messages one after the other.
+    """
+
+    def __init__(self, network: Topology) -> None:
+        self._network = network
+        self._free: defaultdict[object, float] = defaultdict(float)
+        self._sent: dict[tuple[int, int], float] = {}
+        self._routes: dict[tuple[int, int], tuple[float, list[tuple[Any, float]]]] = {}
+
+    def transfer(
+        self, source: int, target: int, nbytes: int, now: float, part: float = 1.0
+    ) -> tuple[float, float]:
+        """When a message of ranks that are ready ``now`` begins and ends, by ``part`` of the
+        latency."""
+        latency, links = self._route(source, target)
+        begin = max([now, *(self._free[link] for link, _ in links)])
+        longest = 0.0
+        for link, seconds in links:
+            self._free[link] = begin + nbytes * seconds
+            longest = max(longest, nbytes * seconds)
+        self._sent[source, target] = begin + longest
+        return begin, begin + part * latency + longest
+
+    def after(self, source: int, target: int, now: float) -> float:
+        """When a header or an answer gets through.
+
+        A connection of TCP keeps the order of its bytes, so that it goes behind the messages that
+        are on their way from rank to rank.
+        """
+        latency, _ = self._route(source, target)
+        return max(now, self._sent.get((source, target), now)) + THIRD * latency
+
+    def meeting(self, members: Sequence[int], nbytes: int) -> float:
+        """Seconds of a collective of the library itself, whose parts have ``nbytes`` in all: a
+        binomial tree over the longest way from the first member."""
+        rounds = (len(members) - 1).bit_length()
+        if not rounds:
+            return 0.0
+        first = np.full(len(members) - 1, members[0])
+        others = np.array(members[1:])
+        alpha = float(self._network.alpha(first, others).max())
+        return rounds * alpha + nbytes * float(self._network.beta(first, others).max())
+
+    def _route(self, source: int, target: int) -> tuple[float, list[tuple[Any, float]]]:
+        """Latency of a way, and the links on it with their seconds a byte."""
+        if source == target:
+            return 0.0, []
+        found = self._routes.get((source, target))
+        if found is None:
+            ends = np.array([source]), np.array([target])
+            beta = float(self._network.beta(*ends)[0])
+            links: list[tuple[Any, float]] = [(("out", source), beta), (("in", target), beta)]
+            for kind, (used, seconds) in enumerate(self._network.shared(*ends)):
+                links += [((kind, int(link)), seconds) for link in used[:, 0] if link >= 0]
+            found = self._routes[source, target] = float(self._network.alpha(*ends)[0]), links
+        return found
