@@ -40,6 +40,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--rate", type=positive, default=100, help="Mb/s of a host's link (100)")
     parser.add_argument("--steps", type=positive, default=12, help="steps of each layout (12)")
+    moves = "virtual messages move while ranks compute, and all wait for their receives"
+    parser.add_argument("--async-progress", action="store_true", help=moves)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as made, hosts(2, options.rate) as up:
         folder = Path(made)
@@ -63,6 +65,7 @@ def main() -> None:
         for layout in _LAYOUTS:
             real(trained(layout, on_hosts=True))
             virtual = [*trained(layout, on_hosts=False), "--virtual", "2", *link]
+            virtual += ["--async-progress"] * options.async_progress
             subprocess.run([sys.executable, *virtual], **quiet)
             rows.append([_step(folder / f"{layout}{hosted}") for hosted in ("_hosts", "")])
     print(f"{options.rate} Mb/s; fitted: {1e6 * alpha:.0f} us, {1e-6 / beta:.2f} MB/s")

@@ -118,7 +118,8 @@ def _fit(samples: list[Sample]) -> Fit:
         parameters = np.zeros(3)
         parameters[columns] = found
         residual = float(np.sum((scaled @ parameters - 1) ** 2))
-        if found.min() >= 0 and residual < least:
+        # A ring alone sends and reduces in proportion: sending counts then, as it comes first.
+        if found.min() >= 0 and residual < least - 1e-9 * len(seconds):
             best, least = parameters, residual
     model = Model(*best.tolist())
     errors = np.array([abs(s.predicted(model) / s.seconds - 1) for s in samples])

@@ -53,7 +53,7 @@ class VirtualCluster:
         self.lost: BaseException | None = None
         from collectives.virtual.context import Context  # starts MPI
 
-        self.world = Context(range(size))
+        self.world: Context = Context(range(size))
         for rank in self.ranks:
             rank.alone = Context([rank.number])
 

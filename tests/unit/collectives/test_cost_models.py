@@ -51,11 +51,11 @@ def test_the_textbooks_forms_are_less_by_the_ports():
 ABOUT = {"mpi": "Some MPI 1.0", "threads": "single"}
 
 
-def measured(path, model, noise=0.0, slow_from=1 << 62):
+def measured(path, model, noise=0.0, slow_from=1 << 62, ran=("ring", "butterfly", "binomial_tree")):
     """A benchmark's file of a machine that is exactly the model, or two of them."""
     rng = np.random.default_rng(0)
     results = []
-    for algorithm in ("ring", "butterfly", "binomial_tree"):
+    for algorithm in ran:
         cost = count(build("allreduce", algorithm, 4))
         for nbytes in [8 << (2 * k) for k in range(12)]:
             here = model if nbytes < slow_from else model._replace(alpha=1e-3)
@@ -89,6 +89,15 @@ def test_two_machines_in_one_are_told_apart(tmp_path):
     below, above = fit(read([measured(tmp_path / "b.json", MODEL, slow_from=1 << 15)]))
     assert below.most < 1 << 15 <= above.least
     assert above.model.alpha == pytest.approx(1e-3, rel=1e-3)
+
+
+def test_times_of_a_ring_alone_are_those_of_its_messages(tmp_path):
+    """Its reductions are in proportion to them."""
+    sent = MODEL._replace(gamma=0.0)
+    for seed in range(8):
+        slower = sent._replace(beta=(1 + 0.1 * seed) * sent.beta)
+        (found,) = fit(read([measured(tmp_path / "b.json", slower, ran=["ring"])]))
+        assert found.model == pytest.approx(slower, rel=1e-6)
 
 
 def test_files_that_cannot_be_fitted(tmp_path):
