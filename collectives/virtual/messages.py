@@ -3,13 +3,15 @@
 As an MPI over TCP moves them, without a progress thread of its own.  A small message leaves with
 its post, and waits at its receiver.  A large one goes by rendezvous: its header meets the receive,
 the receiver answers, and the bytes follow.  Header and answer are read within a call of MPI on
-either side, and go behind whatever is on its way between the two ranks in their direction.
+either side, and go behind whatever is on its way between the two ranks in their direction.  The
+bytes move on while ranks compute as far as the sender's socket holds them.
 
 Where messages progress by themselves, all begin when both of their ends are posted, so that what
 hangs in any MPI hangs here.
 """
 
 from functools import partial
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from mpi4py import MPI as library
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 ANY_SOURCE, ANY_TAG = library.ANY_SOURCE, library.ANY_TAG
 #: Bytes of the longest message that leaves with its post, as over TCP in Open MPI.
 EAGER = 65536
+#: Bytes that a socket takes at once and sends while its rank computes: the most of Linux.
+BUFFER = 4 << 20
 
 
 class MessageEnd(Operation):
@@ -77,11 +81,11 @@ class MessageEnd(Operation):
         reach = partial(self._reach, receiver)
         if self.is_eager:
             self.data = self.data.copy()
-            way = self.rank.number, receiver.number, self.nbytes
-            self.begun, there = cluster.ways.transfer(*way, now)
+            way = self.rank.number, receiver.number
+            self.begun, left = cluster.ways.transfer(*way, self.nbytes, now)
             self.end = now
             self.rank.note(now, self)
-            cluster.within(receiver, there, reach)
+            cluster.within(receiver, left + cluster.ways.latency(*way), reach)
         else:
             cluster.tell(self.rank, receiver, now, reach)
 
@@ -103,18 +107,27 @@ class MessageEnd(Operation):
             receive.begun, receive.end = self.begun, now
             receive.rank.note(now, receive)
         else:
-            answered = partial(self._move, receive)
+            self.begun = inf
+            answered = partial(self._move, receive, 0)
             self.rank.cluster.tell(receive.rank, self.rank, now, answered)
 
-    def _move(self, receive: "MessageEnd", now: float) -> None:
-        """Carries the bytes over to the other end."""
-        cluster, way = self.rank.cluster, (self.rank.number, receive.rank.number, self.nbytes)
-        part = 1.0 if cluster.async_progress else THIRD
-        begin, end = cluster.ways.transfer(*way, now, part)
+    def _move(self, receive: "MessageEnd", moved: int, now: float) -> None:
+        """Carries the bytes behind those that have ``moved`` over to the other end."""
+        cluster, way = self.rank.cluster, (self.rank.number, receive.rank.number)
+        piece, part = self.nbytes - moved, 1.0
+        if not cluster.async_progress:
+            piece, part = min(piece, BUFFER), THIRD
+        moved += piece
+        begin, left = cluster.ways.transfer(*way, piece, now, self.nbytes - moved)
+        self.begun = min(self.begun, begin)
+        if moved < self.nbytes:
+            cluster.within(self.rank, left, partial(self._move, receive, moved))
+            return
         self._fill(receive)
+        self.end = receive.end = left + part * cluster.ways.latency(*way)
+        receive.begun = self.begun
         for one in (self, receive):
-            one.begun, one.end = begin, end
-            one.rank.note(end, one)
+            one.rank.note(self.end, one)
 
     def _fill(self, receive: "MessageEnd") -> None:
         if receive.data is None:

@@ -8,7 +8,6 @@ import numpy as np
 
 from collectives.analysis.topology import Topology
 
-
 #: Part of a message's latency that each takes: its header, the answer, its bytes.
 THIRD = 1 / 3
 
@@ -27,18 +26,23 @@ class Ways:
         self._routes: dict[tuple[int, int], tuple[float, list[tuple[Any, float]]]] = {}
 
     def transfer(
-        self, source: int, target: int, nbytes: int, now: float, part: float = 1.0
+        self, source: int, target: int, nbytes: int, now: float, more: int = 0
     ) -> tuple[float, float]:
-        """When a message of ranks that are ready ``now`` begins and ends, by ``part`` of the
-        latency."""
-        latency, links = self._route(source, target)
+        """When bytes that can leave ``now`` begin to, and when all have; then comes the latency.
+
+        ``more``: bytes of the same message that follow.
+        """
+        _, links = self._route(source, target)
         begin = max([now, *(self._free[link] for link, _ in links)])
-        longest = 0.0
         for link, seconds in links:
             self._free[link] = begin + nbytes * seconds
-            longest = max(longest, nbytes * seconds)
-        self._sent[source, target] = begin + longest
-        return begin, begin + part * latency + longest
+        slowest = max((seconds for _, seconds in links), default=0.0)
+        self._sent[source, target] = begin + (nbytes + more) * slowest
+        return begin, begin + nbytes * slowest
+
+    def latency(self, source: int, target: int) -> float:
+        """Seconds of a message without bytes."""
+        return self._route(source, target)[0]
 
     def after(self, source: int, target: int, now: float) -> float:
         """When a header or an answer gets through.
@@ -46,8 +50,8 @@ class Ways:
         A connection of TCP keeps the order of its bytes, so that it goes behind the messages that
         are on their way from rank to rank.
         """
-        latency, _ = self._route(source, target)
-        return max(now, self._sent.get((source, target), now)) + THIRD * latency
+        clear = max(now, self._sent.get((source, target), now))
+        return clear + THIRD * self.latency(source, target)
 
     def meeting(self, members: Sequence[int], nbytes: int) -> float:
         """Seconds of a collective of the library itself, whose parts have ``nbytes`` in all: a

@@ -10,6 +10,7 @@ from collectives.analysis.topology import FatTree, LinkCost, Topology
 from collectives.execution.messages import Operands, bind
 from collectives.execution.transport.mpi import MPITransport
 from collectives.virtual import Deadlock, VirtualCluster, here
+from collectives.virtual.messages import BUFFER
 from collectives.virtual.mpi import COMM_WORLD
 
 PORT = LinkCost(2e-6, 1e-9)
@@ -107,6 +108,24 @@ def test_a_large_message_begins_when_both_of_its_ranks_are_within_a_call(sender,
     assert end == pytest.approx((0.0 if progress else 3.0) + PORT.alpha + SENT, abs=PORT.alpha)
 
 
+def test_a_socket_holds_so_much_of_a_message_while_its_sender_computes():
+    def program():
+        rank, message = here(), np.zeros(2 * BUFFER, np.uint8)
+        if rank.number == 0:
+            request = COMM_WORLD.Isend(message, 1)
+            rank.sleep(PORT.alpha)
+            assert not request.Test()
+            rank.compute(3.0)
+            request.Wait()
+        else:
+            COMM_WORLD.Recv(message, 0)
+        return rank.now()
+
+    assert run(2, program)[1] == pytest.approx([3.0 + BUFFER * PORT.beta] * 2, abs=1e-5)
+    ends = [3.0, 2 * BUFFER * PORT.beta]
+    assert run(2, program, async_progress=True)[1] == pytest.approx(ends, abs=1e-5)
+
+
 def test_a_small_message_leaves_with_its_post():
     def program():
         rank, small = here(), np.full(1000, COMM_WORLD.rank)
@@ -156,7 +175,9 @@ def test_ranks_that_both_send_first_hang_where_messages_are_large_or_all_wait():
         (COMM_WORLD.Ssend, LARGE[:1000], False),
         (COMM_WORLD.Send, LARGE[:1000], True),
     ):
-        with pytest.raises(Deadlock, match=r"rank 1 sends to rank 0 \(tag 0\), and waits for rank 0"):
+        with pytest.raises(
+            Deadlock, match=r"rank 1 sends to rank 0 \(tag 0\), and waits for rank 0"
+        ):
             run(2, lambda: program(post, message), async_progress=progress)
 
 
