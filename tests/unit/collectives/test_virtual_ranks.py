@@ -1,5 +1,7 @@
 """Virtual ranks: their numbers, their clock against the simulator's, and who waits for whom."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -169,16 +171,15 @@ def test_ranks_that_both_send_first_hang_where_messages_are_large_or_all_wait():
         post(message, 1 - COMM_WORLD.rank)
         COMM_WORLD.Recv(message.copy(), 1 - COMM_WORLD.rank)
 
-    run(2, lambda: program(COMM_WORLD.Send, LARGE[:1000]))
+    run(2, partial(program, COMM_WORLD.Send, LARGE[:1000]))
     for post, message, progress in (
         (COMM_WORLD.Send, LARGE, False),
         (COMM_WORLD.Ssend, LARGE[:1000], False),
         (COMM_WORLD.Send, LARGE[:1000], True),
     ):
-        with pytest.raises(
-            Deadlock, match=r"rank 1 sends to rank 0 \(tag 0\), and waits for rank 0"
-        ):
-            run(2, lambda: program(post, message), async_progress=progress)
+        told = r"rank 1 sends to rank 0 \(tag 0\), and waits for rank 0"
+        with pytest.raises(Deadlock, match=told):
+            run(2, partial(program, post, message), async_progress=progress)
 
 
 def test_a_rank_that_polls_wakes_when_a_message_is_there():
