@@ -248,6 +248,7 @@ def curve(folder: Path, batch: int, parallel: str, epochs: int) -> list[tuple[fl
     bandwidth = bsp.synchronised(0, len(plain), 8) / 8 / reduce
     words = [sys.executable, "-m", "mpitrain", "train", str(job), "--set", f"run.dir={folder}"]
     words += ["--virtual", "8", "--costs", str(folder / "costs.json"), "--alpha", "0"]
+    words.append("--async-progress")  # PipeDream's messages have threads of their own
     subprocess.run([*words, "--bandwidth", f"{bandwidth / 1e9}"], check=True, stdout=sys.stderr)
     points, now = [], 0.0
     for record in read_records(folder / "metrics.jsonl").records:

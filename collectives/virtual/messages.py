@@ -82,10 +82,10 @@ class MessageEnd(Operation):
         if self.is_eager:
             self.data = self.data.copy()
             way = self.rank.number, receiver.number
-            self.begun, left = cluster.ways.transfer(*way, self.nbytes, now)
+            self.begun, there = cluster.ways.whole(*way, self.nbytes, now)
             self.end = now
             self.rank.note(now, self)
-            cluster.within(receiver, left + cluster.ways.latency(*way), reach)
+            cluster.within(receiver, there, reach)
         else:
             cluster.tell(self.rank, receiver, now, reach)
 
@@ -124,10 +124,10 @@ class MessageEnd(Operation):
             cluster.within(self.rank, left, partial(self._move, receive, moved))
             return
         self._fill(receive)
-        self.end = receive.end = left + part * cluster.ways.latency(*way)
-        receive.begun = self.begun
+        receive.begun, receive.end = self.begun, left + part * cluster.ways.latency(*way)
+        self.end = receive.end if cluster.async_progress else begin  # the socket has its rest then
         for one in (self, receive):
-            one.rank.note(self.end, one)
+            one.rank.note(one.end, one)
 
     def _fill(self, receive: "MessageEnd") -> None:
         if receive.data is None:

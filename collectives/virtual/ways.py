@@ -22,7 +22,9 @@ class Ways:
     def __init__(self, network: Topology) -> None:
         self._network = network
         self._free: defaultdict[object, float] = defaultdict(float)
+        #: By source and target: when the last bytes leave, and when the last whole one is there.
         self._sent: dict[tuple[int, int], float] = {}
+        self._there: dict[tuple[int, int], float] = {}
         self._routes: dict[tuple[int, int], tuple[float, list[tuple[Any, float]]]] = {}
 
     def transfer(
@@ -44,14 +46,22 @@ class Ways:
         """Seconds of a message without bytes."""
         return self._route(source, target)[0]
 
+    def whole(self, source: int, target: int, nbytes: int, now: float) -> tuple[float, float]:
+        """When a message without a header of its own begins, and when it is there."""
+        begin, left = self.transfer(source, target, nbytes, now)
+        there = left + self.latency(source, target)
+        self._there[source, target] = there
+        return begin, there
+
     def after(self, source: int, target: int, now: float) -> float:
-        """When a header or an answer gets through.
+        """When a header or an answer is there.
 
         A connection of TCP keeps the order of its bytes, so that it goes behind the messages that
         are on their way from rank to rank.
         """
         clear = max(now, self._sent.get((source, target), now))
-        return clear + THIRD * self.latency(source, target)
+        there = clear + THIRD * self.latency(source, target)
+        return max(there, self._there.get((source, target), there))
 
     def meeting(self, members: Sequence[int], nbytes: int) -> float:
         """Seconds of a collective of the library itself, whose parts have ``nbytes`` in all: a

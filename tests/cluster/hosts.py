@@ -55,8 +55,12 @@ class Hosts:
         inside = ["ip", "netns", "exec", f"{self.prefix}{host}", "unshare", "--uts", "sh", "-c"]
         return [*inside, 'hostname "$0"; exec "$@"', f"node{host}"]
 
-    def mpirun(self, ranks: int, program: list[str]) -> list[str]:
-        """The command that starts ``program`` with ``ranks`` on each host, to be run on host 0."""
+    def mpirun(self, ranks: int, program: list[str], connections: int = 3) -> list[str]:
+        """The command that starts ``program`` with ``ranks`` on each host, to be run on host 0.
+
+        ``connections``: of Open MPI between two ranks; with one, large messages in both directions
+        take turns.
+        """
         binary = Path(sys.executable).parent
         slots = ",".join(f"{address}:{ranks}" for address in self.addresses)
         total = str(ranks * len(self.addresses))
@@ -70,8 +74,7 @@ class Hosts:
             *("--prtemca", "prte_if_include", network),
             *("--mca", "pml", "ob1", "--mca", "btl", "self,sm,tcp"),
             *("--mca", "btl_tcp_if_include", network),
-            # With one connection to a peer, large messages in both directions take turns.
-            *("--mca", "btl_tcp_links", "3"),
+            *("--mca", "btl_tcp_links", str(connections)),
             *("--host", slots, "-n", total, "--map-by", ":oversubscribe", "--bind-to", "none"),
             *program,
         ]
