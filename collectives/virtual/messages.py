@@ -1,12 +1,14 @@
-"""Messages between virtual ranks.
+"""Messages between virtual ranks, as an MPI over TCP moves them without a progress thread.
 
-As an MPI over TCP moves them, without a progress thread of its own.  A small message leaves with
-its post, and waits at its receiver.  A large one goes by rendezvous: its header meets the receive,
-the receiver answers, and the bytes follow.  Header and answer are read within a call of MPI on
-either side, and go behind whatever is on its way between the two ranks in their direction.  The
-bytes move on while ranks compute as far as the sender's socket holds them.
+A small message leaves with its post, and waits at its receiver.  A large one goes by rendezvous:
+its header meets the receive, the receiver answers, and the bytes follow.  Either rank reads within
+its calls only, but bytes move on while ranks compute as far as the sender's socket holds them.
 
-Where messages progress by themselves, all begin when both of their ends are posted, so that what
+Large messages of two ranks take turns, as an answer goes behind the message that is on its way in
+its direction.  Ranks that exchange messages can begin together; once one is ahead of the other,
+each answers when it is in the middle of a message, and they take turns from then on.
+
+With asynchronous progress, all messages begin when both of their ends are posted, so that what
 hangs in any MPI hangs here.
 """
 
@@ -82,7 +84,7 @@ class MessageEnd(Operation):
         if self.is_eager:
             self.data = self.data.copy()
             way = self.rank.number, receiver.number
-            self.begun, there = cluster.ways.whole(*way, self.nbytes, now)
+            self.begun, there = cluster.ways.small(*way, self.nbytes, now)
             self.end = now
             self.rank.note(now, self)
             cluster.within(receiver, there, reach)
@@ -114,12 +116,11 @@ class MessageEnd(Operation):
     def _move(self, receive: "MessageEnd", moved: int, now: float) -> None:
         """Carries the bytes behind those that have ``moved`` over to the other end."""
         cluster, way = self.rank.cluster, (self.rank.number, receive.rank.number)
-        piece, part = self.nbytes - moved, 1.0
-        if not cluster.async_progress:
+        piece, part, turns = self.nbytes - moved, 1.0, not cluster.async_progress
+        if turns:
             piece, part = min(piece, BUFFER), THIRD
-        moved += piece
-        begin, left = cluster.ways.transfer(*way, piece, now, self.nbytes - moved)
-        self.begun = min(self.begun, begin)
+        begin, left = cluster.ways.transfer(*way, piece, now, in_turn=turns)
+        self.begun, moved = min(self.begun, begin), moved + piece
         if moved < self.nbytes:
             cluster.within(self.rank, left, partial(self._move, receive, moved))
             return

@@ -22,45 +22,40 @@ class Ways:
     def __init__(self, network: Topology) -> None:
         self._network = network
         self._free: defaultdict[object, float] = defaultdict(float)
-        #: By source and target: when the last bytes leave, and when the last whole one is there.
-        self._sent: dict[tuple[int, int], float] = {}
+        #: When the last small message is there, by source and target.
         self._there: dict[tuple[int, int], float] = {}
         self._routes: dict[tuple[int, int], tuple[float, list[tuple[Any, float]]]] = {}
 
     def transfer(
-        self, source: int, target: int, nbytes: int, now: float, more: int = 0
+        self, source: int, target: int, nbytes: int, now: float, *, in_turn: bool = False
     ) -> tuple[float, float]:
         """When bytes that can leave ``now`` begin to, and when all have; then comes the latency.
 
-        ``more``: bytes of the same message that follow.
+        ``in_turn``: they go after others of the two ranks that do, in both directions.
         """
         _, links = self._route(source, target)
+        slowest = max((seconds for _, seconds in links), default=0.0)
+        if in_turn and links:
+            links = [*links, ((min(source, target), max(source, target)), slowest)]
         begin = max([now, *(self._free[link] for link, _ in links)])
         for link, seconds in links:
             self._free[link] = begin + nbytes * seconds
-        slowest = max((seconds for _, seconds in links), default=0.0)
-        self._sent[source, target] = begin + (nbytes + more) * slowest
         return begin, begin + nbytes * slowest
 
     def latency(self, source: int, target: int) -> float:
         """Seconds of a message without bytes."""
         return self._route(source, target)[0]
 
-    def whole(self, source: int, target: int, nbytes: int, now: float) -> tuple[float, float]:
-        """When a message without a header of its own begins, and when it is there."""
+    def small(self, source: int, target: int, nbytes: int, now: float) -> tuple[float, float]:
+        """When a small message begins, and when it is there."""
         begin, left = self.transfer(source, target, nbytes, now)
         there = left + self.latency(source, target)
         self._there[source, target] = there
         return begin, there
 
     def after(self, source: int, target: int, now: float) -> float:
-        """When a header or an answer is there.
-
-        A connection of TCP keeps the order of its bytes, so that it goes behind the messages that
-        are on their way from rank to rank.
-        """
-        clear = max(now, self._sent.get((source, target), now))
-        there = clear + THIRD * self.latency(source, target)
+        """When a header or an answer is there, which overtakes no small message."""
+        there = now + THIRD * self.latency(source, target)
         return max(there, self._there.get((source, target), there))
 
     def meeting(self, members: Sequence[int], nbytes: int) -> float:

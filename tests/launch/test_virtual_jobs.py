@@ -104,7 +104,9 @@ def test_costs_of_a_part_of_a_batch_on_stages_of_unequal_width(tmp_path):
         assert 8 * 0.01 < step["seconds"] < 1.02 * 8 * 0.01
 
 
-@pytest.mark.parametrize("words", ["--costs costs.json", "--slower 2", "--alpha 3", "--virt 2"])
+@pytest.mark.parametrize(
+    "words", ["--costs costs.json", "--slower 2", "--async-progress", "--virt 2"]
+)
 def test_real_ranks_are_given_nothing_that_they_would_not_read(words, capsys):
     with pytest.raises(SystemExit):
         parse(["train", "digits_mlp", *words.split()])

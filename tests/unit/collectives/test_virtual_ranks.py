@@ -166,7 +166,7 @@ def test_a_small_message_leaves_with_its_post():
     assert run(2, program, async_progress=True)[1] == pytest.approx([4.0, 1.0], abs=1e-4)
 
 
-def test_the_answer_to_a_message_goes_behind_what_is_on_its_way():
+def test_large_messages_of_two_ranks_take_turns():
     """Rank 0 sends two messages, and rank 1 one back when it has the first of them."""
 
     def program():
