@@ -125,10 +125,11 @@ class MessageEnd(Operation):
             cluster.within(self.rank, left, partial(self._move, receive, moved))
             return
         self._fill(receive)
-        receive.begun, receive.end = self.begun, left + part * cluster.ways.latency(*way)
-        self.end = receive.end if cluster.async_progress else begin  # the socket has its rest then
-        for one in (self, receive):
-            one.rank.note(one.end, one)
+        there = left + part * cluster.ways.latency(*way)
+        receive.begun = self.begun
+        for one, end in ((self, begin if turns else there), (receive, there)):
+            one.end = end  # of the send: its socket has the rest
+            one.rank.note(end, one)
 
     def _fill(self, receive: "MessageEnd") -> None:
         if receive.data is None:

@@ -1,4 +1,4 @@
-"""What stands in the place of MPI's objects: handles, buffers, requests."""
+"""Handles, buffers and requests of virtual ranks, by the names of MPI."""
 
 import pickle
 from collections.abc import Callable, Iterable, Sequence

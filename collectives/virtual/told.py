@@ -1,4 +1,4 @@
-"""What a cluster's ranks did, in words: who waits for whom, and how each has spent its time."""
+"""Ranks in words: who waits for whom, and how each has spent its time."""
 
 import sys
 from collections.abc import Sequence
