@@ -30,7 +30,7 @@ class VirtualCluster:
         slower: factor on that time.
         async_progress: whether messages move while ranks compute, and all wait for their receives.
         ready: ranks that can go on, as (clock, number, turn), a heap.
-        steps: what messages do next, as (time, number, rank, call), a heap; see :meth:`within`.
+        steps: next moves of messages, as (time, number, rank, move), a heap; see :meth:`within`.
         lost: the exception that all ranks raise from now on.
         world: messages and collectives of all ranks.
     """

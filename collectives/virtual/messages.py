@@ -128,7 +128,7 @@ class MessageEnd(Operation):
         there = left + part * cluster.ways.latency(*way)
         receive.begun = self.begun
         for one, end in ((self, begin if turns else there), (receive, there)):
-            one.end = end  # of the send: its socket has the rest
+            one.end = end  # a socket has the rest of a send
             one.rank.note(end, one)
 
     def _fill(self, receive: "MessageEnd") -> None:
