@@ -8,7 +8,7 @@ import numpy as np
 from mpi4py import MPI as library
 
 from collectives.virtual.context import Context, folded
-from collectives.virtual.point_to_point import PointToPoint
+from collectives.virtual.point_to_point import VirtualMessages
 from collectives.virtual.rank import here
 from collectives.virtual.requests import Handled, VirtualRequest, lacks, memory
 
@@ -36,7 +36,7 @@ class Group(Handled):
         return Group.of(tuple(self.handle[rank] for rank in ranks))
 
 
-class Comm(PointToPoint):
+class Comm(VirtualMessages):
     """A communicator; its handle is a :class:`Context`."""
 
     is_topo = is_inter = False

@@ -11,7 +11,7 @@ from collectives.virtual.rank import here
 from collectives.virtual.requests import Handled, Prequest, ProbedMessage, VirtualRequest, memory
 
 
-class PointToPoint(Handled):
+class VirtualMessages(Handled):
     """The messages of a communicator; its handle is a :class:`Context`."""
 
     @property
