@@ -14,9 +14,9 @@ from math import inf
 from typing import Any
 
 from collectives.analysis.topology import Topology
-from collectives.virtual import told
+from collectives.virtual import report
+from collectives.virtual.links import Links
 from collectives.virtual.rank import Deadlock, Lost, Rank
-from collectives.virtual.ways import Ways
 
 
 class VirtualCluster:
@@ -24,7 +24,7 @@ class VirtualCluster:
 
     Attributes:
         ranks: the ranks.
-        ways: the ways of the network.
+        links: the links of the network.
         measures: whether computing takes the CPU time of a rank's thread; else only what
             :meth:`Rank.compute` says.
         slower: factor on that time.
@@ -44,7 +44,7 @@ class VirtualCluster:
         slower: float = 1.0,
         async_progress: bool = False,
     ) -> None:
-        self.ways = Ways(network)
+        self.links = Links(network)
         self.measures, self.slower, self.async_progress = measures, slower, async_progress
         self.ranks = [Rank(self, number) for number in range(size)]
         self.ready = [(0.0, number, 0) for number in range(1, size)]
@@ -92,7 +92,7 @@ class VirtualCluster:
 
     def table(self) -> str:
         """The time of each rank, for people."""
-        return told.times(self.ranks)
+        return report.times(self.ranks)
 
     def call(self, rank: Rank, at: float) -> None:
         """A rank can go on at this time, unless it goes on before."""
@@ -110,7 +110,7 @@ class VirtualCluster:
         if self.async_progress:
             step(now)
         else:
-            self.within(target, self.ways.after(source.number, target.number, now), step)
+            self.within(target, self.links.after(source.number, target.number, now), step)
 
     def first(self, until: float = inf) -> tuple[float, int, int] | None:
         """The rank that can go on first, after the steps of messages before it and ``until``."""
@@ -133,7 +133,7 @@ class VirtualCluster:
     def next(self) -> Rank:
         """The rank that runs now."""
         if self.first() is None:
-            self.lose(Deadlock(told.deadlock(self.ranks)), None)
+            self.lose(Deadlock(report.deadlock(self.ranks)), None)
         return self.ranks[heappop(self.ready)[1]]
 
     def lose(self, error: BaseException, teller: Rank | None) -> None:

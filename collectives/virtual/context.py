@@ -70,7 +70,7 @@ class Context:
             parts = [came[number][0] for number in range(len(came))]
             given = shared(parts)
             nbytes = sum(len(part) for part in parts if isinstance(part, bytes | np.ndarray))
-            end = now + rank.cluster.ways.meeting(self.members, nbytes)
+            end = now + rank.cluster.links.meeting(self.members, nbytes)
             for number, (_, one) in came.items():
                 one.result, one.begun, one.end = one.result(given, number), now, end
                 rank.cluster.ranks[self.members[number]].note(end, one)

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from mpi4py import MPI as library
 
+from collectives.virtual.links import THIRD
 from collectives.virtual.rank import Operation, here
-from collectives.virtual.ways import THIRD
 
 if TYPE_CHECKING:
     from collectives.virtual.context import Context
@@ -83,8 +83,8 @@ class MessageEnd(Operation):
         reach = partial(self._reach, receiver)
         if self.is_eager:
             self.data = self.data.copy()
-            way = self.rank.number, receiver.number
-            self.begun, there = cluster.ways.small(*way, self.nbytes, now)
+            route = self.rank.number, receiver.number
+            self.begun, there = cluster.links.small(*route, self.nbytes, now)
             self.end = now
             self.rank.note(now, self)
             cluster.within(receiver, there, reach)
@@ -115,17 +115,17 @@ class MessageEnd(Operation):
 
     def _move(self, receive: "MessageEnd", moved: int, now: float) -> None:
         """Carries the bytes behind those that have ``moved`` over to the other end."""
-        cluster, way = self.rank.cluster, (self.rank.number, receive.rank.number)
+        cluster, route = self.rank.cluster, (self.rank.number, receive.rank.number)
         piece, part, turns = self.nbytes - moved, 1.0, not cluster.async_progress
         if turns:
             piece, part = min(piece, BUFFER), THIRD
-        begin, left = cluster.ways.transfer(*way, piece, now, in_turn=turns)
+        begin, left = cluster.links.transfer(*route, piece, now, in_turn=turns)
         self.begun, moved = min(self.begun, begin), moved + piece
         if moved < self.nbytes:
             cluster.within(self.rank, left, partial(self._move, receive, moved))
             return
         self._fill(receive)
-        there = left + part * cluster.ways.latency(*way)
+        there = left + part * cluster.links.latency(*route)
         receive.begun = self.begun
         for one, end in ((self, begin if turns else there), (receive, there)):
             one.end = end  # a socket has the rest of a send

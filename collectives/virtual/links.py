@@ -1,4 +1,4 @@
-"""The ways of a modelled network, on which messages take their turns."""
+"""The links of a modelled network, on which messages take their turns."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -12,10 +12,10 @@ from collectives.analysis.topology import Topology
 THIRD = 1 / 3
 
 
-class Ways:
+class Links:
     """When messages between ranks begin and end.
 
-    A message takes the latency of its way, and its bytes at the rate of the slowest link; a link
+    A message takes the latency of its route, and its bytes at the rate of the slowest link; a link
     serves its messages one after the other.
     """
 
@@ -60,7 +60,7 @@ class Ways:
 
     def meeting(self, members: Sequence[int], nbytes: int) -> float:
         """Seconds of a collective of the library itself, whose parts have ``nbytes`` in all: a
-        binomial tree over the longest way from the first member."""
+        binomial tree over the longest route from the first member."""
         rounds = (len(members) - 1).bit_length()
         if not rounds:
             return 0.0
@@ -70,7 +70,7 @@ class Ways:
         return rounds * alpha + nbytes * float(self._network.beta(first, others).max())
 
     def _route(self, source: int, target: int) -> tuple[float, list[tuple[Any, float]]]:
-        """Latency of a way, and the links on it with their seconds a byte."""
+        """Latency of a route, and the links on it with their seconds a byte."""
         if source == target:
             return 0.0, []
         found = self._routes.get((source, target))
