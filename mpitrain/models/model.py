@@ -61,6 +61,11 @@ class SequentialModel:
         return shape
 
     @property
+    def adds_losses(self) -> bool:
+        """Whether a layer adds terms to the loss of a training step."""
+        return any(layer.adds_losses for layer in self.layers.values())
+
+    @property
     def size(self) -> int:
         """Numbers that are trained; a tied tensor counts once."""
         return sum(

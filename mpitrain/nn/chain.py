@@ -25,6 +25,7 @@ class Chain(Layer):
             setattr(self, attribute, frozenset(found) if is_set else found)
         self.sees = any(layer.sees for layer in self.layers.values())
         self.holds = any(layer.holds for layer in self.layers.values())
+        self.adds_losses = any(layer.adds_losses for layer in self.layers.values())
         self.repeats = self.repeats or any(layer.repeats for layer in self.layers.values())
 
     def _named(self, of: Callable[[Layer], Any]) -> dict[str, Any]:

@@ -263,7 +263,7 @@ class Experts(Chain):
         super().__init__({**{str(x): one for x, one in enumerate(experts)}, "router": router})
         if self.sees:
             raise ValueError("an expert cannot see the context of rows that come from many samples")
-        self.sees = True
+        self.sees, self.adds_losses = True, bool(routing.balance or routing.router_z)
         self.width, self.routing, self.algorithm = width, routing, algorithm
         self.group, self.tensor = group or TensorGroup(), tensor or TensorGroup()
         owners = [

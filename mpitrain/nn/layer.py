@@ -80,6 +80,7 @@ class Layer(ABC):
         holds: whether the saved values contain the parameters, which then must not change before
             the backward pass.
         repeats: whether the backward pass goes forward again, by the parameters of that time.
+        adds_losses: whether it adds terms to the loss of a training step, means over samples.
     """
 
     split: Mapping[str, int] = {}
@@ -92,6 +93,7 @@ class Layer(ABC):
     by_point = False
     holds = False
     repeats = False
+    adds_losses = False
 
     def initial(self) -> Mapping[str, Initial]:
         """Shapes and distributions of the parameters, which are drawn in this order."""

@@ -5,7 +5,7 @@ from math import gcd, lcm
 
 from mpitrain.config import Parallel
 from mpitrain.nn.positions import Way
-from mpitrain.parallel.grid import axes
+from mpitrain.parallel.grid import Layout, axes
 from mpitrain.pipeline.actions import Pipeline
 from mpitrain.pipeline.schedules import SCHEDULES, PublishedSchedule
 
@@ -68,6 +68,11 @@ class Candidate:
     def widths(self) -> tuple[int, ...]:
         """Replicas of each stage."""
         return self.replicas or (self.data,) * self.pipe
+
+    @property
+    def grid(self) -> Layout:
+        """Its grid of ranks."""
+        return Layout(self.widths, self.tensor, self.context, self.experts)
 
     @property
     def parts(self) -> int:

@@ -90,7 +90,7 @@ class Job:
         def told(own: Candidate) -> ReplicaExchange:
             ranks = own.summing
             if is_by_nodes(config):
-                ranks //= machine.together(ranks, own.tensor)
+                ranks = machine.nodes(ranks, own.tensor)
             return ours(own.tensor, ranks, own.zero > 0, own.experts != 1)
 
         return Search(

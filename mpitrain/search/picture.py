@@ -5,7 +5,7 @@ from html import escape
 from pathlib import Path
 
 from mpitrain.metrics.words import counted, in_words
-from mpitrain.parallel.grid import Coordinates, Layout
+from mpitrain.parallel.grid import Coordinates
 from mpitrain.search.layouts import Found, Search
 
 _STYLE = """
@@ -37,8 +37,7 @@ def draw(search: Search, found: Found, path: Path) -> None:
 class _Drawing:
     def __init__(self, search: Search, found: Found) -> None:
         self._search, self._found = search, found
-        own = found.layout
-        self._grid = Layout(own.widths, own.tensor, own.context)
+        self._grid = found.layout.grid
         self._parts: list[str] = []
 
     def svg(self) -> str:

@@ -71,6 +71,12 @@ def planned(job: Job, search: Search, config: Config) -> Planned:
         ConfigError: the layout cannot be.
     """
     layout = layout_of(config, search.machine.ranks)
+    per_node = search.machine.per_node
+    if config.parallel.node_shared and not layout.lies_evenly(per_node):
+        raise ConfigError(
+            f"parallel.node_shared needs equally many replicas on each of their nodes, and {layout} "
+            f"has others with {per_node} ranks a node; change data, pipe or --nodes"
+        )
     cut = partition_of(config, job.model, layout)
     pipeline, report = schedule_of(config, cut.schedule, layout)
     ends = np.cumsum([0, *map(len, cut.layers)]).tolist()

@@ -185,7 +185,7 @@ class StageCosts:
         inside = 1 if self.layout.node_shared else 2
         part = nbytes / (each if self.layout.node_shared else 1)
         own = inside * machine.scatter(nbytes, each, stride, arrays)
-        across = size // each, stride * each
+        across = machine.nodes(size, stride), stride * each
         return own + machine.scatter(2 * share * part, *across, 2 * arrays)
 
     @property

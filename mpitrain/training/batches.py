@@ -59,6 +59,8 @@ class MicroBatches:
         labels_taken, counted: number of the labels of which :meth:`loss` was taken, and what counts
             in them; 0 unless the loss is a mean over what counts.
         unequal: sum of the differences between both in single micro-batches.
+        counting: part of the batch's labels that counts, where layers add losses to a mean over
+            what counts and all ranks know it before they begin; else None.
     """
 
     def __init__(
@@ -104,6 +106,7 @@ class MicroBatches:
         self.labels_taken = 0
         self.counted: Scalar = 0.0
         self.unequal: Scalar = 0.0
+        self.counting: float | None = None
         #: Inputs for the first stage, and labels for the last one.
         self.inputs = _Ahead(device, list(held), self._host_inputs)
         self.labels = _Ahead(device, list(held), self._host_labels)
@@ -141,10 +144,19 @@ class MicroBatches:
         return prod(self._held[micro_batch].labels.shape[1:])
 
     def terms(self, micro_batch: int) -> Terms:
-        """Terms of the loss that layers add, divided as :meth:`loss` divides."""
+        """Terms of the loss that layers add, divided as :meth:`loss` divides.
+
+        They are means over samples, also where the whole is divided by what counts afterwards.
+        """
         is_sum = reduction_of(self._loss) == "sum"
         samples = 1 if is_sum else len(self._batches[micro_batch // self._parts])
-        return Terms(1 / samples, self._scale)
+        counting = 1.0 if self.counting is None else self.counting
+        return Terms(counting / samples, self._scale)
+
+    def counts(self, ignored: int) -> tuple[int, int]:
+        """Labels of this rank's micro-batches, and how many of them are not ``ignored``."""
+        every = [self._host_labels(micro_batch) for micro_batch in self._held]
+        return sum(one.size for one in every), sum(int((one != ignored).sum()) for one in every)
 
     def indices(self, micro_batch: int) -> Array:
         """Indices of a micro-batch's samples in the data set."""

@@ -13,6 +13,7 @@ from mpi4py import MPI
 from collectives import Communicator, CorruptMessage
 from mpitrain.arrays import Array, Scalar
 from mpitrain.metrics.records import Record
+from mpitrain.objective import CrossEntropy
 from mpitrain.parallel.data_parallel import WholeGradients
 from mpitrain.pipeline.runtime import reads
 from mpitrain.pipeline.stage import Latest
@@ -20,6 +21,7 @@ from mpitrain.ranks.together import ClosedTogether
 from mpitrain.step.agreement import over_counted
 from mpitrain.sync import Progressing
 from mpitrain.training.batches import MicroBatches
+from mpitrain.training.compatibility import uncountable
 from mpitrain.training.feed import Held
 from mpitrain.training.parts import Parts
 from mpitrain.training.passes import Passes
@@ -167,6 +169,8 @@ def forward_backward(
                 loss = loss * _divide_by_counted(parts, source, parts.counting)
             return loss, parts.store.wait()
 
+    if parts.counting is None and not parts.config.sync.drifts:
+        source.counting = _part_that_counts(parts, source)
     (found,) = passes.runner().run(
         source,
         Latest(passes.weights),
@@ -174,7 +178,25 @@ def forward_backward(
         wait,
         lambda m: passes.context(step, source.indices(m), source.terms(m)),
     )
+    is_unknown = parts.model.adds_losses and source.counting is None
+    if is_unknown and parts.device.read([source.unequal])[0]:
+        parts.purity.fault = uncountable(step, "layers add losses, as routers of experts do,")
     return found
+
+
+def _part_that_counts(parts: Parts, source: MicroBatches) -> float | None:
+    """Part of the batch's labels that counts, if layers add losses to the mean over these and the
+    labels alone say it; collective then."""
+    loss, place = parts.model.loss, parts.grid.place
+    if not (parts.model.adds_losses and isinstance(loss, CrossEntropy)):
+        return None
+    if loss.ignore_index is None:
+        return None
+    is_last = place.stage == parts.partition.stage_of([*parts.model.layers][-1])
+    totals = np.array(source.counts(loss.ignore_index) if is_last else (0, 0))
+    parts.comm.Allreduce(MPI.IN_PLACE, totals, algorithm="native")
+    labels, counted = totals.tolist()
+    return counted / labels
 
 
 def _divide_by_counted(parts: Parts, source: MicroBatches, ranks: Communicator) -> float:

@@ -11,7 +11,13 @@ if TYPE_CHECKING:
 
 
 class Purity:
-    """Watches a program's own layers, loss and metrics on this rank."""
+    """Watches a program's own layers, loss and metrics on this rank.
+
+    Attributes:
+        fault: a fault of these together; None: nobody has seen one.
+    """
+
+    fault: ConfigError | None = None
 
     def __init__(self, parts: "Parts") -> None:
         model = parts.model
@@ -33,7 +39,7 @@ class Purity:
 
     def faults(self) -> list[ValueError]:
         """The first fault of each of this rank's layers and functions, if it has any."""
-        found = [verdict.fault for verdict in self._verdicts]
+        found = [self.fault, *(verdict.fault for verdict in self._verdicts)]
         found += [getattr(own, "fault", None) for own in self._functions]
         return [fault for fault in found if fault]
 

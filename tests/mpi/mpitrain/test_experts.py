@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from collectives import Communicator
 from mpitrain import nn
 from mpitrain.checkpoint.saving import resume
-from mpitrain.config import ConfigError, Optim, Parallel
+from mpitrain.config import ConfigError, Loss, Optim, Parallel, Sync
 from mpitrain.group import TensorGroup
 from mpitrain.start import start
 from tests import strict_cupy
@@ -165,6 +165,33 @@ def test_a_checkpoint_moves_to_other_layouts(comm, folder, layout):
         records += list(islice(trainer.run_epoch(0), 1))
     losses = [record.loss for record in records]
     np.testing.assert_allclose(losses, alone(mixture(), 4)[0][:, 0], rtol=1e-10)
+
+
+#: A label that 4% of the positions have.
+IGNORED = Loss(ignore_index=43)
+
+
+@pytest.mark.parametrize("layout", few("experts", "pipe", "context"))
+def test_routers_losses_are_means_over_samples_whatever_labels_count(comm, layout):
+    plain = mixture(MIXTURE | dict(balance=0.0, router_z=0.0))
+    jobs = [
+        replace(one, optim=Optim(lr=0.3, reference_batch=0, momentum=0.0), loss=loss)
+        for one in (mixture(), plain) for loss in (Loss(), IGNORED)
+    ]  # fmt: skip
+    every, some, every_plain, some_plain = (alone(one, 1)[1] for one in jobs)
+    name = next(name for name in every if "router" in name)
+    moved = every[name] - every_plain[name]
+    np.testing.assert_allclose(some[name] - some_plain[name], moved, rtol=1e-9, atol=1e-15)
+    assert not np.allclose(some[name], every[name], rtol=1e-6, atol=0)
+    config = replace(mixture(**LAYOUTS[layout]), loss=IGNORED)
+    same(curve(comm, config, 3), alone(config, 3), 1e-10)
+
+
+@pytest.mark.parametrize("agree", [1, 2])
+def test_workers_of_their_own_refuse_labels_that_do_not_count_beside_them(comm, agree):
+    config = replace(mixture(), loss=IGNORED, sync=Sync("local", period=2, agree=agree))
+    with pytest.raises(ConfigError, match="layers add losses, as routers of experts do, before"):
+        curve(comm, config, 4)
 
 
 def test_asynchronous_stages_count_the_losses_of_a_step(comm):

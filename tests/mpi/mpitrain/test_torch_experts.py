@@ -320,6 +320,13 @@ class Dropping(Block):
             expert.append(nn.Dropout(0.5))
 
 
+class Again(Block):
+    """Computes a part of its own forward pass again in the backward pass."""
+
+    def forward(self, x):
+        return torch.utils.checkpoint.checkpoint(super().forward, x, use_reentrant=False)
+
+
 class Reading(Block):
     """Reads the parameters of experts, which it does not call."""
 
@@ -352,6 +359,7 @@ REFUSED = [
     (Reader, ("blocks", "experts"), "experts lies in blocks, which has experts itself"),
     (lambda: Reader(Chained), "experts", "others than those of one process"),
     (lambda: Reader(Dropping), "experts", "draws random numbers (for rows|of the shape)"),
+    (lambda: Reader(Again), "experts", "rather than a part of its forward"),
     (lambda: Reader(Reading), "experts", "cannot be shared as experts= says"),
     (lambda: Reader(Widening), "experts", "experts make|another rank has seen a fault|size of"),
     (lambda: Reader(Twice), "experts", "or one twice"),

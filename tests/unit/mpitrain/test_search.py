@@ -14,6 +14,7 @@ from mpitrain.__main__ import main
 from mpitrain.commands.search import refusal
 from mpitrain.config import Config, Data, Model, expect_read, load
 from mpitrain.data.dataset import Dataset, Samples
+from mpitrain.parallel.grid import Layout
 from mpitrain.pipeline.partition import Costs, NoPartition, partition
 from mpitrain.pipeline.profiles import LayerProfile
 from mpitrain.search.axes import Axes
@@ -24,7 +25,7 @@ from mpitrain.search.layers import LayerCost, layer_costs
 from mpitrain.search.layouts import Search
 from mpitrain.search.machine import Machine
 from mpitrain.search.picture import draw
-from mpitrain.search.stages import Numerics, StageCosts
+from mpitrain.search.stages import Numerics, ReplicaExchange, StageCosts
 from mpitrain.search.sums import LayerSums
 
 
@@ -331,6 +332,38 @@ def test_layouts_that_hold_a_node_s_copy_are_priced_with_it():
     plain = next(own for own in search.fastest(9) if own.layout.data == 4 and not own.layout.zero)
     assert plain.layout.node_shared
     assert plain.memory == 4 * 400 * (3 / 4 + 1) + 4 * 40
+
+
+#: Replicas of stages, tensor ranks, groups of experts, ranks of a node, and whether all lie evenly.
+NODES = [
+    ((6,), 1, 1, 3, True), ((6,), 1, 1, 4, False), ((6, 6), 1, 1, 4, False), ((4, 4), 1, 1, 4, True),
+    ((3, 3), 1, 1, 2, False), ((2, 2, 2), 1, 1, 3, True), ((4, 2, 2), 1, 1, 4, True),
+    ((2, 2), 3, 1, 4, False), ((2, 2), 2, 1, 4, True), ((4,), 1, 2, 2, True), ((6,), 1, 2, 3, False),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("widths", "tensor", "experts", "per_node", "evenly"), NODES)
+def test_layouts_of_a_node_s_copy_lie_evenly_on_nodes(widths, tensor, experts, per_node, evenly):
+    """Others are refused when a job starts."""
+    assert Layout(widths, tensor, experts=experts).lies_evenly(per_node) == evenly
+
+
+def test_layouts_that_nodes_hold_unevenly_are_not_proposed():
+    machine = Machine(12, 4, 1.0)
+    search = Search(alike(4), machine, 12, Numerics(4, 4, 2), Axes(node_shared=True))
+    found = search.fastest(100)
+    assert {own.layout.data for own in found} >= {4, 12}
+    assert all(own.layout.grid.lies_evenly(4) for own in found)
+    assert any("equally many on each of their nodes" in why for why in search.refused)
+
+
+def test_an_exchange_of_nodes_that_are_not_full_goes_over_all_of_them():
+    free, slow = LinkCost(0.0, 0.0), LinkCost(0.0, 1.0)
+    machine = Machine(12, 4, 1.0, inside=free, network=slow)
+    assert [machine.nodes(size, 1) for size in (2, 4, 6, 12)] == [1, 1, 2, 3]
+    own, ours = Candidate(2, 6, 1), ReplicaExchange(by_nodes=True)
+    costs = StageCosts(LayerSums.over(alike(4)), machine, own, 1.0, Numerics(4, 4, 2), ours)
+    assert costs.update(costs.sums.whole) > 4 * 400
 
 
 def test_one_replica_has_no_level_of_zero_and_no_limit_refuses_nothing():

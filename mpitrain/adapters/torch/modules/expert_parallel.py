@@ -145,8 +145,9 @@ class ListBank(Bank):
         if self.region.serves:
             return real(*args, **kwargs)
         if self.calls is None:
-            raise ValueError(
-                f"{self.name} is called outside of the forward() of the module around it"
+            raise RuntimeError(
+                f"{self.name} is called outside of the forward() of the module around it; give "
+                "torch.utils.checkpoint that module rather than a part of its forward()"
             )
         given = [*args, *kwargs.values()]
         if len(given) != 1 or not _is_rows(given[0]):

@@ -111,15 +111,17 @@ def _in_turn(module: torch.nn.Module) -> TypeGuard[torch.nn.Sequential]:
 
 
 def trained(module: torch.nn.Module, layers: Mapping[str, Layer]) -> dict[str, torch.nn.Parameter]:
-    """The trained parameters of a module, by their names in these layers."""
+    """The trained parameters of a module in its own order, by their names in these layers."""
     every = dict(module.named_parameters(remove_duplicate=False))
-    return {
+    found = {
         f"{name}.{own}": every[layer.prefix + own]
         for name, layer in layers.items()
         if isinstance(layer, TorchLayer)
         for own in layer.shapes()
         if own not in layer.tied
     }
+    order = {id(parameter): number for number, parameter in enumerate(module.parameters())}
+    return dict(sorted(found.items(), key=lambda one: order[id(one[1])]))
 
 
 def names_in(module: torch.nn.Module, layers: Mapping[str, Layer]) -> dict[str, str]:
