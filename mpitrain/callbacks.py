@@ -280,11 +280,11 @@ def _reports(parts: Parts, on_record: Write | None) -> Iterator[Write]:
 
         def write(record: Record) -> None:
             if on_record:
-                parts.asked.is_open = True
+                parts.asked.seen = record
                 try:
                     on_record(record)
                 finally:
-                    parts.asked.is_open = False
+                    parts.asked.seen = None
             if report:
                 report(record)
 

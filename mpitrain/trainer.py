@@ -274,7 +274,7 @@ class Trainer(ClosedTogether):
 
     def _expect_outside(self, what: str) -> None:
         """Raise RuntimeError while ``on_record`` runs."""
-        if self.parts.asked.is_open:
+        if self.parts.asked.seen is not None:
             raise RuntimeError(
                 f"{what} while on_record runs: call end(reason) there, and {what} after fit()"
             )

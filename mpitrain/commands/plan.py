@@ -274,7 +274,7 @@ def predicted(
     lines = [
         f"predicted with a core for each rank: {1e3 * seconds:.2f} ms a step, of which "
         f"{1e3 * (seconds - computing):.2f} ms communication, {samples / seconds:.0f} samples/s, "
-        f"bubble {max(0.0, bubble):.1%}"
+        f"bubble {bubble:.1%}"
     ]
     if cores < ranks:
         work = (1 - bubble) * ranks * computing / cores

@@ -132,6 +132,8 @@ def _take(folder: Path) -> int:
 def _try(path: Path, own: Owner, *, late: bool) -> tuple[int | None, str]:
     """Our descriptor, or the file's owner in words; ``late``: take a file without an owner."""
     leaving, beginning = "one that is about to end", "one that has just begun"
+    if _is_here(path):
+        return None, f"an unfinished one of this program, process {own.process}"
     new = True
     try:
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
@@ -162,6 +164,16 @@ def _try(path: Path, own: Owner, *, late: bool) -> tuple[int | None, str]:
         raise
     os.close(handle)
     return None, why
+
+
+def _is_here(path: Path) -> bool:
+    """Whether this process has the file open, which its own lock does not tell it."""
+    with suppress(FileNotFoundError):  # a system without /proc
+        for number in os.listdir("/proc/self/fd"):
+            with suppress(OSError):  # that of the listing
+                if is_at(int(number), path):
+                    return True
+    return False
 
 
 def _lock(handle: int) -> bool:

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from mpitrain.config import Config
+from mpitrain.config import Config, ConfigError
 from mpitrain.parallel.grid import Layout
 from mpitrain.pipeline.actions import Pipeline
 from mpitrain.pipeline.replay import Report
@@ -74,8 +74,9 @@ def planned(job: Job, search: Search, config: Config) -> Planned:
     per_node = search.machine.per_node
     if config.parallel.node_shared and not layout.lies_evenly(per_node):
         raise ConfigError(
-            f"parallel.node_shared needs equally many replicas on each of their nodes, and {layout} "
-            f"has others with {per_node} ranks a node; change data, pipe or --nodes"
+            "parallel.node_shared needs equally many replicas of a stage on each of its nodes, and "
+            f"{layout} has unequal numbers on nodes of {per_node} ranks; change data, pipe or "
+            "--nodes"
         )
     cut = partition_of(config, job.model, layout)
     pipeline, report = schedule_of(config, cut.schedule, layout)

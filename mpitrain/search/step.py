@@ -84,7 +84,7 @@ class SimulatedStep:
             self.seconds,
             computing.seconds,
             useful / self.seconds if self.seconds else 0.0,
-            computing.bubble,
+            max(0.0, computing.bubble),
             self.memory,
             max(sent, key=lambda purposes: sum(purposes.values())),
         )

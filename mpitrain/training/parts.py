@@ -15,6 +15,7 @@ from mpitrain.arrays import Array
 from mpitrain.config import Config, ConfigError
 from mpitrain.data import DataError, Dataset, Sampler
 from mpitrain.device import Device
+from mpitrain.metrics.records import Record
 from mpitrain.models import SequentialModel
 from mpitrain.objective import LossFunction
 from mpitrain.objective.metrics import Metric
@@ -89,17 +90,17 @@ class Asked:
         end: reason to end training after the last step; empty: it goes on.
         save: whether a checkpoint of the last step is wanted.
         factor: factor on the rates of all steps to come.
-        is_open: whether the function runs now.
+        seen: record with which the function runs now; None: it does not run.
     """
 
     end: str = ""
     save: bool = False
     factor: float = 1.0
-    is_open: bool = False
+    seen: Record | None = None
 
     def expect_open(self) -> None:
         """Raise RuntimeError unless the function runs now: nobody would see what is asked."""
-        if not self.is_open:
+        if self.seen is None:
             raise RuntimeError(
                 "end(), save() and rate_factor act while on_record= of fit() is called; ask there"
             )

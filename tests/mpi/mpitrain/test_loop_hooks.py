@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
+import mpitrain
 from mpitrain.config import ConfigError
 from mpitrain.metrics.records import Epoch, Saved, Step, Summary
 from mpitrain.ranks.stop import Stopped
@@ -358,6 +359,19 @@ def test_values_of_the_past_are_nobodys(comm, folder):
             pytest.raises(ConfigError, match=r"gather\(\) in on_record is True on rank 0 and"),
         ):
             trainer.fit(on_record=one)
+
+
+def test_a_trainer_in_train_gives_its_module_s_values_too(folder):
+    found = []
+
+    def act(record):
+        if isinstance(record, Step):
+            found.append(sample(trainer.gather()).item())
+
+    with job(folder, model=wide, steps=3) as trainer:
+        mpitrain.train(trainer, on_record=act)
+        assert len(set(found)) == 3
+        assert sample(trainer.module).item() == found[-1]
 
 
 def test_what_a_program_asks_at_another_time_or_on_one_rank_is_refused(folder):

@@ -96,6 +96,18 @@ def test_one_that_works_is_left_alone(tmp_path, other, locks, request):
     assert f"remove {tmp_path / NAME}" in str(caught.value)
 
 
+@pytest.mark.parametrize("locks", [True, False])
+def test_an_unfinished_one_of_the_same_process_keeps_it(tmp_path, locks, request):
+    """As where on_record of one trainer begins another one."""
+    if not locks:
+        request.getfixturevalue("without_fcntl")
+    with locked(MPI.COMM_SELF, tmp_path):
+        with pytest.raises(ConfigError, match=r"another job \(an unfinished one of this program"):
+            take(tmp_path)
+        assert (tmp_path / NAME).exists()
+    take(tmp_path)
+
+
 @pytest.mark.parametrize("waited_for", [True, False])
 @pytest.mark.parametrize("locks", [True, False])
 def test_one_that_was_killed_is_in_nobodys_way(tmp_path, other, locks, waited_for, request):

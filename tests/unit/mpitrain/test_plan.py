@@ -202,6 +202,14 @@ def test_layouts_stand_side_by_side(capsys):
     assert "did you mean" in capsys.readouterr().err
 
 
+def test_a_node_s_copy_needs_equally_many_replicas_on_each_node(capsys):
+    words = ["plan", "gpt_node", "-n", "12", "--nodes", "3", "--set", "train.batch_size=12"]
+    words += ["--flops", "1e9", "--against"]
+    assert main([*words, "pipe=3,node_shared=true"]) == 0
+    assert main([*words, "pipe=2,node_shared=true"]) == 2
+    assert "data 6 x pipe 2 x tensor 1 has unequal numbers on nodes of 4" in capsys.readouterr().err
+
+
 def test_servers_wait_at_their_links():
     """One of 8 ranks serves 7 of 0.1 s each, at 1 GB/s, or several do."""
     slow = Machine(8, 8, 1.0, inside=LinkCost(0.0, 1e-9))

@@ -336,9 +336,10 @@ def test_layouts_that_hold_a_node_s_copy_are_priced_with_it():
 
 #: Replicas of stages, tensor ranks, groups of experts, ranks of a node, and whether all lie evenly.
 NODES = [
-    ((6,), 1, 1, 3, True), ((6,), 1, 1, 4, False), ((6, 6), 1, 1, 4, False), ((4, 4), 1, 1, 4, True),
-    ((3, 3), 1, 1, 2, False), ((2, 2, 2), 1, 1, 3, True), ((4, 2, 2), 1, 1, 4, True),
-    ((2, 2), 3, 1, 4, False), ((2, 2), 2, 1, 4, True), ((4,), 1, 2, 2, True), ((6,), 1, 2, 3, False),
+    ((6,), 1, 1, 3, True), ((6,), 1, 1, 4, False), ((6, 6), 1, 1, 4, False),
+    ((4, 4), 1, 1, 4, True), ((3, 3), 1, 1, 2, False), ((2, 2, 2), 1, 1, 3, True),
+    ((4, 2, 2), 1, 1, 4, True), ((2, 2), 3, 1, 4, False), ((2, 2), 2, 1, 4, True),
+    ((4,), 1, 2, 2, True), ((6,), 1, 2, 3, False),
 ]  # fmt: skip
 
 

@@ -335,3 +335,23 @@ def test_a_part_computes_where_its_input_lies(tied):
             x = torch.func.functional_call(part, values, args, options)
     assert x.device.type == "meta"
     assert x.shape == (4, 6, 11)
+
+
+class Inverse(nn.Module):
+    """Has its parts in another order than it calls them."""
+
+    def __init__(self):
+        super().__init__()
+        self.head, self.body = nn.Linear(6, 3), nn.Linear(6, 6)
+
+    def forward(self, x):
+        return self.head(torch.tanh(self.body(x)))
+
+
+def test_an_optimiser_is_given_parameters_in_the_module_s_order():
+    """Wherever it is cut: its groups may go by their places."""
+    module = Inverse()
+    own = layers(module, ["body"], np.zeros((3, 6), np.float32))
+    found = trained(module, own)
+    assert list(found) == ["part1.head.weight", "part1.head.bias", *list(found)[2:]]
+    assert list(map(id, found.values())) == list(map(id, module.parameters()))

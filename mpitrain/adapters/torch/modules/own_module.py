@@ -41,13 +41,11 @@ class OwnModule:
         self._copied: list[tuple[int, int]] | None = self._versions()
         #: Steps after which the module got its values.
         self._steps = 0
-        #: The record that the program sees now.
-        self._seen: Record | None = None
         self._looks = _Looks(module)
 
     def current(self, parts: Parts) -> torch.nn.Module:
         """The module; RuntimeError: it has values of the past, and nobody watches who looks."""
-        if self._seen is None and not self._is_current(parts):
+        if not (self._looks.watches or self._is_current(parts)):
             raise RuntimeError(_STALE)
         return self.module
 
@@ -58,8 +56,8 @@ class OwnModule:
 
     def gather(self, parts: Parts) -> torch.nn.Module:
         """The module with the values of training, as :meth:`mpitrain.Trainer.gather`."""
-        if parts.asked.is_open:
-            if not isinstance(self._seen, Step | Skipped | Epoch | Round):
+        if parts.asked.seen is not None:
+            if not isinstance(parts.asked.seen, Step | Skipped | Epoch | Round):
                 raise RuntimeError("gather() in on_record: call it for a Step or an Epoch")
             parts.asked.agree(parts.comm, gathers=True)
             self._looks.rests = True
@@ -91,12 +89,12 @@ class OwnModule:
         """The function, which gets a RuntimeError where it looks at values of the past."""
 
         def watch(record: Record) -> None:
-            self._seen, self._looks.is_late = record, not self._is_current(parts)
+            self._looks.watches, self._looks.is_late = True, not self._is_current(parts)
             try:
                 with self._looks:
                     on_record(record)
             finally:
-                self._seen = None
+                self._looks.watches = False
 
         return watch
 
@@ -112,11 +110,12 @@ class _Looks(TorchFunctionMode):
     """Watches who looks at a module's values; costs a microsecond or so for each call of torch.
 
     Attributes:
+        watches: whether a program's function is watched now.
         is_late: whether its values are of the past.
         rests: whether it gets the values of training now.
     """
 
-    is_late = rests = False
+    watches = is_late = rests = False
 
     def __init__(self, module: torch.nn.Module) -> None:
         super().__init__()
