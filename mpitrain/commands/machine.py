@@ -10,6 +10,8 @@ from mpitrain.config import ConfigError
 from mpitrain.search.links import measured
 from mpitrain.search.machine import Machine
 
+#: Ranks whose steps are proved in half a minute.
+MOST_RANKS = 1 << 16
 #: Seconds of a small layer's pass on a GPU: some tens of kernels.
 _LAUNCH_S = 5e-4
 #: More than this, an operation, a byte or a message takes on no machine.

@@ -11,7 +11,7 @@ import msgspec
 
 from mpitrain.auto_stages import auto_stages_on
 from mpitrain.commands.exchanged import exchanged
-from mpitrain.commands.machine import machine
+from mpitrain.commands.machine import MOST_RANKS, machine
 from mpitrain.commands.steps import table
 from mpitrain.config import Config, ConfigError, Parallel, Server, load
 from mpitrain.config.numbers import toml
@@ -26,8 +26,6 @@ from mpitrain.search.planned import Planned, planned
 from mpitrain.search.servers import ServerExchange
 from mpitrain.search.stages import StageCosts
 
-#: Ranks whose steps are proved in half a minute.
-_MOST = 1 << 16
 #: Keys of [parallel] that another layout does not take over from the job.
 _LAYOUT = (
     "pipe", "tensor", "experts", "data", "replicas", "partition", "schedule", "chunks", "context",
@@ -75,9 +73,9 @@ def explain(
     Raises:
         ConfigError: a layout cannot be.
     """
-    if cluster.ranks > _MOST:
+    if cluster.ranks > MOST_RANKS:
         raise ConfigError(
-            f"plan -n {cluster.ranks}: at most {_MOST} ranks are explained, as the steps of each "
+            f"plan -n {cluster.ranks}: at most {MOST_RANKS} ranks are explained, as the steps of each "
             "rank are proved; give a part of the replicas, which all do the same"
         )
     served = config.server

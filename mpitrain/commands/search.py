@@ -124,7 +124,7 @@ def job(config: Config, options: argparse.Namespace) -> "Search":
         ConfigError: ranks take no steps together in the job, nodes do not divide the ranks, or the
             job has what is not searched.
     """
-    from mpitrain.commands.machine import machine
+    from mpitrain.commands.machine import MOST_RANKS, machine
     from mpitrain.search.job import load_job
 
     for key, usual in (("space", 1), ("offload", Tables().parallel.offload)):
@@ -133,6 +133,11 @@ def job(config: Config, options: argparse.Namespace) -> "Search":
                 f"parallel.{key}: mpitrain search finds no layout with it; compare some by plan "
                 f"--against, or set parallel.{key} = {toml(usual)}"
             )
+    if options.ranks > MOST_RANKS:
+        raise ConfigError(
+            f"search -n {options.ranks}: layouts of at most {MOST_RANKS} ranks are sought; give a "
+            "part of the replicas, which all do the same"
+        )
     cluster = machine(options)
     return load_job(config, "mpitrain search").search(cluster, is_counted=bool(options.flops))
 

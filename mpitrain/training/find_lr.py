@@ -103,7 +103,8 @@ def find(
             f"find-lr tries 2 steps or more from a rate above 0 to a higher one, not {steps} from "
             f"{least:g} to {most:g}"
         )
-    values = [least * (most / least) ** (step / (steps - 1)) for step in range(steps)]
+    parts = [step / (steps - 1) for step in range(steps)]
+    values = [least ** (1 - part) * most**part for part in parts]  # most / least may be too large
     with make(comm, _short(config, steps), lambda step: values[step] / config.optim.lr) as loop:
         tried, why = _run(loop, values)
     return RangeTest(tried, why)

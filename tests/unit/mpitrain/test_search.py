@@ -349,6 +349,11 @@ def test_layouts_of_a_node_s_copy_lie_evenly_on_nodes(widths, tensor, experts, p
     assert Layout(widths, tensor, experts=experts).lies_evenly(per_node) == evenly
 
 
+def test_more_ranks_than_can_be_searched_are_refused(capsys):
+    assert main(["search", "digits_mlp", "-n", "99999999999", "--flops", "1e9"]) == 2
+    assert "at most 65536 ranks are sought; give a part of the" in capsys.readouterr().err
+
+
 def test_layouts_that_nodes_hold_unevenly_are_not_proposed():
     machine = Machine(12, 4, 1.0)
     search = Search(alike(4), machine, 12, Numerics(4, 4, 2), Axes(node_shared=True))
