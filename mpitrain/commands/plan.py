@@ -75,8 +75,8 @@ def explain(
     """
     if cluster.ranks > MOST_RANKS:
         raise ConfigError(
-            f"plan -n {cluster.ranks}: at most {MOST_RANKS} ranks are explained, as the steps of each "
-            "rank are proved; give a part of the replicas, which all do the same"
+            f"plan -n {cluster.ranks}: at most {MOST_RANKS} ranks are explained, as the steps of "
+            "each rank are proved; give a part of the replicas, which all do the same"
         )
     served = config.server
     if served.ranks:
