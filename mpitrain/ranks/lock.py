@@ -170,7 +170,7 @@ def _is_here(path: Path) -> bool:
     """Whether this process has the file open, which its own lock does not tell it."""
     with suppress(FileNotFoundError):  # a system without /proc
         for number in os.listdir("/proc/self/fd"):
-            with suppress(OSError):  # that of the listing
+            with suppress(OSError):  # the listing itself is closed by now
                 if is_at(int(number), path):
                     return True
     return False
