@@ -35,18 +35,16 @@ def behind(call: Callable[..., None], *tensors: Any) -> Callable[..., None]:
     devices = devices_of(tensors)
     if not devices:
         return call
-    streams = [torch.accelerator.current_stream(device) for device in devices]
-    events = [stream.record_event() for stream in streams]
+    events = [torch.accelerator.current_stream(device).record_event() for device in devices]
 
     def run(*arguments: Any) -> None:
         with ExitStack() as copies:
-            own = [torch.Stream(device=event.device) for event in events]
-            for stream, event in zip(own, events, strict=True):
+            for event in events:
+                stream = torch.Stream(device=event.device)
                 stream.wait_event(event)
                 copies.enter_context(stream)
+                copies.callback(stream.synchronize)  # where the call raises, too
             call(*arguments)
-            for stream in own:
-                stream.synchronize()
 
     return run
 

@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,7 +10,7 @@ from torch.futures import Future
 
 from collectives.torch import NAME
 from collectives.torch.devices import behind
-from collectives.torch.order import NO_TIMEOUT, AnyWork, future_of
+from collectives.torch.order import AnyWork, future_of
 from collectives.torch.tensors import Joined
 
 if TYPE_CHECKING:
@@ -41,9 +40,9 @@ class MessageWork(AnyWork):
     def __init__(self, what: str, request: MPI.Request, flat: Joined, group: "Calls") -> None:
         super().__init__()
         self._what, self._request, self._flat, self._group = what, request, flat, group
+        self._receives = what != "send"
         self._write_back = behind(flat.write_back, flat.tensors)
         self._event = event(what, flat.tensors) if profiler_enabled() else None
-        self._receives = what != "send"
         self._status = MPI.Status()
         self._guard = threading.Lock()
         self._is_complete = False
@@ -64,14 +63,8 @@ class MessageWork(AnyWork):
                 self._guard.release()
         return self._is_complete
 
-    def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
-        self._group.order.before_message()
-        self._end()
-        if self._error is not None:
-            raise self._error
-        return True
-
     def _end(self) -> None:
+        self._group.order.before_message()
         with self._guard:
             if not self._is_complete:
                 with self._group.watchdog.waiting(self._what, numbered=False):
@@ -85,7 +78,7 @@ class MessageWork(AnyWork):
             if self._receives:
                 self._check_size()
                 self._write_back()
-        except (MPI.Exception, ValueError) as error:
+        except Exception as error:
             self._error = error
         if self._event is not None:
             end_event(self._event)
@@ -118,13 +111,11 @@ class MessageWork(AnyWork):
             over = future_of(self._flat.tensors)
 
             def complete() -> None:
-                self._group.order.before_message()
                 self._end()
                 over.set_result(None)
 
             # An error that a callback raises reaches C++; one of set_exception is lost there.
             self._future = over.then(lambda _: self.wait() and self.result())
-
             if self._group.order.has_thread:
                 threading.Thread(target=complete, daemon=True).start()
             else:

@@ -23,7 +23,7 @@ _OPS = {
     int(_R.BXOR): (MPI.BXOR, MPI.LXOR),
 }
 #: Operations that need nothing beside MPI's, by the hash of torch's, which is its number.
-PLAIN_OPS = {int(kind): _OPS[int(kind)][0] for kind in (_R.SUM, _R.PRODUCT, _R.MIN, _R.MAX)}
+_PLAIN_OPS = {int(kind): _OPS[int(kind)][0] for kind in (_R.SUM, _R.PRODUCT, _R.MIN, _R.MAX)}
 _BITWISE = {int(_R.BAND), int(_R.BOR), int(_R.BXOR)}
 _PREMUL_SUM = int(_R.PREMUL_SUM)
 _SUMS = {int(_R.SUM), int(_R.AVG), int(_R.PREMUL_SUM)}
@@ -44,25 +44,48 @@ class Reduction(NamedTuple):
     mean: bool
     factor: Any = None
 
-    @staticmethod
-    def divide(total: torch.Tensor, ranks: int, mean: torch.Tensor) -> None:
-        """Makes the mean of a sum; that of integers is rounded towards zero."""
-        if total.dtype.is_floating_point or total.dtype.is_complex:
-            torch.div(total, ranks, out=mean)
-        else:
-            mean.copy_(torch.div(total.to(torch.int64), ranks, rounding_mode="trunc"))
+    def addend(self, tensor: torch.Tensor, room: torch.Tensor | None = None) -> torch.Tensor:
+        """What a rank adds: the tensor, or a copy that is wider or multiplied, in ``room``."""
+        part = tensor
+        if self.wide is not None:
+            part = tensor.to(self.wide) if room is None else room.copy_(tensor)
+        if self.factor is None:
+            return part
+        out = None if part is tensor else part
+        return torch.mul(part, self.factor, out=out).to(part.dtype)
+
+    def finish(self, total: torch.Tensor, result: torch.Tensor, ranks: int) -> None:
+        """Brings a sum to the result's memory and dtype; a mean of integers is rounded towards
+        zero."""
+        if self.mean and (total.is_floating_point() or total.is_complex()):
+            same = total.dtype == result.dtype
+            total = torch.div(total, ranks, out=result if same else total)
+        elif self.mean:
+            total = torch.div(total.to(torch.int64), ranks, rounding_mode="trunc")
+        if total.data_ptr() != result.data_ptr():
+            result.copy_(total)
 
 
-def reduction(op: Any, dtype: torch.dtype) -> Reduction:
-    """The reduction ``op``, a ``ReduceOp`` or one of its kinds, of tensors of ``dtype``.
+def plain_op(options: Any) -> MPI.Op | None:
+    """MPI's operation of torch's options if it needs nothing beside it."""
+    return _PLAIN_OPS.get(hash(getattr(options, "reduceOp", options)))
+
+
+def reduction(options: Any, dtype: torch.dtype) -> Reduction:
+    """The reduction of tensors of ``dtype`` by torch's options, by a ``ReduceOp`` or one of its
+    kinds, or a sum.
 
     Raises:
         ValueError: the reduction has no meaning for the dtype.
     """
+    op = ReduceOp.SUM if options is None else getattr(options, "reduceOp", options)
     # A number, as to compare pybind11's enumerations takes 2 us.
     kind = int(getattr(op, "op", op))
     found = _reduction(kind, dtype)
-    return found._replace(factor=op.__getstate__()[1]) if kind == _PREMUL_SUM else found
+    if kind != _PREMUL_SUM:
+        return found
+    factor = op.__getstate__()[1]
+    return found._replace(factor=factor.cpu() if isinstance(factor, torch.Tensor) else factor)
 
 
 @lru_cache(256)

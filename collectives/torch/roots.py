@@ -21,7 +21,7 @@ class Roots:
         self._least = self.told()
         self._buffer = [self._least, MPI.INT64_T]  # as MPI takes it in the least time
 
-    def add(self, root: int, call: Callable[..., None], *arguments: Any) -> None:
+    def add(self, root: int, call: Callable[..., None], arguments: tuple[Any, ...]) -> None:
         """Makes a call with a root."""
         self._digest = hash((self._digest, root))  # a hash of numbers is every rank's
         call(*arguments)
