@@ -185,7 +185,7 @@ class Copies(Calls):
 
 
 def _own_block(source: torch.Tensor, whole: torch.Tensor, rank: int) -> Any:
-    """What a rank sends in an all-gather, whose input may be its block of the output."""
+    """The block that a rank sends in an all-gather, whose input may lie in its output."""
     sent = Joined([source], reads=True).whole
     if sent.nbytes and sent.data_ptr() == whole.data_ptr() + rank * sent.nbytes:
         return MPI.IN_PLACE

@@ -34,7 +34,7 @@ class MessageWork(AnyWork):
         request: the request of MPI.
         flat: memory of the message, which is kept until it is complete.
         group: the group's calls; the message is in its ``under_way`` until it is complete, so that
-            one that the program drops goes on.
+            one that the program drops goes on, or until its error is told.
     """
 
     def __init__(self, what: str, request: MPI.Request, flat: Joined, group: "Calls") -> None:
@@ -69,6 +69,7 @@ class MessageWork(AnyWork):
             if not self._is_complete:
                 with self._group.watchdog.waiting(self._what, numbered=False):
                     self._ask(self._request.Wait)
+        self._group.under_way.discard(self)
 
     def _ask(self, is_over: Callable[[MPI.Status], bool]) -> None:
         """Asks MPI, and keeps an error for who waits."""
@@ -83,7 +84,8 @@ class MessageWork(AnyWork):
         if self._event is not None:
             end_event(self._event)
         self._is_complete = True
-        self._group.under_way.discard(self)
+        if self._error is None:  # else somebody has to wait for it
+            self._group.under_way.discard(self)
 
     def _check_size(self) -> None:
         expected, got = self._flat.whole.nbytes, self._status.Get_count(MPI.BYTE)

@@ -33,7 +33,7 @@ def future_of(value: Any) -> Future[Any]:
 
 
 class AnyWork(dist._Work):
-    """What follows from how a work ends, from whether it has, and from its error."""
+    """The methods that follow from how a work ends, from whether it has, and from its error."""
 
     _error: BaseException | None = None
 

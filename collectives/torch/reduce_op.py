@@ -45,7 +45,8 @@ class Reduction(NamedTuple):
     factor: Any = None
 
     def addend(self, tensor: torch.Tensor, room: torch.Tensor | None = None) -> torch.Tensor:
-        """What a rank adds: the tensor, or a copy that is wider or multiplied, in ``room``."""
+        """The part that a rank adds: the tensor, or a copy that is wider or multiplied, in ``room``
+        if that is given."""
         part = tensor
         if self.wide is not None:
             part = tensor.to(self.wide) if room is None else room.copy_(tensor)
@@ -57,6 +58,7 @@ class Reduction(NamedTuple):
     def finish(self, total: torch.Tensor, result: torch.Tensor, ranks: int) -> None:
         """Brings a sum to the result's memory and dtype; a mean of integers is rounded towards
         zero."""
+        result = result.detach()  # it may be of inference mode
         if self.mean and (total.is_floating_point() or total.is_complex()):
             same = total.dtype == result.dtype
             total = torch.div(total, ranks, out=result if same else total)
@@ -78,7 +80,7 @@ def reduction(options: Any, dtype: torch.dtype) -> Reduction:
     Raises:
         ValueError: the reduction has no meaning for the dtype.
     """
-    op = ReduceOp.SUM if options is None else getattr(options, "reduceOp", options)
+    op: Any = ReduceOp.SUM if options is None else getattr(options, "reduceOp", options)
     # A number, as to compare pybind11's enumerations takes 2 us.
     kind = int(getattr(op, "op", op))
     found = _reduction(kind, dtype)

@@ -148,8 +148,8 @@ class Reductions(Calls):
     def _pieces(
         self, source: torch.Tensor, whole: torch.Tensor, how: Reduction
     ) -> Iterator[tuple[torch.Tensor, ...]]:
-        """What is reduced and scattered in one call, memory for its result, and the place of that:
-        all at once, or piece by piece where it is widened, in memory that is kept."""
+        """The addends of each call, memory for its result, and the place of that: all at once, or
+        piece by piece where they are widened, in memory that is kept."""
         node = self._node_memory
         if how.wide is None:
             yield how.addend(source), node.shared(whole, source.nbytes), whole
