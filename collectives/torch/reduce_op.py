@@ -23,7 +23,7 @@ _OPS = {
     int(_R.BXOR): (MPI.BXOR, MPI.LXOR),
 }
 #: Operations that need nothing beside MPI's, by the hash of torch's, which is its number.
-_PLAIN_OPS = {int(kind): _OPS[int(kind)][0] for kind in (_R.SUM, _R.PRODUCT, _R.MIN, _R.MAX)}
+PLAIN_OPS = {int(kind): _OPS[int(kind)][0] for kind in (_R.SUM, _R.PRODUCT, _R.MIN, _R.MAX)}
 _BITWISE = {int(_R.BAND), int(_R.BOR), int(_R.BXOR)}
 _PREMUL_SUM = int(_R.PREMUL_SUM)
 _SUMS = {int(_R.SUM), int(_R.AVG), int(_R.PREMUL_SUM)}
@@ -66,11 +66,6 @@ class Reduction(NamedTuple):
             total = torch.div(total.to(torch.int64), ranks, rounding_mode="trunc")
         if total.data_ptr() != result.data_ptr():
             result.copy_(total)
-
-
-def plain_op(options: Any) -> MPI.Op | None:
-    """MPI's operation of torch's options if it needs nothing beside it."""
-    return _PLAIN_OPS.get(hash(getattr(options, "reduceOp", options)))
 
 
 def reduction(options: Any, dtype: torch.dtype) -> Reduction:

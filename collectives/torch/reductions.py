@@ -10,7 +10,7 @@ from mpi4py import MPI
 from collectives.torch.calls import Calls, Tensors, listed
 from collectives.torch.devices import is_on_host
 from collectives.torch.node_memory import is_called_by_reducer
-from collectives.torch.reduce_op import Reduction, plain_op, reduction
+from collectives.torch.reduce_op import PLAIN_OPS, Reduction, reduction
 from collectives.torch.tensors import (
     SMALL,
     SUMMABLE,
@@ -29,7 +29,7 @@ class Reductions(Calls):
     """The operations that add, multiply or compare the ranks' tensors."""
 
     def allreduce(self, tensors: Any, options: Any = None, **_: Any) -> dist._Work:
-        op = plain_op(options)
+        op = PLAIN_OPS.get(hash(getattr(options, "reduceOp", options)))
         if op is not None and (buffer := small(tensors, SUMMABLE)) is not None:
             given: Any = self.comm, MPI.IN_PLACE, buffer, op
             return self._submit("all_reduce", tensors, options, self._library.Allreduce, given)
@@ -76,10 +76,11 @@ class Reductions(Calls):
         return self._submit("sparse_all_reduce", tensors, options, call)
 
     def reduce(self, tensors: Any, options: Any = None, **_: Any) -> dist._Work:
-        root, op = options.rootRank, plain_op(options)
+        root, op = options.rootRank, PLAIN_OPS.get(hash(options.reduceOp))
         is_root = root == self._rank
         if op is not None and (buffer := small(tensors, SUMMABLE)) is not None:
-            given: Any = self.comm, *_of_reduce(buffer, is_root), op, root
+            buffers: Any = (MPI.IN_PLACE, buffer) if is_root else (buffer, None)
+            given = self.comm, *buffers, op, root
             return self._submit("reduce", tensors, options, self._library.Reduce, given, root=root)
         tensors = listed(tensors)
         check_dense(tensors)
@@ -89,9 +90,11 @@ class Reductions(Calls):
             for tensor, one in zip(tensors, how):
                 with Joined([tensor], reads=True) as whole:
                     part = one.addend(whole)
-                    self.comm.Reduce(*_of_reduce(memory(part), is_root), one.op, root)
                     if is_root:
+                        self.comm.Reduce(MPI.IN_PLACE, memory(part), one.op, root)
                         one.finish(part, whole, self._size)
+                    else:
+                        self.comm.Reduce(memory(part), None, one.op, root)
 
         return self._submit("reduce", tensors, options, call, root=root)
 
@@ -107,7 +110,8 @@ class Reductions(Calls):
     def reduce_scatter_single(
         self, output: torch.Tensor, source: torch.Tensor, options: Any = None
     ) -> dist._Work:
-        what, op = "reduce_scatter_single", plain_op(options)
+        what = "reduce_scatter_single"
+        op = PLAIN_OPS.get(hash(getattr(options, "reduceOp", options)))
         if op is not None and (pair := small_pair(source, output, (self._size, 1), SUMMABLE)):
             given: Any = self.comm, *pair, op
             call = self._library.Reduce_scatter_block
@@ -188,8 +192,3 @@ class Reductions(Calls):
 
     _reduce_scatter_base = reduce_scatter_single
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
-
-
-def _of_reduce(buffer: Any, is_root: bool) -> tuple[Any, Any]:
-    """The buffers of a reduce whose result takes the place of the root's own part."""
-    return (MPI.IN_PLACE, buffer) if is_root else (buffer, None)

@@ -34,7 +34,8 @@ SUMMABLE = {
 #: Bytes of a small tensor.  Above, a call may go through shared memory; below, to meet there costs
 #: more than it saves.
 SMALL = 64 << 10
-_address = MPI.buffer.fromaddress
+#: Looked up once, as each small call asks.
+_address, _STRIDED = MPI.buffer.fromaddress, torch.strided
 
 
 def memory(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
@@ -66,9 +67,15 @@ def small(tensors: Any, types: Mapping[torch.dtype, MPI.Datatype] = COPIED) -> l
         types: the usual types and MPI's.
     """
     if type(tensors) is list and len(tensors) == 1:
-        tensor = tensors[0]
-        kind = types.get(tensor.dtype)
-        if kind is not None and _is_usual(tensor) and 0 < (nbytes := tensor.nbytes) <= SMALL:
+        kind = types.get((tensor := tensors[0]).dtype)
+        if (
+            kind is not None
+            and is_on_host(tensor)
+            and tensor.layout is _STRIDED
+            and tensor.is_contiguous()
+            and not tensor.is_neg()
+            and 0 < (nbytes := tensor.nbytes) <= SMALL
+        ):
             return [_address(tensor.data_ptr(), nbytes), kind]
     return None
 
@@ -84,10 +91,10 @@ def small_pair(
     Args:
         blocks: numbers of blocks of one size in the two tensors.
     """
-    kind = types.get(source.dtype)
+    kind = types.get(dtype := source.dtype)
     if (
         kind is not None
-        and source.dtype is output.dtype
+        and output.dtype is dtype
         and _is_usual(source)
         and _is_usual(output)
         and 0 < (sent := source.nbytes) <= SMALL >= (got := output.nbytes)
@@ -103,7 +110,7 @@ def _is_usual(tensor: torch.Tensor) -> bool:
     """Whether a tensor's memory on the host has its values, or their conjugates."""
     return (
         is_on_host(tensor)
-        and tensor.layout is torch.strided
+        and tensor.layout is _STRIDED
         and tensor.is_contiguous()
         and not tensor.is_neg()
     )
