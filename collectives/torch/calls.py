@@ -46,7 +46,8 @@ class Calls:
         self._node_memory = GroupMemory(comm, order, self._record)
         self.under_way: set[MessageWork] = set()
         self._calls = 0
-        self._roots = Roots()
+        self._roots = Roots(self._record)
+        self._record_root = self._roots.record
         # Small calls take mpi4py's own methods where the communicator would call no more, as it
         # takes a microsecond more.
         largest, leaves = np.empty(SMALL, np.uint8), comm._engine.leaves_to_native
@@ -79,16 +80,16 @@ class Calls:
         if profiler_enabled():
             shown = event(what, value if inputs is None else inputs)
             call, arguments = _recorded, (shown, call, arguments)
+        record: Callable[..., None] = self._record
         name: What = what
         if root is not None:
-            name = what, "with root", root
-            call, arguments = self._roots.add, (root, call, arguments)
+            record, name = self._record_root, (what, "with root", root)
         # A caller that does not say that it blocks may go on before the others have come.
         if getattr(options, "asyncOp", True):
-            work = CollectiveWork(self.order, value, inputs, self._record, name, call, arguments)
+            work = CollectiveWork(self.order, value, inputs, record, name, call, arguments)
             self.order.later(work)
             return work
-        self.order.now(self._record, name, call, arguments)
+        self.order.now(record, name, call, arguments)
         return _DONE
 
     def in_order(self, what: str, call: Callable[[], None], value: Any) -> dist._Work:

@@ -26,8 +26,10 @@ class Copies(Calls):
         root = named.get("root", getattr(options, "rootRank", options))
         if (buffer := small(tensors)) is not None:
             bcast, given = self._library.Bcast, (self.comm, buffer, root)
-            return self._submit("broadcast", tensors, options, bcast, given, root=root)
-        tensors = listed(tensors)
+            return self._submit("broadcast", tensors, options, bcast, given, None, root)
+        return self._broadcast(listed(tensors), options, root)  # a closure here slows small calls
+
+    def _broadcast(self, tensors: Tensors, options: Any, root: int) -> dist._Work:
         check_dense(tensors)
 
         def call() -> None:

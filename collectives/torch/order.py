@@ -152,16 +152,16 @@ class Order:
     Attributes:
         has_thread: whether a thread of the group's may run calls.
         calls: the calls that wait for their turn.
-        runs: held by whoever runs a call.
+        runs: held by whoever runs a call; again where a callback calls.
         futures: guards the futures of the calls.
     """
 
     def __init__(self) -> None:
         self.has_thread = MPI.Query_thread() == MPI.THREAD_MULTIPLE
         self.calls: collections.deque[CollectiveWork] = collections.deque()
-        self.runs = threading.Lock()
+        self.runs = threading.RLock()
         self.futures = threading.Lock()
-        self._runner: int | None = None
+        self._is_running = False
         self._thread: threading.Thread | None = None
         self._is_asleep = False
         self._bell = threading.Event()
@@ -176,22 +176,21 @@ class Order:
         self, record: Callable[..., None], what: What, call: Callable[..., None], given: Any = ()
     ) -> None:
         """Runs a call after those that came before, and records it."""
-        me = get_ident()
-        if self._runner == me:
-            record(what, call, given)
-            return
         with self.runs:
+            if self._is_running:  # a callback of this thread's calls
+                record(what, call, given)
+                return
             while self.calls:
                 self._run_first()
-            self._runner = me
+            self._is_running = True
             try:
                 record(what, call, given)
             finally:
-                self._runner = None
+                self._is_running = False
 
     def later(self, work: CollectiveWork) -> None:
         """Lets the group's thread run a call, unless somebody waits for it earlier."""
-        if self._runner == get_ident():
+        if self._is_callback():
             work.run()
             return
         self.calls.append(work)
@@ -206,10 +205,6 @@ class Order:
 
     def help(self, work: CollectiveWork) -> None:
         """Runs calls until this one has ended."""
-        if self._runner == get_ident():  # a callback, which holds the lock, waits
-            while not work.is_done:
-                self.calls.popleft().run()
-            return
         while not work.is_done:
             # Whoever holds the lock may have run this call and be in the next one, which may need
             # what the caller does next.
@@ -229,7 +224,7 @@ class Order:
 
     def before_message(self) -> None:
         """Runs what a thread would run while the caller waits for a message."""
-        if not self.has_thread and self._runner != get_ident():
+        if not self.has_thread and not self._is_running:
             self.catch_up()
 
     def close(self) -> None:
@@ -246,13 +241,22 @@ class Order:
         self._is_asleep = False
         self._bell.set()
 
+    def _is_callback(self) -> bool:
+        """Whether this thread runs a call, so that a callback of it asks."""
+        if not self._is_running or not self.runs.acquire(blocking=False):
+            return False
+        try:
+            return self._is_running  # else another thread has just ended its call
+        finally:
+            self.runs.release()
+
     def _run_first(self) -> None:
         """Runs the first call and the callbacks of its future, with the lock held."""
-        self._runner = get_ident()
+        before, self._is_running = self._is_running, True
         try:
             self.calls.popleft().run()
         finally:
-            self._runner = None
+            self._is_running = before
 
     @torch.no_grad()
     def _serve(self) -> None:

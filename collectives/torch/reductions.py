@@ -77,12 +77,13 @@ class Reductions(Calls):
 
     def reduce(self, tensors: Any, options: Any = None, **_: Any) -> dist._Work:
         root, op = options.rootRank, PLAIN_OPS.get(hash(options.reduceOp))
-        is_root = root == self._rank
         if op is not None and (buffer := small(tensors, SUMMABLE)) is not None:
-            buffers: Any = (MPI.IN_PLACE, buffer) if is_root else (buffer, None)
-            given = self.comm, *buffers, op, root
-            return self._submit("reduce", tensors, options, self._library.Reduce, given, root=root)
-        tensors = listed(tensors)
+            sent, got = (MPI.IN_PLACE, buffer) if root == self._rank else (buffer, None)
+            call, given = self._library.Reduce, (self.comm, sent, got, op, root)
+            return self._submit("reduce", tensors, options, call, given, None, root)
+        return self._reduce(listed(tensors), options, root)  # a closure here slows small calls
+
+    def _reduce(self, tensors: Tensors, options: Any, root: int) -> dist._Work:
         check_dense(tensors)
         how = [reduction(options, tensor.dtype) for tensor in tensors]
 
@@ -90,7 +91,7 @@ class Reductions(Calls):
             for tensor, one in zip(tensors, how):
                 with Joined([tensor], reads=True) as whole:
                     part = one.addend(whole)
-                    if is_root:
+                    if root == self._rank:
                         self.comm.Reduce(MPI.IN_PLACE, memory(part), one.op, root)
                         one.finish(part, whole, self._size)
                     else:
