@@ -51,12 +51,13 @@ def behind(call: Callable[..., None], *tensors: Any) -> Callable[..., None]:
 
 def devices_of(values: Any) -> list[torch.device]:
     """The devices beside the host on which some of these tensors lie."""
-    return list({one.device: None for one in _each((values,)) if not is_on_host(one)})
+    return list({one.device: None for one in tensors_of(values) if not is_on_host(one)})
 
 
-def _each(values: Any) -> Iterator[torch.Tensor]:
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            yield value
-        elif isinstance(value, list | tuple):
-            yield from _each(value)
+def tensors_of(values: Any) -> Iterator[torch.Tensor]:
+    """The tensors in lists of lists; other values are passed over."""
+    if isinstance(values, torch.Tensor):
+        yield values
+    elif isinstance(values, list | tuple):
+        for value in values:
+            yield from tensors_of(value)

@@ -9,7 +9,7 @@ from mpi4py import MPI
 from torch.futures import Future
 
 from collectives.torch import NAME
-from collectives.torch.devices import behind
+from collectives.torch.devices import behind, tensors_of
 from collectives.torch.order import AnyWork, future_of
 from collectives.torch.tensors import Joined
 
@@ -22,8 +22,7 @@ end_event = torch.autograd._record_function_with_args_exit
 
 def event(what: str, tensors: Sequence[Any]) -> Any:
     """An event of torch's profiler that has begun, with the shapes of tensors."""
-    flat = [each for one in tensors for each in (one if isinstance(one, list) else [one])]
-    return torch.autograd._record_function_with_args_enter(f"{NAME}:{what}", *flat)
+    return torch.autograd._record_function_with_args_enter(f"{NAME}:{what}", *tensors_of(tensors))
 
 
 class MessageWork(AnyWork):
