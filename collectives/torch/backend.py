@@ -97,7 +97,7 @@ class _Group(Reductions, Copies):
 
         Raises:
             MismatchError: on all ranks: calls since the last barrier had other roots.
-            Exception: that of a message that nobody has waited for.
+            Exception: a message has failed for which nobody has waited.
         """
         if self.comm == MPI.COMM_NULL:
             return
