@@ -4,6 +4,7 @@ import atexit
 import os
 import threading
 import zlib
+from contextlib import ExitStack
 from datetime import timedelta
 from typing import Any
 
@@ -21,7 +22,7 @@ from collectives.torch.monitored import monitored_barrier
 from collectives.torch.order import Order
 from collectives.torch.patches import (
     call_directly,
-    outside_dynamo,
+    hide_from_dynamo,
     take_buffers_from_groups,
     take_built_in_hooks,
 )
@@ -46,8 +47,7 @@ class _Group(Reductions, Copies):
         store: torch's store of the group.
     """
 
-    supports_splitting = supports_time_estimate = False
-    supports_coalescing = True
+    supports_splitting = supports_time_estimate = supports_coalescing = False
 
     def __init__(self, comm: Communicator, timeout: timedelta, store: Any) -> None:
         super().__init__(comm, _seconds(timeout), _order())
@@ -93,26 +93,34 @@ class _Group(Reductions, Copies):
         MPI.COMM_WORLD.Abort(1)
 
     def shutdown(self) -> None:
-        """Ends the group, after what is under way.  Collective over its ranks."""
+        """Ends the group, after what is under way.  Collective over its ranks.
+
+        Raises:
+            MismatchError: on all ranks: calls since the last barrier had other roots.
+            Exception: a message has failed for which nobody has waited.
+        """
         if self.comm == MPI.COMM_NULL:
             return
         atexit.unregister(self._drain)
-        self._drain()
-        with self.watchdog.waiting("the end of the group", numbered=True):
-            try:
-                self._roots.meet(self.comm)
-            finally:
-                self._node_memory.close()
-                self.comm.Free()
-                self.watchdog.close()
+        try:
+            self._drain()
+        finally:  # where the other ranks are, too
+            with self.watchdog.waiting("the end of the group", numbered=True):
+                try:
+                    self._roots.meet(self.comm)
+                finally:
+                    self._node_memory.close()
+                    self.comm.Free()
+                    self.watchdog.close()
 
     def _drain(self) -> None:
         """Carries out what is under way; does nothing in a process that was forked."""
         if os.getpid() == self._process and not MPI.Is_finalized():
-            if self.comm.size > 1:  # alone, what has not come by now never comes
-                for message in list(self.under_way):
-                    message.wait()
-            self.order.close()
+            with ExitStack() as ends:  # which goes on after an error
+                ends.callback(self.order.close)
+                # Alone, what has not come by now never comes.
+                for message in self.under_way if self._size > 1 else ():
+                    ends.callback(message.wait)
 
 
 def _order() -> Order:
@@ -122,7 +130,7 @@ def _order() -> Order:
     may wait for them.
     """
     world = backend_of(dist.group.WORLD) if dist.is_initialized() else None
-    order = Order(NAME)
+    order = Order()
     return order if order.has_thread or world is None else world.order
 
 
@@ -134,10 +142,7 @@ def _seconds(timeout: timedelta) -> float:
 
 _KINDS = (Calls, Reductions, Copies)
 for _kind in _KINDS:
-    for _name, _method in list(vars(_kind).items()):
-        is_called_by_torch = not _name.startswith("_") or _name.endswith("_base")
-        if callable(_method) and is_called_by_torch:
-            setattr(_kind, _name, outside_dynamo(_method))
+    hide_from_dynamo(*vars(_kind).values())
 
 
 class MPIBackend(_Group, _Backend):

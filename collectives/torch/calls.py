@@ -1,6 +1,5 @@
-"""The calls of one group: their order, blocks of calls, messages and barriers."""
+"""The calls of one group: their order, messages and barriers."""
 
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,50 +14,15 @@ from collectives.failure.watchdog import Watchdog
 from collectives.torch.devices import behind
 from collectives.torch.messages import MessageWork, end_event, event, profiler_enabled
 from collectives.torch.node_memory import GroupMemory
-from collectives.torch.order import DoneWork, JointWork, Order
+from collectives.torch.order import CollectiveWork, DoneWork, Order
 from collectives.torch.roots import Roots
-from collectives.torch.tensors import (
-    COPIED,
-    SMALL,
-    SUMMABLE,
-    Joined,
-    check_dense,
-    dense,
-    memory,
-    small_pair,
-)
+from collectives.torch.tensors import SMALL, Joined, check_dense, memory
 
 Tensors = Sequence[torch.Tensor]
 #: One work for all blocking calls, as a new one takes a microsecond.
 _DONE = DoneWork()
-
-
-class OpenBlock(threading.local):
-    """The coalescing block of a thread: the works that it has begun, or ``None`` outside of one."""
-
-    works: list[dist._Work] | None = None
-
-
-#: Collective of each method that small calls make.
-_COLLECTIVES = {
-    "Allreduce": "allreduce",
-    "Allgather": "allgather",
-    "Alltoall": "alltoall",
-    "Barrier": "barrier",
-    "Bcast": "broadcast",
-    "Reduce": "reduce",
-    "Reduce_scatter_block": "reduce_scatter",
-}
-
-
-def _small_methods(comm: Communicator) -> dict[str, Callable[..., None]]:
-    """The methods that small calls take: mpi4py's own where the communicator would call no more,
-    and else the communicator's, which takes a microsecond more."""
-    largest, leaves = np.empty(SMALL, np.uint8), comm._engine.leaves_to_native
-    return {
-        name: getattr(MPI.Intracomm if leaves(None, collective, largest) else type(comm), name)
-        for name, collective in _COLLECTIVES.items()
-    }
+#: Collectives of small calls.
+_SMALL = ("allreduce", "allgather", "alltoall", "barrier", "broadcast", "reduce", "reduce_scatter")
 
 
 class Calls:
@@ -78,23 +42,17 @@ class Calls:
         self.comm, self.order = comm, order
         self._rank, self._size = comm.rank, comm.size  # which ask MPI each time
         self.watchdog = Watchdog(comm, seconds)
-        self._history = self.watchdog.calls
-        self._node_memory = GroupMemory(comm, order, self._history)
+        self._record = self.watchdog.calls.record
+        self._node_memory = GroupMemory(comm, order, self._record)
         self.under_way: set[MessageWork] = set()
         self._calls = 0
-        self._block = OpenBlock()
-        self._roots = Roots()
-        self._small = _small_methods(comm)
-
-    def _start_coalescing(self, device: Any = None) -> None:
-        self._block.works = []
-
-    def _end_coalescing(self, device: Any = None) -> dist._Work:
-        """One work for all that the block has begun."""
-        works, self._block.works = self._block.works or [], None
-        return JointWork(works)
-
-    start_coalescing, end_coalescing = _start_coalescing, _end_coalescing
+        self._roots = Roots(self._record)
+        self._record_root = self._roots.record
+        # Small calls take mpi4py's own methods where the communicator would call no more, as it
+        # takes a microsecond more.
+        largest, leaves = np.empty(SMALL, np.uint8), comm._engine.leaves_to_native
+        is_native = all([leaves(None, collective, largest) for collective in _SMALL])
+        self._library: Any = MPI.Intracomm if is_native else type(comm)
 
     def _submit(
         self,
@@ -121,35 +79,18 @@ class Calls:
             call = behind(call, value, inputs)
         if profiler_enabled():
             shown = event(what, value if inputs is None else inputs)
-            call, arguments = _recorded, (shown, call, *arguments)
+            call, arguments = _recorded, (shown, call, arguments)
+        record: Callable[..., None] = self._record
         name: What = what
         if root is not None:
-            name = what, "with root", root
-            call, arguments = self._roots.add, (root, call, *arguments)
+            record, name = self._record_root, (what, "with root", root)
         # A caller that does not say that it blocks may go on before the others have come.
         if getattr(options, "asyncOp", True):
-            later = self.order.later(self._history, (name, call, arguments), value, inputs)
-            return self._begun(later)
-        self.order.now(self._history, (name, call, arguments))
+            work = CollectiveWork(self.order, value, inputs, record, name, call, arguments)
+            self.order.later(work)
+            return work
+        self.order.now(record, name, call, arguments)
         return _DONE
-
-    def _submit_pair(
-        self,
-        what: str,
-        method: str,
-        source: torch.Tensor,
-        output: torch.Tensor,
-        options: Any,
-        blocks: tuple[int, int],
-        *op: MPI.Op,
-    ) -> dist._Work | None:
-        """Submits a call from one small tensor to another, with so many blocks, which may reduce;
-        ``None``, and nothing is done, if they are no usual ones or do not fit."""
-        pair = small_pair(source, output, blocks, SUMMABLE if op else COPIED)
-        if pair is None:
-            return None
-        given: Any = self.comm, *pair, *op
-        return self._submit(what, [output], options, self._small[method], given, [source])
 
     def in_order(self, what: str, call: Callable[[], None], value: Any) -> dist._Work:
         """Runs a function that communicates on ``comm`` at its place among the collectives.
@@ -159,20 +100,15 @@ class Calls:
         """
         return self._submit(what, value, None, call)
 
-    def _begun(self, work: dist._Work) -> dist._Work:
-        if (works := self._block.works) is not None:
-            works.append(work)
-        return work
-
     def barrier(self, options: Any = None, opts: Any = None) -> dist._Work:
         """Compares the roots of earlier calls, too, if it is the MPI library's."""
-        barrier = self._small["Barrier"]
-        call = self._roots.meet if barrier is MPI.Intracomm.Barrier else barrier
+        is_native = self._library is MPI.Intracomm
+        call = self._roots.meet if is_native else self._library.Barrier
         return self._submit("barrier", [], options or opts, call, (self.comm,))
 
     def send(self, tensors: Tensors, to: int, tag: int = 0) -> dist._Work:
         check_dense(tensors)
-        flat = Joined([dense(tensors[0])], reads=True)
+        flat = Joined(tensors[:1], reads=True)
         return self._message("send", self.comm.Isend(memory(flat.whole), to, tag), flat)
 
     def recv(self, tensors: Tensors, source: int, tag: int = 0) -> dist._Work:
@@ -199,10 +135,10 @@ class Calls:
     def _message(self, what: str, request: MPI.Request, flat: Joined) -> dist._Work:
         for earlier in list(self.under_way):  # lets go of those that nobody waits for
             earlier.test()
-        return self._begun(MessageWork(what, request, flat, self))
+        return MessageWork(what, request, flat, self)
 
 
-def _recorded(shown: Any, call: Callable[..., None], *arguments: Any) -> None:
+def _recorded(shown: Any, call: Callable[..., None], arguments: tuple[Any, ...]) -> None:
     """Makes a call at whose end an event of torch's profiler ends."""
     try:
         call(*arguments)
@@ -211,10 +147,4 @@ def _recorded(shown: Any, call: Callable[..., None], *arguments: Any) -> None:
 
 
 def listed(tensors: Any) -> list[torch.Tensor]:
-    return (
-        tensors
-        if type(tensors) is list
-        else [tensors]
-        if isinstance(tensors, torch.Tensor)
-        else list(tensors)
-    )
+    return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)

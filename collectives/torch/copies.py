@@ -6,16 +6,16 @@ import torch
 import torch.distributed as dist
 from mpi4py import MPI
 
-from collectives.torch.calls import Calls, listed
+from collectives.torch.calls import Calls, Tensors, listed
 from collectives.torch.tensors import (
     Joined,
     apart,
     check_dense,
     check_parts,
     check_whole,
-    dense,
     memory,
     small,
+    small_pair,
 )
 
 
@@ -23,11 +23,13 @@ class Copies(Calls):
     """The operations that move the ranks' tensors."""
 
     def broadcast(self, tensors: Any, options: Any = None, **named: Any) -> dist._Work:
-        tensors = listed(tensors)
         root = named.get("root", getattr(options, "rootRank", options))
         if (buffer := small(tensors)) is not None:
-            bcast, given = self._small["Bcast"], (self.comm, buffer, root)
-            return self._submit("broadcast", tensors, options, bcast, given, root=root)
+            bcast, given = self._library.Bcast, (self.comm, buffer, root)
+            return self._submit("broadcast", tensors, options, bcast, given, None, root)
+        return self._broadcast(listed(tensors), options, root)  # a closure here slows small calls
+
+    def _broadcast(self, tensors: Tensors, options: Any, root: int) -> dist._Work:
         check_dense(tensors)
 
         def call() -> None:
@@ -43,17 +45,7 @@ class Copies(Calls):
             outputs, inputs = [outputs], [inputs]
         for parts, source in zip(outputs, inputs, strict=True):
             check_parts("all_gather", parts, source, self._size, self._rank)
-
-        def call() -> None:
-            for parts, source in zip(outputs, inputs):
-                with Joined(parts, reads=False) as whole:
-                    sent, counts = memory(apart(source, whole)), [part.numel() for part in parts]
-                    if len(set(counts)) == 1:
-                        self.comm.Allgather(sent, memory(whole))
-                    else:
-                        self.comm.Allgatherv(sent, [memory(whole), counts])
-
-        return self._submit("all_gather", outputs, options, call, inputs=inputs)
+        return self._all_gather("all_gather", outputs, inputs, options)
 
     def allgather_coalesced(
         self, outputs: Any, inputs: Any, options: Any = None, **_: Any
@@ -65,23 +57,32 @@ class Copies(Calls):
     def all_gather_single(
         self, output: torch.Tensor, source: torch.Tensor, options: Any = None
     ) -> dist._Work:
-        how = "all_gather_single", "Allgather", source, output, options
-        work = self._submit_pair(*how, (1, self._size))
-        return work or self.all_gather_single_coalesced([output], [source], options)
+        if (pair := small_pair(source, output, (1, self._size))) is not None:
+            what, call, given = "all_gather_single", self._library.Allgather, (self.comm, *pair)
+            return self._submit(what, [output], options, call, given, [source])
+        return self.all_gather_single_coalesced([output], [source], options)
 
     def all_gather_single_coalesced(
         self, outputs: Any, inputs: Any, options: Any = None
     ) -> dist._Work:
         for output, source in zip(outputs, inputs, strict=True):
             check_whole("all_gather_single", output, source, self._size)
+        return self._all_gather("all_gather_single", outputs, inputs, options)
+
+    def _all_gather(self, what: str, outputs: Any, inputs: Any, options: Any) -> dist._Work:
+        """Gathers each input into an output: a tensor, or one for each rank."""
 
         def call() -> None:
             for output, source in zip(outputs, inputs):
-                with Joined([output], reads=False) as whole:
-                    sent = _own_block(dense(source), whole, self._rank)
-                    self._node_memory.comm(output.nbytes).Allgather(sent, memory(whole))
+                with Joined(parts := listed(output), reads=False) as whole:
+                    comm = self._node_memory.comm(whole.nbytes)
+                    counts = [part.numel() for part in parts]
+                    if len(set(counts)) > 1:
+                        comm.Allgatherv(memory(apart([source], whole)), [memory(whole), counts])
+                    else:
+                        comm.Allgather(_own_block(source, whole, self._rank), memory(whole))
 
-        return self._submit("all_gather_single", outputs, options, call, inputs=inputs)
+        return self._submit(what, outputs, options, call, inputs=inputs)
 
     def gather(self, outputs: Any, inputs: Any, options: Any = None, **_: Any) -> dist._Work:
         (source,), root = listed(inputs), options.rootRank
@@ -92,10 +93,10 @@ class Copies(Calls):
 
         def call() -> None:
             if not parts:
-                self.comm.Gather(memory(dense(source)), None, root)
+                self.comm.Gather(memory(Joined([source], reads=True).whole), None, root)
                 return
             with Joined(parts, reads=False) as whole:
-                self.comm.Gather(memory(apart(source, whole)), memory(whole), root)
+                self.comm.Gather(memory(apart([source], whole)), memory(whole), root)
 
         return self._submit("gather", parts, options, call, inputs=[source], root=root)
 
@@ -108,7 +109,7 @@ class Copies(Calls):
 
         def call() -> None:
             with Joined([output], reads=False) as whole:
-                sent = memory(apart(Joined(parts, reads=True).whole, whole)) if parts else None
+                sent = memory(apart(parts, whole)) if parts else None
                 self.comm.Scatter(sent, memory(whole), root)
 
         return self._submit("scatter", [output], options, call, inputs=parts, root=root)
@@ -122,46 +123,47 @@ class Copies(Calls):
         options: Any = None,
         **_: Any,
     ) -> dist._Work:
-        shape, size = source.shape, self._size
-        is_even = not (input_splits or output_splits) and shape == output.shape
-        if is_even and shape and shape[0] % size == 0:
-            how = "all_to_all_single", "Alltoall", source, output, options
-            if (work := self._submit_pair(*how, (size, size))) is not None:
-                return work
+        what, size, shape = "all_to_all_single", self._size, source.shape
+        is_even = not (input_splits or output_splits)
+        has_blocks = is_even and shape == output.shape and shape and shape[0] % size == 0
+        if has_blocks and (pair := small_pair(source, output, (size, size))) is not None:
+            call, given = self._library.Alltoall, (self.comm, *pair)
+            return self._submit(what, [output], options, call, given, [source])
         check_dense([output, source])
-        sent_items = self._items("input", source, input_splits)
-        received_items = self._items("output", output, output_splits)
-        if sent_items[self._rank] != received_items[self._rank]:
+        sent = self._items("input", source, input_splits)
+        got = self._items("output", output, output_splits)
+        if sent[self._rank] != got[self._rank]:
             raise ValueError(
-                f"the block of this rank for itself does not fit: {sent_items} items of an input "
-                f"{tuple(source.shape)}, and {received_items} of an output {tuple(output.shape)}"
+                f"the block of this rank for itself does not fit: {sent} items of an input "
+                f"{tuple(source.shape)}, and {got} of an output {tuple(output.shape)}"
             )
-
-        def call() -> None:
-            with Joined([output], reads=False) as whole:
-                sent = memory(apart(source, whole))
-                if output_splits or input_splits:
-                    self.comm.Alltoallv([sent, sent_items], [memory(whole), received_items])
-                else:
-                    self.comm.Alltoall(sent, memory(whole))
-
-        return self._submit("all_to_all_single", [output], options, call, inputs=[source])
+        counts = None if is_even else (sent, got)
+        return self._all_to_all(what, [output], [source], counts, options)
 
     def alltoall(self, outputs: Any, inputs: Any, options: Any = None, **_: Any) -> dist._Work:
         """Every pair of ranks may exchange another number of items."""
         size, rank = self._size, self._rank
-        counts = [[tensor.numel() for tensor in tensors] for tensors in (inputs, outputs)]
         if len(inputs) != size:
             raise ValueError(f"all_to_all takes {size} tensors, one a rank, got {len(inputs)}")
         check_parts("all_to_all", outputs, inputs[rank], size, rank)
         check_parts("all_to_all", inputs, outputs[rank], size, rank)
+        sent, got = ([tensor.numel() for tensor in tensors] for tensors in (inputs, outputs))
+        return self._all_to_all("all_to_all", outputs, inputs, (sent, got), options)
+
+    def _all_to_all(
+        self, what: str, outputs: Tensors, inputs: Tensors, counts: Any, options: Any
+    ) -> dist._Work:
+        """Exchanges blocks of so many sent and received items, or of one size."""
 
         def call() -> None:
             with Joined(outputs, reads=False) as whole:
-                source = apart(Joined(inputs, reads=True).whole, whole)
-                self.comm.Alltoallv([memory(source), counts[0]], [memory(whole), counts[1]])
+                sent, got = memory(apart(inputs, whole)), memory(whole)
+                if counts is None:
+                    self.comm.Alltoall(sent, got)
+                else:
+                    self.comm.Alltoallv([sent, counts[0]], [got, counts[1]])
 
-        return self._submit("all_to_all", outputs, options, call, inputs=inputs)
+        return self._submit(what, outputs, options, call, inputs=inputs)
 
     def _items(self, which: str, tensor: torch.Tensor, splits: list[int]) -> list[int]:
         """Items of each rank's block of rows of a tensor."""
@@ -184,11 +186,9 @@ class Copies(Calls):
     alltoall_base = all_to_all_single
 
 
-def _own_block(source: torch.Tensor, output: torch.Tensor, rank: int) -> Any:
-    """The block that a rank sends in an all-gather whose input may lie in its output."""
-    begin = output.data_ptr()
-    if not begin <= source.data_ptr() < begin + output.nbytes:
-        return memory(source)
-    if source.data_ptr() == begin + rank * source.nbytes:
+def _own_block(source: torch.Tensor, whole: torch.Tensor, rank: int) -> Any:
+    """The block that a rank sends in an all-gather, whose input may lie in its output."""
+    sent = Joined([source], reads=True).whole
+    if sent.nbytes and sent.data_ptr() == whole.data_ptr() + rank * sent.nbytes:
         return MPI.IN_PLACE
-    return memory(source.clone())
+    return memory(apart([sent], whole))

@@ -35,30 +35,29 @@ def behind(call: Callable[..., None], *tensors: Any) -> Callable[..., None]:
     devices = devices_of(tensors)
     if not devices:
         return call
-    streams = [torch.accelerator.current_stream(device) for device in devices]
-    events = [stream.record_event() for stream in streams]
+    events = [torch.accelerator.current_stream(device).record_event() for device in devices]
 
     def run(*arguments: Any) -> None:
         with ExitStack() as copies:
-            own = [torch.Stream(device=event.device) for event in events]
-            for stream, event in zip(own, events, strict=True):
+            for event in events:
+                stream = torch.Stream(device=event.device)
                 stream.wait_event(event)
                 copies.enter_context(stream)
+                copies.callback(stream.synchronize)  # where the call raises, too
             call(*arguments)
-            for stream in own:
-                stream.synchronize()
 
     return run
 
 
 def devices_of(values: Any) -> list[torch.device]:
     """The devices beside the host on which some of these tensors lie."""
-    return list({one.device: None for one in _each((values,)) if not is_on_host(one)})
+    return list({one.device: None for one in tensors_of(values) if not is_on_host(one)})
 
 
-def _each(values: Any) -> Iterator[torch.Tensor]:
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            yield value
-        elif isinstance(value, list | tuple):
-            yield from _each(value)
+def tensors_of(values: Any) -> Iterator[torch.Tensor]:
+    """The tensors in lists of lists; other values are passed over."""
+    if isinstance(values, torch.Tensor):
+        yield values
+    elif isinstance(values, list | tuple):
+        for value in values:
+            yield from tensors_of(value)

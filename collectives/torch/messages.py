@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,8 +9,8 @@ from mpi4py import MPI
 from torch.futures import Future
 
 from collectives.torch import NAME
-from collectives.torch.devices import behind
-from collectives.torch.order import NO_TIMEOUT, AnyWork, future_of
+from collectives.torch.devices import behind, tensors_of
+from collectives.torch.order import AnyWork, future_of
 from collectives.torch.tensors import Joined
 
 if TYPE_CHECKING:
@@ -23,8 +22,7 @@ end_event = torch.autograd._record_function_with_args_exit
 
 def event(what: str, tensors: Sequence[Any]) -> Any:
     """An event of torch's profiler that has begun, with the shapes of tensors."""
-    flat = [each for one in tensors for each in (one if isinstance(one, list) else [one])]
-    return torch.autograd._record_function_with_args_enter(f"{NAME}:{what}", *flat)
+    return torch.autograd._record_function_with_args_enter(f"{NAME}:{what}", *tensors_of(tensors))
 
 
 class MessageWork(AnyWork):
@@ -35,15 +33,15 @@ class MessageWork(AnyWork):
         request: the request of MPI.
         flat: memory of the message, which is kept until it is complete.
         group: the group's calls; the message is in its ``under_way`` until it is complete, so that
-            one that the program drops goes on.
+            one that the program drops goes on, or until its error is told.
     """
 
     def __init__(self, what: str, request: MPI.Request, flat: Joined, group: "Calls") -> None:
         super().__init__()
         self._what, self._request, self._flat, self._group = what, request, flat, group
+        self._receives = what != "send"
         self._write_back = behind(flat.write_back, flat.tensors)
         self._event = event(what, flat.tensors) if profiler_enabled() else None
-        self._receives = what != "send"
         self._status = MPI.Status()
         self._guard = threading.Lock()
         self._is_complete = False
@@ -64,18 +62,13 @@ class MessageWork(AnyWork):
                 self._guard.release()
         return self._is_complete
 
-    def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
-        self._group.order.before_message()
-        self._end()
-        if self._error is not None:
-            raise self._error
-        return True
-
     def _end(self) -> None:
+        self._group.order.before_message()
         with self._guard:
             if not self._is_complete:
                 with self._group.watchdog.waiting(self._what, numbered=False):
                     self._ask(self._request.Wait)
+        self._group.under_way.discard(self)
 
     def _ask(self, is_over: Callable[[MPI.Status], bool]) -> None:
         """Asks MPI, and keeps an error for who waits."""
@@ -85,12 +78,13 @@ class MessageWork(AnyWork):
             if self._receives:
                 self._check_size()
                 self._write_back()
-        except (MPI.Exception, ValueError) as error:
+        except Exception as error:
             self._error = error
         if self._event is not None:
             end_event(self._event)
         self._is_complete = True
-        self._group.under_way.discard(self)
+        if self._error is None:  # else somebody has to wait for it
+            self._group.under_way.discard(self)
 
     def _check_size(self) -> None:
         expected, got = self._flat.whole.nbytes, self._status.Get_count(MPI.BYTE)
@@ -118,13 +112,11 @@ class MessageWork(AnyWork):
             over = future_of(self._flat.tensors)
 
             def complete() -> None:
-                self._group.order.before_message()
                 self._end()
                 over.set_result(None)
 
             # An error that a callback raises reaches C++; one of set_exception is lost there.
             self._future = over.then(lambda _: self.wait() and self.result())
-
             if self._group.order.has_thread:
                 threading.Thread(target=complete, daemon=True).start()
             else:

@@ -1,6 +1,5 @@
 """``torch.distributed.monitored_barrier``: a barrier with a timeout, which names missing ranks."""
 
-from collections.abc import Iterable
 from time import monotonic, sleep
 
 from mpi4py import MPI
@@ -25,20 +24,29 @@ def monitored_barrier(comm: Communicator, number: int, seconds: float, names_all
     Raises:
         RuntimeError: a rank is missing; on rank 0 with its number.
     """
-    end = monotonic() + seconds
-    tag = int(comm.Get_attr(MPI.TAG_UB) or 0)
+    end, tag = monotonic() + seconds, int(comm.Get_attr(MPI.TAG_UB) or 0)
+    others = range(1, comm.size) if comm.rank == 0 else [0]
     if comm.rank:
         comm.send((number, True), 0, tag)
-        if _heard(comm, [0], number, tag, end) != {0: True}:
+    said: dict[int, bool] = {}
+    while True:
+        for rank in others:
+            while rank not in said and comm.iprobe(rank, tag):
+                of, whether = comm.recv(source=rank, tag=tag)
+                if of == number:
+                    said[rank] = whether
+        if len(said) == len(others) or monotonic() > end:
+            break
+        sleep(_LOOK_S)
+    if comm.rank:
+        if said != {0: True}:
             raise RuntimeError(
                 f"Rank {comm.rank} successfully reached monitoredBarrier, but received errors "
                 "while waiting for send/recv from rank 0. Please check rank 0 logs for faulty rank."
             )
         return
-    others = range(1, comm.size)
-    here = _heard(comm, others, number, tag, end)
-    missing = [rank for rank in others if rank not in here]
-    for rank in here:
+    missing = [rank for rank in others if rank not in said]
+    for rank in said:
         comm.send((number, not missing), rank, tag)
     spent = f"{1000 * seconds:g} ms"
     if missing and seconds <= 0:
@@ -47,23 +55,3 @@ def monitored_barrier(comm: Communicator, number: int, seconds: float, names_all
         who = ", ".join(map(str, missing if names_all else missing[:1]))
         ranks = "Ranks" if names_all and len(missing) > 1 else "Rank"
         raise RuntimeError(f"[Rank 0]: {ranks} {who} failed to pass monitoredBarrier in {spent}")
-
-
-def _heard(
-    comm: Communicator, ranks: Iterable[int], number: int, tag: int, end: float
-) -> dict[int, bool]:
-    """The answers of ranks in this barrier, as far as they come before the end."""
-    said: dict[int, bool] = {}
-    waits = set(ranks)
-    while waits:
-        for rank in sorted(waits):
-            while rank in waits and comm.iprobe(rank, tag):
-                of, whether = comm.recv(source=rank, tag=tag)
-                if of == number:
-                    said[rank] = whether
-                    waits.discard(rank)
-        if monotonic() > end:
-            break
-        if waits:
-            sleep(_LOOK_S)
-    return said

@@ -5,6 +5,7 @@ import sys
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,6 @@ from mpi4py import MPI
 
 from collectives.communicator import Communicator
 from collectives.errors import CollectiveError
-from collectives.failure.history import History
 from collectives.shared_pool import SharedPool
 from collectives.torch.order import Order
 from collectives.torch.roots import Roots
@@ -40,11 +40,11 @@ class GroupMemory:
     Args:
         comm: the group's communicator.
         order: the order of its collectives.
-        history: their record.
+        record: makes a collective, and records it under a name.
     """
 
-    def __init__(self, comm: Communicator, order: Order, history: History) -> None:
-        self._comm, self._order, self._history = comm, order, history
+    def __init__(self, comm: Communicator, order: Order, record: Callable[..., None]) -> None:
+        self._comm, self._order, self._record = comm, order, record
         self._near: Communicator | None = None
         self._pool: SharedPool | None = None
         self._results: SharedPool | None = None
@@ -85,17 +85,18 @@ class GroupMemory:
         if nbytes in self._taken:
             take()
         else:  # it is collective
-            self._order.now(self._history, ("shared memory", take, ()))
+            self._order.now(self._record, "shared memory", take)
             self._taken.add(nbytes)
         return torch.frombuffer(made[0], dtype=dtype)
 
-    def shared(self, result: torch.Tensor) -> torch.Tensor:
-        """Memory for a result, or the result's own, in shared memory where that can be.
+    def shared(self, result: torch.Tensor, nbytes: int) -> torch.Tensor:
+        """Memory for the result of a call of so many bytes, or the result's own, in shared memory
+        where that can be, as it is faster if the result lies there, too.
 
         It has a pool of its own, as a program may keep all that :meth:`take` has.  Collective at
         the first use of a size.
         """
-        if self._near is None or self._results is None:
+        if self._near is None or self._results is None or nbytes <= SMALL:
             return result
         memory = self._results.take(result.nbytes)
         node = self._near._engine.resources.node

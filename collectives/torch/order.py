@@ -13,11 +13,10 @@ import torch.distributed as dist
 from mpi4py import MPI
 from torch.futures import Future
 
-from collectives.failure.history import History, What
+from collectives.failure.history import What
+from collectives.torch import NAME
 from collectives.torch.devices import devices_of
 
-#: A call: its name in the record, the function that communicates, and what that gets.
-Call = tuple[What, Callable[..., None], tuple[Any, ...]]
 NO_TIMEOUT = timedelta(milliseconds=-1)
 #: Seconds after which a thread that holds the interpreter lets another one have it: with Python's
 #: own 5 ms, 1 MiB in the background takes 50 ms beside a busy program, and 15 ms with this.
@@ -34,18 +33,27 @@ def future_of(value: Any) -> Future[Any]:
 
 
 class AnyWork(dist._Work):
-    """The methods that follow from the others', and the error of the call."""
+    """The methods that follow from how a work ends, from whether it has, and from its error."""
 
     _error: BaseException | None = None
 
-    def exception(self) -> BaseException | None:
-        return self._error
+    def _end(self) -> None:
+        """Returns when the work has ended."""
+
+    def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
+        self._end()
+        if self._error is not None:
+            raise self._error
+        return True
 
     def synchronize(self) -> None:
         self.wait()
 
+    def exception(self) -> BaseException | None:
+        return self._error
+
     def is_success(self) -> bool:
-        return self.is_completed() and self.exception() is None
+        return self.is_completed() and self._error is None
 
 
 class DoneWork(AnyWork):
@@ -60,31 +68,37 @@ class DoneWork(AnyWork):
     def result(self) -> Any:
         raise RuntimeError("a blocking call has its result in its tensors; pass async_op=True")
 
-    def get_future(self) -> Future[Any]:
-        return self.result()
+    get_future = result
 
 
 class CollectiveWork(AnyWork):
-    """A collective in the order; to wait for it is to run what comes before it, and itself."""
+    """A collective in the order; to wait for it is to run what comes before it, and itself.
+
+    Args:
+        order: the order.
+        value: tensors of the result.
+        inputs: tensors that live as long as the call.
+        call, given: the function that communicates, and what it gets.
+    """
 
     def __init__(
-        self, order: "Order", history: History, call: Call, value: Any, inputs: Any = None
+        self, order: "Order", value: Any, inputs: Any, call: Callable[..., None], *given: Any
     ) -> None:
         super().__init__()
-        self._order, self._history, self._call = order, history, call
-        self._value, self._inputs = value, inputs
+        self._order, self._value, self._inputs = order, value, inputs
+        self._call, self._given = call, given
         self.is_done = False
         self._future: Future[Any] | None = None
 
     def run(self) -> None:
         try:
-            self._history.record(*self._call)
+            self._call(*self._given)
         except BaseException as error:
             self._error = error
             if not isinstance(error, Exception):  # as Ctrl-C: the caller's, who may catch it
                 raise
         finally:
-            del self._call, self._inputs  # with the tensors that they hold
+            del self._call, self._given, self._inputs  # with the tensors that they hold
             with self._order.futures:
                 self.is_done = True
                 future = self._future
@@ -99,25 +113,21 @@ class CollectiveWork(AnyWork):
         else:
             future.set_result(self._value)
 
-    def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
+    def _end(self) -> None:
         if not self.is_done:
             self._order.help(self)
-        if self._error is not None:
-            raise self._error
-        return True
 
     def is_completed(self) -> bool:
         """Whether the call has ended; without a thread, who asks runs it."""
-        if not self.is_done and not self._order.has_thread:
-            self._order.help(self)
+        if not self._order.has_thread:
+            self._end()
         return self.is_done
 
     def result(self) -> Any:
         return self._value
 
     def get_future(self) -> Future[Any]:
-        if not self.is_done and not self._order.has_thread:
-            self._order.help(self)
+        self.is_completed()
         with self._order.futures:
             is_new, is_done = self._future is None, self.is_done
             if self._future is None:
@@ -127,31 +137,6 @@ class CollectiveWork(AnyWork):
         elif not is_done:
             self._order.wake()  # who waits for a future cannot help
         return self._future
-
-
-class JointWork(AnyWork):
-    """Several works as one, which a coalescing block returns."""
-
-    def __init__(self, works: list[dist._Work]) -> None:
-        super().__init__()
-        self._works = works
-
-    def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
-        for work in self._works:
-            work.wait()
-        return True
-
-    def is_completed(self) -> bool:
-        return all([work.is_completed() for work in self._works])
-
-    def exception(self) -> BaseException | None:
-        return next((error for work in self._works if (error := work.exception())), None)
-
-    def result(self) -> list[Any]:
-        return [work.result() for work in self._works]
-
-    def get_future(self) -> Future[Any]:
-        return torch.futures.collect_all([work.get_future() for work in self._works])
 
 
 class Order:
@@ -164,29 +149,22 @@ class Order:
     Where MPI gives less than ``MPI_THREAD_MULTIPLE`` there is no thread: a call runs when the
     program waits for it, asks for it, or makes a later call that blocks.
 
-    Args:
-        name: name of the thread.
-
     Attributes:
         has_thread: whether a thread of the group's may run calls.
         calls: the calls that wait for their turn.
-        runs: held by whoever runs a call.
+        runs: held by whoever runs a call; again where a callback calls.
         futures: guards the futures of the calls.
     """
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def __init__(self) -> None:
         self.has_thread = MPI.Query_thread() == MPI.THREAD_MULTIPLE
         self.calls: collections.deque[CollectiveWork] = collections.deque()
-        self.runs = threading.Lock()
+        self.runs = threading.RLock()
         self.futures = threading.Lock()
-        self._runner: int | None = None
+        self._is_running = False
         self._thread: threading.Thread | None = None
         self._is_asleep = False
-        #: Whoever releases it wakes the thread.
-        self._bell = threading.Lock()
-        self._bell.acquire()
-        self._rings = threading.Lock()
+        self._bell = threading.Event()
         self._ends = False
 
     @property
@@ -194,49 +172,39 @@ class Order:
         """Whether the group's thread asks."""
         return self._thread is not None and self._thread.ident == get_ident()
 
-    def now(self, history: History, call: Call) -> None:
+    def now(
+        self, record: Callable[..., None], what: What, call: Callable[..., None], given: Any = ()
+    ) -> None:
         """Runs a call after those that came before, and records it."""
-        me = get_ident()
-        if self._runner == me:
-            history.record(*call)
-            return
         with self.runs:
+            if self._is_running:  # a callback of this thread's calls
+                record(what, call, given)
+                return
             while self.calls:
                 self._run_first()
-            self._runner = me
+            self._is_running = True
             try:
-                history.record(*call)
+                record(what, call, given)
             finally:
-                self._runner = None
+                self._is_running = False
 
-    def later(self, history: History, call: Call, value: Any, inputs: Any = None) -> CollectiveWork:
-        """Lets the group's thread run a call, unless somebody waits for it earlier.
-
-        Args:
-            value: tensors of the result.
-            inputs: tensors that live as long as the call.
-        """
-        work = CollectiveWork(self, history, call, value, inputs)
-        if self._runner == get_ident():
+    def later(self, work: CollectiveWork) -> None:
+        """Lets the group's thread run a call, unless somebody waits for it earlier."""
+        if self._is_callback():
             work.run()
-            return work
+            return
         self.calls.append(work)
         if not self.has_thread:
-            return work
+            return
         if self._thread is None:
             sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_SECONDS))
-            self._thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
+            self._thread = threading.Thread(target=self._serve, name=NAME, daemon=True)
             self._thread.start()
         elif self._is_asleep:
             self.wake()
-        return work
 
     def help(self, work: CollectiveWork) -> None:
         """Runs calls until this one has ended."""
-        if self._runner == get_ident():  # a callback, which holds the lock, waits
-            while not work.is_done:
-                self.calls.popleft().run()
-            return
         while not work.is_done:
             # Whoever holds the lock may have run this call and be in the next one, which may need
             # what the caller does next.
@@ -256,7 +224,7 @@ class Order:
 
     def before_message(self) -> None:
         """Runs what a thread would run while the caller waits for a message."""
-        if not self.has_thread and self._runner != get_ident():
+        if not self.has_thread and not self._is_running:
             self.catch_up()
 
     def close(self) -> None:
@@ -268,20 +236,27 @@ class Order:
             self._thread.join()
             self._thread = None
 
-    def _run_first(self) -> None:
-        """Runs the first call and the callbacks of its future, with the lock held."""
-        self._runner = get_ident()
-        try:
-            self.calls.popleft().run()
-        finally:
-            self._runner = None
-
     def wake(self) -> None:
         """Lets the thread run what there is, now."""
         self._is_asleep = False
-        with self._rings:
-            if self._bell.locked():
-                self._bell.release()
+        self._bell.set()
+
+    def _is_callback(self) -> bool:
+        """Whether this thread runs a call, so that a callback of it asks."""
+        if not self._is_running or not self.runs.acquire(blocking=False):
+            return False
+        try:
+            return self._is_running  # else another thread has just ended its call
+        finally:
+            self.runs.release()
+
+    def _run_first(self) -> None:
+        """Runs the first call and the callbacks of its future, with the lock held."""
+        before, self._is_running = self._is_running, True
+        try:
+            self.calls.popleft().run()
+        finally:
+            self._is_running = before
 
     @torch.no_grad()
     def _serve(self) -> None:
@@ -290,16 +265,10 @@ class Order:
         looks = 0
         while not self._ends:
             if self.calls:
+                self.catch_up()
                 looks = 0
-                with self.runs:
-                    if self.calls:
-                        self._run_first()
-            elif looks < _LOOKS:
-                looks += 1
-                self._bell.acquire(timeout=_LOOK_SECONDS)
-            else:
-                self._is_asleep = True
-                if not self.calls and not self._ends:  # else one has come meanwhile
-                    self._bell.acquire()
-                self._is_asleep = False
-                looks = 0
+            self._is_asleep = looks == _LOOKS
+            if not self.calls and not self._ends:  # else one has come meanwhile
+                self._bell.wait(None if self._is_asleep else _LOOK_SECONDS)
+                looks = 0 if self._is_asleep else looks + 1
+            self._bell.clear()

@@ -44,25 +44,45 @@ class Reduction(NamedTuple):
     mean: bool
     factor: Any = None
 
-    @staticmethod
-    def divide(total: torch.Tensor, ranks: int, mean: torch.Tensor) -> None:
-        """Makes the mean of a sum; that of integers is rounded towards zero."""
-        if total.dtype.is_floating_point or total.dtype.is_complex:
-            torch.div(total, ranks, out=mean)
-        else:
-            mean.copy_(torch.div(total.to(torch.int64), ranks, rounding_mode="trunc"))
+    def addend(self, tensor: torch.Tensor, room: torch.Tensor | None = None) -> torch.Tensor:
+        """The part that a rank adds: the tensor, or a copy that is wider or multiplied, in ``room``
+        if that is given."""
+        part = tensor
+        if self.wide is not None:
+            part = tensor.to(self.wide) if room is None else room.copy_(tensor)
+        if self.factor is None:
+            return part
+        out = None if part is tensor else part
+        return torch.mul(part, self.factor, out=out).to(part.dtype)
+
+    def finish(self, total: torch.Tensor, result: torch.Tensor, ranks: int) -> None:
+        """Brings a sum to the result's memory and dtype; a mean of integers is rounded towards
+        zero."""
+        result = result.detach()  # it may be of inference mode
+        if self.mean and (total.is_floating_point() or total.is_complex()):
+            same = total.dtype == result.dtype
+            total = torch.div(total, ranks, out=result if same else total)
+        elif self.mean:
+            total = torch.div(total.to(torch.int64), ranks, rounding_mode="trunc")
+        if total.data_ptr() != result.data_ptr():
+            result.copy_(total)
 
 
-def reduction(op: Any, dtype: torch.dtype) -> Reduction:
-    """The reduction ``op``, a ``ReduceOp`` or one of its kinds, of tensors of ``dtype``.
+def reduction(options: Any, dtype: torch.dtype) -> Reduction:
+    """The reduction of tensors of ``dtype`` by torch's options, by a ``ReduceOp`` or one of its
+    kinds, or a sum.
 
     Raises:
         ValueError: the reduction has no meaning for the dtype.
     """
+    op: Any = ReduceOp.SUM if options is None else getattr(options, "reduceOp", options)
     # A number, as to compare pybind11's enumerations takes 2 us.
     kind = int(getattr(op, "op", op))
     found = _reduction(kind, dtype)
-    return found._replace(factor=op.__getstate__()[1]) if kind == _PREMUL_SUM else found
+    if kind != _PREMUL_SUM:
+        return found
+    factor = op.__getstate__()[1]
+    return found._replace(factor=factor.cpu() if isinstance(factor, torch.Tensor) else factor)
 
 
 @lru_cache(256)

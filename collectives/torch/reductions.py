@@ -1,5 +1,6 @@
 """Sums and other reductions of torch's tensors."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -18,9 +19,9 @@ from collectives.torch.tensors import (
     check_dense,
     check_parts,
     check_whole,
-    dense,
     memory,
     small,
+    small_pair,
 )
 
 
@@ -28,10 +29,11 @@ class Reductions(Calls):
     """The operations that add, multiply or compare the ranks' tensors."""
 
     def allreduce(self, tensors: Any, options: Any = None, **_: Any) -> dist._Work:
-        tensors, op = listed(tensors), _plain_op(options)
+        op = PLAIN_OPS.get(hash(getattr(options, "reduceOp", options)))
         if op is not None and (buffer := small(tensors, SUMMABLE)) is not None:
             given: Any = self.comm, MPI.IN_PLACE, buffer, op
-            return self._submit("all_reduce", tensors, options, self._small["Allreduce"], given)
+            return self._submit("all_reduce", tensors, options, self._library.Allreduce, given)
+        tensors = listed(tensors)
         if torch.sparse_coo in [tensor.layout for tensor in tensors]:
             return self.allreduce_sparse(tensors, options)
         return self._allreduce("all_reduce", tensors, options)
@@ -42,8 +44,7 @@ class Reductions(Calls):
     def _allreduce(self, what: str, tensors: Tensors, options: Any) -> dist._Work:
         """One sum over all tensors of a dtype."""
         check_dense(tensors)
-        op = _op(options)
-        dtypes = {tensor.dtype: reduction(op, tensor.dtype) for tensor in tensors}
+        dtypes = {tensor.dtype: reduction(options, tensor.dtype) for tensor in tensors}
         is_large = len(tensors) == 1 and is_on_host(tensors[0]) and tensors[0].nbytes > SMALL
         is_bucket = is_large and is_called_by_reducer()
 
@@ -57,7 +58,7 @@ class Reductions(Calls):
     def allreduce_sparse(self, tensors: Any, options: Any = None) -> dist._Work:
         """Sums of sparse tensors in COO format; the ranks' indices may differ."""
         tensors = listed(tensors)
-        how = [reduction(_op(options), tensor.dtype) for tensor in tensors]
+        how = [reduction(options, tensor.dtype) for tensor in tensors]
         if any(one.op != MPI.SUM or one.factor is not None for one in how):
             raise ValueError("sparse tensors can be summed and averaged, and nothing else")
         if self.comm.is_reproducible:
@@ -69,28 +70,32 @@ class Reductions(Calls):
         def call() -> None:
             for tensor, one in zip(tensors, how):
                 total = self._sparse_sum(tensor.detach().to(one.wide or tensor.dtype).coalesce())
-                if one.mean:
-                    one.divide(total.values(), self._size, total.values())
+                one.finish(total.values(), total.values(), self._size)
                 tensor.copy_(total.to(tensor.device))
 
         return self._submit("sparse_all_reduce", tensors, options, call)
 
     def reduce(self, tensors: Any, options: Any = None, **_: Any) -> dist._Work:
-        tensors, root, op = listed(tensors), options.rootRank, _plain_op(options)
-        is_root = root == self._rank
+        root, op = options.rootRank, PLAIN_OPS.get(hash(options.reduceOp))
         if op is not None and (buffer := small(tensors, SUMMABLE)) is not None:
-            given: Any = self.comm, *_of_reduce(buffer, is_root), op, root
-            return self._submit("reduce", tensors, options, self._small["Reduce"], given, root=root)
+            sent, got = (MPI.IN_PLACE, buffer) if root == self._rank else (buffer, None)
+            call, given = self._library.Reduce, (self.comm, sent, got, op, root)
+            return self._submit("reduce", tensors, options, call, given, None, root)
+        return self._reduce(listed(tensors), options, root)  # a closure here slows small calls
+
+    def _reduce(self, tensors: Tensors, options: Any, root: int) -> dist._Work:
         check_dense(tensors)
-        how = [reduction(_op(options), tensor.dtype) for tensor in tensors]
+        how = [reduction(options, tensor.dtype) for tensor in tensors]
 
         def call() -> None:
             for tensor, one in zip(tensors, how):
                 with Joined([tensor], reads=True) as whole:
-                    part = _widened(whole, one)
-                    self.comm.Reduce(*_of_reduce(memory(part), is_root), one.op, root)
-                    if is_root:
-                        self._finish(whole, part, one)
+                    part = one.addend(whole)
+                    if root == self._rank:
+                        self.comm.Reduce(MPI.IN_PLACE, memory(part), one.op, root)
+                        one.finish(part, whole, self._size)
+                    else:
+                        self.comm.Reduce(memory(part), None, one.op, root)
 
         return self._submit("reduce", tensors, options, call, root=root)
 
@@ -101,146 +106,90 @@ class Reductions(Calls):
         output = listed(outputs)[0]
         parts = inputs[0] if isinstance(inputs[0], list | tuple) else inputs
         check_parts("reduce_scatter", parts, output, self._size, self._rank)
-        how, counts = reduction(_op(options), output.dtype), [part.numel() for part in parts]
-
-        def call() -> None:
-            self._reduce_scatter(output, Joined(parts, reads=True).whole, how, counts)
-
-        return self._submit("reduce_scatter", [output], options, call, inputs=parts)
+        return self._reduce_scatter("reduce_scatter", [output], [parts], options)
 
     def reduce_scatter_single(
         self, output: torch.Tensor, source: torch.Tensor, options: Any = None
     ) -> dist._Work:
-        op, work = _plain_op(options), None
-        if op is not None:
-            how = "reduce_scatter_single", "Reduce_scatter_block", source, output, options
-            work = self._submit_pair(*how, (self._size, 1), op)
-        return work or self.reduce_scatter_single_coalesced([output], [source], options)
+        what = "reduce_scatter_single"
+        op = PLAIN_OPS.get(hash(getattr(options, "reduceOp", options)))
+        if op is not None and (pair := small_pair(source, output, (self._size, 1), SUMMABLE)):
+            given: Any = self.comm, *pair, op
+            call = self._library.Reduce_scatter_block
+            return self._submit(what, [output], options, call, given, [source])
+        return self.reduce_scatter_single_coalesced([output], [source], options)
 
     def reduce_scatter_single_coalesced(
         self, outputs: Any, inputs: Any, options: Any = None
     ) -> dist._Work:
-        how = [reduction(_op(options), output.dtype) for output in outputs]
         for output, source in zip(outputs, inputs, strict=True):
             check_whole("reduce_scatter_single", source, output, self._size)
+        return self._reduce_scatter("reduce_scatter_single", outputs, inputs, options)
+
+    def _reduce_scatter(self, what: str, outputs: Any, inputs: Any, options: Any) -> dist._Work:
+        """Reduces each input, a tensor or one for each rank, and scatters it to an output."""
+        how = [reduction(options, output.dtype) for output in outputs]
 
         def call() -> None:
             for output, source, one in zip(outputs, inputs, how):
-                self._reduce_scatter(output, source, one, None)
+                with Joined([output], reads=False) as whole:
+                    self._reduce_blocks(listed(source), whole, one)
 
-        return self._submit("reduce_scatter_single", outputs, options, call, inputs=inputs)
+        return self._submit(what, outputs, options, call, inputs=inputs)
 
-    def _reduce_scatter(
-        self, output: torch.Tensor, source: torch.Tensor, how: Reduction, counts: list[int] | None
-    ) -> None:
-        with Joined([output], reads=False) as target:
-            whole = target.view(-1)
-            source = apart(source, whole)  # an output may be a block of its input
-            if counts is not None and len(set(counts)) > 1:
-                part = torch.empty(whole.numel(), dtype=how.wide or whole.dtype)
-                wide = memory(_widened(source, how))
-                self.comm.Reduce_scatter(wide, memory(part), counts, how.op)
-                self._finish(whole, part, how)
-            elif how.wide is None:
-                self._reduce_scatter_blocks(whole, source, how)
-            else:
-                self._reduce_scatter_widened(whole, source, how, how.wide)
+    def _reduce_blocks(self, parts: Tensors, whole: torch.Tensor, how: Reduction) -> None:
+        source = apart(parts, whole)  # an output may be a block of its input
+        counts = [part.numel() for part in parts]
+        if len(set(counts)) > 1:
+            total = torch.empty(len(whole), dtype=how.wide or whole.dtype)
+            self.comm.Reduce_scatter(memory(how.addend(source)), memory(total), counts, how.op)
+            how.finish(total, whole, self._size)
+            return
+        for addends, total, result in self._pieces(source, whole, how):
+            comm = self._node_memory.comm(addends.nbytes)
+            comm.Reduce_scatter_block(memory(addends), memory(total), how.op)
+            how.finish(total, result, self._size)
 
-    def _reduce_scatter_blocks(
-        self, whole: torch.Tensor, source: torch.Tensor, how: Reduction
-    ) -> None:
-        node, part = self._node_memory, whole
-        comm = node.comm(source.nbytes)
-        if comm is not self.comm:  # where the results lie in shared memory, too, it is faster
-            part = node.shared(whole)
-        comm.Reduce_scatter_block(memory(_widened(source, how)), memory(part), how.op)
-        self._finish(whole, part, how)
-
-    def _reduce_scatter_widened(
-        self, whole: torch.Tensor, source: torch.Tensor, how: Reduction, dtype: torch.dtype
-    ) -> None:
-        """Piece by piece, in memory that is kept."""
-        node, rows = self._node_memory, source.view(self._size, -1)
-        room = node.room(source.numel() + whole.numel(), dtype)
-        items = room.numel() // (self._size + 1)
-        for block, result in zip(rows.split(items, 1), whole.split(items)):
-            end = block.numel() + result.numel()
-            wide, part = room[: block.numel()], room[block.numel() : end]
-            wide.view(block.shape).copy_(block)
-            comm = node.comm(wide.nbytes)
-            comm.Reduce_scatter_block(_multiplied(wide, how), memory(part), how.op)
-            self._finish(result, part, how)
+    def _pieces(
+        self, source: torch.Tensor, whole: torch.Tensor, how: Reduction
+    ) -> Iterator[tuple[torch.Tensor, ...]]:
+        """The addends of each call, memory for its result, and the place of that: all at once, or
+        piece by piece where they are widened, in memory that is kept."""
+        node = self._node_memory
+        if how.wide is None:
+            yield how.addend(source), node.shared(whole, source.nbytes), whole
+            return
+        room = node.room(len(source) + len(whole), how.wide)
+        items = len(room) // (self._size + 1)
+        for block, result in zip(source.view(self._size, -1).split(items, 1), whole.split(items)):
+            wide, part = room[: block.numel() + len(result)].split([block.numel(), len(result)])
+            yield how.addend(block, wide.view(block.shape)), part, result
 
     def _sum(self, flat: torch.Tensor, how: Reduction, is_bucket: bool = False) -> None:
         node = self._node_memory
-        if how.wide is not None:
-            room = node.room(flat.numel(), how.wide)
-            for result in flat.view(-1).split(room.numel()):
-                wide = room[: result.numel()].copy_(result)
-                comm = node.comm(wide.nbytes)
-                comm.Allreduce(MPI.IN_PLACE, _multiplied(wide, how), how.op)
-                self._finish(result, wide, how)
-            return
-        part = _widened(flat, how)
-        if flat.nbytes > SMALL:
-            node.meet(flat, is_bucket and part is flat, self._roots)
-        node.comm(flat.nbytes).Allreduce(MPI.IN_PLACE, memory(part), how.op)
-        self._finish(flat, part, how)
-
-    def _finish(self, result: torch.Tensor, part: torch.Tensor, how: Reduction) -> None:
-        """Makes the mean of a sum, and brings it to the result's memory and dtype."""
-        result = result.detach()  # it may be of inference mode
-        part = part.view(result.shape)
-        if how.mean and part.dtype == result.dtype:
-            how.divide(part, self._size, result)
-            return
-        if how.mean:
-            how.divide(part, self._size, part)
-        if part.data_ptr() != result.data_ptr():
-            result.copy_(part)
+        if how.wide is None and flat.nbytes > SMALL:
+            node.meet(flat, is_bucket and how.factor is None, self._roots)
+        room = flat if how.wide is None else node.room(len(flat), how.wide)
+        for result in flat.split(max(1, len(room))):
+            part = how.addend(result, room[: len(result)])
+            node.comm(part.nbytes).Allreduce(MPI.IN_PLACE, memory(part), how.op)
+            how.finish(part, result, self._size)
 
     def _sparse_sum(self, tensor: torch.Tensor) -> torch.Tensor:
         """Sum over the ranks of a coalesced sparse tensor, by an all-gather of what is there."""
         counts = self.comm.allgather(tensor._nnz())
-        indices = self._gathered(tensor.indices().t().contiguous(), counts)
+        indices = self._gathered(tensor.indices().t(), counts)
         values = self._gathered(tensor.values(), counts)
         return torch.sparse_coo_tensor(indices.t(), values, tensor.shape).coalesce()
 
     def _gathered(self, rows: torch.Tensor, counts: list[int]) -> torch.Tensor:
         """All ranks' rows, one behind the other."""
-        rows = dense(rows)
         gathered = torch.empty((sum(counts), *rows.shape[1:]), dtype=rows.dtype)
         items = [count * rows.shape[1:].numel() for count in counts]
-        self.comm.Allgatherv(memory(rows), [memory(gathered), items])
+        self.comm.Allgatherv(memory(apart([rows], gathered)), [memory(gathered), items])
         return gathered
 
     # torch up to 2.12 calls some operations by other names, and newer ones may still.
 
     _reduce_scatter_base = reduce_scatter_single
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
-
-
-def _of_reduce(buffer: Any, is_root: bool) -> tuple[Any, Any]:
-    """The buffers of a reduce whose result takes the place of the root's own part."""
-    return (MPI.IN_PLACE, buffer) if is_root else (buffer, None)
-
-
-def _op(options: Any) -> Any:
-    if options is None:
-        return dist.ReduceOp.SUM
-    return getattr(options, "reduceOp", options)
-
-
-def _plain_op(options: Any) -> MPI.Op | None:
-    """MPI's operation if it needs nothing beside it."""
-    return PLAIN_OPS.get(hash(getattr(options, "reduceOp", options)))
-
-
-def _widened(flat: torch.Tensor, how: Reduction) -> torch.Tensor:
-    """The part that a rank adds: the tensor, or a copy that is wider or multiplied."""
-    part = flat if how.wide is None else flat.to(how.wide)
-    return part if how.factor is None else (part * how.factor).to(part.dtype)
-
-
-def _multiplied(wide: torch.Tensor, how: Reduction) -> Any:
-    return memory(wide if how.factor is None else wide.mul_(how.factor))

@@ -14,17 +14,21 @@ class Roots:
 
     Ranks that each take themselves for the root of a broadcast wait for nobody, and get the wrong
     numbers.  Calls add to it, and compare it, in the order in which they run.
+
+    Args:
+        record: makes and records a call of a name.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, record: Callable[..., None]) -> None:
+        self._record = record
         self._digest = 0
         self._least = self.told()
         self._buffer = [self._least, MPI.INT64_T]  # as MPI takes it in the least time
 
-    def add(self, root: int, call: Callable[..., None], *arguments: Any) -> None:
-        """Makes a call with a root."""
-        self._digest = hash((self._digest, root))  # a hash of numbers is every rank's
-        call(*arguments)
+    def record(self, what: tuple[Any, ...], call: Callable[..., None], given: Any) -> None:
+        """Makes and records a call whose name ends with its root."""
+        self._digest = hash((self._digest, what[-1]))  # a hash of numbers is every rank's
+        self._record(what, call, given)
 
     def meet(self, comm: MPI.Intracomm) -> None:
         """A barrier that compares.  Collective.

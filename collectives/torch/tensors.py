@@ -1,6 +1,7 @@
 """The memory of torch's tensors as arrays that collectives read and write."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,6 @@ NUMPY = {
         *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
         *("float32", "float64", "complex64", "complex128"),
     )
-    if hasattr(torch, name)
 }
 #: Types of arrays; the others travel as integers of their size.
 _ARRAYS = {
@@ -34,22 +34,8 @@ SUMMABLE = {
 #: Bytes of a small tensor.  Above, a call may go through shared memory; below, to meet there costs
 #: more than it saves.
 SMALL = 64 << 10
-_address = MPI.buffer.fromaddress
-
-
-class _Memory:
-    """Memory of a tensor, which it keeps alive, as NumPy asks for it."""
-
-    __slots__ = ("__array_interface__", "tensor")
-
-    def __init__(self, tensor: torch.Tensor, dtype: np.dtype[Any]) -> None:
-        self.tensor = tensor
-        self.__array_interface__ = {
-            "data": (tensor.data_ptr(), False),
-            "shape": (tensor.numel(),),
-            "typestr": dtype.str,
-            "version": 3,
-        }
+#: Looked up once, as each small call asks.
+_address, _STRIDED = MPI.buffer.fromaddress, torch.strided
 
 
 def memory(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
@@ -61,14 +47,18 @@ def memory(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
     dtype = _ARRAYS[tensor.dtype]
     if not tensor.numel():
         return np.empty(0, dtype)
-    return np.asarray(_Memory(tensor, dtype))
+    interface = {
+        "data": (tensor.data_ptr(), False),
+        "shape": (tensor.numel(),),
+        "typestr": dtype.str,
+        "version": 3,
+    }
+    return np.asarray(SimpleNamespace(__array_interface__=interface, tensor=tensor))
 
 
-def small(
-    tensors: Sequence[torch.Tensor], types: Mapping[torch.dtype, MPI.Datatype] = COPIED
-) -> list[Any] | None:
-    """Memory and type of the one small tensor of a list as MPI takes them; ``None`` if there are
-    more, or it is no usual one.
+def small(tensors: Any, types: Mapping[torch.dtype, MPI.Datatype] = COPIED) -> list[Any] | None:
+    """Memory and type of the one small tensor of a list as MPI takes them; ``None`` if it is no
+    such list, or no usual tensor.
 
     The memory is the tensor's as long as somebody keeps that.  Small calls come often, and to make
     an array takes three times as long.
@@ -76,12 +66,17 @@ def small(
     Args:
         types: the usual types and MPI's.
     """
-    if len(tensors) != 1:
-        return None
-    tensor = tensors[0]
-    kind = types.get(tensor.dtype)
-    if kind is not None and _is_usual(tensor) and 0 < (nbytes := tensor.nbytes) <= SMALL:
-        return [_address(tensor.data_ptr(), nbytes), kind]
+    if type(tensors) is list and len(tensors) == 1:
+        kind = types.get((tensor := tensors[0]).dtype)
+        if (
+            kind is not None
+            and is_on_host(tensor)
+            and tensor.layout is _STRIDED
+            and tensor.is_contiguous()
+            and not tensor.is_neg()
+            and 0 < (nbytes := tensor.nbytes) <= SMALL
+        ):
+            return [_address(tensor.data_ptr(), nbytes), kind]
     return None
 
 
@@ -91,15 +86,15 @@ def small_pair(
     blocks: tuple[int, int],
     types: Mapping[torch.dtype, MPI.Datatype] = COPIED,
 ) -> tuple[list[Any], list[Any]] | None:
-    """As :func:`small` of two tensors of a dtype that do not overlap.
+    """As :func:`small` of two tensors of a dtype that do not overlap; ``None`` if they do not fit.
 
     Args:
         blocks: numbers of blocks of one size in the two tensors.
     """
-    kind = types.get(source.dtype)
+    kind = types.get(dtype := source.dtype)
     if (
         kind is not None
-        and source.dtype is output.dtype
+        and output.dtype is dtype
         and _is_usual(source)
         and _is_usual(output)
         and 0 < (sent := source.nbytes) <= SMALL >= (got := output.nbytes)
@@ -115,31 +110,19 @@ def _is_usual(tensor: torch.Tensor) -> bool:
     """Whether a tensor's memory on the host has its values, or their conjugates."""
     return (
         is_on_host(tensor)
-        and tensor.layout is torch.strided
+        and tensor.layout is _STRIDED
         and tensor.is_contiguous()
         and not tensor.is_neg()
     )
 
 
-def overlap(source: torch.Tensor, target: torch.Tensor) -> bool:
-    """Whether two contiguous tensors share bytes."""
-    begin, other = source.data_ptr(), target.data_ptr()
-    return begin < other + target.nbytes and other < begin + source.nbytes
-
-
-def dense(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor, or a contiguous copy of it on the host, for reading."""
-    found = tensor.detach().resolve_conj().resolve_neg()
-    if is_on_host(tensor):
-        return found.contiguous()
-    return empty_on_host(found.numel(), found.dtype, pinned=True).view(found.shape).copy_(found)
-
-
-def apart(source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """A contiguous tensor for reading while another one is written: a copy where they overlap,
-    which MPI forbids."""
-    source = dense(source)
-    return source.clone() if overlap(source, target) else source
+def apart(sources: Sequence[torch.Tensor], target: torch.Tensor) -> torch.Tensor:
+    """The values of tensors, one behind the other, while a contiguous one is written: a copy where
+    they overlap, which MPI forbids."""
+    whole = Joined(sources, reads=True).whole
+    begin, other = whole.data_ptr(), target.data_ptr()
+    overlap = begin < other + target.nbytes and other < begin + whole.nbytes
+    return whole.clone() if overlap else whole
 
 
 def check_dense(tensors: Sequence[torch.Tensor]) -> None:
@@ -195,9 +178,9 @@ def check_whole(what: str, whole: torch.Tensor, part: torch.Tensor, ranks: int) 
 
 
 class Joined:
-    """One contiguous tensor, ``whole``, in the place of several.
+    """One contiguous tensor of one axis, ``whole``, in the place of several.
 
-    It is a view of them where they lie one behind the other, and else a copy, which
+    It is a view of them where they lie one behind the other, and else a copy on the host, which
     :meth:`write_back` copies into them.  As a context it is ``whole``, and written back at its end.
 
     Args:
@@ -212,7 +195,7 @@ class Joined:
         whole = _view_of_all(tensors)
         self.is_view = whole is not None
         if whole is None:
-            items, is_pinned = sum(t.numel() for t in tensors), not is_on_host(tensors[0])
+            items, is_pinned = sum(t.numel() for t in tensors), not all(map(is_on_host, tensors))
             whole = empty_on_host(items, tensors[0].dtype, pinned=is_pinned)
         self.whole = whole
         if reads and not self.is_view:
@@ -239,13 +222,8 @@ class Joined:
 
 
 def _view_of_all(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
-    """A view of tensors that lie one behind the other in one storage; one tensor is itself."""
+    """A view of tensors that lie one behind the other in one storage."""
     first = tensors[0]
-    if len(tensors) == 1:
-        if not _is_usual(first) or first.is_conj():
-            return None
-        # The group's thread may write to a tensor of inference mode if it is detached.
-        return first.detach() if first.requires_grad or first.is_inference() else first
     storage, end, items = first.untyped_storage().data_ptr(), first.data_ptr(), 0
     for tensor in tensors:
         if (
@@ -258,4 +236,5 @@ def _view_of_all(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
             return None
         end += tensor.nbytes
         items += tensor.numel()
-    return first.detach().as_strided((items,), (1,))
+    # The group's thread may write to a tensor of inference mode if it is detached.
+    return first.as_strided((items,), (1,)).detach()

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import torch
 
-from collectives.torch import devices, order, reductions, tensors
+from collectives.torch import devices, messages, order, reductions, tensors
 
 
 class Event:
@@ -45,16 +45,18 @@ class Stream:
 
 
 class Elsewhere:
-    """All tensors but those of the backend's own lie on one device, which has one stream."""
+    """All tensors but those of the backend's own, and those of :meth:`here`, lie on one device.
+
+    Attributes:
+        stream: the current one, which a test may change.
+    """
 
     def __init__(self, patch) -> None:
         self.stream = Stream(torch.device("cpu"))
         make = devices.empty_on_host
 
         def empty_on_host(*given, **named):
-            made = make(*given, **named)
-            made.is_of_the_host = True
-            return made
+            return self.here(make(*given, **named))
 
         def is_on_host(tensor):
             return hasattr(tensor, "is_of_the_host")
@@ -62,6 +64,13 @@ class Elsewhere:
         for module in (devices, reductions, tensors):
             patch.setattr(module, "is_on_host", is_on_host)
         patch.setattr(tensors, "empty_on_host", empty_on_host)
-        patch.setattr(order, "future_of", lambda value: torch.futures.Future())
+        for module in (messages, order):
+            patch.setattr(module, "future_of", lambda value: torch.futures.Future())
         patch.setattr(torch.accelerator, "current_stream", lambda device: self.stream)
         patch.setattr(torch, "Stream", Stream)
+
+    @staticmethod
+    def here(tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor, which is the host's from now on."""
+        tensor.is_of_the_host = True
+        return tensor

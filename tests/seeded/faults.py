@@ -221,8 +221,8 @@ FAULTS = [
         "torch: a call that blocks overtakes those in the background",
         "tests/launch/test_torch_threads.py",
         "collectives/torch/order.py",
-        "while self.calls:\n                self._run_first()\n            self._runner = me",
-        "self._runner = me",
+        "while self.calls:\n                self._run_first()\n            self._is_running = True",
+        "self._is_running = True",
     ),
     Fault(
         "torch: what a code leaves out is kept where a gradient is no number",

@@ -1,5 +1,9 @@
 """Tensors that the backend may not read where they lie, as those of a GPU, by a stand-in."""
 
+import gc
+from functools import partial
+from weakref import ref
+
 import pytest
 from mpi4py import MPI
 
@@ -7,7 +11,7 @@ torch = pytest.importorskip("torch")
 dist = pytest.importorskip("torch.distributed")
 
 from tests.gpu import backend  # noqa: E402
-from tests.gpu.elsewhere import Elsewhere  # noqa: E402
+from tests.gpu.elsewhere import Elsewhere, Stream  # noqa: E402
 
 pytestmark = [pytest.mark.mpi, pytest.mark.quick_on(2, 3), pytest.mark.usefixtures("world")]
 CALLS = [backend.reduced, backend.moved, backend.between_two, backend.in_background]
@@ -57,3 +61,132 @@ def test_sparse_tensors_and_a_module(comm):
     mean = sum(range(comm.size)) / comm.size
     assert module.module.weight.grad.tolist() == [[mean] * 3] * 2
     assert comm.allreduce(1, MPI.SUM) == comm.size
+
+
+@pytest.fixture
+def device():
+    with pytest.MonkeyPatch.context() as patch:
+        yield Elsewhere(patch)
+
+
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("later", [False, True])
+def test_lists_may_have_tensors_of_both_kinds(comm, device, first, later):
+    """Every second tensor is the host's; some have gaps, some have no items."""
+    rank, size, works = comm.rank, comm.size, []
+
+    def row(values):
+        made = [torch.zeros(n, 2)[:, n % 2] if n % 2 else torch.zeros(n) for n in range(size + 1)]
+        for n, tensor in enumerate(made):
+            tensor += values(n)
+            if n % 2 == first:
+                device.here(tensor)
+        return made
+
+    def done(work):
+        works.append(work)
+
+    how = {"async_op": later}
+    got, sums, mine = row(lambda n: 0), row(lambda n: n + rank), row(lambda n: 10 * rank + n)
+    done(dist.all_gather(got[:size], mine[rank], **how))
+    group = dist.group.WORLD
+    for part in mine:
+        done(dist.all_reduce(part, dist.ReduceOp.MAX, **how))
+    block = row(lambda n: 0)[rank + 1]
+    done(dist.reduce_scatter(block, row(lambda n: n + rank)[1:], **how))
+    exchanged = [device.here(torch.zeros(rank + 1)) for _ in range(size)]
+    done(dist.all_to_all(exchanged, row(lambda n: rank)[1:], **how))
+    group.allreduce_coalesced(sums).wait()  # whether the others were waited for or not
+    for work in works:
+        assert work is None or work.wait()
+    for r in range(size):
+        assert got[r].tolist() == [11.0 * r] * r
+        assert exchanged[r].tolist() == [float(r)] * (rank + 1)
+    for n in range(size + 1):
+        assert sums[n].tolist() == [float(n * size + sum(range(size)))] * n
+        assert mine[n].tolist() == [10.0 * (size - 1) + n] * n
+    total = size * (rank + 1) + sum(range(size))
+    assert block.tolist() == [float(total)] * (rank + 1)
+
+
+def test_an_error_of_a_copy_is_told_to_who_waits_and_no_other(comm, device):
+    """A tensor that cannot be written to is found when its call ends, after the ranks have met."""
+    right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    for is_async in (False, True):
+        with pytest.raises(RuntimeError, match="single memory location"):
+            work = dist.all_reduce(torch.ones(1).expand(4), async_op=is_async)
+            assert work.wait()
+    if comm.size > 1:
+        lost = dist.irecv(torch.zeros(1).expand(4), left)
+        dist.send(torch.ones(4), right)
+        comm.Barrier()
+        while not lost.is_completed():
+            pass
+        got = torch.zeros(2)
+        dist.batch_isend_irecv(
+            [dist.P2POp(dist.irecv, got, left), dist.P2POp(dist.isend, torch.ones(2), right)]
+        )[0].wait()
+        assert got.tolist() == [1.0, 1.0] and not lost.is_success()
+        with pytest.raises(RuntimeError, match="single memory location"):
+            lost.wait()
+    dist.all_reduce(tensor := torch.ones(3))
+    assert tensor.tolist() == [comm.size] * 3
+
+
+def fill(tensor, value):
+    tensor().fill_(value)
+
+
+def test_works_and_tensors_may_be_dropped(comm, device):
+    """Calls of two groups on two streams, in another order on each rank; nobody keeps anything."""
+    groups, results = [dist.new_group() for _ in range(2)], [[], []]
+    right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    for turn in range(10):
+        order = (0, 1) if (comm.rank + turn) % 2 else (1, 0)
+        for i in order:
+            device.stream = Stream(torch.device("cpu"))
+            source, out = torch.zeros(4 * comm.size), torch.empty(4)
+            device.stream.queued.append(partial(fill, ref(source), turn + i))
+            dist.reduce_scatter_tensor(out, source, group=groups[i], async_op=True)
+            results[i].append(out)
+            if comm.size > 1:
+                got = torch.zeros(300)
+                dist.irecv(got, left, groups[i])
+                dist.isend(torch.full((300,), float(turn)), right, groups[i])
+                results[i].append(got)
+            del source, out
+            gc.collect()
+            torch.full((4 * comm.size,), -1.0)
+    for i, group in enumerate(groups):
+        dist.destroy_process_group(group)
+        found = [tensor.unique().tolist() for tensor in results[i]]
+        wanted = [[[comm.size * (turn + i)], [turn]][: len(found) // 10] for turn in range(10)]
+        assert found == [one for each in wanted for one in each]
+
+
+@pytest.mark.parametrize("is_here", [False, True])
+def test_a_message_that_nobody_waits_for_does_not_keep_a_group_from_its_end(comm, device, is_here):
+    """Its error is told at the end, and the other ranks' end comes."""
+    if comm.size == 1:
+        pytest.skip("a message needs two")
+    group, got = dist.new_group(), [torch.zeros(3) for _ in range(2)]
+    if comm.rank == 0:
+        for tensor in got:
+            dist.irecv(device.here(tensor) if is_here else tensor, 1, group)
+    elif comm.rank == 1:
+        for items in (2, 3):
+            dist.isend(torch.ones(items), 0, group)
+    if comm.rank:
+        dist.destroy_process_group(group)
+    else:
+        with pytest.raises(ValueError, match="same shape"):
+            dist.destroy_process_group(group)
+        assert got[1].tolist() == [1.0] * 3
+
+
+def test_a_future_of_a_message(comm, device):
+    right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    if comm.size > 1:
+        future = dist.irecv(got := torch.zeros(2, 3).t(), left).get_future()
+        dist.isend(torch.full((3, 2), float(comm.rank)), right)
+        assert future.wait()[0] is got and got.tolist() == [[float(left)] * 2] * 3

@@ -1,4 +1,4 @@
-"""Small calls of ``torch.distributed``, the roots that they name, and the blocks of threads."""
+"""Small calls of ``torch.distributed``, the roots that they name, and groups of threads."""
 
 import threading
 import time
@@ -101,7 +101,7 @@ def test_an_output_may_be_a_block_of_its_input(group):
 def test_calls_are_numbered_with_their_roots_for_the_watchdog(group):
     dist.broadcast(torch.ones(1), LAST, group)
     dist.barrier(group)
-    lines = str(backend_of(group)._history).splitlines()
+    lines = str(backend_of(group).watchdog.calls).splitlines()
     assert f"#1 broadcast with root {LAST}" in lines[-2] and "#2 barrier" in lines[-1]
 
 
@@ -128,8 +128,8 @@ def test_an_interrupt_in_a_wait_leaves_no_call_that_never_ends(group):
         raise KeyboardInterrupt
 
     backend = backend_of(group)
-    order, call = backend.order, ("interrupted", interrupted, ())
-    order.calls.append(work := CollectiveWork(order, backend._history, call, None))
+    record, order = backend.watchdog.calls.record, backend.order
+    order.calls.append(work := CollectiveWork(order, [], [], record, "interrupted", interrupted))
     future = work.get_future()
     for _ in range(2):
         with pytest.raises(KeyboardInterrupt):
@@ -154,29 +154,6 @@ def in_threads(*calls):
     for thread in threads:
         thread.join()
     assert not errors, errors
-
-
-@pytest.mark.parametrize("groups", [1, 2])
-def test_a_block_of_calls_is_its_thread_s_own(groups):
-    made = [dist.new_group() for _ in range(groups)]
-    both, cpu, got = threading.Barrier(2), torch.device("cpu"), torch.zeros(2)
-
-    def exchange(number):
-        group = made[number % groups]
-        group._start_coalescing(cpu)
-        both.wait()  # both blocks are open
-        group.recv([got[number : number + 1]], (RANK - 1) % P, number)
-        both.wait()
-        group.send([torch.tensor([10.0 * RANK + number])], (RANK + 1) % P, number)
-        both.wait()
-        work = group._end_coalescing(cpu)
-        work.wait()
-        assert len(work.result()) == 2
-
-    in_threads(*(lambda number=number: exchange(number) for number in range(2)))
-    assert got.tolist() == [10.0 * ((RANK - 1) % P) + number for number in range(2)]
-    for group in made:
-        dist.destroy_process_group(group)
 
 
 def test_threads_have_groups_of_their_own():
