@@ -1,4 +1,5 @@
-"""A group's large collectives through memory that its ranks share, where they are on one node."""
+"""A group's large collectives: through memory that its ranks share, where they are on one node, and
+beside the program, where each is on a host of its own."""
 
 import logging
 import sys
@@ -27,15 +28,21 @@ _SUMS = 2
 _ROOM_BYTES = 1 << 20
 #: Bytes of a group's pools on each rank, for the program and for results.
 _POOL_BYTES, _RESULT_BYTES = 3 << 26, 1 << 26
+#: Bytes of a rank's block from which a call between hosts takes the ring.
+_FAR_BYTES = 256 << 10
 #: Seconds between two looks of the group's thread at whether all ranks have come.
 _LOOK_SECONDS = 5e-5
 
 
 class GroupMemory:
-    """The shared memory of one group.
+    """The shared memory of one group, and the communicator of its large calls.
 
-    It has a communicator of its own, as calls on one with shared memory take longer where they are
-    small.  Making it is collective; all but :meth:`take` runs where the group's collectives run.
+    Shared memory has a communicator of its own, as calls on one with it take longer where they are
+    small.  With one rank on each host, large calls have one, too, whose algorithm is the ring: it
+    sends as little as any, and waits with yields.  The MPI library's own calls poll, and take the
+    core from a backward pass that runs beside them.
+
+    Making it is collective; all but :meth:`take` runs where the group's collectives run.
 
     Args:
         comm: the group's communicator.
@@ -46,6 +53,7 @@ class GroupMemory:
     def __init__(self, comm: Communicator, order: Order, record: Callable[..., None]) -> None:
         self._comm, self._order, self._record = comm, order, record
         self._near: Communicator | None = None
+        self._far: Communicator | None = None
         self._pool: SharedPool | None = None
         self._results: SharedPool | None = None
         self._taken: set[int] = set()
@@ -56,17 +64,25 @@ class GroupMemory:
             self._near.prepare()
             self._pool = SharedPool(self._near, limit=_POOL_BYTES)
             self._results = SharedPool(self._near, 1, _RESULT_BYTES)
+        elif comm.ranks_per_node == 1 < comm.size and not comm.is_reproducible:
+            self._far = Communicator(MPI.Intracomm.Dup(comm), "ring")
+            self._far.prepare()
         self._sums: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
     def comm(self, nbytes: int) -> Communicator:
         """The communicator for a call of so many bytes, the same number on all ranks."""
-        return self._near if self._near is not None and nbytes > SMALL else self._comm
+        if self._near is not None:
+            return self._near if nbytes > SMALL else self._comm
+        if self._far is not None:
+            return self._far if nbytes >= self._far.size * _FAR_BYTES else self._comm
+        return self._comm
 
     def close(self) -> None:
-        """Frees the communicator.  Collective."""
-        if self._near is not None:
-            self._near.Free()
-            self._near = self._pool = self._results = None
+        """Frees the communicators.  Collective."""
+        for made in (self._near, self._far):
+            if made is not None:
+                made.Free()
+        self._near = self._far = self._pool = self._results = None
 
     def take(self, items: int, dtype: torch.dtype) -> torch.Tensor:
         """A tensor in shared memory where that can be, with whatever is in it.

@@ -43,6 +43,7 @@ def install() -> None:
     from collectives.execution import waiting
 
     waiting.give_way = lambda: here().idle()
+    waiting.wait_for = lambda request: request.Wait()
     from collectives.communicator import Communicator
     from collectives.execution.transport.mpi import MPITransport
     from collectives.failure import abort

@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,15 +55,20 @@ class Hosts:
         inside = ["ip", "netns", "exec", f"{self.prefix}{host}", "unshare", "--uts", "sh", "-c"]
         return [*inside, 'hostname "$0"; exec "$@"', f"node{host}"]
 
-    def mpirun(self, ranks: int, program: list[str], connections: int = 3) -> list[str]:
-        """The command that starts ``program`` with ``ranks`` on each host, to be run on host 0.
+    def mpirun(
+        self, ranks: int | Sequence[int], program: list[str], connections: int = 3
+    ) -> list[str]:
+        """The command that starts ``program``, to be run on host 0.
 
-        ``connections``: of Open MPI between two ranks; with one, large messages in both directions
-        take turns.
+        Args:
+            ranks: of every host, or of each.
+            connections: of Open MPI between two ranks; with one, large messages in both directions
+                take turns.
         """
         binary = Path(sys.executable).parent
-        slots = ",".join(f"{address}:{ranks}" for address in self.addresses)
-        total = str(ranks * len(self.addresses))
+        each = [ranks] * len(self.addresses) if isinstance(ranks, int) else ranks
+        slots = ",".join(f"{host}:{n}" for host, n in zip(self.addresses, each, strict=True))
+        total = str(sum(each))
         if not _is_openmpi():
             launch = ["-launcher", "ssh", "-launcher-exec", str(self.agent), "-hosts", slots]
             return [str(binary / "mpiexec"), *launch, "-n", total, *program]
@@ -171,13 +176,17 @@ def main() -> int:
     """Runs Python under mpirun on several hosts."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--hosts", type=int, default=2)
-    parser.add_argument("--ranks", type=int, default=2, help="of each host (2)")
+    of_hosts = "of every host (2), or a number for each: --ranks 1 3"
+    parser.add_argument("--ranks", type=int, nargs="+", default=[2], help=of_hosts)
     parser.add_argument("--rate", type=int, help="of each host's link, Mb/s each way")
     parser.add_argument("--delay", type=float, help="of each message, ms")
     parser.add_argument("program", nargs="+", help="arguments of python, behind --")
     options = parser.parse_args()
+    each = options.ranks if len(options.ranks) > 1 else options.ranks * options.hosts
+    if len(each) != options.hosts:
+        parser.error(f"--ranks has {len(each)} numbers for {options.hosts} hosts")
     with hosts(options.hosts, options.rate, options.delay) as up:
-        command = up.mpirun(options.ranks, [sys.executable, *options.program])
+        command = up.mpirun(each, [sys.executable, *options.program])
         return up.run(0, command, env=environment()).returncode
 
 

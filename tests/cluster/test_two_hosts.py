@@ -57,6 +57,22 @@ def test_every_all_reduce_on_two_hosts(tmp_path):
     assert up.prefix not in left.stdout
 
 
+def test_a_reduce_scatter_of_ours_brings_half_of_the_buffer_out_of_a_host():
+    try:
+        with hosts(2) as up:
+            command = up.mpirun(1, [sys.executable, "-m", "benchmarks.host_bytes"])
+            done = up.run(
+                0, command, env=environment(), capture_output=True, text=True, timeout=120
+            )
+    except NoHosts as reason:
+        pytest.skip(str(reason))
+    assert done.returncode == 0, done.stderr
+    rows = [line.strip("| ").split(" | ") for line in done.stdout.splitlines() if "`" in line]
+    ours = {name.strip("`"): float(least) for name, _, least, _ in rows}
+    halves = dict.fromkeys(("reduce_scatter", "allgather", "alltoall", "gather", "scatter"), 0.5)
+    assert ours == {**halves, **dict.fromkeys(("allreduce", "broadcast", "reduce"), 1.0)}
+
+
 @pytest.mark.slow
 def test_a_job_on_a_shaped_link_is_beside_its_virtual_cluster():
     """A step on 40 Mb/s is as long as its bytes say, on hosts and on virtual ranks."""

@@ -1,10 +1,13 @@
 """What a nonblocking call returns beside mpi4py's requests."""
 
+import time
+
 import numpy as np
 import pytest
 from mpi4py import MPI
 
 from collectives import Communicator
+from collectives.execution import waiting
 
 pytestmark = [pytest.mark.mpi, pytest.mark.quick_on(2, 3)]
 
@@ -142,3 +145,19 @@ def test_ours_is_refused_by_mpi4pys_own(comm):
         MPI.Request.Waitall([plan])
     plan.Wait()
     assert (y == comm.size).all()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_rank_that_waits_for_a_long_message_gives_its_core_away(comm, monkeypatch):
+    looks, give_way = [], waiting.give_way
+    monkeypatch.setattr(waiting, "give_way", lambda: looks.append(give_way()))
+    for items, gives in ((1, False), (1 << 18, True)):
+        sent, total = np.full(items, comm.rank + 1.0), np.zeros(items)
+        comm.Barrier()
+        looks.clear()
+        if comm.rank == 0:
+            time.sleep(0.1)
+        comm.Allreduce(sent, total, algorithm="ring")
+        assert (total == comm.size * (comm.size + 1) // 2).all()
+        if comm.rank == 1:
+            assert bool(looks) == gives

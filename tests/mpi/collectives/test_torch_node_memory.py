@@ -5,6 +5,7 @@ import pytest
 torch = pytest.importorskip("torch")
 dist = pytest.importorskip("torch.distributed")
 
+from collectives import Communicator  # noqa: E402
 from collectives.torch import reductions  # noqa: E402
 
 pytestmark = [
@@ -156,3 +157,26 @@ def test_fsdp2_takes_none_where_the_program_says_so(group):
         part.set_allocate_memory_from_process_group_for_comm(False)
     module(torch.ones(4, 200).double()).sum().backward()
     assert not memory_of(group)._taken
+
+
+@pytest.mark.mpi(min_size=2)
+def test_large_calls_of_ranks_on_a_host_each_take_the_ring(world, monkeypatch):
+    """What waits in MPI takes the core from the program; small calls are faster there."""
+    monkeypatch.setattr(Communicator, "ranks_per_node", property(lambda self: 1))
+    rank, ranks, group = dist.get_rank(), dist.get_world_size(), dist.new_group()
+    memory = memory_of(group)
+    ways = []
+    for items in (1 << 10, 1 << 17):
+        whole = torch.arange(ranks * items, dtype=torch.float32) % 97
+        block = whole.view(ranks, items)[rank].clone()
+        summed, part = (rank + 1) * whole, torch.empty(items)
+        dist.reduce_scatter_tensor(part, summed, group=group)
+        dist.all_reduce(summed, group=group, async_op=True).wait()
+        every = torch.empty_like(whole)
+        dist.all_gather_into_tensor(every, block, group=group)
+        total = ranks * (ranks + 1) // 2
+        assert torch.equal(part, total * block)
+        assert torch.equal(summed, total * whole) and torch.equal(every, whole)
+        ways.append(memory._far.last_plan and memory._far.last_plan.algorithm)
+    assert ways == [None, "ring"]
+    dist.destroy_process_group(group)

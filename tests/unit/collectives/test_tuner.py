@@ -204,6 +204,25 @@ def test_a_table_is_an_ordinary_file(tmp_path):
             load(path)
 
 
+@pytest.mark.parametrize(
+    ("mpi", "nbytes", "ranks", "per_node", "algorithm"),
+    [
+        ("Open MPI", 256 << 10, 2, 1, "ring"),
+        ("Open MPI", 128 << 10, 2, 1, "native"),
+        ("Open MPI", 1 << 20, 4, 1, "native"),  # its recursive halving
+        ("Open MPI", 4 << 20, 4, 1, "ring"),
+        ("Open MPI", 16 << 20, 4, 3, "ring"),
+        ("Open MPI", 16 << 20, 16, 8, "ring"),
+        ("Open MPI", 16 << 20, 2, 2, "native"),
+        ("MPICH", 16 << 20, 2, 1, "native"),
+    ],
+)
+def test_open_mpis_reduce_scatter_between_hosts(mpi, nbytes, ranks, per_node, algorithm):
+    """It reduces large blocks to rank 0, which scatters them: twice the bytes, and in a row."""
+    call = Situation(mpi, "reduce_scatter", nbytes, ranks, per_node)
+    assert choose(load(DEFAULT), call).algorithm == algorithm
+
+
 def test_rules_for_open_mpi(tmp_path, capsys):
     wanted = """1 # collectives
 2 # allreduce
