@@ -23,8 +23,8 @@ from collectives.schedule import Chunk, Copy, Recv, RecvReduce, Round, Schedule,
 #: Tags of one plan; messages between two ranks cycle through them.
 TAGS_PER_PLAN = 64
 #: Rounds with messages of so many bytes are waited for with yields: MPI polls, and takes the core
-#: from the program's other threads.
-_LONG_BYTES = 64 << 10
+#: from the program's other threads.  Below, the yields themselves would be felt.
+_LONG_BYTES = 256 << 10
 
 
 @dataclass(frozen=True)
