@@ -267,8 +267,13 @@ class Order:
             if self.calls:
                 self.catch_up()
                 looks = 0
-            self._is_asleep = looks == _LOOKS
-            if not self.calls and not self._ends:  # else one has come meanwhile
-                self._bell.wait(None if self._is_asleep else _LOOK_SECONDS)
-                looks = 0 if self._is_asleep else looks + 1
+            elif looks < _LOOKS:
+                looks += 1
+                self._bell.wait(_LOOK_SECONDS)
+            else:
+                self._is_asleep = True
+                if not self.calls and not self._ends:  # else one has come meanwhile
+                    self._bell.wait()
+                self._is_asleep = False
+                looks = 0
             self._bell.clear()

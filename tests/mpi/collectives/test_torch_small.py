@@ -194,3 +194,14 @@ def test_a_wait_ends_with_its_call_though_the_next_one_is_under_way(group):
             works[1].wait()
         assert first.tolist() == [P] * 2 and second[-1] == P
         assert RANK < LAST or word.item() == turn
+
+
+def test_the_thread_of_a_group_sleeps_again_and_again(group):
+    """Else it would take the interpreter from the program, some thousand times a second."""
+    order = backend_of(group).order
+    for _ in range(3 if order.has_thread else 0):
+        dist.all_reduce(torch.ones(3), group=group, async_op=True).wait()
+        deadline = time.monotonic() + 20
+        while not order._is_asleep:
+            assert time.monotonic() < deadline, "the thread still looks for calls"
+            time.sleep(1e-3)
