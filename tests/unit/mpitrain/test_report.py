@@ -110,7 +110,7 @@ def odd(**fields):
         ("[]", "is not a trace of mpitrain"),
         (json.dumps(chrome(traced()))[:-40], "is not a trace of mpitrain"),
         ("\udcff", "is not a trace of mpitrain"),
-        ('{"x":' + "[" * 1_000_000, "maximum recursion depth exceeded"),
+        ('{"x":' + "[" * 1_000_000, "(maximum recursion depth exceeded|Stack overflow)"),
         (odd(tid="x"), "Expected `int`, got `str`"),
         (odd(tid=-1), "Expected `int` >= 0"),
         (odd(tid=2), "is of a run on more ranks than this one's 2"),
