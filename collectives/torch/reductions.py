@@ -8,7 +8,7 @@ import torch.distributed as dist
 from mpi4py import MPI
 
 from collectives.torch.calls import Calls, Tensors, listed
-from collectives.torch.devices import is_on_host
+from collectives.torch.devices import devices_of, is_on_host
 from collectives.torch.node_memory import is_called_by_reducer
 from collectives.torch.reduce_op import PLAIN_OPS, Reduction, reduction
 from collectives.torch.tensors import (
@@ -67,11 +67,15 @@ class Reductions(Calls):
                 "them dense, or sum them in a group with GroupOptions(reproducible=False)"
             )
 
+        streams = {where: torch.accelerator.current_stream(where) for where in devices_of(tensors)}
+
         def call() -> None:
             for tensor, one in zip(tensors, how):
                 total = self._sparse_sum(tensor.detach().to(one.wide or tensor.dtype).coalesce())
                 one.finish(total.values(), total.values(), self._size)
                 tensor.copy_(total.to(tensor.device))
+                for part in (tensor._indices(), tensor._values()) if tensor.is_cuda else ():
+                    part.record_stream(streams[tensor.device])  # it was made on the call's own
 
         return self._submit("sparse_all_reduce", tensors, options, call)
 
