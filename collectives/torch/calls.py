@@ -108,12 +108,12 @@ class Calls:
 
     def send(self, tensors: Tensors, to: int, tag: int = 0) -> dist._Work:
         check_dense(tensors)
-        flat = Joined(tensors[:1], reads=True)
+        flat = Joined(tensors, reads=True)
         return self._message("send", self.comm.Isend(memory(flat.whole), to, tag), flat)
 
     def recv(self, tensors: Tensors, source: int, tag: int = 0) -> dist._Work:
         check_dense(tensors)
-        flat = Joined(tensors[:1], reads=False)
+        flat = Joined(tensors, reads=False)
         what = "recvAnySource" if source == MPI.ANY_SOURCE else "recv"
         return self._message(what, self.comm.Irecv(memory(flat.whole), source, tag), flat)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import FunctionType
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -95,17 +95,15 @@ class _Finder(MetaPathFinder):
         if name != _MODULE:
             return None
         sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
-        if spec is not None and spec.loader is not None:
-            loader: Any = spec.loader
-            run = loader.exec_module
+        spec: Any = importlib.util.find_spec(name)
+        run = spec.loader.exec_module
 
-            def exec_module(module: Any) -> None:
-                run(module)
-                _change(module)
+        def exec_module(module: Any) -> None:
+            run(module)
+            _change(module)
 
-            loader.exec_module = exec_module
-        return spec
+        spec.loader.exec_module = exec_module
+        return cast(ModuleSpec, spec)
 
 
 def _change(module: Any) -> None:
