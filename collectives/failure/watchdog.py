@@ -217,6 +217,9 @@ class Watchdog:
             for rank, (made, heard) in peers.ended.items()
             if call.numbered and made < call.number and now - heard > _LEFT_S
         ]
+        # What they sent last may still be under way.
+        if not call.numbered and waited > _NOTE_S and len(peers.ended) == peers.size - 1:
+            left = [*peers.ended]
         if left and waited > _LEFT_S:
             if answers := self._asked(call):
                 who = ", ".join(str(peers.job[rank]) for rank in left)
