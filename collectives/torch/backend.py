@@ -100,7 +100,7 @@ class _Group(Reductions, Copies):
 
         Raises:
             MismatchError: on all ranks: calls since the last barrier had other roots.
-            Exception: a message has failed for which nobody has waited.
+            Exception: a message or a call has failed for which nobody has waited.
         """
         if self.comm == MPI.COMM_NULL or os.getpid() != self._process:
             return

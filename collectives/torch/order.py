@@ -94,9 +94,9 @@ class CollectiveWork(AnyWork):
             self._call(*self._given)
         except BaseException as error:
             self._error = error
-            self._order.untold.add(self)
             if not isinstance(error, Exception):  # as Ctrl-C: the caller's, who may catch it
                 raise
+            self._order.untold.add(self)
         finally:
             del self._call, self._given, self._inputs  # with the tensors that they hold
             with self._order.futures:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import FunctionType
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -95,15 +95,17 @@ class _Finder(MetaPathFinder):
         if name != _MODULE:
             return None
         sys.meta_path.remove(self)
-        spec: Any = importlib.util.find_spec(name)
-        run = spec.loader.exec_module
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.loader is not None:
+            loader: Any = spec.loader
+            run = loader.exec_module
 
-        def exec_module(module: Any) -> None:
-            run(module)
-            _change(module)
+            def exec_module(module: Any) -> None:
+                run(module)
+                _change(module)
 
-        spec.loader.exec_module = exec_module
-        return cast(ModuleSpec, spec)
+            loader.exec_module = exec_module
+        return spec
 
 
 def _change(module: Any) -> None:
