@@ -9,7 +9,6 @@ from collectives.errors import CollectiveError
 from collectives.execution.traffic import Traffic
 from collectives.execution.waiting import give_way
 
-
 #: Why a forked child makes no collective: it sees its parent's counters and connections, and would
 #: give the ranks wrong numbers.
 FORKED = (
