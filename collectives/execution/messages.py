@@ -17,14 +17,10 @@ from collectives.execution.traffic import Traffic
 from collectives.execution.transport import Bytes, Request, Transport
 from collectives.execution.transport.cuda_memory import CudaMemory
 from collectives.execution.transport.device import StagedSend
-from collectives.execution.waiting import wait_for
 from collectives.schedule import Chunk, Copy, Recv, RecvReduce, Round, Schedule, Send
 
 #: Tags of one plan; messages between two ranks cycle through them.
 TAGS_PER_PLAN = 64
-#: Rounds with messages of so many bytes are waited for with yields: MPI polls, and takes the core
-#: from the program's other threads.  Below, the yields themselves would be felt.
-_LONG_BYTES = 256 << 10
 
 
 @dataclass(frozen=True)
@@ -110,7 +106,6 @@ class _Binder:
         bound = BoundRound()
         sent = [self.view(step.chunk) for step in steps if isinstance(step, Send)]
         sends: list[Request] = []
-        is_long = any(self.view(step.chunk).nbytes >= _LONG_BYTES for step in steps)
         copies: list[Action] = []
         late: list[Action] = []
         for step in steps:
@@ -134,7 +129,7 @@ class _Binder:
             for part in self.parts(arriving):
                 request = self.transport.recv_init(part, step.peer, tag)
                 bound.requests.append(request)
-                bound.finish.append(_wait_of(request, is_long))
+                bound.finish.append(request.Wait)
             if isinstance(step, RecvReduce):
                 reduction = self.reduction(step, arriving, target)
                 bound.reductions.append(reduction)
@@ -146,7 +141,7 @@ class _Binder:
         if self.traffic is not None and sends:
             nbytes = sum(items.nbytes for items in sent)
             bound.starts.append(partial(self.traffic.send, len(sends), nbytes))
-        bound.finish += [*(_wait_of(request, is_long) for request in sends), *late]
+        bound.finish += [*(request.Wait for request in sends), *late]
         bound.requests += sends
         return bound
 
@@ -171,10 +166,6 @@ class _Binder:
         route = (Send if isinstance(step, Send) else Recv, step.peer)
         self.messages[route] += 1
         return self.tag + (self.messages[route] - 1) % TAGS_PER_PLAN
-
-
-def _wait_of(request: Request, is_long: bool) -> Action:
-    return partial(wait_for, request) if is_long and hasattr(request, "Test") else request.Wait
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,13 @@ from collectives.errors import CollectiveError
 from collectives.execution.traffic import Traffic
 from collectives.execution.waiting import give_way
 
+#: Why a forked child makes no collective: it sees its parent's counters and connections, and would
+#: give the ranks wrong numbers.
+FORKED = (
+    "this process was forked by a rank and is none itself; make the call on the rank, and hand the "
+    "child its result"
+)
+
 
 class Moving(Protocol):
     """A plan, which a rank that waits must move along.
@@ -119,13 +126,8 @@ _LIVE: "weakref.WeakSet[Progress]" = weakref.WeakSet()
 
 
 def _in_child() -> None:
-    """A forked child sees its parent's counters and connections: a collective of its own would give
-    the ranks wrong numbers."""
     for progress in _LIVE:
-        progress.left = (
-            "this process was forked by a rank and is none itself; make the call on the rank, and "
-            "hand the child its result"
-        )
+        progress.left = FORKED
 
 
 os.register_at_fork(after_in_child=_in_child)

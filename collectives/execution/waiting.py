@@ -3,7 +3,6 @@
 import os
 import threading
 import time
-from typing import Any
 
 #: A yield that takes longer has given the core to another program: seconds.
 _CONTENDED_S = 2e-4
@@ -43,9 +42,3 @@ def give_way() -> None:
     ended = time.monotonic()
     if ended - began > _CONTENDED_S:
         _CORE.contended_until = ended + _MEMORY_S
-
-
-def wait_for(request: Any) -> None:
-    """Waits for a request of MPI, and gives the core away between two looks at it."""
-    while not request.Test():
-        give_way()

@@ -35,8 +35,7 @@ _SELECT_S = 0.25
 #: Seconds for the exit handlers of a rank whose program has ended.
 _LEFT_S = 3.0
 #: Seconds until a waiting rank asks the others, and the further seconds for each rank below it.
-_LOOK_S = 5.0
-_BESIDE_S = 0.01
+_LOOK_S, _BESIDE_S = 5.0, 0.01
 #: Seconds until a waiting rank writes a note, once for each place; 0 if a rank is silent.
 _NOTE_S = 30.0
 #: Most communicators in an answer.
@@ -52,8 +51,7 @@ class Watchdog:
 
     After ``timeout`` seconds in one call, one of the waiting ranks reports the call, every rank's
     progress, the missing ranks and their stacks, and the job ends with status 124.  Neighbours see
-    a process die.  ``SIGUSR2`` makes a rank write its last calls to stderr, even while it is stuck
-    inside MPI.
+    a process die.  ``SIGUSR2`` makes a rank write its last calls to stderr, even inside of MPI.
 
     Args:
         comm: a communicator; the watchdog sends no messages on it later.
@@ -212,10 +210,12 @@ class Watchdog:
             self._stalled(call)
             return
         peers, now = self._peers, monotonic()
+        # Messages of ranks that have ended may be under way, but not for so long.
+        none_comes = waited > _NOTE_S and len(peers.ended) == peers.size - 1
         left = [
             rank
             for rank, (made, heard) in peers.ended.items()
-            if call.numbered and made < call.number and now - heard > _LEFT_S
+            if (made < call.number and now - heard > _LEFT_S if call.numbered else none_comes)
         ]
         if left and waited > _LEFT_S:
             if answers := self._asked(call):

@@ -6,7 +6,7 @@ import threading
 import zlib
 from contextlib import ExitStack
 from datetime import timedelta
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -14,6 +14,8 @@ from mpi4py import MPI
 
 from collectives.communicator import Communicator
 from collectives.environment import switch
+from collectives.errors import CollectiveError
+from collectives.execution.progress import FORKED
 from collectives.torch import NAME, GroupOptions
 from collectives.torch.calls import Calls
 from collectives.torch.copies import Copies
@@ -93,13 +95,14 @@ class _Group(Reductions, Copies):
         MPI.COMM_WORLD.Abort(1)
 
     def shutdown(self) -> None:
-        """Ends the group, after what is under way.  Collective over its ranks.
+        """Ends the group, after what is under way.  Collective over its ranks; does nothing in a
+        process that was forked.
 
         Raises:
             MismatchError: on all ranks: calls since the last barrier had other roots.
-            Exception: a message has failed for which nobody has waited.
+            Exception: a message or a call has failed for which nobody has waited.
         """
-        if self.comm == MPI.COMM_NULL:
+        if self.comm == MPI.COMM_NULL or os.getpid() != self._process:
             return
         atexit.unregister(self._drain)
         try:
@@ -266,3 +269,17 @@ def _is_reproducible(comm: MPI.Intracomm, options: GroupOptions | None) -> bool:
             f"the same {_REPRODUCIBLE}"
         )
     return bool(own)
+
+
+def _in_child() -> None:
+    """Lets calls of a process that a rank has forked raise; it would take the rank's messages."""
+
+    def refuse(*_: Any, **__: Any) -> NoReturn:
+        raise CollectiveError(FORKED)
+
+    for name in ("_submit", "_message", "monitored_barrier"):
+        setattr(_Group, name, refuse)
+    globals()["create_group"] = refuse
+
+
+os.register_at_fork(after_in_child=_in_child)

@@ -108,14 +108,14 @@ class Calls:
 
     def send(self, tensors: Tensors, to: int, tag: int = 0) -> dist._Work:
         check_dense(tensors)
-        flat = Joined(tensors[:1], reads=True)
-        return self._message("send", self.comm.Isend(memory(flat.whole), to, tag), flat)
+        flat = Joined(tensors, reads=True)
+        return self._message("send", flat, self.comm.Isend, to, tag)
 
     def recv(self, tensors: Tensors, source: int, tag: int = 0) -> dist._Work:
         check_dense(tensors)
-        flat = Joined(tensors[:1], reads=False)
+        flat = Joined(tensors, reads=False)
         what = "recvAnySource" if source == MPI.ANY_SOURCE else "recv"
-        return self._message(what, self.comm.Irecv(memory(flat.whole), source, tag), flat)
+        return self._message(what, flat, self.comm.Irecv, source, tag)
 
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> dist._Work:
         return self.recv(tensors, MPI.ANY_SOURCE, tag)
@@ -132,7 +132,10 @@ class Calls:
         """
         return self._node_memory.take(size, dtype)
 
-    def _message(self, what: str, request: MPI.Request, flat: Joined) -> dist._Work:
+    def _message(
+        self, what: str, flat: Joined, begin: Callable[..., MPI.Request], *route: int
+    ) -> dist._Work:
+        request = begin(memory(flat.whole), *route)
         for earlier in list(self.under_way):  # lets go of those that nobody waits for
             earlier.test()
         return MessageWork(what, request, flat, self)

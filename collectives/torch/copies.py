@@ -75,12 +75,13 @@ class Copies(Calls):
         def call() -> None:
             for output, source in zip(outputs, inputs):
                 with Joined(parts := listed(output), reads=False) as whole:
-                    comm = self._node_memory.comm(whole.nbytes)
+                    comm, way = self._node_memory.way(whole.nbytes)
                     counts = [part.numel() for part in parts]
                     if len(set(counts)) > 1:
                         comm.Allgatherv(memory(apart([source], whole)), [memory(whole), counts])
                     else:
-                        comm.Allgather(_own_block(source, whole, self._rank), memory(whole))
+                        block = _own_block(source, whole, self._rank)
+                        comm.Allgather(block, memory(whole), algorithm=way)
 
         return self._submit(what, outputs, options, call, inputs=inputs)
 

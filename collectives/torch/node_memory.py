@@ -4,7 +4,6 @@ beside the program, where each is on a host of its own."""
 import logging
 import sys
 import threading
-import time
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -30,17 +29,15 @@ _ROOM_BYTES = 1 << 20
 _POOL_BYTES, _RESULT_BYTES = 3 << 26, 1 << 26
 #: Bytes of a rank's block from which a call between hosts takes the ring.
 _FAR_BYTES = 256 << 10
-#: Seconds between two looks of the group's thread at whether all ranks have come.
-_LOOK_SECONDS = 5e-5
 
 
 class GroupMemory:
-    """The shared memory of one group, and the communicator of its large calls.
+    """The shared memory of one group, and the way of its large calls.
 
     Shared memory has a communicator of its own, as calls on one with it take longer where they are
-    small.  With one rank on each host, large calls have one, too, whose algorithm is the ring: it
-    sends as little as any, and waits with yields.  The MPI library's own calls poll, and take the
-    core from a backward pass that runs beside them.
+    small.  With one rank on each host, large calls take the ring: it sends as little as any, and
+    waits with yields.  The MPI library's own calls poll, and take the core from a backward pass
+    that runs beside them.
 
     Making it is collective; all but :meth:`take` runs where the group's collectives run.
 
@@ -53,7 +50,8 @@ class GroupMemory:
     def __init__(self, comm: Communicator, order: Order, record: Callable[..., None]) -> None:
         self._comm, self._order, self._record = comm, order, record
         self._near: Communicator | None = None
-        self._far: Communicator | None = None
+        is_far = comm.ranks_per_node == 1 < comm.size and not comm.is_reproducible
+        self._ring_from = comm.size * _FAR_BYTES if is_far else sys.maxsize
         self._pool: SharedPool | None = None
         self._results: SharedPool | None = None
         self._taken: set[int] = set()
@@ -64,25 +62,19 @@ class GroupMemory:
             self._near.prepare()
             self._pool = SharedPool(self._near, limit=_POOL_BYTES)
             self._results = SharedPool(self._near, 1, _RESULT_BYTES)
-        elif comm.ranks_per_node == 1 < comm.size and not comm.is_reproducible:
-            self._far = Communicator(MPI.Intracomm.Dup(comm), "ring")
-            self._far.prepare()
         self._sums: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
-    def comm(self, nbytes: int) -> Communicator:
-        """The communicator for a call of so many bytes, the same number on all ranks."""
-        if self._near is not None:
-            return self._near if nbytes > SMALL else self._comm
-        if self._far is not None:
-            return self._far if nbytes >= self._far.size * _FAR_BYTES else self._comm
-        return self._comm
+    def way(self, nbytes: int) -> tuple[Communicator, str | None]:
+        """Communicator and algorithm of a call of so many bytes, the same number on all ranks."""
+        if self._near is not None and nbytes > SMALL:
+            return self._near, None
+        return self._comm, "ring" if nbytes >= self._ring_from else None
 
     def close(self) -> None:
-        """Frees the communicators.  Collective."""
-        for made in (self._near, self._far):
-            if made is not None:
-                made.Free()
-        self._near = self._far = self._pool = self._results = None
+        """Frees the communicator.  Collective."""
+        if self._near is not None:
+            self._near.Free()
+        self._near = self._pool = self._results = None
 
     def take(self, items: int, dtype: torch.dtype) -> torch.Tensor:
         """A tensor in shared memory where that can be, with whatever is in it.
@@ -149,10 +141,7 @@ class GroupMemory:
         sums = 0 if storage is None else self._sums.get(storage, 0)
         told = roots.told(sums == _SUMS)
         everybody = MPI.Intracomm.Iallreduce(self._comm, MPI.IN_PLACE, told, MPI.MIN)
-        if self._order.is_in_background:  # the program needs the core
-            while not everybody.Test():
-                time.sleep(_LOOK_SECONDS)
-        everybody.Wait()
+        self._near._engine.resources.wait(everybody)  # MPI's own wait takes the program's core
         roots.check(told)
         if storage is not None:
             self._sums[storage] = sums + 1

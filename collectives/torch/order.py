@@ -5,7 +5,6 @@ import sys
 import threading
 from collections.abc import Callable
 from datetime import timedelta
-from threading import get_ident
 from typing import Any
 
 import torch
@@ -97,6 +96,7 @@ class CollectiveWork(AnyWork):
             self._error = error
             if not isinstance(error, Exception):  # as Ctrl-C: the caller's, who may catch it
                 raise
+            self._order.untold.add(self)
         finally:
             del self._call, self._given, self._inputs  # with the tensors that they hold
             with self._order.futures:
@@ -108,6 +108,7 @@ class CollectiveWork(AnyWork):
     def _tell(self, future: Future[Any]) -> None:
         error = self._error
         if error is not None:
+            self._order.untold.discard(self)
             is_usual = isinstance(error, Exception)  # a future takes no other
             future.set_exception(error if is_usual else RuntimeError(repr(error)))
         else:
@@ -116,6 +117,7 @@ class CollectiveWork(AnyWork):
     def _end(self) -> None:
         if not self.is_done:
             self._order.help(self)
+        self._order.untold.discard(self)
 
     def is_completed(self) -> bool:
         """Whether the call has ended; without a thread, who asks runs it."""
@@ -154,6 +156,7 @@ class Order:
         calls: the calls that wait for their turn.
         runs: held by whoever runs a call; again where a callback calls.
         futures: guards the futures of the calls.
+        untold: calls that have failed, and nobody has waited for.
     """
 
     def __init__(self) -> None:
@@ -161,16 +164,12 @@ class Order:
         self.calls: collections.deque[CollectiveWork] = collections.deque()
         self.runs = threading.RLock()
         self.futures = threading.Lock()
+        self.untold: set[CollectiveWork] = set()
         self._is_running = False
         self._thread: threading.Thread | None = None
         self._is_asleep = False
         self._bell = threading.Event()
         self._ends = False
-
-    @property
-    def is_in_background(self) -> bool:
-        """Whether the group's thread asks."""
-        return self._thread is not None and self._thread.ident == get_ident()
 
     def now(
         self, record: Callable[..., None], what: What, call: Callable[..., None], given: Any = ()
@@ -228,13 +227,15 @@ class Order:
             self.catch_up()
 
     def close(self) -> None:
-        """Runs what is left, and ends the thread."""
+        """Runs what is left, and ends the thread; raises an error that nobody knows of."""
         self.catch_up()
         if self._thread is not None:
             self._ends = True
             self.wake()
             self._thread.join()
             self._thread = None
+        for work in list(self.untold):
+            work.wait()
 
     def wake(self) -> None:
         """Lets the thread run what there is, now."""

@@ -150,8 +150,8 @@ class Reductions(Calls):
             how.finish(total, whole, self._size)
             return
         for addends, total, result in self._pieces(source, whole, how):
-            comm = self._node_memory.comm(addends.nbytes)
-            comm.Reduce_scatter_block(memory(addends), memory(total), how.op)
+            comm, way = self._node_memory.way(addends.nbytes)
+            comm.Reduce_scatter_block(memory(addends), memory(total), how.op, algorithm=way)
             how.finish(total, result, self._size)
 
     def _pieces(
@@ -176,7 +176,8 @@ class Reductions(Calls):
         room = flat if how.wide is None else node.room(len(flat), how.wide)
         for result in flat.split(max(1, len(room))):
             part = how.addend(result, room[: len(result)])
-            node.comm(part.nbytes).Allreduce(MPI.IN_PLACE, memory(part), how.op)
+            comm, way = node.way(part.nbytes)
+            comm.Allreduce(MPI.IN_PLACE, memory(part), how.op, algorithm=way)
             how.finish(part, result, self._size)
 
     def _sparse_sum(self, tensor: torch.Tensor) -> torch.Tensor:

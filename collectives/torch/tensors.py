@@ -68,14 +68,7 @@ def small(tensors: Any, types: Mapping[torch.dtype, MPI.Datatype] = COPIED) -> l
     """
     if type(tensors) is list and len(tensors) == 1:
         kind = types.get((tensor := tensors[0]).dtype)
-        if (
-            kind is not None
-            and is_on_host(tensor)
-            and tensor.layout is _STRIDED
-            and tensor.is_contiguous()
-            and not tensor.is_neg()
-            and 0 < (nbytes := tensor.nbytes) <= SMALL
-        ):
+        if kind is not None and _is_usual(tensor) and 0 < (nbytes := tensor.nbytes) <= SMALL:
             return [_address(tensor.data_ptr(), nbytes), kind]
     return None
 

@@ -43,15 +43,15 @@ def install() -> None:
     from collectives.execution import waiting
 
     waiting.give_way = lambda: here().idle()
-    waiting.wait_for = lambda request: request.Wait()
     from collectives.communicator import Communicator
-    from collectives.execution.transport.mpi import MPITransport
+    from collectives.execution.transport import mpi as transport
     from collectives.failure import abort
 
     abort._abort = _end
     # Native collectives become ours, which go by messages; objects take their time, too, so that
     # nothing need be refused.
-    MPITransport.delays = True
+    transport.MPITransport.delays = True
+    transport.LongMessage = lambda request: request  # type: ignore[assignment, misc]
     Communicator.delays_messages = property(lambda self: False)  # type: ignore[assignment, method-assign]
 
 

@@ -106,7 +106,7 @@ FAULTS = [
         "plan: sends are not waited for",
         "tests/local/test_orders.py",
         "collectives/execution/messages.py",
-        "bound.finish += [*(_wait_of(request, is_long) for request in sends), *late]",
+        "bound.finish += [*(request.Wait for request in sends), *late]",
         "bound.finish += late",
     ),
     Fault(

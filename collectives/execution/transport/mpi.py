@@ -2,13 +2,18 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 from mpi4py import MPI
 
 from collectives.execution.transport import Bytes, Request
+from collectives.execution.waiting import give_way
+
+#: A rank that waits for a message of so many bytes gives its core away: MPI polls, and takes it
+#: from the program's other threads.  Below, the yields themselves would be felt.
+_LONG_BYTES = 256 << 10
 
 
 def largest_tag() -> int:
@@ -61,6 +66,15 @@ class Envelope:
         self._type.Free()
 
 
+class LongMessage(MPI.Prequest):
+    """A persistent send or receive that gives the core away while a rank waits for it."""
+
+    def Wait(self, status: MPI.Status | None = None) -> Literal[True]:
+        while not self.Test(status):
+            give_way()
+        return True
+
+
 class MPITransport:
     """Messages over ``channel``, a communicator that nothing else sends on.
 
@@ -87,10 +101,12 @@ class MPITransport:
         return None
 
     def send_init(self, data: Bytes, peer: int, tag: int) -> Request:
-        return self.channel.Send_init([data, data.nbytes, MPI.BYTE], peer, tag)
+        request = self.channel.Send_init([data, data.nbytes, MPI.BYTE], peer, tag)
+        return request if data.nbytes < _LONG_BYTES else LongMessage(request)
 
     def recv_init(self, data: Bytes, peer: int, tag: int) -> Request:
-        return self.channel.Recv_init([data, data.nbytes, MPI.BYTE], peer, tag)
+        request = self.channel.Recv_init([data, data.nbytes, MPI.BYTE], peer, tag)
+        return request if data.nbytes < _LONG_BYTES else LongMessage(request)
 
     @staticmethod
     def testall(requests: Sequence[Any]) -> bool:

@@ -7,7 +7,7 @@ import pytest
 from mpi4py import MPI
 
 from collectives import Communicator
-from collectives.execution import waiting
+from collectives.execution.transport import mpi as transport
 
 pytestmark = [pytest.mark.mpi, pytest.mark.quick_on(2, 3)]
 
@@ -149,8 +149,8 @@ def test_ours_is_refused_by_mpi4pys_own(comm):
 
 @pytest.mark.mpi(min_size=2)
 def test_a_rank_that_waits_for_a_long_message_gives_its_core_away(comm, monkeypatch):
-    looks, give_way = [], waiting.give_way
-    monkeypatch.setattr(waiting, "give_way", lambda: looks.append(give_way()))
+    looks, give_way = [], transport.give_way
+    monkeypatch.setattr(transport, "give_way", lambda: looks.append(give_way()))
     for items, gives in ((1, False), (1 << 18, True)):
         sent, total = np.full(items, comm.rank + 1.0), np.zeros(items)
         comm.Barrier()

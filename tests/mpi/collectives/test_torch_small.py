@@ -1,5 +1,6 @@
 """Small calls of ``torch.distributed``, the roots that they name, and groups of threads."""
 
+import os
 import threading
 import time
 
@@ -9,7 +10,7 @@ from mpi4py import MPI
 torch = pytest.importorskip("torch")
 dist = pytest.importorskip("torch.distributed")
 
-from collectives.errors import MismatchError  # noqa: E402
+from collectives.errors import CollectiveError, MismatchError  # noqa: E402
 from collectives.torch.backend import backend_of  # noqa: E402
 from collectives.torch.order import CollectiveWork  # noqa: E402
 
@@ -137,6 +138,46 @@ def test_an_interrupt_in_a_wait_leaves_no_call_that_never_ends(group):
     assert work.is_completed() and not work.is_success() and future.done()
     dist.all_reduce(tensor := torch.ones(1), group=group)
     assert tensor.item() == P
+
+
+@pytest.mark.parametrize("asks", [False, True])
+def test_an_error_that_nobody_waits_for_is_told_at_the_end_of_the_group(asks):
+    group, tensor = dist.new_group(), torch.ones(1).expand(4)
+    work = dist.all_reduce(tensor, group=group, async_op=True)
+    while asks and not work.is_completed():
+        time.sleep(1e-3)
+    dist.all_reduce(after := torch.ones(2), group=group)
+    assert after.tolist() == [P] * 2
+    with pytest.raises(RuntimeError, match="single memory location"):
+        dist.destroy_process_group(group)
+
+
+def is_refused(call):
+    try:
+        call()
+    except Exception as error:
+        return isinstance(error, CollectiveError) and "forked by a rank" in str(error)
+    return False
+
+
+def test_a_process_that_was_forked_is_no_rank(group):
+    """Its calls would take its parent's messages, and its parent's memory."""
+    calls = [
+        lambda: dist.all_reduce(torch.ones(3), group=group),
+        lambda: dist.all_reduce(torch.ones(100_000), group=group, async_op=True).wait(),
+        lambda: group.send([torch.ones(1)], RANK, 0),
+        lambda: dist.irecv(torch.ones(1), None, group),
+        lambda: backend_of(group).monitored_barrier(),
+        dist.new_group,
+    ]
+    dist.all_reduce(torch.ones(100_000), group=group, async_op=True).wait()
+    if (child := os.fork()) == 0:
+        refused = sum(map(is_refused, calls))
+        backend_of(group).shutdown()
+        os._exit(refused)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == len(calls)
+    dist.all_reduce(tensor := torch.ones(3), group=group)
+    assert tensor.tolist() == [P] * 3
 
 
 def in_threads(*calls):

@@ -268,6 +268,24 @@ def test_a_rank_that_has_ended_is_missing_in_the_calls_that_it_has_not_made(pair
     assert "has ended: its program is over" in told and "missing: rank 1\n" in told
 
 
+@pytest.mark.parametrize(("has_ended", "waited"), [(True, 31.0), (True, 20.0), (False, 31.0)])
+def test_a_message_of_a_rank_that_has_ended_never_comes(pair, has_ended, waited):
+    told, call = [], History().enter("recv", numbered=False)
+    if has_ended:
+        pair.ended[1] = (4, monotonic() - waited)
+    seen = SimpleNamespace(
+        timeout=float("inf"),
+        _peers=pair,
+        _looked_at=monotonic(),
+        _asked=lambda call: {0: answer(0, 0, 0)},
+        _end=lambda *said: told.append(said),
+    )
+    Watchdog._look(seen, call, waited)
+    assert bool(told) == (has_ended and waited > 30)
+    if told:
+        assert "cannot end without rank 1" in told[0][0] and told[0][1] == 1
+
+
 def test_equal_calls_are_slow_and_others_differ(pair):
     call = entered(5)
     slow = report(pair, call, {0: answer(0, 5, 5), 1: answer(1, 5, 5)}, "lasts")
