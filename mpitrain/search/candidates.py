@@ -121,9 +121,7 @@ class Candidate:
 
     def __str__(self) -> str:
         data = "-".join(map(str, self.replicas)) or self.data
-        text = axes(
-            data, self.pipe, self.tensor, self.context, self.experts, rows=self.rows
-        )
+        text = axes(data, self.pipe, self.tensor, self.context, self.experts, rows=self.rows)
         extras: list[str] = [self.attention] * (self.context > 1 and not self.rows)
         extras += [key for key in ("sequence", "recompute", "node_shared") if getattr(self, key)]
         if self.zero:

@@ -185,9 +185,7 @@ class StageCosts:
         machine, share = self.machine, self.exchange.share
         nbytes = self.numerics.stored * numbers
         if not self.exchange.by_nodes:
-            return machine.scatter(
-                self._sums * share * nbytes, size, stride, self._sums * arrays
-            )
+            return machine.scatter(self._sums * share * nbytes, size, stride, self._sums * arrays)
         # A reduce-scatter within the node, or a tree to one rank of it and from there.
         each = machine.together(size, stride)
         inside = 1 if self.layout.node_shared else 2
