@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def add(commands: "Commands") -> None:
     """Adds the command."""
-    text = "find the fastest layouts of a job: data, pipe, tensor, ZeRO, micro-batches"
+    text = "find the fastest layouts of a job: data, pipe, tensor, space, ZeRO, micro-batches"
     parser = commands.add_parser("search", help=text)
     add_arguments(parser)
     parser.add_argument("-o", "--output", type=_file, help="TOML file for the first one's tables")
@@ -165,10 +165,11 @@ def _tables(config: Config, ran: "Found") -> str:
     """The keys of a layout as tables of a job file, but those that the job has and are defaults."""
     lines = []
     for table in ("parallel", "train"):
-        lines.append(f"[{table}]")
         known = [getattr(tables, table) for tables in (config, Tables())]
-        for key, value in ran.keys().items():
-            own, _, name = key.partition(".")
-            if own == table and {getattr(values, name) for values in known} != {value}:
-                lines.append(f"{name} = {toml(value)}")
+        found = [
+            f"{name} = {toml(value)}"
+            for own, name, value in ((*key.split("."), value) for key, value in ran.keys().items())
+            if own == table and {getattr(values, name) for values in known} != {value}
+        ]
+        lines += [f"[{table}]", *found] if found else []
     return "\n".join(lines)

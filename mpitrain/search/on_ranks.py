@@ -16,7 +16,7 @@ _END_S = 10.0
 
 
 def on_ranks(ranks: int, *words: str, seconds: float = START_S) -> str:
-    """What a module of Python prints on so many ranks; ``words``: its name and its arguments.
+    """The output of a module of Python on so many ranks; ``words``: its name and arguments.
 
     Raises:
         ConfigError: it cannot be started, fails, or takes longer than ``seconds``.
