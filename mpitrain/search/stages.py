@@ -165,7 +165,10 @@ class StageCosts:
                     count = np.ceil(self.numerics.stored * numbers / self.numerics.bucket)
                     buckets = np.minimum(np.maximum(1, count), buckets)
                 its = self._summing(numbers, size, stride, buckets)
-                summed, last = summed + its, last + its / np.maximum(1, buckets * times)
+                if self.machine.hides(size, stride):
+                    summed, last = summed + its, last + its / np.maximum(1, buckets * times)
+                else:
+                    exposed = exposed + its
                 exposed = exposed + self._gathering(numbers, size, stride, buckets)
                 exposed = exposed + self.machine.call * (times + self._gathers) * buckets
                 exposed = exposed + ours.coding * numbers * times

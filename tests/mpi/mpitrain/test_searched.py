@@ -14,8 +14,8 @@ from tests.mpi.mpitrain.layouts import RANKS, alone, changed, close, curve, job
 pytestmark = [pytest.mark.mpi, pytest.mark.at_most(4)]
 #: Models, and axes of which the layouts have some.
 PROPOSED = {
-    "gpt": ["", "tensor", "context", "zero", "deals"],
-    "convnet": ["rows", "pipe", "deals"],
+    "gpt": ["", "tensor", "context", "zero"],
+    "convnet": ["rows", "pipe"],
     "resnet": ["rows"],
     "mlp": ["tensor"],
     "recommender": ["pipe"],
@@ -24,8 +24,8 @@ PROPOSED = {
 
 def other(axis, seed, refuses, layout):
     """Why the search leaves a layout out: another axis was drawn, or most layouts by chance."""
-    used = {"": True, "rows": layout.rows, "deals": layout.deals, "zero": layout.zero > 0}
-    is_used = used.get(axis) if axis in used else getattr(layout, axis) > 1
+    used = {"": True, "rows": layout.rows, "zero": layout.zero > 0}
+    is_used = used[axis] if axis in used else getattr(layout, axis) > 1
     by_chance = random.Random(f"{seed}{layout}").random() < 0.8
     return refuses(layout) or "not drawn" * (by_chance or not is_used)
 
