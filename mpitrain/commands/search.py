@@ -166,10 +166,10 @@ def _tables(config: Config, ran: "Found") -> str:
     lines = []
     for table in ("parallel", "train"):
         known = [getattr(tables, table) for tables in (config, Tables())]
-        found = [
-            f"{name} = {toml(value)}"
-            for own, name, value in ((*key.split("."), value) for key, value in ran.keys().items())
-            if own == table and {getattr(values, name) for values in known} != {value}
-        ]
+        found = []
+        for key, value in ran.keys().items():
+            own, _, name = key.partition(".")
+            if own == table and {getattr(values, name) for values in known} != {value}:
+                found.append(f"{name} = {toml(value)}")
         lines += [f"[{table}]", *found] if found else []
     return "\n".join(lines)
