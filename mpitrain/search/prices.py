@@ -48,6 +48,8 @@ class Prices:
             state = self._search.costs(replace(own, data=1)).state(whole)
             moved = replace(whole, fixed=0.0)
             seconds = own.micro_batches * (costs.forward(moved) + costs.backward(moved))
+            # A micro-batch passes all layers, whatever ranks they have.
+            seconds = seconds + 3 * (machine.launch * whole.layers + whole.fixed)
             return float(seconds if state <= own.data * machine.memory else np.inf)
         state, kept, seconds, _ = self._alike(replace(own, schedule="1f1b", chunks=1))
         held, m = own.published.held, own.micro_batches
