@@ -77,6 +77,7 @@ def machine(options: argparse.Namespace) -> Machine:
         options.network,
         options.adapters,
         call,
+        copying=not counted,
     )
 
 

@@ -113,8 +113,9 @@ def _stages(found: Planned, job: Job) -> list[str]:
     samples, parts = found.config.train.batch_size, pipeline.micro_batches
     empty = f", {parts - samples} of them empty" if samples < parts else ""
     lines = [
-        f"{layout.ranks} ranks: {layout}; {found.config.parallel.schedule}, {parts} micro-batches "
-        f"of {'up to ' if samples % parts else ''}{counted(-(-samples // parts), 'sample')}{empty}"
+        f"{counted(layout.ranks, 'rank')}: {layout}; {found.config.parallel.schedule}, {parts} "
+        f"micro-batches of {'up to ' if samples % parts else ''}"
+        f"{counted(-(-samples // parts), 'sample')}{empty}"
     ]
     for stage, (own, spans) in enumerate(zip(found.costs, found.spans, strict=True)):
         held, times, of = found.report.held[stage, 0], own.passes(spans), own.sums.of(spans)

@@ -1,9 +1,6 @@
 """``mpitrain search``: the fastest layouts of a job, found before anything runs."""
 
 import argparse
-import os
-import subprocess
-import sys
 import tempfile
 from dataclasses import replace
 from functools import cache
@@ -24,7 +21,7 @@ if TYPE_CHECKING:
 
 def add(commands: "Commands") -> None:
     """Adds the command."""
-    text = "find the fastest layouts of a job: data, pipe, tensor, ZeRO, micro-batches"
+    text = "find the fastest layouts of a job: data, pipe, tensor, space, ZeRO, micro-batches"
     parser = commands.add_parser("search", help=text)
     add_arguments(parser)
     parser.add_argument("-o", "--output", type=_file, help="TOML file for the first one's tables")
@@ -102,16 +99,19 @@ def measured(options: argparse.Namespace, ran: "Found", steps: int = 20) -> floa
     """
     from mpitrain.metrics.reader import read_records
     from mpitrain.metrics.records import Step
+    from mpitrain.search.on_ranks import START_S, on_ranks
 
     with tempfile.TemporaryDirectory() as folder:
-        words = [os.environ.get("MPIEXEC", "mpiexec"), "-n", str(options.ranks), sys.executable]
-        words += ["-m", "mpitrain", "train", str(options.config)]
+        words = ["mpitrain", "train", str(options.config)]
         own = ran.keys() | {"run.dir": folder, "train.steps": steps}
         for key in [*options.set, *(f"{key}={toml(value)}" for key, value in own.items())]:
             words += ["--set", key]
-        done = subprocess.run(words, check=False, capture_output=True, text=True)
-        if done.returncode:
-            raise ConfigError(f"{ran}: {done.stderr.strip().rpartition(chr(10))[2]}")
+        # Ten times what one core would take for all ranks.
+        limit = min(1e6, START_S + 10 * options.ranks * steps * ran.seconds)
+        try:
+            on_ranks(options.ranks, *words, seconds=limit)
+        except ConfigError as error:
+            raise ConfigError(f"{ran}: {error}; leave --time out, or mend that first") from error
         log = read_records(Path(folder) / "metrics.jsonl")
     seconds = [record.seconds for record in log.records if isinstance(record, Step)]
     return median(seconds[len(seconds) // 4 :])
@@ -127,12 +127,11 @@ def job(config: Config, options: argparse.Namespace) -> "Search":
     from mpitrain.commands.machine import MOST_RANKS, machine
     from mpitrain.search.job import load_job
 
-    for key, usual in (("space", 1), ("offload", Tables().parallel.offload)):
-        if getattr(config.parallel, key) != usual:
-            raise ConfigError(
-                f"parallel.{key}: mpitrain search finds no layout with it; compare some by plan "
-                f"--against, or set parallel.{key} = {toml(usual)}"
-            )
+    if config.parallel.offload != (usual := Tables().parallel.offload):
+        raise ConfigError(
+            "parallel.offload: mpitrain search finds no layout with it; compare some by plan "
+            f"--against, or set parallel.offload = {toml(usual)}"
+        )
     if options.ranks > MOST_RANKS:
         raise ConfigError(
             f"search -n {options.ranks}: layouts of at most {MOST_RANKS} ranks are sought; give a "
@@ -166,10 +165,11 @@ def _tables(config: Config, ran: "Found") -> str:
     """The keys of a layout as tables of a job file, but those that the job has and are defaults."""
     lines = []
     for table in ("parallel", "train"):
-        lines.append(f"[{table}]")
         known = [getattr(tables, table) for tables in (config, Tables())]
+        found = []
         for key, value in ran.keys().items():
             own, _, name = key.partition(".")
             if own == table and {getattr(values, name) for values in known} != {value}:
-                lines.append(f"{name} = {toml(value)}")
+                found.append(f"{name} = {toml(value)}")
+        lines += [f"[{table}]", *found] if found else []
     return "\n".join(lines)

@@ -23,6 +23,7 @@ class Axes:
             heads; 0 if the layers cannot be shared.
         positions: positions of a sample that tensor and context ranks may share; 0: none.
         experts: experts of a layer; 0: none.
+        rows: rows of an image that context ranks may share; 0: none.
         spread: whether all replicas share tables.
         node_shared: whether the job keeps one copy of the parameters on a node.
     """
@@ -30,6 +31,7 @@ class Axes:
     shareable: int = 0
     positions: int = 0
     experts: int = 0
+    rows: int = 0
     spread: bool = False
     node_shared: bool = False
 
@@ -50,11 +52,14 @@ class Axes:
             if tensor > 1 and (not self.shareable or self.shareable % tensor):
                 why = f"{self.shareable} heads that the tensor ranks do not divide"
                 refused[why if self.shareable else "layers that no ranks share"] += 1
-            elif context > 1 and context > self.positions:
-                refused["positions that no ranks share"] += 1
+            elif context > 1 and context > max(self.positions, self.rows):
+                refused["positions or rows that no ranks share"] += 1
             else:
                 workers = ranks // context // tensor
-                each = Candidate(1, workers, tensor, context=context, node_shared=self.node_shared)
+                each = Candidate(
+                    1, workers, tensor, context=context, rows=context > 1 and self.rows > 0,
+                    node_shared=self.node_shared,
+                )  # fmt: skip
                 for pipe in divisors(workers):
                     shape = replace(each, pipe=pipe, data=workers // pipe)
                     if pipe > layers:
@@ -102,7 +107,7 @@ class Axes:
 
     def _ways(self, shape: Candidate) -> list[Way]:
         """Ways of attention; a ring's work is less even than zigzag's, which needs two pieces."""
-        if shape.context == 1:
+        if shape.context == 1 or shape.rows:
             return ["zigzag"]
         found: list[Way] = ["zigzag" if self.positions >= 2 * shape.context else "ring"]
         if self.shareable and self.shareable % (shape.tensor * shape.context) == 0:

@@ -26,6 +26,7 @@ class Candidate:
         context: ranks that share the positions of a sample.
         experts: ranks over which experts are spread; 0: all replicas share a recommender's tables.
         attention: how context ranks attend to all positions.
+        rows: whether context ranks share the rows of images, not the positions of a sequence.
         node_shared: whether the replicas share one copy of the parameters.
         schedule, chunks: order of work in the pipeline, and pieces of the model on each stage.
         replicas: replicas of each stage, where they differ; of the widest stage are
@@ -43,6 +44,7 @@ class Candidate:
     context: int = 1
     experts: int = 1
     attention: Way = "zigzag"
+    rows: bool = False
     node_shared: bool = False
     schedule: str = "1f1b"
     chunks: int = 1
@@ -72,7 +74,7 @@ class Candidate:
     @property
     def grid(self) -> Layout:
         """Its grid of ranks."""
-        return Layout(self.widths, self.tensor, self.context, self.experts)
+        return Layout(self.widths, self.tensor, self.context, self.experts, self.rows)
 
     @property
     def parts(self) -> int:
@@ -107,7 +109,8 @@ class Candidate:
             "sequence": self.sequence,
             "data": 0 if self.replicas else self.data,
             "replicas": self.replicas,
-            "context": self.context,
+            "context": 1 if self.rows else self.context,
+            "space": self.context if self.rows else 1,
             "attention": self.attention,
             "experts": self.experts or 1,
             "zero": self.zero,
@@ -118,8 +121,8 @@ class Candidate:
 
     def __str__(self) -> str:
         data = "-".join(map(str, self.replicas)) or self.data
-        text = axes(data, self.pipe, self.tensor, self.context, self.experts)
-        extras: list[str] = [self.attention] * (self.context > 1)
+        text = axes(data, self.pipe, self.tensor, self.context, self.experts, rows=self.rows)
+        extras: list[str] = [self.attention] * (self.context > 1 and not self.rows)
         extras += [key for key in ("sequence", "recompute", "node_shared") if getattr(self, key)]
         if self.zero:
             extras.append(f"ZeRO-{self.zero}")

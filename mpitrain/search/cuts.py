@@ -46,7 +46,8 @@ def fastest_cut(
 ) -> Cut | None:
     """The fastest cut into stages that use all ``workers``; None: none fits.
 
-    Cost: O(bounds workers replicas layers^2).
+    Cost: O(bounds workers replicas layers^2); with ``worst``, only of numbers of workers behind a
+    stage with which a better cut may be made.
 
     Args:
         seconds: for each number of replicas that a stage may have, ``[i, j]`` is the time of a
@@ -74,13 +75,14 @@ def fastest_cut(
         return _least_sum(needed) > workers
 
     bounds = bounds[bisect_left(bounds, True, key=lambda bound: not is_too_fast(bound)) :]
-    least = _shortest(seconds, fitting, workers, bounds[-1]) if len(bounds) else None
-    if least is None:
+    below = worst - later * bounds[0] if len(bounds) else 0.0
+    least = len(bounds) and _shortest(seconds, fitting, workers, bounds[-1], below)
+    if not least:
         return best if np.isfinite(worst) else None
     low, high = 0, len(bounds) - 1
     while low < high:  # the first bound that has a path at all
         middle = (low + high) // 2
-        if _shortest(seconds, fitting, workers, bounds[middle]) is None:
+        if _shortest(seconds, fitting, workers, bounds[middle], below) is None:
             low = middle + 1
         else:
             high = middle
@@ -88,7 +90,7 @@ def fastest_cut(
         limit = min(best.seconds, worst)
         if least[0] + later * bound >= limit:
             break
-        found = _shortest(seconds, fitting, workers, bound)
+        found = _shortest(seconds, fitting, workers, bound, limit - later * bound)
         if found is None:
             continue
         total, path = found
@@ -113,8 +115,10 @@ def _shortest(
     fitting: Callable[[int, int], Seconds],
     workers: int,
     bound: float,
+    below: float,
 ) -> tuple[float, list[tuple[int, int, int]]] | None:
-    """The least sum of stages that take at most ``bound``, and its (first, stop, replicas)."""
+    """The least sum of stages that take at most ``bound``, and its (first, stop, replicas), if it
+    is less than ``below``."""
     layers = len(next(iter(seconds.values()))) - 1
     rows = np.arange(layers + 1)
     bound *= 1 + 1e-12
@@ -125,6 +129,9 @@ def _shortest(
         if len(first):
             sizes = np.arange(1, (stop - first).max() + 1)
             stops[replicas] = np.minimum(rows[:, None] + sizes, layers)
+    # Few sums are possible of equal stages, and soon found.
+    is_relaxed = len(seconds) > 1 and np.isfinite(below)
+    relaxed = _before(seconds, bound, workers) if is_relaxed else None
     # For the workers from a stage on: the least sum from each layer on, and the stage there.
     sums = {0: np.where(rows < layers, np.inf, 0.0)}
     stages: dict[int, list[tuple[int, npt.NDArray[np.int64], Seconds]]] = {}
@@ -137,9 +144,14 @@ def _shortest(
                 best = own.argmin(axis=1)
                 ways.append((replicas, stop[rows, best], own[rows, best]))
         if ways:
-            stages[used] = ways
-            sums[used] = np.minimum.reduce([found for *_, found in ways])
-    if workers not in sums or not np.isfinite(sums[workers][0]):
+            least = np.minimum.reduce([found for *_, found in ways])
+            if relaxed is not None:
+                prices, before = relaxed
+                others = (before - (workers - used) * prices[:, None]).max(axis=0)
+                least[least + others >= below * (1 + 1e-9)] = np.inf
+            if np.isfinite(least).any():
+                stages[used], sums[used] = ways, least
+    if workers not in sums or not sums[workers][0] < below:
         return None
     path, start, used = [], 0, workers
     while start < layers:
@@ -147,3 +159,25 @@ def _shortest(
         path.append((start, int(ends[start]), replicas))
         start, used = path[-1][1], used - replicas
     return float(sums[workers][0]), path
+
+
+def _before(
+    seconds: Mapping[int, Seconds], bound: float, workers: int
+) -> tuple[npt.NDArray[np.float64], Seconds]:
+    """Prices of a worker, and for each the least sum of stages before each layer if it is paid.
+
+    Less what the workers cost that there are, no sum of stages that use them all is smaller
+    (Lagrange's relaxation).
+    """
+    replicas, every = np.array([*seconds])[:, None, None], np.array([*seconds.values()])
+    every = np.where(every <= bound, every, np.inf)
+    middle = _least_sum(every.min(axis=0)) / workers
+    prices, found = np.zeros(0), np.zeros((0, every.shape[1]))
+    for powers in (np.arange(-12.0, 13.0), np.arange(-0.9, 1.0, 0.1)):
+        for price in middle * 2.0**powers:
+            paid, sums = (every + price * replicas).min(axis=0), np.zeros(every.shape[1])
+            for stop in range(1, len(sums)):
+                sums[stop] = (sums[:stop] + paid[:stop, stop]).min()
+            prices, found = np.append(prices, price), np.vstack([found, sums])
+        middle = prices[(found[:, -1] - workers * prices).argmax()]  # the tightest one
+    return prices, found

@@ -71,7 +71,7 @@ class Job:
         # A step reads and writes a parameter and its state, and reads its gradient.
         stepping = (3 + 2 * slots) * stored.itemsize / machine.stream
         if not is_counted and not self.optimizer.whole:
-            stepping = _step_seconds(self.optimizer, stored)
+            stepping = _step_seconds(self.optimizer, stored, config.parallel.bucket_bytes)
         coding = 0.0
         if config.compress.codec != "none":
             # A codec reads and writes each number twice.
@@ -98,7 +98,7 @@ class Job:
             machine,
             config.train.batch_size,
             numerics,
-            Axes(node_shared=config.parallel.node_shared) if self.is_own else axes(config),
+            self.axes,
             told,
         )
 
@@ -119,6 +119,24 @@ class Job:
                     parts = (tensor if at == axis else 1 for at in range(len(shape)))
                     shapes.append(tuple(-(-n // p) for n, p in zip(shape, parts, strict=True)))
         return shapes
+
+    @property
+    def axes(self) -> Axes:
+        """Parts of the model that ranks can share."""
+        own, node_shared = self.config.model, self.config.parallel.node_shared
+        if self.is_own:
+            return Axes(node_shared=node_shared)
+        match own.kind:
+            case "gpt":
+                heads, positions = gcd(own.heads, 4 * own.width), self.config.data.context
+                return Axes(heads, positions, own.experts, node_shared=node_shared)
+            case "mlp":
+                return Axes(gcd(*own.hidden), node_shared=node_shared)
+            case "convnet" | "vgg" | "resnet":
+                rows = 0 if self.data.varies else self.data.input_shape[0]
+                return Axes(gcd(*own.channels), rows=rows, node_shared=node_shared)
+            case _:
+                return Axes(spread=True, node_shared=node_shared)
 
     def _layers(self, *, is_counted: bool) -> list[LayerCost]:
         """Costs of the layers for a sample: in seconds on this machine, or in operations."""
@@ -144,7 +162,7 @@ class Job:
                 for count in (samples, few)
             )
             parts = whole
-            if (shareable := axes(config).shareable) and shareable % 2 == 0 and not self.is_own:
+            if (shareable := self.axes.shareable) and shareable % 2 == 0:
                 pair = _FirstOfTwo()
                 halved = models.build(_plain(config), self.data, pair)
                 parts = measure_layers(with_samples(config, samples), halved, self.data, group=pair)
@@ -172,15 +190,19 @@ class Job:
         return found
 
 
-def _step_seconds(optimizer: "Optimizer", dtype: np.dtype) -> float:
-    """Seconds of an optimiser's step for a parameter, the best of some."""
-    count = 1 << 16
-    p, g = np.zeros(count, dtype), np.zeros(count, dtype)
-    state = {name: np.zeros(count, dtype) for name in optimizer.slots}
+def _step_seconds(optimizer: "Optimizer", dtype: np.dtype, nbytes: int) -> float:
+    """Seconds of an optimiser's step for a parameter, bucket by bucket, the best of some."""
+    # As after a step's passes, no cache has the numbers of the next bucket.
+    count = 1 << 20
+    size = min(max(1 << 12, nbytes // dtype.itemsize), count)
+    p, g, *slots = np.ones((2 + len(optimizer.slots), count), dtype)
+    buckets = [slice(first, first + size) for first in range(0, count, size)]
     seconds = []
     for number in range(1, 6):
         start = perf_counter()
-        optimizer.take_step(p, g, state, number, 0.0, 1.0)
+        for own in buckets:
+            state = {name: slot[own] for name, slot in zip(optimizer.slots, slots, strict=True)}
+            optimizer.take_step(p[own], g[own], state, number, 0.0, 1.0)
         seconds.append(perf_counter() - start)
     return min(seconds) / count
 
@@ -224,7 +246,7 @@ class _FirstOfTwo(TensorGroup):
 
 def _plain(config: Config) -> Config:
     """The job with its model whole on each rank."""
-    return with_layout(config, **Candidate(1, 1, 1).keys(), partition="even", space=1)
+    return with_layout(config, **Candidate(1, 1, 1).keys(), partition="even")
 
 
 def with_samples(config: Config, count: int) -> Config:
@@ -241,21 +263,6 @@ def with_layout(config: Config, **keys: object) -> Config:
     """
     changed = msgspec.structs.replace
     return changed(config, parallel=changed(config.parallel, **keys))
-
-
-def axes(config: Config) -> Axes:
-    """Parts of a job's model that ranks can share."""
-    own, node_shared = config.model, config.parallel.node_shared
-    match own.kind:
-        case "gpt":
-            heads = gcd(own.heads, 4 * own.width)
-            return Axes(heads, config.data.context, own.experts, node_shared=node_shared)
-        case "mlp":
-            return Axes(gcd(*own.hidden), node_shared=node_shared)
-        case "convnet" | "vgg" | "resnet":
-            return Axes(gcd(*own.channels), node_shared=node_shared)
-        case _:
-            return Axes(spread=True, node_shared=node_shared)
 
 
 def _dataset(config: Config) -> Dataset:

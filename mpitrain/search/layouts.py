@@ -89,8 +89,13 @@ class Search:
 
     @cached_property
     def sums(self) -> LayerSums:
-        """Sums of the layers' costs over each stage."""
+        """Sums of the layers' costs over each stage, whose ranks share no rows of images."""
         return LayerSums.over(self.layers)
+
+    @cached_property
+    def _in_rows(self) -> Callable[[int], LayerSums]:
+        """Gives these sums where so many ranks share the rows."""
+        return cache(lambda ranks: LayerSums.over([one.in_rows(ranks) for one in self.layers]))
 
     def candidates(self) -> Iterator[Candidate]:
         """All layouts of the ranks, whether they fit or not."""
@@ -155,7 +160,8 @@ class Search:
         """The costs of a layout's stages, all as wide as ``layout.data``."""
         samples = self.batch / layout.data / layout.micro_batches
         ours = self.exchange(layout)
-        return StageCosts(self.sums, self.machine, layout, samples, self.numerics, ours)
+        sums = self._in_rows(layout.context) if layout.rows else self.sums
+        return StageCosts(sums, self.machine, layout, samples, self.numerics, ours)
 
     def stages(
         self, layout: Candidate, sizes: Sequence[int]

@@ -2,14 +2,13 @@
 
 import json
 import os
-import subprocess
-import sys
 from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from mpitrain.config import ConfigError
+from mpitrain.search.on_ranks import on_ranks
 
 if TYPE_CHECKING:
     from collectives import Communicator
@@ -34,16 +33,14 @@ def measured(ranks: int) -> NodeLink:
         ConfigError: they cannot be started here.
     """
     count = max(2, min(ranks, len(os.sched_getaffinity(0))))
-    words = [os.environ.get("MPIEXEC", "mpiexec"), "-n", str(count), sys.executable, "-m", __name__]
     try:
-        done = subprocess.run(words, check=True, capture_output=True, text=True)
-    except (OSError, subprocess.CalledProcessError) as error:
-        told = getattr(error, "stderr", "").strip().rpartition("\n")[2] or error
+        told = on_ranks(count, __name__)
+    except ConfigError as error:
         raise ConfigError(
-            f"{words[0]}: ranks cannot be started to measure their link ({told}); give it, as "
-            "--inside 0.5,5 --call 30"
+            f"ranks cannot be started to measure their link ({error}); give it, as --inside 0.5,5 "
+            "--call 30"
         ) from error
-    return NodeLink(*json.loads(done.stdout.splitlines()[-1]))
+    return NodeLink(*json.loads(told.splitlines()[-1]))
 
 
 def main() -> None:

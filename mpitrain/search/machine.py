@@ -22,6 +22,8 @@ class Machine:
         adapters: network ports of a node.
         call: seconds of software for a pass of a stage, a message or a collective, whatever its
             size; no computation hides them.
+        copying: whether the cores that compute also copy what ranks of a node tell one another, so
+            that no computation hides it; a GPU has engines for that.
     """
 
     ranks: int
@@ -34,6 +36,11 @@ class Machine:
     network: LinkCost = NETWORK
     adapters: int = 1
     call: float = 0.0
+    copying: bool = False
+
+    def hides(self, size: int, stride: int) -> bool:
+        """Whether computation hides messages among ``size`` ranks that are ``stride`` apart."""
+        return not self.copying or size * stride > self.per_node
 
     def silent(self) -> "Machine":
         """The machine if communication took no time."""

@@ -22,7 +22,7 @@ _MOST = 16
 #: Groups of a rank by what it sends: the ranks, what they do, and a colour.
 _GROUPS = {
     "tensor": ("tensor ranks", "sum activations", "#8250df"),
-    "context": ("context ranks", "exchange keys and values", "#bc4c00"),
+    "context": ("context ranks", "exchange keys and values, or rows of images", "#bc4c00"),
     "experts": ("expert ranks", "exchange rows", "#0969da"),
     "gradients": ("ranks", "sum gradients", "#1a7f37"),
     "pipe": ("stages", "hand activations on", "#cf222e"),

@@ -1,6 +1,6 @@
 """The step of a job in the layout that its own tables say."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -83,8 +83,6 @@ def planned(job: Job, search: Search, config: Config) -> Planned:
     ends = np.cumsum([0, *map(len, cut.layers)]).tolist()
     spans = tuple([(ends[virtual], ends[virtual + 1]) for virtual in own] for own in pipeline.dealt)
     own = config.parallel
-    if layout.rows:
-        search = replace(search, layers=[one.in_rows(layout.context) for one in search.layers])
     costs = tuple(
         search.costs(
             Candidate(
@@ -98,6 +96,7 @@ def planned(job: Job, search: Search, config: Config) -> Planned:
                 layout.context,
                 layout.experts,
                 own.attention,
+                layout.rows,
                 own.node_shared,
             )
         )

@@ -33,7 +33,6 @@ class Prices:
 
     def __init__(self, search: "Search") -> None:
         self._search, machine = search, search.machine
-        self._whole = search.sums.whole
         # A machine on which all costs are proportional to what there is to do.
         inside, network = (LinkCost(0.0, own.beta) for own in (machine.inside, machine.network))
         self._hasty = replace(machine, launch=0.0, call=0.0, inside=inside, network=network)
@@ -42,12 +41,15 @@ class Prices:
 
     def least(self, own: Candidate) -> float:
         """Seconds that no cut of a layout falls below; infinite if none fits in memory."""
-        machine, whole = self._search.machine, self._whole
+        machine = self._search.machine
         if own.deals:
-            state = self._search.costs(replace(own, data=1)).state(whole)
             costs = replace(self._search.costs(own), machine=self._hasty)
+            whole = costs.sums.whole
+            state = self._search.costs(replace(own, data=1)).state(whole)
             moved = replace(whole, fixed=0.0)
             seconds = own.micro_batches * (costs.forward(moved) + costs.backward(moved))
+            # A micro-batch passes all layers, whatever ranks they have.
+            seconds = seconds + 3 * (machine.launch * whole.layers + whole.fixed)
             return float(seconds if state <= own.data * machine.memory else np.inf)
         state, kept, seconds, _ = self._alike(replace(own, schedule="1f1b", chunks=1))
         held, m = own.published.held, own.micro_batches
@@ -93,7 +95,8 @@ class Prices:
 
     def _together(self, own: Candidate) -> tuple[float, float, float, tuple[float, float, float]]:
         """All layers' bytes of state and of activations, seconds, and times of the passes."""
-        costs, whole = self._search.costs(own), self._whole
+        costs = self._search.costs(own)
+        whole = costs.sums.whole
         forward, backward = costs.forward(whole), costs.backward(whole)
         weights = (backward - forward * own.recompute) / 2
         passes = forward, backward - weights, weights
@@ -118,7 +121,7 @@ def levelled(search: "Search", own: Candidate, sizes: tuple[int, ...]) -> tuple[
         return [sum(times[span] for span in spans) for spans in chunks_of(sizes, pipeline)]
 
     def fits(sizes: Sequence[int]) -> bool:
-        of = map(search.sums.of, chunks_of(sizes, pipeline))
+        of = map(costs.sums.of, chunks_of(sizes, pipeline))
         memory = (costs.memory(sums, most, own.chunks) for sums, most in zip(of, held))
         return max(memory) <= search.machine.memory
 

@@ -150,10 +150,11 @@ class StageCosts:
         """Seconds of the exchange among replicas that no backward pass hides, and of the step.
 
         ZeRO 2 and 3 sum each micro-batch's gradients; ZeRO 3 gathers parameters before each pass.
+        A pass waits for its parameters, and the sum of the last bucket begins when all is computed.
         """
         own, ours, stepping = self.layout, self.exchange, 0.0
         times = own.micro_batches if own.zero >= 2 else 1
-        exchanged, calls = 0.0, 0.0
+        summed, last, exposed = 0.0, 0.0, 0.0
         for numbers, size, stride in self._sharing(of):
             owners = self._owners(size, stride) if own.zero or own.node_shared else 1
             stepping = stepping + numbers * self.numerics.stepping / owners
@@ -163,23 +164,31 @@ class StageCosts:
                 if own.zero < 2:
                     count = np.ceil(self.numerics.stored * numbers / self.numerics.bucket)
                     buckets = np.minimum(np.maximum(1, count), buckets)
-                exchanged = exchanged + self._summing(numbers, size, stride, buckets)
-                calls = calls + self.machine.call * (times + self._gathers) * buckets
-                calls = calls + ours.coding * numbers * times
+                its = self._summing(numbers, size, stride, buckets)
+                if self.machine.hides(size, stride):
+                    summed, last = summed + its, last + its / np.maximum(1, buckets * times)
+                else:
+                    exposed = exposed + its
+                exposed = exposed + self._gathering(numbers, size, stride, buckets)
+                exposed = exposed + self.machine.call * (times + self._gathers) * buckets
+                exposed = exposed + ours.coding * numbers * times
         hidden = times * self.backward(of)
         if ours.delay is not None:
             hidden = ours.delay * own.micro_batches * (self.forward(of) + self.backward(of))
-        return (np.maximum(exchanged - hidden, 0) + calls) / ours.period + stepping
+            last = 0.0
+        return (np.maximum(summed - hidden, last) + exposed) / ours.period + stepping
+
+    def _gathering(self, numbers: Any, size: int, stride: int, arrays: Any) -> Any:
+        """Seconds in which ``size`` ranks gather their parameters in a step."""
+        nbytes = self._gathers * self.numerics.stored * numbers
+        return self.machine.scatter(nbytes, size, stride, self._gathers * arrays)
 
     def _summing(self, numbers: Any, size: int, stride: int, arrays: Any) -> Any:
-        """Seconds in which ``size`` ranks sum their gradients of a step and gather parameters."""
+        """Seconds in which ``size`` ranks sum their gradients of a step."""
         machine, share = self.machine, self.exchange.share
         nbytes = self.numerics.stored * numbers
         if not self.exchange.by_nodes:
-            times = self._sums * share + self._gathers
-            return machine.scatter(
-                times * nbytes, size, stride, (self._sums + self._gathers) * arrays
-            )
+            return machine.scatter(self._sums * share * nbytes, size, stride, self._sums * arrays)
         # A reduce-scatter within the node, or a tree to one rank of it and from there.
         each = machine.together(size, stride)
         inside = 1 if self.layout.node_shared else 2
@@ -265,7 +274,10 @@ class StageCosts:
         counting = replace(
             self, machine=replace(self.machine, inside=unit, network=unit, adapters=ranks)
         )
-        shared = sum(counting._summing(*each, 1) for each in self._sharing(of))
+        shared = sum(
+            counting._summing(*each, 1) + counting._gathering(*each, 1)
+            for each in self._sharing(of)
+        )
         again = 1.5 if own.recompute else 1.0
         t, c, x = ((size - 1) / size for size in (own.tensor, own.context, own.sharing))
         rings = 4 / own.context if own.attention == "ulysses" else 3

@@ -67,6 +67,7 @@ def test_a_layout_that_the_search_finds_has_the_plan_that_it_predicted(experts, 
 JOBS = [
     ("digits_mlp", ["train.batch_size=64", "compress.codec='powersgd:rank=2'"], "ZeRO-2 needs"),
     ("resnet", ["train.batch_size=32"], ""),
+    ("digits_space", ["train.batch_size=2"], ""),
     ("recommender", ["train.batch_size=64"], ""),
     ("gpt_experts", ["parallel.experts=1", "sync.combine='adasum'"], "adasum needs"),
     ("gpt_3d", ["compress.codec='int8'"], "ZeRO-3 needs"),

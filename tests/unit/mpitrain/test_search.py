@@ -1,5 +1,7 @@
 """The search for layouts against brute force, closed forms and what a step really keeps."""
 
+import os
+import signal
 from dataclasses import replace
 from itertools import combinations, product
 from pathlib import Path
@@ -12,7 +14,7 @@ from collectives.analysis.topology import LinkCost
 from mpitrain import models
 from mpitrain.__main__ import main
 from mpitrain.commands.search import refusal
-from mpitrain.config import Config, Data, Model, expect_read, load
+from mpitrain.config import Config, ConfigError, Data, Model, expect_read, load
 from mpitrain.data.dataset import Dataset, Samples
 from mpitrain.parallel.grid import Layout
 from mpitrain.pipeline.partition import Costs, NoPartition, partition
@@ -20,10 +22,11 @@ from mpitrain.pipeline.profiles import LayerProfile
 from mpitrain.search.axes import Axes
 from mpitrain.search.candidates import Candidate
 from mpitrain.search.cuts import fastest_cut
-from mpitrain.search.job import load_job, with_layout
+from mpitrain.search.job import _step_seconds, load_job, with_layout
 from mpitrain.search.layers import LayerCost, layer_costs
 from mpitrain.search.layouts import Search
 from mpitrain.search.machine import Machine
+from mpitrain.search.on_ranks import on_ranks
 from mpitrain.search.picture import draw
 from mpitrain.search.stages import Numerics, ReplicaExchange, StageCosts
 from mpitrain.search.sums import LayerSums
@@ -87,7 +90,7 @@ def price(search, layout, path):
     m, chunks, seconds = layout.micro_batches, layout.chunks, []
     for at, (first, stop, replicas) in enumerate(path):
         costs = search.costs(replace(layout, data=replicas) if layout.deals else layout)
-        of = search.sums.at((first, stop))
+        of = costs.sums.at((first, stop))
         if layout.deals:
             held = min(m, -(-sum(own for *_, own in path[at:]) // replicas))
         else:
@@ -99,7 +102,8 @@ def price(search, layout, path):
         seconds.append(costs.seconds(of))
     idle = 1.0
     if layout.pipe > 1:
-        costs, whole = search.costs(layout), search.sums.whole
+        costs = search.costs(layout)
+        whole = costs.sums.whole
         f, b = costs.forward(whole), costs.backward(whole)
         w = (b - f * layout.recompute) / 2
         lost = layout.published.bubble(layout.pipe, m, chunks, f, b - w, w)
@@ -125,7 +129,10 @@ def drawn(rng):
         call=rng.uniform(0, 0.2),
     )  # fmt: skip
     axes = Axes(*(int(rng.choice(own)) for own in ([0, 2, 4], [0, 8], [0, 2])), spread=False)
-    numerics = Numerics(4, int(rng.choice([2, 4])), 2, stepping=rng.uniform(0, 0.01))
+    numerics = Numerics(4, int(rng.choice([2, 4])), 2, rng.uniform(0, 0.01), rng.uniform(1, 99))
+    if rng.integers(2) and not axes.positions:
+        axes = replace(axes, rows=4)
+        layers = [replace(one, behind=rng.uniform(), told=rng.uniform(0, 9)) for one in layers]
     return Search(layers, machine, int(rng.choice([2, 4, 6, 8])), numerics, axes)
 
 
@@ -388,12 +395,91 @@ def test_measured_layers_give_a_layout_that_the_table_of_methods_allows(capsys):
     assert "mpitrain: " in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("job", "key"), [("digits_space", "parallel.space=2"), ("digits_mlp", "parallel.offload=state")]
-)
-def test_layouts_that_are_not_searched_are_refused(job, key, capsys):
-    assert main(["search", job, "-n", "4", "--flops", "1e9", "--set", key]) == 2
+def test_layouts_that_are_not_searched_are_refused(capsys):
+    words = ["search", "digits_mlp", "-n", "4", "--flops", "1e9"]
+    assert main([*words, "--set", "parallel.offload=state"]) == 2
     assert "mpitrain search finds no layout with it; compare some by" in capsys.readouterr().err
+
+
+def zeroed(level, *, slow, buckets=1, copying=False, per_node=4):
+    """Seconds of the update of 4 replicas of 1600 bytes of parameters, where a byte takes one."""
+    link = LinkCost(0.0, 1.0)
+    machine = Machine(4, per_node, 1.0 / slow, inside=link, network=link, copying=copying)
+    numerics = Numerics(4, 4, 2, bucket=1600 / buckets)
+    costs = StageCosts(LayerSums.over(alike(4)), machine, Candidate(1, 4, 1, zero=level), 1.0,
+                       numerics)  # fmt: skip
+    return costs.update(costs.sums.whole)
+
+
+def test_a_backward_pass_hides_sums_but_for_the_last_bucket_and_no_gathers():
+    part = 1600 * 3 / 4  # of a reduce-scatter, or an all-gather
+    assert zeroed(0, slow=1e-9) == zeroed(0, slow=1e9) == pytest.approx(2 * part)
+    assert zeroed(0, slow=1e9, buckets=4) == pytest.approx(2 * part / 4)
+    assert zeroed(1, slow=1e9, buckets=4) == pytest.approx(part / 4 + part)
+    assert zeroed(3, slow=1e9) == pytest.approx(part / 4 + 2 * part)
+    # Cores that copy do not compute meanwhile; a network's adapter copies by itself.
+    assert zeroed(0, slow=1e9, buckets=4, copying=True) == pytest.approx(2 * part)
+    across = zeroed(0, slow=1e9, buckets=4, copying=True, per_node=1)
+    assert across == pytest.approx(2 * part / 4)
+
+
+def test_an_optimiser_is_timed_on_one_bucket_after_the_other():
+    """Nothing that a cache has is updated again."""
+    seen = []
+
+    class Recorder:
+        slots = ("mean",)
+
+        def take_step(self, p, g, state, number, rate, scale):
+            seen.append((p.ctypes.data, (p.nbytes, state["mean"].nbytes)))
+
+    assert _step_seconds(Recorder(), np.dtype(np.float32), 1 << 16) > 0
+    first = seen[: (1 << 22) >> 16]
+    assert len({start for start, _ in first}) == len(first)
+    assert {sizes for _, sizes in first} == {(1 << 16, 1 << 16)}
+
+
+def test_rows_of_images_are_shared_where_that_is_faster(capsys):
+    """Two samples on eight ranks, of which tensor ranks share no image."""
+    words = ["search", "digits_space", "-n", "8", "--flops", "1e6", "--set", "train.batch_size=2"]
+    assert main([*words, "--top", "40"]) == 0
+    told = capsys.readouterr().out
+    assert " x space 4" in told
+    assert "space" in told.partition("[parallel]")[2]
+
+
+def hanging(tmp_path, monkeypatch):
+    """An ``mpiexec`` whose ranks outlive it, and keep what it prints into."""
+    script = tmp_path / "mpiexec"
+    script.write_text('#!/bin/sh\nsleep 60 &\necho $! > "$0.pid"\nwait\n')
+    script.chmod(0o755)
+    monkeypatch.setenv("MPIEXEC", f"{script} --some-option")
+    return tmp_path / "mpiexec.pid"
+
+
+def test_ranks_that_hang_are_ended(tmp_path, monkeypatch):
+    pid = hanging(tmp_path, monkeypatch)
+    with pytest.raises(ConfigError, match="--some-option -n 2: ranks have not ended after 1 s"):
+        on_ranks(2, "a.module", seconds=1.0)
+    os.kill(int(pid.read_text()), signal.SIGKILL)
+
+
+@pytest.mark.parametrize(("own", "why"), [("none-such", "No such file"), ("false", "false -n 2: ")])
+def test_ranks_that_cannot_be_started_to_measure_links_are_told_of(own, why, monkeypatch, capsys):
+    monkeypatch.setenv("MPIEXEC", own)
+    assert main(["search", "digits_mlp", "-n", "2"]) == 2
+    told = capsys.readouterr().err
+    assert why in told
+    assert "give it, as --inside 0.5,5 --call 30" in told
+
+
+def test_a_layout_that_hangs_as_it_is_timed_is_told_of(tmp_path, monkeypatch, capsys):
+    pid = hanging(tmp_path, monkeypatch)
+    monkeypatch.setattr("mpitrain.search.on_ranks.START_S", 1.0)
+    assert main(["search", "digits_mlp", "-n", "2", "--flops", "1e12", "--time", "1"]) == 2
+    told = capsys.readouterr().err
+    assert "s; leave --time out, or mend that first" in told
+    os.kill(int(pid.read_text()), signal.SIGKILL)
 
 
 @pytest.mark.parametrize(
