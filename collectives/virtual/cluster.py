@@ -14,8 +14,8 @@ from math import inf
 from typing import Any
 
 from collectives.analysis.topology import Topology
-from collectives.generators import remembered
 from collectives.virtual import report
+from collectives.virtual.generators import remembered
 from collectives.virtual.links import Links
 from collectives.virtual.rank import Deadlock, Lost, Rank
 
@@ -82,6 +82,7 @@ class VirtualCluster:
         self.ranks[0].run(program, first=True)
         for thread in others:
             thread.join()
+        self.begin()
         errors = [rank.error for rank in self.ranks if rank.error is not None]
         own = [error for error in errors if not isinstance(error, Lost)]
         if own:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING, Any
 
-from collectives.generators import remembered
+from collectives.virtual.generators import copy_own, remembered
 
 if TYPE_CHECKING:
     from collectives.virtual.cluster import VirtualCluster
@@ -198,6 +198,7 @@ class Rank:
             if not first:
                 self.called.acquire()
             self.cluster.begin()
+            copy_own()
             self._resume()
             self.result = program()
             self.attend()

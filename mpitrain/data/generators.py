@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from collectives.generators import remembered
-
 
 def random_states() -> list[object]:
     """States of Python's, NumPy's and torch's generators."""
@@ -30,11 +28,16 @@ def seeded(seed: int, *key: int) -> Iterator[None]:
 @contextmanager
 def kept_generators() -> Iterator[None]:
     """Context after which Python's, NumPy's and torch's generators are as before."""
-    back = remembered()
+    before, numpys = random.getstate(), np.random.get_state()
+    torch: Any = sys.modules.get("torch")  # if the program uses it
+    torchs = torch.get_rng_state() if torch else None
     try:
         yield
     finally:
-        back()
+        random.setstate(before)
+        np.random.set_state(numpys)
+        if torch:
+            torch.set_rng_state(torchs)
 
 
 def seed_generators(seed: int, *key: int) -> None:
