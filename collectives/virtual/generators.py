@@ -12,7 +12,7 @@ from numpy.random import mtrand
 def remembered() -> Callable[[], None]:
     """A function that gives a rank back its generators, which are where they are now.
 
-    That of torch, if it is loaded only then, begins as in a new process.
+    Torch's, if it is loaded only then, begins as in a new process.
     """
     pythons, numpys, torchs = random.getstate(), mtrand.get_bit_generator(), None
     if loaded := sys.modules.get("torch"):
