@@ -80,10 +80,15 @@ def trained(
         if is_test_missing(parts):
             run.test()
         while parts.steps_done < parts.total_steps and not run.ended():
-            for records in loop.steps(parts.steps_done // parts.sampler.steps_per_epoch):
-                for record in records:
+            try:
+                for records in loop.steps(parts.steps_done // parts.sampler.steps_per_epoch):
+                    for record in records:
+                        run.write(record)
+                    run.after_steps()
+            except NonFinite as error:
+                for record in error.before:
                     run.write(record)
-                run.after_steps()
+                raise
             if parts.stopping:
                 run.stop()
             if is_test_due(parts):
@@ -232,13 +237,20 @@ class SynchronousLoop(Loop):
 
     def _agree_late(self, ledger: Ledger) -> list[Step]:
         """Records of the steps since the last agreement of the ranks; collective."""
-        parts, began = self.parts, perf_counter()
-        found = ledger.agree()
+        parts, began, faulty, found = self.parts, perf_counter(), False, list[Step]()
+        parts.stopping = False
+        try:
+            for own, agreed in ledger.agree():
+                faulty |= bool(agreed.faulty)
+                parts.stopping |= bool(agreed.stopping)
+                found.append(parts.account.record(own, agreed, agreed.grad_norm))
+        except NonFinite as error:
+            error.before = found
+            raise
         parts.account.met += perf_counter() - began
-        if any(agreed.faulty for _, agreed in found):
+        if faulty:
             parts.purity.expect(f"until step {parts.steps_done}")
-        parts.stopping = any(agreed.stopping for _, agreed in found)
-        return [parts.account.record(own, agreed, agreed.grad_norm) for own, agreed in found]
+        return found
 
     def _skip(
         self, loss: Scalar, unfit: str, state: Mapping[str, Array], *, hopeless: bool

@@ -15,6 +15,7 @@ from typing import Any
 
 from collectives.analysis.topology import Topology
 from collectives.virtual import report
+from collectives.virtual.generators import remembered
 from collectives.virtual.links import Links
 from collectives.virtual.rank import Deadlock, Lost, Rank
 
@@ -31,6 +32,7 @@ class VirtualCluster:
         async_progress: whether messages move while ranks compute, and all wait for their receives.
         ready: ranks that can go on, as (clock, number, turn), a heap.
         steps: next moves of messages, as (time, number, rank, move), a heap; see :meth:`within`.
+        begin: takes generators of random numbers to where all ranks find them at first.
         lost: the exception that all ranks raise from now on.
         world: messages and collectives of all ranks.
     """
@@ -50,6 +52,7 @@ class VirtualCluster:
         self.ready = [(0.0, number, 0) for number in range(1, size)]
         self.steps: list[tuple[float, int, Rank, Callable[[float], None]]] = []
         self._numbers = count()
+        self.begin = remembered()
         self.lost: BaseException | None = None
         from collectives.virtual.context import Context  # starts MPI
 
@@ -79,6 +82,7 @@ class VirtualCluster:
         self.ranks[0].run(program, first=True)
         for thread in others:
             thread.join()
+        self.begin()
         errors = [rank.error for rank in self.ranks if rank.error is not None]
         own = [error for error in errors if not isinstance(error, Lost)]
         if own:

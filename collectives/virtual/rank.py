@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING, Any
 
+from collectives.virtual.generators import copy_own, remembered
+
 if TYPE_CHECKING:
     from collectives.virtual.cluster import VirtualCluster
 
@@ -177,8 +179,10 @@ class Rank:
             self.cluster.call(self, until)
         following = self.cluster.next()
         if following is not self:
+            own = remembered()  # a rank draws its own random numbers, as a process does
             following.called.release()
             self.called.acquire()
+            own()
         self._resume()
 
     def _resume(self) -> None:
@@ -193,6 +197,8 @@ class Rank:
         try:
             if not first:
                 self.called.acquire()
+            self.cluster.begin()
+            copy_own()
             self._resume()
             self.result = program()
             self.attend()

@@ -299,8 +299,8 @@ class Parallel(Struct, frozen=True, forbid_unknown_fields=True):
             file that ends with ``.csv`` has one of your own, in torch's format.
         chunks: pieces of the model on each stage, for ``interleaved``; the schedules in a V have 2.
         weights: weights that a micro-batch sees under ``asynchronous``.
-        window: steps of ``asynchronous`` after which the pipeline drains; checkpoints and
-            comparisons that are due within a window are made at its end.
+        window: steps of ``asynchronous`` after which the pipeline drains; checkpoints, comparisons
+            and stops that are due within a window come at its end.
         context: ranks that share the positions of each sample, for long ones (gpt).
         space: ranks that share the rows of each image, for large ones (convnet, vgg, resnet, and
             layers of mpitrain).

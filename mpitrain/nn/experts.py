@@ -139,31 +139,19 @@ class Choices:
 
 
 class Dispatch:
-    """Rows of this rank's samples, expert after expert, to the ranks that have these, and back.
+    """Rows of this rank's samples, expert after expert, to the ranks that have these, and back."""
 
-    Attributes:
-        asked: whether a rank has asked for each of this rank's experts.
-        width: features of a row, if ranks tell one another.
-    """
-
-    def __init__(
-        self, group: TensorGroup, counts_X: Array, algorithm: str, width: int | None = None
-    ) -> None:
-        """Tell the others how many rows go to each expert; collective.
+    def __init__(self, group: TensorGroup, every: Array, algorithm: str) -> None:
+        """Nothing is sent.
 
         Args:
             group: ranks that have some experts each.
-            counts_X: rows of this rank's samples for each expert; -1: it is asked, and gets none.
+            every: rows of each rank's samples for each expert.
             algorithm: as ``Communicator.Alltoallv`` takes it.
-            width: features of a row, which ranks tell one another; 0 on one that has no rows.
         """
-        experts = len(counts_X)
-        told = counts_X if width is None else np.append(counts_X, width)
-        every = group.all(told)  # rows of each rank for each expert
-        self.width = int(every[:, experts:].max(initial=0))
+        experts, counts_X = every.shape[1], every[group.rank]
         own = group.share(experts)
-        self.asked = np.asarray(every[:, own].any(axis=0))
-        here, counts_X = every[:, own].clip(0), counts_X.clip(0)
+        here = every[:, own]
         self._group, self._algorithm = group, algorithm
         owners = [share(experts, rank, group.size) for rank in range(group.size)]
         self._sent = [int(counts_X[part].sum()) for part in owners]
@@ -297,7 +285,7 @@ class Experts(Chain):
         scores, router = self.layers["router"].forward(own_parameters(parameters, "router"), x_NTD)
         choices = self.routing.choose(widened(scores), context.positions)
         rows, counts = choices.rows()
-        dispatch = Dispatch(self.group, counts, self.algorithm)
+        dispatch = Dispatch(self.group, self.group.all(counts), self.algorithm)
         rows_RD = x_NTD.reshape(-1, self.width)[rows // top]
         outputs, saved = [], []
         for name, arrived in zip(self._own, dispatch.there(rows_RD), strict=True):

@@ -1,5 +1,6 @@
 """Reports of single ranks on a step, and their sums over all ranks, at once or later."""
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from math import isfinite, isnan, nan
 from typing import Self
@@ -9,10 +10,19 @@ from mpi4py import MPI
 
 from collectives import Communicator
 from mpitrain.arrays import Scalar
+from mpitrain.metrics.records import Step
 
 
 class NonFinite(ArithmeticError):
-    """A loss or gradient is infinite or not a number; the message names its ranks and tensors."""
+    """A loss or gradient is infinite or not a number; the message names its ranks and tensors.
+
+    Attributes:
+        before: records of the steps before that all ranks know only now.
+    """
+
+    def __init__(self, text: str, before: Sequence[Step] = ()) -> None:
+        super().__init__(text)
+        self.before = before
 
 
 def nonfinite(step: int, culprits: str, data: str, also: str = "optim.clip_norm") -> str:
@@ -165,21 +175,20 @@ class Ledger:
         self.every = every
         self.steps: list[LocalStep] = []
 
-    def agree(self) -> list[tuple[LocalStep, Agreed]]:
+    def agree(self) -> Iterator[tuple[LocalStep, Agreed]]:
         """The steps since the last call, with reports summed over the ranks; one message.
 
         NonFinite on all ranks: a loss or gradient was not finite.
         """
         steps, self.steps = self.steps, []
         if not steps:
-            return []
+            return
         own = [
             [*one.report.numbers, *one.report.strayed, one.squares, bool(one.failed)]
             for one in steps
         ]
         rows = np.array(own, float)
         self._comm.Allreduce(MPI.IN_PLACE, rows, op=MPI.SUM, algorithm="native")
-        found = []
         for one, row in zip(steps, rows.tolist(), strict=True):
             *numbers, strayed, anchor, squares, failed = row
             if failed:
@@ -187,5 +196,4 @@ class Ledger:
                 raise NonFinite(nonfinite(one.step, culprits, data))
             norm = float(np.sqrt(squares / self._workers))
             drift = float(np.sqrt(strayed / anchor)) if anchor else None
-            found.append((one, Agreed(*numbers, grad_norm=norm, own_norm=norm, drift=drift)))
-        return found
+            yield one, Agreed(*numbers, grad_norm=norm, own_norm=norm, drift=drift)

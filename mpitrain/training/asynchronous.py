@@ -1,6 +1,6 @@
 """PipeDream: a pipeline that does not drain between steps; each stage updates by itself."""
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from math import isfinite, sqrt
 from time import perf_counter
 from typing import NamedTuple, cast
@@ -84,16 +84,10 @@ class UpdateWindow:
         squares = squares * updater.per_step
         return Updated(own, squares, comm_seconds, len(self._unused[-1]))
 
-    def agree(
-        self, own: Sequence[Updated], steps_done: int, unfit: Callable[[int], str]
-    ) -> list[Updated]:
+    def agree(self, own: Sequence[Updated]) -> list[Updated]:
         """Sums of the results of each step's updates over the ranks; collective.
 
-        ``unfit`` names data of this rank that are not finite, by the step's number from 0 on.
-
-        Raises:
-            NonFinite, ConfigError: on all ranks: a loss or a norm is not finite, or a parameter had
-                no part in the loss.
+        ConfigError on all ranks: a parameter had no part in the loss.
         """
         read = self._parts.device.read([one for each in own for one in (each.loss, each.squares)])
         numbers = zip(own, read[::2], read[1::2], strict=True)
@@ -104,11 +98,6 @@ class UpdateWindow:
         found = [Updated(*total) for total in totals.tolist()]
         if any(total.unused for total in found):
             self._expect_used()
-        for index, total in enumerate(found):
-            if not (isfinite(total.loss) and isfinite(total.squares)):
-                data = named(self._parts.comm, unfit(index))
-                number = steps_done + 1 + index
-                raise NonFinite(nonfinite(number, "", data, also=""))
         return found
 
     def _expect_used(self) -> None:
@@ -185,8 +174,11 @@ class AsynchronousLoop(Loop):
         sent, shared = (comm.allreduce(one) / count for one in parts.account.moved())
         parts.steps_done += count
         parts.stopping = comm.allreduce(parts.stop.raised(), op=MPI.LOR)
-        found, seconds = [], comm.size * lasted / count
-        for step, update in enumerate(window.agree(own, done, source.unfit), done):
+        found, seconds = list[Step](), comm.size * lasted / count
+        for step, update in enumerate(window.agree(own), done):
+            if not (isfinite(update.loss) and isfinite(update.squares)):
+                data = named(comm, source.unfit(step - done))
+                raise NonFinite(nonfinite(step + 1, "", data, also=""), found)
             samples = len(batch.indices[step - done])
             told = LocalStep(step + 1, batch.epoch, samples, parts.rates.rate(step))
             times = seconds, update.comm_seconds, waited, reading

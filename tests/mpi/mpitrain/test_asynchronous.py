@@ -15,7 +15,7 @@ from mpitrain.checkpoint.saving import checkpoints
 from mpitrain.commands import ranks
 from mpitrain.config import Checkpoint, Config, ConfigError, Data, Model, Optim, Parallel, Train
 from mpitrain.metrics.reader import read_records
-from mpitrain.metrics.records import Start
+from mpitrain.metrics.records import Start, Step
 from mpitrain.pipeline.profiles import LayerProfile, write_profile
 from mpitrain.run import train
 from mpitrain.start import start
@@ -271,15 +271,26 @@ def test_two_buffers_need_enough_micro_batches(comm):
         start(comm, asynchronous("two_buffers", micro_batches=1, pipe=RANKS))
 
 
-def test_a_sample_that_is_not_finite_is_named_on_all_ranks(comm):
-    with start(comm, asynchronous("stash", pipe=RANKS)) as trainer:
-        sample = next(
-            batch for number, batch in enumerate(trainer.parts.sampler.batches(0)) if number
-        )[3]
-        trainer.parts.data.train.inputs[sample] = np.nan
-        told = rf"at step 2 \(rank 0: the inputs of sample {sample} to train on hold nan"
-        with pytest.raises(NonFinite, match=told):
-            list(trainer.run_epoch(0))
+def test_a_sample_that_is_not_finite_is_named_on_all_ranks(comm, folder):
+    """The records of the steps before it are those of a run without it."""
+    for is_finite in (True, False):
+        config = in_folder(asynchronous("stash", pipe=RANKS), folder / str(is_finite))
+        config, losses = replace(config, train=replace(config.train, steps=14)), {}
+        seen = lambda one: losses.update({one.step: one.loss} if isinstance(one, Step) else {})  # noqa: B023, E731
+        with start(comm, config) as trainer:
+            if is_finite:
+                train(trainer, on_record=seen)
+                wanted = losses
+                continue
+            sample = next(islice(trainer.parts.sampler.batches(0), 8, None))[3]
+            trainer.parts.data.train.inputs[sample] = np.nan
+            told = rf"at step 9 \(rank 0: the inputs of sample {sample} to train on hold nan"
+            with pytest.raises(NonFinite, match=told):
+                train(trainer, on_record=seen)
+    assert losses == {step: wanted[step] for step in range(1, 9)}
+    if comm.rank == 0:
+        told = read_records(folder / "False/metrics.jsonl").of(Step)
+        assert [one.step for one in told] == [*range(1, 9)]
 
 
 def test_auto_takes_the_partitioners_stages_and_replicas_and_keeps_them(comm, folder, capfd):

@@ -389,8 +389,10 @@ def test_what_one_worker_cannot_compute_all_hear_of_where_they_agree(comm):
         spoil(trainer, 6, np.nan)
         epoch = trainer.run_epoch(0)
         assert [record.step for record in islice(epoch, 5)] == [1, 2, 3, 4, 5]
-        with pytest.raises(NonFinite, match=rf"not finite at step 7 \(rank {RANKS - 1}: layer0"):
+        why = rf"not finite at step 7 \(rank {RANKS - 1}: layer0"
+        with pytest.raises(NonFinite, match=why) as error:
             next(epoch)
+        assert [record.step for record in error.value.before] == [6]
         assert trainer.parts.steps_done == 10
         assert np.isfinite(trainer.parts.strategy.consensus()).all()
 

@@ -24,7 +24,7 @@ WORDS, LENGTH, WIDTH, CLASSES, EXPERTS, TOP = 11, 5, 8, 3, 3, 2  # fewer experts
 class Block(nn.Module):
     """A router, a shared expert, and a loop over the experts that were hit."""
 
-    def __init__(self, hit=True, favourite=None, jitter=0.0):
+    def __init__(self, hit=True, favourite=None, jitter=0.0, dropout=0.1):
         super().__init__()
         self.gate = nn.Linear(WIDTH, EXPERTS, bias=False)
         self.experts = nn.ModuleList(
@@ -32,7 +32,7 @@ class Block(nn.Module):
             for _ in range(EXPERTS)
         )
         self.shared = nn.Linear(WIDTH, WIDTH)
-        self.hit, self.favourite, self.jitter = hit, favourite, jitter
+        self.hit, self.favourite, self.jitter, self.dropout = hit, favourite, jitter, dropout
 
     def route(self, rows):
         if self.favourite is not None:  # every row, also with a tie of all others
@@ -54,7 +54,7 @@ class Block(nn.Module):
             if len(at) or not self.hit:
                 made = expert(rows[at])[:, :WIDTH]
                 y = y.index_add(0, at, made * weights[at, place, None])
-        y = F.dropout(y + self.shared(rows), 0.1, self.training).reshape(x.shape)
+        y = F.dropout(y + self.shared(rows), self.dropout, self.training).reshape(x.shape)
         return y
 
 
@@ -121,11 +121,40 @@ class Reader(nn.Module):
         self.head = nn.Linear(WIDTH, CLASSES)
 
     def forward(self, words):
-        x = self.words(words)
-        for block in self.blocks:
-            x = x + block(x)
+        x = self.through(self.words(words), words)
         p = self.blocks[1].gate(x).softmax(-1).mean(1)
         return self.head(x.mean(1)), (p**2).sum(-1)
+
+    def through(self, x, words):
+        for block in self.blocks:
+            x = x + block(x)
+        return x
+
+
+class Choosing(Reader):
+    """A sample goes through the blocks that its first word chooses, in the order that it says.
+
+    Micro-batches call the experts of none, of some, more often, or in another order.
+    """
+
+    def __init__(self, again=False, **options):
+        super().__init__(**options)
+        self.again = again
+
+    def through(self, x, words):
+        for kind, numbers in enumerate([(), (0,), (0, 1), (1, 0, 1)]):
+            (at,) = torch.where(words[:, 0] % 4 == kind)
+            if len(at):
+                one = x[at]
+                for number in numbers:
+                    block = self.blocks[number]
+                    one = one + (_checkpoint(block, one) if self.again else block(one))
+                x = x.index_copy(0, at, one)
+        return x
+
+
+def _checkpoint(block, x):
+    return torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)
 
 
 def judged(outputs, labels):
@@ -134,8 +163,8 @@ def judged(outputs, labels):
     return F.cross_entropy(scores, labels) + 0.1 * balance.mean()
 
 
-def frozen(**options):
-    model = Reader(**options)
+def frozen(kind=Reader, **options):
+    model = kind(**options)
     for block in model.blocks:
         block.experts.requires_grad_(False)
     return model
@@ -177,6 +206,10 @@ MODELS = {
     "frozen": frozen,
     "first frozen": first_frozen,
     "sparse": sparse,
+    "choosing": lambda: Choosing(dropout=0.0),
+    "choosing stack": lambda: Choosing(block=Stacked),
+    "choosing, computed again": lambda: Choosing(dropout=0.0, again=True),
+    "choosing frozen": lambda: frozen(Choosing, dropout=0.0),
 }
 GROUPS = [size for size in (2, 4) if RANKS % size == 0]
 WHOLE = dict(experts=RANKS)
@@ -225,11 +258,12 @@ def grid():
     found = []
     quick = {("list", "experts"), ("list", "groups, zero 1"), ("stack", "zero 2"),
              ("all called", "pipe"), ("first frozen", "experts"), ("all to one", "zero 3"),
-             ("frozen", "groups"), ("jitter", "experts"), ("sparse", "experts")}  # fmt: skip
+             ("frozen", "groups"), ("jitter", "experts"), ("sparse", "experts"),
+             ("choosing", "experts"), ("choosing, computed again", "zero 2")}  # fmt: skip
     for name in MODELS:
         for layout in LAYOUTS:
             # Drawn numbers, or experts, that two parts would need.
-            if layout == "pipe" and name in ("jitter", "sparse"):
+            if layout == "pipe" and name.startswith(("jitter", "sparse", "choosing")):
                 continue
             marks = () if (name, layout) in quick else pytest.mark.slow
             found.append(pytest.param(name, layout, marks=marks, id=f"{name} {layout}"))

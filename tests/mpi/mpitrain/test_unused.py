@@ -6,6 +6,7 @@
 from dataclasses import replace
 
 import pytest
+from mpi4py import MPI
 
 from mpitrain.config import ConfigError
 from tests.mpi.mpitrain.fits import RANKS, assert_interrupted_alike, layouts
@@ -101,3 +102,38 @@ def test_servers_refuse_it(folder):
 def test_a_quorum_leaves_it_alone(comm, folder):
     sync = {"kind": "quorum", "quorum": 1.0, "behind": 2}
     assert not check_quorum(in_settings(CASE, sync=sync), comm, folder)
+
+
+class TwoNorms(torch.nn.Module):
+    """Batch norm before two outputs, and another one before the second alone."""
+
+    def __init__(self):
+        super().__init__()
+        linear, norm = torch.nn.Linear, torch.nn.BatchNorm1d
+        self.first = torch.nn.Sequential(linear(6, 8), norm(8), torch.nn.Tanh())
+        self.second = torch.nn.Sequential(linear(8, 8), norm(8), torch.nn.Tanh(), linear(8, 1))
+        self.head = linear(8, 1)
+
+    def forward(self, x, special):
+        x = self.first(x)
+        return {"y": self.head(x), "more": self.second(x), "special": special}
+
+
+def of_both(outputs, labels):
+    """The second output counts where samples are special."""
+    at = outputs["special"][:, 0] > 0
+    total = ((outputs["y"] - labels) ** 2).sum()
+    return total + (outputs["more"][at] ** 2).sum() if at.any() else total, len(labels)
+
+
+def test_ranks_go_backward_together_through_norms_that_one_of_them_uses(comm, folder):
+    """As one process: also in batches in which no rank uses them."""
+    case, found = replace(CASE, samples=48, batch_size=6, special=((0, 13, 15),)), []
+    for own in MPI.COMM_SELF, comm:
+        given = {"model": lambda: TwoNorms().double(), "loss": of_both}
+        place = folder / f"{own.size} {comm.rank if own is MPI.COMM_SELF else 0}"
+        with case.trainer(place, own, **given) as trainer:
+            trainer.fit()
+            found.append(trainer.module.state_dict())
+    for name, values in found[0].items():
+        torch.testing.assert_close(found[1][name], values, rtol=1e-6, atol=1e-8, msg=name)

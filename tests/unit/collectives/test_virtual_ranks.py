@@ -1,6 +1,8 @@
 """Virtual ranks: their numbers, their clock against the simulator's, and who waits for whom."""
 
+import random
 from functools import partial
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -53,6 +55,35 @@ def test_a_ring_takes_the_time_of_the_simulator(size, network):
             np.testing.assert_array_equal(total, np.arange(count) * (size * (size + 1) / 2))
     expected = simulate(schedule, 8 * count, Machine(network, gamma=0.0))
     assert cluster.seconds == pytest.approx(expected, rel=1e-12)
+
+
+def test_a_rank_draws_its_own_random_numbers():
+    """As a process does, also where others run in between; unseeded, torch begins alike."""
+    draws = [random.random, np.random.random]
+    seeds = [random.seed, np.random.seed]
+    if find_spec("torch"):
+        import torch
+
+        draws, seeds = [*draws, lambda: float(torch.rand(()))], [*seeds, torch.manual_seed]
+
+    def drawn():
+        for seed in seeds:
+            seed(COMM_WORLD.rank)
+        found = []
+        for _ in range(2):
+            COMM_WORLD.Barrier()
+            found.append([draw() for draw in draws])
+        return found
+
+    def program():
+        return [draw() for draw in draws], drawn()
+
+    _, each = run(3, program)
+    assert each[0][0] == each[1][0] == each[2][0]
+    for rank, (_, found) in enumerate(each):
+        for seed in seeds:
+            seed(rank)
+        assert found == [[draw() for draw in draws] for _ in range(2)]
 
 
 def test_clocks_move_by_work_by_messages_and_by_waiting_for_the_last():

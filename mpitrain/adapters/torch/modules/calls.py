@@ -85,13 +85,14 @@ class Watched:
             ImpureModule: the module draws random numbers that nobody can key, or gives no tensors.
         """
         with having(self.module, values):
+            self.region.begin([*values.values(), *x.values()])
             return self._forward(*arguments(x, self._options, in_turn=self.in_turn))
 
     def _forward(self, args: Any, kwargs: Any) -> Tensors:
         states = [(generator, generator.get_state()) for generator in generators()]
         before = [(b, b._version) for b in self.module.buffers()]
         with self.source:
-            outputs: Tensors = self.own_loss(self.module, args, kwargs)
+            outputs: Tensors = self.region.end(self.own_loss(self.module, args, kwargs))
         drawn_from = [one for one in states if not torch.equal(one[1], one[0].get_state())]
         for generator, state in drawn_from:
             generator.set_state(state)
@@ -245,7 +246,7 @@ class Call:
     @contextmanager
     def _again(self, source: Any) -> Iterator[None]:
         watched = self.watched
-        watched.region.counts = self.counts
+        watched.region.counts, watched.region.repeats = self.counts, watched.repeats
         if not watched.repeats:
             yield
             return
@@ -253,5 +254,6 @@ class Call:
         mode = watched.in_mode(training=self.context.training)
         with having(watched.module, self.values), mode, drawn:
             yield
+            watched.region.settle()
         if isinstance(source, Drawing) and source.fault:
             watched.say(f": {source.fault}")

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
 
 from mpitrain.adapters.torch.arrays import named_tensors
 from mpitrain.adapters.torch.modules.drawing import remembered
 from mpitrain.adapters.torch.modules.expert_names import HOW, callers_of, is_listed
-from mpitrain.adapters.torch.modules.expert_ways import Bank, ExpertRegion, tied
+from mpitrain.adapters.torch.modules.expert_ways import Bank, ExpertRegion
 from mpitrain.adapters.torch.modules.regions import Share
 from mpitrain.adapters.torch.modules.stand_ins import stand_ins
 from mpitrain.group import TensorGroup
@@ -76,7 +76,7 @@ def expert_share(
             each = named_tensors(part).items()
             stacked |= {f"{name}.{own}" for own, one in each if one.shape[:1] == (bank.experts,)}
     for caller, banks in callers.items():
-        caller.forward = partial(_around, caller, banks, caller.forward)
+        caller.forward = partial(_around, banks, caller.forward)
     return Share(
         copied, region, owners=owners, stacked=frozenset(stacked), served=frozenset(served),
         refusal=_REFUSAL,
@@ -108,10 +108,9 @@ class StackBank(Bank):
         order = order[(expert[order] >= 0) & (expert[order] < self.experts)]
         counts = torch.bincount(expert[order], minlength=self.experts)
         at = order // chosen.shape[1]
-        made = self.exchange(hidden[at], counts.cpu().numpy(), [hidden])
+        made = self.exchange(hidden[at], counts.cpu().numpy())
         y = made * weights.reshape(-1)[order, None]
         found: torch.Tensor = torch.zeros_like(hidden).index_add(0, at, y.to(hidden.dtype))
-        found = tied(found, made)
         return found
 
     def serve(self, parts: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
@@ -154,11 +153,8 @@ class ListBank(Bank):
             raise ValueError(f"an expert of {self.name} is called with more than rows of numbers")
         return self.calls(number, given[0])
 
-    def answer(self, anchors: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Let the calls so far have their results, of which all are given; collective.
-
-        ``anchors`` are tensors before the rows.
-        """
+    def answer(self) -> None:
+        """Let the calls so far have their results; collective."""
         assert self.calls is not None
         rows = self.calls.rows
         order = sorted(range(len(rows)), key=lambda place: rows[place][0])
@@ -168,12 +164,11 @@ class ListBank(Bank):
             counts[rows[place][0]] += len(own)
             asked[rows[place][0]] = True
         every = torch.cat(flat) if flat else None
-        made = self.exchange(every, np.where(asked & (counts == 0), -1, counts), anchors)
+        made = self.exchange(every, np.where(asked & (counts == 0), -1, counts))
         parts = dict(zip(order, made.split([len(own) for own in flat]), strict=True))
         self.calls.results = iter(
             [(number, parts[place].reshape(x.shape)) for place, (number, x) in enumerate(rows)]
         )
-        return made
 
     def serve(self, parts: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         with self.region.serving():
@@ -214,14 +209,9 @@ class _Calls:
             raise ValueError(f"the experts of {self._name} are called less often the second time")
 
 
-def _around(
-    module: nn.Module, banks: Sequence[ListBank], real: Forward, *args: Any, **kwargs: Any
-) -> Any:
+def _around(banks: Sequence[ListBank], real: Forward, *args: Any, **kwargs: Any) -> Any:
     """The forward pass of a module that calls listed experts."""
     given = tree_map_only(torch.Tensor, torch.clone, (args, kwargs))
-    # Rows may follow from its parameters, also on a rank that has no rows.
-    sources = [*tree_leaves((args, kwargs)), *module.parameters()]
-    anchors = [x for x in sources if _is_rows(x) and x.requires_grad]
     before = [bank.calls for bank in banks]
     calls = [_Calls(bank.name) for bank in banks]
     again = remembered()
@@ -229,7 +219,8 @@ def _around(
         for bank, own in zip(banks, calls, strict=True):
             bank.calls = own
         real(*given[0], **given[1])
-        made = [bank.answer(anchors) for bank in banks]
+        for bank in banks:
+            bank.answer()
         again()
         found = real(*args, **kwargs)
         for own in calls:
@@ -237,8 +228,6 @@ def _around(
     finally:
         for bank, earlier in zip(banks, before, strict=True):
             bank.calls = earlier
-    for one in made:
-        found = tied(found, one)
     return found
 
 

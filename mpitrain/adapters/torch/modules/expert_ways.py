@@ -1,16 +1,20 @@
 """Ways of rows to the experts of a torch module on other ranks, and back.
 
-Rows travel by two all-to-alls forward and two backward, as in :mod:`mpitrain.nn.experts`.
+Rows travel by two all-to-alls forward and two backward, as in :mod:`mpitrain.nn.experts`.  Before
+each way all ranks say which experts their code calls next.  The first of these are next, and ranks
+whose code calls others, or none until the end of the pass, serve them without rows of their own.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_map_only
 
 from mpitrain.adapters.torch.arrays import as_array, as_tensor
@@ -28,16 +32,64 @@ class ExpertRegion(Region):
     Attributes:
         algorithm: algorithm of the all-to-alls of rows.
         serves: whether this rank's experts run now, for rows of all ranks.
-        last: results that came back on the latest way of this pass.
+        banks: the experts, by module.
     """
 
     def __init__(self, group: TensorGroup, algorithm: str) -> None:
         super().__init__(group)
         self.algorithm, self.serves = algorithm, False
-        self.last: torch.Tensor | None = None
+        self.banks: list[Bank] = []
+        #: Results of the latest way of this pass; before it, a tensor whose gradient is wanted.
+        self._last: list[torch.Tensor] = []
 
-    def begin(self, *_: Any) -> None:
-        self.last = None
+    def begin(self, given: Iterable[torch.Tensor]) -> None:
+        self._last = [one for one in given if one.requires_grad][:1]
+
+    def end(self, outputs: Any) -> Any:
+        """The outputs, whose backward pass goes through all ways; collective."""
+        if not self.is_apart:
+            self.meet()
+        last, self._last = self._last, []
+        return tree_map_only(torch.Tensor, partial(_tied, last), outputs)
+
+    def settle(self) -> None:
+        if self.repeats and not self.is_apart:
+            self.meet()
+        else:
+            self.check()
+
+    def meet(
+        self,
+        own: "Bank | None" = None,
+        rows: torch.Tensor | None = None,
+        counts: Counts | Sequence[int] = (),
+    ) -> torch.Tensor | None:
+        """Results of a bank for rows, or None for no bank once no rank calls one; collective.
+
+        Arguments are those of :meth:`Bank.exchange`.
+        """
+        number = len(self.banks) if own is None else self.banks.index(own)
+        said = np.zeros(2 + max(bank.experts for bank in self.banks), int)
+        said[0], said[2 : 2 + len(counts)] = number, counts
+        if rows is not None:
+            said[1] = rows.shape[1]
+        while True:
+            self.check()
+            every = self.group.all(said)
+            first = int(every[:, 0].min())
+            if first == len(self.banks):
+                return None
+            bank = self.banks[first]
+            told = np.where(every[:, :1] == first, every[:, 1 : 2 + bank.experts], 0)
+            parameters = list(bank.module.parameters())
+            sent = rows if rows is not None and bank is own else parameters[0].new_zeros(0, 0)
+            found: torch.Tensor = _Way.apply(
+                bank, told, torch.is_grad_enabled(), bank is own, sent, *parameters, *self._last
+            )
+            if found.requires_grad and torch._C._current_graph_task_id() == -1:
+                self._last = [found]  # so that all ranks go backward through ways in one order
+            if bank is own:
+                return found
 
     @contextmanager
     def serving(self) -> Iterator[None]:
@@ -66,55 +118,41 @@ class Bank(ABC):
     ) -> None:
         """``every``: module of each expert of all ranks."""
         self.region, self.name, self.module = region, name, module
+        region.banks.append(self)
         self.experts, self.own = len(every), every[region.group.share(len(every))]
 
     @abstractmethod
     def serve(self, parts: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """Results of this rank's experts for the rows of each."""
 
-    def exchange(
-        self, rows: torch.Tensor | None, counts: Counts, anchors: Sequence[torch.Tensor]
-    ) -> torch.Tensor:
+    def exchange(self, rows: torch.Tensor | None, counts: Counts) -> torch.Tensor:
         """Results of the experts of all ranks for rows, which lie expert after expert; collective.
 
         Args:
             rows: the rows, (R, D); None: there are none.
-            counts: rows of each expert, as :class:`Dispatch` takes them.
-            anchors: tensors before the rows, whose gradients wait for those of the rows.
+            counts: rows of each expert; -1: it is called, and gets none.
         """
-        region, parameters = self.region, list(self.module.parameters())
+        region, like = self.region, next(self.module.parameters())
         if rows is None:
-            rows = parameters[0].new_zeros(0, 0)
-        if rows.dtype != parameters[0].dtype:
-            raise ValueError(
-                f"{self.name} gets rows of {rows.dtype} for numbers of {parameters[0].dtype}"
-            )
+            rows = like.new_zeros(0, 0)
+        if rows.dtype != like.dtype:
+            raise ValueError(f"{self.name} gets rows of {rows.dtype} for numbers of {like.dtype}")
         if region.is_apart:
             own, ends = region.group.share(self.experts), counts.clip(0).cumsum()
             start, stop = (int(ends[n - 1]) if n else 0 for n in (own.start, own.stop))
             made = self.serve(rows[start:stop].split(counts.clip(0)[own].tolist()))
             return torch.cat([torch.zeros_like(rows[:start]), *made, torch.zeros_like(rows[stop:])])
         sent, counts = (rows, counts) if region.counts else (rows[:0], counts * 0)
-        after = [] if region.last is None else [region.last]
-        found: torch.Tensor = _Way.apply(
-            self, counts, torch.is_grad_enabled(), sent, *parameters, *anchors, *after
-        )
-        if found.requires_grad and torch._C._current_graph_task_id() == -1:
-            region.last = found  # so that all ranks go backward through these ways in one order
+        found = region.meet(self, sent, counts)
+        assert found is not None
         zeros = rows.new_zeros(len(rows), found.shape[1])
         return found if region.counts else torch.cat([found, zeros])
 
 
-def tied(found: Any, made: torch.Tensor) -> Any:
-    """Results whose backward pass goes through ``made``, even if no row was sent."""
-    if not made.requires_grad:
-        return found
-
-    def one_tied(one: torch.Tensor) -> torch.Tensor:
-        y: torch.Tensor = _Tie.apply(one, made) if one.is_floating_point() else one
-        return y
-
-    return tree_map_only(torch.Tensor, one_tied, found)
+def _tied(last: Sequence[torch.Tensor], one: torch.Tensor) -> torch.Tensor:
+    """An output whose backward pass goes through the latest way, if there was one."""
+    y: torch.Tensor = _Tie.apply(one, *last) if last and one.is_floating_point() else one
+    return y
 
 
 class _Way(torch.autograd.Function):
@@ -122,23 +160,26 @@ class _Way(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, bank: Bank, counts: Counts, graded: bool, rows: torch.Tensor,
+        ctx: Any, bank: Bank, told: Counts, graded: bool, is_own: bool, rows: torch.Tensor,
         *others: torch.Tensor,
     ) -> torch.Tensor:  # fmt: skip
-        region = bank.region
-        region.check()
+        """``told``: width and counts of each rank; ``is_own``: whether its code calls the bank."""
+        region, counts = bank.region, told[:, 1:]
         sent = as_array(rows.contiguous(), region.xp)
-        way = Dispatch(region.group, counts, region.algorithm, rows.shape[1])
+        way = Dispatch(region.group, counts.clip(0), region.algorithm)
         if not len(sent):
-            sent = region.xp.empty((0, way.width), sent.dtype)
+            sent = region.xp.empty((0, int(told[:, 0].max())), sent.dtype)
         arrived = way.there(sent)
-        with torch.set_grad_enabled(graded):
+        # A checkpoint that its code is in does not serve again what it did not call.
+        kept = nullcontext() if is_own else saved_tensors_hooks(_same, _same)
+        with torch.set_grad_enabled(graded), kept:
             given = [as_tensor(part).requires_grad_(graded) for part in arrived]
             made = bank.serve(given)
         region.check()
         back = way.back([as_array(part, region.xp) for part in made], sent)
-        asked = (one for is_asked, one in zip(way.asked, bank.own, strict=True) if is_asked)
-        ctx.asked = {id(p) for one in asked for p in one.parameters()}
+        asked = np.asarray(counts[:, region.group.share(bank.experts)].any(axis=0))
+        called = (one for is_asked, one in zip(asked, bank.own, strict=True) if is_asked)
+        ctx.asked = {id(p) for one in called for p in one.parameters()}
         ctx.region, ctx.way, ctx.given, ctx.made = region, way, given, made
         ctx.parameters = list(bank.module.parameters())
         return as_tensor(back)
@@ -147,7 +188,7 @@ class _Way(torch.autograd.Function):
     def backward(ctx: Any, dy: torch.Tensor) -> Any:
         region, way, given, made = ctx.region, ctx.way, ctx.given, ctx.made
         ctx.given = ctx.made = None
-        region.check()
+        region.settle()
         sent = as_array(dy.contiguous(), region.xp)
         arrived = [as_tensor(part) for part in way.there(sent)]
         pairs = [(y, g) for y, g in zip(made, arrived, strict=True) if len(g) and y.requires_grad]
@@ -158,15 +199,20 @@ class _Way(torch.autograd.Function):
             y, by = zip(*pairs, strict=True)
             found = torch.autograd.grad(y, wanted, by, allow_unused=True)
         slopes = [torch.zeros_like(x) if g is None else g for x, g in zip(given, found)]
-        region.check()
+        region.settle()
         rows = as_tensor(way.back([as_array(part, region.xp) for part in slopes], sent))
         by_parameter = {  # an expert that is called with no rows has gradients, too
             id(p): torch.zeros_like(p) if g is None and id(p) in ctx.asked else g
             for p, g in zip(trained, found[len(given) :], strict=True)
         }
-        by_rows = rows if ctx.needs_input_grad[3] else None
-        rest = [None] * (len(ctx.needs_input_grad) - 4 - len(ctx.parameters))
-        return None, None, None, by_rows, *(by_parameter.get(id(p)) for p in ctx.parameters), *rest
+        by_rows = rows if ctx.needs_input_grad[4] else None
+        by_own = (by_parameter.get(id(p)) for p in ctx.parameters)
+        rest = [None] * (len(ctx.needs_input_grad) - 5 - len(ctx.parameters))
+        return None, None, None, None, by_rows, *by_own, *rest
+
+
+def _same(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
 
 
 class _Tie(torch.autograd.Function):

@@ -321,7 +321,7 @@ class TorchLayer(Layer):
 
     def backward(self, parameters: Parameters, saved: Pass, dy: Array) -> tuple[Array, Any]:
         with on_stream_of(dy):
-            return saved.backward(dy)
+            return saved.backward(dy, meets=self._meets_others)
 
     def gradients(self, parameters: Parameters, kept: Any) -> Gradients:
         return {

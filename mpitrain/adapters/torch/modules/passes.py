@@ -5,12 +5,13 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from mpi4py import MPI
 
 from mpitrain.adapters.torch.arrays import as_array, tensors_of
 from mpitrain.adapters.torch.checks.probe import Tensors
 from mpitrain.adapters.torch.modules.calls import Call
 from mpitrain.arrays import Array, array_namespace
-from mpitrain.fields import fields, joined, partial, unused
+from mpitrain.fields import fields, joined, marks, partial, unused
 
 
 class Pass(NamedTuple):
@@ -30,12 +31,16 @@ class Pass(NamedTuple):
     again: AbstractContextManager[None]
     served: frozenset[str] = frozenset()
 
-    def backward(self, dy: Array) -> tuple[Array, dict[str, torch.Tensor | None]]:
+    def backward(self, dy: Array, *, meets: bool) -> tuple[Array, dict[str, torch.Tensor | None]]:
         """Gradients by the input and by the parameters, from those by the outputs.
 
-        None: the outputs do not follow from a parameter.
+        ``meets``: whether replicas go backward together, and through what one of them uses.  None:
+        the outputs do not follow from a parameter.
         """
         xp, counts, by, left_out = array_namespace(dy), len(dy) > 0, fields(dy), unused(dy)
+        if meets:
+            by_all = self.call.context.replicas.sum(marks(dy), MPI.MIN)
+            left_out = frozenset(name for name, is_unused in zip(by, by_all) if is_unused)
         x = self.call.x
         inputs = {name: part for name, part in x.items() if part.requires_grad}
         y = {n: part for n, part in self.y.items() if part.requires_grad and n not in left_out}

@@ -4,7 +4,7 @@ A share is a copy of the module's structure in which some parts call other code.
 stay the module's own; a call of the copy is given this rank's parts of them.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -32,15 +32,23 @@ class Region:
         counts: whether the samples of this pass count, rather than stand for none.
         is_apart: whether nothing is sent, as while each rank examines its part by itself.
         is_trial: whether all ranks try the module, and agree about faults.
+        repeats: whether the backward pass computes parts of the module once more.
     """
 
     def __init__(self, group: TensorGroup) -> None:
         self.group = group
         self.xp: ModuleType = np
-        self.counts, self.is_apart, self.is_trial = True, False, False
+        self.counts, self.is_apart, self.is_trial, self.repeats = True, False, False, False
 
-    def begin(self, *_: Any) -> None:
-        """Forget an earlier pass."""
+    def begin(self, given: Iterable[torch.Tensor]) -> None:
+        """Begin a pass, of which these are parameters and inputs."""
+
+    def end(self, outputs: Any) -> Any:
+        """The outputs of a pass, which ends."""
+        return outputs
+
+    def settle(self) -> None:
+        """Serve other ranks until all have come so far in the backward pass; collective."""
 
     @contextmanager
     def being(self, **flags: bool) -> Iterator[None]:
@@ -62,14 +70,8 @@ class Region:
             raise AgreedFault("another rank has seen a fault in it")
 
     def copy_of(self, module: nn.Module) -> nn.Module:
-        """The structure of a module, with the module's own parameters, for a share in this region.
-
-        A pass of it begins anew here.
-        """
-        copied = deepcopy(module, {id(one): one for one in named_tensors(module).values()})
-        copied.register_forward_pre_hook(self.begin)
-        copied.register_forward_hook(self.begin)
-        return copied
+        """The structure of a module, with the module's own parameters, for a share here."""
+        return deepcopy(module, {id(one): one for one in named_tensors(module).values()})
 
 
 class Axis(NamedTuple):

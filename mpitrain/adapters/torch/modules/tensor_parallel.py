@@ -6,6 +6,7 @@ and results behind those whose rows are.  Code between the two works on a part o
 the heads; parameters that no map names are whole on each rank.
 """
 
+from collections.abc import Iterable
 from functools import partial
 from typing import Any, cast
 
@@ -33,8 +34,12 @@ class TensorRegion(Region):
         super().__init__(group)
         self._entered: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
-    def begin(self, *_: Any) -> None:
+    def begin(self, given: Iterable[torch.Tensor]) -> None:
         self._entered.clear()
+
+    def end(self, outputs: Any) -> Any:
+        self._entered.clear()
+        return outputs
 
     def enter(self, part: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
         """The input of a matrix whose columns are shared; several matrices may have one input."""
@@ -48,7 +53,7 @@ class TensorRegion(Region):
         weight, bias = cast(Any, part.weight), cast(Any, part.bias)
         term = F.linear(x, weight) if isinstance(part, nn.Linear) else x @ weight
         found: torch.Tensor = _Leave.apply(term, self)
-        self.begin()
+        self._entered.clear()
         return found if bias is None else found + bias
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,33 @@
+"""Generators of random numbers that a rank draws from: Python's, NumPy's and torch's."""
+
+import random
+import sys
+from collections.abc import Callable
+from copy import deepcopy
+from typing import Any
+
+from numpy.random import mtrand
+
+
+def remembered() -> Callable[[], None]:
+    """A function that gives a rank back its generators, which are where they are now.
+
+    Torch's, if it is loaded only then, begins as in a new process.
+    """
+    pythons, numpys, torchs = random.getstate(), mtrand.get_bit_generator(), None
+    if loaded := sys.modules.get("torch"):
+        torchs = loaded.get_rng_state()
+
+    def back() -> None:
+        random.setstate(pythons)
+        mtrand.set_bit_generator(numpys)  # faster than its state
+        torch: Any = sys.modules.get("torch")
+        if torch:
+            torch.set_rng_state(torch.Generator().get_state() if torchs is None else torchs)
+
+    return back
+
+
+def copy_own() -> None:
+    """Draw from a copy from now on, as of NumPy the generator itself is remembered."""
+    mtrand.set_bit_generator(deepcopy(mtrand.get_bit_generator()))
