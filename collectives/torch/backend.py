@@ -53,6 +53,7 @@ class _Group(Reductions, Copies):
         super().__init__(comm, _seconds(timeout), _order())
         self.store = store
         self._monitored = 0
+        self._has_ended = False
         # At exit, as what is under way would meet the end of MPI; before the watchdog's farewell.
         # This keeps the object, too, which torch's wrapper with TORCH_DISTRIBUTED_DEBUG=DETAIL
         # does not.
@@ -96,22 +97,32 @@ class _Group(Reductions, Copies):
         """Ends the group, after what is under way.  Collective over its ranks.
 
         Raises:
-            MismatchError: on all ranks: calls since the last barrier had other roots.
+            MismatchError: on all ranks: calls had other roots.
             Exception: a message has failed for which nobody has waited.
         """
-        if self.comm == MPI.COMM_NULL:
+        if self._has_ended:  # torch ends a group again whose end has failed
             return
+        self._has_ended = True
         atexit.unregister(self._drain)
         try:
             self._drain()
         finally:  # where the other ranks are, too
             with self.watchdog.waiting("the end of the group", numbered=True):
                 try:
+                    # MPI may give a freed communicator's number to the next one, which would
+                    # receive what is left here. A broadcast that is left cannot be taken out.
                     self._roots.meet(self.comm)
+                    self._drop_messages()
+                    self.comm.Free()
                 finally:
                     self._node_memory.close()
-                    self.comm.Free()
                     self.watchdog.close()
+
+    def _drop_messages(self) -> None:
+        """Receives the messages that nobody has received."""
+        status = MPI.Status()
+        while (message := self.comm.Improbe(status=status)) is not None:
+            message.Recv(bytearray(status.Get_count(MPI.BYTE)))
 
     def _drain(self) -> None:
         """Carries out what is under way; does nothing in a process that was forked."""
