@@ -142,6 +142,13 @@ def test_a_message_that_nobody_received_is_not_the_next_group_s():
         dist.destroy_process_group(group)
 
 
+def test_large_messages_that_nobody_receives_do_not_hold_up_the_end_of_their_group():
+    group = dist.new_group()
+    for other in {0, LAST} - {RANK}:
+        dist.isend(torch.ones(1 << 20), other, group)
+    dist.destroy_process_group(group)
+
+
 def test_an_interrupt_in_a_wait_leaves_no_call_that_never_ends(group):
     def interrupted():
         raise KeyboardInterrupt
