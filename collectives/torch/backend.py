@@ -4,8 +4,10 @@ import atexit
 import os
 import threading
 import zlib
+from collections.abc import Callable
 from contextlib import ExitStack
 from datetime import timedelta
+from time import sleep
 from typing import Any, NoReturn
 
 import torch
@@ -36,6 +38,8 @@ _Backend: Any = torch._C._distributed_c10d.Backend
 _ProcessGroup: Any = dist.ProcessGroup
 #: Environment variable by which groups are reproducible that nobody gives options.
 _REPRODUCIBLE = "COLLECTIVES_TORCH_REPRODUCIBLE"
+#: Seconds between two looks of a group that ends at the others, and at messages.
+_LOOK_SECONDS = 1e-4
 #: Tags of the messages by which MPI makes a communicator are below this.
 _TAGS = 32000
 
@@ -55,6 +59,7 @@ class _Group(Reductions, Copies):
         super().__init__(comm, _seconds(timeout), _order())
         self.store = store
         self._monitored = 0
+        self._has_ended = False
         # At exit, as what is under way would meet the end of MPI; before the watchdog's farewell.
         # This keeps the object, too, which torch's wrapper with TORCH_DISTRIBUTED_DEBUG=DETAIL
         # does not.
@@ -99,31 +104,57 @@ class _Group(Reductions, Copies):
         process that was forked.
 
         Raises:
-            MismatchError: on all ranks: calls since the last barrier had other roots.
+            MismatchError: on all ranks: calls had other roots.
             Exception: a message or a call has failed for which nobody has waited.
         """
-        if self.comm == MPI.COMM_NULL or os.getpid() != self._process:
+        # torch ends a group again whose end has failed.
+        if self._has_ended or os.getpid() != self._process:
             return
+        self._has_ended = True
         atexit.unregister(self._drain)
         try:
             self._drain()
         finally:  # where the other ranks are, too
             with self.watchdog.waiting("the end of the group", numbered=True):
                 try:
-                    self._roots.meet(self.comm)
+                    # MPI may give a freed communicator's number to the next one, which would
+                    # receive what is left here. A broadcast that is left cannot be taken out.
+                    told = self._roots.told()
+                    request = MPI.Intracomm.Iallreduce(self.comm, MPI.IN_PLACE, told, MPI.MIN)
+                    self._drop_messages(request.Test)
+                    self._roots.check(told)
+                    self.comm.Free()
                 finally:
                     self._node_memory.close()
-                    self.comm.Free()
                     self.watchdog.close()
 
     def _drain(self) -> None:
         """Carries out what is under way; does nothing in a process that was forked."""
         if os.getpid() == self._process and not MPI.Is_finalized():
-            with ExitStack() as ends:  # which goes on after an error
-                ends.callback(self.order.close)
-                # Alone, what has not come by now never comes.
-                for message in self.under_way if self._size > 1 else ():
-                    ends.callback(message.wait)
+            try:
+                self.order.close()
+            finally:
+                if self._size > 1:  # alone, what has not come by now never comes
+                    self._end_messages()
+
+    def _end_messages(self) -> None:
+        """Waits for the messages under way; drops those for nobody, whose senders wait, too."""
+        with self.watchdog.waiting("messages at the end of the group", numbered=False):
+            self._drop_messages(lambda: all([one.test() for one in list(self.under_way)]))
+        with ExitStack() as ends:  # which goes on after an error
+            for message in self.under_way:
+                ends.callback(message.wait)
+
+    def _drop_messages(self, is_over: Callable[[], bool]) -> None:
+        """Receives the messages that nobody will receive, until something is over."""
+        status = MPI.Status()
+        while True:
+            ends = is_over()
+            while (message := self.comm.Improbe(status=status)) is not None:
+                message.Recv(bytearray(status.Get_count(MPI.BYTE)))
+            if ends:
+                return
+            sleep(_LOOK_SECONDS)
 
 
 def _order() -> Order:

@@ -52,8 +52,8 @@ class Roots:
             MismatchError: on all ranks.
         """
         if least[0] != ~least[1]:
-            self._digest = 0
             raise MismatchError(
-                "a broadcast, reduce, gather or scatter since the last barrier had other roots on "
-                "some ranks, so its numbers are wrong; COLLECTIVES_CHECK=1 names the call"
+                "a broadcast, reduce, gather or scatter of this group had other roots on some "
+                "ranks, so its numbers are wrong, and those of later calls may be; go on with a "
+                "new group; COLLECTIVES_CHECK=1 names the call"
             )

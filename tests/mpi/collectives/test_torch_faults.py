@@ -11,6 +11,7 @@ dist = pytest.importorskip("torch.distributed")
 
 from torch.profiler import ProfilerActivity, profile  # noqa: E402
 
+from collectives.torch.backend import backend_of  # noqa: E402
 from collectives.torch.replicas import check_replicas  # noqa: E402
 
 pytestmark = [
@@ -57,6 +58,20 @@ def test_a_monitored_barrier_names_the_rank_that_is_late(world, names_all):
     if not is_late:
         MPI.COMM_WORLD.Barrier()
     world.monitored_barrier(timedelta(seconds=60), wait_all_ranks=names_all)
+
+
+@pytest.mark.skipif(MPI.COMM_WORLD.size == 1, reason="nobody is late")
+def test_who_is_late_to_a_monitored_barrier_is_late_to_that_of_the_next_group(world):
+    is_late = world.rank() == world.size() - 1
+    for _ in range(2):
+        group = dist.new_group()
+        if is_late:
+            MPI.COMM_WORLD.Barrier()
+        with pytest.raises(RuntimeError, match="rank 0" if world.rank() else "failed"):
+            backend_of(group).monitored_barrier(timedelta(seconds=0.5))
+        if not is_late:
+            MPI.COMM_WORLD.Barrier()
+        dist.destroy_process_group(group)
 
 
 def test_groups_are_checked_in_detail(world):

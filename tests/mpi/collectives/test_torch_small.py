@@ -119,9 +119,35 @@ def test_other_roots_on_the_ranks_are_an_error_where_they_meet(meets):
             dist.all_reduce(torch.ones(50_000), group=group)
         else:
             dist.destroy_process_group(group)
-    if meets != "end":
-        dist.barrier(group)
+    # Messages are left that a later broadcast would receive.
+    for again in () if meets == "end" else (dist.barrier, dist.destroy_process_group):
+        with pytest.raises(MismatchError, match="new group"):
+            again(group)
+    others = [dist.new_group() for _ in range(3)]
+    for other in others:
+        for root in range(P):
+            dist.broadcast(tensor := torch.full((5,), 1.0 * RANK), root, other)
+            assert tensor.tolist() == [root] * 5
+        dist.destroy_process_group(other)
+
+
+@pytest.mark.skipif(P == 1, reason="a message needs two")
+def test_a_message_that_nobody_received_is_not_the_next_group_s():
+    for value in (7.0, 1.0):
+        group, received = dist.new_group(), torch.ones(2)
+        if RANK == 0:
+            dist.isend(torch.full((2,), value), LAST, group)
+        elif RANK == LAST and value == 1:
+            dist.recv(received.zero_(), 0, group)
+        assert received.tolist() == [1] * 2
         dist.destroy_process_group(group)
+
+
+def test_large_messages_that_nobody_receives_do_not_hold_up_the_end_of_their_group():
+    group = dist.new_group()
+    for other in {0, LAST} - {RANK}:
+        dist.isend(torch.ones(1 << 20), other, group)
+    dist.destroy_process_group(group)
 
 
 def test_an_interrupt_in_a_wait_leaves_no_call_that_never_ends(group):
