@@ -1,6 +1,7 @@
 """Calls and training steps of ``torch.distributed`` over our backend beside Gloo, in one process.
 
     mpirun -n 2 python -m benchmarks.torch_backend            # calls; the small ones by mpi4py too
+    mpirun -n 2 python -m benchmarks.torch_backend --beside commux   # and by that backend
     mpirun -n 2 python -m benchmarks.torch_backend --small    # calls of 8 bytes, without Gloo
     mpirun -n 2 python -m benchmarks.torch_backend --steps    # steps of DDP and of FSDP2
     mpirun -n 2 python -m benchmarks.torch_backend --steps --load 2   # beside two busy processes
@@ -16,6 +17,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -59,6 +61,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     groups = {"ours": dist.group.WORLD}
     if not options.small:
         groups = {"Gloo": dist.new_group(backend="gloo"), **groups}
+    if options.beside:
+        import_module(options.beside).register()
+        groups[options.beside] = dist.new_group(backend=options.beside)
     about = {**environment(comm), "torch": torch.__version__}
     if comm.rank == 0:
         print(
@@ -110,12 +115,16 @@ def _calls(
     comm: MPI.Intracomm, groups: dict[str, Any], options: argparse.Namespace
 ) -> list[dict[str, Any]]:
     rows = []
-    _print(comm, ["call", "bytes", "Gloo, us", "ours, us", *_RATIOS, "mpi4py, us"])
+    others = ["mpi4py", *([options.beside] if options.beside else [])]
+    heads = (f"{other}, us" for other in others)
+    _print(comm, ["call", "bytes", "Gloo, us", "ours, us", *_RATIOS, *heads])
     native = MPI.COMM_WORLD.Dup()
     for collective in _COLLECTIVES:
         for nbytes in options.sizes:
             for later in (False, True)[: 1 + (nbytes in _LATER)]:
                 ways = {way: _call(collective, nbytes, g, later) for way, g in groups.items()}
+                if options.beside and not _has(ways[options.beside]):
+                    del ways[options.beside]
                 if nbytes <= _SMALL and not later:
                     ways["mpi4py"] = _native(collective, nbytes, native)
                 slowest = max(map(max, in_turns(comm, ways, 3).values()))
@@ -125,11 +134,22 @@ def _calls(
                 us = {way: 1e6 * median(seconds) for way, seconds in times.items()}
                 name = f"{collective}, async" if later else collective
                 cells = [name, bytes_in_words(nbytes), f"{us['Gloo']:.1f}", f"{us['ours']:.1f}"]
-                cells += [*_ratios(times), f"{us['mpi4py']:.1f}" if "mpi4py" in us else ""]
+                cells += [*_ratios(times), *(f"{us[o]:.1f}" if o in us else "" for o in others)]
                 _print(comm, cells)
     native.Free()
     _print_ratios(comm, rows)
     return rows
+
+
+def _has(call: Callable[[], Any]) -> bool:
+    """Whether a backend has this collective; the answer is every rank's."""
+    try:
+        call()
+    except RuntimeError as error:
+        if "does not support" not in str(error):
+            raise
+        return False
+    return True
 
 
 def _print_ratios(comm: MPI.Intracomm, rows: list[dict[str, Any]]) -> None:
@@ -312,13 +332,15 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     add("--steps", action="store_true", help="measure training steps in the place of calls")
     add("--small", action="store_true", help="measure calls of 8 bytes alone, without Gloo")
+    text = "module of a third backend, which its register() makes known by this name; for calls"
+    add("--beside", metavar="MODULE", help=text)
     add("--width", type=int, default=1024, help="width of the six layers")
     add("--batch", type=int, default=8, help="samples of a rank's step")
     add("--load", type=int, default=0, help="busy processes beside the ranks")
     add("-J", "--json", type=Path, help="write all times there")
     options = parser.parse_args(arguments)
-    if options.steps and options.small:
-        parser.error("--steps and --small are two measurements; start them one after the other")
+    if sum(map(bool, (options.steps, options.small, options.beside))) > 1:
+        parser.error("take one of --steps, --small and --beside; start them one after the other")
     options.repeats = options.repeats or (30 if options.steps or options.small else 9)
     return options
 

@@ -10,6 +10,9 @@ from mpi4py import MPI
 from collectives.errors import InvalidBuffer, InvalidBufferType, UnknownType
 from collectives.execution.memory import Items
 
+#: Whether MPI tells the names of types: it ends a process that asks before ``MPI.Init``.
+_HAS_NAMES = MPI.Is_initialized() and not MPI.Is_finalized()
+
 
 def _is_whole(datatype: MPI.Datatype) -> bool:
     """Whether this MPI can use a type that mpi4py has a name for.
@@ -17,7 +20,8 @@ def _is_whole(datatype: MPI.Datatype) -> bool:
     Open MPI 4.1 has nothing behind ``FLOAT16_T``.  MPICH 4.0 knows its size and not its name, and
     ends the process that adds or packs it.
     """
-    return bool(datatype.handle) and datatype != MPI.DATATYPE_NULL and bool(datatype.name)
+    is_named = not _HAS_NAMES or bool(datatype.name)
+    return bool(datatype.handle) and datatype != MPI.DATATYPE_NULL and is_named
 
 
 _CONSTANTS = [found for found in vars(MPI).values() if isinstance(found, MPI.Datatype)]

@@ -56,6 +56,24 @@ def test_nothing_that_those_files_import_brings_mpi_or_a_gpu():
     assert (told.returncode, told.stderr) == (0, "")
 
 
+def test_programs_that_start_mpi_themselves_import_everything_first():
+    code = """
+import mpi4py
+mpi4py.rc.initialize = False
+from mpi4py import MPI
+import collectives, mpitrain
+for package in (collectives, mpitrain):
+    for name in package.__all__:
+        getattr(package, name)
+assert not MPI.Is_initialized()
+MPI.Init_thread()
+collectives.Communicator(MPI.COMM_WORLD).Barrier()
+MPI.Finalize()
+"""
+    told = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert (told.returncode, told.stderr) == (0, "")
+
+
 @pytest.mark.parametrize("module", ["collectives", "collectives.__main__"])
 def test_importing_starts_no_mpi(module):
     code = (
