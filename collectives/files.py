@@ -31,7 +31,7 @@ def replace(path: Path, text: str) -> None:
         try:
             with path.open("a", newline="") as file:
                 file.write(text)
-        except OSError as error:  # that of a write has no name
+        except OSError as error:  # a write does not name the file
             raise type(error)(error.errno, error.strerror, str(path)) from None
         return
     target = Path(os.path.realpath(path))
