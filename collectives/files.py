@@ -28,8 +28,11 @@ def replace(path: Path, text: str) -> None:
         OSError: it cannot be written.
     """
     if is_stream(path):
-        with path.open("a", newline="") as file:
-            file.write(text)
+        try:
+            with path.open("a", newline="") as file:
+                file.write(text)
+        except OSError as error:  # a write does not name the file
+            raise type(error)(error.errno, error.strerror, str(path)) from None
         return
     target = Path(os.path.realpath(path))
     # A name of its own: others may be writing the same file.

@@ -7,6 +7,7 @@ import os
 import platform
 import shlex
 import sys
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -197,6 +198,18 @@ def as_record(result: Result) -> dict[str, Any]:
     derived = {"algbw_GBs": result.algbw, "busbw_GBs": result.busbw}
     tails = {"p50_us": p50, "p95_us": p95, "p99_us": p99}
     return {**asdict(result), **derived, **tails, "p25_us": quartiles[0], "p75_us": quartiles[1]}
+
+
+def unwritten(comm: MPI.Intracomm, write: Callable[[], None]) -> str:
+    """Why rank 0 cannot write a file, on all ranks, or nothing; collective."""
+    why = ""
+    if comm.rank == 0:
+        try:
+            write()
+        except OSError as error:
+            why = f"cannot write {error.filename}: {error.strerror}"
+    told: str = comm.bcast(why)
+    return told
 
 
 def write_json(

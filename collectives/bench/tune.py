@@ -55,8 +55,10 @@ def candidates(collective: str, size: int) -> list[str]:
 
 def tune(
     comm: Communicator, options: argparse.Namespace, lengths: list[int], known: list[Entry]
-) -> None:
+) -> str:
     """Measures, and merges the entries with those known into ``options.output``.  Collective.
+
+    Returns why the file cannot be written, on all ranks, or nothing.
 
     Args:
         lengths: sizes of the larger buffer in bytes.
@@ -86,12 +88,14 @@ def tune(
             print(f"{collective}, {memory}: {told}", flush=True)
     alpha_us, bandwidth = ping_pong(comm)
     about = report.environment(comm)
+    table = Table(1, about, alpha_us, bandwidth, _merged(known, entries))
+    text = msgspec.json.format(msgspec.json.encode(table), indent=1).decode()
+    # Atomic, as jobs may be reading it.
+    why = report.unwritten(comm, lambda: replace(options.output, text))
     if comm.rank == 0:
-        merged = _merged(known, entries)
-        table = Table(1, about, alpha_us, bandwidth, merged)
-        # Atomic, as jobs may be reading it.
-        replace(options.output, msgspec.json.format(msgspec.json.encode(table), indent=1).decode())
-        print(f"wrote {options.output}; COLLECTIVES_TUNING={options.output} uses it")
+        used = f"wrote {options.output}; COLLECTIVES_TUNING={options.output} uses it"
+        print(text if why else used, flush=True)
+    return f"{why}; the table stands above, to be copied into another file" if why else ""
 
 
 def _join(known: list[list[Result]], new: list[list[Result]]) -> None:

@@ -6,6 +6,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -190,20 +191,22 @@ def _measure(comm: "Communicator", options: argparse.Namespace) -> int:
             for result in measured:
                 say(report.row(result, native, width))
             results += measured
-        if comm.rank == 0:  # a job that is killed has what it has measured
-            _write_files(options, results, about, streams=False)
+        # A job that is killed has what it has measured.
+        write = partial(_write_files, options, results, about, streams=False)
+        if why := report.unwritten(comm, write):
+            return _refuse(comm, why)
     try:
         report.expect_some(results)
     except CollectiveError as error:  # on all ranks
         return _refuse(comm, error)
     say(report.footer(results, options.min_busbw))
-    if comm.rank == 0:
-        _write(options, results, about)
+    if why := report.unwritten(comm, lambda: _write(options, results, about)):
+        return _refuse(comm, why)
     wrong = any(result.wrong for result in results)
     return int(wrong or report.average_busbw(results) < options.min_busbw)
 
 
-def _refuse(comm: "Communicator", error: Exception) -> int:
+def _refuse(comm: "Communicator", error: Exception | str) -> int:
     """Prints an error on rank 0; returns the exit status."""
     if comm.rank == 0:
         print(f"error: {error}", file=sys.stderr)

@@ -57,5 +57,7 @@ def run(options: argparse.Namespace) -> int:
             if comm.rank == 0:
                 print(f"error: {error}", file=sys.stderr)
             return 2
-        tune(comm, options, sizes, known)
-        return 0
+        why = tune(comm, options, sizes, known)
+        if why and comm.rank == 0:
+            print(f"error: {why}", file=sys.stderr)
+        return 2 if why else 0

@@ -180,7 +180,9 @@ def expect_end(own: float = _ABORT_S, launcher: float = _LAUNCHER_S) -> None:
 
 def _kill(process: Process) -> str:
     """A shell command that kills a process, unless its number is another process's by then."""
-    began = f'sed "s/.*) //" /proc/{process.number}/stat 2>/dev/null | cut -d" " -f20'
+    stat = f"/proc/{process.number}/stat"
+    # In other locales, a name with half a letter has characters that "." is none of.
+    began = f'LC_ALL=C sed "s/.*) //" {stat} 2>/dev/null | cut -d" " -f20'
     return f'[ "$({began})" = {process.began} ] && kill -KILL {process.number}'
 
 

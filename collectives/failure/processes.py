@@ -30,7 +30,8 @@ class Process(NamedTuple):
 def find(number: int) -> Process | None:
     """The process of this number; ``None`` if there is none."""
     try:
-        text = Path(f"/proc/{number}/stat").read_text()
+        # A name is cut at 15 bytes, maybe within a letter.
+        text = Path(f"/proc/{number}/stat").read_text("utf-8", errors="replace")
     except OSError:
         return None
     # The name may hold spaces and parentheses.

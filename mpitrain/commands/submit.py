@@ -1,5 +1,6 @@
 """Job scripts for SLURM and PBS that need no other file: from those in jobs/ and a request."""
 
+import os
 import re
 import shlex
 import subprocess
@@ -271,15 +272,16 @@ def submit(script: str, scheduler: str) -> str:
     """
     command = SCHEDULERS[scheduler][1]
     try:
-        done = subprocess.run([command], input=script, capture_output=True, text=True)
+        # Names of files are bytes, and need not be text.
+        done = subprocess.run([command], input=os.fsencode(script), capture_output=True)
     except FileNotFoundError as error:
         raise ConfigError(
             f"there is no {command} here; --dry-run prints the script, and --scheduler names "
             "another scheduler"
         ) from error
     if done.returncode:
-        raise ConfigError(f"{command} refuses: {done.stderr.strip()}")
-    return done.stdout.strip()
+        raise ConfigError(f"{command} refuses: {os.fsdecode(done.stderr).strip()}")
+    return os.fsdecode(done.stdout).strip()
 
 
 def read_scripts(folder: Path | None) -> dict[str, str]:

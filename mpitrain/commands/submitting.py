@@ -95,14 +95,17 @@ def _words(options: argparse.Namespace) -> list[str]:
         return behind
     if options.config is None:
         raise ConfigError("submit needs a job file or a program; mpitrain submit --help")
+    # A path forgets the "./" without which a name such as -x.toml would be an option.
+    given = str(options.config)
+    named = f"./{given}" if given.startswith("-") else given
     if options.config.suffix != ".py":
         # An impossible job is refused here, before it waits in a queue.
         load(options.config, options.set + options.set_behind)
-        return [str(options.config), *(p for s in options.set for p in ("--set", s)), *behind]
+        return [named, *(p for s in options.set for p in ("--set", s)), *behind]
     if options.set:
         raise ConfigError(f"--set: {options.config} is no job file; its arguments stand behind --")
     options.config.read_bytes()
-    return [str(options.config), *behind]
+    return [named, *behind]
 
 
 def _settings(options: argparse.Namespace) -> dict[str, str]:

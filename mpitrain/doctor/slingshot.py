@@ -36,7 +36,7 @@ def slingshot(comm: MPI.Intracomm, folder: Path) -> Finding:
     """Whether MPI takes Slingshot where there is one, and whether Cray MPICH fits its settings."""
 
     def local() -> Fabric:
-        maps = Path("/proc/self/maps").read_text()
+        maps = Path("/proc/self/maps").read_text("utf-8", errors="replace")
         return fabric(Path("/sys/class"), os.environ, MPI.Get_library_version(), maps)
 
     return gathered(comm, "Slingshot", local, judge_slingshot)

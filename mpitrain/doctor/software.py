@@ -49,14 +49,16 @@ def library(comm: MPI.Intracomm, folder: Path) -> Finding:
         abi = getattr(MPI, "Get_abi_version", lambda: (-1, -1))()
         if abi[0] >= 1:
             text += f", ABI {'.'.join(map(str, abi))}"
-        return text, mpi_libraries(Path("/proc/self/maps").read_text().splitlines())
+        # Names of folders need not be text.
+        maps = Path("/proc/self/maps").read_text("utf-8", errors="replace")
+        return text, mpi_libraries(maps.splitlines())
 
     return gathered(comm, "MPI", local, judge_library)
 
 
 def mpi_libraries(maps: Iterable[str]) -> list[str]:
     """The MPI libraries among the lines of ``/proc/PID/maps``."""
-    pattern = re.compile(r"(/\S*/lib(?:mpi|mpich|mpi_abi)\.so[.\d]*)$")
+    pattern = re.compile(r"(/.*/lib(?:mpi|mpich|mpi_abi)\.so[.\d]*)$")
     return sorted({match[1] for line in maps if (match := pattern.search(line.rstrip()))})
 
 

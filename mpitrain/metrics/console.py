@@ -37,45 +37,50 @@ def console(steps: int, log_every: int) -> Iterator[Write]:
     ) as progress:
         bar = progress.add_task("steps", total=steps)
 
+        def say(text: str) -> None:
+            # A name that the terminal cannot show, as that of a folder, must not end a run.
+            code = terminal.encoding
+            terminal.print(text.encode(code, "backslashreplace").decode(code))
+
         def write(record: Record) -> None:
             match record:
                 case Start():
-                    terminal.print(
+                    say(
                         f"{counted(record.ranks, 'rank')} ({record.layout}), {record.parameters} "
                         f"parameters, gradients {summed(record.algorithm, record.reason)}"
                     )
                     if record.config.get("run", {}).get("random") == "local":
-                        terminal.print("random numbers of torch modules: they depend on the layout")
-                    terminal.print(_HEADER)
+                        say("random numbers of torch modules: they depend on the layout")
+                    say(_HEADER)
                 case Step():
                     progress.update(bar, completed=record.step)
                     if record.step == 1 or record.step % log_every == 0:
-                        terminal.print(_line(record))
+                        say(_line(record))
                 case Round():
                     if record.step == 1 or record.step % log_every == 0:
-                        terminal.print(str(record))
+                        say(str(record))
                 case Epoch():
-                    terminal.print(str(record))
+                    say(str(record))
                 case Skipped():
-                    terminal.print(
+                    say(
                         f"step {record.step} skipped: not finite ({record.culprits}); loss scale "
                         f"{record.loss_scale:g}"
                     )
                 case Straggler():
-                    terminal.print(
+                    say(
                         f"rank {record.rank} on {record.host} keeps the others waiting: "
                         f"{record.factor:.1f} times their time up to step {record.step}"
                     )
                 case Saved():
-                    terminal.print(f"checkpoint {record.path} ({record.seconds:.2f} s)")
+                    say(f"checkpoint {record.path} ({record.seconds:.2f} s)")
                 case Resumed():
                     for why in record.refused:
-                        terminal.print(f"checkpoint refused: {why}")
-                    terminal.print(f"resumed after step {record.step} from {record.path}")
+                        say(f"checkpoint refused: {why}")
+                    say(f"resumed after step {record.step} from {record.path}")
                     for note in record.notes:
-                        terminal.print(f"resumed: {note}")
+                        say(f"resumed: {note}")
                 case Summary():
-                    terminal.print(str(record))
+                    say(str(record))
 
         yield write
 

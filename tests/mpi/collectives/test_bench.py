@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from collectives import Communicator
+from collectives import Communicator, commands
 from collectives.__main__ import main
 from collectives.algorithms import names
 from collectives.bench import measure
@@ -91,6 +91,17 @@ def test_wrong_results_are_counted(comm, tmp_path, monkeypatch):
     wrong = {r["algorithm"]: r["wrong"] for r in told["results"]}
     assert wrong["ring"] >= comm.size
     assert wrong["native"] == 0
+
+
+@pytest.mark.quick_on(2)
+def test_a_disk_that_is_full_is_a_sentence(comm, capsys, monkeypatch):
+    words = ["bench", "allreduce", "-b", "8", "-e", "8", "-n", "1", "-w", "0", "--repeats", "1"]
+    words += ["--algorithm", "ring", "-J", "/dev/full"]
+    full = "error: cannot write /dev/full: No space left on device\n"
+    for is_stream in (True, False):  # written at the end, and after each size
+        monkeypatch.setattr(commands.bench, "is_stream", lambda _, found=is_stream: found)
+        assert main(words) == 2
+        assert capsys.readouterr().err == (full if comm.rank == 0 else "")
 
 
 def test_mistakes(comm, capsys, monkeypatch):

@@ -118,11 +118,11 @@ def test_numbers_in_short_and_the_libraries_of_a_process():
     maps = [
         "7f0 r--p 000 08:01 1 /opt/a/lib/libmpi.so.40",
         "7f1 r-xp 000 08:01 1 /opt/a/lib/libmpi.so.40",
-        "7f2 r-xp 000 08:01 2 /opt/b/lib/libmpich.so.12.1",
+        "7f2 r-xp 000 08:01 2 /opt/b c/lib/libmpich.so.12.1",
         "7f3 r-xp 000 08:01 3 /opt/b/lib/libmpifort.so.40",
         "7f4 rw-p 000 00:00 0",
     ]
-    assert mpi_libraries(maps) == ["/opt/a/lib/libmpi.so.40", "/opt/b/lib/libmpich.so.12.1"]
+    assert mpi_libraries(maps) == ["/opt/a/lib/libmpi.so.40", "/opt/b c/lib/libmpich.so.12.1"]
 
 
 def test_gpus_that_a_process_may_open(tmp_path):

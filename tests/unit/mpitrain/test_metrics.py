@@ -1,5 +1,6 @@
 """Records as lines of JSON and as lines on the console."""
 
+import io
 import json
 import os
 import resource
@@ -55,6 +56,15 @@ def test_lines_are_in_the_file_at_once(job, tmp_path):
     with recorder(job, steps=1) as write:
         write(STEP)
         assert '"loss":2.5' in (tmp_path / "deep" / "run" / "metrics.jsonl").read_text()
+
+
+def test_names_that_a_terminal_cannot_show_end_no_run(job, monkeypatch):
+    terminal = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr("sys.stdout", terminal)
+    with recorder(job, steps=4) as write:
+        write(Saved(4, "größe", 0.5))
+    terminal.flush()
+    assert terminal.buffer.getvalue() == b"checkpoint gr\\xf6\\xdfe (0.50 s)\n"
 
 
 def test_console_shows_every_so_many_steps(job, capsys):

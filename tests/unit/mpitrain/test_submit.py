@@ -1,5 +1,7 @@
 """Job scripts as they are rendered."""
 
+import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -209,6 +211,22 @@ def test_a_program_and_its_arguments(capsys, tmp_path, monkeypatch):
     ):
         assert run(parse(["submit", *words])) == 2
         assert message in capsys.readouterr().err
+
+
+def test_names_of_files_arrive_as_they_are(capsys, tmp_path, monkeypatch):
+    """Names that look like options, and bytes that are no text."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("-m.py", "-x.toml"):
+        Path(name).write_text("")
+        assert f"\nset -- ./{name}\n" in shown(capsys, f"./{name}")
+    Path("sbatch").write_text("#!/bin/sh\ncat > script; echo job 1")
+    Path("sbatch").chmod(0o755)
+    monkeypatch.setenv("PATH", ".", prepend=os.pathsep)
+    name = os.fsdecode(b"- \xff'.py")
+    Path(name).write_text("")
+    assert run(parse(["submit", f"./{name}"])) == 0
+    assert capsys.readouterr().out == "job 1\n"
+    assert os.fsencode(shlex.quote(f"./{name}")) in Path("script").read_bytes()
 
 
 def test_words_behind_a_job_file_are_those_of_train(capsys):
