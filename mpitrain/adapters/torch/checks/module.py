@@ -76,7 +76,7 @@ def expect_given_values(
     forward once more within the backward pass has to be given its parameters there, too.
 
     Args:
-        call: the module and a batch; it is found out whether it goes forward once more.
+        call: the module and a batch.
         modules: modules that have the values.
         own: the parameters that are given.
 
@@ -91,22 +91,17 @@ def expect_given_values(
         y, found = outcome(here, [*inputs, *own])
         return {**y, **{f" {number}": part for number, part in enumerate(found)}}
 
-    for repeats in (False, True):
-        watched.repeats, refused = repeats, None
-        try:
-            usual = results()
-            with _poisoned(modules):
-                poisoned = results()
-            if alike(usual, poisoned):
-                return
-        except RuntimeError as error:
-            refused = error
-    if refused:
-        raise ImpureModule(f"{watched.name} cannot go backward: {one_line(refused)}") from refused
-    raise ImpureModule(
-        f"{watched.name} uses values of parameters that it is not given, as in a function that "
-        f"holds on to a module; call modules as attributes of their module, {ELSEWHERE}"
-    )
+    try:
+        usual = results()
+        with _poisoned(modules):
+            poisoned = results()
+    except RuntimeError as error:
+        raise ImpureModule(f"{watched.name} cannot go backward: {one_line(error)}") from error
+    if not alike(usual, poisoned):
+        raise ImpureModule(
+            f"{watched.name} uses values of parameters that it is not given, as in a function that "
+            f"holds on to a module; call modules as attributes of their module, {ELSEWHERE}"
+        )
 
 
 @contextmanager

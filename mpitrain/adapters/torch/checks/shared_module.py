@@ -46,7 +46,7 @@ class Comparison:
         )
         own = shared.watched
         if training:
-            whole.watched.repeats, whole.watched.modes = own.repeats, set(own.modes)
+            whole.watched.modes = set(own.modes)
             if own.modes and not shared.context.keyed:
                 return
             for mode in own.modes:

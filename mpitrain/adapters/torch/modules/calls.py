@@ -45,7 +45,6 @@ class Watched:
         only_loss: whether other outputs than the module's own loss are left out.
         narrow, wide: types of all numbers in the outputs of trials and of others, if the module has
             several; None: that in which they are computed.
-        repeats: whether the module computes parts once more in the backward pass.
     """
 
     def __init__(
@@ -61,7 +60,6 @@ class Watched:
         self.state = frozenset(changing(module))
         self.drew = False
         self.changed: dict[str, torch.Tensor] = {}
-        self.repeats = False
         self.verdict = Verdict()
         self.own_loss = OwnLoss(self.say)
         self.only_loss = False
@@ -241,19 +239,17 @@ class Call:
 
     def again(self) -> AbstractContextManager[None]:
         """For the backward pass of the latest pass, parts of which may be computed once more."""
-        return self._again(self.watched.source)
+        return self._again(self.watched.source, self.watched.region.repeats)
 
     @contextmanager
-    def _again(self, source: Any) -> Iterator[None]:
+    def _again(self, source: Any, meets: bool) -> Iterator[None]:
         watched = self.watched
-        watched.region.counts, watched.region.repeats = self.counts, watched.repeats
-        if not watched.repeats:
-            yield
-            return
-        drawn = source.again() if isinstance(source, Drawing) else nullcontext()
+        watched.region.counts = self.counts
+        draws = isinstance(source, Drawing) and source.repeats
+        drawn = source.again() if draws else nullcontext()
         mode = watched.in_mode(training=self.context.training)
         with having(watched.module, self.values), mode, drawn:
             yield
-            watched.region.settle()
-        if isinstance(source, Drawing) and source.fault:
+            watched.region.settle(meets)
+        if draws and source.fault:
             watched.say(f": {source.fault}")

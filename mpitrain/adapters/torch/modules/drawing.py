@@ -41,6 +41,7 @@ class Drawing(TorchDispatchMode):
     Attributes:
         shapes: shapes of what was drawn, by place.
         fault: the first draw that cannot be keyed; empty without one.
+        repeats: whether the backward pass may draw these numbers once more.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class Drawing(TorchDispatchMode):
         self._order: list[DrawPlace] = []
         self._again = self._packed = False
         self.shapes: dict[DrawPlace, Shape] = {}
-        self.fault = ""
+        self.fault, self.repeats = "", False
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -121,6 +122,7 @@ class Drawing(TorchDispatchMode):
         self, operator: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
+        self.repeats = self.repeats or is_repeated()
         if not self._draws.draws(operator):
             self._packed |= operator is torch.ops.aten._pack_padded_sequence.default
             return operator(*args, **kwargs)
@@ -211,6 +213,11 @@ def generators() -> list[torch.Generator]:
     if not torch.cuda.is_initialized():
         return [torch.default_generator]
     return [torch.default_generator, torch.cuda.default_generators[torch.cuda.current_device()]]
+
+
+def is_repeated() -> bool:
+    """Whether the code that runs is in a checkpoint: its backward pass computes it once more."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
 
 
 def drawing() -> Drawing | None:

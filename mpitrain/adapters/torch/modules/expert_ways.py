@@ -7,7 +7,7 @@ whose code calls others, or none until the end of the pass, serve them without r
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -18,7 +18,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_map_only
 
 from mpitrain.adapters.torch.arrays import as_array, as_tensor
-from mpitrain.adapters.torch.modules.drawing import drawing
+from mpitrain.adapters.torch.modules.drawing import drawing, is_repeated
 from mpitrain.adapters.torch.modules.regions import Region
 from mpitrain.group import TensorGroup
 from mpitrain.nn.experts import Dispatch
@@ -43,7 +43,7 @@ class ExpertRegion(Region):
         self._last: list[torch.Tensor] = []
 
     def begin(self, given: Iterable[torch.Tensor]) -> None:
-        self._last = [one for one in given if one.requires_grad][:1]
+        self._last, self.repeats = [one for one in given if one.requires_grad][:1], False
 
     def end(self, outputs: Any) -> Any:
         """The outputs, whose backward pass goes through all ways; collective."""
@@ -52,8 +52,8 @@ class ExpertRegion(Region):
         last, self._last = self._last, []
         return tree_map_only(torch.Tensor, partial(_tied, last), outputs)
 
-    def settle(self) -> None:
-        if self.repeats and not self.is_apart:
+    def settle(self, repeats: bool) -> None:
+        if repeats and not self.is_apart:
             self.meet()
         else:
             self.check()
@@ -69,22 +69,23 @@ class ExpertRegion(Region):
         Arguments are those of :meth:`Bank.exchange`.
         """
         number = len(self.banks) if own is None else self.banks.index(own)
-        said = np.zeros(2 + max(bank.experts for bank in self.banks), int)
-        said[0], said[2 : 2 + len(counts)] = number, counts
+        said = np.zeros(3 + max(bank.experts for bank in self.banks), int)
+        said[0], said[3 : 3 + len(counts)] = number, counts
+        said[1] = is_repeated()
         if rows is not None:
-            said[1] = rows.shape[1]
+            said[2] = rows.shape[1]
         while True:
             self.check()
             every = self.group.all(said)
-            first = int(every[:, 0].min())
+            first, self.repeats = int(every[:, 0].min()), self.repeats or bool(every[:, 1].any())
             if first == len(self.banks):
                 return None
             bank = self.banks[first]
-            told = np.where(every[:, :1] == first, every[:, 1 : 2 + bank.experts], 0)
+            told = np.where(every[:, :1] == first, every[:, 2 : 3 + bank.experts], 0)
             parameters = list(bank.module.parameters())
             sent = rows if rows is not None and bank is own else parameters[0].new_zeros(0, 0)
             found: torch.Tensor = _Way.apply(
-                bank, told, torch.is_grad_enabled(), bank is own, sent, *parameters, *self._last
+                bank, told, torch.is_grad_enabled(), sent, *parameters, *self._last
             )
             if found.requires_grad and torch._C._current_graph_task_id() == -1:
                 self._last = [found]  # so that all ranks go backward through ways in one order
@@ -160,19 +161,19 @@ class _Way(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, bank: Bank, told: Counts, graded: bool, is_own: bool, rows: torch.Tensor,
+        ctx: Any, bank: Bank, told: Counts, graded: bool, rows: torch.Tensor,
         *others: torch.Tensor,
     ) -> torch.Tensor:  # fmt: skip
-        """``told``: width and counts of each rank; ``is_own``: whether its code calls the bank."""
+        """``told``: width and counts of each rank."""
         region, counts = bank.region, told[:, 1:]
         sent = as_array(rows.contiguous(), region.xp)
         way = Dispatch(region.group, counts.clip(0), region.algorithm)
         if not len(sent):
             sent = region.xp.empty((0, int(told[:, 0].max())), sent.dtype)
         arrived = way.there(sent)
-        # A checkpoint that its code is in does not serve again what it did not call.
-        kept = nullcontext() if is_own else saved_tensors_hooks(_same, _same)
-        with torch.set_grad_enabled(graded), kept:
+        # A checkpoint around the call keeps what other ranks' rows need: these may come to their
+        # own checkpoints at other times.
+        with torch.set_grad_enabled(graded), saved_tensors_hooks(_same, _same):
             given = [as_tensor(part).requires_grad_(graded) for part in arrived]
             made = bank.serve(given)
         region.check()
@@ -181,6 +182,7 @@ class _Way(torch.autograd.Function):
         called = (one for is_asked, one in zip(asked, bank.own, strict=True) if is_asked)
         ctx.asked = {id(p) for one in called for p in one.parameters()}
         ctx.region, ctx.way, ctx.given, ctx.made = region, way, given, made
+        ctx.repeats = region.repeats
         ctx.parameters = list(bank.module.parameters())
         return as_tensor(back)
 
@@ -188,7 +190,7 @@ class _Way(torch.autograd.Function):
     def backward(ctx: Any, dy: torch.Tensor) -> Any:
         region, way, given, made = ctx.region, ctx.way, ctx.given, ctx.made
         ctx.given = ctx.made = None
-        region.settle()
+        region.settle(ctx.repeats)
         sent = as_array(dy.contiguous(), region.xp)
         arrived = [as_tensor(part) for part in way.there(sent)]
         pairs = [(y, g) for y, g in zip(made, arrived, strict=True) if len(g) and y.requires_grad]
@@ -199,16 +201,16 @@ class _Way(torch.autograd.Function):
             y, by = zip(*pairs, strict=True)
             found = torch.autograd.grad(y, wanted, by, allow_unused=True)
         slopes = [torch.zeros_like(x) if g is None else g for x, g in zip(given, found)]
-        region.settle()
+        region.settle(ctx.repeats)
         rows = as_tensor(way.back([as_array(part, region.xp) for part in slopes], sent))
         by_parameter = {  # an expert that is called with no rows has gradients, too
             id(p): torch.zeros_like(p) if g is None and id(p) in ctx.asked else g
             for p, g in zip(trained, found[len(given) :], strict=True)
         }
-        by_rows = rows if ctx.needs_input_grad[4] else None
+        by_rows = rows if ctx.needs_input_grad[3] else None
         by_own = (by_parameter.get(id(p)) for p in ctx.parameters)
-        rest = [None] * (len(ctx.needs_input_grad) - 5 - len(ctx.parameters))
-        return None, None, None, None, by_rows, *by_own, *rest
+        rest = [None] * (len(ctx.needs_input_grad) - 4 - len(ctx.parameters))
+        return None, None, None, by_rows, *by_own, *rest
 
 
 def _same(tensor: torch.Tensor) -> torch.Tensor:

@@ -32,7 +32,7 @@ class Region:
         counts: whether the samples of this pass count, rather than stand for none.
         is_apart: whether nothing is sent, as while each rank examines its part by itself.
         is_trial: whether all ranks try the module, and agree about faults.
-        repeats: whether the backward pass computes parts of the module once more.
+        repeats: whether the backward pass may compute parts once more in which ranks meet.
     """
 
     def __init__(self, group: TensorGroup) -> None:
@@ -47,8 +47,11 @@ class Region:
         """The outputs of a pass, which ends."""
         return outputs
 
-    def settle(self) -> None:
-        """Serve other ranks until all have come so far in the backward pass; collective."""
+    def settle(self, repeats: bool) -> None:
+        """Serve other ranks until all have come so far in the backward pass; collective.
+
+        ``repeats``: the attribute, as the forward pass left it there.
+        """
 
     @contextmanager
     def being(self, **flags: bool) -> Iterator[None]:
