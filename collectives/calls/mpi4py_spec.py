@@ -20,8 +20,9 @@ def _is_whole(datatype: MPI.Datatype) -> bool:
     Open MPI 4.1 has nothing behind ``FLOAT16_T``.  MPICH 4.0 knows its size and not its name, and
     ends the process that adds or packs it.
     """
-    is_named = not _HAS_NAMES or bool(datatype.name)
-    return bool(datatype.handle) and datatype != MPI.DATATYPE_NULL and is_named
+    if not datatype.handle or datatype == MPI.DATATYPE_NULL:
+        return False
+    return not _HAS_NAMES or bool(datatype.name)
 
 
 _CONSTANTS = [found for found in vars(MPI).values() if isinstance(found, MPI.Datatype)]
