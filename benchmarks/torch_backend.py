@@ -26,11 +26,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from mpi4py import MPI
-from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import fully_shard
 
 from benchmarks import idle_group
+from benchmarks.torch_steps import ddp, fsdp2, model, step
 from benchmarks.words import bytes_in_words
 from collectives import Communicator
 from collectives.bench.report import environment
@@ -244,17 +242,17 @@ def _steps(
         RuntimeError: the ways do not train the same.
     """
     rows = []
-    nbytes = sum(p.nbytes for p in _model(options.width).parameters())
+    nbytes = sum(p.nbytes for p in model(options.width).parameters())
     if comm.rank == 0:
         print(f"{nbytes / 2**20:.0f} MiB of gradients, batch {options.batch} a rank, float32\n")
     _print(comm, ["step", "Gloo, ms", "ours, ms", "alone, ms", *_RATIOS])
-    for name, wrap in (("DDP", _ddp), ("FSDP2", _fsdp2)):
+    for name, wrap in (("DDP", ddp), ("FSDP2", fsdp2)):
         losses: Times = {}
-        models = {way: wrap(_model(options.width), group) for way, group in groups.items()}
-        models["alone"] = _model(options.width)
+        models = {way: wrap(model(options.width), group) for way, group in groups.items()}
+        models["alone"] = model(options.width)
         ways = {
-            way: _step(model, options, comm.rank, losses.setdefault(way, []))
-            for way, model in models.items()
+            way: step(own, options.batch, options.width, comm.rank, losses.setdefault(way, []))
+            for way, own in models.items()
         }
         in_turns(comm, ways, _WARMUP)
         times = in_turns(comm, ways, options.repeats)
@@ -265,44 +263,6 @@ def _steps(
         ms = [f"{1e3 * median(seconds):.1f}" for seconds in times.values()]
         _print(comm, [name, *ms, *_ratios(times)])
     return rows
-
-
-def _model(width: int) -> nn.Sequential:
-    """Six square layers, of 4 MiB each at a width of 1024."""
-    torch.manual_seed(0)
-    pairs = ((nn.Linear(width, width), nn.ReLU()) for _ in range(6))
-    return nn.Sequential(*(layer for pair in pairs for layer in pair), nn.Linear(width, 8))
-
-
-def _ddp(model: nn.Sequential, group: Any) -> nn.Module:
-    return nn.parallel.DistributedDataParallel(
-        model, process_group=group, gradient_as_bucket_view=True
-    )
-
-
-def _fsdp2(model: nn.Sequential, group: Any) -> nn.Module:
-    mesh = DeviceMesh.from_group(group, "cpu")
-    for part in (*list(model)[:-1:2], model):
-        fully_shard(part, mesh=mesh)
-    return model
-
-
-def _step(
-    model: nn.Module, options: argparse.Namespace, rank: int, losses: list[float]
-) -> Callable[[], None]:
-    optimizer = torch.optim.SGD(model.parameters(), 0.01)
-    generator = torch.Generator().manual_seed(rank)
-    inputs = torch.randn(options.batch, options.width, generator=generator)
-    targets = torch.randn(options.batch, 8, generator=generator)
-
-    def step() -> None:
-        loss = nn.functional.mse_loss(model(inputs), targets)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
-
-    return step
 
 
 _RATIOS = ("Gloo / ours", "of the least")
