@@ -33,7 +33,7 @@ _LAYOUTS = {
     "pipe": ("parallel.pipe=2", "parallel.schedule=1f1b", "train.micro_batches=4"),
     "zero": ("parallel.zero=3",),
 }
-_BENCH = "-m collectives bench broadcast -b 256K -e 4M -n 1 -w 1 --repeats 5 --algorithm chain -J"
+_BENCH = "-m collectives bench broadcast -b 8 -e 4M -f 8 -n 1 -w 1 --repeats 5 --algorithm chain -J"
 
 
 def main() -> None:
@@ -59,8 +59,9 @@ def main() -> None:
             up.run(0, up.mpirun(1, [sys.executable, *words], connections=1), **quiet)
 
         real([*_BENCH.split(), str(folder / "link.json")])
-        found = fit(read([folder / "link.json"]))[-1]
-        alpha, beta, _ = found.model
+        fits = fit(read([folder / "link.json"]))
+        # Small messages tell the latency, large ones the rate.
+        alpha, beta = fits[0].model.alpha, fits[-1].model.beta
         link = ["--alpha", str(1e6 * alpha), "--bandwidth", str(1e-9 / beta)]
         rows = []
         for layout in _LAYOUTS:

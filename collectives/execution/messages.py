@@ -136,8 +136,9 @@ class _Binder:
                 # A chunk that this round also sends must not change before it has left.
                 busy = any(self.overlap(target, other) for other in sent)
                 (late if busy else bound.finish).append(reduction)
-        # Receives first: a message that finds its receive posted is copied once.
-        bound.starts = [*(request.Start for request in (*bound.requests, *sends)), *copies]
+        # Sends first: where two ranks exchange over one connection, a receive that is posted before
+        # would answer the other's header, whose bytes then hold up the answer to ours (Open MPI).
+        bound.starts = [*(request.Start for request in (*sends, *bound.requests)), *copies]
         if self.traffic is not None and sends:
             nbytes = sum(items.nbytes for items in sent)
             bound.starts.append(partial(self.traffic.send, len(sends), nbytes))

@@ -22,25 +22,20 @@ class Links:
     def __init__(self, network: Topology) -> None:
         self._network = network
         self._free: defaultdict[object, float] = defaultdict(float)
-        #: When the last small message is there, by source and target.
+        #: When a header that follows the last bytes is there, by source and target.
         self._there: dict[tuple[int, int], float] = {}
         self._routes: dict[tuple[int, int], tuple[float, list[tuple[Any, float]]]] = {}
 
-    def transfer(
-        self, source: int, target: int, nbytes: int, now: float, *, in_turn: bool = False
-    ) -> tuple[float, float]:
-        """When bytes that can leave ``now`` begin to, and when all have; then comes the latency.
-
-        ``in_turn``: they go after others of the two ranks that do, in both directions.
-        """
-        _, links = self._route(source, target)
+    def transfer(self, source: int, target: int, nbytes: int, now: float) -> tuple[float, float]:
+        """When bytes that can leave ``now`` begin to, and when all have; then comes the latency."""
+        latency, links = self._route(source, target)
         slowest = max((seconds for _, seconds in links), default=0.0)
-        if in_turn and links:
-            links = [*links, ((min(source, target), max(source, target)), slowest)]
         begin = max([now, *(self._free[link] for link, _ in links)])
         for link, seconds in links:
             self._free[link] = begin + nbytes * seconds
-        return begin, begin + nbytes * slowest
+        left = begin + nbytes * slowest
+        self._there[source, target] = left + THIRD * latency
+        return begin, left
 
     def latency(self, source: int, target: int) -> float:
         """Seconds of a message without bytes."""
@@ -54,7 +49,7 @@ class Links:
         return begin, there
 
     def after(self, source: int, target: int, now: float) -> float:
-        """When a header or an answer is there, which overtakes no small message."""
+        """When a header or an answer is there, which goes behind all bytes of its direction."""
         there = now + THIRD * self.latency(source, target)
         return max(there, self._there.get((source, target), there))
 

@@ -4,9 +4,9 @@ A small message leaves with its post, and waits at its receiver.  A large one go
 its header meets the receive, the receiver answers, and the bytes follow.  Either rank reads within
 its calls only, but bytes move on while ranks compute as far as the sender's socket holds them.
 
-Large messages of two ranks take turns, as an answer goes behind the message that is on its way in
-its direction.  Ranks that exchange messages can begin together; once one is ahead of the other,
-each answers when it is in the middle of a message, and they take turns from then on.
+Headers and answers go behind the bytes that are on their way in their direction.  Ranks that
+exchange large messages begin together where each has answered before its own bytes leave; where
+one is ahead, its bytes hold its answer up, and the messages take turns.
 
 With asynchronous progress, all messages begin when both of their ends are posted, so that what
 hangs in any MPI hangs here.
@@ -116,10 +116,10 @@ class MessageEnd(Operation):
     def _move(self, receive: "MessageEnd", moved: int, now: float) -> None:
         """Carries the bytes behind those that have ``moved`` over to the other end."""
         cluster, route = self.rank.cluster, (self.rank.number, receive.rank.number)
-        piece, part, turns = self.nbytes - moved, 1.0, not cluster.async_progress
-        if turns:
+        piece, part, buffered = self.nbytes - moved, 1.0, not cluster.async_progress
+        if buffered:
             piece, part = min(piece, BUFFER), THIRD
-        begin, left = cluster.links.transfer(*route, piece, now, in_turn=turns)
+        begin, left = cluster.links.transfer(*route, piece, now)
         self.begun, moved = min(self.begun, begin), moved + piece
         if moved < self.nbytes:
             cluster.within(self.rank, left, partial(self._move, receive, moved))
@@ -127,7 +127,7 @@ class MessageEnd(Operation):
         self._fill(receive)
         there = left + part * cluster.links.latency(*route)
         receive.begun = self.begun
-        for one, end in ((self, begin if turns else there), (receive, there)):
+        for one, end in ((self, begin if buffered else there), (receive, there)):
             one.end = end  # a socket has the rest of a send
             one.rank.note(end, one)
 

@@ -201,8 +201,8 @@ class _Passing:
             message = self._sealed.message
         buffer: Any = self._coming.message if self._coming else [into, MPI.BYTE]
         self._requests = [
-            comm.Irecv(buffer, self._source, tag),
             comm.Isend(message, (comm.rank + 1) % size, tag),
+            comm.Irecv(buffer, self._source, tag),
         ]
 
     def wait(self) -> Array:

@@ -89,8 +89,9 @@ class PointToPoint:
             return super().Sendrecv(  # type: ignore[misc]
                 sendbuf, dest, sendtag, recvbuf, source, recvtag, status
             )
+        send = self.Isend(sendbuf, dest, sendtag)  # type: ignore[attr-defined]
         receive = self.Irecv(recvbuf, source, recvtag)  # type: ignore[attr-defined]
-        self._finish(self.Isend(sendbuf, dest, sendtag))  # type: ignore[attr-defined]
+        self._finish(send)
         self._finish(receive, status)
 
     def recv(

@@ -218,6 +218,28 @@ def test_large_messages_of_two_ranks_take_turns():
         assert end == pytest.approx(messages * SENT, abs=3 * PORT.alpha)
 
 
+def test_ranks_of_a_round_send_at_once_although_one_is_ahead():
+    """Rank 1 knows of the message of rank 0 before it begins: a receive that it posted first would
+    answer at once, and let the bytes of rank 0 leave before the answer to its own message."""
+
+    def program():
+        items, small = np.zeros(200_000, np.uint8), np.zeros(1)
+        plan = bind(
+            build("allreduce", "ring", 2), Transport(COMM_WORLD), Operands(None, items), np.add
+        )
+        if COMM_WORLD.rank == 0:
+            plan.Start()
+            COMM_WORLD.Isend(small, 1, 9)
+        else:
+            COMM_WORLD.Recv(small, 0, 9)
+            plan.Start()
+        plan.Wait()
+        return here().now()
+
+    _, ends = run(2, program)
+    assert ends == pytest.approx([2 * SENT, 2 * SENT], rel=0.05)
+
+
 def test_ranks_that_both_send_first_hang_where_messages_are_large_or_all_wait():
     def program(post, message):
         post(message, 1 - COMM_WORLD.rank)
