@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn, Self
 
 import numpy as np
+from mpi4py import MPI as library
 
 from collectives.virtual.messages import MessageEnd
 from collectives.virtual.rank import here
@@ -72,6 +73,8 @@ def memory(spec: Any, writes: bool = False) -> Any:
         TypeError, BufferError: it is no contiguous buffer.
     """
     array, *words = spec if isinstance(spec, list | tuple) else [spec]
+    if isinstance(array, library.BottomType):
+        return Places(words[-1])
     if array is None:
         return np.empty(0, np.uint8)
     if not isinstance(array, np.ndarray):
@@ -85,6 +88,34 @@ def memory(spec: Any, writes: bool = False) -> Any:
     if len(words) > 1 and isinstance(words[0], int | np.integer):
         flat = flat[: int(words[0]) * words[-1].Get_size()]
     return flat
+
+
+class Places:
+    """Bytes of several places in memory, which a type of MPI joins, like one flat array."""
+
+    def __init__(self, joined: Any) -> None:
+        """``joined``: a type of bytes by their addresses, of ``Create_hindexed``."""
+        _, _, where = joined.decode()
+        self._parts = [
+            np.frombuffer(library.buffer.fromaddress(address, length), np.uint8)
+            for length, address in zip(where["blocklengths"], where["displacements"], strict=True)
+        ]
+
+    def __len__(self) -> int:
+        return sum(map(len, self._parts))
+
+    def copy(self) -> Any:
+        return np.concatenate(self._parts)
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        return self.copy()
+
+    def __setitem__(self, _: slice, values: Any) -> None:
+        """Write ``values``, as many as there are or fewer, from the first byte on."""
+        left = np.asarray(values)
+        for part in self._parts:
+            part[: len(left)] = left[: len(part)]
+            left = left[len(part) :]
 
 
 class VirtualRequest(Handled):

@@ -75,7 +75,7 @@ def read(path: Path) -> tuple[PipelineSchedule, Pipeline]:
         if (pipeline.stages, len(own)) != (len(rows), micro_batches):
             raise ValueError(
                 f"{path} is of {len(rows)} stages and {micro_batches} micro-batches a replica, not "
-                f"{pipeline.stages} and {len(own)}"
+                f"{pipeline.stages} and {len(own)}; set train.micro_batches"
             )
         for virtual, letter, m in rows[stage]:
             yield _KINDS[letter](own[m], dealt[virtual])

@@ -175,7 +175,8 @@ def interleaved(pipeline: Pipeline, stage: int, replica: int) -> Iterator[Action
     own = pipeline.own(stage, replica)
     if len(own) % p:
         raise ValueError(
-            f"interleaved needs micro-batches in multiples of the {p} stages, not {len(own)}"
+            f"interleaved needs micro-batches in multiples of the {p} stages, not {len(own)}; set "
+            "train.micro_batches"
         )
     # Micro-batches in groups of p: a group passes the first chunk, then the second, ...
     order = [

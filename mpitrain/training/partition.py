@@ -207,7 +207,8 @@ def schedule_of(
     try:
         return pipeline, replay(found.generate, pipeline)
     except ValueError as error:
-        hint = "; set train.micro_batches" if not isinstance(error, PipelineError) else ""
+        is_unequal = isinstance(error, PipelineError) and len(set(grid.replicas)) > 1
+        hint = "; take 1f1b or zero_bubble for stages of unequal width" if is_unequal else ""
         raise ConfigError(f"parallel.schedule: {error}{hint}") from error
 
 

@@ -43,11 +43,17 @@ micro_batches = 2
 [checkpoint]
 every = 3
 """
+MIXTURE = ["model.experts=3", "model.capacity=1.0", "parallel.pipe=2", "parallel.experts=2"]
+STALE = [*MIXTURE, "parallel.schedule=asynchronous", "parallel.window=4"]
+#: Keys by the name of a layout, which begins with its ranks unless there are 4.
 LAYOUTS = {
     "data": [],
     "pipe": ["parallel.pipe=2"],
     "tensor, zero 2": ["parallel.tensor=2", "parallel.zero=2"],
     "data x pipe, zero 3": ["parallel.pipe=2", "parallel.zero=3"],
+    "experts x v, zero 3": [*MIXTURE, "parallel.schedule=zb_v", "parallel.zero=3"],
+    "experts, asynchronous": STALE,
+    "8: experts x context, asynchronous": [*STALE, "parallel.context=2"],
     "data, reading ahead": ["data.workers=2"],
     "codes": ["compress.codec=topk:keep=0.1"],
     "local": ["sync.kind=local", "sync.period=4", "sync.outer=nesterov", "sync.fragments=2"],
@@ -87,12 +93,18 @@ def uninterrupted(tmp_path_factory):
     return run
 
 
-def start(folder, layout, *options, ranks=4):
+def number_of_ranks(layout):
+    return int(layout[0]) if layout[0].isdigit() else 4
+
+
+def start(folder, layout, *options, ranks=0):
     job = folder / "job.toml"
     job.write_text(JOB)
     overrides = [f"run.dir={folder}/run", *LAYOUTS[layout]]
     sets = [part for override in overrides for part in ("--set", override)]
-    return programs.start("-m", "mpitrain", "train", job, *sets, *options, ranks=ranks)
+    return programs.start(
+        "-m", "mpitrain", "train", job, *sets, *options, ranks=ranks or number_of_ranks(layout)
+    )
 
 
 def ranks_of(folder):
@@ -138,7 +150,7 @@ def kill_somewhere(folder, layout, rng):
         time.sleep(0.002)
     time.sleep(rng.random() * 0.01)
     ranks = ranks_of(folder)
-    assert len(ranks) == 4, "the run ended before it was killed"
+    assert len(ranks) == number_of_ranks(layout), "the run ended before it was killed"
     os.kill(rng.choice(ranks), signal.SIGKILL)
     ended(process, 60)
     assert process.returncode != 0

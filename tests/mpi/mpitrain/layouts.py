@@ -265,9 +265,19 @@ SOME = {
     },
     5: {
         "unequal 3-1-1": dict(replicas=(3, 1, 1)),
+        "tensor": dict(tensor=5),
         "context, ring": dict(context=5, attention="ring"),
+        "context, ulysses, zero 3": dict(context=5, attention="ulysses", zero=3),
     },
     8: {
+        "v, least, zero 2": dict(pipe=4, zero=2, schedule="v_min", chunks=2),
+        "v, half, x sequence": dict(
+            pipe=2, tensor=2, sequence=True, schedule="v_half", chunks=2, recompute=True
+        ),
+        "unequal 3-2-2-1": dict(replicas=(3, 2, 2, 1), zero=1),
+        "unequal 2-1-1 x context": dict(replicas=(2, 1, 1), context=2),
+        "context, ring": dict(context=8, attention="ring"),
+        "context, ulysses, x tensor": dict(context=4, attention="ulysses", tensor=2, zero=3),
         "data x pipe x context": dict(pipe=2, context=2, zero=2),
         "pipe x tensor x context": dict(pipe=2, tensor=2, context=2, zero=3, **ZERO_BUBBLE),
         "data x pipe x tensor": dict(pipe=2, tensor=2),
@@ -290,6 +300,7 @@ def layouts(model, ranks):
         and (model != "recommender" or "tensor" not in parallel)
         and (model == "gpt" or not {"sequence", "partition", "context"} & parallel.keys())
         and (model != "recommender" or not parallel.keys() - {"recompute"})
+        and not (model in ("gpt", "resnet") and parallel.get("tensor", 1) in (3, 5))
         and not (model == "mlp" and len(parallel.get("replicas", ())) > layers)
     }
 

@@ -8,9 +8,12 @@ from mpi4py import MPI
 from msgspec.structs import replace
 
 from collectives import Communicator
+from mpitrain import nn
 from mpitrain.config import Parallel
+from mpitrain.nn.layer import go_forward
 from mpitrain.start import start
 from mpitrain.training.batches import MicroBatches, part
+from mpitrain.training.partition import layout_of
 from mpitrain.training.parts import UserObjects
 
 
@@ -43,6 +46,14 @@ class Simulation:
             bounds = [sum(wanted[:s]) for s in range(stages + 1)]
         self.names = [names[a:b] for a, b in pairwise(bounds)]
         initial = self.model.initial(names, config.run.seed, np, config.run.dtype)
+        # Places of each tensor that layers share: of its owner's, and of its users'.
+        stage_of = {name: stage for stage, own in enumerate(self.names) for name in own}
+        self.tied = [
+            [(stage_of[name], (name, own)), (stage_of[owner], (owner, full[len(owner) + 1 :]))]
+            for name, layer in self.model.layers.items()
+            for own, full in layer.tied.items()
+            for owner in [full.partition(".")[0]]
+        ]
         self.weights = [[{n: initial[n] for n in own}] for own in self.names]
         self.speed = [
             {n: {k: np.zeros_like(v) for k, v in initial[n].items()} for n in own}
@@ -87,8 +98,8 @@ class Simulation:
                 moved[name][key] = value + ahead * motion
         return moved
 
-    def run(self, batches, lr):
-        """Losses of the batches; the pipeline drains after them."""
+    def run(self, batches, lr, first):
+        """Losses of the batches from step ``first`` on; the pipeline drains after them."""
         for stage in range(self.stages):
             self.weights[stage] = self.weights[stage][-1:]
         self.history = [[speed] for speed in self.speed]
@@ -97,19 +108,24 @@ class Simulation:
             for m in range(len(batches) * self.parts)
         }
         source = MicroBatches(
-            held, batches, self.parts, self.model.loss, dtype=self.config.run.dtype
-        )
-        losses = []
+            held, batches, self.parts, self.model.loss, dtype=self.config.run.dtype,
+            labels_per_sample=self.data.labels_per_sample,
+        )  # fmt: skip
+        losses, replicas = [], self.replicas
         sums = [{} for _ in range(self.stages)]
         for m in range(len(batches) * self.parts):
             x, saved = source.inputs(m), []
+            context = nn.Context(
+                True, self.config.run.seed, first + m // self.parts, source.indices(m),
+                terms=source.terms(m),
+            )  # fmt: skip
             for stage, own in enumerate(self.names):
                 weights = self.forward_weights(stage, m, lr)
                 for name in own:
-                    x, memory = self.model.layers[name].forward(weights[name], x)
+                    x, memory = go_forward(self.model.layers[name], name, weights[name], x, context)
                     saved.append((stage, name, weights, memory))
             loss, dy = source.loss(m, x)
-            losses.append(loss)
+            losses.append(loss + (context.terms.total or 0.0))
             for stage, name, weights, memory in reversed(saved):
                 if self.policy in ("spectrain", "linear", "latest"):
                     weights = self.weights[stage][-1]
@@ -117,10 +133,14 @@ class Simulation:
                 dy, kept = layer.backward(weights[name], memory, dy)
                 for key, gradient in layer.gradients(weights[name], kept).items():
                     sums[stage][name, key] = sums[stage].get((name, key), 0) + gradient
-            for stage in range(self.stages):
-                if (m + 1) % (self.accumulate * self.replicas[stage]) == 0:
-                    self.update(stage, sums[stage], self.rate(stage, lr))
-                    sums[stage] = {}
+            due = [s for s in range(self.stages) if not (m + 1) % (self.accumulate * replicas[s])]
+            for places in self.tied if 0 in due else ():
+                total = sum(sums[stage][own] for stage, own in places)
+                for stage, own in places:
+                    sums[stage][own] = total
+            for stage in due:
+                self.update(stage, sums[stage], self.rate(stage, lr))
+                sums[stage] = {}
         return [sum(losses[i : i + self.parts]) for i in range(0, len(losses), self.parts)]
 
     def rate(self, stage, lr):
@@ -141,19 +161,20 @@ class Simulation:
         self.history[stage].append(speed)
 
 
-def simulated(config, steps, layers=None):
-    p = config.parallel
-    replicas = p.replicas or (MPI.COMM_WORLD.size // p.pipe,) * p.pipe
-    simulation = Simulation(config, replicas, layers)
-    lr = config.optim.lr * config.train.batch_size / config.optim.reference_batch
+def simulated(config, steps, layers=None, ranks=MPI.COMM_WORLD.size):
+    simulation = Simulation(config, layout_of(config, ranks).replicas, layers)
+    optim = config.optim
+    lr = optim.lr * config.train.batch_size / (optim.reference_batch or config.train.batch_size)
     batches = list(simulation.sampler.batches(0))[:steps]
     losses = []
     for first in range(0, steps, config.parallel.window):
-        losses += simulation.run(batches[first : first + config.parallel.window], lr)
+        losses += simulation.run(batches[first : first + config.parallel.window], lr, first)
+    tied = {place for _, place in (places[0] for places in simulation.tied)}
     last = {
         f"{name}.{key}": value
         for own in simulation.weights
         for name, layer in own[-1].items()
         for key, value in layer.items()
+        if (name, key) not in tied
     }
     return losses, last

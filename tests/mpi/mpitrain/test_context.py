@@ -15,7 +15,7 @@ from mpitrain.training.parts import UserObjects
 from tests.mpi.mpitrain.layouts import alone, changed, close, curve, job, layouts
 from tests.unit.mpitrain.test_layers import finite_differences
 
-pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.at_most(5)]
+pytestmark = pytest.mark.mpi(min_size=2)
 
 RANKS = MPI.COMM_WORLD.size
 WAYS = ["zigzag", "ring", "ulysses"]

@@ -17,19 +17,22 @@ from tests import strict_cupy
 from tests.gpu.jobs import trained
 from tests.mpi.mpitrain.layouts import (
     INTERLEAVED,
+    ZB_V,
     ZERO_BUBBLE,
     alone,
     assert_goes_on,
+    close,
     curve,
     equal,
     in_folder,
     job,
     keep,
 )
+from tests.mpi.mpitrain.stale import simulated
 from tests.mpi.mpitrain.test_layouts import same
 from tests.strict_cupy import counts
 
-pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
+pytestmark = pytest.mark.mpi
 
 RANKS = MPI.COMM_WORLD.size
 #: More rows than experts take, experts that groups cannot share evenly, both losses.
@@ -74,6 +77,14 @@ SOME = {
         "pipe x tensor": dict(pipe=2, tensor=2),
         "context": dict(context=2, experts=4),
         "context x pipe": dict(context=2, experts=2, pipe=2),
+        "context x sequence": dict(context=2, tensor=2, sequence=True, experts=2),
+    },
+    8: {
+        "groups, zero 2": dict(experts=2, zero=2),
+        "pipe, interleaved, zero 1": dict(experts=4, pipe=2, zero=1, **INTERLEAVED),
+        "pipe, v, zero 3": dict(experts=2, pipe=2, zero=3, **ZB_V),
+        "sequence, zero 3": dict(experts=4, tensor=2, sequence=True, zero=3),
+        "context x pipe": dict(context=2, experts=4, pipe=2, zero=2, **ZERO_BUBBLE),
         "context x sequence": dict(context=2, tensor=2, sequence=True, experts=2),
     },
 }
@@ -194,17 +205,24 @@ def test_workers_of_their_own_refuse_labels_that_do_not_count_beside_them(comm, 
         curve(comm, config, 4)
 
 
-def test_asynchronous_stages_count_the_losses_of_a_step(comm):
-    """A stage is ahead of its updates; one stage alone is an ordinary step."""
-    if RANKS % 2:
-        pytest.skip("two stages")
-    stale = dict(pipe=2, schedule="asynchronous", weights="stash", window=2)
-    parallel = Parallel(experts=RANKS // 2, **stale)
-    optim = Optim(lr=1e-9, reference_batch=0, momentum=0.0)
+#: Asynchronous pipelines, by the number of ranks.
+STALE = {
+    2: [dict(pipe=2)],
+    4: [dict(pipe=2, experts=2), dict(pipe=2, context=2, experts=2, weights="vertical")],
+    8: [dict(pipe=4, experts=2), dict(pipe=2, context=2, experts=4), dict(pipe=2, tensor=2)],
+}
+
+
+@pytest.mark.parametrize("layout", STALE.get(RANKS, [{}]), ids=str)
+def test_asynchronous_stages_train_as_a_simulation_of_their_stale_weights(comm, layout):
+    """With drops, both losses and a tied table; another window begins after three steps."""
+    optim = Optim(lr=0.1, reference_batch=0, momentum=0.5, weight_decay=0.01)
+    parallel = Parallel(**layout, schedule="asynchronous", window=3)
     config = replace(mixture(), optim=optim, parallel=parallel)
-    found, _ = curve(comm, config, 4)
-    right, _ = alone(replace(config, parallel=Parallel()), 4)
-    np.testing.assert_allclose(found[:, 0], right[:, 0], rtol=1e-7)
+    found, parameters = curve(comm, config, 6)
+    losses, expected = simulated(config, 6)
+    np.testing.assert_allclose(found[:, 0], losses, rtol=1e-10)
+    close(parameters, expected, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("top", [1, 2])

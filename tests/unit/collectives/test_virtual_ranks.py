@@ -3,6 +3,7 @@
 import random
 from functools import partial
 from importlib.util import find_spec
+from zlib import crc32
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from collectives.analysis.simulate import Machine, simulate
 from collectives.analysis.topology import Cluster as Nodes
 from collectives.analysis.topology import FatTree, LinkCost, Topology
 from collectives.execution.messages import Operands, bind
+from collectives.execution.transport.checked import CheckedTransport
 from collectives.execution.transport.mpi import MPITransport
 from collectives.virtual import Deadlock, VirtualCluster, here
 from collectives.virtual.messages import BUFFER
@@ -195,6 +197,25 @@ def test_a_small_message_leaves_with_its_post():
 
     assert run(2, program)[1] == pytest.approx([3.0, 1.0])
     assert run(2, program, async_progress=True)[1] == pytest.approx([4.0, 1.0], abs=1e-4)
+
+
+@pytest.mark.parametrize("nbytes", [0, 100, LARGE.nbytes])
+def test_messages_carry_checksums(nbytes):
+    """Bytes and their checksum lie in two places, and are one message."""
+    given = np.random.default_rng(0).integers(256, size=nbytes, dtype=np.uint8)
+
+    def program():
+        data = given.copy() if COMM_WORLD.rank == 0 else np.zeros(nbytes, np.uint8)
+        transport = CheckedTransport(COMM_WORLD)
+        make = transport.recv_init if COMM_WORLD.rank else transport.send_init
+        request = make(data, 1 - COMM_WORLD.rank, 0)
+        request.Start()
+        request.Wait()
+        assert request.envelope.number[0] == crc32(given.data)
+        return data
+
+    _, found = run(2, program)
+    np.testing.assert_array_equal(found[1], given)
 
 
 def test_large_messages_of_two_ranks_take_turns():

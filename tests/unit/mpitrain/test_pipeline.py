@@ -7,6 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mpitrain.config import Config, ConfigError, Parallel, Train
+from mpitrain.parallel.grid import Layout
 from mpitrain.pipeline import draw
 from mpitrain.pipeline.actions import (
     Backward,
@@ -20,6 +22,7 @@ from mpitrain.pipeline.actions import (
 from mpitrain.pipeline.replay import PipelineError, replay
 from mpitrain.pipeline.schedules import SCHEDULES
 from mpitrain.pipeline.simulate import PassTimes, balanced, simulate
+from mpitrain.training.partition import schedule_of
 
 SYNCHRONOUS = [s for s in SCHEDULES.values() if s.synchronous]
 NAMES = list(SCHEDULES)
@@ -268,6 +271,22 @@ def test_gradients_are_summed_in_the_order_of_the_micro_batches(name):
             assert order == sorted(order) and len(order) == 12
 
 
-def test_a_v_of_unequal_stages_is_refused():
-    with pytest.raises(ValueError, match="equally many replicas of each stage; take 1f1b"):
-        replay(SCHEDULES["zb_v"].generate, Pipeline((2, 1), 4, 2, placement=vee))
+@pytest.mark.parametrize(
+    ("name", "chunks", "replicas", "why"),
+    [
+        ("interleaved", 2, (1, 3), "deadlock: .*; take 1f1b or zero_bubble for stages of unequal"),
+        ("interleaved", 2, (1, 1), "multiples of the 2 stages, not 3; set train.micro_batches$"),
+        (
+            "zb_v",
+            1,
+            (2, 1),
+            "equally many replicas of each stage; take 1f1b or zero_bubble for 2-1$",
+        ),
+    ],
+)
+def test_a_schedule_that_does_not_fit_the_stages_says_what_to_set(name, chunks, replicas, why):
+    parallel = Parallel(schedule=name, chunks=chunks, replicas=replicas)
+    micro_batches = 3 if replicas == (1, 1) else 2
+    job = Config(parallel=parallel, train=Train(micro_batches=micro_batches))
+    with pytest.raises(ConfigError, match=why):
+        schedule_of(job, SCHEDULES[name], Layout(replicas))
