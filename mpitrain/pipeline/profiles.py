@@ -16,6 +16,7 @@ from collectives.files import read_regular
 from mpitrain.device import HOST, Device
 from mpitrain.fields import filled
 from mpitrain.group import TensorGroup, cut
+from mpitrain.memory import keep_freed
 
 if TYPE_CHECKING:
     from mpitrain.config import Config
@@ -70,6 +71,7 @@ def measure_layers(
     from mpitrain.config import ConfigError
     from mpitrain.step.precision import compute_type
 
+    keep_freed()
     dtype = compute_type(config.run.compute, config.run.dtype)
     samples = max(1, config.train.batch_size // config.train.micro_batches)
     x = found.train[:samples].inputs
