@@ -6,8 +6,9 @@ gathered from some of them at a time, by the largest score m so far and the sum 
 
     o <- o exp(m - new) + exp(S - new) V,    t <- t exp(m - new) + sum exp(S - new)
 
-In the end ``o / t`` is the output.  Backward, ``P = exp(S - m - log t)`` is computed again, and the
-gradients by keys and values go round with them until they are at home.
+In the end ``o / t`` is the output.  Backward, ``P = exp(S - m - log t)`` is computed again.  The
+gradients by keys and values go round with these, from the first other rank on, until they are at
+home.
 
 Shapes: N samples, H heads, T positions of a rank, E numbers of a head; 2 keys and values.
 """
@@ -134,16 +135,18 @@ def attend_back(saved: Attended, dy: Array) -> Array:
     dqkv = xp.zeros((3, *dy.shape), dy.dtype)
     coming: _Passing | None = None
     for owner, kv in rounds(saved.kv, positions):
-        dkv = xp.zeros(kv.shape, dy.dtype)
+        is_own = owner == group.rank
+        dkv = dqkv[1:] if is_own else xp.zeros(kv.shape, dy.dtype)
         tiles = positions.tiles(owner, blocks.causal)
         blocks.back(q, saved.lse, dy, dots, kv, dqkv[0], dkv, tiles)
         if coming:
             dkv += coming.wait()
-        if group.comm is not None:
+        if group.comm is not None and not is_own:
             before = _shape(dkv, positions, (owner - 1) % group.size)
             coming = _Passing(group.comm, dkv, xp.empty(before, dkv.dtype), tag=1)
     dqkv[0] *= blocks.scale
-    dqkv[1:] = coming.wait() if coming else dkv
+    if coming:
+        dqkv[1:] += coming.wait()
     return dqkv
 
 

@@ -1,14 +1,14 @@
 """Work and memory of a model's layers, from their shapes alone."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from math import prod
 
 from mpitrain import nn
 from mpitrain.arrays import Shape
 from mpitrain.models import SequentialModel
 from mpitrain.nn.embedding import PositionEmbedding, Unembedding
-from mpitrain.nn.positions import TILE
+from mpitrain.nn.positions import TILE, Way
 from mpitrain.parallel.tensor_parallel import Enter, Leave
 
 
@@ -32,6 +32,8 @@ class LayerCost:
         scores: attention's scores, which are kept where neither context ranks nor tiles cut them.
         fixed: seconds of a forward pass that no number of samples changes; a backward pass has two.
         unshared: part of the work that each tensor rank does whole.
+        among_positions: by the way in which ranks share positions: the part of the work that each
+            does whole, and further ``fixed`` seconds for each other rank whose keys come in turn.
         behind: part of the work that is behind the images, which ranks that share them all do.
         kept_behind, outputs_behind: numbers that they all have there.
         told: numbers of halos, sums and images that these ranks tell one another in a pass.
@@ -52,6 +54,7 @@ class LayerCost:
     scores: float = 0.0
     fixed: float = 0.0
     unshared: float = 0.0
+    among_positions: Mapping[Way, tuple[float, float]] = field(default_factory=dict)
     behind: float = 0.0
     kept_behind: float = 0.0
     outputs_behind: float = 0.0
@@ -66,6 +69,19 @@ class LayerCost:
     def backward_unshared(self) -> float:
         """Work of a backward pass that each tensor rank does whole."""
         return self.unshared * self.backward
+
+    def in_context(self, ranks: int, way: Way) -> "LayerCost":
+        """The layer where ``ranks`` share the positions, as if each did its part of all."""
+        unshared, further = self.among_positions.get(way, (0.0, 0.0))
+        factor = 1 + (ranks - 1) * unshared
+        # By Ulysses, ranks see all keys at once.
+        turns = min(1, ranks - 1) if way == "ulysses" else ranks - 1
+        return replace(
+            self,
+            forward=self.forward * factor,
+            backward=self.backward * factor,
+            fixed=self.fixed + turns * further,
+        )
 
     def in_rows(self, ranks: int) -> "LayerCost":
         """The layer where ``ranks`` share the rows of images, as if each did its part of all."""
@@ -115,6 +131,7 @@ def layer_costs(model: SequentialModel, shape: Shape) -> list[LayerCost]:
             elif part.spread:
                 rows += prod(part.output_shape(shape))
         shape = layer.output_shape(shape)
+        counts = parameter_counts(layer)
         found.append(
             LayerCost(
                 name,
@@ -123,8 +140,10 @@ def layer_costs(model: SequentialModel, shape: Shape) -> list[LayerCost]:
                 kept,
                 kept_shared,
                 prod(shape),
-                **parameter_counts(layer),
-                summed=tuple(summed),
+                counts["parameters"],
+                tuple(summed),
+                counts["placed"],
+                counts["tied"],
                 rows=rows,
                 keys=keys,
                 scores=scores,

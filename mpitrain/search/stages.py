@@ -110,11 +110,14 @@ class StageCosts:
             sent = nbytes * of.rows / own.context / 2
             each = machine.scatter(sent, own.sharing, own.tensor, of.exchanges)
             seconds += 2 * (each + machine.call * of.exchanges)
-        if own.context > 1:  # their gradients travel with keys and values
-            times = 2 / own.context if own.attention == "ulysses" else count
-            sent = times * nbytes * of.keys / own.tensor
-            seconds += machine.scatter(sent, own.context, own.tensor, of.rings)
-            seconds += machine.call * (own.context - 1) * of.rings
+        if own.context > 1:
+            # By Ulysses, queries, keys and values go there and outputs back; else keys and values
+            # go round, their gradients with them, and halos go once.
+            is_once = own.attention == "ulysses"
+            sent = (2 / own.context if is_once else count) * nbytes * of.keys / own.tensor
+            times = (2 if is_once else 1 if own.rows else count) * of.rings
+            seconds += machine.scatter(sent, own.context, own.tensor, times)
+            seconds += machine.call * times * (1 if is_once else own.context - 1)
         return seconds
 
     def _kept(self, of: LayerSums) -> Any:
