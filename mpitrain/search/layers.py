@@ -24,7 +24,8 @@ class LayerCost:
         kept_shared: further ones, of which each tensor rank keeps its part.
         outputs: numbers of the output.
         parameters: numbers of the parameters, all of which tensor ranks share.
-        summed: numbers of the all-reduces over the tensor ranks, forward and backward.
+        summed: numbers of the all-reduces over the tensor ranks, forward and backward; those of the
+            loss of split scores, which all come forward, count as if half came backward.
         placed: parameters that lie on one rank each where experts are spread.
         tied: parameters of the first layer that a stage without that layer holds, too.
         rows: numbers that go to experts, or come from spread tables, and as many go back.
@@ -122,6 +123,9 @@ def layer_costs(model: SequentialModel, shape: Shape) -> list[LayerCost]:
                 kept += numbers
             if isinstance(leaf, Enter | Leave):
                 summed.append(prod(leaf.output_shape(own)))
+            if isinstance(leaf, Unembedding):  # the loss sums maxima, exponentials and own scores
+                labels = prod(own[:-1])
+                summed += [labels, 2 * labels]
             if isinstance(leaf, nn.Attention):
                 keys += 2 * prod(leaf.output_shape(own))
                 scores += _scores(leaf, own)

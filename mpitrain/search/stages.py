@@ -103,9 +103,11 @@ class StageCosts:
         goes backward."""
         own, machine = self.layout, self.machine
         nbytes, seconds = self.samples * self.numerics.computed, 0.0
-        if own.tensor > 1:  # a layer sums at its Leaves forward and at its Enters backward
-            sent = nbytes * of.summed / own.context
-            seconds += machine.scatter(sent, own.tensor, 1, of.sums) + machine.call * of.sums / 2
+        if own.tensor > 1:
+            # A layer sums at its Leaves forward and at its Enters backward; where ranks share the
+            # positions around it, it scatters and gathers at both.
+            sent, calls = nbytes * of.summed / own.context, of.sums / (1 if own.sequence else 2)
+            seconds += machine.scatter(sent, own.tensor, 1, of.sums) + machine.call * calls
         if own.sharing > 1:  # there and back
             sent = nbytes * of.rows / own.context / 2
             each = machine.scatter(sent, own.sharing, own.tensor, of.exchanges)
