@@ -15,6 +15,12 @@ def heads_of(count: int, positions: Positions) -> list[slice]:
     return [share(count, rank, size) for rank in range(size)]
 
 
+def _is_even(count: int, positions: Positions) -> bool:
+    """Whether all ranks have equally many heads, and equally many positions."""
+    size = positions.group.size
+    return count % size == 0 and positions.length % size == 0
+
+
 def to_heads(x: Array, positions: Positions) -> Array:
     """From own positions of all heads to all positions of own heads."""
     heads, xp = heads_of(x.shape[2], positions), array_namespace(x)
@@ -23,7 +29,8 @@ def to_heads(x: Array, positions: Positions) -> Array:
         (*x.shape[:2], own.stop - own.start, positions.count(rank), x.shape[4])
         for rank in range(positions.group.size)
     ]
-    found = positions.group.exchange([x[:, :, part] for part in heads], shapes)
+    is_even = _is_even(x.shape[2], positions)
+    found = positions.group.exchange([x[:, :, part] for part in heads], shapes, is_even=is_even)
     return xp.concatenate(found, axis=3)
 
 
@@ -36,5 +43,6 @@ def to_positions(x: Array, positions: Positions, count: int) -> Array:
         (*x.shape[:2], part.stop - part.start, own, x.shape[4])
         for part in heads_of(count, positions)
     ]
-    found = positions.group.exchange([x[:, :, :, piece] for piece in pieces], shapes)
+    parts, is_even = [x[:, :, :, piece] for piece in pieces], _is_even(count, positions)
+    found = positions.group.exchange(parts, shapes, is_even=is_even)
     return xp.concatenate(found, axis=2)
