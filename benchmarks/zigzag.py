@@ -18,7 +18,7 @@ from collectives import Communicator, abort_on_exception
 from collectives.commands.arguments import above_zero
 from mpitrain.group import TensorGroup
 from mpitrain.nn.positions import Positions, Way
-from mpitrain.nn.ring_attention import BlockAttention, rounds
+from mpitrain.nn.ring_attention import rounds
 from mpitrain.pipeline.draw import figure
 
 #: zhuzilin/ring-flash-attention, README: forward and backward on 8 A100, of FlashAttention's speed.
@@ -26,14 +26,10 @@ PUBLISHED: dict[Way, float] = {"ring": 0.525, "zigzag": 0.898}
 _WAYS: tuple[Way, ...] = ("ring", "zigzag")
 
 
-def work(positions: Positions, rank: int, owner: int) -> float:
+def work(positions: Positions, owner: int) -> float:
     """Pairs of a rank's queries and an owner's keys that attend, over those of a whole block."""
-    size, pairs = positions.length / positions.group.size, 0.0
-    causal = BlockAttention(1.0, True, slice(0, 1))
-    for row, column in causal.pairs(positions, rank, owner):
-        rows, columns = row.stop - row.start, column.stop - column.start
-        pairs += rows * (rows + 1) / 2 if row == column else rows * columns
-    return pairs / size**2
+    pairs = sum(int((t.keys <= t.queries[:, None]).sum()) for t in positions.tiles(owner, True))
+    return pairs / (positions.length / positions.group.size) ** 2
 
 
 def begins(
@@ -73,9 +69,10 @@ def measured(comm: Communicator, positions: Positions, works: list[float], block
     return comm.allreduce(sum(works)) * block / comm.size / seconds
 
 
-def works_of(positions: Positions, size: int) -> list[list[float]]:
+def works_of(length: int, size: int, way: Way) -> list[list[float]]:
     """``work`` of each rank in each step."""
-    return [[work(positions, r, (r - step) % size) for step in range(size)] for r in range(size)]
+    cuts = [Positions(Rank(rank, size), length, way) for rank in range(size)]
+    return [[work(cut, (r - step) % size) for step in range(size)] for r, cut in enumerate(cuts)]
 
 
 def draw(path: str, size: int = 4) -> None:
@@ -86,7 +83,7 @@ def draw(path: str, size: int = 4) -> None:
     axes = drawn.subplots(2, 2, width_ratios=(1, 2))
     colours = colormaps["viridis"](np.linspace(0.1, 0.95, size))
     for (square, times), way in zip(axes, _WAYS, strict=True):
-        positions = Positions(_Size(size), 2 * size, way)
+        positions = Positions(Rank(0, size), 2 * size, way)
         owner = np.empty(2 * size, int)
         for rank in range(size):
             for piece in positions.pieces(rank):
@@ -98,7 +95,7 @@ def draw(path: str, size: int = 4) -> None:
         labels = [f"rank {rank}" for rank in owner]
         square.set(title=f"{way}: queries (rows), keys", xticks=[], yticks=range(2 * size))
         square.set_yticklabels(labels, fontsize=7)
-        works = works_of(Positions(_Size(size), 512 * size, way), size)
+        works = works_of(512 * size, size, way)
         for rank, begun in enumerate(begins(works)):
             for step, length in enumerate(works[rank]):
                 times.barh(rank, length, left=begun[step], color=colours[step], edgecolor="white")
@@ -110,12 +107,12 @@ def draw(path: str, size: int = 4) -> None:
     drawn.savefig(path, dpi=110)
 
 
-class _Size(TensorGroup):
-    """A group of this size, for counting alone."""
+class Rank(TensorGroup):
+    """A rank of a group, for counting alone."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, rank: int, size: int) -> None:
         super().__init__()
-        self.size = size
+        self.rank, self.size = rank, size
 
 
 def main() -> int:
@@ -129,9 +126,9 @@ def main() -> int:
     with Communicator(MPI.COMM_WORLD) as comm, abort_on_exception(comm):
         rows = []
         for way in _WAYS:
-            of_eight = works_of(Positions(_Size(8), 4096, way), 8)
+            of_eight = works_of(4096, 8, way)
             positions = Positions(TensorGroup(comm), 512 * comm.size, way)
-            works = works_of(positions, comm.size)
+            works = works_of(positions.length, comm.size, way)
             found = max(
                 measured(comm, positions, works[comm.rank], options.milliseconds / 1e3)
                 for _ in range(3)

@@ -78,11 +78,13 @@ class TensorGroup:
         return parts.reshape(len(x), self.size * x.shape[1], *x.shape[2:])
 
     def exchange(
-        self, parts: Sequence[Array], shapes: Sequence[Shape], algorithm: str | None = None
-    ) -> list[Array]:
+        self, parts: Sequence[Array], shapes: Sequence[Shape], algorithm: str | None = None,
+        *, is_even: bool = False,
+    ) -> list[Array]:  # fmt: skip
         """The arrays that each rank has for this one, of these shapes; ``parts[r]`` is for rank r.
 
-        All have one type.  ``algorithm``: as ``Communicator.Alltoallv`` takes it.
+        All have one type.  ``algorithm``: as ``Communicator.Alltoallv`` takes it.  ``is_even``: all
+        ranks know that all parts have one size; such a call is parsed once.
         """
         if self.comm is None:
             return list(parts)
@@ -90,12 +92,15 @@ class TensorGroup:
         own = xp.concatenate([part.reshape(-1) for part in parts])
         sizes = [prod(shape) for shape in shapes]
         found = xp.empty(sum(sizes), own.dtype)
-        itemsize = own.dtype.itemsize
-        self.comm.Alltoallv(
-            [own.view(np.uint8), [part.size * itemsize for part in parts]],
-            [found.view(np.uint8), [size * itemsize for size in sizes]],
-            algorithm=algorithm,
-        )
+        itemsize, sent, received = own.dtype.itemsize, own.view(np.uint8), found.view(np.uint8)
+        if is_even:
+            self.comm.Alltoall(sent, received, algorithm=algorithm)
+        else:
+            self.comm.Alltoallv(
+                [sent, [part.size * itemsize for part in parts]],
+                [received, [size * itemsize for size in sizes]],
+                algorithm=algorithm,
+            )
         ends = np.cumsum(sizes).tolist()
         return [
             found[end - size : end].reshape(shape)

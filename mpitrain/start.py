@@ -7,6 +7,7 @@ from mpi4py import MPI
 from mpitrain.auto_stages import auto_stages
 from mpitrain.config import Config
 from mpitrain.federated import FEDERATED, FederatedLoop
+from mpitrain.memory import keep_freed
 from mpitrain.run import SynchronousLoop
 from mpitrain.server import ServedLoop, ServerPlacing
 from mpitrain.training.assemble import Hooks, assemble, closed_if_refused
@@ -29,6 +30,7 @@ def start(
     Arguments and errors are those of :func:`mpitrain.training.assemble.assemble`; with ``go_on``, a
     job that leaves its stages to the partitioner has those of the newest checkpoint.
     """
+    keep_freed()
     config = auto_stages(comm, config, go_on=go_on)
     placing, variant = ServerPlacing(), USUAL
     is_served = config.server.ranks or config.server.hogwild

@@ -12,6 +12,7 @@ from mpitrain.nn.layer import Layer, widened
 from mpitrain.nn.positions import Positions, Tile
 from mpitrain.nn.ring_attention import Attended, BlockAttention, Drop, attend, attend_back
 from mpitrain.nn.sizes import expect_sizes
+from mpitrain.nn.ulysses import heads_of, to_heads, to_positions
 
 
 class Attention(Layer):
@@ -59,21 +60,35 @@ class Attention(Layer):
         by_head = x.reshape(samples, length, heads, 3, self.head_width).transpose(3, 0, 2, 1, 4)
         qkv = array_namespace(x).ascontiguousarray(by_head)
         positions = context.positions or Positions(TensorGroup(), length)
+        own, spread = slice(0, heads), None
+        if positions.way == "ulysses" and positions.are_split:
+            own, spread = heads_of(heads, positions)[positions.group.rank], positions
+            qkv, positions = to_heads(qkv, spread), positions.whole
         first = self._group.rank * heads
-        own = slice(first, first + heads)
+        own = slice(first + own.start, first + own.stop)
         drop = self._drop(context) if context.training and self.dropout else None
         blocks = BlockAttention(1.0 / sqrt(self.head_width), self.causal, own, drop)
         y_NHTE, saved = self._attend(qkv, blocks, positions)
+        if spread:
+            (y_NHTE,) = to_positions(y_NHTE[None], spread, heads)
         y = y_NHTE.transpose(0, 2, 1, 3).reshape(samples, length, heads * self.head_width)
-        return y.astype(x.dtype, copy=False), saved
+        return y.astype(x.dtype, copy=False), (spread, saved)
 
-    def backward(self, parameters: Parameters, saved: Any, dy: Array) -> tuple[Array, None]:
+    def backward(
+        self, parameters: Parameters, saved: tuple[Positions | None, Any], dy: Array
+    ) -> tuple[Array, None]:
         xp, (samples, length, width) = array_namespace(dy), dy.shape
-        heads = width // self.head_width
-        wide = widened(dy)
+        heads, wide, (spread, inner) = width // self.head_width, widened(dy), saved
         by_head = wide.reshape(samples, length, heads, self.head_width).transpose(0, 2, 1, 3)
         dx = xp.empty((samples, length, heads, 3, self.head_width), wide.dtype)
-        self._back(saved, xp.ascontiguousarray(by_head), dx.transpose(3, 0, 2, 1, 4))
+        dqkv = dx.transpose(3, 0, 2, 1, 4)
+        if spread:
+            (there,) = to_heads(by_head[None], spread)
+            whole = xp.empty((3, *there.shape), wide.dtype)
+            self._back(inner, there, whole)
+            dqkv[...] = to_positions(whole, spread, heads)
+        else:
+            self._back(inner, xp.ascontiguousarray(by_head), dqkv)
         return dx.reshape(samples, length, 3 * width).astype(dy.dtype, copy=False), None
 
     def _attend(
@@ -87,9 +102,9 @@ class Attention(Layer):
         dqkv[...] = attend_back(saved, dy)
 
     def _drop(self, context: Context) -> Drop:
-        def factors(heads: slice, row: Tile, column: Tile) -> Array:
-            shape = heads.stop - heads.start, row.stop - row.start, column.stop - column.start
-            first = heads.start, row.start, column.start
+        def factors(heads: slice, tile: Tile) -> Array:
+            shape = heads.stop - heads.start, len(tile.queries), len(tile.keys)
+            first = heads.start, tile.queries, tile.keys
             found = dropout_mask(context, self.dropout, shape, first)
             assert found is not None
             return found
@@ -100,8 +115,8 @@ class Attention(Layer):
 class CausalAttention(Attention):
     """Attention in which no position sees a later one.
 
-    A sample of one tile on one rank goes by the kernels of the host or the GPU in one piece, and
-    keeps its scores.
+    Positions of one tile that a rank has all of some heads go by the kernels of the host or the GPU
+    in one piece, and their scores are kept.
     """
 
     causal = True

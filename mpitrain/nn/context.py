@@ -81,19 +81,23 @@ class Context:
         return _mixed(self.samples.astype(np.uint64) + np.uint64(state))
 
     def uniform(
-        self, shape: tuple[int, ...], xp: ModuleType = np, first: tuple[int, ...] | None = None
-    ) -> Array:
+        self, shape: tuple[int, ...], xp: ModuleType = np,
+        first: tuple[int | Array, ...] | None = None,
+    ) -> Array:  # fmt: skip
         """Pseudo-random integers of 64 bits, of the shape (samples, *shape), in ``xp``'s memory.
 
         A number depends only on the seed, the step, the layer, the sample and its place in the
         sample, axis by axis, so that padding behind it changes nothing; any layout of ranks gives
-        the same.  ``first`` is the place of the first number: of a part of the sample, which has
-        the numbers that it has in the whole.
+        the same.  ``first`` is the place of the first number, or the places of all along an axis:
+        of a part of the sample, which has the numbers that it has in the whole.
         """
         counters = xp.asarray(self.seeds())
         for axis, (start, size) in enumerate(zip(first or (0,) * len(shape), shape, strict=True)):
             factor = np.uint64(_mixed_number(axis) | 1 if axis else 1)
-            places = xp.arange(start, start + size, dtype=np.uint64)
+            if isinstance(start, np.ndarray):
+                places = xp.asarray(start, np.uint64)
+            else:
+                places = xp.arange(start, start + size, dtype=np.uint64)
             counters = counters[..., None] + places * factor
         return _mixed(counters)
 

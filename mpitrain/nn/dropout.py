@@ -35,11 +35,11 @@ class Dropout(Elementwise):
 
 
 def dropout_mask(
-    context: Context, p: float, shape: Shape, first: Shape | None = None
+    context: Context, p: float, shape: Shape, first: tuple[int | Array, ...] | None = None
 ) -> Array | None:
     """Factors 0 and ``1 / (1 - p)`` of the shape (samples, *shape); None if nothing drops out.
 
-    ``first``: place of the first one, where the shape is a part of the whole.
+    ``first``: as :meth:`~mpitrain.nn.context.Context.uniform` takes it.
     """
     if not context.training or not p:
         return None

@@ -1,6 +1,8 @@
 """The positions of a sample, where the ranks of a group share them (context parallelism)."""
 
-from functools import cached_property
+from collections.abc import Callable
+from functools import cache, cached_property
+from itertools import product
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -15,16 +17,19 @@ TILE = 512
 
 
 class Tile(NamedTuple):
-    """Consecutive positions, and where a rank has them.
+    """Queries of a rank and keys of an owner, at most so many that their scores are held at a time.
 
     Attributes:
-        start, stop: positions in the sample.
-        here: their places in the rank's arrays.
+        rows, columns: places of the queries and of the keys in the arrays of their ranks.
+        queries, keys: their positions in the sample.
+        later: diagonal of the scores from which on keys are later than queries; None: no key is.
     """
 
-    start: int
-    stop: int
-    here: slice
+    rows: slice
+    columns: slice
+    queries: Array
+    keys: Array
+    later: int | None = None
 
 
 class Positions:
@@ -32,7 +37,7 @@ class Positions:
 
     ``zigzag`` makes 2c pieces for c ranks and gives rank r the pieces r and 2c - 1 - r, so that
     causal attention is equal work for all; ``ring`` and ``ulysses`` give each rank one piece.  The
-    lengths of pieces differ by one position at most.  A tile has ``tile`` positions at most.
+    lengths of pieces differ by one position at most.  A tile has ``tile`` queries and keys at most.
     """
 
     def __init__(
@@ -67,11 +72,14 @@ class Positions:
     def count(self, rank: int) -> int:
         return sum(piece.stop - piece.start for piece in self.pieces(rank))
 
+    def of(self, rank: int) -> Array:
+        """A rank's positions in the sample, ascending."""
+        return np.concatenate([np.arange(one.start, one.stop) for one in self.pieces(rank)])
+
     @cached_property
     def own(self) -> Array:
         """This rank's positions in the sample, ascending."""
-        pieces = self.pieces(self.group.rank)
-        return np.concatenate([np.arange(piece.start, piece.stop) for piece in pieces])
+        return self.of(self.group.rank)
 
     def gather(self, x: Array) -> Array:
         """The x_NT... of all ranks, in the order of the sample; collective."""
@@ -79,12 +87,34 @@ class Positions:
         whole[:, self.own] = x
         return self.group.sum(whole)
 
-    def tiles(self, rank: int) -> list[Tile]:
-        """A rank's positions in tiles, which its arrays hold one behind the other."""
-        found, here = [], 0
-        for piece in self.pieces(rank):
-            for start in range(piece.start, piece.stop, self.tile):
-                stop = min(start + self.tile, piece.stop)
-                found.append(Tile(start, stop, slice(here, here + stop - start)))
-                here += stop - start
+    @cached_property
+    def tiles(self) -> Callable[[int, bool], list[Tile]]:
+        """Gives the tiles of this rank's queries with an owner's keys, ``tiles(owner, causal)``.
+
+        If attention is causal, keys must not be later.  Where both cut positions in zigzag, all
+        queries see the first piece of an earlier rank, and the second half of the queries sees
+        both pieces of a later one: half of the scores, each in one rectangle.
+        """
+        return cache(self._tiles)
+
+    def _tiles(self, owner: int, causal: bool) -> list[Tile]:
+        queries, keys = self.own, self.of(owner)
+        first, stop = 0, len(keys)
+        if causal:
+            first = int(np.searchsorted(queries, keys[0]))
+            stop = int(np.searchsorted(keys, queries[-1], side="right"))
+        found = []
+        for rows, columns in product(self._cut(first, len(queries)), self._cut(0, stop)):
+            tile = Tile(rows, columns, queries[rows], keys[columns])
+            if causal and tile.keys[-1] > tile.queries[0]:
+                if tile.keys[0] > tile.queries[-1]:
+                    continue
+                tile = tile._replace(later=rows.start - columns.start + 1)
+            found.append(tile)
         return found
+
+    def _cut(self, first: int, stop: int) -> list[slice]:
+        """These places in as few equal parts as tiles may have."""
+        parts = -(-(stop - first) // self.tile)
+        own = [share(stop - first, part, parts) for part in range(parts)]
+        return [slice(first + one.start, first + one.stop) for one in own]

@@ -2,19 +2,19 @@
 
 Ring attention (Liu et al. 2023): each rank keeps its queries; keys and values go round the ring,
 and the next ones arrive while a rank attends to those that are here.  The softmax over all keys is
-merged from softmaxes over some of them by their log-sum-exp::
+gathered from some of them at a time, by the largest score m so far and the sum t of exponentials::
 
-    o <- o exp(lse - new) + o_b exp(lse_b - new),    new = log(exp(lse) + exp(lse_b))
+    o <- o exp(m - new) + exp(S - new) V,    t <- t exp(m - new) + sum exp(S - new)
 
-Backward, ``P = exp(S - lse)`` is computed again, and the gradients by keys and values go round with
-them until they are at home.  Ulysses (Jacobs et al. 2023) exchanges positions for heads instead:
-each rank attends to all positions with some of the heads.
+In the end ``o / t`` is the output.  Backward, ``P = exp(S - m - log t)`` is computed again.  The
+gradients by keys and values go round with these, from the first other rank on, until they are at
+home.
 
 Shapes: N samples, H heads, T positions of a rank, E numbers of a head; 2 keys and values.
 """
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,14 +23,11 @@ from mpi4py import MPI
 from collectives import Communicator
 from collectives.execution.waiting import give_way
 from mpitrain.arrays import Array, array_namespace
-from mpitrain.group import share
 from mpitrain.nn.layer import widened
 from mpitrain.nn.positions import Positions, Tile
 
-#: Tiles of queries with tiles of keys.
-Pairs = Iterator[tuple[Tile, Tile]]
-#: Factors 0 and ``1 / (1 - p)`` on the attention of some heads' queries to keys; None: no dropout.
-Drop = Callable[[slice, Tile, Tile], Array]
+#: Factors 0 and ``1 / (1 - p)`` on the attention of some heads in a tile; None: no dropout.
+Drop = Callable[[slice, Tile], Array]
 
 
 @dataclass(frozen=True)
@@ -45,73 +42,64 @@ class BlockAttention:
     heads: slice
     drop: Drop | None = None
 
-    def add(self, q: Array, o: Array, lse: Array, kv: Array, pairs: Pairs) -> None:
-        """Merge the attention of q_NHTE to kv_2NHTE into o_NHTE and lse_NHT."""
-        xp = array_namespace(q)
-        for row, column in pairs:
-            scores = self._scores(q, kv, row, column)
-            most = scores.max(axis=-1, keepdims=True)
-            scores -= most
+    def add(
+        self, q: Array, o: Array, most: Array, total: Array, kv: Array, tiles: Sequence[Tile]
+    ) -> None:
+        """Add the attention of scaled q_NHTE to kv_2NHTE; o_NHTE, most_NHT and total_NHT are those
+        of the formula."""
+        xp, (keys, values) = array_namespace(q), widened(kv)
+        for tile in tiles:
+            rows = tile.rows
+            scores = _scores(q, keys, tile)
+            before = most[:, :, rows]
+            now = xp.maximum(before, scores.max(axis=-1))
+            scores -= now[..., None]
             weights = xp.exp(scores, out=scores)
-            total = weights.sum(axis=-1, keepdims=True)
-            own = (most + xp.log(total))[..., 0]
+            less = xp.exp(before - now)
+            most[:, :, rows] = now
+            total[:, :, rows] *= less
+            total[:, :, rows] += weights.sum(axis=-1)
             if self.drop:
-                weights *= xp.asarray(self.drop(self.heads, row, column), dtype=weights.dtype)
-            block = weights @ widened(kv[1, :, :, column.here])
-            block /= total
-            before = lse[:, :, row.here]
-            merged = xp.logaddexp(before, own)
-            block *= xp.exp(own - merged)[..., None]
-            o[:, :, row.here] *= xp.exp(before - merged)[..., None]
-            o[:, :, row.here] += block
-            lse[:, :, row.here] = merged
+                weights *= xp.asarray(self.drop(self.heads, tile), dtype=weights.dtype)
+            o[:, :, rows] *= less[..., None]
+            o[:, :, rows] += weights @ values[:, :, tile.columns]
 
     def back(
-        self, mine: "Attended", dy: Array, dots: Array, kv: Array, dq: Array, dkv: Array,
-        pairs: Pairs,
+        self, q: Array, lse: Array, dy: Array, dots: Array, kv: Array, dq: Array, dkv: Array,
+        tiles: Sequence[Tile],
     ) -> None:  # fmt: skip
-        """Add to the gradients by queries and by kv_2NHTE; ``dots``: sums over E of dy times o."""
-        xp = array_namespace(dy)
-        for row, column in pairs:
-            scores = self._scores(mine.q, kv, row, column)
-            scores -= mine.lse[:, :, row.here, None]
+        """Add to the gradients by scaled q_NHTE and by kv_2NHTE.
+
+        ``dots`` are the sums over E of dy times o.
+        """
+        xp, (keys, values) = array_namespace(dy), widened(kv)
+        for tile in tiles:
+            rows, columns = tile.rows, tile.columns
+            scores = _scores(q, keys, tile)
+            scores -= lse[:, :, rows, None]
             weights = xp.exp(scores, out=scores)
-            above = dy[:, :, row.here]
-            dweights = above @ widened(kv[1, :, :, column.here]).swapaxes(-1, -2)
+            above = dy[:, :, rows]
+            dweights = above @ values[:, :, columns].swapaxes(-1, -2)
             kept = weights
             if self.drop:
-                factors = xp.asarray(self.drop(self.heads, row, column), dtype=weights.dtype)
+                factors = xp.asarray(self.drop(self.heads, tile), dtype=weights.dtype)
                 dweights *= factors
                 kept = weights * factors
-            dkv[1, :, :, column.here] += kept.swapaxes(-1, -2) @ above
-            dweights -= dots[:, :, row.here, None]
+            dkv[1, :, :, columns] += kept.swapaxes(-1, -2) @ above
+            dweights -= dots[:, :, rows, None]
             dweights *= weights
-            dweights *= self.scale
-            dq[:, :, row.here] += dweights @ widened(kv[0, :, :, column.here])
-            dkv[0, :, :, column.here] += dweights.swapaxes(-1, -2) @ widened(mine.q[:, :, row.here])
+            dq[:, :, rows] += dweights @ keys[:, :, columns]
+            dkv[0, :, :, columns] += dweights.swapaxes(-1, -2) @ q[:, :, rows]
 
-    def _scores(self, q: Array, kv: Array, row: Tile, column: Tile) -> Array:
-        """Scaled scores of a tile of queries with one of keys; later keys have -inf."""
-        xp = array_namespace(q)
-        keys = widened(kv[0, :, :, column.here])
-        scores = widened(q[:, :, row.here]) @ keys.swapaxes(-1, -2)
-        scores *= self.scale
-        if self.causal and row.start == column.start:
-            later = xp.triu(xp.ones(scores.shape[-2:], bool), 1)
-            xp.copyto(scores, -xp.inf, where=later)
-        return scores
 
-    def pairs(self, positions: Positions, rank: int, owner: int) -> Pairs:
-        """The tiles of a rank's queries and an owner's keys that attend to each other.
-
-        Without ``causal`` they are all.  Else keys must not be later, and tiles are equal or apart:
-        zigzag's queries see all keys in the first piece of an earlier rank; the second half of the
-        queries sees both pieces of a later one.  Both are half of the scores.
-        """
-        for row in positions.tiles(rank):
-            for column in positions.tiles(owner):
-                if not self.causal or column.start <= row.start:
-                    yield row, column
+def _scores(q: Array, keys: Array, tile: Tile) -> Array:
+    """Scores of a tile, of scaled queries; later keys have -inf."""
+    xp = array_namespace(q)
+    scores = q[:, :, tile.rows] @ keys[:, :, tile.columns].swapaxes(-1, -2)
+    if tile.later is not None:
+        later = xp.triu(xp.ones(scores.shape[-2:], bool), tile.later)
+        xp.copyto(scores, -xp.inf, where=later)
+    return scores
 
 
 @dataclass(frozen=True)
@@ -128,42 +116,37 @@ class Attended:
 
 def attend(blocks: BlockAttention, qkv: Array, positions: Positions) -> tuple[Array, Attended]:
     """Attention of the queries of qkv_3NHTE; returns y_NHTE in the wide type; collective."""
-    count = qkv.shape[2]
-    if positions.way == "ulysses" and positions.are_split:
-        own = _heads(count, positions)[positions.group.rank]
-        first = blocks.heads.start
-        blocks = replace(blocks, heads=slice(first + own.start, first + own.stop))
-        y, saved = attend(blocks, _to_heads(qkv, positions), positions.whole)
-        return _to_positions(y[None], positions, count)[0], replace(saved, positions=positions)
-    xp, q, kv = array_namespace(qkv), qkv[0], qkv[1:]
-    o = xp.zeros(q.shape, widened(q[:0]).dtype)
-    lse = xp.full(q.shape[:-1], -xp.inf, o.dtype)
-    for owner, keys in rounds(kv, positions):
-        blocks.add(q, o, lse, keys, blocks.pairs(positions, positions.group.rank, owner))
-    return o, Attended(blocks, positions, q, kv, o, lse)
+    xp, kv = array_namespace(qkv), qkv[1:]
+    q = widened(qkv[0]) * blocks.scale
+    o, total = xp.zeros_like(q), xp.zeros(q.shape[:-1], q.dtype)
+    most = xp.full(total.shape, -xp.inf, q.dtype)
+    for owner, there in rounds(kv, positions):
+        blocks.add(q, o, most, total, there, positions.tiles(owner, blocks.causal))
+    o /= total[..., None]
+    return o, Attended(blocks, positions, qkv[0], kv, o, most + xp.log(total))
 
 
 def attend_back(saved: Attended, dy: Array) -> Array:
     """Gradient by qkv_3NHTE for dy_NHTE, in the wide type; collective."""
     positions, xp = saved.positions, array_namespace(dy)
-    if positions.way == "ulysses" and positions.are_split:
-        there = _to_heads(dy[None], positions)[0]
-        dqkv = attend_back(replace(saved, positions=positions.whole), there)
-        return _to_positions(dqkv, positions, dy.shape[1])
     blocks, group = saved.blocks, positions.group
+    q = widened(saved.q) * blocks.scale
     dots = (dy * saved.o).sum(axis=-1)
     dqkv = xp.zeros((3, *dy.shape), dy.dtype)
     coming: _Passing | None = None
     for owner, kv in rounds(saved.kv, positions):
-        dkv = xp.zeros(kv.shape, dy.dtype)
-        pairs = blocks.pairs(positions, group.rank, owner)
-        blocks.back(saved, dy, dots, kv, dqkv[0], dkv, pairs)
+        is_own = owner == group.rank
+        dkv = dqkv[1:] if is_own else xp.zeros(kv.shape, dy.dtype)
+        tiles = positions.tiles(owner, blocks.causal)
+        blocks.back(q, saved.lse, dy, dots, kv, dqkv[0], dkv, tiles)
         if coming:
             dkv += coming.wait()
-        if group.comm is not None:
+        if group.comm is not None and not is_own:
             before = _shape(dkv, positions, (owner - 1) % group.size)
             coming = _Passing(group.comm, dkv, xp.empty(before, dkv.dtype), tag=1)
-    dqkv[1:] = coming.wait() if coming else dkv
+    dqkv[0] *= blocks.scale
+    if coming:
+        dqkv[1:] += coming.wait()
     return dqkv
 
 
@@ -221,33 +204,3 @@ class _Passing:
             if envelope:
                 envelope.free()
         return self._found
-
-
-def _heads(count: int, positions: Positions) -> list[slice]:
-    """The heads of each rank while it has all positions."""
-    size = positions.group.size
-    return [share(count, rank, size) for rank in range(size)]
-
-
-def _to_heads(x: Array, positions: Positions) -> Array:
-    """From own positions of all heads to all positions of own heads: axes (k, N, H, T, E)."""
-    heads, xp = _heads(x.shape[2], positions), array_namespace(x)
-    own = heads[positions.group.rank]
-    shapes = [
-        (*x.shape[:2], own.stop - own.start, positions.count(rank), x.shape[4])
-        for rank in range(positions.group.size)
-    ]
-    found = positions.group.exchange([x[:, :, part] for part in heads], shapes)
-    return xp.concatenate(found, axis=3)
-
-
-def _to_positions(x: Array, positions: Positions, count: int) -> Array:
-    """The way back; ``count``: number of all heads."""
-    ranks, xp = range(positions.group.size), array_namespace(x)
-    pieces = [positions.pieces(rank)[0] for rank in ranks]
-    own = positions.count(positions.group.rank)
-    shapes = [
-        (*x.shape[:2], part.stop - part.start, own, x.shape[4]) for part in _heads(count, positions)
-    ]
-    found = positions.group.exchange([x[:, :, :, piece] for piece in pieces], shapes)
-    return xp.concatenate(found, axis=2)

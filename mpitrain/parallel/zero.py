@@ -165,7 +165,11 @@ class ShardedParameters(ScatteredGradients):
         with self._in_flight.timed():
             shard = piece.parameters
             flat = array_namespace(shard).empty(bucket.stop - bucket.start, shard.dtype)
-            self.comm(bucket).Allgatherv(shard, [flat, self.counts(bucket)])
+            comm, counts = self.comm(bucket), self.counts(bucket)
+            if len(set(counts)) == 1:  # a call of equal blocks is parsed once
+                comm.Allgather(shard, flat)
+            else:
+                comm.Allgatherv(shard, [flat, counts])
         return flat
 
 

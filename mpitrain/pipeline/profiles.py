@@ -3,6 +3,7 @@
 import re
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from graphlib import CycleError, TopologicalSorter
 from math import isfinite
 from pathlib import Path
@@ -16,6 +17,10 @@ from collectives.files import read_regular
 from mpitrain.device import HOST, Device
 from mpitrain.fields import filled
 from mpitrain.group import TensorGroup, cut
+from mpitrain.memory import keep_freed
+from mpitrain.nn.context import RESTING
+from mpitrain.nn.layer import go_forward
+from mpitrain.nn.positions import Positions
 
 if TYPE_CHECKING:
     from mpitrain.config import Config
@@ -62,18 +67,28 @@ def measure_layers(
     repeats: int = 5,
     device: Device = HOST,
     group: TensorGroup | None = None,
+    positions: Positions | None = None,
 ) -> list[LayerProfile]:
     """Time the layers of a model on the first samples of its data; see :func:`measure`.
 
-    ``group``: tensor ranks for which the model was built; the parts of its first rank are timed.
+    Args:
+        config, model, found: the job, its model and its data.
+        repeats: times of which the best counts.
+        device: where the layers compute.
+        group: tensor ranks for which the model was built; the parts of its first rank are timed.
+        positions: positions of the samples on this rank; None: it has them all.
     """
     from mpitrain.config import ConfigError
     from mpitrain.step.precision import compute_type
 
+    keep_freed()
     dtype = compute_type(config.run.compute, config.run.dtype)
     samples = max(1, config.train.batch_size // config.train.micro_batches)
     x = found.train[:samples].inputs
     x = device.put(x.astype(dtype) if x.dtype.kind == "f" else x)
+    context = RESTING
+    if positions is not None:
+        x, context = x[:, positions.own], replace(RESTING, positions=positions)
     profile = []
     for name, layer in model.layers.items():
         try:
@@ -90,7 +105,7 @@ def measure_layers(
         forward, backward = [], []
         for _ in range(repeats):
             start = device.clock()
-            y, saved = layer.forward(parameters, x)
+            y, saved = go_forward(layer, name, parameters, x, context)
             middle = device.clock()
             _, kept = layer.backward(parameters, saved, filled(y, len(y), 1))
             layer.gradients(parameters, kept)

@@ -95,7 +95,7 @@ class Axes:
 
     def _variants(self, shape: Candidate) -> Iterator[Candidate]:
         levels = range(4) if shape.summing > 1 else range(1)
-        for attention, experts in product(self._ways(shape), self._groups(shape)):
+        for attention, experts in product(self.ways(shape), self._groups(shape)):
             pieces = shape.context * (1 + (attention == "zigzag")) if shape.context > 1 else 1
             shares = shape.tensor > 1 and self.positions
             among = bool(shares) and self.positions % (pieces * shape.tensor) == 0
@@ -105,7 +105,7 @@ class Axes:
                     sequence=sequence, zero=zero, recompute=again,
                 )  # fmt: skip
 
-    def _ways(self, shape: Candidate) -> list[Way]:
+    def ways(self, shape: Candidate) -> list[Way]:
         """Ways of attention; a ring's work is less even than zigzag's, which needs two pieces."""
         if shape.context == 1 or shape.rows:
             return ["zigzag"]

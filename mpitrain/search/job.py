@@ -1,12 +1,12 @@
 """A job as the search sees it: its model, and the costs of the layers."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from math import gcd
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import msgspec
 import numpy as np
@@ -19,7 +19,8 @@ from mpitrain.config.own import brought
 from mpitrain.data.dataset import Dataset, Samples
 from mpitrain.group import TensorGroup
 from mpitrain.models import SequentialModel
-from mpitrain.pipeline.profiles import measure_layers
+from mpitrain.nn.positions import Positions, Way
+from mpitrain.pipeline.profiles import LayerProfile, measure_layers
 from mpitrain.search.axes import Axes
 from mpitrain.search.candidates import Candidate
 from mpitrain.search.exchange import coding_seconds, exchange, is_by_nodes
@@ -148,46 +149,68 @@ class Job:
             )
         if is_counted:
             return layers
-        config = self.config
         if not len(self.data.train):
             raise ConfigError(
-                f"data.path = {config.data.path!r}: there are no samples to time the layers with; "
-                "give --flops, and operations are counted from their shapes"
+                f"data.path = {self.config.data.path!r}: there are no samples to time the layers "
+                "with; give --flops, and operations are counted from their shapes"
             )
-        samples = max(1, config.train.batch_size // config.train.micro_batches)
-        few = max(1, samples // 8)
         with threadpool_limits(1, user_api="blas"):  # a core for each rank
-            whole, part = (
-                measure_layers(with_samples(config, count), self.model, self.data)
-                for count in (samples, few)
-            )
-            parts = whole
-            if (shareable := self.axes.shareable) and shareable % 2 == 0:
-                pair = _FirstOfTwo()
-                halved = models.build(_plain(config), self.data, pair)
-                parts = measure_layers(with_samples(config, samples), halved, self.data, group=pair)
+            return self._timed(layers)
+
+    def _timed(self, layers: Sequence[LayerCost]) -> list[LayerCost]:
+        """These layers with the seconds that they take here, and what two ranks do not share."""
+        config, axes = self.config, self.axes
+        samples = max(1, config.train.batch_size // config.train.micro_batches)
+
+        def lines(model: SequentialModel = self.model, **shared: Any) -> list[_Line]:
+            timed = [
+                measure_layers(with_samples(config, count), model, self.data, **shared)
+                for count in (samples, max(1, samples // 8))
+            ]
+            return [_Line.through(a, b, samples) for a, b in zip(*timed, strict=True)]
+
+        whole, parts, ways = lines(), {}, list[Way]()
+        if axes.shareable and axes.shareable % 2 == 0:
+            pair = _OneOfTwo(0)
+            halved = models.build(_plain(config), self.data, pair)
+            parts = {"tensor": lines(halved, group=pair)}
+        if axes.positions > 1:  # the last rank sees most keys
+            ways = axes.ways(Candidate(1, 1, 1, context=2))
+            cuts = {way: Positions(_OneOfTwo(1), axes.positions, way) for way in ways}
+            parts |= {way: lines(positions=cut) for way, cut in cuts.items()}
         found = []
-        for layer, own, less, half in zip(layers, whole, part, parts, strict=True):
-            # Seconds are those of the samples, and of a pass of no samples.
-            fixed = 0.0
-            if samples > few:
-                slope = (own.seconds - less.seconds) / (samples - few)
-                fixed = min(max(0.0, less.seconds - few * slope), own.seconds)
-            scale = (1 - fixed / own.seconds) / samples if own.seconds else 0.0
-            forward, backward = scale * own.forward_s, scale * own.backward_s
-            grows = own.seconds - fixed
-            # A rank of two does (1 + unshared) / 2 of it.
-            unshared = 2 * (half.seconds - fixed) / grows - 1 if grows and parts is not whole else 0
-            found.append(
-                replace(
-                    layer,
-                    forward=forward,
-                    backward=backward,
-                    fixed=fixed / 3,
-                    unshared=min(max(0.0, unshared), 1.0),
-                )
-            )
+        for at, (layer, own) in enumerate(zip(layers, whole, strict=True)):
+            each = {name: part[at].beside(own) for name, part in parts.items()}
+            unshared, _ = each.get("tensor", (0.0, 0.0))
+            timed = replace(layer, forward=own.forward, backward=own.backward, fixed=own.fixed / 3)
+            among = {way: each[way] for way in ways}
+            found.append(replace(timed, unshared=unshared, among_positions=among))
         return found
+
+
+class _Line(NamedTuple):
+    """Seconds of both passes of a layer, whatever the samples, and of each pass for a sample."""
+
+    fixed: float
+    forward: float
+    backward: float
+
+    @classmethod
+    def through(cls, many: LayerProfile, few: LayerProfile, samples: int) -> Self:
+        """The line through the seconds of ``samples`` and of an eighth of them."""
+        less, fixed = max(1, samples // 8), 0.0
+        if samples > less:
+            slope = (many.seconds - few.seconds) / (samples - less)
+            fixed = min(max(0.0, few.seconds - less * slope), many.seconds)
+        scale = (1 - fixed / many.seconds) / samples if many.seconds else 0.0
+        return cls(fixed, scale * many.forward_s, scale * many.backward_s)
+
+    def beside(self, whole: "_Line") -> tuple[float, float]:
+        """For the part of one of two ranks: the share of the work for samples that each does whole,
+        and further fixed seconds of a forward pass."""
+        own, all_ = self.forward + self.backward, whole.forward + whole.backward
+        unshared = 2 * own / all_ - 1 if all_ else 0.0
+        return min(max(0.0, unshared), 1.0), max(0.0, self.fixed - whole.fixed) / 3
 
 
 def _step_seconds(optimizer: "Optimizer", dtype: np.dtype, nbytes: int) -> float:
@@ -236,12 +259,12 @@ def load_job(config: Config, command: str) -> Job:
     return Job(run, model, found, optimizer, is_own=objects.layers is not None)
 
 
-class _FirstOfTwo(TensorGroup):
-    """The first of two tensor ranks, alone: its sums are its own part."""
+class _OneOfTwo(TensorGroup):
+    """One of two ranks, alone: sums are its own part, and what comes is its own."""
 
-    def __init__(self) -> None:
+    def __init__(self, rank: int) -> None:
         super().__init__()
-        self.size = 2
+        self.rank, self.size = rank, 2
 
 
 def _plain(config: Config) -> Config:

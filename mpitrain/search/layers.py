@@ -1,14 +1,14 @@
 """Work and memory of a model's layers, from their shapes alone."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from math import prod
 
 from mpitrain import nn
 from mpitrain.arrays import Shape
 from mpitrain.models import SequentialModel
 from mpitrain.nn.embedding import PositionEmbedding, Unembedding
-from mpitrain.nn.positions import TILE
+from mpitrain.nn.positions import TILE, Way
 from mpitrain.parallel.tensor_parallel import Enter, Leave
 
 
@@ -24,7 +24,8 @@ class LayerCost:
         kept_shared: further ones, of which each tensor rank keeps its part.
         outputs: numbers of the output.
         parameters: numbers of the parameters, all of which tensor ranks share.
-        summed: numbers of the all-reduces over the tensor ranks, forward and backward.
+        summed: numbers of the all-reduces over the tensor ranks, forward and backward; those of the
+            loss of split scores, which all come forward, count as if half came backward.
         placed: parameters that lie on one rank each where experts are spread.
         tied: parameters of the first layer that a stage without that layer holds, too.
         rows: numbers that go to experts, or come from spread tables, and as many go back.
@@ -32,6 +33,8 @@ class LayerCost:
         scores: attention's scores, which are kept where neither context ranks nor tiles cut them.
         fixed: seconds of a forward pass that no number of samples changes; a backward pass has two.
         unshared: part of the work that each tensor rank does whole.
+        among_positions: by the way in which ranks share positions: the part of the work that each
+            does whole, and further ``fixed`` seconds for each other rank whose keys come in turn.
         behind: part of the work that is behind the images, which ranks that share them all do.
         kept_behind, outputs_behind: numbers that they all have there.
         told: numbers of halos, sums and images that these ranks tell one another in a pass.
@@ -52,6 +55,7 @@ class LayerCost:
     scores: float = 0.0
     fixed: float = 0.0
     unshared: float = 0.0
+    among_positions: Mapping[Way, tuple[float, float]] = field(default_factory=dict)
     behind: float = 0.0
     kept_behind: float = 0.0
     outputs_behind: float = 0.0
@@ -66,6 +70,19 @@ class LayerCost:
     def backward_unshared(self) -> float:
         """Work of a backward pass that each tensor rank does whole."""
         return self.unshared * self.backward
+
+    def in_context(self, ranks: int, way: Way) -> "LayerCost":
+        """The layer where ``ranks`` share the positions, as if each did its part of all."""
+        unshared, further = self.among_positions.get(way, (0.0, 0.0))
+        factor = 1 + (ranks - 1) * unshared
+        # By Ulysses, ranks see all keys at once.
+        turns = min(1, ranks - 1) if way == "ulysses" else ranks - 1
+        return replace(
+            self,
+            forward=self.forward * factor,
+            backward=self.backward * factor,
+            fixed=self.fixed + turns * further,
+        )
 
     def in_rows(self, ranks: int) -> "LayerCost":
         """The layer where ``ranks`` share the rows of images, as if each did its part of all."""
@@ -106,6 +123,9 @@ def layer_costs(model: SequentialModel, shape: Shape) -> list[LayerCost]:
                 kept += numbers
             if isinstance(leaf, Enter | Leave):
                 summed.append(prod(leaf.output_shape(own)))
+            if isinstance(leaf, Unembedding):  # the loss sums maxima, exponentials and own scores
+                labels = prod(own[:-1])
+                summed += [labels, 2 * labels]
             if isinstance(leaf, nn.Attention):
                 keys += 2 * prod(leaf.output_shape(own))
                 scores += _scores(leaf, own)
@@ -115,6 +135,7 @@ def layer_costs(model: SequentialModel, shape: Shape) -> list[LayerCost]:
             elif part.spread:
                 rows += prod(part.output_shape(shape))
         shape = layer.output_shape(shape)
+        counts = parameter_counts(layer)
         found.append(
             LayerCost(
                 name,
@@ -123,8 +144,10 @@ def layer_costs(model: SequentialModel, shape: Shape) -> list[LayerCost]:
                 kept,
                 kept_shared,
                 prod(shape),
-                **parameter_counts(layer),
-                summed=tuple(summed),
+                counts["parameters"],
+                tuple(summed),
+                counts["placed"],
+                counts["tied"],
                 rows=rows,
                 keys=keys,
                 scores=scores,

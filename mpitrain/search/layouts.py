@@ -8,6 +8,7 @@ from heapq import nsmallest
 
 import numpy as np
 
+from mpitrain.nn.positions import Way
 from mpitrain.pipeline.actions import Pipeline
 from mpitrain.pipeline.replay import Report, replay
 from mpitrain.pipeline.schedules import SCHEDULES
@@ -89,13 +90,20 @@ class Search:
 
     @cached_property
     def sums(self) -> LayerSums:
-        """Sums of the layers' costs over each stage, whose ranks share no rows of images."""
+        """Sums of the layers' costs over each stage, whose ranks share no samples."""
         return LayerSums.over(self.layers)
 
     @cached_property
     def _in_rows(self) -> Callable[[int], LayerSums]:
         """Gives these sums where so many ranks share the rows."""
         return cache(lambda ranks: LayerSums.over([one.in_rows(ranks) for one in self.layers]))
+
+    @cached_property
+    def _in_context(self) -> Callable[[int, Way], LayerSums]:
+        """Gives these sums where so many ranks share the positions in this way."""
+        return cache(
+            lambda ranks, way: LayerSums.over([one.in_context(ranks, way) for one in self.layers])
+        )
 
     def candidates(self) -> Iterator[Candidate]:
         """All layouts of the ranks, whether they fit or not."""
@@ -160,7 +168,11 @@ class Search:
         """The costs of a layout's stages, all as wide as ``layout.data``."""
         samples = self.batch / layout.data / layout.micro_batches
         ours = self.exchange(layout)
-        sums = self._in_rows(layout.context) if layout.rows else self.sums
+        sums = self.sums
+        if layout.rows:
+            sums = self._in_rows(layout.context)
+        elif layout.context > 1:
+            sums = self._in_context(layout.context, layout.attention)
         return StageCosts(sums, self.machine, layout, samples, self.numerics, ours)
 
     def stages(

@@ -48,7 +48,9 @@ def main() -> None:
     from mpi4py import MPI
 
     from collectives import Communicator
+    from mpitrain.memory import keep_freed
 
+    keep_freed()
     with Communicator(MPI.COMM_WORLD) as comm:
         seconds = np.array([_seconds(comm, nbytes) for nbytes in _SIZES])
         if comm.rank == 0:

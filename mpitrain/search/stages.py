@@ -103,18 +103,23 @@ class StageCosts:
         goes backward."""
         own, machine = self.layout, self.machine
         nbytes, seconds = self.samples * self.numerics.computed, 0.0
-        if own.tensor > 1:  # a layer sums at its Leaves forward and at its Enters backward
-            sent = nbytes * of.summed / own.context
-            seconds += machine.scatter(sent, own.tensor, 1, of.sums) + machine.call * of.sums / 2
+        if own.tensor > 1:
+            # A layer sums at its Leaves forward and at its Enters backward; where ranks share the
+            # positions around it, it scatters and gathers at both.
+            sent, calls = nbytes * of.summed / own.context, of.sums / (1 if own.sequence else 2)
+            seconds += machine.scatter(sent, own.tensor, 1, of.sums) + machine.call * calls
         if own.sharing > 1:  # there and back
             sent = nbytes * of.rows / own.context / 2
             each = machine.scatter(sent, own.sharing, own.tensor, of.exchanges)
             seconds += 2 * (each + machine.call * of.exchanges)
-        if own.context > 1:  # their gradients travel with keys and values
-            times = 2 / own.context if own.attention == "ulysses" else count
-            sent = times * nbytes * of.keys / own.tensor
-            seconds += machine.scatter(sent, own.context, own.tensor, of.rings)
-            seconds += machine.call * (own.context - 1) * of.rings
+        if own.context > 1:
+            # By Ulysses, queries, keys and values go there and outputs back; else keys and values
+            # go round, their gradients with them, and halos go once.
+            is_once = own.attention == "ulysses"
+            sent = (2 / own.context if is_once else count) * nbytes * of.keys / own.tensor
+            times = (2 if is_once else 1 if own.rows else count) * of.rings
+            seconds += machine.scatter(sent, own.context, own.tensor, times)
+            seconds += machine.call * times * (1 if is_once else own.context - 1)
         return seconds
 
     def _kept(self, of: LayerSums) -> Any:

@@ -64,30 +64,55 @@ def test_gradients_are_finite_differences(comm, way):
     np.testing.assert_allclose(dx, numeric[:, own], rtol=1e-6, atol=1e-8)
 
 
-def test_scores_and_messages_are_those_of_the_paper(comm, monkeypatch):
-    """A rank holds the scores of two pieces at most, and half of all pairs of pieces attend."""
-    length, tiles, messages = 8 * RANKS, [], []
-    scores, passing = ring_attention.BlockAttention._scores, ring_attention._Passing
+def counting(monkeypatch):
+    """The shapes of all scores, and the bytes of all messages, as they come."""
+    shapes, messages = [], []
+    scores, passing = ring_attention._scores, ring_attention._Passing
 
-    def counted(self, *arguments):
-        tiles.append(scores(self, *arguments))
-        return tiles[-1]
+    def counted(*arguments):
+        found = scores(*arguments)
+        shapes.append(found.shape)
+        return found
 
     def sent(comm, own, found, tag):
         messages.append(own.nbytes)
         return passing(comm, own, found, tag)
 
-    monkeypatch.setattr(ring_attention.BlockAttention, "_scores", counted)
+    monkeypatch.setattr(ring_attention, "_scores", counted)
     monkeypatch.setattr(ring_attention, "_Passing", sent)
+    return shapes, messages
+
+
+def test_scores_and_messages_are_those_of_the_paper(comm, monkeypatch):
+    """Half of a block of scores with each other rank, in one piece, and one's own block whole."""
+    length = 8 * RANKS
+    shapes, messages = counting(monkeypatch)
     layer, context = nn.CausalAttention(2), cut(comm, length, "zigzag", tile=512)
     x = np.zeros((2, length // RANKS, 12))
     y, saved = layer.forward({}, x, context)
-    assert [one.shape for one in tiles] == [(2, 2, 4, 4)] * (2 * RANKS + 1)
+    earlier = [(2, 2, 8, 4)] * comm.rank
+    assert shapes == [(2, 2, 8, 8), *earlier, *[(2, 2, 4, 8)] * (RANKS - 1 - comm.rank)]
     passed = 2 * 2 * 2 * (length // RANKS) * 2 * 8  # keys and values, samples, heads, ..., bytes
     assert messages == [passed] * (RANKS - 1)
     layer.backward({}, saved, y)
-    assert len(tiles) == 2 * (2 * RANKS + 1)
-    assert messages == [passed] * (RANKS - 1 + RANKS - 1 + RANKS)
+    assert shapes[: len(shapes) // 2] == shapes[len(shapes) // 2 :]
+    assert messages == [passed] * 3 * (RANKS - 1)  # backward, gradients go the same way
+
+
+def test_all_positions_of_some_heads_go_by_one_kernel(comm, monkeypatch):
+    """As on one rank, no scores are computed again; equal parts go by calls of equal blocks."""
+    shapes, _ = counting(monkeypatch)
+    monkeypatch.setattr(type(comm), "Alltoallv", None)
+    layer, context = nn.CausalAttention(2), cut(comm, 4 * RANKS, "ulysses", tile=512)
+    x = np.random.default_rng(0).normal(size=(2, 4 * RANKS, 6 * RANKS))
+    whole, kept = layer.forward({}, x)
+    slope, _ = layer.backward({}, kept, whole)
+    own = context.positions.own
+    y, saved = layer.forward({}, x[:, own], context)
+    np.testing.assert_allclose(y, whole[:, own], rtol=1e-12, atol=1e-13)
+    dx, _ = layer.backward({}, saved, y)
+    np.testing.assert_allclose(dx, slope[:, own], rtol=1e-11, atol=1e-12)
+    assert not shapes
 
 
 def dropping(**parallel):

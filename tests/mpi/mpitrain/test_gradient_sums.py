@@ -167,6 +167,24 @@ class RoundedSum:
 
 
 @pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("more", [0, 1])
+def test_equal_shards_of_a_layer_are_gathered_by_a_call_of_equal_blocks(comm, monkeypatch, more):
+    """Which is parsed once, whereas unequal ones are parsed in each pass."""
+    size, called = 4 * comm.size + more, []
+    for name in ("Allgather", "Allgatherv"):
+        real = getattr(type(comm), name)
+        told = lambda self, *given, name=name, real=real: (called.append(name), real(self, *given))  # noqa: E731
+        monkeypatch.setattr(type(comm), name, told)
+    arena = Arena({"a": nn.Linear(size, 1, bias=False)}, {"a": {"weight": (size, 1)}})
+    reduction, values = Reduction({DATA: comm}, Dense()), np.arange(float(size))
+    own = ShardedParameters(arena, values, reduction, comm.empty)
+    np.testing.assert_array_equal(own.take(0)["weight"][:, 0], values)
+    assert called == ["Allgatherv" if more else "Allgather"]
+    own.release(0)
+    own.close()
+
+
+@pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize(
     "kind", [Replicated, ShardedOptimizer, ShardedGradients, ShardedParameters, NodeShared]
 )

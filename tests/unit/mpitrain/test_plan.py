@@ -160,7 +160,9 @@ def test_ranks_send_what_their_groups_share():
     """Numbers of a batch of 16 samples, of 32 positions and a width of 64."""
     activation, blocks = 4 * 16 * 32 * 64, 4
     found, nbytes = sent(tensor=8, heads=8)
-    assert found == {"tensor": pytest.approx(2 * 7 / 8 * activation * (4 * blocks + 2))}
+    of_loss = 3 / 64  # a maximum, a sum and a score of each position's
+    expected = 2 * 7 / 8 * activation * (4 * blocks + 2 + of_loss)
+    assert found == {"tensor": pytest.approx(expected)}
     found, _ = sent(pipe=4, data=2)
     assert found["pipe"] == activation  # half of the samples, to two neighbours
     found, nbytes = sent(context=8)
@@ -182,6 +184,10 @@ def test_calls_and_latencies_are_paid_for_each_message():
     free = LinkCost(0.0, 0.0)
     two = Machine(2, 2, 1e9, inside=free, network=free, call=1e-3)
     passes = 2 * 4e-3
+    # Sums of four a block, of the embedding, the head and, twice, the loss; or two calls for each.
+    for sequence, calls in ((False, 4 * 4 + 2 + 2), (True, 2 * (4 * 4 + 2 + 2))):
+        step = seconds(two, tensor=2, sequence=sequence)
+        assert step.seconds - step.computing == pytest.approx(passes + 4 * calls * 1e-3)
     layers = 6
     for zero, calls in ((0, 1), (2, layers * (4 + 1)), (3, layers * 3 * 4)):
         step = seconds(two, zero=zero)

@@ -509,3 +509,50 @@ def test_replicas_divide_the_batch_and_tensor_ranks_the_heads():
     shapes = {(own.pipe, own.data, own.tensor) for own in search.candidates() if not own.deals}
     assert shapes == {(1, 2, 4), (1, 4, 2), (2, 1, 4), (2, 2, 2), (2, 4, 1)}
     assert search.refused["replicas that do not divide the batch of 4"] == 1
+
+
+def passes(way, context, **machine):
+    """Seconds of a forward and of a backward pass of a layer of 10 keys and values."""
+    layout = Candidate(1, 1, 1, context=context, attention=way)
+    layers = alike(1, forward=0.0, backward=0.0, keys=10.0)
+    cluster = Machine(context, context, 1.0, **{"inside": LinkCost(0.0, 0.0)} | machine)
+    costs = Search(layers, cluster, 1, Numerics(1, 1, 0)).costs(layout)
+    return costs.forward(costs.sums.whole), costs.backward(costs.sums.whole)
+
+
+def test_context_ranks_talk_as_often_as_their_attention_does():
+    """A pass of a stage is a call by itself."""
+    assert passes("zigzag", 4, call=1.0) == (1 + 3, 1 + 3 + 3)
+    assert passes("ulysses", 4, call=1.0) == (1 + 2, 1 + 2)
+    one, byte = LinkCost(1.0, 0.0), LinkCost(0.0, 1.0)
+    assert passes("zigzag", 4, inside=one) == (3, 3 + 3)
+    assert passes("ulysses", 4, inside=one) == (2 * 3, 2 * 3)
+    assert passes("zigzag", 4, inside=byte) == (10 * 3 / 4, 2 * 10 * 3 / 4)
+    assert passes("ulysses", 4, inside=byte) == (2 * 10 * 3 / 16, 2 * 10 * 3 / 16)
+
+
+def test_what_context_ranks_do_not_share_is_timed(monkeypatch):
+    """A rank of two takes 3 ms and 1 ms a sample for what takes 2 ms and 1.5 ms alone."""
+    pair = {"zigzag": (3e-3, 1e-3), "ulysses": (2e-3, 0.75e-3)}
+
+    def timed(config, model, found, group=None, positions=None):
+        fixed, slope = pair[positions.way] if positions else (2e-3, 1.5e-3)
+        seconds = fixed + slope * config.train.batch_size
+        return [LayerProfile(name, seconds / 3, 2 * seconds / 3, 0.0, 0.0) for name in model.layers]
+
+    monkeypatch.setattr("mpitrain.search.job.measure_layers", timed)
+    config = load(Path("gpt_data"), ["data.path=jobs/examples/license.txt"])
+    search = load_job(config, "a test").search(Machine(2, 2, 1.0), is_counted=False)
+    block = search.layers[1]
+    assert block.fixed == pytest.approx(2e-3 / 3)
+    assert block.among_positions["zigzag"] == pytest.approx((1 / 3, 1e-3 / 3))
+    assert block.among_positions["ulysses"] == pytest.approx((0.0, 0.0))
+
+    def seconds(ranks, way):
+        own = block.in_context(ranks, way)
+        return 3 * own.fixed + 16 * (own.forward + own.backward) / ranks
+
+    for way, (fixed, slope) in pair.items():
+        assert seconds(2, way) == pytest.approx(fixed + 16 * slope)
+    assert seconds(4, "zigzag") == pytest.approx(2e-3 + 3 * 1e-3 + 16 * 1.5e-3 * (1 + 3 / 3) / 4)
+    assert seconds(4, "ulysses") == pytest.approx(2e-3 + 16 * 1.5e-3 / 4)
