@@ -342,7 +342,7 @@ def test_numbers_of_the_backward_pass_alone_are_refused_whenever_it_draws(code, 
     x = np.zeros((5, 8))
     layer.forward({}, x, CONTEXT)
     x[0, 0] = 6
-    with pytest.raises(ValueError, match="backward pass (alone|draws random numbers that its fo)"):
+    with pytest.raises(ValueError, match=r"backward pass (alone|draws random numbers that its fo)"):
         layer.backward({}, layer.forward({}, x, CONTEXT)[1], x)
 
 
