@@ -5,7 +5,7 @@
 """
 
 from collectives.virtual.cluster import VirtualCluster
-from collectives.virtual.install import install
+from collectives.virtual.install import end_process, install
 from collectives.virtual.rank import Deadlock, here
 
-__all__ = ["Deadlock", "VirtualCluster", "here", "install"]
+__all__ = ["Deadlock", "VirtualCluster", "end_process", "here", "install"]

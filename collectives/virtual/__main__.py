@@ -1,12 +1,12 @@
 """``python -m collectives.virtual -n 8 program.py``: runs a program of mpi4py on virtual ranks."""
 
 import argparse
-import os
 import sys
 from pathlib import Path
+from types import ModuleType
 
 from collectives.commands.arguments import add_virtual, network, rank_count
-from collectives.virtual import Deadlock, VirtualCluster, install
+from collectives.virtual import Deadlock, VirtualCluster, end_process, install
 
 
 def main() -> int:
@@ -28,13 +28,15 @@ def main() -> int:
     )
 
     def program() -> None:
-        exec(code, {"__name__": "__main__", "__file__": str(options.program)})
+        module = sys.modules["__main__"] = ModuleType("__main__")
+        module.__file__ = str(options.program)
+        exec(code, vars(module))
 
     try:
         cluster.run(program)
     except Deadlock as error:
-        print(error, file=sys.stderr, flush=True)
-        os._exit(1)
+        print(error, file=sys.stderr)
+        end_process(1)
     print(cluster.table(), file=sys.stderr)
     return 0
 

@@ -2,17 +2,16 @@
 
 import pickle
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any, NoReturn
 
 import numpy as np
 from mpi4py import MPI as library
 
-from collectives.virtual.context import Context, folded
+from collectives.virtual.context import Context, folded, joined
 from collectives.virtual.point_to_point import VirtualMessages
 from collectives.virtual.rank import here
-from collectives.virtual.requests import Handled, VirtualRequest, lacks, memory
-
-UNDEFINED = library.UNDEFINED
+from collectives.virtual.requests import UNDEFINED, Handled, VirtualRequest, memory
 
 
 class Group(Handled):
@@ -120,36 +119,39 @@ class Comm(VirtualMessages):
         self.Ibarrier().Wait()
 
     def Iallreduce(self, sendbuf: Any, recvbuf: Any, op: Any = library.SUM) -> VirtualRequest:
-        out = memory(recvbuf, True)
-        own = recvbuf if sendbuf is library.IN_PLACE or sendbuf is None else sendbuf
-        array, *words = own if isinstance(own, list | tuple) else [own]
+        from collectives.calls.buffers import read_buffer  # starts MPI
+
+        into = read_buffer(recvbuf, "receive")
+        in_place = sendbuf is library.IN_PLACE or sendbuf is None
+        own = into if in_place else read_buffer(sendbuf, "send")
 
         def join(left: Any, right: Any) -> Any:
             found = right.copy()
-            op.Reduce_local(*([one, words[-1]] if words else one for one in (left, found)))
+            op.Reduce_local([left, own.datatype], [found, own.datatype])
             return found
 
         def finish(total: Any, _: int) -> None:
-            out[:] = memory(total)
+            into.items.view(np.uint8)[:] = total
 
-        parts = self.handle.meet(
-            "an all-reduce", np.array(array), finish, lambda all_: folded(all_, join)
-        )
-        return VirtualRequest.of(parts)
+        part = own.items.view(np.uint8).copy()
+        pending = self.handle.meet("an all-reduce", part, finish, lambda all_: folded(all_, join))
+        return VirtualRequest.of(pending)
 
     def Allreduce(self, sendbuf: Any, recvbuf: Any, op: Any = library.SUM) -> None:
         self.Iallreduce(sendbuf, recvbuf, op).Wait()
 
     def Iallgatherv(self, sendbuf: Any, recvbuf: Any) -> VirtualRequest:
-        """``recvbuf``: an array, alone or with the counts of blocks that follow one another."""
-        array, *words = recvbuf if isinstance(recvbuf, list | tuple) else [recvbuf]
-        if len(words) > 1:
-            lacks("Iallgatherv with displacements")()
-        out = memory(array, True)
+        from collectives.calls.buffers import vector_buffer  # starts MPI
+
+        into = vector_buffer(recvbuf, "receive", self.size)
+        counts, items = into.counts or (), into.items
+        starts = into.displacements or [*accumulate(counts, initial=0)]
 
         def finish(parts: list[Any], _: int) -> None:
-            found = np.concatenate(parts)
-            out[: len(found)] = found
+            for start, count, part in zip(starts, counts, parts, strict=False):
+                items[start : start + count].view(np.uint8)[:] = part
+            if into.gaps:
+                into.gaps.unpack(items)
 
         return VirtualRequest.of(self.handle.meet("an all-gather", memory(sendbuf).copy(), finish))
 
@@ -175,21 +177,28 @@ class Comm(VirtualMessages):
 
     def alltoall(self, sendobj: Any) -> list[Any]:
         own = self.rank
-        return [parts[own] for parts in self.allgather(sendobj)]
+        return [parts[own] for parts in self.allgather(self._one_for_each(sendobj))]
 
     def scatter(self, sendobj: Any = None, root: int = 0) -> Any:
-        return self.bcast(sendobj, root)[self.rank]
+        own = self._one_for_each(sendobj) if self.rank == root else None
+        return self.bcast(own, root)[self.rank]
+
+    def _one_for_each(self, objects: Any) -> list[Any]:
+        found = list(objects)
+        if len(found) != self.size:
+            raise ValueError(f"expecting {self.size} items, got {len(found)}")
+        return found
 
     def allreduce(self, sendobj: Any, op: Any = library.SUM) -> Any:
-        return folded(self.allgather(sendobj), op)
+        return joined(self.allgather(sendobj), op)
 
     def reduce(self, sendobj: Any, op: Any = library.SUM, root: int = 0) -> Any:
         found = self.gather(sendobj, root)
-        return None if found is None else folded(found, op)
+        return None if found is None else joined(found, op)
 
     def scan(self, sendobj: Any, op: Any = library.SUM) -> Any:
-        return folded(self.allgather(sendobj)[: self.rank + 1], op)
+        return joined(self.allgather(sendobj)[: self.rank + 1], op)
 
     def exscan(self, sendobj: Any, op: Any = library.SUM) -> Any:
         parts = self.allgather(sendobj)[: self.rank]
-        return folded(parts, op) if parts else None
+        return joined(parts, op) if parts else None

@@ -79,9 +79,18 @@ class Context:
 
 def folded(parts: Sequence[Any], join: Callable[[Any, Any], Any]) -> Any:
     """The sum of all parts in the order of recursive doubling."""
-    found = list(parts)
-    extra = len(found) - (1 << (len(found).bit_length() - 1))
-    found[: 2 * extra] = [join(*found[at : at + 2]) for at in range(0, 2 * extra, 2)]
-    while len(found) > 1:
-        found = [join(*found[at : at + 2]) for at in range(0, len(found), 2)]
-    return found[0]
+    extra = len(parts) - (1 << (len(parts).bit_length() - 1))
+    return joined([*_pairs(parts[: 2 * extra], join), *parts[2 * extra :]], join)
+
+
+def joined(parts: Sequence[Any], join: Callable[[Any, Any], Any]) -> Any:
+    """The sum of all parts in the order of a binomial tree, as mpi4py's of objects."""
+    while len(parts) > 1:
+        parts = _pairs(parts, join)
+    return parts[0]
+
+
+def _pairs(parts: Sequence[Any], join: Callable[[Any, Any], Any]) -> list[Any]:
+    """Sums of neighbours, and a last part that has none."""
+    both = [join(*parts[at : at + 2]) for at in range(0, len(parts) - 1, 2)]
+    return [*both, *parts[2 * len(both) :]]

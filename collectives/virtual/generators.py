@@ -1,4 +1,7 @@
-"""Generators of random numbers that a rank draws from: Python's, NumPy's and torch's."""
+"""What a rank has of its own in a process of many: generators of random numbers, and its program.
+
+The generators are Python's, NumPy's and torch's.
+"""
 
 import random
 import sys
@@ -10,15 +13,18 @@ from numpy.random import mtrand
 
 
 def remembered() -> Callable[[], None]:
-    """A function that gives a rank back its generators, which are where they are now.
+    """A function that gives a rank back its generators, which are where they are now, and its
+    module ``__main__``, in which pickles look for the classes of its program.
 
     Torch's, if it is loaded only then, begins as in a new process.
     """
     pythons, numpys, torchs = random.getstate(), mtrand.get_bit_generator(), None
+    program = sys.modules["__main__"]
     if loaded := sys.modules.get("torch"):
         torchs = loaded.get_rng_state()
 
     def back() -> None:
+        sys.modules["__main__"] = program
         random.setstate(pythons)
         mtrand.set_bit_generator(numpys)  # faster than its state
         torch: Any = sys.modules.get("torch")

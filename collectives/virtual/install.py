@@ -43,11 +43,14 @@ def install() -> None:
     from collectives.execution import waiting
 
     waiting.give_way = lambda: here().idle()
+    from collectives.calls import mpi4py_spec
+
+    mpi4py_spec.MPI = library  # which packs items with gaps
     from collectives.communicator import Communicator
     from collectives.execution.transport import mpi as transport
     from collectives.failure import abort
 
-    abort._abort = _end
+    abort._abort = lambda comm, status: end_process(status)
     # Native collectives become ours, which go by messages; objects take their time, too, so that
     # nothing need be refused.
     transport.MPITransport.delays = True
@@ -57,7 +60,7 @@ def install() -> None:
 
 def _replace_clock() -> None:
     """A thread that is a rank sees its rank's clock, and sleeps on it."""
-    real, really_sleep = time.perf_counter, time.sleep
+    really_sleep = time.sleep
 
     def clock(of: Callable[[], float]) -> Callable[[], float]:
         def read() -> float:
@@ -73,12 +76,14 @@ def _replace_clock() -> None:
         else:
             rank.sleep(seconds)
 
-    time.perf_counter, time.monotonic = clock(real), clock(time.monotonic)
+    time.perf_counter, time.monotonic = clock(time.perf_counter), clock(time.monotonic)
+    time.perf_counter_ns = lambda: round(1e9 * time.perf_counter())
+    time.monotonic_ns = lambda: round(1e9 * time.monotonic())
     time.sleep = sleep
 
 
-def _end(comm: Any, status: int) -> NoReturn:
-    """Ends the process, as all ranks are in it."""
+def end_process(status: int) -> NoReturn:
+    """Ends the process, in which all ranks are, with what they have printed."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)

@@ -46,7 +46,14 @@ class MessageEnd(Operation):
         self, context: "Context", sends: bool, data: Any, source: int, target: int, tag: int
     ) -> None:
         peer, word = (target, "sends to") if sends else (source, "receives from")
-        known = [context.members[peer]] if peer >= 0 else []
+        if not 0 <= peer < len(context.members):
+            if peer != library.PROC_NULL and (sends or peer != ANY_SOURCE):
+                raise library.Exception(library.ERR_RANK)
+            known = []
+        else:
+            known = [context.members[peer]]
+        if tag < 0 and (sends or tag != ANY_TAG):
+            raise library.Exception(library.ERR_TAG)
         whom = f"rank {known[0]}" if known else "any rank"
         which = "any tag" if tag == ANY_TAG else f"tag {tag}"
         super().__init__(f"{word} {whom} ({which})", lambda: known)
@@ -60,6 +67,7 @@ class MessageEnd(Operation):
         now = self.rank.arrive()
         if library.PROC_NULL in (self.source, self.target):
             self.begun = self.end = now
+            self.tag, self.nbytes = ANY_TAG, 0
         elif self.sends:
             self._leave(now)
         else:

@@ -5,6 +5,7 @@ of a program go by the package's algorithms; their sums have the order of recurs
 small ones of Open MPI and MPICH do.  Every rank has a node to itself.
 """
 
+import time
 from collections.abc import Callable
 from types import new_class
 from typing import Any, cast
@@ -73,5 +74,6 @@ NAMES = {
     **{kind.__name__: kind for kind in (Group, Comm, Intracomm, Topocomm, Prequest)},
     **{"Request": VirtualRequest, "Message": ProbedMessage, "REQUEST_NULL": VirtualRequest()},
     **{"COMM_NULL": Intracomm(), "COMM_WORLD": COMM_WORLD, "COMM_SELF": Alone()},
+    **{"Wtime": lambda: time.perf_counter(), "Init": lambda: None, "Finalize": lambda: None},
     **{"get_vendor": lambda: ("virtual cluster", (1, 0, 0)), **_ABSENT},
 }

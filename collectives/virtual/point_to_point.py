@@ -8,7 +8,14 @@ import numpy as np
 
 from collectives.virtual.messages import ANY_SOURCE, ANY_TAG, MessageEnd
 from collectives.virtual.rank import here
-from collectives.virtual.requests import Handled, Prequest, ProbedMessage, VirtualRequest, memory
+from collectives.virtual.requests import (
+    Gapped,
+    Handled,
+    Prequest,
+    ProbedMessage,
+    VirtualRequest,
+    memory,
+)
 
 
 class VirtualMessages(Handled):
@@ -23,7 +30,8 @@ class VirtualMessages(Handled):
 
     def _send(self, data: Any, dest: int, tag: int, *, is_met: bool = False) -> MessageEnd:
         """``is_met``: it is complete only once its receive is posted."""
-        end = MessageEnd(self.handle, True, data, self.rank, dest, tag)
+        packed = data.copy() if isinstance(data, Gapped) else data
+        end = MessageEnd(self.handle, True, packed, self.rank, dest, tag)
         end.is_eager &= not is_met
         return end
 

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
+from importlib import _bootstrap
 from typing import TYPE_CHECKING, Any
 
 from collectives.virtual.generators import copy_own, remembered
@@ -174,7 +175,19 @@ class Rank:
         self.clock = end
 
     def _leave(self, until: float | None) -> None:
-        """Gives the process to the next rank, and goes on at ``until`` or when it is called."""
+        """Gives the process to the next rank, and goes on at ``until`` or when it is called.
+
+        Raises:
+            RuntimeError: it waits while it imports a module, which others may import, too.
+        """
+        if (name := _imported()) and len(self.cluster.ranks) > 1:
+            if self.state == "ready":
+                return
+            self.state = "ready"
+            raise RuntimeError(
+                f"the module {name} waits for other ranks while it is imported, and virtual ranks "
+                "import a module once for all; let a function of it communicate"
+            )
         if until is not None:
             self.cluster.call(self, until)
         following = self.cluster.next()
@@ -200,7 +213,11 @@ class Rank:
             self.cluster.begin()
             copy_own()
             self._resume()
-            self.result = program()
+            try:
+                self.result = program()
+            except SystemExit as end:  # a process that ends well ends no other
+                if end.code not in (None, 0):
+                    raise
             self.attend()
         except BaseException as error:
             self.error = error
@@ -210,6 +227,16 @@ class Rank:
         self.state = "ended"
         del HERE.rank
         self.cluster.end(self)
+
+
+def _imported() -> str:
+    """Name of a module whose import is under way in this thread, which holds its lock."""
+    locks = _bootstrap._module_locks  # type: ignore[attr-defined]
+    for name, found in list(locks.items()) if locks else ():
+        lock = found()
+        if lock is not None and lock.owner == threading.get_ident():
+            return str(name)
+    return ""
 
 
 class _ThisThread(threading.local):

@@ -10,6 +10,8 @@ from mpi4py import MPI as library
 from collectives.virtual.messages import MessageEnd
 from collectives.virtual.rank import here
 
+UNDEFINED = library.UNDEFINED
+
 
 def lacks(name: str) -> Callable[..., NoReturn]:
     """A method that a virtual cluster does not have."""
@@ -17,7 +19,7 @@ def lacks(name: str) -> Callable[..., NoReturn]:
     def method(*_: Any, **__: Any) -> NoReturn:
         raise NotImplementedError(
             f"a virtual cluster has no {name}: its ranks share no memory, and have messages of "
-            "contiguous buffers, objects, and the collectives; start this program with mpirun"
+            "buffers and objects, and the collectives; start this program with mpirun"
         )
 
     method.__name__ = name
@@ -66,28 +68,41 @@ class Handled(metaclass=_Kind):
         self.handle = None
 
 
+class Gapped:
+    """Memory of the caller whose items have gaps; a message has its packed bytes."""
+
+    def __init__(self, packed: Any, gaps: Any) -> None:
+        self._packed, self._gaps = packed, gaps
+
+    def __len__(self) -> int:
+        return len(self._packed)
+
+    def copy(self) -> Any:
+        """The packed bytes."""
+        self._gaps.pack(self._packed)
+        return self._packed.copy()
+
+    def __setitem__(self, part: slice, data: Any) -> None:
+        self._gaps.pack(self._packed)  # what the message does not reach stays
+        self._packed[part] = data
+        self._gaps.unpack(self._packed)
+
+
 def memory(spec: Any, writes: bool = False) -> Any:
-    """The bytes of ``array``, ``[array, type]``, ``[array, count, type]`` and the like, flat.
+    """The bytes of a buffer as mpi4py takes it, flat, or :class:`Gapped`.
 
     Raises:
-        TypeError, BufferError: it is no contiguous buffer.
+        collectives.errors.InvalidBuffer: it is no contiguous buffer, or too short.
     """
-    array, *words = spec if isinstance(spec, list | tuple) else [spec]
-    if isinstance(array, library.BottomType):
-        return Places(words[-1])
-    if array is None:
+    if spec is None:
         return np.empty(0, np.uint8)
-    if not isinstance(array, np.ndarray):
-        convert = np.asarray if hasattr(array, "__array__") else np.frombuffer
-        array = convert(array) if convert is np.asarray else np.frombuffer(array, np.uint8)
-    if not (array.flags.c_contiguous or array.flags.f_contiguous):
-        raise BufferError("the buffer is not contiguous")
-    if writes and not array.flags.writeable:
-        raise BufferError("the buffer is read-only")
-    flat = array.reshape(-1, order="A").view(np.uint8)
-    if len(words) > 1 and isinstance(words[0], int | np.integer):
-        flat = flat[: int(words[0]) * words[-1].Get_size()]
-    return flat
+    if isinstance(spec, list | tuple) and isinstance(spec[0], library.BottomType):
+        return Places(spec[-1])
+    from collectives.calls.buffers import read_buffer  # starts MPI
+
+    found = read_buffer(spec, "receive" if writes else "send", moves=True)
+    packed = found.items.view(np.uint8)
+    return Gapped(packed, found.gaps) if found.gaps else packed
 
 
 class Places:
@@ -144,33 +159,57 @@ class VirtualRequest(Handled):
         return (True, self.wait(status)) if self._is_done(here().attend()) else (False, None)
 
     @staticmethod
-    def Testall(requests: Iterable["VirtualRequest"], statuses: Any = None) -> bool:
-        every, now = list(requests), here().attend()
-        done = all(request._is_done(now) for request in every)
-        return done and all(request._end(None) for request in every)
+    def Testall(requests: Sequence["VirtualRequest"], statuses: Any = None) -> bool:
+        now = here().attend()
+        done = all(request._is_done(now) for request in requests)
+        return done and VirtualRequest.Waitall(requests, statuses)
 
     @staticmethod
-    def Waitall(requests: Iterable["VirtualRequest"], statuses: Any = None) -> bool:
-        return all([request.Wait() for request in requests])
+    def Waitall(requests: Sequence["VirtualRequest"], statuses: Any = None) -> bool:
+        return all([one.Wait(status) for one, status in _each(requests, statuses)])
 
     @staticmethod
-    def waitall(requests: Iterable["VirtualRequest"], statuses: Any = None) -> list[Any]:
-        return [request.wait() for request in requests]
+    def waitall(requests: Sequence["VirtualRequest"], statuses: Any = None) -> list[Any]:
+        return [one.wait(status) for one, status in _each(requests, statuses)]
 
     @staticmethod
     def Testsome(requests: Sequence["VirtualRequest"], statuses: Any = None) -> list[int] | None:
-        running = [number for number, request in enumerate(requests) if request.running is not None]
-        now = here().attend()
-        ended = [number for number in running if requests[number]._is_done(now)]
-        for number in ended:
-            requests[number]._end(None)
-        return ended if running else None
+        ended = VirtualRequest._ended(requests)
+        for one, status in _each([requests[number] for number in ended or ()], statuses):
+            one.Wait(status)
+        return ended
 
     @staticmethod
     def Waitsome(requests: Sequence["VirtualRequest"], statuses: Any = None) -> list[int] | None:
-        while (found := VirtualRequest.Testsome(requests)) == []:
+        while (found := VirtualRequest.Testsome(requests, statuses)) == []:
             here().idle()
         return found
+
+    @staticmethod
+    def Testany(requests: Sequence["VirtualRequest"], status: Any = None) -> tuple[int, bool]:
+        ended = VirtualRequest._ended(requests)
+        if ended:
+            requests[ended[0]].Wait(status)
+        return (ended[0] if ended else UNDEFINED), ended != []
+
+    @staticmethod
+    def Waitany(requests: Sequence["VirtualRequest"], status: Any = None) -> int:
+        while not (found := VirtualRequest.Testany(requests, status))[1]:
+            here().idle()
+        return found[0]
+
+    @staticmethod
+    def waitany(requests: Sequence["VirtualRequest"], status: Any = None) -> tuple[int, Any]:
+        while (ended := VirtualRequest._ended(requests)) == []:
+            here().idle()
+        return (ended[0], requests[ended[0]].wait(status)) if ended else (UNDEFINED, None)
+
+    @staticmethod
+    def _ended(requests: Sequence["VirtualRequest"]) -> list[int] | None:
+        """Numbers of those that are complete; ``None`` if none is under way."""
+        running = [number for number, request in enumerate(requests) if request.running is not None]
+        now = here().attend()
+        return [n for n in running if requests[n]._is_done(now)] if running else None
 
     def _is_done(self, now: float) -> bool:
         running = self.running
@@ -191,6 +230,14 @@ class VirtualRequest(Handled):
             if operation.error is not None:
                 raise operation.error
         return True
+
+
+def _each(requests: Sequence[VirtualRequest], statuses: Any) -> list[tuple[VirtualRequest, Any]]:
+    """Requests with their statuses, which mpi4py adds where they are fewer."""
+    if statuses is None:
+        return [(request, None) for request in requests]
+    statuses += [library.Status() for _ in requests[len(statuses) :]]
+    return list(zip(requests, statuses, strict=False))
 
 
 class Prequest(VirtualRequest):

@@ -4,7 +4,6 @@ Import it after :func:`collectives.virtual.install`.
 """
 
 import argparse
-import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,7 +15,7 @@ from typing import Any
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from collectives.commands.arguments import network
-from collectives.virtual import Deadlock, VirtualCluster, here
+from collectives.virtual import Deadlock, VirtualCluster, end_process, here
 from mpitrain.commands import ranks
 from mpitrain.config import ConfigError, load
 from mpitrain.metrics.reader import read_records
@@ -57,8 +56,8 @@ def run(argv: Sequence[str], options: argparse.Namespace) -> int:
         with threadpool_limits(1):  # a rank has a core
             codes = cluster.run(lambda: ranks.run([*argv, *traced]))
     except Deadlock as error:
-        print(f"mpitrain: {error}", file=sys.stderr, flush=True)
-        os._exit(1)  # the ranks' clean-up could only wait again
+        print(f"mpitrain: {error}", file=sys.stderr)
+        end_process(1)  # the ranks' clean-up could only wait again
     if not any(codes):
         _tell(cluster, folder, f"{options.topology}, computing by {options.costs or 'CPU time'}")
     return max(codes)

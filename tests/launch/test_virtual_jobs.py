@@ -134,10 +134,10 @@ if sys.argv[1:] == ["waits"]:
 """
 
 
-def virtual(folder, *arguments):
-    (folder / "program.py").write_text(PROGRAM)
+def virtual(folder, *arguments, program=PROGRAM):
+    (folder / "program.py").write_text(program)
     words = ("-m", "collectives.virtual", "-n", "5", "program.py", *arguments)
-    return programs.run(folder, *words, ranks=None)
+    return programs.run(folder, *words, ranks=None, PYTHONUNBUFFERED="")
 
 
 def test_a_program_of_mpi4py_runs_on_virtual_ranks(tmp_path):
@@ -152,4 +152,42 @@ def test_ranks_that_wait_for_one_another_are_named(tmp_path):
     assert done.returncode != 0
     for rank in range(5):
         assert f"rank {rank}" in done.stderr
+        assert f"{rank} 15.0 15.0" in done.stdout
     assert "program.py" in done.stderr
+
+
+USUAL = """
+from dataclasses import dataclass
+from mpi4py import MPI
+import sys, time
+
+@dataclass
+class Own:
+    rank: int
+
+def main():
+    comm, clocks = MPI.COMM_WORLD, (MPI.Wtime, time.perf_counter, time.monotonic)
+    begun = [clock() for clock in clocks] + [1e-9 * time.perf_counter_ns()]
+    time.sleep(500)
+    last = comm.bcast(Own(comm.rank), root=comm.size - 1)
+    took = [clock() for clock in clocks] + [1e-9 * time.perf_counter_ns()]
+    print(isinstance(last, Own), last.rank, [round((b - a) / 100) for a, b in zip(begun, took)])
+    MPI.Finalize()
+    return 0
+
+sys.exit(main())
+"""
+
+
+def test_a_program_has_its_classes_its_clocks_and_its_end(tmp_path):
+    done = virtual(tmp_path, program=USUAL)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["True 4 [5, 5, 5, 5]"] * 5
+    assert "waiting" in done.stderr
+
+
+def test_a_module_that_communicates_while_it_is_imported_is_told(tmp_path):
+    (tmp_path / "helper.py").write_text("from mpi4py import MPI\nMPI.COMM_WORLD.bcast(1)\n")
+    done = virtual(tmp_path, program="import helper")
+    assert done.returncode == 1
+    assert "the module helper waits for other ranks while it is imported" in done.stderr

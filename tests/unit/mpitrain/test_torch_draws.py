@@ -261,6 +261,91 @@ def test_checkpoints_within_a_module_repeat_the_numbers():
         np.testing.assert_array_equal(one, other)
 
 
+class Recomputed(torch.autograd.Function):
+    """A part of a module, which its backward pass computes again without torch's checkpoints."""
+
+    @staticmethod
+    def forward(ctx, part, x, *parameters):
+        ctx.part, ctx.state = part, torch.get_rng_state()
+        ctx.save_for_backward(x, *parameters)
+        return part(x)
+
+    @staticmethod
+    def backward(ctx, dy):
+        x, *parameters = ctx.saved_tensors
+        x = x.detach().requires_grad_()
+        with torch.random.fork_rng(devices=[]), torch.enable_grad():
+            torch.set_rng_state(ctx.state)
+            y = ctx.part(x)
+        return None, *torch.autograd.grad(y, [x, *parameters], dy)
+
+
+def recomputed(part, x):
+    return Recomputed.apply(part, x, *part.parameters())
+
+
+def sloped(call):
+    """A part, and the slopes of its results, as of a penalty on gradients."""
+
+    def f(x, one, two):
+        with torch.enable_grad():
+            own = x if x.requires_grad else x.detach().requires_grad_()
+            (slopes,) = torch.autograd.grad(call(one, own).sum(), own, create_graph=True)
+        return two(x) + slopes
+
+    return f
+
+
+def usual(part, x):
+    return part(x)
+
+
+def once_more(part, x):
+    return torch.utils.checkpoint.checkpoint(part, x, use_reentrant=False)
+
+
+@pytest.mark.parametrize(
+    ("code", "again"),
+    [
+        (lambda x, one, two: two(one(x)), lambda x, one, two: recomputed(two, recomputed(one, x))),
+        (sloped(usual), sloped(once_more)),
+    ],
+)
+def test_what_is_computed_again_in_other_ways_repeats_the_numbers(code, again):
+    """By a function's own backward pass, and for a gradient within the forward pass."""
+    parts = [nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.3), nn.Tanh()).double() for _ in range(2)]
+    for one, other in zip(gradients(Calls(code, *parts)), gradients(Calls(again, *parts))):
+        np.testing.assert_array_equal(one, other)
+
+
+class Noisy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, dy):
+        return dy + torch.randn_like(dy)
+
+
+def hooked(x):
+    y = x * 2
+    if y.requires_grad:
+        y.register_hook(lambda dy: dy + torch.randn_like(dy))
+    return y
+
+
+@pytest.mark.parametrize("code", [Noisy.apply, hooked])
+@pytest.mark.parametrize("usual", [functional.dropout, torch.clone])
+def test_numbers_of_the_backward_pass_alone_are_refused_whenever_it_draws(code, usual):
+    layer = TorchLayer(Calls(lambda x: code(x) if x[0, 0] > 5 else usual(x)))
+    x = np.zeros((5, 8))
+    layer.forward({}, x, CONTEXT)
+    x[0, 0] = 6
+    with pytest.raises(ValueError, match=r"backward pass (alone|draws random numbers that its fo)"):
+        layer.backward({}, layer.forward({}, x, CONTEXT)[1], x)
+
+
 def test_checkpoints_that_the_first_batch_does_not_have_repeat_them_too():
     usual, again = (lambda x, one, two: one(two(one(x)))), checkpointed()
 

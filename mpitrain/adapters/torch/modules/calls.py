@@ -13,7 +13,7 @@ from mpitrain.adapters.torch.arrays import as_array
 from mpitrain.adapters.torch.checks.module_class import ELSEWHERE, ImpureModule, changing, is_held
 from mpitrain.adapters.torch.checks.probe import Tensors, arguments, cast, having, options
 from mpitrain.adapters.torch.functions.own_loss import COUNT, LOSS, OwnLoss
-from mpitrain.adapters.torch.modules.drawing import Drawing, generators, seeded
+from mpitrain.adapters.torch.modules.drawing import Drawing, reset, seeded, states_of_generators
 from mpitrain.adapters.torch.modules.draws import Draws
 from mpitrain.adapters.torch.modules.regions import Region
 from mpitrain.adapters.torch.modules.stand_ins import set_context
@@ -87,14 +87,11 @@ class Watched:
             return self._forward(*arguments(x, self._options, in_turn=self.in_turn))
 
     def _forward(self, args: Any, kwargs: Any) -> Tensors:
-        states = [(generator, generator.get_state()) for generator in generators()]
+        states = states_of_generators()
         before = [(b, b._version) for b in self.module.buffers()]
         with self.source:
             outputs: Tensors = self.region.end(self.own_loss(self.module, args, kwargs))
-        drawn_from = [one for one in states if not torch.equal(one[1], one[0].get_state())]
-        for generator, state in drawn_from:
-            generator.set_state(state)
-        self.drew = bool(drawn_from)
+        self.drew = reset(states)
         if self.drew and self.verdict.examined:
             self.say(f" draws random numbers, and drew none in a trial{UNKEYED}")
         if isinstance(self.source, Drawing) and self.source.fault:
@@ -248,8 +245,11 @@ class Call:
         draws = isinstance(source, Drawing) and source.repeats
         drawn = source.again() if draws else nullcontext()
         mode = watched.in_mode(training=self.context.training)
+        states = states_of_generators()
         with having(watched.module, self.values), mode, drawn:
             yield
             watched.region.settle(meets)
         if draws and source.fault:
             watched.say(f": {source.fault}")
+        if self.context.keyed and reset(states):
+            watched.say(f" draws random numbers in its backward pass alone{UNKEYED}")

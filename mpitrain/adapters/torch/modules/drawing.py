@@ -4,7 +4,7 @@ Each layout of ranks has one process's numbers then, wherever in a module they a
 """
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from types import ModuleType
@@ -35,8 +35,8 @@ class Drawing(TorchDispatchMode):
     """A forward pass in which each random number is keyed; generators stay as they are.
 
     :func:`torch.utils.checkpoint.checkpoint` keeps the state of torch's generator.  The pass marks
-    that state with the number of draws so far, by which a computation repeated in the backward pass
-    finds the same numbers.
+    that state with the number of draws so far, by which a computation that is repeated, in the
+    backward pass or for a gradient within the forward pass, finds the same numbers.
 
     Attributes:
         shapes: shapes of what was drawn, by place.
@@ -188,17 +188,18 @@ class Drawing(TorchDispatchMode):
         return self._xp.moveaxis(found, 0, where.axis + (not where.together)).reshape(-1)
 
     def _place(self) -> DrawPlace:
-        """The place of this draw; in a repeated pass, that of the first one."""
-        generator, number = torch.default_generator, len(self._order)
-        if self._again:
-            number = generator.initial_seed() - _MARK
-        else:
+        """The place of this draw; where a computation is repeated, that of the first one."""
+        generator = torch.default_generator
+        number = generator.initial_seed() - _MARK
+        if not self._again and not 0 <= number < len(self._order):
+            number = len(self._order)
             name = self._draws.innermost()
             self._turns[name] = self._turns.get(name, 0) + 1
             place = DrawPlace(self._context.training, self._inputs, name, self._turns[name])
             self._order.append(place)
         if not 0 <= number < len(self._order):
             self.fault = self.fault or (
+                "its backward pass draws random numbers that its forward pass did not draw, or "
                 "torch.utils.checkpoint in it does not keep the state of torch's generator; leave "
                 "out preserve_rng_state=False"
             )
@@ -208,16 +209,30 @@ class Drawing(TorchDispatchMode):
         return self._order[number]
 
 
-def generators() -> list[torch.Generator]:
-    """torch's generators of random numbers: the CPU's, and that of the GPU in use."""
-    if not torch.cuda.is_initialized():
-        return [torch.default_generator]
-    return [torch.default_generator, torch.cuda.default_generators[torch.cuda.current_device()]]
+def states_of_generators() -> list[tuple[torch.Generator, torch.Tensor]]:
+    """torch's generators and their states: the CPU's, and that of the GPU in use."""
+    found = [torch.default_generator]
+    if torch.cuda.is_initialized():
+        found.append(torch.cuda.default_generators[torch.cuda.current_device()])
+    return [(generator, generator.get_state()) for generator in found]
+
+
+def reset(states: Sequence[tuple[torch.Generator, torch.Tensor]]) -> bool:
+    """Takes generators back to these states; returns whether any had moved."""
+    moved = [one for one in states if not torch.equal(one[1], one[0].get_state())]
+    for generator, state in moved:
+        generator.set_state(state)
+    return bool(moved)
 
 
 def is_repeated() -> bool:
-    """Whether the code that runs is in a checkpoint: its backward pass computes it once more."""
-    return torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
+    """Whether the backward pass may compute the code that runs once more.
+
+    A checkpoint does, whose hooks are there, and so may a function with a backward pass of its own,
+    whose forward pass runs without gradients.
+    """
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)
+    return hooks is not None or not torch.is_grad_enabled()
 
 
 def drawing() -> Drawing | None:
@@ -228,13 +243,12 @@ def drawing() -> Drawing | None:
 
 def remembered() -> Callable[[], None]:
     """A function that takes the random numbers of this pass back to where they are now."""
-    states = [(generator, generator.get_state()) for generator in generators()]
+    states = states_of_generators()
     source = drawing()
     mark = source.mark() if source else None
 
     def back() -> None:
-        for generator, state in states:
-            generator.set_state(state)
+        reset(states)
         if source and mark:
             source.rewind(mark)
 
