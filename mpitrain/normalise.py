@@ -118,8 +118,8 @@ def _asked(
     # The checks below look for conflicts with these.
     own = {
         key: getattr(usual.own, key) or _GIVEN
-        for key in ("optimizer", "schedule")
-        if getattr(given, key) is not None
+        for key in ("model", "optimizer", "schedule")
+        if getattr(given, key) is not None and not isinstance(getattr(given, key), Mapping)
     }
     if given.experts:
         own["experts"] = _as_names(given.experts)
@@ -204,9 +204,9 @@ def _asked_of_optim(config: Config | None, settings: Mapping[str, Any]) -> dict[
 def _with_names(job: Config, objects: Mapping[str, Any], given: Given) -> Config:
     """The job with the names of the objects; a resumed run must have the same names."""
     names = {
-        key: name_of(what)
+        key: "" if what is None else name_of(what)
         for key, what in objects.items()
-        if what is not None and getattr(job.own, key) in ("", _GIVEN)
+        if getattr(job.own, key) in ("", _GIVEN)
     }
     own = msgspec.structs.replace(
         job.own,
