@@ -101,7 +101,7 @@ def draw(path: str, size: int = 4) -> None:
         works = works_of(Positions(_Size(size), 512 * size, way), size)
         for rank, begun in enumerate(begins(works)):
             for step, length in enumerate(works[rank]):
-                label = f"step {step}" if rank == 0 else None
+                label = str(step) if rank == 0 else None
                 times.barh(
                     rank, length, left=begun[step], color=colours[step], edgecolor="white",
                     label=label,
@@ -111,7 +111,7 @@ def draw(path: str, size: int = 4) -> None:
         times.set(xlim=(0, size), yticks=range(size))
         times.set_yticklabels([f"rank {rank}" for rank in range(size)])
         times.invert_yaxis()
-        times.legend(title="of the ring", loc="right")
+        times.legend(title="step of the ring", loc="upper right", ncols=size)
     drawn.savefig(path, dpi=110)
 
 
