@@ -268,7 +268,7 @@ def check(words):
         check_make(rest)
     elif name == "python":
         assert rest[:1] and rest[0].endswith(".py"), "python runs a module or a file"
-    elif name.startswith(("tests.", "benchmarks.", "collectives.")):
+    elif name.startswith(("tests.", "benchmarks.", "collectives.", "docs.")):
         path = ROOT / name.replace(".", "/")
         assert path.with_suffix(".py").exists() or (path / "__main__.py").exists(), f"no {name}"
     else:
