@@ -156,10 +156,10 @@ def main() -> int:
             times = PassTimes(seconds, seconds, seconds)
             try:
                 one = rehearse(comm, name, options.micro_batches, times, options.chunks)
-            except ValueError as error:
+            except ValueError as error:  # on all ranks, before the first message
                 if comm.rank == 0:
-                    print(f"error: {error}", file=sys.stderr)
-                return 2
+                    print(f"{name:<14}{error}")
+                continue
             if comm.rank == 0:
                 print(
                     f"{name:<14}{one.formula:>10.1%}{one.simulated:>10.1%}{one.measured:>10.1%}"

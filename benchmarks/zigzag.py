@@ -15,7 +15,7 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives import Communicator, abort_on_exception
-from collectives.commands.arguments import above_zero
+from collectives.commands.arguments import above_zero, not_negative
 from mpitrain.group import TensorGroup
 from mpitrain.nn.positions import Positions, Way
 from mpitrain.nn.ring_attention import rounds
@@ -98,12 +98,17 @@ def draw(path: str, size: int = 4) -> None:
         works = works_of(512 * size, size, way)
         for rank, begun in enumerate(begins(works)):
             for step, length in enumerate(works[rank]):
-                times.barh(rank, length, left=begun[step], color=colours[step], edgecolor="white")
+                label = str(step) if rank == 0 else None
+                times.barh(
+                    rank, length, left=begun[step], color=colours[step], edgecolor="white",
+                    label=label,
+                )  # fmt: skip
         share = simulated(works)
         times.set(title=f"{share:.0%} of the ideal speed", xlabel="time, in blocks of scores")
         times.set(xlim=(0, size), yticks=range(size))
         times.set_yticklabels([f"rank {rank}" for rank in range(size)])
         times.invert_yaxis()
+        times.legend(title="step of the ring", loc="upper right", ncols=size)
     drawn.savefig(path, dpi=110)
 
 
@@ -119,8 +124,9 @@ def main() -> int:
     """Prints a row for each way."""
     parser = argparse.ArgumentParser(prog="benchmarks.zigzag", description=__doc__)
     add = parser.add_argument
-    add("--milliseconds", type=above_zero, default=50.0, help="a whole block of scores (50)")
-    add("--overhead", type=float, default=0.057, help="of a step, in blocks, for the model (0.057)")
+    add("--milliseconds", type=above_zero, default=50.0, help="time of a block of scores (50)")
+    text = "overhead of a step, in blocks, for the model (0.057)"
+    add("--overhead", type=not_negative, default=0.057, help=text)
     add("--plot", default="", help="file of a drawing for 4 ranks")
     options = parser.parse_args()
     with Communicator(MPI.COMM_WORLD) as comm, abort_on_exception(comm):

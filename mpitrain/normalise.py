@@ -9,6 +9,7 @@ from mpi4py import MPI
 
 from mpitrain import nn, user_objects
 from mpitrain.config import Brought, Config, ConfigError, Optim, configured, expect_read
+from mpitrain.config.conflicts import expect, tables_of
 from mpitrain.data import DataError, loaders
 from mpitrain.data import program as own_data
 from mpitrain.ranks.same import expect_same_job, name_of
@@ -125,11 +126,24 @@ def _asked(
         own["experts"] = _as_names(given.experts)
     if own:
         asked["own"] = own | asked.get("own", {})
-    job = configured(usual, asked)
+    try:
+        job = configured(usual, asked)
+    except ConfigError:
+        if given.model is not None:
+            _expect_axes_of_own(asked)
+        raise
     if given.train_data is not None:
         job = configured(job, loaders.settings(given.train_data, asked, job.train, job.data))
     _expect_given(job, given)
     return given, asked, job
+
+
+def _expect_axes_of_own(asked: Mapping[str, Any]) -> None:
+    """Raise ConfigError for an axis that no model of the program has, whatever kind a job names."""
+    axes = {**asked.get("parallel", {}), **asked}
+    for key in ("context", "sequence"):
+        if isinstance(value := axes.get(key), int):
+            expect(tables_of({"own.model": _GIVEN, f"parallel.{key}": value}))
 
 
 def _taken(given: Given) -> Given:

@@ -4,6 +4,7 @@ import argparse
 import math
 import re
 
+from collectives.algorithms.table import ALGORITHMS
 from collectives.analysis.topology import TOPOLOGIES, LinkCost, Topology, build
 from collectives.analysis.user_code import resolve
 from collectives.compile.cost import MOST_RANKS
@@ -36,20 +37,25 @@ def count(text: str) -> int:
 
 def above_zero(text: str) -> float:
     """A finite number above 0."""
-    if not (value := not_negative(text)):
+    if not (value := _finite(text)) > 0:
         raise argparse.ArgumentTypeError(f"{text!r} is no number above 0")
     return value
 
 
 def not_negative(text: str) -> float:
     """A finite number from 0 on."""
+    if not (value := _finite(text)) >= 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is no finite number from 0 on")
+    return value
+
+
+def _finite(text: str) -> float:
+    """The number, or NaN for texts that are none."""
     try:
         value = float(text)
     except ValueError:
-        value = math.nan
-    if not (math.isfinite(value) and value >= 0):
-        raise argparse.ArgumentTypeError(f"{text!r} is no finite number from 0 on")
-    return value
+        return math.nan
+    return value if math.isfinite(value) else math.nan
 
 
 def size(text: str) -> int:
@@ -134,6 +140,8 @@ def known(text: str) -> list[str]:
 def collective_or_file(text: str) -> str:
     """A collective, or ``"mine.py:name"``."""
     if text not in CONTRACTS and ".py" not in text:
+        if text.partition(":")[0] in {one.name for one in ALGORITHMS}:
+            raise argparse.ArgumentTypeError(f"{text!r} is an algorithm; write --algorithm {text}")
         raise argparse.ArgumentTypeError(
             f"{text!r} is neither a collective ({', '.join(CONTRACTS)}) nor file.py:name"
         )

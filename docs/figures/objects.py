@@ -1,4 +1,4 @@
-"""Draws objects.svg, the picture of docs/structure.md: ``python docs/figures/objects.py``."""
+"""Draws objects.svg, the picture of docs/structure.md: ``python -m docs.figures.objects``."""
 
 from html import escape
 from pathlib import Path

@@ -1,39 +1,35 @@
-"""Draws space.svg of docs/parallelism.md: ``python docs/figures/space.py``."""
+"""Draws space.svg of docs/parallelism.md: ``python -m docs.figures.space``."""
 
-from pathlib import Path
-
-from docs.figures.experts import COLORS, STYLE
+from docs.figures.drawing import COLORS, FOLDER, box, picture, text
 from mpitrain.group import share
 from mpitrain.nn.rows import under_windows
 
-FILE = Path(__file__).with_suffix(".svg")
-HEIGHT, RANKS, LINE = 11, 3, 20
+FILE = FOLDER / "space.svg"
+HEIGHT, RANKS, LINE, TOP = 11, 3, 20, 64
 
 
-def line(x: int, y: int, row: int) -> str:
+def row(x: int, number: int) -> str:
     """A row of an image in the colour of the rank that has it; a row of zeros is empty."""
-    ranks = [rank for rank in range(RANKS) if row in range(HEIGHT)[share(HEIGHT, rank, RANKS)]]
-    fill = COLORS[ranks[0]] if ranks else "none"
-    return f'<rect class="edge" x="{x}" y="{y}" width="150" height="14" style="fill:{fill}"/>'
+    ranks = [rank for rank in range(RANKS) if number in range(HEIGHT)[share(HEIGHT, rank, RANKS)]]
+    return box(x, TOP + LINE * number, 150, 14, COLORS[ranks[0]] if ranks else None)
 
 
 def svg() -> str:
     """The rows of an image, and those that each rank's 3x3 filters at steps of 2 read."""
     windows = under_windows((HEIGHT + 1) // 2, 3, 2, 1, RANKS)
-    parts = [f'<text class="head" x="20" y="24">the {HEIGHT} rows of an image</text>']
-    parts += [line(20, 40 + LINE * row, row) for row in range(HEIGHT)]
+    parts = [text(20, 24, f"the {HEIGHT} rows of an image", "head")]
+    parts += [row(20, number) for number in range(HEIGHT)]
+    bottom = TOP + LINE * (HEIGHT + 1)
     for rank, needed in enumerate(windows):
-        x = 220 + 190 * rank
+        x = 220 + 205 * rank
         own = share((HEIGHT + 1) // 2, rank, RANKS)
-        parts.append(f'<text class="head" x="{x}" y="24">rank {rank} makes rows {own.start}')
-        parts[-1] += f" and {own.stop - 1}</text>"
-        parts += [line(x, 40 + LINE * row, row) for row in range(needed.start, needed.stop)]
-    inside = "".join(parts)
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 780 270" font-size="14" '
-        f'font-family="sans-serif" role="img"><title>Rows of an image on three ranks</title>'
-        f'<style>{STYLE}</style><rect class="paper" width="780" height="270"/>{inside}</svg>\n'
-    )
+        makes = f"rank {rank} makes rows {own.start} and {own.stop - 1}"
+        parts.append(text(x, 24, makes, "head"))
+        parts += [row(x, number) for number in range(needed.start, needed.stop)]
+        parts += [box(x, bottom + 20, 14, 14, COLORS[rank])]
+        parts.append(text(x + 20, bottom + 32, f"rank {rank}'s rows"))
+    parts += [box(20, bottom + 20, 14, 14, None), text(40, bottom + 32, "zeros")]
+    return picture("Rows of an image on three ranks", 820, bottom + 48, parts)
 
 
 if __name__ == "__main__":

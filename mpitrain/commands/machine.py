@@ -34,8 +34,9 @@ def add_machine(parser: argparse.ArgumentParser) -> None:
     add("--memory", type=above_zero, metavar="GIB", help="GiB that a rank may use (no limit)")
     link = "latency in microseconds and GB/s between"
     here = "0.5,150; without --flops, as measured here"
-    add("--inside", type=_link, help=f"{link} ranks of a node ({here})")
-    add("--network", type=_link, default=NETWORK, help=f"{link} nodes (1.5,25)")
+    unit = "US,GB/S"
+    add("--inside", type=_link, metavar=unit, help=f"{link} ranks of a node ({here})")
+    add("--network", type=_link, metavar=unit, default=NETWORK, help=f"{link} nodes (1.5,25)")
     add("--adapters", type=positive, default=1, help="network ports of a node (1)")
     call = (
         "overhead of each pass of a stage, each message and each collective, in microseconds "
@@ -52,7 +53,9 @@ def machine(options: argparse.Namespace) -> Machine:
         ConfigError: the nodes do not divide the ranks, or ranks cannot be started here.
     """
     if options.ranks % options.nodes:
-        raise ConfigError(f"--nodes {options.nodes}: does not divide the {options.ranks} ranks")
+        raise ConfigError(
+            f"--nodes {options.nodes} do not divide the {options.ranks} ranks; give another number"
+        )
     per_node, counted = options.ranks // options.nodes, bool(options.flops)
     inside, call = options.inside or NODE, 1e-6 * (options.call or 0.0)
     if not counted and per_node > 1 and options.inside is None and options.call is None:
@@ -88,5 +91,7 @@ def _link(text: str) -> LinkCost:
         if not (0 <= alpha < np.inf and 0 < rate < np.inf):
             raise ValueError
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no latency,rate as in 1.5,25") from None
+        raise argparse.ArgumentTypeError(
+            f"expected microseconds and GB/s, as 1.5,25, got {text!r}"
+        ) from None
     return LinkCost(alpha * 1e-6, 1e-9 / rate)

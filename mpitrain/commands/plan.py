@@ -5,7 +5,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from math import inf, prod
+from math import inf
 
 import msgspec
 
@@ -26,6 +26,8 @@ from mpitrain.search.planned import Planned, planned
 from mpitrain.search.servers import ServerExchange
 from mpitrain.search.stages import StageCosts
 
+#: Layers of a chunk that are all named.
+_LISTED = 8
 #: Keys of [parallel] that another layout does not take over from the job.
 _LAYOUT = (
     "pipe", "tensor", "experts", "data", "replicas", "partition", "schedule", "chunks", "context",
@@ -93,7 +95,10 @@ def explain(
     found = planned(job, search, config)
     if served.ranks:
         return "\n".join(_with_servers(served, found, job, search))
-    lines = [stages] * bool(stages) + [*_stages(found, job), *_predicted(found, job)]
+    lines = [stages] * bool(stages) + [
+        *_stages(found, job),
+        *_predicted(found, job, is_counted=is_counted),
+    ]
     lines += _beyond(_held(found), cluster.memory)
     if found.layout.replicas == (cluster.ranks,) and cluster.ranks > 1:
         lines += _ring_or_servers(found, job, search)
@@ -112,33 +117,35 @@ def _stages(found: Planned, job: Job) -> list[str]:
     layout, pipeline = found.layout, found.pipeline
     samples, parts = found.config.train.batch_size, pipeline.micro_batches
     empty = f", {parts - samples} of them empty" if samples < parts else ""
+    equal = len(set(layout.replicas)) == 1 < layout.replicas[0]
+    each = f" ({parts // layout.replicas[0]} a replica)" * equal
     lines = [
-        f"{counted(layout.ranks, 'rank')}: {layout}; {found.config.parallel.schedule}, {parts} "
-        f"micro-batches of {'up to ' if samples % parts else ''}"
+        f"{counted(layout.ranks, 'rank')}: {layout}; {found.config.parallel.schedule}, "
+        f"{counted(parts, 'micro-batch')}{each} of {'up to ' if samples % parts else ''}"
         f"{counted(-(-samples // parts), 'sample')}{empty}"
     ]
     for stage, (own, spans) in enumerate(zip(found.costs, found.spans, strict=True)):
         held, times, of = found.report.held[stage, 0], own.passes(spans), own.sums.of(spans)
         forward = sum(one.forward for one in times)
         backward = sum(one.backward_input + one.backward_weight for one in times)
-        shapes = job.model.shapes(found.names(stage))
-        count = sum(prod(shape) for shapes_ in shapes.values() for shape in shapes_.values())
+        state, kept = own.state(of), own.kept(of, held, found.pipeline.chunks)
         lines += [
             f"stage {stage}: ranks {_ranks(layout, stage)}; "
-            f"{' | '.join(map(', '.join, found.cut.of_stage(stage)))}",
-            f"  {count} parameters, {_megabytes(own.state(of))} MB of them and their state a "
-            f"rank, at most {held} micro-batches' activations "
-            f"({_megabytes(own.kept(of, held, found.pipeline.chunks))} MB)",
+            f"{' | '.join(map(_listed, found.cut.of_stage(stage)))}",
+            f"  {job.model.size_of(found.names(stage))} parameters, {in_words(state)} of them and "
+            f"their state a rank, activations of at most {counted(held, 'micro-batch')} "
+            f"({in_words(kept)})",
             f"  {1e3 * forward:.2f} ms forward and {1e3 * backward:.2f} ms backward a micro-batch",
         ]
     return lines
 
 
-def _predicted(found: Planned, job: Job) -> list[str]:
+def _predicted(found: Planned, job: Job, *, is_counted: bool) -> list[str]:
     """Time of a step and bytes that ranks send in it."""
     config, layout, step = found.config, found.layout, found.step
     samples, ranks = config.train.batch_size, layout.ranks
-    lines = predicted(step.seconds, step.computing, step.bubble, samples, ranks, _cores())
+    cores = ranks if is_counted else _cores()
+    lines = predicted(step.seconds, step.computing, step.bubble, samples, ranks, cores)
     sent = {key: value for key, value in step.sent.items() if value}
     if sent:
         each = ", ".join(f"{in_words(value)} {_PURPOSE[key]}" for key, value in sent.items())
@@ -206,8 +213,8 @@ def _with_servers(own: Server, found: Planned, job: Job, search: Search) -> list
         f"{search.machine.ranks} ranks: {counted(workers, 'worker')}, "
         f"{counted(own.ranks, 'server')}, {waiting}",
         f"  {_nbytes(found) / numerics.stored:.0f} parameters: "
-        f"{_megabytes(2 * nbytes)} MB of them and their gradients a worker, {_megabytes(slots)} MB "
-        "of them and their state a server",
+        f"{in_words(2 * nbytes)} of them and their gradients a worker, {in_words(slots)} of them "
+        "and their state a server",
         f"predicted with a core for each rank: {1e3 * seconds:.2f} ms a step with communication, "
         f"{samples / seconds:.0f} samples/s",
         f"a worker pulls {in_words(pulled)} and pushes {in_words(pushed)} a step; a server moves "
@@ -304,5 +311,8 @@ def _ranks(layout: Layout, stage: int) -> str:
     return " ".join(ranks)
 
 
-def _megabytes(count: float) -> str:
-    return f"{count / 1e6:.2f}"
+def _listed(names: Sequence[str]) -> str:
+    """The layers of a chunk, or the ends of many."""
+    if len(names) <= _LISTED:
+        return ", ".join(names)
+    return f"{', '.join(names[:2])} ... {names[-1]} ({len(names)} layers)"

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from collectives.commands.arguments import above_zero, positive
 from mpitrain.config import ConfigError
+from mpitrain.pipeline.actions import loop
 from mpitrain.pipeline.schedules import SCHEDULES, PublishedSchedule
 
 if TYPE_CHECKING:
@@ -89,7 +90,9 @@ def schedules(options: argparse.Namespace) -> None:
         report = replay(schedule.generate, pipeline)
         found = simulate(schedule.generate, pipeline, balanced(pipeline, times))
         formula = ""
-        if isinstance(schedule, PublishedSchedule) and max(pipeline.replicas) == 1:
+        # In a V, the formula is of equal passes, and of enough micro-batches.
+        is_claimed = schedule.placement is loop or (m >= 2 * p and len(set(options.times)) == 1)
+        if is_claimed and isinstance(schedule, PublishedSchedule) and max(pipeline.replicas) == 1:
             formula = f" (formula {schedule.bubble(p, m, pipeline.chunks, *options.times):.1%})"
         print(f"{schedule.name}: {schedule.description}")
         print(

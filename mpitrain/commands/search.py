@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 def add(commands: "Commands") -> None:
     """Adds the command."""
-    text = "find the fastest layouts of a job: data, pipe, tensor, space, ZeRO, micro-batches"
+    text = "find the fastest layouts of a job: all axes, ZeRO, schedules, micro-batches, cuts"
     parser = commands.add_parser("search", help=text)
     add_arguments(parser)
-    parser.add_argument("-o", "--output", type=_file, help="TOML file for the first one's tables")
+    parser.add_argument("-o", "--output", type=_file, help="file for the first one's keys, in TOML")
     text = "SVG file that shows the first one: ranks on nodes, stages, groups, memory and step"
     parser.add_argument("--picture", type=_svg, metavar="FILE.svg", help=text)
     text = "train the first K layouts for some steps with mpiexec, and put the fastest one first"
@@ -66,7 +66,10 @@ def run(options: argparse.Namespace) -> None:
     found = sought.fastest(options.top, refusal(config))
     refused = [f"refused: {count} with {why}" for why, count in sought.refused.most_common()]
     if not found:
-        raise ConfigError("no layout fits; " + "; ".join(refused))
+        raise ConfigError(
+            f"no layout fits; {'; '.join(refused)}; take more ranks, or change what refuses most, "
+            "as --memory, train.batch_size or the model"
+        )
     rows = [(str(ran), ran.step) for ran in found]
     print("\n".join([*table(rows, sought.batch), *refused]))
     count, all_ = sought.priced[True], sought.priced[False]

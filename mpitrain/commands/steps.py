@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from mpitrain.metrics.words import in_words
 from mpitrain.search.step import PredictedStep
 
 
@@ -12,11 +13,11 @@ def table(steps: Sequence[tuple[str, PredictedStep]], batch: int) -> list[str]:
         steps: name and step of each layout.
         batch: samples of a step.
     """
-    lines = ["   ms a step  samples/s  computing  bubble  GiB a rank  MB sent a rank  layout"]
+    lines = ["   ms a step  samples/s  computing  bubble  GiB a rank  sent a rank  layout"]
     lines += [
         f"{1e3 * step.seconds:12.2f} {batch / step.seconds:10.0f} {step.busy:10.1%} "
         f"{step.bubble:7.1%} {max(step.memory) / 2**30:11.3g} "
-        f"{sum(step.sent.values()) / 1e6:15.3g}  {name}"
+        f"{in_words(sum(step.sent.values())):>12}  {name}"
         for name, step in steps
     ]
     return lines

@@ -100,7 +100,14 @@ def _words(options: argparse.Namespace) -> list[str]:
     named = f"./{given}" if given.startswith("-") else given
     if options.config.suffix != ".py":
         # An impossible job is refused here, before it waits in a queue.
-        load(options.config, options.set + options.set_behind)
+        job = load(options.config, options.set + options.set_behind)
+        ranks = options.nodes * options.ranks_per_node
+        if (needed := job.needed(ranks)) != ranks:
+            raise ConfigError(
+                f"--nodes {options.nodes} with --ranks-per-node {options.ranks_per_node}: the "
+                f"job's layout needs {needed} ranks, not {ranks}; start as many, or change its "
+                "axes, as by --set parallel.pipe=2"
+            )
         return [named, *(p for s in options.set for p in ("--set", s)), *behind]
     if options.set:
         raise ConfigError(f"--set: {options.config} is no job file; its arguments stand behind --")

@@ -89,7 +89,7 @@ def _layout(job: Tables) -> Faults:
     if p.schedule not in (names := get_args(Looping) + get_args(InV)) and not is_file:
         yield (
             "parallel.schedule",
-            f"no schedule {p.schedule!r}; {hint(p.schedule, names)}, or name a file (.csv)",
+            f"no schedule {p.schedule!r}, and no file (.csv); {hint(p.schedule, names)}",
         )
     chunks = 2 if in_v else p.chunks
     if isinstance(p.partition, tuple) and len(p.partition) != stages * chunks and not is_file:

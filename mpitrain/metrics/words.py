@@ -12,8 +12,9 @@ def in_words(nbytes: float) -> str:
 
 
 def counted(count: int, noun: str) -> str:
-    """``1 rank``, ``4 ranks``."""
-    return f"{count} {noun}{'s' if count != 1 else ''}"
+    """``1 rank``, ``4 ranks``, ``4 micro-batches``."""
+    ending = "es" if noun.endswith("ch") else "s"
+    return f"{count} {noun}{ending if count != 1 else ''}"
 
 
 def summed(algorithm: str, reason: str) -> str:

@@ -1,6 +1,6 @@
 """A model: named layers in a row, their initial values, and the loss."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 from types import ModuleType
 
@@ -68,11 +68,16 @@ class SequentialModel:
     @property
     def size(self) -> int:
         """Numbers that are trained; a tied tensor counts once."""
+        return self.size_of(self.layers)
+
+    def size_of(self, names: Iterable[str]) -> int:
+        """Numbers that are trained in some layers; one that several of them have counts once."""
+        tied = {name: self.layers[name].tied for name in names}
         return sum(
             prod(shape)
-            for layer in self.layers.values()
-            for own, shape in layer.shapes().items()
-            if own not in layer.tied
+            for name in names
+            for own, shape in self.layers[name].shapes().items()
+            if own not in tied[name] or self._owner(name, tied[name][own]) not in tied
         )
 
     def ties(self) -> dict[str, frozenset[str]]:

@@ -51,7 +51,7 @@ class PipelineSchedule:
     def description(self) -> str:
         """One line: the first of the generator's docstring."""
         first = (self.generate.__doc__ or "").partition(".\n")[0]
-        return first[:1].lower() + first[1:]
+        return first if first[1:2].isupper() else first[:1].lower() + first[1:]
 
     def pipeline(
         self, replicas: tuple[int, ...], micro_batches: int, chunks: int, accumulate: int = 1

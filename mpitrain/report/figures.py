@@ -26,6 +26,9 @@ _NAMES = (
 COLOURS = {name: f"#0101{number:02x}" for number, name in enumerate(_NAMES, 1)}
 COLOURS |= {f"series{number}": f"#0102{number:02x}" for number in range(12)}
 _PASSES = {"F": "forward", "B": "backward", "I": "input", "W": "weight"}
+_LABELS = {
+    "wait": "waiting", "input": "backward, by the input", "weight": "backward, by the weights",
+}  # fmt: skip
 _PASS = re.compile(r"([FBIW])(\d+)")
 #: Width in CSS pixels.
 _WIDTH = 940
@@ -119,7 +122,7 @@ def gantt(spans: Sequence[Span]) -> str:
             left = 1e3 * (span.start - zero)
             found = _PASS.fullmatch(span.name)
             name = _PASSES[found[1]] if found else "wait"
-            label = None if name in shown else {"wait": "waiting"}.get(name, name)
+            label = None if name in shown else _LABELS.get(name, name)
             shown.add(name)
             axes.barh(
                 row, width, left=left, height=0.8 if found else 0.3, color=COLOURS[name],

@@ -10,6 +10,7 @@ import numpy as np
 from mpitrain.config import Config, ConfigError
 from mpitrain.data import Dataset
 from mpitrain.group import TensorGroup, share
+from mpitrain.metrics.words import counted
 from mpitrain.models import SequentialModel
 from mpitrain.nn.positions import Positions
 from mpitrain.nn.rows import Rows
@@ -26,17 +27,15 @@ def layout_of(config: Config, ranks: int) -> Layout:
     """The grid of a job on this number of ranks; ConfigError names the number that would fit."""
     p = config.parallel
     context, rows = p.context * p.space, p.space > 1  # only one of both is above 1
-    each = context * p.tensor
-    data = p.data or max(1, ranks // (p.pipe * each))
-    needed = (sum(p.replicas) or data * p.pipe) * each
+    replicas, needed = config.widths(ranks), config.needed(ranks)
     if needed != ranks:
-        width = "-".join(map(str, p.replicas)) or data
+        width = "-".join(map(str, p.replicas)) or replicas[0]
         asked = axes(width, config.stages, p.tensor, context, rows=rows)
         raise ConfigError(
-            f"parallel: {asked} needs {needed} ranks, but there are {ranks}; start as many, or "
-            "change data, pipe or tensor"
+            f"parallel: {asked} needs {counted(needed, 'rank')}, but there "
+            f"{'is' if ranks == 1 else 'are'} {ranks}; start {needed}, or change the axes in "
+            "[parallel]"
         )
-    replicas = p.replicas or (data,) * p.pipe
     among = replicas[0] * context
     if among % p.experts:
         raise ConfigError(
@@ -131,9 +130,10 @@ def partition_of(config: Config, model: SequentialModel, grid: Layout) -> Partit
         raise ConfigError(f"parallel.schedule: {error}") from error
     parts = stages * (found.chunks or config.parallel.chunks)
     if len(names) < parts:
+        own = ", or name the blocks of a torch module by cuts=" if config.own.model else ""
         raise ConfigError(
-            f"parallel.pipe: a model of {len(names)} layers cannot be cut into {parts} stages; "
-            "take fewer stages or chunks, or more layers"
+            f"parallel.pipe: a model of {counted(len(names), 'layer')} cannot be cut into {parts} "
+            f"stages; take fewer stages or chunks, or more layers{own}"
         )
     wanted = config.parallel.partition
     profile = profiled(config) if config.parallel.profile else []

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 import pytest
 
 from collectives.__main__ import main as collectives
-from docs.figures import objects
+from docs.figures import experts, objects, shares, space
 from mpitrain.__main__ import main as mpitrain
 from mpitrain.config import examples, load
 from tests.documents import (
@@ -126,8 +126,18 @@ def test_the_objects_of_the_map_are_classes():
     assert not explained - classes - {"Loop", "Parts", "UserObjects"}  # being written
 
 
-def test_the_picture_of_the_map_is_what_its_program_draws():
-    assert objects.FILE.read_text() == objects.svg()
+@pytest.mark.parametrize("program", [objects, experts, space], ids=lambda one: one.__name__)
+def test_a_picture_is_what_its_program_draws(program):
+    assert program.FILE.read_text() == program.svg()
+
+
+@pytest.mark.parametrize("name", shares.FIGURES)
+def test_pictures_of_axes_are_what_their_program_draws(name):
+    assert (shares.FOLDER / f"{name}.svg").read_text() == shares.FIGURES[name]()
+
+
+def test_what_a_level_of_zero_leaves_a_rank():
+    assert re.findall(r"([\d.]+) bytes a parameter", shares.zero()) == ["16", "10", "7", "4"]
 
 
 @every_document
@@ -258,7 +268,7 @@ def check(words):
         check_make(rest)
     elif name == "python":
         assert rest[:1] and rest[0].endswith(".py"), "python runs a module or a file"
-    elif name.startswith(("tests.", "benchmarks.", "collectives.")):
+    elif name.startswith(("tests.", "benchmarks.", "collectives.", "docs.")):
         path = ROOT / name.replace(".", "/")
         assert path.with_suffix(".py").exists() or (path / "__main__.py").exists(), f"no {name}"
     else:

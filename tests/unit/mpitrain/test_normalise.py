@@ -47,6 +47,12 @@ def test_settings_are_put_on_top_of_the_job_and_objects_are_named_in_it():
     [
         (None, Given(LAYERS), {"layers": LAYERS}, "layers: this is model.layers, the number of"),
         (Config(own=Own(loss="a.py:b")), Given(LAYERS), {}, "own.loss = 'a.py:b': a job file"),
+        (
+            None,
+            Given(lambda: None, SAMPLES),
+            {"parallel": {"context": 2}},
+            "layers that work position by position, and a model of the program has any layers",
+        ),
         (None, Given(optimizer=lambda p: None), {"momentum": 0.5}, "optim: momentum would have no"),
         (None, Given(cuts=("part",)), {}, "cuts: layers are cut between one another"),
         (

@@ -127,7 +127,10 @@ MLP = Config(
 
 def test_a_plan_says_who_does_what():
     text = explain(MLP, Machine(8, 8, 1.0))
-    assert "8 ranks: data 2 x pipe 2 x tensor 2; 1f1b, 8 micro-batches of 4 samples" in text
+    assert (
+        "8 ranks: data 2 x pipe 2 x tensor 2; 1f1b, 8 micro-batches (4 a replica) of 4 samples"
+        in text
+    )
     assert "stage 0: ranks 0+1 2+3; layer0, layer1" in text
     assert "stage 1: ranks 4+5 6+7; layer2, layer3" in text
     assert f"  {64 * 30 + 30 + 30 * 20 + 20} parameters" in text
@@ -138,7 +141,9 @@ def test_a_plan_of_more_ranks_than_samples_is_short():
     text = explain(
         Config(data=Data("digits"), model=MLP.model, train=MLP.train), Machine(1000, 1000, 1.0)
     )
-    assert "; 1f1b, 4000 micro-batches of up to 1 sample, 3968 of them empty\n" in text
+    assert (
+        "; 1f1b, 4000 micro-batches (4 a replica) of up to 1 sample, 3968 of them empty\n" in text
+    )
     assert "stage 0: ranks 0 1 2 3 ... 999; " in text
 
 

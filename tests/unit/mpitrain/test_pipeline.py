@@ -113,6 +113,11 @@ def may_swap(a, b):
     return (a.micro_batch, a.chunk) != (b.micro_batch, b.chunk) and not same_kind
 
 
+def test_descriptions_begin_small_but_for_names():
+    assert SCHEDULES["zb_v"].description.startswith("ZB-H1 over a V")
+    assert SCHEDULES["1f1b"].description.startswith("forward and backward in turn")
+
+
 def test_actions_have_short_names():
     actions = [
         Forward(3),

@@ -197,7 +197,7 @@ def test_calls_and_latencies_are_paid_for_each_message():
 def test_layouts_stand_side_by_side(capsys):
     words = ["plan", "digits_mlp", "-n", "4", "--set", "train.batch_size=64", "--flops", "1e9"]
     assert main([*words, "--against", "data=2,pipe=2", "--against", "tensor=4 zero=0"]) == 0
-    rows = capsys.readouterr().out.split("MB sent a rank  layout\n")[1].splitlines()
+    rows = capsys.readouterr().out.split("sent a rank  layout\n")[1].splitlines()
     assert [row.split("  ")[-1].split(",")[0] for row in rows] == [
         "data 4 x pipe 1 x tensor 1",
         "data 2 x pipe 2 x tensor 1",
@@ -207,6 +207,16 @@ def test_layouts_stand_side_by_side(capsys):
     assert "data 3 x pipe 1 x tensor 1 needs 3 ranks" in capsys.readouterr().err
     assert main([*words, "--against", "dat=4"]) == 2
     assert "did you mean" in capsys.readouterr().err
+
+
+def test_a_tied_tensor_of_a_stage_counts_once(capsys):
+    words = ["plan", "gpt_data", "--flops", "1e9", "-n"]
+    assert main([*words, "1"]) == 0
+    whole = capsys.readouterr().out
+    assert "  209024 parameters, " in whole and "this machine has" not in whole
+    assert main([*words, "2", "--set", "parallel.pipe=2"]) == 0
+    stages = map(int, re.findall(r"^  (\d+) parameters", capsys.readouterr().out, re.MULTILINE))
+    assert sum(stages) == 209024 + 76 * 64
 
 
 def test_a_node_s_copy_needs_equally_many_replicas_on_each_node(capsys):

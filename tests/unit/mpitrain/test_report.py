@@ -311,8 +311,8 @@ def test_losses_that_are_not_finite(folder, event):
     [
         ("partition p -n 0", "'0' is no whole number above 0"),
         ("partition p -n 2 --bandwidth 0", "'0' is no number above 0"),
-        ("partition p -n 2 --bandwidth -5", "'-5' is no finite number from 0 on"),
-        ("partition p -n 2 --memory nan", "'nan' is no finite number from 0 on"),
+        ("partition p -n 2 --bandwidth -5", "'-5' is no number above 0"),
+        ("partition p -n 2 --memory nan", "'nan' is no number above 0"),
         ("plan digits -n -1", "'-1' is no whole number above 0"),
         ("train digits --grace nan", "'nan' is no finite number from 0 on"),
     ],

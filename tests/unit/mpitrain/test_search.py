@@ -501,7 +501,12 @@ def test_keys_of_the_job_s_own_layout_do_not_stay_in_another_one(job, options):
 def test_a_link_is_two_numbers(link, capsys):
     with pytest.raises(SystemExit):
         main(["search", "digits", "-n", "2", "--network", link])
-    assert "latency,rate as in 1.5,25" in capsys.readouterr().err
+    assert f"expected microseconds and GB/s, as 1.5,25, got '{link}'" in capsys.readouterr().err
+
+
+def test_a_search_that_finds_nothing_names_the_ways_out(capsys):
+    assert main(["search", "digits_mlp", "-n", "2", "--flops", "1e9", "--memory", "1e-9"]) == 2
+    assert "take more ranks, or change what refuses most" in capsys.readouterr().err
 
 
 def test_replicas_divide_the_batch_and_tensor_ranks_the_heads():

@@ -235,6 +235,14 @@ def test_words_behind_a_job_file_are_those_of_train(capsys):
     assert "unrecognized arguments: --epochs 3" in capsys.readouterr().err
 
 
+def test_a_layout_that_the_nodes_do_not_fit_is_refused_before_it_waits(capsys):
+    words = ["submit", "gpt_3d", "--nodes", "2", "--dry-run", "--ranks-per-node"]
+    assert run(parse([*words, "3"])) == 2
+    assert "the job's layout needs 4 ranks, not 6" in capsys.readouterr().err
+    assert run(parse([*words, "4"])) == 0
+    assert run(parse([*words, "3", "--set", "parallel.pipe=3"])) == 0
+
+
 LINES = [words for words in commands_of(ROOT / "docs/sites.md") if "submit" in words[:-1]]
 
 
