@@ -121,8 +121,8 @@ def _stages(found: Planned, job: Job) -> list[str]:
         held, times, of = found.report.held[stage, 0], own.passes(spans), own.sums.of(spans)
         forward = sum(one.forward for one in times)
         backward = sum(one.backward_input + one.backward_weight for one in times)
-        shapes = job.model.shapes(found.names(stage))
-        count = sum(prod(shape) for shapes_ in shapes.values() for shape in shapes_.values())
+        layers = map(job.model.layers.__getitem__, found.names(stage))
+        count = sum(prod(shape) for layer in layers for shape in layer.shapes().values())
         lines += [
             f"stage {stage}: ranks {_ranks(layout, stage)}; "
             f"{' | '.join(map(', '.join, found.cut.of_stage(stage)))}",

@@ -42,7 +42,8 @@ class Simulation:
         if isinstance(wanted, tuple):
             bounds = [sum(wanted[:s]) for s in range(stages + 1)]
         self.names = [names[a:b] for a, b in pairwise(bounds)]
-        initial = self.model.initial(names, config.run.seed, np, config.run.dtype)
+        seed, kind = config.run.seed, config.run.dtype
+        initial = {name: self.model.drawn(name, seed, np, kind) for name in names}
         self.weights = [[{n: initial[n] for n in own}] for own in self.names]
         self.speed = [
             {n: {k: np.zeros_like(v) for k, v in initial[n].items()} for n in own}
