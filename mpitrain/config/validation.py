@@ -211,7 +211,7 @@ def _compress(job: Tables) -> Faults:
 def codec_faults(c: Compress, codec: compress.AnyCodec) -> Faults:
     """Keys of a [compress] table that do not fit its codec."""
     is_linear, feedback = isinstance(codec, compress.LinearCodec), feedback_of(codec)
-    asked = feedback if c.feedback == "auto" else c.feedback
+    asked = feedback_of(codec, c.feedback)
     if is_linear and c.exchange != "auto":
         yield "compress.exchange", f"{codec} adds up and goes by all-reduces; leave exchange out"
     if c.flush_every and (not is_linear or c.feedback == "off" or feedback == "never"):
