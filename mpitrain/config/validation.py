@@ -160,10 +160,6 @@ def _model(job: Tables) -> Faults:
     for kind, names in (("gpt", ("text", "tokens")), ("recommender", ("clicks",))):
         if (m.kind == kind) != (job.data.name in names):
             yield "model.kind", f"a {m.kind} cannot be trained on {job.data.name}"
-    if job.loss.smoothing and job.loss.name != "cross_entropy":
-        yield "loss.smoothing", f"{job.loss.name} has no classes to spread labels over"
-    if job.loss.ignored is not None and job.loss.name != "cross_entropy":
-        yield "loss.ignore_index", f"{job.loss.name} has no classes, and all of its labels count"
     for name in job.evaluate.metrics:
         if why := refusal(name, job.loss.name):
             yield "evaluate.metrics", why
@@ -181,8 +177,6 @@ def _rates(job: Tables) -> Faults:
             f"wsd falls in more than 0 and at most {passes - warmup:g} epochs, which warm-up "
             f"leaves of train.epochs, not {falling:g}",
         )
-    if falling and optim.schedule != "wsd":
-        yield "optim.decay_epochs", f"{optim.schedule} has no such part; set schedule = 'wsd'"
     if optim.schedule == "one_cycle" and not warmup:
         yield "optim.warmup_epochs", "one_cycle climbs in these epochs; give 3 of 10, for example"
     if job.own.schedule and (optim.schedule != "constant" or warmup):
