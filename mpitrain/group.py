@@ -86,21 +86,26 @@ class TensorGroup:
         """
         if self.comm is None:
             return list(parts)
-        xp = array_namespace(parts[0])
+        xp, sizes = array_namespace(parts[0]), [prod(shape) for shape in shapes]
         own = xp.concatenate([part.reshape(-1) for part in parts])
-        sizes = [prod(shape) for shape in shapes]
-        found = xp.empty(sum(sizes), own.dtype)
-        itemsize = own.dtype.itemsize
+        found = self.exchange_rows(own, [part.size for part in parts], sizes, algorithm)
+        every = xp.split(found, np.cumsum(sizes)[:-1].tolist())
+        return [part.reshape(shape) for part, shape in zip(every, shapes, strict=True)]
+
+    def exchange_rows(
+        self, x: Array, sent: Sequence[int], received: Sequence[int], algorithm: str | None = None
+    ) -> Array:
+        """The rows that each rank has for this one, ``received[r]``, for ``sent[r]`` rows of x."""
+        if self.comm is None:
+            return x
+        xp, width = array_namespace(x), prod(x.shape[1:])
+        found = xp.empty((sum(received), *x.shape[1:]), x.dtype)
         self.comm.Alltoallv(
-            [own.view(np.uint8), [part.size * itemsize for part in parts]],
-            [found.view(np.uint8), [size * itemsize for size in sizes]],
+            [xp.ascontiguousarray(x), [count * width for count in sent]],
+            [found, [count * width for count in received]],
             algorithm=algorithm,
         )
-        ends = np.cumsum(sizes).tolist()
-        return [
-            found[end - size : end].reshape(shape)
-            for end, size, shape in zip(ends, sizes, shapes, strict=True)
-        ]
+        return found
 
     def scatter(self, x: Array) -> Array:
         """This rank's part, along axis 1, of the sum of x_NT... over the ranks."""
