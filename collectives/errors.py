@@ -2,6 +2,8 @@
 
 import difflib
 from collections.abc import Iterable, Sequence
+from importlib import import_module
+from typing import Any
 
 #: How to get CuPy, which has a package for each CUDA.
 INSTALL_CUPY = "pip install cupy-cuda13x (or cupy-cuda12x)"
@@ -10,6 +12,16 @@ INSTALL_CUPY = "pip install cupy-cuda13x (or cupy-cuda12x)"
 def install(package: str, extra: str) -> str:
     """How to get a package that is missing, and which of our extras has it."""
     return f"pip install {package} (the extra {extra!r})"
+
+
+def needed(
+    package: str, extra: str, who: str, kind: type[Exception] = ImportError, module: str = ""
+) -> Any:
+    """A package, or a module of it, that ``who`` needs; an error of ``kind`` says how to get it."""
+    try:
+        return import_module(module or package)
+    except ImportError as error:
+        raise kind(f"{who} needs {package} ({error}): {install(package, extra)}") from error
 
 
 def words(error: BaseException) -> str:

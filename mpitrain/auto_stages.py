@@ -1,7 +1,6 @@
 """Stages and replicas of a job whose ``parallel.partition`` is ``"auto"``."""
 
 from collections.abc import Sequence
-from typing import cast
 
 from mpi4py import MPI
 from msgspec.structs import replace
@@ -12,7 +11,7 @@ from mpitrain.checkpoint.saving import checkpoints
 from mpitrain.config import Config, ConfigError
 from mpitrain.pipeline.partition import Costs, TwoLevelLinks, describe, partition_batch
 from mpitrain.pipeline.schedule_file import find
-from mpitrain.ranks.together import together
+from mpitrain.ranks.together import by_rank_0
 from mpitrain.training.partition import profiled
 
 
@@ -37,15 +36,13 @@ def auto_stages(comm: MPI.Intracomm, config: Config, *, go_on: bool = False) -> 
     nodes = comm.allgather(node.bcast(comm.rank))
     node.Free()
 
-    def plan() -> tuple[Config, str] | None:
-        if comm.rank > 0:
-            return None
+    def plan() -> tuple[Config, str]:
         return (go_on and _as_before(config, len(nodes))) or auto_stages_on(config, nodes)
 
-    job, text = comm.bcast(together(comm, plan, ConfigError))
+    job, text = by_rank_0(comm, plan, ConfigError)
     if comm.rank == 0:
         print(text, flush=True)
-    return cast(Config, job)
+    return job
 
 
 def saved_stages(comm: MPI.Intracomm, config: Config) -> Config | None:
@@ -55,14 +52,10 @@ def saved_stages(comm: MPI.Intracomm, config: Config) -> Config | None:
     """
     if not _is_asked(config):
         return None
-
-    def look() -> tuple[Config, str] | None:
-        return _as_before(config, comm.size) if comm.rank == 0 else None
-
-    found = comm.bcast(together(comm, look, ConfigError))
+    found = by_rank_0(comm, lambda: _as_before(config, comm.size), ConfigError)
     if found and comm.rank == 0:
         print(found[1], flush=True)
-    return cast(Config, found[0]) if found else None
+    return found[0] if found else None
 
 
 def auto_stages_on(config: Config, nodes: Sequence[int]) -> tuple[Config, str]:

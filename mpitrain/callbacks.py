@@ -24,7 +24,7 @@ from mpitrain.metrics.trace import remove_trace
 from mpitrain.metrics.writer import ReportError
 from mpitrain.ranks.lock import locked
 from mpitrain.ranks.stop import Stopped
-from mpitrain.ranks.together import all_here, all_or_nobody, together
+from mpitrain.ranks.together import all_here, all_or_nobody, by_rank_0
 from mpitrain.step.agreement import NonFinite
 from mpitrain.training.evaluation import evaluate
 from mpitrain.training.loop import is_due
@@ -241,7 +241,7 @@ def running(
         writer.prepare()
         if not resumed:
             writer.set_aside()
-            together(comm, lambda: remove_trace(folder) if comm.rank == 0 else None, ConfigError)
+            by_rank_0(comm, lambda: remove_trace(folder), ConfigError)
         is_watched = comm.allreduce(on_record is not None, op=MPI.LOR)
         with _ended_together(parts, writer, resume_hint), _reports(parts, on_record) as report:
             yield Callbacks(parts, report, writer, resumed, is_watched=is_watched)

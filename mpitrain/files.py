@@ -1,7 +1,8 @@
 """Files of records, to which lines are appended."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
 
@@ -21,6 +22,18 @@ def begin(path: Path, lines: Iterable[bytes]) -> FileIO:
     beside.write_bytes(kept)
     beside.rename(path)
     return FileIO(path, "a")
+
+
+@contextmanager
+def being_written(path: Path, kind: type[Exception]) -> Iterator[None]:
+    """Makes an error of the system one of ``kind``, which says what can be done."""
+    try:
+        yield
+    except OSError as error:
+        raise kind(
+            f"{error.filename or path} cannot be written: {error.strerror}; make room or choose "
+            "another run.dir, and train --resume goes on from the newest checkpoint"
+        ) from error
 
 
 def is_at(handle: int, path: Path) -> bool:

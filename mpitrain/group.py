@@ -88,24 +88,30 @@ class TensorGroup:
         """
         if self.comm is None:
             return list(parts)
-        xp = array_namespace(parts[0])
+        xp, sizes = array_namespace(parts[0]), [prod(shape) for shape in shapes]
         own = xp.concatenate([part.reshape(-1) for part in parts])
-        sizes = [prod(shape) for shape in shapes]
-        found = xp.empty(sum(sizes), own.dtype)
-        itemsize, sent, received = own.dtype.itemsize, own.view(np.uint8), found.view(np.uint8)
         if is_even:
-            self.comm.Alltoall(sent, received, algorithm=algorithm)
+            found = xp.empty(sum(sizes), own.dtype)
+            self.comm.Alltoall(own.view(np.uint8), found.view(np.uint8), algorithm=algorithm)
         else:
-            self.comm.Alltoallv(
-                [sent, [part.size * itemsize for part in parts]],
-                [received, [size * itemsize for size in sizes]],
-                algorithm=algorithm,
-            )
-        ends = np.cumsum(sizes).tolist()
-        return [
-            found[end - size : end].reshape(shape)
-            for end, size, shape in zip(ends, sizes, shapes, strict=True)
-        ]
+            found = self.exchange_rows(own, [part.size for part in parts], sizes, algorithm)
+        every = xp.split(found, np.cumsum(sizes)[:-1].tolist())
+        return [part.reshape(shape) for part, shape in zip(every, shapes, strict=True)]
+
+    def exchange_rows(
+        self, x: Array, sent: Sequence[int], received: Sequence[int], algorithm: str | None = None
+    ) -> Array:
+        """The rows that each rank has for this one, ``received[r]``, for ``sent[r]`` rows of x."""
+        if self.comm is None:
+            return x
+        xp, width = array_namespace(x), prod(x.shape[1:])
+        found = xp.empty((sum(received), *x.shape[1:]), x.dtype)
+        self.comm.Alltoallv(
+            [xp.ascontiguousarray(x), [count * width for count in sent]],
+            [found, [count * width for count in received]],
+            algorithm=algorithm,
+        )
+        return found
 
     def scatter(self, x: Array) -> Array:
         """This rank's part, along axis 1, of the sum of x_NT... over the ranks."""

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from collectives.errors import CollectiveError, install
+from collectives.errors import CollectiveError, needed
 
 SUFFIXES = (".png", ".svg", ".pdf")
 
@@ -22,13 +22,5 @@ def pyplot() -> Any:
     Raises:
         CollectiveError: matplotlib is not installed.
     """
-    try:
-        import matplotlib
-
-        matplotlib.use("Agg")
-        from matplotlib import pyplot
-    except ImportError as error:
-        raise CollectiveError(
-            f"a picture needs matplotlib ({error}): {install('matplotlib', 'plot')}"
-        ) from error
-    return pyplot
+    needed("matplotlib", "plot", "a picture", CollectiveError).use("Agg")
+    return needed("matplotlib", "plot", "a picture", CollectiveError, "matplotlib.pyplot")

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from collectives.contracts import Member, contract
-from collectives.errors import install
+from collectives.errors import needed
 from collectives.execution.memory import is_on_device
 
 Items = npt.NDArray[Any]
@@ -51,12 +51,7 @@ def sizes(least: int, most: int, factor: int, step: int | None) -> Iterator[int]
 def parse_dtype(name: str) -> np.dtype[Any]:
     """NumPy type by its name or nccl-tests'; ``ValueError`` for other names."""
     if name == "bfloat16":
-        try:
-            import ml_dtypes
-        except ImportError as error:
-            how = install("ml_dtypes", "bfloat16")
-            raise ValueError(f"bfloat16 needs ml_dtypes ({error}): {how}") from None
-        return np.dtype(ml_dtypes.bfloat16)
+        return np.dtype(needed("ml_dtypes", "bfloat16", name, ValueError).bfloat16)
     try:
         dtype = np.dtype(ALIASES.get(name, name))
     except TypeError:

@@ -208,6 +208,8 @@ def unwritten(comm: MPI.Intracomm, write: Callable[[], None]) -> str:
             write()
         except OSError as error:
             why = f"cannot write {error.filename}: {error.strerror}"
+        except CollectiveError as error:
+            why = str(error)
     told: str = comm.bcast(why)
     return told
 

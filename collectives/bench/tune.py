@@ -162,18 +162,18 @@ def known_entries(comm: Communicator, path: Path) -> list[Entry]:
         CollectiveError: on all ranks, at the beginning, if it cannot be read or written.
     """
     known: list[Entry] = []
-    problem = ""
-    if comm.rank == 0:
-        try:
-            known = load(path).entries if path.exists() else []
-        except CollectiveError as error:
-            problem = f"{error}; it is left as it was"
+
+    def read() -> None:
         folder = path.parent
         if not (folder.is_dir() and os.access(path if path.exists() else folder, os.W_OK)):
-            problem = f"cannot write {path}"
-    problem = comm.bcast(problem)
-    if problem:
-        raise CollectiveError(problem)
+            raise CollectiveError(f"cannot write {path}")
+        try:
+            known.extend(load(path).entries if path.exists() else [])
+        except CollectiveError as error:
+            raise CollectiveError(f"{error}; it is left as it was") from error
+
+    if why := report.unwritten(comm, read):
+        raise CollectiveError(why)
     return known
 
 

@@ -16,7 +16,7 @@ from collectives.algorithms import find, names, parse
 from collectives.analysis.pictures import expect_picture, pyplot
 from collectives.bench import inputs
 from collectives.commands.arguments import above_zero, count, known, not_negative, positive, size
-from collectives.commands.program import Commands, add_verbose, show_log
+from collectives.commands.program import Commands, add_verbose, refuse, show_log
 from collectives.contracts import CONTRACTS
 from collectives.errors import CollectiveError, UnknownAlgorithm
 from collectives.files import is_stream
@@ -153,7 +153,7 @@ def _measure(comm: "Communicator", options: argparse.Namespace) -> int:
             if pairs:
                 check_device_messages(comm)
     except (CollectiveError, ValueError) as error:  # raised on all ranks
-        return _refuse(comm, error)
+        return refuse(comm.rank, error)
 
     def say(text: str) -> None:
         if comm.rank == 0 and options.format == "table":
@@ -186,7 +186,7 @@ def _measure(comm: "Communicator", options: argparse.Namespace) -> int:
             try:
                 measured = measure_pairs(comm, case) if pairs else measure(comm, case)
             except UnknownAlgorithm as error:  # not for this number of ranks, on all ranks
-                return _refuse(comm, error)
+                return refuse(comm.rank, error)
             native = next((r for r in measured if r.algorithm == "native"), None)
             for result in measured:
                 say(report.row(result, native, width))
@@ -194,38 +194,33 @@ def _measure(comm: "Communicator", options: argparse.Namespace) -> int:
         # A job that is killed has what it has measured.
         write = partial(_write_files, options, results, about, streams=False)
         if why := report.unwritten(comm, write):
-            return _refuse(comm, why)
+            return refuse(comm.rank, why)
     try:
         report.expect_some(results)
     except CollectiveError as error:  # on all ranks
-        return _refuse(comm, error)
+        return refuse(comm.rank, error)
     say(report.footer(results, options.min_busbw))
     if why := report.unwritten(comm, lambda: _write(options, results, about)):
-        return _refuse(comm, why)
+        return refuse(comm.rank, why)
     wrong = any(result.wrong for result in results)
     return int(wrong or report.average_busbw(results) < options.min_busbw)
 
 
-def _refuse(comm: "Communicator", error: Exception | str) -> int:
-    """Prints an error on rank 0; returns the exit status."""
-    if comm.rank == 0:
-        print(f"error: {error}", file=sys.stderr)
-    return 2
-
-
 def _check_outputs(comm: "Communicator", options: argparse.Namespace) -> None:
     """Raises CollectiveError, on all ranks and before measuring, if rank 0 cannot write a file."""
-    why = ""
-    for path in (options.output_file, options.csv):
-        if comm.rank == 0 and path and (path.is_dir() or not path.parent.is_dir()):
-            why = f"cannot write {path}: it is a folder, or its folder does not exist"
-    if comm.rank == 0 and options.plot:
-        try:
+    from collectives.bench import report
+
+    def check() -> None:
+        for path in (options.output_file, options.csv):
+            if path and (path.is_dir() or not path.parent.is_dir()):
+                raise CollectiveError(
+                    f"cannot write {path}: it is a folder, or its folder does not exist"
+                )
+        if options.plot:
             pyplot()
             expect_picture(options.plot)
-        except CollectiveError as error:
-            why = str(error)
-    if why := comm.bcast(why):
+
+    if why := report.unwritten(comm, check):
         raise CollectiveError(why)
 
 

@@ -10,12 +10,12 @@ from collectives.analysis.formulas import FORMULAS
 from collectives.analysis.pictures import expect_picture, pyplot
 from collectives.analysis.simulate import Machine, simulate
 from collectives.analysis.topology import TOPOLOGIES, LinkCost, Topology
-from collectives.analysis.topology import build as topology
 from collectives.commands.arguments import (
     RANKS,
     above_zero,
     add_network,
     known,
+    network,
     rank_count,
     ranks,
     size,
@@ -78,7 +78,6 @@ def simulate_sizes(options: argparse.Namespace) -> int:
     if options.plot:
         expect_picture(options.plot)  # refused now rather than when all is simulated
         pyplot()
-    link = LinkCost(options.alpha * 1e-6, 1e-9 / options.bandwidth)
     wanted = names(options.collective) if options.algorithm == "all" else known(options.algorithm)
     if not wanted:
         raise UnknownAlgorithm("--algorithm names none; give names, or all")
@@ -89,7 +88,7 @@ def simulate_sizes(options: argparse.Namespace) -> int:
     print("  ranks" + "".join(f"{name:>{len(name) + 2}}" for name in wanted))
     table: dict[str, list[tuple[int, float]]] = {name: [] for name in wanted}
     for count in options.ranks:
-        machine = Machine(topology(options.topology, count, port=link), ports=options.ports)
+        machine = Machine(network(options, count), ports=options.ports)
         line = f"{count:>7}"
         for name in wanted:
             uniform = find(options.collective, parse(name)[0]).uniform

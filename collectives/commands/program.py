@@ -96,6 +96,13 @@ def show_log(options: argparse.Namespace, rank: int) -> None:
         logging.getLogger("collectives").setLevel(logging.INFO)
 
 
+def refuse(rank: int, error: Exception | str) -> int:
+    """Prints an error on rank 0; returns the exit status."""
+    if rank == 0:
+        print(f"error: {error}", file=sys.stderr)
+    return 2
+
+
 @contextmanager
 def while_read() -> Iterator[None]:
     """Ends the program where its output cannot be written.

@@ -1,12 +1,11 @@
 """``tune`` measures the table by which ``algorithm="auto"`` chooses."""
 
 import argparse
-import sys
 from pathlib import Path
 
 from collectives.about import load_mpi
 from collectives.commands.arguments import positive, size
-from collectives.commands.program import Commands, add_verbose, show_log
+from collectives.commands.program import Commands, add_verbose, refuse, show_log
 from collectives.contracts import CONTRACTS
 from collectives.errors import CollectiveError
 
@@ -54,10 +53,6 @@ def run(options: argparse.Namespace) -> int:
                     "-m collectives tune"
                 )
         except (CollectiveError, ValueError) as error:  # raised on all ranks
-            if comm.rank == 0:
-                print(f"error: {error}", file=sys.stderr)
-            return 2
+            return refuse(comm.rank, error)
         why = tune(comm, options, sizes, known)
-        if why and comm.rank == 0:
-            print(f"error: {why}", file=sys.stderr)
-        return 2 if why else 0
+        return refuse(comm.rank, why) if why else 0

@@ -20,6 +20,7 @@ from mpitrain.checkpoint.manifest import (
 )
 from mpitrain.config import Config
 from mpitrain.group import cut
+from mpitrain.ranks.together import by_rank_0
 from mpitrain.step.update import AVERAGE
 
 #: Names of types in safetensors.
@@ -143,17 +144,15 @@ def newest(
     Every rank compares the digests of its share of the files.  CheckpointError on all ranks: the
     folder cannot be read.
     """
-    found: list[str] | str = []
-    if comm.rank == 0:
+
+    def names() -> list[str]:
         try:
-            found = [path.name for path in numbered(folder).values()]
+            return [path.name for path in numbered(folder).values()]
         except OSError as error:
-            found = f"{folder} cannot be read: {error.strerror}"
-    names: list[str] | str = comm.bcast(found)
-    if isinstance(names, str):
-        raise CheckpointError(names)
+            raise CheckpointError(f"{folder} cannot be read: {error.strerror}") from error
+
     refused: list[str] = []
-    for name in names:
+    for name in by_rank_0(comm, names, CheckpointError):
         why = None
         try:
             checkpoint = CheckpointReader(folder / name)

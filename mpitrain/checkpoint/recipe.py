@@ -14,7 +14,6 @@ from mpitrain.checkpoint.described import Description
 from mpitrain.data.map_style import OwnSamples
 from mpitrain.data.sampler import OwnOrder
 from mpitrain.data.stream import Stream, Streamed
-from mpitrain.nn import Chain
 from mpitrain.ranks.same import described
 
 if TYPE_CHECKING:
@@ -76,7 +75,7 @@ class Recipe(Struct, frozen=True, forbid_unknown_fields=True):
 
 def constants(parts: "Parts") -> dict[str, Any]:
     """Frozen parameters and buffers by the module's names."""
-    found = Chain(parts.model.layers).constants()
+    found = parts.model.constants()
     return {name.removeprefix("part0."): tensor for name, tensor in found.items()}
 
 
@@ -164,7 +163,7 @@ def _add(found: Description, name: str, what: Any) -> None:
 def _add_optimizers(found: Description, parts: "Parts") -> None:
     """Describes each group's optimiser, and which parameters are in other groups than the first."""
     numbers: dict[int, int] = {}
-    for name in parts.model.names():
+    for name in parts.model.trained():
         optimizer = parts.updater.grouping(name).optimizer
         number = numbers.setdefault(id(optimizer), len(numbers))
         own = f"optimizer{number or ''}"

@@ -262,7 +262,7 @@ def _differences(parts: "Parts", checkpoint: CheckpointReader) -> Iterator[str]:
 def _check_job(parts: "Parts", checkpoint: CheckpointReader, *, allow_changes: bool) -> list[str]:
     """Refuses another job unless changes are allowed, and lost values in any case; gives notes."""
     then_trained = set(checkpoint.names) - set(checkpoint.manifest.state)
-    if gone := sorted(then_trained - set(parts.model.names())):
+    if gone := sorted(then_trained - parts.model.trained().keys()):
         then, now = checkpoint.job.own.cuts, parts.config.own.cuts
         if then != now:
             raise CheckpointError(

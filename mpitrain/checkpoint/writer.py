@@ -27,6 +27,7 @@ from mpitrain.checkpoint.manifest import (
     encode,
 )
 from mpitrain.device import HOST, Device, Later
+from mpitrain.ranks.together import by_rank_0
 
 P = ParamSpec("P")
 
@@ -36,19 +37,18 @@ def _on_rank_0(method: Callable[Concatenate["Writer", P], None]) -> Callable[...
 
     @wraps(method)
     def run(self: "Writer", *given: P.args, **named: P.kwargs) -> None:
-        why = None
-        try:
-            if self._comm.rank == 0:
+        def act() -> None:
+            try:
                 method(self, *given, **named)
-        except OSError as error:
-            why = f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}"
-        except CheckpointError as error:
-            why = str(error)
-        if why := self._comm.bcast(why):
-            raise CheckpointError(
-                f"cannot write a checkpoint to {self.folder}: {why}; those before it are intact, "
-                "and train --resume goes on from the newest when that is put right"
-            )
+            except (OSError, CheckpointError) as error:
+                where = getattr(error, "filename", None)
+                why = f"{getattr(error, 'strerror', None) or error}{f': {where}' if where else ''}"
+                raise CheckpointError(
+                    f"cannot write a checkpoint to {self.folder}: {why}; those before it are "
+                    "intact, and train --resume goes on from the newest when that is put right"
+                ) from error
+
+        by_rank_0(self._comm, act, CheckpointError)
 
     return run
 
@@ -143,7 +143,6 @@ class Writer:
         """
         path = self.folder / name
         if path.exists():
-            return
             return
         from safetensors.torch import save_file as save_tensors
         from torch import contiguous_format

@@ -25,6 +25,7 @@ from mpitrain.search.machine import Machine
 from mpitrain.search.planned import Planned, planned
 from mpitrain.search.servers import ServerExchange
 from mpitrain.search.stages import StageCosts
+from mpitrain.server.roles import roles
 
 #: Layers of a chunk that are all named.
 _LISTED = 8
@@ -82,11 +83,7 @@ def explain(
         )
     served = config.server
     if served.ranks:
-        if served.ranks >= cluster.ranks:
-            raise ConfigError(
-                f"server.ranks = {served.ranks} of {counted(cluster.ranks, 'rank')} leaves no "
-                f"worker; plan {served.ranks + 1} ranks or more"
-            )
+        roles(served, cluster.ranks)
         config = msgspec.structs.replace(config, server=Server())
     nodes = [rank // cluster.per_node for rank in range(cluster.ranks)]
     config, stages = auto_stages_on(config, nodes)

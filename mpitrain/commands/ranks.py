@@ -45,7 +45,7 @@ from mpitrain.ranks import shrink
 from mpitrain.ranks.same import expect_same
 from mpitrain.ranks.stop import GO_ON, Stopped, stop_flag
 from mpitrain.ranks.threads import limit_blas_threads
-from mpitrain.ranks.together import all_or_nobody, together
+from mpitrain.ranks.together import all_or_nobody, by_rank_0, together
 from mpitrain.run import train as run_training
 from mpitrain.server import LogError
 from mpitrain.start import start
@@ -102,7 +102,7 @@ def train(comm: Communicator, options: argparse.Namespace) -> int:
     if options.replay:
         options.set = [*options.set, f"server.replay={json.dumps(str(options.replay))}"]
     config = load_once(comm, options)
-    together(comm, lambda: mark_ended(comm, options.ended, ended=False), ConfigError)
+    by_rank_0(comm, lambda: mark_ended(options.ended, ended=False), ConfigError)
     if options.shrink:
         shrink.check(config)
         if comm.delays_messages:
@@ -143,19 +143,19 @@ def train(comm: Communicator, options: argparse.Namespace) -> int:
             text = f"{ranks - comm.size} of {ranks} ranks died; {comm.size} go on"
             print(f"mpitrain: {text} from the newest checkpoint", file=sys.stderr, flush=True)
         go_on = True
-    together(comm, lambda: mark_ended(comm, options.ended, ended=True), ConfigError)
+    by_rank_0(comm, lambda: mark_ended(options.ended, ended=True), ConfigError)
     if comm.size < ranks:
         shrink.leave(comm, 0)
     return 0
 
 
-def mark_ended(comm: Communicator, path: Path | None, *, ended: bool) -> None:
-    """Make the file of ``--ended`` on rank 0; at the beginning, remove an earlier run's.
+def mark_ended(path: Path | None, *, ended: bool) -> None:
+    """Make the file of ``--ended``; at the beginning, remove an earlier run's.
 
     Raises:
         ConfigError: it cannot be made, or has something in it.
     """
-    if comm.rank > 0 or path is None:
+    if path is None:
         return
     try:
         path.touch()
@@ -210,14 +210,14 @@ def find_lr(comm: Communicator, options: argparse.Namespace) -> int:
     expect(config, "steps", command="mpitrain find-lr")
 
     def expect_output() -> None:  # fails now, rather than after the rates have been tried
-        if comm.rank == 0 and options.output:
+        if options.output:
             try:
                 figure()
                 expect_picture(options.output)
             except (CollectiveError, ImportError) as error:
                 raise ConfigError(f"--output: {error}") from error
 
-    together(comm, expect_output, ConfigError)
+    by_rank_0(comm, expect_output, ConfigError)
     limits = {"least": options.least, "most": options.most, "steps": options.steps}
 
     def make(comm: Communicator, job: Config, factor: Factor) -> Loop:
@@ -227,8 +227,6 @@ def find_lr(comm: Communicator, options: argparse.Namespace) -> int:
     found = find(comm, config, make, **limits)
 
     def act() -> None:
-        if comm.rank > 0:
-            return
         print(table(found))
         if options.output:
             try:
@@ -237,7 +235,7 @@ def find_lr(comm: Communicator, options: argparse.Namespace) -> int:
                 raise ConfigError(f"--output {options.output}: {error}") from error
             print(f"drawn in {options.output}")
 
-    together(comm, act, ConfigError)
+    by_rank_0(comm, act, ConfigError)
     return 0
 
 
@@ -249,8 +247,6 @@ def profile(comm: Communicator, options: argparse.Namespace) -> int:
     device = choose(config, comm)
 
     def act() -> None:
-        if comm.rank > 0:
-            return
         found = measure(config, device=device)
         try:
             write_profile(options.output, found)
@@ -259,7 +255,7 @@ def profile(comm: Communicator, options: argparse.Namespace) -> int:
         print(table(found))
         print(f"written to {options.output}; parallel.partition = 'auto' uses it")
 
-    together(comm, act, ConfigError)
+    by_rank_0(comm, act, ConfigError)
     return 0
 
 
@@ -293,15 +289,7 @@ def load_once(comm: MPI.Intracomm, options: argparse.Namespace) -> Config:
         ConfigError: on all ranks, for a job that cannot be or that needs a package which one of
             them lacks.
     """
-    outcome: Config | ConfigError | None = None
-    if comm.rank == 0:
-        try:
-            outcome = load(options.config, options.set)
-        except ConfigError as error:
-            outcome = error
-    agreed: Config | ConfigError = comm.bcast(outcome)
-    if isinstance(agreed, ConfigError):
-        raise agreed
+    agreed = by_rank_0(comm, lambda: load(options.config, options.set), ConfigError)
     together(comm, lambda: _expect_packages(agreed), ConfigError)
     return agreed
 

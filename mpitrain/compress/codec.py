@@ -102,7 +102,9 @@ class Remembering(Protocol):
         """Makes the memory of a vector; ``value``: zeros of its shape and type, to be used."""
 
 
-def feedback_of(codec: Codec | LinearCodec | Sparse) -> Feedback:
-    """Feedback of a codec; by default ``"on"`` if it is biased."""
+def feedback_of(
+    codec: Codec | LinearCodec | Sparse, asked: Literal["auto", "on", "off"] = "auto"
+) -> Feedback:
+    """Feedback of a codec, or what is asked for; by default ``"on"`` if it is biased."""
     found: Feedback = getattr(codec, "feedback", "off" if codec.unbiased else "on")
-    return found
+    return found if asked == "auto" else asked

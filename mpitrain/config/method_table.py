@@ -55,8 +55,8 @@ def codec(job: Tables) -> AnyCodec | None:
 
 def keeps_residual(job: Tables) -> bool:
     """Whether the residual, which the codec leaves out of a gradient, is added to the next one."""
-    named, asked = codec(job), job.compress.feedback
-    return named is not None and (feedback_of(named) if asked == "auto" else asked) == "on"
+    named = codec(job)
+    return named is not None and feedback_of(named, job.compress.feedback) == "on"
 
 
 def _is_codec(kind: Any) -> Callable[[Tables], bool]:

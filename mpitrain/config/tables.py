@@ -3,6 +3,7 @@
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
+from msgspec.structs import replace
 
 from mpitrain.config.federated import Federated
 from mpitrain.config.numbers import Count, Fraction, NonNegative, Part, Positive, Seed
@@ -250,6 +251,14 @@ class Optim(Struct, frozen=True, forbid_unknown_fields=True):
     clip_value: NonNegative = 0.0
     groups: tuple[Group, ...] = ()
     average: Part = 0.0
+
+    @property
+    def constant(self) -> "Optim":
+        """This table with one rate for all steps, for a job that gives them others, no average."""
+        return replace(
+            self, schedule="constant", schedule_by="step", milestones=(), decay=0.1,
+            warmup_epochs=0.0, decay_epochs=0.0, average=0.0,
+        )  # fmt: skip
 
 
 class Train(Struct, frozen=True, forbid_unknown_fields=True):

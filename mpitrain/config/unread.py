@@ -56,6 +56,7 @@ _READ: Mapping[str, _Readers] = {
     "optim.trust": _Readers("optim.name", ("lars",)),
     "optim.milestones": _STEPS,
     "optim.decay": _STEPS,
+    "optim.decay_epochs": _Readers("optim.schedule", ("wsd",)),
     "loss.smoothing": _Readers("loss.name", ("cross_entropy",)),
     "loss.ignore_index": _Readers("loss.name", ("cross_entropy",)),
     "run.loss_scale": _SCALED,

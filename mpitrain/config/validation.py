@@ -160,10 +160,6 @@ def _model(job: Tables) -> Faults:
     for kind, names in (("gpt", ("text", "tokens")), ("recommender", ("clicks",))):
         if (m.kind == kind) != (job.data.name in names):
             yield "model.kind", f"a {m.kind} cannot be trained on {job.data.name}"
-    if job.loss.smoothing and job.loss.name != "cross_entropy":
-        yield "loss.smoothing", f"{job.loss.name} has no classes to spread labels over"
-    if job.loss.ignored is not None and job.loss.name != "cross_entropy":
-        yield "loss.ignore_index", f"{job.loss.name} has no classes, and all of its labels count"
     for name in job.evaluate.metrics:
         if why := refusal(name, job.loss.name):
             yield "evaluate.metrics", why
@@ -181,8 +177,6 @@ def _rates(job: Tables) -> Faults:
             f"wsd falls in more than 0 and at most {passes - warmup:g} epochs, which warm-up "
             f"leaves of train.epochs, not {falling:g}",
         )
-    if falling and optim.schedule != "wsd":
-        yield "optim.decay_epochs", f"{optim.schedule} has no such part; set schedule = 'wsd'"
     if optim.schedule == "one_cycle" and not warmup:
         yield "optim.warmup_epochs", "one_cycle climbs in these epochs; give 3 of 10, for example"
     if job.own.schedule and (optim.schedule != "constant" or warmup):
@@ -211,7 +205,7 @@ def _compress(job: Tables) -> Faults:
 def codec_faults(c: Compress, codec: compress.AnyCodec) -> Faults:
     """Keys of a [compress] table that do not fit its codec."""
     is_linear, feedback = isinstance(codec, compress.LinearCodec), feedback_of(codec)
-    asked = feedback if c.feedback == "auto" else c.feedback
+    asked = feedback_of(codec, c.feedback)
     if is_linear and c.exchange != "auto":
         yield "compress.exchange", f"{codec} adds up and goes by all-reduces; leave exchange out"
     if c.flush_every and (not is_linear or c.feedback == "off" or feedback == "never"):

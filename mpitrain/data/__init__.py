@@ -5,7 +5,7 @@ from typing import assert_never
 
 from numpy.typing import DTypeLike
 
-from collectives.errors import install
+from collectives.errors import needed
 from collectives.files import check_regular
 from mpitrain.config import Data
 from mpitrain.data import clicks
@@ -23,13 +23,7 @@ __all__ = ["DataError", "Dataset", "Sampler", "Samples", "check", "digest", "loa
 def check(config: Data) -> None:
     """Raises ImportError if the package of the data is not installed."""
     if config.name == "digits":
-        try:
-            from mpitrain.data import digits  # noqa: F401
-        except ImportError as error:
-            raise ImportError(
-                f"data.name = 'digits' needs scikit-learn ({error}): "
-                + install("scikit-learn", "data")
-            ) from error
+        needed("scikit-learn", "data", "data.name = 'digits'", module="sklearn.datasets")
 
 
 def load(config: Data, dtype: DTypeLike) -> Dataset:

@@ -12,7 +12,7 @@ from numpy.lib.npyio import NpzFile
 from numpy.typing import DTypeLike
 
 from mpitrain.arrays import Array
-from mpitrain.data.dataset import DataError, Dataset, Samples
+from mpitrain.data.dataset import DataError, Dataset, Samples, alike
 
 #: Errors of numpy and zipfile for files that are cut, changed, or larger than memory.
 _UNREADABLE = (
@@ -41,14 +41,7 @@ def load_arrays(path: Path, test_fraction: float, dtype: DTypeLike) -> Dataset:
         train, test = train[:middle], train[middle:]
     else:
         test = _samples(f"{path} (test)", tests["inputs"], tests["labels"], dtype)
-        _check_alike(path, train, test)
-    if not len(train) or not len(test):
-        raise DataError(f"{path}: there are no samples to train and to test on")
-    if not train.labels.size:
-        raise DataError(f"{path}: labels of shape {train.labels.shape} hold none")
-    if train.labels.dtype.kind == "f":
-        return Dataset(train, test, 0)
-    return Dataset(train, test, max(1, int(max(train.labels.max(), test.labels.max())) + 1))
+    return alike(path, train, test)
 
 
 def _read(path: Path, name: str, *, optional: bool = False) -> Array | None:
@@ -103,15 +96,3 @@ def _samples(name: str, inputs: Array | None, labels: Array | None, dtype: DType
 def _as(values: Array, dtype: DTypeLike) -> Array:
     with np.errstate(over="ignore"):  # an infinite number leads to an error on the loss
         return values.astype(dtype, copy=False)
-
-
-def _check_alike(path: Path, train: Samples, test: Samples) -> None:
-    for what, a, b in (
-        ("inputs", train.inputs, test.inputs),
-        ("labels", train.labels, test.labels),
-    ):
-        if a.shape[1:] != b.shape[1:] or a.dtype.kind != b.dtype.kind:
-            raise DataError(
-                f"{path}: a sample's {what} are {a.shape[1:]} {a.dtype} to train and "
-                f"{b.shape[1:]} {b.dtype} to test on; they must be the same"
-            )

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from mpitrain.arrays import Array, Shape
@@ -96,3 +97,24 @@ class Dataset:
     def outputs(self) -> int:
         """Number of a model's outputs for a sample: scores of classes, or numbers of the label."""
         return self.classes or self.labels_per_sample
+
+
+def alike(path: Path, train: Samples, test: Samples) -> Dataset:
+    """Data set of a file's samples, with the classes that integer labels have.
+
+    Raises:
+        DataError: there are none of one kind, or samples to train and to test on differ.
+    """
+    for what, one, other in zip(("inputs", "labels"), vars(train).values(), vars(test).values()):
+        if one.shape[1:] != other.shape[1:] or one.dtype.kind != other.dtype.kind:
+            raise DataError(
+                f"{path}: a sample's {what} are {one.shape[1:]} {one.dtype} to train and "
+                f"{other.shape[1:]} {other.dtype} to test on; they must be the same"
+            )
+    if not len(train) or not len(test):
+        raise DataError(f"{path}: there are no samples to train and to test on")
+    if not train.labels.size:
+        raise DataError(f"{path}: labels of shape {train.labels.shape} hold none")
+    if train.labels.dtype.kind == "f":
+        return Dataset(train, test, 0)
+    return Dataset(train, test, max(1, int(max(train.labels.max(), test.labels.max())) + 1))

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from mpitrain.arrays import Array
-from mpitrain.data.dataset import DataError, Dataset, Samples
+from mpitrain.data.dataset import DataError, Dataset, Samples, alike
 
 _TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 
@@ -37,15 +37,7 @@ def load_idx(folder: Path, dtype: DTypeLike) -> Dataset:
             )
         inputs = (images[..., None] / 255.0).astype(dtype)
         parts.append(Samples(inputs, labels.astype(np.int64)))
-    train, test = parts
-    if not len(train) or not len(test):
-        raise DataError(f"{folder}: there are no samples to train and to test on")
-    if train.inputs.shape[1:] != test.inputs.shape[1:]:
-        raise DataError(
-            f"{folder}: the train images are {train.inputs.shape[1:3]} points and the t10k images "
-            f"{test.inputs.shape[1:3]}; they must be the same"
-        )
-    return Dataset(train, test, int(max(train.labels.max(), test.labels.max())) + 1)
+    return alike(folder, *parts)
 
 
 def read_idx(path: Path) -> Array:

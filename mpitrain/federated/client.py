@@ -72,18 +72,10 @@ class Client:
 
     def __init__(self, whole: Parts) -> None:
         job = whole.config
-        optim = replace(
-            job.optim,
-            schedule="constant",
-            warmup_epochs=0.0,
-            decay_epochs=0.0,
-            milestones=(),
-            average=0.0,
-        )
         alone = replace(
             job,
             run=replace(job.run, tensorboard=False, trace=False, check_every=0),
-            optim=optim,
+            optim=job.optim.constant,
             parallel=Parallel(recompute=job.parallel.recompute),
             evaluate=Evaluate(),
             checkpoint=Checkpoint(),

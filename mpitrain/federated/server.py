@@ -6,25 +6,14 @@ from typing import cast
 import numpy as np
 
 from mpitrain.arrays import Array
-from mpitrain.config.federated import Federated
+from mpitrain.config import Optim
 from mpitrain.federated.exact_mean import subtract
 from mpitrain.optim import groups
-from mpitrain.optim.optimizers import LAMB, SGD, Adam, Optimizer
 from mpitrain.parallel.data_parallel import Replicated
 from mpitrain.parallel.store import overlaps
-from mpitrain.step.update import AVERAGE, Updater
+from mpitrain.step.update import Updater
+from mpitrain.training import build
 from mpitrain.training.parts import Parts
-
-
-def optimizer(own: Federated) -> Optimizer:
-    betas = own.server_beta1, own.server_beta2, own.server_epsilon
-    match own.server:
-        case "sgd":
-            return SGD(own.server_momentum)
-        case "adam":
-            return Adam(*betas)
-        case "lamb":
-            return LAMB(*betas)
 
 
 class ServerOptimizer(Updater):
@@ -35,7 +24,11 @@ class ServerOptimizer(Updater):
 
     def __init__(self, parts: Parts) -> None:
         own = parts.config.federated
-        rule, average = optimizer(own), parts.config.optim.average
+        table = Optim(
+            own.server, momentum=own.server_momentum, beta1=own.server_beta1,
+            beta2=own.server_beta2, epsilon=own.server_epsilon,
+        )  # fmt: skip
+        rule, average = build.optimizer(table), parts.config.optim.average
         super().__init__(parts.store, rule, groups.one(rule), parts.gradient, None, average)
         self._own = own
 
@@ -55,9 +48,7 @@ class ServerOptimizer(Updater):
         # The difference is rounded once, so that a lone client's weights become the server's.
         store.parameters[...] = subtract(store.parameters, change)
         self.steps += 1
-        if self._average:
-            for piece, state in zip(store.pieces, self.state, strict=True):
-                state[AVERAGE] += (1.0 - self._average) * (piece.parameters - state[AVERAGE])
+        self.average()
 
     def _rates(self, lr: float, directions: list[Array]) -> list[Array]:
         rates = []

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from collectives.files import read_regular
-from mpitrain.files import begin, is_at
+from mpitrain.files import begin, being_written, is_at
 from mpitrain.metrics import reader
 from mpitrain.metrics.records import Epoch, Record, Step, Write
 
@@ -28,30 +28,19 @@ def json_lines(path: Path, done: int = 0, tests_again: bool = False) -> Iterator
     or later.
     """
     with ExitStack() as stack:
-        with _reporting(path):
+        with being_written(path, ReportError):
             kept = _until(path, done, tests_again) if done and path.exists() else ()
             file = stack.enter_context(begin(path, kept))
 
         def write(record: Record) -> None:
             line = msgspec.json.encode(record) + b"\n"
-            with _reporting(path):
+            with being_written(path, ReportError):
                 if not (isinstance(record, Step) or is_at(file.fileno(), path)):
                     raise OSError(errno.ESTALE, "it was removed or replaced")
                 if file.write(line) != len(line):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
         yield write
-
-
-@contextmanager
-def _reporting(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise ReportError(
-            f"{path} cannot be written: {error.strerror}; make room or choose another run.dir, and "
-            "train --resume goes on from the newest checkpoint"
-        ) from error
 
 
 def _until(path: Path, done: int, tests_again: bool) -> Iterator[bytes]:

@@ -164,7 +164,7 @@ class Dispatch:
     def there(self, rows: Array) -> list[Array]:
         """The rows of all ranks' samples for each of this rank's experts; collective."""
         xp = array_namespace(rows)
-        arrived = self._exchange(rows, self._sent, self._received)
+        arrived = self._group.exchange_rows(rows, self._sent, self._received, self._algorithm)
         parts: list[Array] = xp.split(arrived[xp.asarray(self._by_expert)], self._ends)
         return parts[:-1]
 
@@ -173,19 +173,7 @@ class Dispatch:
         xp = array_namespace(like)
         rows = xp.empty((len(self._by_expert), *like.shape[1:]), like.dtype)
         rows[xp.asarray(self._by_expert)] = xp.concatenate([*parts, like[:0]])
-        return self._exchange(rows, self._received, self._sent)
-
-    def _exchange(self, rows: Array, sent: list[int], received: list[int]) -> Array:
-        if self._group.comm is None:
-            return rows
-        xp, width = array_namespace(rows), prod(rows.shape[1:])
-        found = xp.empty((sum(received), *rows.shape[1:]), rows.dtype)
-        self._group.comm.Alltoallv(
-            [xp.ascontiguousarray(rows), [count * width for count in sent]],
-            [found, [count * width for count in received]],
-            algorithm=self._algorithm,
-        )
-        return found
+        return self._group.exchange_rows(rows, self._received, self._sent, self._algorithm)
 
 
 @dataclass
@@ -269,6 +257,7 @@ class Experts(Chain):
             raise ValueError(f"{whole[0]} of an expert must be split among the tensor ranks")
         self.summed = frozenset({"router.weight"})
         self._own = [str(x) for x, rank in enumerate(owners) if rank == self.group.rank]
+        self._served = Chain({name: self.layers[name] for name in (*self._own, "router")})
 
     def output_shape(self, shape: Shape) -> Shape:
         expect_features("mixture of experts", self.width, shape)
@@ -331,13 +320,7 @@ class Experts(Chain):
         dx, rest = self.layers["router"].backward(
             own_parameters(parameters, "router"), saved.router, dscores
         )
-        return (dx_NTD + dx).reshape(dy.shape), (kept, rest)
+        return (dx_NTD + dx).reshape(dy.shape), [*kept, rest]
 
-    def gradients(self, parameters: Parameters, kept: Any) -> Gradients:
-        experts, router = kept
-        every = dict(zip(self._own, experts, strict=True)) | {"router": router}
-        found: dict[str, Array | None] = dict.fromkeys(self.shapes())
-        for name, rest in every.items():
-            own = self.layers[name].gradients(own_parameters(parameters, name), rest)
-            found |= {full_name(name, key): value for key, value in own.items()}
-        return found
+    def gradients(self, parameters: Parameters, kept: list[Any]) -> Gradients:
+        return {**dict.fromkeys(self.shapes()), **self._served.gradients(parameters, kept)}

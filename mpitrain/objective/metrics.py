@@ -31,14 +31,14 @@ class Metric(Protocol):
         """The number, from the sum of all samples' :meth:`add`."""
 
 
-class _Mean:
+class SumAndCount:
     """A metric whose totals are a sum and a count."""
 
     def value(self, totals: Array) -> float:
         return float(totals[0] / totals[1]) if totals[1] else nan
 
 
-class Averaged(_Mean):
+class Averaged(SumAndCount):
     """A function ``f(outputs, labels)`` that is a mean over its samples, or ``(sum, count)``.
 
     The totals of a micro-batch beside as many copies of one sample must be those of both together;
@@ -151,7 +151,7 @@ class ClassesFirst:
         return self._metric.add(array_namespace(outputs).moveaxis(outputs, 1, -1), labels)
 
 
-class TopKAccuracy(_Mean):
+class TopKAccuracy(SumAndCount):
     """Part of the labels that are among the ``k`` highest scores; of equal ones the first count.
 
     Columns of the scores may lie on the ranks of a group.
@@ -177,7 +177,7 @@ class TopKAccuracy(_Mean):
         return xp.where(xp.isnan(picked[:, 0]), self.classes, places)
 
 
-class Perplexity(_Mean):
+class Perplexity(SumAndCount):
     """``exp`` of the mean cross-entropy, without smoothing."""
 
     def __init__(self, group: TensorGroup, classes: int) -> None:
@@ -220,7 +220,7 @@ class F1:
         return float((2 * right[occurs] / (found + labels)[occurs]).mean())
 
 
-class BinaryAccuracy(_Mean):
+class BinaryAccuracy(SumAndCount):
     """Part of the outputs that are above 0 exactly if their label is above 1/2."""
 
     def add(self, outputs: Array, labels: Array) -> Array:
@@ -228,7 +228,7 @@ class BinaryAccuracy(_Mean):
         return np.array([float(right.sum()), labels.size])
 
 
-class MeanError(_Mean):
+class MeanError(SumAndCount):
     """Mean of ``|output - label|**power``, to the power of ``1 / power``."""
 
     def __init__(self, power: int) -> None:

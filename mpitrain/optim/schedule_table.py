@@ -12,7 +12,7 @@ from mpi4py import MPI
 from collectives.errors import words
 from mpitrain.arrays import Array
 from mpitrain.config import ConfigError, Optim
-from mpitrain.ranks.together import together
+from mpitrain.ranks.together import by_rank_0
 
 #: ``factor(step)``: factor on the scaled rate in a step, counted from 0.
 Factor = Callable[[int], float]
@@ -108,12 +108,9 @@ def agreed(
     steps = steps_per_epoch if optim.schedule_by == "epoch" else 1
     rows = -(-total_steps // steps)
 
-    def made() -> ScheduleTable | None:
-        if comm.rank > 0:
-            return None
+    def made() -> ScheduleTable:
         if isinstance(schedule, TabulatedSchedule):
             return replace(schedule.table(rows), steps=steps)
         return ScheduleTable(tabulated(schedule, rows)[:, None], steps)
 
-    table: ScheduleTable = comm.bcast(together(comm, made, ConfigError))
-    return table
+    return by_rank_0(comm, made, ConfigError)

@@ -103,7 +103,7 @@ class CodedSum(KeepingSum):
         self.algorithm = self._coded.algorithm if self._coded else str(how.codec)
         self.reason = f"{packed.share:.0%} of elements"
         self._rest = packed.bind_rest(comm)
-        self._dense = run.dense.bind(summand) if how.start and not run.anew else None
+        self._dense = run.dense.bind(summand) if how.table.start and not run.anew else None
         super().__init__(comm, [])
 
     def _sum(self) -> Phased:
@@ -111,7 +111,7 @@ class CodedSum(KeepingSum):
         run, comm, packed, memory = self._coding, self._summand.comm, self.packed, self.memory
         how, codec, dice = run.how, run.how.codec, run.dice
         if isinstance(codec, LinearCodec):
-            flushes = how.flushes if how.flush_every else None
+            flushes = how.flushes if how.table.flush_every else None
             return LinearSum(comm, codec, packed, memory, dice, flushes)
         if isinstance(codec, Sparse):
             return SparseSum(comm, codec, packed, memory, dice)
@@ -134,7 +134,7 @@ class CodedSum(KeepingSum):
 
     def phases(self) -> Iterator[Part]:
         run, rest = self._coding, self._rest
-        if self._dense is not None and run.dice.step < run.how.start:
+        if self._dense is not None and run.dice.step < run.how.table.start:
             yield self._dense
             return
         scale = run.scale

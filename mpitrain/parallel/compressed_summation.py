@@ -11,9 +11,10 @@ import numpy as np
 from collectives.codec import Dice, Residual
 from mpitrain.arrays import Array, Shape
 from mpitrain.compress import AnyCodec
+from mpitrain.compress.codec import feedback_of
 from mpitrain.compress.dgc import DGC
 from mpitrain.compress.feedback import UpdateResidual
-from mpitrain.config import ConfigError
+from mpitrain.config import Compress, ConfigError
 from mpitrain.parallel.arena import DATA, Arena
 from mpitrain.parallel.coded_bucket import CodedSum, KeepingSum, NodeSum
 from mpitrain.parallel.packed_bucket import Packed
@@ -22,38 +23,31 @@ from mpitrain.parallel.summation import Dense, KeptElements, Sum, Summand, Summa
 
 @dataclass(frozen=True)
 class CodingOptions:
-    """How gradients are coded.
+    """How gradients are coded: a table [compress] with its codec.
 
-    Attributes:
-        codec: the codec.
-        feedback: whether the part that a step left out is added to the next step.
-        start: steps before which all gradients travel uncompressed.
-        least: elements below which a tensor travels uncompressed.
-        exchange: collective for a ``Codec``: ``two_phase``, ``gathered``, or ``auto`` for the one
-            that rounds less often at the same bytes.
-        flush_every: steps after which the ranks average the residuals of a ``LinearCodec``, so that
-            they do not drift apart; 0: never.
-        every: steps from one sum to the next.
-        updates: whether residuals are kept in units of weights, that is times the learning rate.
-        nodes: whether one rank of each node codes its node's sum.
+    ``every``: steps from one sum to the next.
     """
 
+    table: Compress
     codec: AnyCodec
-    feedback: bool
-    start: int = 0
-    least: int = 1024
-    exchange: str = "auto"
-    flush_every: int = 0
     every: int = 1
-    updates: bool = False
-    nodes: bool = False
+
+    @property
+    def feedback(self) -> bool:
+        """Whether the part that a step left out is added to the next step."""
+        return feedback_of(self.codec, self.table.feedback) == "on"
+
+    @property
+    def nodes(self) -> bool:
+        """Whether one rank of each node codes its node's sum."""
+        return self.table.level == "nodes"
 
     def flushes(self, step: int) -> bool:
         """Whether the ranks average residuals in the sum of this step, counted from 0.
 
         They do in the first sum after each ``flush_every`` steps.
         """
-        done, often = step + 1, self.flush_every
+        done, often = step + 1, self.table.flush_every
         return often > 0 and done // often != (done - self.every) // often
 
     @property
@@ -63,12 +57,12 @@ class CodingOptions:
 
     def codes(self, shape: Shape) -> bool:
         """Whether the gradients of a tensor are coded."""
-        return self.votes or (len(shape) > 1 and prod(shape) >= self.least)
+        return self.votes or (len(shape) > 1 and prod(shape) >= self.table.least)
 
     def gathers(self, ranks: int) -> bool:
         """Whether codes of a ``Codec`` are gathered by all ranks, not added up by owners."""
-        by_itself = self.exchange == "auto" and ranks == 2 and not self.votes
-        return self.exchange == "gathered" or by_itself
+        by_itself = self.table.exchange == "auto" and ranks == 2 and not self.votes
+        return self.table.exchange == "gathered" or by_itself
 
 
 @dataclass
@@ -118,7 +112,7 @@ class CompressedSummation(Summation):
 
     def bind(self, summand: Summand) -> Sum:
         how, is_data = self.how, summand.bucket.group == DATA
-        if self.anew and self._has_begun and self.dice.step < how.start:
+        if self.anew and self._has_begun and self.dice.step < how.table.start:
             return self.dense.bind(summand)
         packed = Packed(summand, lambda shape: is_data and how.codes(shape), tells=self.tells)
         if not packed.coded.array.size and not isinstance(how.codec, DGC):
@@ -135,7 +129,8 @@ class CompressedSummation(Summation):
 
     def residual(self, value: Array) -> Residual:
         """A residual in the memory ``value``."""
-        return UpdateResidual(value, lambda: self.rate) if self.how.updates else Residual(value)
+        in_updates = self.how.table.units == "update"
+        return UpdateResidual(value, lambda: self.rate) if in_updates else Residual(value)
 
     def forget(self, one: KeepingSum) -> None:
         """Note that a sum was freed."""

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
 
+from msgspec import structs
+
 from collectives.codec import shards
 from mpitrain.arrays import Shape
 from mpitrain.compress.codec import LinearCodec, Sparse
@@ -55,7 +57,8 @@ def coded_bytes(
         if nodes == 1 or not any(map(how.codes, shapes)):
             return dense_bytes(n, ranks)
         inside = 2 * (ranks - nodes) * n
-        return inside + coded_bytes(replace(how, nodes=False), shapes, nodes, itemsize, pairs)
+        alone = replace(how, table=structs.replace(how.table, level="ranks"))
+        return inside + coded_bytes(alone, shapes, nodes, itemsize, pairs)
     coded = [shape for shape in shapes if how.codes(shape)]
     rest = itemsize * sum(prod(shape) for shape in shapes if not how.codes(shape))
     sent, n, codec = dense_bytes(rest, ranks), sum(map(prod, coded)), how.codec

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from collectives.errors import install
+from collectives.errors import needed
 from mpitrain.pipeline.actions import Pipeline, Update
 from mpitrain.pipeline.replay import StageReplica
 from mpitrain.pipeline.simulate import Simulation, TimedAction
@@ -104,10 +104,6 @@ def figure(**options: Any) -> "Figure":
     Raises:
         ImportError: matplotlib is not installed.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError(
-            f"a picture needs matplotlib ({error}): {install('matplotlib', 'plot')}"
-        ) from error
-    return Figure(layout="constrained", **options)
+    module = needed("matplotlib", "plot", "a picture", module="matplotlib.figure")
+    drawn: Figure = module.Figure(layout="constrained", **options)
+    return drawn

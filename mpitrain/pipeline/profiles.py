@@ -92,7 +92,7 @@ def measure_layers(
     profile = []
     for name, layer in model.layers.items():
         try:
-            initial = model.initial([name], config.run.seed, np, config.run.dtype)[name]
+            initial = model.drawn(name, config.run.seed, np, config.run.dtype)
         except (MemoryError, ValueError) as error:
             text = f"model: the parameters of {name} do not fit into memory ({error})"
             raise ConfigError(text) from error

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Self, TypeVar, cast
 
 from mpi4py import MPI
 
@@ -54,6 +54,11 @@ def together(comm: MPI.Intracomm, act: Callable[[], T], *kinds: type[Exception])
     shared = kind(text + where)
     note_shared(comm, shared, rank)
     raise shared from own
+
+
+def by_rank_0(comm: MPI.Intracomm, act: Callable[[], T], *kinds: type[Exception]) -> T:
+    """Calls ``act`` on rank 0 alone and returns its result on all ranks, as :func:`together`."""
+    return cast(T, comm.bcast(together(comm, lambda: comm.rank or act(), *kinds)))
 
 
 def _as(own: Exception, kinds: tuple[type[Exception], ...]) -> tuple[int | type[Exception], str]:

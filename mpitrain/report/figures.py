@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from io import StringIO
 from typing import TYPE_CHECKING, Any
 
-from collectives.errors import install
+from collectives.errors import needed
 from mpitrain.metrics.records import Epoch, Step
 from mpitrain.metrics.trace import Span
 from mpitrain.metrics.words import is_share, shown
@@ -242,12 +242,9 @@ def bare(axes: "Axes") -> None:
 
 def svg(draw: Draw, height: int) -> str:
     """A figure of this height in CSS pixels; ``ImportError`` without matplotlib."""
-    try:
-        from matplotlib import rc_context
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        cure = install("matplotlib", "plot")
-        raise ImportError(f"a report needs matplotlib: {cure}") from error
+    rc_context = needed("matplotlib", "plot", "a report").rc_context
+    from matplotlib.figure import Figure
+
     out = StringIO()
     # A point is 4/3 CSS pixels; the figure's width in points is the page's in pixels.
     with rc_context(

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from collectives.files import read_regular
 from mpitrain.config import Config
-from mpitrain.files import begin
+from mpitrain.files import begin, being_written
 from mpitrain.ranks.together import SharedError
 
 
@@ -140,12 +140,10 @@ class ServiceLog:
         if self._file:
             return
         path = self._path
-        try:
+        with being_written(path, LogError):
             if self._begun.server == step == 0:
                 _remove_others(path.parent, self._begun.servers)
             self._file = begin(path, _until(path, step) if step and path.exists() else ())
-        except OSError as error:
-            raise LogError(self._why(error)) from error
         self._write([replace(self._begun, step=step)])
 
     def add(self, first: int, stop: int, events: Sequence[Pull | Push]) -> None:
@@ -155,21 +153,13 @@ class ServiceLog:
     def _write(self, written: Sequence[Event]) -> None:
         assert self._file, "begin() comes first"
         data = b"".join(msgspec.json.encode(line) + b"\n" for line in written)
-        try:
+        with being_written(self._path, LogError):
             while data:
                 data = data[self._file.write(data) :]
-        except OSError as error:
-            raise LogError(self._why(error)) from error
 
     def close(self) -> None:
         if self._file:
             self._file.close()
-
-    def _why(self, error: OSError) -> str:
-        return (
-            f"{error.filename or self._path} cannot be written: {error.strerror}; make room or "
-            "choose another run.dir, and train --resume goes on from the newest checkpoint"
-        )
 
 
 def _remove_others(folder: Path, servers: int) -> None:

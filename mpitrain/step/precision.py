@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from collectives.errors import install
+from collectives.errors import needed
 from mpitrain.arrays import Parameters
 from mpitrain.parallel.store import Weights
 
@@ -71,9 +71,4 @@ def compute_type(name: str, dtype: Any) -> Any:
         return np.dtype(dtype)
     if name == "float16":
         return np.dtype(np.float16)
-    try:
-        import ml_dtypes
-    except ImportError as error:
-        how = install("ml_dtypes", "bfloat16")
-        raise ImportError(f"run.compute = 'bfloat16' needs ml_dtypes: {how}") from error
-    return np.dtype(ml_dtypes.bfloat16)
+    return np.dtype(needed("ml_dtypes", "bfloat16", "run.compute = 'bfloat16'").bfloat16)

@@ -196,6 +196,10 @@ class Updater:
                         p, g = p.reshape(run.shape), g.reshape(run.shape)
                     taken, rate = self.steps - run.left_out, lr * group.rate
                     group.optimizer.take_step(p, g, run.of(state), taken, rate, gradient_scale)
+        self.average()
+
+    def average(self) -> None:
+        """Move the averages, if there are any, towards the parameters."""
         for piece, state in zip(self._store.pieces, self.state) if self._average else ():
             state[AVERAGE] += (1.0 - self._average) * (piece.parameters - state[AVERAGE])
 

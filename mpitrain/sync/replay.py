@@ -1,6 +1,5 @@
 """Reads the choices of an earlier run by quorum from its records."""
 
-from functools import partial
 from pathlib import Path
 
 from mpi4py import MPI
@@ -8,7 +7,7 @@ from mpi4py import MPI
 from mpitrain.config import ConfigError
 from mpitrain.metrics.reader import read_records
 from mpitrain.metrics.records import Skipped, Step
-from mpitrain.ranks.together import together
+from mpitrain.ranks.together import by_rank_0
 from mpitrain.sync.strategy import Taken
 
 
@@ -18,9 +17,7 @@ def choices(comm: MPI.Intracomm, path: Path) -> dict[int, Taken]:
     ``comm``: one rank of each worker.  ConfigError on all ranks: there is no such file at ``path``,
     or its run had no quorum or other workers.
     """
-    read = partial(_read, path, comm.size) if comm.rank == 0 else dict
-    found: dict[int, Taken] = comm.bcast(together(comm, read, ConfigError))
-    return found
+    return by_rank_0(comm, lambda: _read(path, comm.size), ConfigError)
 
 
 def _read(path: Path, workers: int) -> dict[int, Taken]:

@@ -9,7 +9,7 @@ from mpi4py import MPI
 
 from collectives import CheckedTransport, Communicator
 from collectives.failure.abort import aborts
-from mpitrain import models, nn
+from mpitrain import models
 from mpitrain.arrays import Shape
 from mpitrain.config import Config, ConfigError, expect
 from mpitrain.data import DataError, Sampler, load
@@ -201,9 +201,9 @@ def _add_model(parts: Parts, variant: Variant) -> None:
 
     def cut() -> tuple[Shape, Partition, dict[str, frozenset[int]], list[str]]:
         outline = models.build(config, data, layers=layers, loss=loss)
-        if any(layer.holds for layer in outline.layers.values()):
+        if outline.holds:
             expect(config, "torch")
-        if any(layer.repeats for layer in outline.layers.values()):
+        if outline.repeats:
             expect(config, "recomputed")
         outputs = expect_fitting(outline, data)
         expect_labels_in_memory(outline.loss, data)
@@ -224,13 +224,13 @@ def _add_model(parts: Parts, variant: Variant) -> None:
     spread_over = variant.spread(grid)
     sharers = grid.context if layout.rows else None
     model = models.build(config, data, grid.tensor, spread_over, layers, loss, sharers)
-    given = nn.Chain(model.layers).brought()
-    check_replicas(comm, [(comm, given)], "in the layers that they were given")
+    check_replicas(comm, [(comm, model.brought())], "in the layers that they were given")
     stage = grid.place.stage
     names = [name for chunk in partition.of_stage(stage) for name in chunk]
+    own = {name: model.layers[name] for name in names}
     parts.arena = Arena(
-        {name: model.layers[name] for name in names},
-        model.shapes(names),
+        own,
+        {name: layer.shapes() for name, layer in own.items()},
         grid.tensor,
         {name: shared_name(stages) for name, stages in shared.items() if stage in stages},
         spread_over,
@@ -257,7 +257,7 @@ def _add_update(parts: Parts, variant: Variant) -> None:
         optimizer = objects.optimizer or build.optimizer(optim)
         if optimizer.whole:
             build.expect_whole(parts.config)
-        grouping = objects.grouping or groups.by_name(optim, optimizer, model.names())
+        grouping = objects.grouping or groups.by_name(optim, optimizer, list(model.trained()))
         if rates.table and rates.table.options is not None:
             grouping = groups.scheduled(grouping, rates.table)
         grouping = variant.group(parts, grouping)

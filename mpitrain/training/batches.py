@@ -74,8 +74,7 @@ class MicroBatches:
         dtype: Any = None,
         scale: float = 1.0,
         device: Device = HOST,
-        positions: Positions | None = None,
-        rows: Rows | None = None,
+        cut: Positions | Rows | None = None,
     ) -> None:
         """Nothing is copied to the device yet.
 
@@ -89,9 +88,8 @@ class MicroBatches:
             dtype: type of floating-point inputs.
             scale: factor on the loss before its gradient is taken.
             device: where the arrays go.
-            positions: the cut of the positions of inputs and labels; None: all are here.
-            rows: the cut of the rows of inputs; its ranks have all labels, and take an equal part
-                of each one's loss.
+            cut: the cut of the positions of inputs and labels, or of the rows of inputs; ranks with
+                rows have all labels, and take an equal part of each one's loss.
         """
         self._held = held
         self._batches = batches
@@ -101,8 +99,8 @@ class MicroBatches:
         self._dtype = dtype
         self._scale = scale
         self._device = device
-        self._positions, self._rows = positions, rows
-        self._copies = rows.group.size if rows else 1
+        self._cut, self._cuts_labels = cut, isinstance(cut, Positions)
+        self._copies = cut.group.size if isinstance(cut, Rows) else 1
         self.labels_taken = 0
         self.counted: Scalar = 0.0
         self.unequal: Scalar = 0.0
@@ -127,7 +125,7 @@ class MicroBatches:
         divisor = (1 if reduction == "sum" else whole) * self._copies / self._scale
         scaled, gradient, *counted = self._loss(outputs, labels, divisor)
         if reduction == "count":
-            taken = labels.size if self._positions else len(self.indices(micro_batch)) * each
+            taken = labels.size if self._cuts_labels else len(self.indices(micro_batch)) * each
             count = self._device.number(counted[0])
             self.labels_taken += taken
             self.counted = self.counted + count
@@ -178,19 +176,16 @@ class MicroBatches:
         return ""
 
     def _host_inputs(self, micro_batch: int) -> Array:
-        inputs = self._own(self._held[micro_batch].inputs)
-        if self._rows is not None:
-            inputs = inputs[:, self._rows.own]
+        inputs = self._held[micro_batch].inputs
+        if self._cut is not None:
+            inputs = inputs[:, self._cut.own]
         if self._dtype is not None and inputs.dtype.kind == "f":
             inputs = inputs.astype(self._dtype, copy=False)
         return inputs
 
     def _host_labels(self, micro_batch: int) -> Array:
-        return self._own(self._held[micro_batch].labels)
-
-    def _own(self, values: Array) -> Array:
-        """The part of values_NT... that lies on this rank."""
-        return values if self._positions is None else values[:, self._positions.own]
+        labels = self._held[micro_batch].labels
+        return labels[:, self._cut.own] if self._cut and self._cuts_labels else labels
 
 
 def _first_unfit(values: Array) -> tuple[int, str] | None:

@@ -13,7 +13,6 @@ from collectives import Communicator
 from collectives.codec import Dice
 from mpitrain.arrays import Array
 from mpitrain.compress import parse
-from mpitrain.compress.codec import feedback_of
 from mpitrain.config import Compress, Config, ConfigError, Optim, expect
 from mpitrain.data.map_style import OwnSamples
 from mpitrain.objective import reduction_of
@@ -79,19 +78,7 @@ def reduction(config: Config, groups: Mapping[str, Communicator], replica: int) 
 
 def compression(table: Compress, every: int = 1) -> CodingOptions:
     """Options of the codec that [compress] names, for sums after ``every`` steps."""
-    codec = parse(table.codec)
-    feedback = (feedback_of(codec) if table.feedback == "auto" else table.feedback) == "on"
-    return CodingOptions(
-        codec,
-        feedback,
-        table.start,
-        table.least,
-        table.exchange,
-        table.flush_every,
-        every,
-        table.units == "update",
-        table.level == "nodes",
-    )
+    return CodingOptions(table, parse(table.codec), every)
 
 
 def mapped(folder: Path, rank: int) -> Allocate:

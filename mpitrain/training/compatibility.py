@@ -11,7 +11,6 @@ from mpitrain.config.metric_names import refusal, usual
 from mpitrain.data import DataError, Dataset, Samples
 from mpitrain.fields import Fields
 from mpitrain.models import SequentialModel
-from mpitrain.nn import Chain
 from mpitrain.objective import BinaryCrossEntropy, LossFunction
 from mpitrain.objective.metrics import ClassesFirst, Metric, build
 
@@ -123,7 +122,7 @@ def expect_untested(job: Config, metrics: Mapping[str, Metric] | None) -> None:
 
 def whole_state(parts: "Parts") -> dict[str, Array]:
     """Layers' initial state besides parameters, by name; ConfigError if layouts would change it."""
-    found = Chain(parts.model.layers).state(parts.config.run.dtype)
+    found = parts.model.state(parts.config.run.dtype)
     if found and max(parts.grid.layout.replicas) > 1:
         expect(parts.config, "batch-norm")
     return found
@@ -179,7 +178,7 @@ def initial(parts: "Parts") -> Array:
     try:
         flat = _room(parts.arena.size, run.dtype)
         for index, name in enumerate(layers):
-            drawn = model.initial([name], run.seed, np, run.dtype)[name]
+            drawn = model.drawn(name, run.seed, np, run.dtype)
             try:
                 parts.arena.fill(flat, index, drawn)
             except ValueError as error:

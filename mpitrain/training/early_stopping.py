@@ -11,7 +11,7 @@ from mpitrain.config.metric_names import is_better_higher
 from mpitrain.metrics.records import Epoch
 from mpitrain.metrics.words import counted
 from mpitrain.optim.schedule_table import ScheduleTable, TabulatedSchedule
-from mpitrain.ranks.together import together
+from mpitrain.ranks.together import by_rank_0
 
 if TYPE_CHECKING:
     from mpitrain.training.parts import Parts
@@ -175,12 +175,10 @@ class MeasuredRates:
         self.values += found
 
         def act() -> list[float]:
-            if self._comm.rank > 0:
-                return []
             taken = [nan if value is None else value for value in found]
             return self._schedule.after_tests(taken, anew=anew)
 
-        factors = self._comm.bcast(together(self._comm, act, ConfigError))
+        factors = by_rank_0(self._comm, act, ConfigError)
         self._table.factors[step // self._table.steps :] = factors
 
 

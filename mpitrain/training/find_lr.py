@@ -7,7 +7,7 @@ from math import inf
 from msgspec.structs import replace
 
 from collectives import Communicator
-from mpitrain.config import Config, ConfigError, Evaluate, Optim
+from mpitrain.config import Config, ConfigError, Evaluate
 from mpitrain.metrics.records import Step
 from mpitrain.optim.schedule_table import Factor
 from mpitrain.step.agreement import NonFinite
@@ -112,20 +112,10 @@ def find(
 
 def _short(config: Config, steps: int) -> Config:
     """The job with this number of steps, a rate that a function gives, and no averages."""
-    optim = replace(
-        config.optim,
-        schedule="constant",
-        schedule_by="step",
-        milestones=(),
-        decay=Optim().decay,
-        warmup_epochs=0.0,
-        decay_epochs=0.0,
-        average=0.0,
-    )
     return replace(
         config,
         run=replace(config.run, on_nonfinite="stop", check_every=0),
-        optim=optim,
+        optim=config.optim.constant,
         evaluate=Evaluate(config.evaluate.metrics),  # a scheduler that follows tests is replaced
         # As an epoch has at least one step, this number of epochs is enough.
         train=replace(config.train, epochs=steps, steps=steps),

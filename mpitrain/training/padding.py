@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from mpitrain import nn
 from mpitrain.arrays import Array
 from mpitrain.config import ConfigError
 from mpitrain.data import DataError, Samples
@@ -88,7 +87,7 @@ class Padding:
         if self._tried is None:
             return
         parts, tried = self._parts, self._tried
-        state = nn.Chain(parts.model.layers).state(parts.config.run.dtype)
+        state = parts.model.state(parts.config.run.dtype)
         if any(name.endswith("running_mean") for name in state):
             raise ConfigError(
                 "model: batch norm averages over padding, too; take LayerNorm or GroupNorm, or pad "

@@ -46,19 +46,23 @@ def layout_of(config: Config, ranks: int) -> Layout:
     return Layout(replicas, p.tensor, context, spread, rows)
 
 
-def positions_of(config: Config, group: TensorGroup, data: Dataset) -> Positions | None:
-    """The cut of the positions of a job's samples over context ranks; None where there is one.
+def cut_of(config: Config, group: TensorGroup, data: Dataset) -> Positions | Rows | None:
+    """The cut of the positions of a job's samples, or of the rows of its images, over a group.
 
-    ConfigError: samples are too short, or vary in length, or tensor ranks cannot share positions.
+    None where each rank has whole ones.  ConfigError: samples are too short, or vary in size, or
+    tensor ranks cannot share positions.
     """
     p = config.parallel
-    if p.context == 1:
+    if p.context == p.space == 1:
         return None
     if data.varies:
+        key = "space" if p.space > 1 else "context"
         raise ConfigError(
-            "parallel.context: samples of many lengths cannot be cut alike; pad them to one "
-            "length, or set parallel.context = 1"
+            f"parallel.{key}: samples of many sizes cannot be cut alike; pad them to one size, or "
+            f"set parallel.{key} = 1"
         )
+    if p.space > 1:
+        return Rows(group, data.input_shape[0])
     try:
         found = Positions(group, data.input_shape[0], p.attention)
     except ValueError as error:
@@ -70,21 +74,6 @@ def positions_of(config: Config, group: TensorGroup, data: Dataset) -> Positions
             f"rank, {max(lengths)}; take a data.context that {2 * p.tensor * p.context} divides"
         )
     return found
-
-
-def rows_of(config: Config, group: TensorGroup, data: Dataset) -> Rows | None:
-    """The cut of the rows of a job's images over a group; None where each rank has whole ones.
-
-    ConfigError: images vary in size.
-    """
-    if config.parallel.space == 1:
-        return None
-    if data.varies:
-        raise ConfigError(
-            "parallel.space: images of many sizes cannot be cut alike; pad them to one size, or "
-            "set parallel.space = 1"
-        )
-    return Rows(group, data.input_shape[0])
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from mpitrain.config import ConfigError
 from mpitrain.data import DataError
 from mpitrain.group import TensorGroup
 from mpitrain.nn.context import Terms
+from mpitrain.nn.positions import Positions
 from mpitrain.parallel.grid import Coordinates, Layout
 from mpitrain.parallel.store import Weights
 from mpitrain.pipeline.actions import Pipeline, Update
@@ -25,7 +26,7 @@ from mpitrain.ranks.together import together
 from mpitrain.step.precision import CastWeights, compute_type
 from mpitrain.training.batches import MicroBatches
 from mpitrain.training.feed import Held
-from mpitrain.training.partition import positions_of, rows_of, schedule_of
+from mpitrain.training.partition import cut_of, schedule_of
 
 if TYPE_CHECKING:
     from mpitrain.training.parts import Parts
@@ -58,15 +59,10 @@ class Passes:
             own = [parts.model.layers[name] for name in chunk]
             self._stages.append(Stage(own, first, chunk))
             first += len(chunk)
-        kind = data.input_dtype
-        self._positions = positions_of(config, grid.context, data)
-        shape = data.input_shape
-        if self._positions:
-            shape = (len(self._positions.own), *shape[1:])
-        self._rows = rows_of(config, grid.context, data)
-        if self._rows:
-            here = self._rows.own
-            shape = (here.stop - here.start, *shape[1:])
+        kind, shape = data.input_dtype, data.input_shape
+        self._cut = cut_of(config, grid.context, data)
+        if self._cut:
+            shape = (len(np.arange(shape[0])[self._cut.own]), *shape[1:])
         self._inputs = Spec(shape, self.dtype if kind.kind == "f" else kind)
         self._schedules: dict[int, tuple[Pipeline, Report]] = {}
         self._runners: dict[int, Runner] = {}
@@ -131,8 +127,7 @@ class Passes:
             dtype=self.dtype,
             scale=scale,
             device=self._device,
-            positions=self._positions,
-            rows=self._rows,
+            cut=self._cut,
         )
 
     def context(
@@ -153,7 +148,7 @@ class Passes:
         run = self._config.run
         return nn.Context(
             seed=run.seed, samples=indices, state=self.state, keyed=run.random == "keyed",
-            positions=self._positions,
+            positions=self._cut if isinstance(self._cut, Positions) else None,
         )  # fmt: skip
 
     def through(self, x: Array | None = None) -> Array | None:

@@ -23,7 +23,7 @@ class Purity:
         model = parts.model
         self._comm = parts.comm
         # All ranks know all layers, so that this is the same on all of them.
-        self._is_tried = any(layer.verdicts() for layer in model.layers.values())
+        self._is_tried = bool(model.verdicts())
         self._verdicts = [one for name in parts.layers for one in model.layers[name].verdicts()]
         self._functions = [model.loss, *parts.metrics.values()]
 

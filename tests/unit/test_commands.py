@@ -244,16 +244,15 @@ def test_what_would_take_for_ever_or_finds_no_room_is_one_sentence(
 
 
 def test_the_file_of_ended_is_that_of_this_run(tmp_path):
-    for comm in (SimpleNamespace(rank=0), SimpleNamespace(rank=1)):
-        (tmp_path / "ended").touch()
-        mark_ended(comm, tmp_path / "ended", ended=False)
-        assert (tmp_path / "ended").exists() == (comm.rank == 1)
-    mark_ended(SimpleNamespace(rank=0), tmp_path / "ended", ended=True)
+    (tmp_path / "ended").touch()
+    mark_ended(tmp_path / "ended", ended=False)
+    assert not (tmp_path / "ended").exists()
+    mark_ended(tmp_path / "ended", ended=True)
     assert (tmp_path / "ended").read_bytes() == b""
     (tmp_path / "notes").write_text("mine")
     for name, why in (("notes", "there is something in it"), ("no/where", "No such file")):
         with pytest.raises(ConfigError, match=f"--ended .*{name}: {why}"):
-            mark_ended(SimpleNamespace(rank=0), tmp_path / name, ended=False)
+            mark_ended(tmp_path / name, ended=False)
     assert (tmp_path / "notes").read_text() == "mine"
 
 

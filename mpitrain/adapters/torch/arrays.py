@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from collectives.errors import install
+from collectives.errors import needed
 from mpitrain.arrays import Array, array_namespace
 from mpitrain.config import ConfigError
 
@@ -29,12 +29,8 @@ def as_array(tensor: torch.Tensor, xp: ModuleType = np) -> Array:
     if values.dtype != torch.bfloat16:
         found: Array = values.numpy()
         return found
-    try:
-        import ml_dtypes
-    except ImportError as error:
-        how = install("ml_dtypes", "bfloat16")
-        raise ImportError(f"bfloat16 parameters need ml_dtypes: {how}") from error
-    return np.asarray(values.view(torch.int16).numpy().view(ml_dtypes.bfloat16))
+    kind = needed("ml_dtypes", "bfloat16", "a parameter of bfloat16").bfloat16
+    return np.asarray(values.view(torch.int16).numpy().view(kind))
 
 
 def as_tensor(array: Array) -> torch.Tensor:

@@ -45,7 +45,8 @@ class Simulation:
         if isinstance(wanted, tuple):
             bounds = [sum(wanted[:s]) for s in range(stages + 1)]
         self.names = [names[a:b] for a, b in pairwise(bounds)]
-        initial = self.model.initial(names, config.run.seed, np, config.run.dtype)
+        seed, kind = config.run.seed, config.run.dtype
+        initial = {name: self.model.drawn(name, seed, np, kind) for name in names}
         # Places of each tensor that layers share: of its owner's, and of its users'.
         stage_of = {name: stage for stage, own in enumerate(self.names) for name in own}
         self.tied = [

@@ -278,7 +278,7 @@ def test_a_model_that_is_too_large_is_refused_on_all_ranks(comm, monkeypatch):
         def initial(self, *arguments):
             raise MemoryError("Unable to allocate 954. GiB")
 
-        monkeypatch.setattr(SequentialModel, "initial", initial)
+        monkeypatch.setattr(SequentialModel, "drawn", initial)
     with pytest.raises(ConfigError, match=r"model: the parameters .*954\. GiB.*make the model"):
         start(comm, mlp())
 
@@ -295,7 +295,7 @@ def test_another_fault_of_a_model_is_not_called_a_lack_of_memory(comm, monkeypat
     def initial(self, *arguments):
         raise ValueError("a layer's own fault")
 
-    monkeypatch.setattr(SequentialModel, "initial", initial)
+    monkeypatch.setattr(SequentialModel, "drawn", initial)
     with pytest.raises(ValueError, match="a layer's own fault"):
         start(comm, mlp())
 

@@ -5,8 +5,9 @@ from math import prod
 import pytest
 
 from mpitrain.compress import parse
-from mpitrain.parallel.compressed_summation import CodingOptions
+from mpitrain.config import Compress
 from mpitrain.parallel.sent_bytes import coded_bytes, dense_bytes
+from mpitrain.training.build import compression
 
 MB = 2**20
 
@@ -59,7 +60,7 @@ def test_what_is_sent_is_not_what_is_encoded():
         return 24 * nbytes / 16 / MB
 
     assert round(sent(dense_bytes(4 * sum(map(prod, shapes)), 16))) == 1918
-    votes = CodingOptions(parse("signum"), feedback=False)
+    votes = compression(Compress("signum"))
     assert round(sent(coded_bytes(votes, shapes, 16))) == 60
-    low_rank = CodingOptions(parse("powersgd:rank=2,min_rate=0"), feedback=True, least=1)
+    low_rank = compression(Compress("powersgd:rank=2,min_rate=0", least=1))
     assert round(sent(coded_bytes(low_rank, shapes, 16)), 1) == 14.1

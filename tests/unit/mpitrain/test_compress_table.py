@@ -9,9 +9,9 @@ import pytest
 from collectives.codec import Residual
 from mpitrain.commands.plan import explain
 from mpitrain.compress import parse
-from mpitrain.config import Config, ConfigError
-from mpitrain.parallel.compressed_summation import CodingOptions
+from mpitrain.config import Compress, Config, ConfigError
 from mpitrain.search.machine import Machine
+from mpitrain.training.build import compression
 
 SGD = {"name": "sgd", "momentum": 0.0}
 LOCAL = {"kind": "local", "period": 5}
@@ -76,7 +76,7 @@ def test_what_can():
     ],
 )
 def test_ranks_average_what_was_left_out_in_the_first_sum_that_is_due(often, every, steps, flushed):
-    how = CodingOptions(parse("powersgd"), True, flush_every=often, every=every)
+    how = compression(Compress("powersgd", flush_every=often), every)
     assert [step for step in steps if how.flushes(step)] == flushed
 
 

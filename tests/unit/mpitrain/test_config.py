@@ -229,6 +229,7 @@ GPT = ["model.kind=gpt", "data.name=text", "data.path=x", "model.width=8"]
         (["optim.trust=0.01"], "optim.trust: "),
         (["optim.milestones=[3]"], "optim.milestones: optim.schedule = 'constant' does not read"),
         (["optim.schedule=cosine", "optim.decay=0.5"], "optim.decay: "),
+        (["optim.schedule=cosine", "optim.decay_epochs=1"], "optim.decay_epochs: "),
         (["optim.schedule=step"], "optim.milestones: optim.schedule = 'step' multiplies"),
         (["own.optimizer=m:f", "optim.momentum=0.5"], "the program brings (m:f) does not read it"),
         (["run.loss_scale=1"], "run.loss_scale: run.compute = 'same' does not read it"),

@@ -104,7 +104,7 @@ def test_mnists_files(tmp_path):
         ({"labels": "i1"}, "the labels int8; both must be uint8"),
         ({"labels": "f4"}, "must be uint8"),
         ({"images": "f4"}, "the train images are >f4 and"),
-        ({"side": 5}, r"train images are \(4, 4\) points and the t10k images \(5, 5\)"),
+        ({"side": 5}, r"inputs are \(4, 4, 1\) float32 to train and \(5, 5, 1\)"),
         ({"count": 3}, r"t10k images have shape \(2, 4, 4\)"),
     ],
 )

@@ -66,7 +66,7 @@ def test_a_block_has_a_budget(cupy):
     config = small()
     model = models.build(config, load(config.data, "float32"))
     layer = model.layers["block0"]
-    drawn = model.initial(["block0"], 0, np, np.float32)["block0"]
+    drawn = model.drawn("block0", 0, np, np.float32)
     parameters = {name: cupy.asarray(value) for name, value in drawn.items()}
     x = cupy.zeros((2, 8, config.model.width), np.float32)
     counts.reset()

@@ -70,7 +70,6 @@ def test_one_cycle_of_a_single_step_of_climbing():
     [
         ({"schedule": "wsd"}, "optim.decay_epochs: wsd falls in more than 0 and at most 10 epochs"),
         ({"schedule": "wsd", "decay_epochs": 8.5, "warmup_epochs": 2}, "at most 8 epochs, which"),
-        ({"schedule": "cosine", "decay_epochs": 1}, "optim.decay_epochs: cosine has no such part"),
         ({"schedule": "one_cycle"}, "optim.warmup_epochs: one_cycle climbs in these epochs"),
     ],
 )

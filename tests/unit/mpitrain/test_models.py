@@ -18,7 +18,7 @@ TEXT = Dataset(Samples(np.ones((2, 6), int), np.zeros((2, 6), int)), None, 11)
 
 def scores(config, dataset, dtype=np.float32):
     model = models.build(config, dataset)
-    initial = model.initial(list(model.layers), 0, np, dtype)
+    initial = {name: model.drawn(name, 0, np, dtype) for name in model.layers}
     x = dataset.train[:2].inputs
     for name, layer in model.layers.items():
         x, _ = layer.forward(initial[name], x)
@@ -48,10 +48,10 @@ def test_a_gpt_has_one_table_for_both_ends():
 
 def test_a_layer_begins_the_same_whoever_makes_it():
     model = models.build(Config(model=Model(kind="vgg", channels=(3,), hidden=(4,))), IMAGES)
-    alone = model.initial(["linear1"], 5, np, np.float64)["linear1"]
-    among = model.initial(list(model.layers), 5, np, np.float64)["linear1"]
+    alone = model.drawn("linear1", 5, np, np.float64)
+    among = {name: model.drawn(name, 5, np, np.float64) for name in model.layers}["linear1"]
     np.testing.assert_array_equal(alone["linear.weight"], among["linear.weight"])
-    other = model.initial(["linear1"], 6, np, np.float64)["linear1"]
+    other = model.drawn("linear1", 6, np, np.float64)
     assert (alone["linear.weight"] != other["linear.weight"]).any()
 
 
@@ -66,14 +66,14 @@ def test_shapes_cost_no_memory():
     model = models.build(config, text)
     tracemalloc.start()
     try:
-        shapes = model.shapes(list(model.layers))
+        shapes = model.shapes()
         size = model.size
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert shapes["embedding"]["tokens.token"] == shapes["head"]["scores.token"] == (8192, 512)
+    assert shapes["embedding.tokens.token"] == shapes["head.scores.token"] == (8192, 512)
     assert 29e6 < size < 30e6  # the table of tokens is there once
-    assert size + 8192 * 512 == sum(prod(s) for own in shapes.values() for s in own.values())
+    assert size + 8192 * 512 == sum(map(prod, shapes.values()))
     assert peak < 1e6
 
 
@@ -86,8 +86,7 @@ class Scaled(nn.ReLU):
 
 def test_a_layer_that_says_no_shapes_is_drawn_to_see_them():
     model = models.SequentialModel({"a": Scaled()}, MeanSquaredError(), TensorGroup())
-    assert model.shapes(["a"]) == {"a": {"scale": (2, 3)}}
-    assert model.size == 6
+    assert model.shapes() == model.trained() == {"a.scale": (2, 3)}
 
 
 @pytest.mark.parametrize("first", ["enc", "enc.x"])
@@ -96,7 +95,7 @@ def test_the_owner_of_a_tied_tensor_has_the_longest_name_that_fits(first):
     layers["out"].tied = {"weight": "enc.x.weight"}
     model = models.SequentialModel(layers, MeanSquaredError(), TensorGroup())
     assert model.ties() == {"enc.x.weight": {"enc.x", "out"}}
-    begin = model.initial(list(layers), 0, np, np.float64)
+    begin = {name: model.drawn(name, 0, np, np.float64) for name in layers}
     np.testing.assert_array_equal(begin["out"]["weight"], begin["enc.x"]["weight"])
     layers["out"].tied = {"weight": "end.weight"}
     model = models.SequentialModel(layers, MeanSquaredError(), TensorGroup())

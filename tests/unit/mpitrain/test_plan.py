@@ -296,7 +296,7 @@ def test_a_plan_of_servers(capsys):
     assert "a worker pulls 35.9 kB and pushes 35.9 kB a step; a server moves 144 kB" in told
     assert "operations for each byte of gradients" in told
     assert main(["plan", "server", "-n", "1"]) == 2
-    assert "leaves no worker; plan 2 ranks or more" in capsys.readouterr().err
+    assert "leaves no worker; start 2 ranks or more" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("words", ["", "zero", "pipe=2,model.layers=9", "train.batch_size=7"])

@@ -213,7 +213,7 @@ def test_what_a_forward_pass_keeps_is_what_it_really_saves():
     costs = layer_costs(model, data.input_shape)
     x = np.random.default_rng(0).integers(0, 100, (3, 32))
     for cost, (name, layer) in zip(costs, model.layers.items(), strict=True):
-        parameters = model.initial([name], 0, np, np.float32)[name]
+        parameters = model.drawn(name, 0, np, np.float32)
         x, saved = layer.forward(parameters, x)
         kept = {id(array): array.size for array in arrays(saved)}
         if name.startswith("block"):

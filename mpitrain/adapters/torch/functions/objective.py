@@ -3,7 +3,6 @@
 import warnings
 from collections.abc import Mapping
 from itertools import product
-from math import nan
 from typing import Any
 
 import numpy as np
@@ -26,6 +25,8 @@ from mpitrain.arrays import Array, Judged, Scalar, Shape, array_namespace
 from mpitrain.config import ConfigError
 from mpitrain.fields import as_given, fields, filled, joined, named, partial, zeros
 from mpitrain.objective import Reduction
+from mpitrain.objective.metrics import SumAndCount
+from mpitrain.ranks.same import name_of
 
 #: How results of the three reductions are called.
 _KINDS = {"mean": "a mean", "count": "a sum and what counts", "sum": "a sum"}
@@ -234,7 +235,7 @@ class TorchLoss(Judge):
         return parts, self._calls.of(self._there, as_given(parts), as_given(truth))
 
 
-class TorchMetric(Judge):
+class TorchMetric(Judge, SumAndCount):
     """A function that gives the mean over its samples, or ``(sum, count)``."""
 
     def __init__(self, function: Function, name: str = "one of them") -> None:
@@ -260,9 +261,6 @@ class TorchMetric(Judge):
             self._weights.compare(scores, truth, found)
         return np.array([whole * (1 if found.reduction == "count" else times), count])
 
-    def value(self, totals: Array) -> float:
-        return float(totals[0] / totals[1]) if totals[1] else nan
-
 
 def _wide(parts: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Tensors of 16 bits in float32."""
@@ -284,11 +282,6 @@ def _drawn(arrays: Mapping[str, Array], wide: torch.dtype, seed: int) -> dict[st
 
 def _needing_gradients(parts: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name: part.requires_grad_(part.is_floating_point()) for name, part in parts.items()}
-
-
-def name_of(function: Any) -> str:
-    """Name of a function in errors."""
-    return getattr(function, "__name__", type(function).__name__)
 
 
 def gradients(total: torch.Tensor, outputs: Tensors) -> dict[str, torch.Tensor]:
