@@ -111,7 +111,7 @@ class Places:
         return self.copy()
 
     def __setitem__(self, _: slice, values: Any) -> None:
-        """Write ``values``, as many as there are or fewer, from the first byte on."""
+        """Write ``values`` from the first byte on; bytes behind them stay."""
         left = np.asarray(values)
         for part in self._parts:
             part[: len(left)] = left[: len(part)]
