@@ -63,6 +63,7 @@ help:
 	@echo "make conformance    mpi4py's own tests with our communicator, on SIZES=$(SIZES) ranks; hours"
 	@echo "make torch-tests    PyTorch's own tests over our torch.distributed; needs TORCH=1"
 	@echo "make soak           drawn calls on buffers of every kind, SOAK=$(SOAK) s on NP=$(NP) ranks"
+	@echo "make layouts-N      drawn layouts on N virtual ranks against one process, SOAK=$(SOAK) s"
 	@echo "make bench          our all-reduces beside the MPI library's, on 2 ranks"
 	@echo "make tune           measure a tuning table for NP=$(NP) ranks of this machine"
 	@echo "make peers          ours beside Open MPI, MPICH, Intel MPI and Gloo, on 2 ranks"
@@ -92,7 +93,7 @@ test: quick
 	$(MAKE) $(FEW:%=collectives-%) $(GRIDS:%=mpitrain-%)
 
 # Ranks share the cores, and threads of NumPy and PyTorch that wait for one another do badly there.
-test-% collectives-% mpitrain-% full-%: export OMP_NUM_THREADS ?= 1
+test-% collectives-% mpitrain-% full-% layouts-%: export OMP_NUM_THREADS ?= 1
 
 QUICK_ON_RANKS = $(MPIEXEC) -n $* $(BIN)/python -m pytest --with-mpi -m "mpi and not slow" -q $(if $(ONLY),-k '$(ONLY)')
 
@@ -116,6 +117,7 @@ test-full: install
 	$(BIN)/python -m pytest -q $(WORKERS) tests/unit tests/local
 	$(BIN)/python -m pytest -q tests/launch tests/cluster
 	$(MAKE) $(FULL:%=full-%)
+	$(MAKE) layouts-5 layouts-8 SOAK=600
 
 full-%: install
 	$(MPIEXEC) -n $* $(BIN)/python -m pytest --with-mpi -m mpi -q tests/mpi
@@ -156,6 +158,9 @@ seeded: install
 
 soak: install
 	$(MPIEXEC) -n $(NP) $(BIN)/python -m tests.soak --seconds $(SOAK)
+
+layouts-%: install
+	PYTHONPATH=. $(BIN)/python -m collectives.virtual -n $* tests/soak/layouts.py --seconds $(SOAK)
 
 bench: install
 	mkdir -p runs

@@ -111,8 +111,9 @@ class Places:
     def __init__(self, joined: Any) -> None:
         """``joined``: a type of bytes by their addresses, of ``Create_hindexed``."""
         _, _, where = joined.decode()
+        at: Any = library.buffer.fromaddress
         self._parts = [
-            np.frombuffer(library.buffer.fromaddress(address, length), np.uint8)
+            np.frombuffer(at(address, length), np.uint8)
             for length, address in zip(where["blocklengths"], where["displacements"], strict=True)
         ]
 
@@ -126,7 +127,7 @@ class Places:
         return self.copy()
 
     def __setitem__(self, _: slice, values: Any) -> None:
-        """Write ``values``, as many as there are or fewer, from the first byte on."""
+        """Write ``values`` from the first byte on; bytes behind them stay."""
         left = np.asarray(values)
         for part in self._parts:
             part[: len(left)] = left[: len(part)]

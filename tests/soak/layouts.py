@@ -44,12 +44,14 @@ def drawn_job(rng: Random, ranks: int) -> Config:
     data, model = Data("digits"), Model(kind, channels=(8, 8, 8)[: rng.randint(2, 3)])
     if kind == "gpt":
         data = Data("text", path=str(TEXT), context=wide + rng.choice((0, 0, 3)))
-        model = Model(kind, width=wide, heads=wide // 2, layers=rng.choice((ranks, 2 * ranks)))
+        model = Model(
+            kind, width=wide, heads=wide // 2, layers=rng.choice((2, 2, ranks, 2 * ranks))
+        )
         model = replace(model, dropout=rng.choice((0, 0.2)))
         if experts := rng.choice((0, 3, 5)):
             model = replace(model, experts=experts, capacity=1.0, balance=0.1)
     elif kind != "resnet":
-        model = replace(model, hidden=(8,) * rng.choice((1, 2 * ranks)))
+        model = replace(model, hidden=(8,) * rng.choice((1, 2, ranks)))
     train = Train(epochs=1, steps=STEPS, batch_size=rng.choice((24, 17, 5)))
     run = Run(seed=rng.randint(1, 3), dtype="float64")
     optim = rng.choice((SGD, ADAMW, LAMB))
@@ -125,22 +127,14 @@ def trained(comm, config, *, first=0, keep_at=0):
         return np.array(curve), whole(comm, trainer)
 
 
-def plain(config):
-    """The job in one process."""
-    return replace(config, parallel=Parallel(), train=replace(config.train, micro_batches=1))
-
-
-def right(config, ranks):
+def right(config, ranks, first=0):
     """What one process finds."""
     if config.parallel.schedule == "asynchronous":
-        losses, weights = simulated(config, STEPS, ranks=ranks)
+        losses, weights = simulated(config, STEPS, ranks=ranks, done=first)
         return np.array(losses)[:, None], weights
-    return alone(plain(config))
-
-
-def alone(config, **given):
+    plain = replace(config, parallel=Parallel(), train=replace(config.train, micro_batches=1))
     with Communicator(MPI.COMM_SELF) as one:
-        return trained(one, config, **given)
+        return trained(one, plain, first=first)
 
 
 def apart(found, right):
@@ -161,8 +155,9 @@ def told(config):
 def run(comm, rng, folder, say, refused):
     """One round; says what it compares before it does.  Returns the worst difference."""
 
-    def by_first(make, *given, **more):
-        return comm.bcast(make(*given, **more) if comm.rank == 0 else None)
+    def differs(found, config, first=0):
+        alone = right(config, comm.size, first) if comm.rank == 0 else None
+        return apart(found, comm.bcast(alone))
 
     stale = rng.random() < 0.35
     job = changed(drawn_job(rng, comm.size), dir=str(folder))
@@ -173,14 +168,14 @@ def run(comm, rng, folder, say, refused):
         f"batch={job.train.batch_size}: {told(config)}")  # fmt: skip
     steps = config.parallel.window if stale else rng.randint(1, STEPS - 1)
     found = trained(comm, config, keep_at=steps)
-    worst = [apart(found, by_first(right, config, comm.size))]
+    worst = [differs(found, config)]
     say(f" {worst[0]:.1e}")
     again = trained(comm, config, first=steps)
     assert np.array_equal(again[0], found[0][steps:]), "a run that goes on has other losses"
     assert all(np.array_equal(again[1][n], v) for n, v in found[1].items()), "it has other weights"
-    moved = drawn_layout(rng, job, comm, refused, stale=False)
+    moved = drawn_layout(rng, job, comm, refused, stale=stale and rng.random() < 0.5)
     say(f" goes on, and in {told(moved)}")
-    worst += [apart(trained(comm, moved, first=steps), by_first(alone, plain(moved), first=steps))]
+    worst.append(differs(trained(comm, moved, first=steps), moved, steps))
     say(f" {worst[1]:.1e}")
     return max(worst)
 

@@ -3,12 +3,12 @@
 from itertools import pairwise
 from math import ceil, lcm
 
-import numpy as np
 from mpi4py import MPI
 from msgspec.structs import replace
 
 from collectives import Communicator
 from mpitrain import nn
+from mpitrain.checkpoint.saving import resume
 from mpitrain.config import Parallel
 from mpitrain.nn.layer import go_forward
 from mpitrain.start import start
@@ -28,7 +28,7 @@ def ahead(replicas):
 class Simulation:
     """All stages in one process; every version of the weights is kept."""
 
-    def __init__(self, config, replicas, layers=None):
+    def __init__(self, config, replicas, layers=None, *, resumed=False):
         self.policy, self.accumulate = config.parallel.weights, config.train.micro_batches
         self.replicas, self.stages = replicas, len(replicas)
         self.parts = self.accumulate * lcm(*replicas)
@@ -39,14 +39,20 @@ class Simulation:
             with start(one, plain, objects=UserObjects(layers=layers)) as trainer:
                 self.model, self.sampler = trainer.parts.model, trainer.parts.sampler
                 self.data = trainer.parts.data
+                if resumed:
+                    resume(trainer.parts)
+                (piece,), (state,) = trainer.parts.store.pieces, trainer.parts.updater.state
+                weights, speed = (
+                    {one.name: flat[one.start : one.stop].reshape(one.shape).copy()
+                     for one in trainer.parts.arena.tensors}
+                    for flat in (piece.parameters, state["velocity"])
+                )  # fmt: skip
         names = list(self.model.layers)
         wanted = config.parallel.partition
         bounds = [len(names) * s // stages for s in range(stages + 1)]
         if isinstance(wanted, tuple):
             bounds = [sum(wanted[:s]) for s in range(stages + 1)]
         self.names = [names[a:b] for a, b in pairwise(bounds)]
-        seed, kind = config.run.seed, config.run.dtype
-        initial = {name: self.model.drawn(name, seed, np, kind) for name in names}
         # Places of each tensor that layers share: of its owner's, and of its users'.
         stage_of = {name: stage for stage, own in enumerate(self.names) for name in own}
         self.tied = [
@@ -55,11 +61,15 @@ class Simulation:
             for own, full in layer.tied.items()
             for owner in [full.partition(".")[0]]
         ]
-        self.weights = [[{n: initial[n] for n in own}] for own in self.names]
-        self.speed = [
-            {n: {k: np.zeros_like(v) for k, v in initial[n].items()} for n in own}
-            for own in self.names
-        ]
+
+        def by_stage(values):
+            return [{name: self._of_layer(name, values) for name in own} for own in self.names]
+
+        self.weights, self.speed = [[own] for own in by_stage(weights)], by_stage(speed)
+
+    def _of_layer(self, name, values):
+        layer = self.model.layers[name]
+        return {own: values[layer.tied.get(own, f"{name}.{own}")] for own in layer.shapes()}
 
     def version(self, stage, micro_batch):
         """Updates of a stage before its forward pass: its replicas take turns."""
@@ -162,13 +172,14 @@ class Simulation:
         self.history[stage].append(speed)
 
 
-def simulated(config, steps, layers=None, ranks=MPI.COMM_WORLD.size):
-    simulation = Simulation(config, layout_of(config, ranks).replicas, layers)
+def simulated(config, steps, layers=None, *, ranks=MPI.COMM_WORLD.size, done=0):
+    """Losses of the steps after ``done``, and the weights after the last."""
+    simulation = Simulation(config, layout_of(config, ranks).replicas, layers, resumed=done > 0)
     optim = config.optim
     lr = optim.lr * config.train.batch_size / (optim.reference_batch or config.train.batch_size)
     batches = list(simulation.sampler.batches(0))[:steps]
     losses = []
-    for first in range(0, steps, config.parallel.window):
+    for first in range(done, steps, config.parallel.window):
         losses += simulation.run(batches[first : first + config.parallel.window], lr, first)
     tied = {place for _, place in (places[0] for places in simulation.tied)}
     last = {
