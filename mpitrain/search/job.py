@@ -176,7 +176,9 @@ class Job:
             parts = {"tensor": lines(halved, group=pair)}
         if axes.positions > 1:  # the last rank sees most keys
             ways = axes.ways(Candidate(1, 1, 1, context=2))
-            cuts = {way: Positions(_OneOfTwo(1), axes.positions, way) for way in ways}
+            # Pieces of one length, as those of the other rank stand for its own.
+            length = axes.positions - axes.positions % min(4, axes.positions - axes.positions % 2)
+            cuts = {way: Positions(_OneOfTwo(1), length, way) for way in ways}
             parts |= {way: lines(positions=cut) for way, cut in cuts.items()}
         found = []
         for at, (layer, own) in enumerate(zip(layers, whole, strict=True)):

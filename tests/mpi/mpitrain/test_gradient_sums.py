@@ -171,10 +171,18 @@ class RoundedSum:
 def test_equal_shards_of_a_layer_are_gathered_by_a_call_of_equal_blocks(comm, monkeypatch, more):
     """Which is parsed once, whereas unequal ones are parsed in each pass."""
     size, called = 4 * comm.size + more, []
-    for name in ("Allgather", "Allgatherv"):
+
+    def telling(name):
         real = getattr(type(comm), name)
-        told = lambda self, *given, name=name, real=real: (called.append(name), real(self, *given))  # noqa: E731
-        monkeypatch.setattr(type(comm), name, told)
+
+        def method(self, *given):
+            called.append(name)
+            real(self, *given)
+
+        return method
+
+    for name in ("Allgather", "Allgatherv"):
+        monkeypatch.setattr(type(comm), name, telling(name))
     arena = Arena({"a": nn.Linear(size, 1, bias=False)}, {"a": {"weight": (size, 1)}})
     reduction, values = Reduction({DATA: comm}, Dense()), np.arange(float(size))
     own = ShardedParameters(arena, values, reduction, comm.empty)

@@ -561,3 +561,12 @@ def test_what_context_ranks_do_not_share_is_timed(monkeypatch):
         assert seconds(2, way) == pytest.approx(fixed + 16 * slope)
     assert seconds(4, "zigzag") == pytest.approx(2e-3 + 3 * 1e-3 + 16 * 1.5e-3 * (1 + 3 / 3) / 4)
     assert seconds(4, "ulysses") == pytest.approx(2e-3 + 16 * 1.5e-3 / 4)
+
+
+@pytest.mark.parametrize("positions", [1, 2, 3, 63])
+def test_layers_are_timed_on_samples_of_any_length(positions):
+    values = ["data.path=jobs/examples/license.txt", f"data.context={positions}", "model.layers=1"]
+    config = load(Path("gpt_data"), values)
+    search = load_job(config, "a test").search(Machine(2, 2, 1.0), is_counted=False)
+    ways = {1: set(), 63: {"zigzag", "ulysses"}}.get(positions, {"ring", "ulysses"})
+    assert {*search.layers[1].among_positions} == ways
