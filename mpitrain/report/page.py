@@ -6,6 +6,7 @@ from html import escape
 from importlib.resources import files
 from pathlib import Path
 
+from collectives.files import replace
 from mpitrain.metrics.reader import Log, read_records
 from mpitrain.metrics.records import Resumed, Saved, Skipped, Start, Step, Straggler, Times
 from mpitrain.metrics.trace import TRACE_FILE, Span, read_trace
@@ -58,11 +59,11 @@ def write_report(run: Path) -> Path:
     ]
     title = escape(f"{run.resolve().name}: {start.layout}")
     path = run / "report.html"
-    path.write_text(
+    replace(
+        path,
         "<!doctype html><html lang=en><meta charset=utf-8>"
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{title}</title><style>{STYLE}</style>{''.join(parts)}</html>",
-        encoding="utf-8",
     )
     return path
 
