@@ -29,7 +29,7 @@ def replace(path: Path, text: str) -> None:
     """
     if is_stream(path):
         try:
-            with path.open("a", newline="") as file:
+            with path.open("a", encoding="utf-8", newline="") as file:
                 file.write(text)
         except OSError as error:  # a write does not name the file
             raise type(error)(error.errno, error.strerror, str(path)) from None
@@ -38,7 +38,7 @@ def replace(path: Path, text: str) -> None:
     # A name of its own: others may be writing the same file.
     partial = target.with_name(f".{secrets.token_hex(8)}.partial")
     try:
-        with partial.open("x", newline="") as file:
+        with partial.open("x", encoding="utf-8", newline="") as file:
             if target.exists():
                 os.chmod(partial, stat.S_IMODE(target.stat().st_mode))
             file.write(text)
@@ -49,7 +49,7 @@ def replace(path: Path, text: str) -> None:
         if not isinstance(error, OSError):
             raise
         if error.errno in _NOT_REPLACED and target.exists() and os.access(target, os.W_OK):
-            with target.open("w", newline="") as file:
+            with target.open("w", encoding="utf-8", newline="") as file:
                 file.write(text)
             return
         # The caller knows this name alone.

@@ -12,6 +12,7 @@ from collectives.commands.arguments import RANKS, add_collective, ranks
 from collectives.commands.program import Commands
 from collectives.contracts import contract
 from collectives.errors import CollectiveError
+from collectives.files import replace
 
 
 def add(commands: Commands) -> None:
@@ -45,7 +46,7 @@ def run(options: argparse.Namespace) -> int:
     path = options.output or Path(f"{options.collective}_{plain}.html")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(page, encoding="utf-8")
+        replace(path, page)
     except OSError as error:
         raise CollectiveError(
             f"cannot write {path}: {error.strerror}; name a file with -o"

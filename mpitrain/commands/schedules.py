@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from collectives.commands.arguments import above_zero, positive
+from collectives.files import replace
 from mpitrain.config import ConfigError
 from mpitrain.pipeline.actions import loop
 from mpitrain.pipeline.schedules import SCHEDULES, PublishedSchedule
@@ -117,5 +118,5 @@ def schedules(options: argparse.Namespace) -> None:
             print(f"  written to {path}")
     if options.html:
         options.html.parent.mkdir(parents=True, exist_ok=True)
-        options.html.write_text(explorer(pipelines, times), encoding="utf-8")
+        replace(options.html, explorer(pipelines, times))
         print(f"wrote {options.html}")

@@ -9,6 +9,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from collectives.commands.arguments import positive
+from collectives.files import replace as replace_file
 from mpitrain.config import Config, ConfigError, load
 from mpitrain.config.numbers import toml
 from mpitrain.config.tables import Tables
@@ -81,7 +82,7 @@ def run(options: argparse.Namespace) -> None:
     tables = _tables(config, found[0])
     print(f"\n{tables}")
     if options.output:
-        options.output.write_text(tables + "\n", encoding="utf-8")
+        replace_file(options.output, tables + "\n")
 
 
 def _timed(found: "list[Found]", options: argparse.Namespace) -> "list[Found]":

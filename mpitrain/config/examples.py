@@ -52,5 +52,9 @@ def copy(target: Path) -> Path:
         raise FileExistsError(f"{jobs} is there already; name another folder, or remove it")
     if folder().resolve() in jobs.resolve().parents:
         raise ValueError(f"{jobs} lies in {folder()}, which is copied; name another folder")
-    shutil.copytree(folder(), jobs, ignore=shutil.ignore_patterns("__pycache__"))
+    try:
+        shutil.copytree(folder(), jobs, ignore=shutil.ignore_patterns("__pycache__"))
+    except shutil.Error as error:  # a list of all files that could not be copied
+        shutil.rmtree(jobs, ignore_errors=True)
+        raise OSError(f"{jobs} cannot be written: {error.args[0][0][2]}") from error
     return jobs

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 
-from collectives.files import read_regular
+from collectives.files import read_regular, replace
 from mpitrain.device import HOST, Device
 from mpitrain.fields import filled
 from mpitrain.group import TensorGroup, cut
@@ -119,7 +119,7 @@ def measure_layers(
 
 def write_profile(path: Path, profile: Sequence[LayerProfile]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(list(profile))))
+    replace(path, msgspec.json.format(msgspec.json.encode(list(profile))).decode())
 
 
 def read_profile(path: Path) -> list[LayerProfile]:

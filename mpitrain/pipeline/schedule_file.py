@@ -7,10 +7,12 @@ entries for messages and shards say what follows from the passes, and are passed
 """
 
 import csv
+import io
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from collectives.files import replace
 from mpitrain.pipeline.actions import (
     Action,
     Backward,
@@ -118,5 +120,6 @@ def write(report: Report, path: Path) -> None:
                 if not isinstance(action, Update)
             ]
         )
-    with path.open("w", encoding="utf-8", newline="") as file:
-        csv.writer(file).writerows(rows)
+    text = io.StringIO()
+    csv.writer(text).writerows(rows)
+    replace(path, text.getvalue())

@@ -1,11 +1,13 @@
 """Report of a run in one HTML file, without network and scripts: result, time, details."""
 
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
 from pathlib import Path
 
+from collectives.files import replace
 from mpitrain.metrics.reader import Log, read_records
 from mpitrain.metrics.records import Resumed, Saved, Skipped, Start, Step, Straggler, Times
 from mpitrain.metrics.trace import TRACE_FILE, Span, read_trace
@@ -43,8 +45,9 @@ def write_report(run: Path) -> Path:
     spans, why = _trace(run / TRACE_FILE, start.ranks)
     times = log.last(Times) or facts.traced(spans)
     ranks = facts.ranks(times.ranks)
+    name = os.fsencode(run.resolve().name).decode("utf-8", "backslashreplace")
     parts = [
-        f"<h1>{escape(run.resolve().name)}</h1>",
+        f"<h1>{escape(name)}</h1>",
         f'<p class="answer">{escape(facts.answer(log, ranks))}</p>',
         figures.losses(steps, facts.curve(log)),
         _section("Where the time went", _times(ranks)),
@@ -56,13 +59,13 @@ def write_report(run: Path) -> Path:
         _section("Layout", _layout(start)),
         _section("Tests", _tests(log)),
     ]
-    title = escape(f"{run.resolve().name}: {start.layout}")
+    title = escape(f"{name}: {start.layout}")
     path = run / "report.html"
-    path.write_text(
+    replace(
+        path,
         "<!doctype html><html lang=en><meta charset=utf-8>"
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{title}</title><style>{STYLE}</style>{''.join(parts)}</html>",
-        encoding="utf-8",
     )
     return path
 

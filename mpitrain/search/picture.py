@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from pathlib import Path
 
+from collectives.files import replace
 from mpitrain.metrics.words import counted, in_words
 from mpitrain.parallel.grid import Coordinates
 from mpitrain.search.layouts import Found, Search
@@ -31,7 +32,7 @@ _GROUPS = {
 
 def draw(search: Search, found: Found, path: Path) -> None:
     """Draw a layout into an SVG file, which follows the reader's light or dark mode."""
-    path.write_text(_Drawing(search, found).svg(), encoding="utf-8")
+    replace(path, _Drawing(search, found).svg())
 
 
 class _Drawing:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import re
 from html import unescape
 from types import SimpleNamespace
@@ -87,6 +88,12 @@ def traced():
 def visible(page):
     """The text of a page, without tags and style."""
     return re.sub(r"<[^>]*>", " ", re.sub(r"<style>.*?</style>", "", page, flags=re.DOTALL))
+
+
+def test_a_run_whose_folder_was_given_a_name_that_is_no_text(tmp_path):
+    named = tmp_path / os.fsdecode(b"z\xff")
+    written(tmp_path / "run").rename(named)
+    assert r"<h1>z\xff</h1>" in write_report(named).read_text()
 
 
 def test_a_trace_is_read_back(tmp_path):
