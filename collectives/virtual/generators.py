@@ -1,4 +1,4 @@
-"""What a rank has of its own in a process of many: generators of random numbers, and its program.
+"""Generators of random numbers and the program, which each rank in a process of many has its own of.
 
 The generators are Python's, NumPy's and torch's.
 """

@@ -1,9 +1,9 @@
 """Costs of a model's layers, measured here or read from PipeDream's text profiles."""
 
+import dataclasses
 import re
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import replace
 from graphlib import CycleError, TopologicalSorter
 from math import isfinite
 from pathlib import Path
@@ -88,7 +88,7 @@ def measure_layers(
     x = device.put(x.astype(dtype) if x.dtype.kind == "f" else x)
     context = RESTING
     if positions is not None:
-        x, context = x[:, positions.own], replace(RESTING, positions=positions)
+        x, context = x[:, positions.own], dataclasses.replace(RESTING, positions=positions)
     profile = []
     for name, layer in model.layers.items():
         try:
