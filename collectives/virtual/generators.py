@@ -1,4 +1,4 @@
-"""Generators of random numbers and the program, which each rank in a process of many has its own of.
+"""The random numbers and the program of each rank, in a process that has many.
 
 The generators are Python's, NumPy's and torch's.
 """
