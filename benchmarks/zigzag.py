@@ -108,7 +108,8 @@ def draw(path: str, size: int = 4) -> None:
         times.set(xlim=(0, size), yticks=range(size))
         times.set_yticklabels([f"rank {rank}" for rank in range(size)])
         times.invert_yaxis()
-        times.legend(title="step of the ring", loc="upper right", ncols=size)
+        if way == _WAYS[0]:
+            times.legend(title="step of the ring", loc="upper right", ncols=size)
     drawn.savefig(path, dpi=110)
 
 
