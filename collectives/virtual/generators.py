@@ -1,4 +1,4 @@
-"""What a rank has of its own in a process of many: generators of random numbers, and its program.
+"""Random numbers and the program, of which a rank has its own in a process of many.
 
 The generators are Python's, NumPy's and torch's.
 """

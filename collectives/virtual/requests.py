@@ -83,7 +83,7 @@ class Gapped:
         return self._packed.copy()
 
     def __setitem__(self, part: slice, data: Any) -> None:
-        self._gaps.pack(self._packed)  # what the message does not reach stays
+        self._gaps.pack(self._packed)  # so that the rest stays
         self._packed[part] = data
         self._gaps.unpack(self._packed)
 
