@@ -1,0 +1,125 @@
+"""Calls of MPI on virtual ranks: buffers, statuses, objects, and numbers of ranks."""
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from collectives.analysis.topology import LinkCost, Topology
+from collectives.virtual import VirtualCluster, here
+from collectives.virtual.mpi import COMM_WORLD
+from collectives.virtual.requests import VirtualRequest
+
+
+def run(size, program, **options):
+    """Results of the ranks of ``program``; only messages take time."""
+    network = Topology(LinkCost(2e-6, 1e-9))
+    return VirtualCluster(size, network, measures=False, **options).run(program)
+
+
+COLUMN = MPI.DOUBLE.Create_vector(3, 1, 2).Commit()
+#: What is sent of 0 to 5, where it is received, and the place of what came among zeros.
+BUFFERS = [
+    ([1, COLUMN], [1, COLUMN], [0, 0, 2, 0, 4, 0]),
+    ([1, COLUMN], [3, MPI.DOUBLE], [0, 2, 4, 0, 0, 0]),
+    ([2, 3, MPI.DOUBLE], [2, 1, MPI.DOUBLE], [0, 3, 4, 0, 0, 0]),
+    ([(2, 3), "d"], [(2, 1), "d"], [0, 3, 4, 0, 0, 0]),
+    ([2], [], [0, 1, 0, 0, 0, 0]),
+]
+
+
+@pytest.mark.parametrize(("send", "receive", "expected"), BUFFERS)
+def test_counts_displacements_and_types_of_buffers(send, receive, expected):
+    def program():
+        into = np.zeros(6)
+        if COMM_WORLD.rank == 0:
+            COMM_WORLD.Send([np.arange(6.0), *send], 1)
+            request = COMM_WORLD.Send_init([into, *send], 1)
+            into += np.arange(6.0)
+            request.Start()
+            request.Wait()
+        else:
+            for _ in range(2):
+                COMM_WORLD.Recv([into, *receive], 0)
+        return into.tolist()
+
+    for progress in (False, True):
+        assert run(2, program, async_progress=progress)[1] == expected
+
+
+def test_counts_and_displacements_of_collectives():
+    def program():
+        own, into = np.arange(3.0), np.zeros((2, 6))
+        COMM_WORLD.Allreduce([own, (2, 1), MPI.DOUBLE], [into[0], (2, 3), MPI.DOUBLE])
+        COMM_WORLD.Iallgatherv(
+            [own, COMM_WORLD.rank + 1], [into[1], [1, 2], [3, 0], MPI.DOUBLE]
+        ).Wait()
+        return into.tolist()
+
+    assert run(2, program) == [[[0, 0, 0, 2, 4, 0], [0, 1, 0, 0, 0, 0]]] * 2
+
+
+def test_statuses_say_where_messages_came_from():
+    ways = {
+        "all": lambda requests, statuses: VirtualRequest.Waitall(requests, statuses),
+        "test": lambda requests, statuses: VirtualRequest.Testall(requests, statuses),
+        "some": lambda requests, statuses: VirtualRequest.Waitsome(requests, statuses),
+        "any": lambda requests, statuses: VirtualRequest.Waitany(requests[1:], statuses[0]),
+        "objects": lambda requests, statuses: VirtualRequest.waitall(requests, statuses),
+        "one": lambda requests, statuses: VirtualRequest.waitany(requests[1:], statuses[0]),
+    }
+
+    def program():
+        rank, found = COMM_WORLD.rank, {}
+        for name, way in ways.items():
+            if rank:
+                here().compute(1.0 - 0.1 * rank)
+                COMM_WORLD.send(rank, 0, tag=7 + rank)
+                COMM_WORLD.barrier()
+                continue
+            requests = [COMM_WORLD.irecv(source=MPI.ANY_SOURCE) for _ in range(2)]
+            statuses = [MPI.Status(), MPI.Status()]
+            if name != "any":
+                here().sleep(2.0)
+            got = way(requests, statuses)
+            found[name] = got, [(status.source, status.tag) for status in statuses]
+            VirtualRequest.waitall(requests)
+            COMM_WORLD.barrier()
+        return found
+
+    both, first = [(2, 9), (1, 8)], [(1, 8), (-1, -1)]
+    assert run(3, program)[0] == {
+        "all": (True, both),
+        "test": (True, both),
+        "some": ([0, 1], both),
+        "any": (0, first),
+        "objects": ([2, 1], both),
+        "one": ((0, 1), first),
+    }
+
+
+def test_objects_are_joined_in_the_order_of_mpi4py():
+    def program():
+        return COMM_WORLD.allreduce(str(COMM_WORLD.rank), op=lambda a, b: f"({a}{b})")
+
+    assert run(5, program) == ["(((01)(23))4)"] * 5
+    assert run(7, program) == ["(((01)(23))((45)6))"] * 7
+
+
+def test_what_names_no_rank_and_no_tag_is_refused():
+    def program():
+        for call in (
+            lambda: COMM_WORLD.Send(np.zeros(9), -1 if MPI.PROC_NULL != -1 else -3),
+            lambda: COMM_WORLD.Send(np.zeros(9), 1),
+            lambda: COMM_WORLD.Irecv(np.zeros(9), 1),
+            lambda: COMM_WORLD.Send(np.zeros(9), 0, tag=-7),
+        ):
+            with pytest.raises(MPI.Exception):
+                call()
+        for call in (COMM_WORLD.scatter, COMM_WORLD.alltoall):
+            with pytest.raises(ValueError, match="expecting 1 items, got 2"):
+                call([1, 2])
+        status = MPI.Status()
+        COMM_WORLD.Recv(np.zeros(9), MPI.PROC_NULL, status=status)
+        return status.source, status.tag, status.Get_count(MPI.BYTE)
+
+    assert run(1, program) == [(MPI.PROC_NULL, MPI.ANY_TAG, 0)]
