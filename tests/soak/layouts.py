@@ -213,5 +213,5 @@ def main() -> int:
     return int(bad > 0)
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+if __name__ == "__main__" and main():
+    sys.exit(1)
