@@ -12,6 +12,8 @@ GRIDS  ?= 2
 FULL   ?= 1 2 3 4 5 7 8
 TESTS  ?= tests/unit tests/local tests/launch
 SOAK   ?= 3600
+# Of make layouts-N: drawn jobs.
+ROUNDS ?= 50
 # Of make test-full: drawn moments at which runs are killed, of each kind of fault.
 SWEEPS ?= 3
 # Of make conformance: numbers of ranks, and mpi4py's test files, all unless MODULES=cco_buf,comm.
@@ -63,7 +65,7 @@ help:
 	@echo "make conformance    mpi4py's own tests with our communicator, on SIZES=$(SIZES) ranks; hours"
 	@echo "make torch-tests    PyTorch's own tests over our torch.distributed; needs TORCH=1"
 	@echo "make soak           drawn calls on buffers of every kind, SOAK=$(SOAK) s on NP=$(NP) ranks"
-	@echo "make layouts-N      drawn layouts on N virtual ranks against one process, SOAK=$(SOAK) s"
+	@echo "make layouts-N      drawn layouts on N virtual ranks against one process, ROUNDS=$(ROUNDS)"
 	@echo "make bench          our all-reduces beside the MPI library's, on 2 ranks"
 	@echo "make tune           measure a tuning table for NP=$(NP) ranks of this machine"
 	@echo "make peers          ours beside Open MPI, MPICH, Intel MPI and Gloo, on 2 ranks"
@@ -117,7 +119,7 @@ test-full: install
 	$(BIN)/python -m pytest -q $(WORKERS) tests/unit tests/local
 	$(BIN)/python -m pytest -q tests/launch tests/cluster
 	$(MAKE) $(FULL:%=full-%)
-	$(MAKE) layouts-5 layouts-8 SOAK=600
+	$(MAKE) layouts-5 layouts-8 ROUNDS=200
 
 full-%: install
 	$(MPIEXEC) -n $* $(BIN)/python -m pytest --with-mpi -m mpi -q tests/mpi
@@ -160,7 +162,7 @@ soak: install
 	$(MPIEXEC) -n $(NP) $(BIN)/python -m tests.soak --seconds $(SOAK)
 
 layouts-%: install
-	PYTHONPATH=. $(BIN)/python -m collectives.virtual -n $* tests/soak/layouts.py --seconds $(SOAK)
+	PYTHONPATH=. $(BIN)/python -m collectives.virtual -n $* tests/soak/layouts.py --rounds $(ROUNDS)
 
 bench: install
 	mkdir -p runs

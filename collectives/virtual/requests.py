@@ -111,11 +111,9 @@ class Places:
     def __init__(self, joined: Any) -> None:
         """``joined``: a type of bytes by their addresses, of ``Create_hindexed``."""
         _, _, where = joined.decode()
-        at: Any = library.buffer.fromaddress
-        self._parts = [
-            np.frombuffer(at(address, length), np.uint8)
-            for length, address in zip(where["blocklengths"], where["displacements"], strict=True)
-        ]
+        places = zip(where["displacements"], where["blocklengths"], strict=True)
+        parts: list[Any] = [library.buffer.fromaddress(*place) for place in places]
+        self._parts = [np.frombuffer(part, np.uint8) for part in parts]
 
     def __len__(self) -> int:
         return sum(map(len, self._parts))

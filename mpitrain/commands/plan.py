@@ -5,7 +5,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from math import inf
+from math import inf, prod
 
 import msgspec
 
@@ -125,12 +125,13 @@ def _stages(found: Planned, job: Job) -> list[str]:
         held, times, of = found.report.held[stage, 0], own.passes(spans), own.sums.of(spans)
         forward = sum(one.forward for one in times)
         backward = sum(one.backward_input + one.backward_weight for one in times)
+        count = sum(prod(shape) for *_, shape in job.model.trained_in(found.names(stage)))
         state, kept = own.state(of), own.kept(of, held, found.pipeline.chunks)
         lines += [
             f"stage {stage}: ranks {_ranks(layout, stage)}; "
             f"{' | '.join(map(_listed, found.cut.of_stage(stage)))}",
-            f"  {job.model.size_of(found.names(stage))} parameters, {in_words(state)} of them and "
-            f"their state a rank, activations of at most {counted(held, 'micro-batch')} "
+            f"  {count} parameters, {in_words(state)} of them and their "
+            f"state a rank, activations of at most {counted(held, 'micro-batch')} "
             f"({in_words(kept)})",
             f"  {1e3 * forward:.2f} ms forward and {1e3 * backward:.2f} ms backward a micro-batch",
         ]

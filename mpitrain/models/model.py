@@ -1,6 +1,6 @@
 """A model: named layers in a row, their initial values, and the loss."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from math import prod
 from types import ModuleType
 
@@ -62,15 +62,13 @@ class SequentialModel(Chain):
                 raise ValueError(f"layer {name}: {error}") from error
         return shape
 
-    def size_of(self, names: Iterable[str]) -> int:
-        """Numbers that are trained in some layers; one that several of them have counts once."""
+    def trained_in(self, names: Iterable[str]) -> Iterator[tuple[str, str, Shape]]:
+        """Layer, name and shape of each tensor of some layers; what several have comes once."""
         tied = {name: self.layers[name].tied for name in names}
-        return sum(
-            prod(shape)
-            for name in tied
-            for own, shape in self.layers[name].shapes().items()
-            if own not in tied[name] or self._owner(name, tied[name][own]) not in tied
-        )
+        for name in tied:
+            for own, shape in self.layers[name].shapes().items():
+                if own not in tied[name] or self._owner(name, tied[name][own]) not in tied:
+                    yield name, own, shape
 
     def ties(self) -> dict[str, frozenset[str]]:
         """Names of the layers that share a tensor, for each tensor that several layers have.

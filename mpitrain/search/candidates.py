@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from math import gcd, lcm
 
 from mpitrain.config import Parallel
+from mpitrain.metrics.words import counted
 from mpitrain.nn.positions import Way
 from mpitrain.parallel.grid import Layout, axes
 from mpitrain.pipeline.actions import Pipeline
@@ -126,4 +127,4 @@ class Candidate:
         extras += [key for key in ("sequence", "recompute", "node_shared") if getattr(self, key)]
         if self.zero:
             extras.append(f"ZeRO-{self.zero}")
-        return ", ".join([text, *extras, f"{self.micro_batches} micro-batches"])
+        return ", ".join([text, *extras, counted(self.micro_batches, "micro-batch")])

@@ -112,13 +112,12 @@ class Job:
             is_spread: whether each replica has some of the experts or tables only.
         """
         shapes: list[Shape] = []
-        for layer in map(self.model.layers.__getitem__, names):
-            left_out = {*layer.placed, *layer.spread} if is_spread else set[str]()
-            for own, shape in layer.shapes().items():
-                if own not in left_out:
-                    axis = layer.split.get(own)
-                    parts = (tensor if at == axis else 1 for at in range(len(shape)))
-                    shapes.append(tuple(-(-n // p) for n, p in zip(shape, parts, strict=True)))
+        for name, own, shape in self.model.trained_in(names):
+            layer = self.model.layers[name]
+            if not is_spread or own not in {*layer.placed, *layer.spread}:
+                axis = layer.split.get(own)
+                parts = (tensor if at == axis else 1 for at in range(len(shape)))
+                shapes.append(tuple(-(-n // p) for n, p in zip(shape, parts, strict=True)))
         return shapes
 
     @property
@@ -293,7 +292,8 @@ def with_layout(config: Config, **keys: object) -> Config:
 def _dataset(config: Config) -> Dataset:
     """The job's data; for tokens of a known vocabulary, their shape without the files."""
     own = config.data
-    if own.name == "tokens" and own.vocabulary and not Path(own.path).exists():
+    is_there = own.path and Path(own.path).exists()
+    if own.name == "tokens" and own.vocabulary and not is_there:
         nothing = np.zeros((0, own.context), np.int64)
         return Dataset(Samples(nothing, nothing), None, own.vocabulary)
     return data.load(own, config.run.dtype)

@@ -211,15 +211,16 @@ MODELS = {
     "choosing, computed again": lambda: Choosing(dropout=0.0, again=True),
     "choosing frozen": lambda: frozen(Choosing, dropout=0.0),
 }
-GROUPS = [size for size in (2, 4) if RANKS % size == 0]
 WHOLE = dict(experts=RANKS)
+#: Several groups where ranks can make them.
+GROUPS = dict(experts=2) if RANKS in (4, 8) else WHOLE
 LAYOUTS = {
     "experts": WHOLE,
     "zero 1": dict(**WHOLE, zero=1),
     "zero 2": dict(**WHOLE, zero=2),
     "zero 3": dict(**WHOLE, zero=3, recompute=True),
-    "groups": dict(experts=2) if RANKS == 4 else WHOLE,
-    "groups, zero 1": dict(experts=2, zero=1) if RANKS == 4 else WHOLE,
+    "groups": GROUPS,
+    "groups, zero 1": GROUPS | dict(zero=1),
     **({"pipe": dict(experts=RANKS // 2, pipe=2)} if RANKS % 2 == 0 else {}),
 }
 
