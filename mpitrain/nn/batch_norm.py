@@ -83,12 +83,19 @@ class BatchNorm(Elementwise):
         return {"bias": kept[0].astype(kind), "weight": kept[1].astype(kind)}
 
 
-def moments(rows: Array, replicas: TensorGroup) -> tuple[Array, Array, Array]:
+class OtherNorm(Exception):
+    """Replicas call different norms at the same time, which have no batch in common."""
+
+
+def moments(rows: Array, replicas: TensorGroup, number: int = 0) -> tuple[Array, Array, Array]:
     """Number of rows of all replicas, their mean, and the sum of squared distances from the mean.
 
     All have shape (channels,).  Each replica computes them from its own rows, which keeps digits;
     they are combined in rank order (Chan et al. 1979).  Cost: one all-gather of three numbers a
-    channel.
+    channel, and one.
+
+    Raises:
+        OtherNorm: on all replicas, some of which call the norm of another ``number``.
     """
     xp = array_namespace(rows)
     own = xp.zeros((3, rows.shape[1]))
@@ -96,8 +103,11 @@ def moments(rows: Array, replicas: TensorGroup) -> tuple[Array, Array, Array]:
         own[0] = len(rows)
         own[1] = rows.mean(axis=0, dtype=np.float64)
         own[2] = ((rows - own[1]) ** 2).sum(axis=0, dtype=np.float64)
+    every = replicas.all(xp.append(own, number))
+    if replicas.size > 1 and (every[:, -1] != every[0, -1]).any():
+        raise OtherNorm
     count, mean, squares = xp.zeros((3, rows.shape[1]))
-    for n, theirs, distances in replicas.all(own):
+    for n, theirs, distances in every[:, :-1].reshape(-1, *own.shape):
         # A replica without rows changes nothing.
         apart, whole = theirs - mean, count + n
         most = xp.maximum(whole, 1)

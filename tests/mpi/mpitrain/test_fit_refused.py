@@ -258,6 +258,24 @@ def test_what_would_train_other_numbers_is_refused(comm, folder, changed, messag
         made(folder, **changed, steps=2).fit()
 
 
+class ByKind(torch.nn.Module):
+    """A norm for each kind of sample, of which the code calls one, by the first of its samples."""
+
+    def __init__(self):
+        super().__init__()
+        self.norms = torch.nn.ModuleList(torch.nn.BatchNorm1d(6) for _ in range(2))
+        self.b = net()
+
+    def forward(self, x):
+        return self.b(self.norms[int(x[0, 0] > 0)](x))
+
+
+@pytest.mark.mpi(min_size=2)
+def test_replicas_that_call_different_norms_are_told(comm, folder):
+    with pytest.raises(ConfigError, match="replicas call different batch norms at the same time"):
+        made(folder, model=ByKind, steps=30).fit()
+
+
 class Impure(torch.nn.Module):
     """A part that is no pure function: at once, or only after some calls on one rank."""
 

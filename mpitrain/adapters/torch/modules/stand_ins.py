@@ -18,7 +18,7 @@ from mpitrain.adapters.torch.arrays import as_array, as_tensor
 from mpitrain.adapters.torch.checks.module_class import ImpureModule, moves
 from mpitrain.adapters.torch.modules.cutting import has_hooks
 from mpitrain.arrays import Array
-from mpitrain.nn.batch_norm import follow, input_gradient, moments
+from mpitrain.nn.batch_norm import OtherNorm, follow, input_gradient, moments
 from mpitrain.nn.context import RESTING, Context
 
 #: SyncBatchNorm is over the samples of all ranks, as every stand-in is.
@@ -32,8 +32,10 @@ class BatchNormStandIn(nn.Module):
         context: context of the forward pass.
         xp: namespace of its arrays.
         counts: whether the input has samples, rather than a sample of zeros in the place of none.
+        name, number: its name and its place among the stand-ins of the module.
     """
 
+    name, number = "", 0
     context: Context = RESTING
     xp: ModuleType = np
     counts = True
@@ -83,7 +85,15 @@ class _Normalised(torch.autograd.Function):
     def forward(ctx: Any, x: torch.Tensor, norm: BatchNormStandIn, state: Any) -> torch.Tensor:
         context, xp, part = norm.context, norm.xp, norm.momentum
         rows = as_array(x.detach().reshape(-1, x.shape[-1]), xp)
-        count, mean, squares = moments(rows if norm.counts else rows[:0], context.replicas)
+        rows = rows if norm.counts else rows[:0]
+        try:
+            count, mean, squares = moments(rows, context.replicas, norm.number)
+        except OtherNorm:
+            raise ImpureModule(
+                f"replicas call different batch norms at the same time, {norm.name or 'one'} on this "
+                "rank; let the code of all ranks call each norm, with no rows where none are for it, "
+                "or set parallel.data = 1"
+            ) from None
         if not context.again:
             tracked = state["num_batches_tracked"]
             tracked += (count > 0).any()
@@ -158,9 +168,10 @@ def stand_ins(module: nn.Module) -> Iterator[tuple[str, BatchNormStandIn]]:
 
 def set_context(module: nn.Module, context: Context, xp: ModuleType, *, counts: bool) -> None:
     """Give the stand-ins their context; their state is the context's own arrays, which are xp's."""
-    for name, part in stand_ins(module):
+    for number, (name, part) in enumerate(stand_ins(module)):
         part.context = context.inside(name) if name else context
         part.xp, part.counts = xp, counts
+        part.name, part.number = name, number
 
 
 def _is_replaced(part: nn.Module, training: bool) -> TypeGuard[nn.modules.batchnorm._BatchNorm]:
