@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from copy import copy
+from math import prod
 from typing import Literal
 
 from mpitrain.arrays import Array, Parameters, Shape, array_namespace
@@ -79,7 +80,7 @@ class Conv2d(Layer):
         padded_NHWC = xp.pad(x, ((0, 0), above, beside, (0, 0)))
         patches_NHWKC = xp.stack(tuple(windows(padded_NHWC, self.size, self.stride)), axis=3)
         weight_KO = _matrix(parameters["weight"])
-        patches = patches_NHWKC.reshape(-1, len(weight_KO))
+        patches = patches_NHWKC.reshape(prod(patches_NHWKC.shape[:3]), len(weight_KO))
         y = matmul(patches, weight_KO)
         if self.bias:
             y += parameters["bias"]
@@ -90,7 +91,7 @@ class Conv2d(Layer):
     ) -> tuple[Array, tuple[Array, Array]]:
         patches, padded_shape = saved
         weight_KO = _matrix(parameters["weight"])
-        dy_flat = dy.reshape(-1, weight_KO.shape[1])
+        dy_flat = dy.reshape(prod(dy.shape[:3]), weight_KO.shape[1])
         dpatches_NHWKC = matmul(dy_flat, weight_KO.T).reshape(
             *dy.shape[:3], self.size**2, padded_shape[3]
         )
@@ -110,4 +111,4 @@ class Conv2d(Layer):
 
 def _matrix(weight: Array) -> Array:
     """The filters, a column each."""
-    return weight.reshape(-1, weight.shape[-1])
+    return weight.reshape(prod(weight.shape[:-1]), weight.shape[-1])

@@ -1,6 +1,7 @@
 """Affine maps of the last axis."""
 
 from collections.abc import Mapping
+from math import prod
 from typing import Literal
 
 from mpitrain.arrays import Array, Parameters, Shape
@@ -70,7 +71,8 @@ class Linear(Layer):
     def gradients(self, parameters: Parameters, kept: tuple[Array, Array]) -> dict[str, Array]:
         x, dy = kept
         inputs, outputs = parameters["weight"].shape
-        x_NI, dy_NO = x.reshape(-1, inputs), dy.reshape(-1, outputs)
+        rows = prod(x.shape[:-1])
+        x_NI, dy_NO = x.reshape(rows, inputs), dy.reshape(rows, outputs)
         weight = {"weight": matmul(x_NI.T, dy_NO)}
         return weight | ({"bias": total(dy_NO, axis=0)} if self.bias else {})
 

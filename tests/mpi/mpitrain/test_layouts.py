@@ -83,6 +83,12 @@ def test_stages_between_columns_that_ranks_share_unequally(comm):
     same(curve(comm, config, 3), alone(config, 3), 1e-10)
 
 
+@pytest.mark.mpi(min_size=2)
+def test_ranks_without_channels_or_columns(comm):
+    config = changed(job("convnet", tensor=RANKS), channels=(1, 2), hidden=(1, 2))
+    same(curve(comm, config, 3), alone(config, 3), 1e-10)
+
+
 @pytest.mark.parametrize("layout", FEW)
 def test_micro_batches_without_samples(comm, layout):
     config = job("gpt", batch_size=3, **layouts("gpt", RANKS)[layout])
