@@ -58,7 +58,8 @@ class TensorGroup:
         if self.comm is None:
             return x
         y = array_namespace(x).array(x, order="C")
-        self.comm.Allreduce(MPI.IN_PLACE, y, op=op)
+        with self.comm.waiting("allreduce of layers"):
+            self.comm.Allreduce(MPI.IN_PLACE, y, op=op)
         return y
 
     def all(self, x: Array) -> Array:
@@ -67,7 +68,8 @@ class TensorGroup:
             return x[None]
         xp = array_namespace(x)
         found = xp.empty((self.size, *x.shape), x.dtype)
-        self.comm.Allgather(xp.ascontiguousarray(x), found)
+        with self.comm.waiting("allgather of layers"):
+            self.comm.Allgather(xp.ascontiguousarray(x), found)
         return found
 
     def gather(self, x: Array) -> Array:

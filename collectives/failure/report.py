@@ -41,23 +41,35 @@ def missing(peers: Peers, number: int, answers: Answers) -> list[int]:
     return found
 
 
-def deadlock(token: str, answers: Answers) -> str:
+def deadlock(peers: Peers, answers: Answers) -> str:
     """Sentence about two ranks that wait for each other; empty if there are none.
 
     No time is needed for the proof: a rank that waits in a collective makes no other call.
     """
     waiting = {rank: status for rank, status in answers.items() if status["meets"]}
     for rank, status in waiting.items():
+        first, call, number = peers.job[rank], status["call"], status["number"]
         for other, its in answers.items():
-            if not its["elsewhere"] or its["made"] >= status["number"]:
-                continue
-            where, number, what = its["elsewhere"][0]
-            if where != token and status["made_on"].get(where, number) < number:
+            second = peers.job[other]
+            if its["meets"] and its["number"] == number and _kind(its) != _kind(status):
                 return (
-                    f"rank {{{rank}}} waits in {status['call']} for rank {{{other}}}, which waits "
-                    f"in {what} of another communicator for rank {{{rank}}}"
+                    f"rank {first} waits in {call} and rank {second} in {its['call']}, as the code "
+                    "of one of them has left a collective out"
+                )
+            if not its["elsewhere"] or its["made"] >= number:
+                continue
+            where, at, what = its["elsewhere"][0]
+            if where != peers.token and status["made_on"].get(where, at) < at:
+                return (
+                    f"rank {first} waits in {call} for rank {second}, which waits in {what} of "
+                    f"another communicator for rank {first}"
                 )
     return ""
+
+
+def _kind(status: Mapping[str, Any]) -> str:
+    """The collective that a rank is in, without what follows its name."""
+    return str(status["what"]).partition(" ")[0].removesuffix("v")
 
 
 def report(peers: Peers, call: Entered, answers: Answers, why: str) -> str:
@@ -79,7 +91,9 @@ def report(peers: Peers, call: Entered, answers: Answers, why: str) -> str:
     absent = missing(peers, call.number, answers)
     who = ", ".join(str(peers.job[rank]) for rank in absent)
     lines.append(f"missing: rank {who or _nobody(call, answers)}")
-    for rank in [peers.rank, *(r for r in absent if r in answers)]:
+    own = _kind(answers[peers.rank])
+    others = absent or [rank for rank, status in answers.items() if _kind(status) != own][:1]
+    for rank in [peers.rank, *(r for r in others if r in answers)]:
         lines.append(f"rank {peers.job[rank]} is here:\n{answers[rank]['stack']}")
     return "\n".join(lines)
 

@@ -229,9 +229,8 @@ class Watchdog:
         self._looked_at = now
         if not (answers := self._asked(call)):
             return
-        if why := deadlock(peers.token, answers):
-            why = f"cannot end: {why.format(*peers.job)}"
-            self._end(report(peers, call, answers, why), FAULT)
+        if why := deadlock(peers, answers):
+            self._end(report(peers, call, answers, f"cannot end: {why}"), FAULT)
         where = answers[peers.rank]["where"]
         silent = len(answers) + len(peers.ended) < peers.size
         if (silent or waited > _NOTE_S) and where not in self._noted:

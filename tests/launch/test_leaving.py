@@ -158,6 +158,36 @@ def test_a_rank_that_ends_with_a_batch_left_to_the_others_is_named(tmp_path, kin
     assert "the end" not in ended.stdout
 
 
+SKIPS = """
+import torch
+from mpi4py import MPI
+import mpitrain
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.linear = torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 1)
+    def forward(self, x):
+        chosen = x[:, 0] > 1.2
+        return self.linear(torch.where(chosen[:, None], x, 0)) if not chosen.any() else self.linear(
+            x.masked_scatter(chosen[:, None], self.norm(x[chosen]))
+        )
+
+torch.manual_seed(0)
+data = [(torch.randn(3), torch.zeros(1)) for _ in range(64)]
+mpitrain.Trainer(
+    model=Net(), train_data=data, loss=torch.nn.MSELoss(), batch_size=8, epochs=4,
+    optimizer=lambda p: torch.optim.SGD(p, 0.01),
+).fit()
+"""
+
+
+def test_replicas_of_which_one_skips_a_norm_are_named(tmp_path):
+    ended = start(tmp_path, program=SKIPS)
+    assert ended.returncode == 1
+    assert "waits in #" in ended.stderr and "has left a collective out" in ended.stderr
+
+
 STOPPED = """
 import os, signal, sys
 import numpy as np

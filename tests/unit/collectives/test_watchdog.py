@@ -246,18 +246,29 @@ def entered(number):
     return calls.enter("allreduce")
 
 
-def test_two_ranks_that_wait_for_each_other_on_two_communicators():
+def test_two_ranks_that_wait_for_each_other_on_two_communicators(pair):
+    pair.token = "one"
     there = [("other", 3, "#3 barrier")]
     first = answer(0, 5, 5, made_on={"other": 2})
-    assert (
-        deadlock("one", {0: first, 1: answer(1, None, 4, elsewhere=there)}).count("waits in") == 2
-    )
+    assert deadlock(pair, {0: first, 1: answer(1, None, 4, elsewhere=there)}).count("waits in") == 2
     # What the other waits in has been begun here, and moves along; or it has begun ours.
     begun = answer(0, 5, 5, made_on={"other": 3})
-    assert not deadlock("one", {0: begun, 1: answer(1, None, 4, elsewhere=there)})
-    assert not deadlock("one", {0: first, 1: answer(1, None, 5, elsewhere=there)})
+    assert not deadlock(pair, {0: begun, 1: answer(1, None, 4, elsewhere=there)})
+    assert not deadlock(pair, {0: first, 1: answer(1, None, 5, elsewhere=there)})
     # A communicator that this rank is not in, or does not watch.
-    assert not deadlock("one", {0: answer(0, 5, 5), 1: answer(1, None, 4, elsewhere=there)})
+    assert not deadlock(pair, {0: answer(0, 5, 5), 1: answer(1, None, 4, elsewhere=there)})
+
+
+def test_two_ranks_in_different_collectives_of_one_number(pair):
+    first = answer(0, 5, 5, what="allgather of layers", call="#5 allgather of layers at {x}.py:1")
+    second = answer(1, 5, 5, what="allreduce of layers", call="#5 allreduce of layers")
+    why = deadlock(pair, {0: first, 1: second})
+    assert why.startswith(
+        "rank 0 waits in #5 allgather of layers at {x}.py:1 and rank 1 in #5 allr"
+    )
+    assert not deadlock(pair, {0: first, 1: {**second, "number": 4}})
+    assert not deadlock(pair, {0: first, 1: {**second, "meets": False}})
+    assert not deadlock(pair, {0: first, 1: {**first, "what": "allgatherv 400 bytes"}})
 
 
 def test_a_rank_that_has_ended_is_missing_in_the_calls_that_it_has_not_made(pair):

@@ -90,9 +90,9 @@ class _Normalised(torch.autograd.Function):
             count, mean, squares = moments(rows, context.replicas, norm.number)
         except OtherNorm:
             raise ImpureModule(
-                f"replicas call different batch norms at the same time, {norm.name or 'one'} on this "
-                "rank; let the code of all ranks call each norm, with no rows where none are for it, "
-                "or set parallel.data = 1"
+                f"replicas call different batch norms at the same time, {norm.name} on this rank; "
+                "let the code of all ranks call each norm, with no rows where none are for it, or "
+                "set parallel.data = 1"
             ) from None
         if not context.again:
             tracked = state["num_batches_tracked"]
