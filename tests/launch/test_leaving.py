@@ -168,10 +168,10 @@ class Net(torch.nn.Module):
         super().__init__()
         self.norm, self.linear = torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 1)
     def forward(self, x):
-        chosen = x[:, 0] > 1.2
-        return self.linear(torch.where(chosen[:, None], x, 0)) if not chosen.any() else self.linear(
-            x.masked_scatter(chosen[:, None], self.norm(x[chosen]))
-        )
+        chosen, found = x[:, 0] > 1.2, 2 * x
+        if chosen.any():
+            found[chosen] = self.norm(x[chosen])
+        return self.linear(found)
 
 torch.manual_seed(0)
 data = [(torch.randn(3), torch.zeros(1)) for _ in range(64)]
