@@ -103,7 +103,7 @@ def moments(rows: Array, replicas: TensorGroup, number: int = 0) -> tuple[Array,
         own[0] = len(rows)
         own[1] = rows.mean(axis=0, dtype=np.float64)
         own[2] = ((rows - own[1]) ** 2).sum(axis=0, dtype=np.float64)
-    every = replicas.all(xp.append(own, number))
+    every = replicas.all(xp.concatenate([own.reshape(-1), xp.full(1, float(number))]))
     if replicas.size > 1 and (every[:, -1] != every[0, -1]).any():
         raise OtherNorm
     count, mean, squares = xp.zeros((3, rows.shape[1]))
