@@ -85,9 +85,9 @@ class _Normalised(torch.autograd.Function):
     def forward(ctx: Any, x: torch.Tensor, norm: BatchNormStandIn, state: Any) -> torch.Tensor:
         context, xp, part = norm.context, norm.xp, norm.momentum
         rows = as_array(x.detach().reshape(-1, x.shape[-1]), xp)
-        rows = rows if norm.counts else rows[:0]
+        own = rows if norm.counts else rows[:0]
         try:
-            count, mean, squares = moments(rows, context.replicas, norm.number)
+            count, mean, squares = moments(own, context.replicas, norm.number)
         except OtherNorm:
             raise ImpureModule(
                 f"replicas call different batch norms at the same time, {norm.name} on this rank; "
