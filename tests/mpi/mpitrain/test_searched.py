@@ -26,7 +26,7 @@ def other(axis, seed, refuses, layout):
     """Why the search leaves a layout out: another axis was drawn, or most layouts by chance."""
     used = {"": True, "rows": layout.rows, "zero": layout.zero > 0}
     is_used = used[axis] if axis in used else getattr(layout, axis) > 1
-    by_chance = random.Random(f"{seed}{layout}").random() < 0.8
+    by_chance = random.Random(f"{seed}{layout}").random() < 0.7
     return refuses(layout) or "not drawn" * (by_chance or not is_used)
 
 
