@@ -38,7 +38,7 @@ def test_what_errors_say_to_install_is_published_and_in_the_extra_that_they_name
     folders = [*FOLDERS, ROOT / "benchmarks"]
     text = "".join(p.read_text() for folder in folders for p in folder.glob("*.py"))
     assert "pip install 'mpitrain[" not in text, "which is not published"
-    named = set(re.findall(r"""\binstall\(["'](\S+)["'], ["'](\w+)["']\)""", text))
+    named = set(re.findall(r"""\b(?:install|needed)\(["'](\S+)["'], ["'](\w+)["'][,)]""", text))
     assert {extra for _, extra in named} == {
         "bfloat16", "data", "gloo", "plot", "secure", "tensorboard", "torch"
     }  # fmt: skip

@@ -82,9 +82,9 @@ def test_a_job_file_names_a_schedule_file(job):
         ),
         (
             "[parallel]\nschedule = '1f1'\n",
-            "parallel.schedule: no schedule '1f1'; did you mean '1f1b'?",
+            "parallel.schedule: no schedule '1f1', and no file (.csv); did you mean '1f1b'?",
         ),
-        ("[parallel]\nschedule = 'mine'\n", "or name a file (.csv)"),
+        ("[parallel]\nschedule = 'mine'\n", "and no file (.csv); did you mean"),
         ("[server]\nbound = 'non'\n", "server.bound = 'non': unknown value; did you mean 'none'?"),
         (
             "[train]\nmicro_batches = 1025\n",
