@@ -111,7 +111,7 @@ def test_losses_are_those_of_stashed_weights_and_bytes_those_of_the_partitioner(
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     config = load(job)
-    expected, _ = simulated(config, STEPS)
+    expected, _ = simulated(config, STEPS, ranks=sum(replicas))
     np.testing.assert_allclose(found["losses"], expected, rtol=1e-10)
     digits = data.load(config.data, config.run.dtype)
     profile = [
