@@ -20,8 +20,8 @@ from collectives.execution.progress import Progress
 from collectives.execution.tags import Mask, TagPool, Tags
 from collectives.execution.transport.cuda_memory import CudaMemory
 from collectives.execution.transport.delayed import clock
+from collectives.execution.transport.extent import extent
 from collectives.execution.transport.mpi import MPITransport, largest_tag
-from collectives.execution.transport.remapped import extent
 from collectives.execution.transport.shared_memory import NodeMemory
 from collectives.execution.transport.windows import Place
 

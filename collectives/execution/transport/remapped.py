@@ -11,120 +11,20 @@ communicator is closed, private pages with the same contents take the place of t
 
 import logging
 import os
-import sys
 import threading
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from mmap import PAGESIZE
-from typing import Any, NamedTuple
 
-import numpy as np
-
-from collectives.errors import InvalidBuffer
-from collectives.execution.memory import HOST, is_on_device
+from collectives.execution.memory import HOST
 from collectives.execution.plan import Plan
 from collectives.execution.transport import Bytes
+from collectives.execution.transport.extent import Extent, begin
 from collectives.execution.transport.pages import bytes_at, discard, make_private, put, regions
 from collectives.execution.transport.windows import Edge, Window
 
 log = logging.getLogger("collectives")
-
-
-class Extent(NamedTuple):
-    """Memory of an array: where it is, and the object that ends when it is freed."""
-
-    address: int
-    nbytes: int
-    owner: Any
-
-    @property
-    def margin(self) -> int:
-        """Bytes between the start of its first page and its own start."""
-        return self.address % PAGESIZE
-
-    @property
-    def pages(self) -> tuple[int, int]:
-        """Where its first whole page begins and its last one ends; the same if there is none."""
-        first = -(-self.address // PAGESIZE) * PAGESIZE
-        last = (self.address + self.nbytes) // PAGESIZE * PAGESIZE
-        return (first, last) if first < last else (self.address, self.address)
-
-    def expect_ordinary(self) -> None:
-        """
-        Raises:
-            InvalidBuffer: neither NumPy nor PyTorch has allocated it, or its pages are not this
-                process's alone.
-        """
-        base = self.owner
-        if isinstance(base, np.ndarray) and not base.flags.owndata:
-            base = base.base.obj if isinstance(base.base, memoryview) else base.base
-        if isinstance(base, np.ndarray | bytes | bytearray) or hasattr(base, "data_ptr"):
-            pass  # none of these frees its memory before the owner is gone
-        else:
-            raise InvalidBuffer(
-                f"the array's memory belongs to a {type(base).__name__}; share takes what NumPy or "
-                "PyTorch has allocated"
-            )
-        for region in regions(*self.pages):
-            if not region.is_ordinary:
-                raise InvalidBuffer(
-                    f"the array lies on pages of {region.name or region.access} that are not this "
-                    "process's alone, as those of an array that is shared already, in part or by "
-                    "another communicator"
-                )
-
-
-def extent(array: Any) -> Extent:
-    """The memory of a NumPy array or a torch tensor on the host.
-
-    Raises:
-        InvalidBuffer: it is none, or is not contiguous.
-    """
-    return _of_tensor(array) if _is_tensor(array) else _of_array(array)
-
-
-def _of_array(array: Any) -> Extent:
-    if is_on_device(array):
-        raise InvalidBuffer('the array lies on a GPU; use comm.empty(..., memory="cupy")')
-    if not isinstance(array, np.ndarray):
-        raise InvalidBuffer(f"a {type(array).__name__} is no NumPy array and no tensor of PyTorch")
-    if array.dtype.hasobject:
-        raise InvalidBuffer("an array of Python objects cannot be shared between processes")
-    if not (array.flags.c_contiguous or array.flags.f_contiguous):
-        raise InvalidBuffer(f"the array is not contiguous (strides {array.strides})")
-    owner: Any = array
-    while isinstance(owner.base, np.ndarray):
-        owner = owner.base
-    if _is_tensor(owner.base):
-        owner = _of_tensor(owner.base).owner
-    return Extent(HOST.address(array), array.nbytes, owner)
-
-
-def _is_tensor(array: Any) -> bool:
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(array, torch.Tensor)
-
-
-def _of_tensor(tensor: Any) -> Extent:
-    """Its owner is the storage, which views of the tensor share, and which can then no more be
-    resized: NumPy's views of tensors have PyTorch forbid that."""
-    if tensor.device.type != "cpu" or str(tensor.layout) != "torch.strided":
-        raise InvalidBuffer(f"a tensor on {tensor.device}, {tensor.layout}, cannot be shared")
-    if not tensor.is_contiguous():
-        raise InvalidBuffer(f"the tensor is not contiguous (strides {tensor.stride()})")
-    if tensor.is_shared():
-        raise InvalidBuffer("PyTorch has moved the tensor into shared memory of its own already")
-    storage, nbytes = tensor.untyped_storage(), tensor.numel() * tensor.element_size()
-    if nbytes and not tensor.data_ptr():
-        raise InvalidBuffer("the tensor's storage was freed")
-    tensor.new_empty(0, dtype=sys.modules["torch"].uint8).set_(storage).numpy()
-    return Extent(tensor.data_ptr(), nbytes, storage)
-
-
-def _begin(owner: Any) -> int:
-    """Where the owner's memory begins now."""
-    return HOST.address(owner) if isinstance(owner, np.ndarray) else int(owner.data_ptr())
 
 
 class Adopted(Window):
@@ -146,15 +46,17 @@ class Adopted(Window):
         self._own = segments[rank]
         self.address = own.address
         self._owner = weakref.ref(own.owner)
-        self._begin = _begin(own.owner)
+        #: Keeps memory of Python's, which goes with the last reference to it.
+        self._base = own.base
+        self._begin = begin(own.owner)
         self.first, self.last = own.pages
         #: Address of the own segment.
         self._shared = HOST.address(segments[rank])
         self.file = 0
         self._plans: weakref.WeakSet[Plan] = weakref.WeakSet()
 
-    def adopt(self, descriptor: int, begin: int) -> None:
-        """Moves the array into its segment, which begins at byte ``begin`` of a file.
+    def adopt(self, descriptor: int, offset: int) -> None:
+        """Moves the array into its segment, which begins at byte ``offset`` of a file.
 
         Raises:
             OSError: it cannot be; nothing has changed.
@@ -167,13 +69,13 @@ class Adopted(Window):
             (found,) = regions(source, source + 1)
             self.file = found.file
             _LIVE.add(self)
-            put(descriptor, begin + source - self._shared, nbytes, self.first)
+            put(descriptor, offset + source - self._shared, nbytes, self.first)
 
     @property
     def is_there(self) -> bool:
         """Whether the array's memory is still its owner's, where it was."""
         owner = self._owner()
-        return owner is not None and _begin(owner) == self._begin
+        return owner is not None and begin(owner) == self._begin
 
     def segment(self, rank: int) -> Bytes:
         """The memory of ``rank``; the own keeps the array alive."""
@@ -207,6 +109,7 @@ class Adopted(Window):
             return
         start = self._shared // PAGESIZE * PAGESIZE
         discard(start, self._shared + self.nbytes - start)
+        self._base = None
 
 
 def restore(windows: Iterable[Adopted]) -> Iterator[tuple[int, int]]:

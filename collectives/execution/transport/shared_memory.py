@@ -19,6 +19,7 @@ from collectives.execution.memory import HOST, Items, Memory, is_queued
 from collectives.execution.plan import Action, Plan
 from collectives.execution.tags import TagPool
 from collectives.execution.transport import Bytes, cuda_ipc
+from collectives.execution.transport.extent import Extent
 from collectives.execution.transport.flags import (
     BLOCKING,
     MEETING,
@@ -30,7 +31,7 @@ from collectives.execution.transport.flags import (
 )
 from collectives.execution.transport.mpi import largest_tag
 from collectives.execution.transport.pages import Mapping
-from collectives.execution.transport.remapped import Adopted, Extent
+from collectives.execution.transport.remapped import Adopted
 from collectives.execution.transport.windows import Edge, Place, Window, Windows
 
 _LINE = 8  # a cache line in 8-byte words: two ranks never write to the same one
@@ -144,7 +145,7 @@ class NodeMemory:
         if problems:
             window.end()
             raise InvalidBuffer(f"the ranks cannot share their arrays: {'; '.join(problems)}")
-        self.windows.add(window, own.owner)
+        self.windows.add(window, own.ending())
 
     def close(self) -> None:
         """Lets go of the other ranks' device memory, and gives adopted arrays private pages; arrays

@@ -52,6 +52,8 @@ class Window:
         self.own = weakref.ref(segments[rank])
         self.others = {r: segment for r, segment in enumerate(segments) if r != rank}
         self.lent = segments if is_queued(memory) else None
+        #: Keeps the mapping, which an array lets go of before its end is told.
+        self._mapping = None if self.lent else segments[rank].base
 
     def segment(self, rank: int) -> Bytes:
         """The memory of ``rank``."""

@@ -158,6 +158,40 @@ def test_memory_that_an_array_has_left_is_no_window(comm):
     assert all((one == RANK + 3).all() for one in others)
 
 
+def pages_at_the_end(monkeypatch) -> list[bool]:
+    """For each shared array that ends from now on, whether its pages are there still."""
+    found, end = [], remapped.Adopted.end
+
+    def look(window):
+        files = [region.file for region in regions(window.first, window.last)]
+        found.append(files == [window.file])
+        end(window)
+
+    monkeypatch.setattr(remapped.Adopted, "end", look)
+    return found
+
+
+@pytest.mark.quick_on(2)
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize(
+    "made",
+    [np.zeros, lambda n: np.zeros((2, n // 2)).T[:], lambda n: np.frombuffer(bytearray(8 * n))],
+)
+def test_the_pages_come_back_before_the_memory_is_freed(comm, monkeypatch, made):
+    """Afterwards another thread may have it.  Memory of so many bytes is unmapped when freed."""
+    found = pages_at_the_end(monkeypatch)
+    array = made(5 << 20)
+    for _ in range(2):
+        comm.share(array)
+        comm.Allreduce(MPI.IN_PLACE, array, algorithm="direct")
+    with Communicator(MPI.COMM_WORLD) as other:
+        comm.close()
+        other.share(array)
+        del array
+        gc.collect()
+    assert found == [True] * 2 * (comm.ranks_per_node == SIZE)
+
+
 def test_closing_gives_the_pages_back():
     comm = Communicator(MPI.COMM_WORLD)
     array, view = np.arange(50_000.0) + RANK, None

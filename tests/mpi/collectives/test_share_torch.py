@@ -10,7 +10,7 @@ from collectives import Communicator, InvalidBuffer
 from collectives.calls import fast_path
 from collectives.execution.transport.pages import regions
 from tests.mpi.collectives.forms import fresh
-from tests.mpi.collectives.test_share import is_adopted
+from tests.mpi.collectives.test_share import is_adopted, pages_at_the_end
 
 torch = pytest.importorskip("torch", reason="needs PyTorch: make install TORCH=1")
 pytestmark = [pytest.mark.mpi, pytest.mark.quick_on(2)]
@@ -38,6 +38,18 @@ def test_gradients_are_summed_where_they_are(comm):
     module(torch.ones(2, 300)).sum().backward()
     torch.optim.SGD(module.parameters(), 0.1).step()
     assert not torch.equal(parameter, before)
+
+
+def test_the_pages_come_back_before_the_storage_is_freed(comm, monkeypatch):
+    found = pages_at_the_end(monkeypatch)
+    tensor = comm.share(torch.zeros(10 << 20))
+    view = tensor[1:].numpy()
+    del tensor
+    gc.collect()
+    assert found == []
+    del view
+    gc.collect()
+    assert found == [True] * (comm.ranks_per_node == SIZE)
 
 
 def test_views_of_a_storage_follow_and_outlive_the_tensor(comm):
