@@ -12,7 +12,7 @@ from mpitrain.config import Config, ConfigError
 from mpitrain.data import program as own_data
 from mpitrain.data.map_style import Collate
 from mpitrain.metrics.records import Epoch, Record, Write
-from mpitrain.normalise import normalise
+from mpitrain.normalise import normalise, ranks
 from mpitrain.pipeline.runtime import Span, no_span
 from mpitrain.ranks.same import expect_same
 from mpitrain.ranks.stop import StopFlag, stop_flag
@@ -126,7 +126,7 @@ class Trainer(ClosedTogether):
             ConfigError, DataError: as :func:`mpitrain.training.assemble.assemble`.
         """
         check_launch()  # before the program's functions are called
-        whole = MPI.COMM_WORLD if comm is None else comm
+        whole = ranks(comm)
         given = Given(
             model, train_data, test_data, loss, metrics, optimizer, cuts, splits, experts,
             schedule, classes, collate_fn,
@@ -320,12 +320,19 @@ class Trainer(ClosedTogether):
             Stopped: on all ranks: SIGTERM, SIGUSR1 or the end of the SLURM job's time has stopped
                 one of them; exit status 75 if nobody catches it.  Only the main thread receives
                 signals.
+            TypeError: on all ranks: an argument is of another kind.
             Exception: on all ranks, as :func:`mpitrain.train`.  An error that a model or a loss
                 raises on one rank alone ends the job, even if the program would catch it.
         """
         self.parts.expect_open()
         self._expect_outside("fit()")
-        expect_same(self.comm, {"fit(resume)": resume, "fit(allow_changes)": allow_changes})
+        flags = {"fit(resume)": resume, "fit(allow_changes)": allow_changes}
+        expect_same(self.comm, flags)
+        for name, flag in flags.items():
+            if flag not in (True, False):
+                raise TypeError(f"{name}: give True or False, not {flag!r}; the folder is dir=")
+        if self.comm.allreduce(on_record is not None and not callable(on_record), MPI.LOR):
+            raise TypeError("fit(on_record): give a function of a record, or leave it out")
         if self._own:
             together(self.comm, self._own.begin, ConfigError)
         if resume:
