@@ -3,7 +3,7 @@
 import pytest
 from mpi4py import MPI
 
-from mpitrain import nn
+from mpitrain import nn, train
 from mpitrain.config import ConfigError
 from mpitrain.data import DataError
 from tests.mpi.mpitrain.fits import RANKS, Quadrants, Waves, Whole, made, net, regular
@@ -119,11 +119,13 @@ def test_bad_input_is_one_sentence_on_all_ranks(comm, folder, changed, error, me
     ("given", "message"),
     [
         ({"resume": "runs/mine"}, r"fit\(resume\): give True or False, not 'runs/mine'"),
-        ({"on_record": "log"}, r"fit\(on_record\): give a function of a record"),
+        ({"on_record": "log"}, r"on_record: give a function of a record"),
     ],
 )
 def test_fit_is_given_other_things(comm, folder, given, message):
     with made(folder, comm) as trainer, pytest.raises(TypeError, match=message):
+        with pytest.raises(TypeError, match="go_on: give True or False, not 'yes'"):
+            train(trainer, go_on="yes")
         trainer.fit(**given if comm.rank == comm.size - 1 or "resume" in given else {})
 
 
