@@ -32,7 +32,7 @@ _DATA: _Kind = (
     "a data set that is made, as Mine() (its name alone is data={'name': 'digits'})",
 )
 _NAMES: _Kind = (lambda one: isinstance(one, Iterable), "names of modules, as ['encoder.layers']")
-#: What arguments of the program may be, in Python and in words.
+#: Kinds of arguments of the program, by a test and in words.
 _KINDS: Mapping[str, _Kind] = {
     "train_data": _DATA,
     "test_data": _DATA,

@@ -100,7 +100,7 @@ def model(
 
 
 def _made(key: str, maker: Any) -> Any:
-    """What a class or a function without arguments makes; ConfigError: it needs some."""
+    """The object that a class or a function makes; ConfigError: it needs arguments."""
     try:
         signature(maker).bind()
     except TypeError as error:
