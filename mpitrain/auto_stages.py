@@ -45,17 +45,22 @@ def auto_stages(comm: MPI.Intracomm, config: Config, *, go_on: bool = False) -> 
     return job
 
 
-def saved_stages(comm: MPI.Intracomm, config: Config) -> Config | None:
+def saved_stages(comm: MPI.Intracomm, config: Config, now: Config) -> Config | None:
     """The job with the stages of the newest checkpoint in ``run.dir``; collective.
 
-    None: :func:`auto_stages` would leave the job as it is, or there is no such checkpoint.
+    None: :func:`auto_stages` would leave the job as it is, there is no such checkpoint, or the
+    stages are those that the job has ``now``.
     """
     if not _is_asked(config):
         return None
     found = by_rank_0(comm, lambda: _as_before(config, comm.size), ConfigError)
-    if found and comm.rank == 0:
+    if not found:
+        return None
+    if comm.rank == 0:
         print(found[1], flush=True)
-    return found[0] if found else None
+    old, new = found[0].parallel, now.parallel
+    same = (old.partition, old.replicas) == (new.partition, new.replicas)
+    return None if same else found[0]
 
 
 def auto_stages_on(config: Config, nodes: Sequence[int]) -> tuple[Config, str]:

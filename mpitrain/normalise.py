@@ -1,6 +1,6 @@
 """Turn the arguments of :class:`mpitrain.Trainer` into a job and objects for its parts."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -8,7 +8,7 @@ import msgspec
 from mpi4py import MPI
 
 from mpitrain import nn, user_objects
-from mpitrain.config import Brought, Config, ConfigError, Optim, configured, expect_read
+from mpitrain.config import Brought, Config, ConfigError, Optim, configured, expect_job, expect_read
 from mpitrain.config.conflicts import expect, tables_of
 from mpitrain.data import DataError, loaders
 from mpitrain.data import program as own_data
@@ -25,6 +25,42 @@ _BESIDE_AN_OPTIMIZER = {
 
 #: Stands for the name of an object until it is known.
 _GIVEN = "given"
+
+_Kind = tuple[Callable[[Any], bool], str]
+_DATA: _Kind = (
+    lambda one: not isinstance(one, str | type),
+    "a data set that is made, as Mine() (its name alone is data={'name': 'digits'})",
+)
+_NAMES: _Kind = (lambda one: isinstance(one, Iterable), "names of modules, as ['encoder.layers']")
+#: Kinds of arguments of the program, by a test and in words.
+_KINDS: Mapping[str, _Kind] = {
+    "train_data": _DATA,
+    "test_data": _DATA,
+    "loss": (
+        lambda one: callable(one) or hasattr(one, "expect"),
+        "a function of outputs and labels, as torch.nn.functional.mse_loss",
+    ),
+    "cuts": _NAMES,
+    "experts": _NAMES,
+    "splits": (lambda one: isinstance(one, Mapping), "ways by names, as {'up': 'columns'}"),
+    "classes": (lambda one: hasattr(one, "__index__"), "how many classes, as 10"),
+    "collate_fn": (callable, "a function of a list of samples"),
+}
+
+
+def ranks(comm: Any) -> MPI.Intracomm:
+    """The job's ranks: all of them if ``comm`` is None.
+
+    Raises:
+        TypeError: ``comm`` is something else, as a model that was not given by its name.
+    """
+    whole = MPI.COMM_WORLD if comm is None else comm
+    if not isinstance(whole, MPI.Intracomm) or whole == MPI.COMM_NULL:
+        raise TypeError(
+            f"comm: expected the ranks, as MPI.COMM_WORLD, got {_described(comm)}; give a model, "
+            "data and settings by name, as Trainer(model=net, train_data=data)"
+        )
+    return whole
 
 
 def normalise(
@@ -97,12 +133,17 @@ def _asked(
     config: Config | None, given: Given, settings: Mapping[str, Any]
 ) -> tuple[Given, dict[str, Any], Config]:
     """The program's objects, the settings, and this rank's job, before any object is used."""
+    usual = Config() if config is None else config
+    expect_job(usual)
     if hasattr(given.schedule, "last_epoch"):
         raise ConfigError(
             "schedule: give a function that makes the scheduler of an optimiser, as lambda "
             f"optimizer: {type(given.schedule).__name__}(optimizer, ...), not the scheduler"
         )
     given, asked = names_as_settings(given, settings)
+    for key, (fits, words) in _KINDS.items():
+        if (one := getattr(given, key)) is not None and not fits(one):
+            raise ConfigError(f"{key}: expected {words}, got {_described(one)}")
     given = _taken(given)
     if not hasattr(asked.get("layers", 0), "__index__"):
         raise ConfigError(
@@ -115,7 +156,6 @@ def _asked(
             f"optim: {', '.join(sorted(useless))} would have no effect on the optimiser that "
             "optimizer= makes; set them there"
         )
-    usual = config or Config()
     # The checks below look for conflicts with these.
     own = {
         key: getattr(usual.own, key) or _GIVEN
@@ -136,6 +176,13 @@ def _asked(
         job = configured(job, loaders.settings(given.train_data, asked, job.train, job.data))
     _expect_given(job, given)
     return given, asked, job
+
+
+def _described(given: Any) -> str:
+    """An argument, for a message."""
+    if isinstance(given, type):
+        return f"the class {given.__name__}"
+    return repr(given) if isinstance(given, str | int | float) else f"a {type(given).__name__}"
 
 
 def _expect_axes_of_own(asked: Mapping[str, Any]) -> None:

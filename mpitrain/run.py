@@ -6,10 +6,12 @@ from time import perf_counter
 from typing import Protocol
 
 import numpy as np
+from mpi4py import MPI
 
 from mpitrain.arrays import Array, Scalar
 from mpitrain.callbacks import is_test_due, is_test_missing, running
 from mpitrain.metrics.records import Epoch, Record, Skipped, Step, Summary, Write
+from mpitrain.ranks.same import expect_same
 from mpitrain.step.agreement import (
     NOTHING_COUNTS,
     Agreed,
@@ -67,8 +69,27 @@ def train(
         ReportError: on rank 0: it cannot write its report.
         MPI.Exception: another rank has died, with an MPI library that survives this.
         RuntimeError: the loop is closed.
+        TypeError: on all ranks: an argument is of another kind.
     """
+    expect_asked(loop.parts, {"go_on": go_on, "allow_changes": allow_changes}, on_record)
     return trained(loop, go_on, allow_changes, on_record, resume_hint)[0]
+
+
+def expect_asked(parts: Parts, flags: Mapping[str, bool], on_record: Write | None) -> None:
+    """Check what the ranks ask of a run; collective.
+
+    Raises:
+        RuntimeError: the loop is closed.
+        ConfigError: on all ranks: their flags differ.
+        TypeError: on all ranks: a flag is none, or ``on_record`` no function.
+    """
+    parts.expect_open()
+    expect_same(parts.comm, flags)
+    for name, flag in flags.items():
+        if flag not in (True, False):
+            raise TypeError(f"{name}: give True or False, not {flag!r}; dir= names the folder")
+    if parts.comm.allreduce(on_record is not None and not callable(on_record), MPI.LOR):
+        raise TypeError("on_record: give a function of a record, or leave it out")
 
 
 def trained(

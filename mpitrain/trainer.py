@@ -12,13 +12,12 @@ from mpitrain.config import Config, ConfigError
 from mpitrain.data import program as own_data
 from mpitrain.data.map_style import Collate
 from mpitrain.metrics.records import Epoch, Record, Write
-from mpitrain.normalise import normalise
+from mpitrain.normalise import normalise, ranks
 from mpitrain.pipeline.runtime import Span, no_span
-from mpitrain.ranks.same import expect_same
 from mpitrain.ranks.stop import StopFlag, stop_flag
 from mpitrain.ranks.threads import limit_blas_threads
 from mpitrain.ranks.together import ClosedTogether, all_or_nobody, together
-from mpitrain.run import trained
+from mpitrain.run import expect_asked, trained
 from mpitrain.start import start
 from mpitrain.training.assemble import Hooks
 from mpitrain.training.loop import Loop
@@ -126,7 +125,7 @@ class Trainer(ClosedTogether):
             ConfigError, DataError: as :func:`mpitrain.training.assemble.assemble`.
         """
         check_launch()  # before the program's functions are called
-        whole = MPI.COMM_WORLD if comm is None else comm
+        whole = ranks(comm)
         given = Given(
             model, train_data, test_data, loss, metrics, optimizer, cuts, splits, experts,
             schedule, classes, collate_fn,
@@ -228,11 +227,7 @@ class Trainer(ClosedTogether):
             ValueError: there is no reason.
             RuntimeError: ``on_record`` does not run.
         """
-        asked = self.parts.asked
-        asked.expect_open()
-        if not reason:
-            raise ValueError("end: give a reason, which the summary shows")
-        asked.end = str(reason)
+        self.parts.asked.set_end(reason)
 
     def save(self) -> None:
         """Save a checkpoint of the last step; call it on all ranks while ``on_record`` runs.
@@ -281,10 +276,8 @@ class Trainer(ClosedTogether):
 
     def _take_saved_stages(self) -> None:
         """Make the loop anew if the newest checkpoint has other stages; collective."""
-        job, own = saved_stages(self.comm, self._job), self.config.parallel
-        if job is None or (job.parallel.partition, job.parallel.replicas) == (
-            own.partition, own.replicas,
-        ):  # fmt: skip
+        job = saved_stages(self.comm, self._job, self.config)
+        if job is None:
             return
         self.loop.close()
         with all_or_nobody(self._whole):
@@ -320,12 +313,13 @@ class Trainer(ClosedTogether):
             Stopped: on all ranks: SIGTERM, SIGUSR1 or the end of the SLURM job's time has stopped
                 one of them; exit status 75 if nobody catches it.  Only the main thread receives
                 signals.
+            TypeError: on all ranks: an argument is of another kind.
             Exception: on all ranks, as :func:`mpitrain.train`.  An error that a model or a loss
                 raises on one rank alone ends the job, even if the program would catch it.
         """
-        self.parts.expect_open()
         self._expect_outside("fit()")
-        expect_same(self.comm, {"fit(resume)": resume, "fit(allow_changes)": allow_changes})
+        flags = {"fit(resume)": resume, "fit(allow_changes)": allow_changes}
+        expect_asked(self.parts, flags, on_record)
         if self._own:
             together(self.comm, self._own.begin, ConfigError)
         if resume:

@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import wraps
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 from mpitrain import nn
@@ -75,13 +76,14 @@ def model(
     if not isinstance(given, torch.nn.Module) and callable(given):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            given = given()
+            given = _made("model", given)
         if isinstance(given, Mapping):
             return None, given
     if not isinstance(given, torch.nn.Module):
         raise ConfigError(
             f"model: a torch module is needed, or layers by name, or a function that makes one of "
-            f"them, not an object of type {type(given).__name__}"
+            f"them, not an object of type {type(given).__name__}; the name of a kind is "
+            "model={'kind': 'resnet'}"
         )
     if any(map(torch.nn.parameter.is_lazy, given.parameters())):
         _give_shapes(given, inputs(), seed)
@@ -95,6 +97,18 @@ def model(
         return given, layers(given, cuts, samples, objects.splits, objects.experts)
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
         raise ConfigError(f"model: {error}") from error
+
+
+def _made(key: str, maker: Any) -> Any:
+    """The object that a class or a function makes; ConfigError: it needs arguments."""
+    try:
+        signature(maker).bind()
+    except TypeError as error:
+        name = name_of(maker)
+        raise ConfigError(
+            f"{key}: {name} needs arguments ({error}); give {key}={name}(...)"
+        ) from error
+    return maker()
 
 
 def _give_shapes(module: Any, inputs: Array, seed: int) -> None:
@@ -231,13 +245,7 @@ def loss(given: Any) -> LossFunction | None:
     from mpitrain.adapters.torch.functions.objective import TorchLoss
 
     if isinstance(given, type):  # as torch.nn.MSELoss
-        try:
-            given = given()
-        except TypeError as error:
-            raise ConfigError(
-                f"loss: {given.__name__} is a class that needs arguments ({error}); give "
-                f"loss={given.__name__}(...)"
-            ) from error
+        given = _made("loss", given)
     return TorchLoss(given)
 
 

@@ -96,40 +96,11 @@ def memory(spec: Any, writes: bool = False) -> Any:
     """
     if spec is None:
         return np.empty(0, np.uint8)
-    if isinstance(spec, list | tuple) and isinstance(spec[0], library.BottomType):
-        return Places(spec[-1])
     from collectives.calls.buffers import read_buffer  # starts MPI
 
     found = read_buffer(spec, "receive" if writes else "send", moves=True)
     packed = found.items.view(np.uint8)
     return Gapped(packed, found.gaps) if found.gaps else packed
-
-
-class Places:
-    """Bytes of several places in memory, which a type of MPI joins, like one flat array."""
-
-    def __init__(self, joined: Any) -> None:
-        """``joined``: a type of bytes by their addresses, of ``Create_hindexed``."""
-        _, _, where = joined.decode()
-        places = zip(where["displacements"], where["blocklengths"], strict=True)
-        parts: list[Any] = [library.buffer.fromaddress(*place) for place in places]
-        self._parts = [np.frombuffer(part, np.uint8) for part in parts]
-
-    def __len__(self) -> int:
-        return sum(map(len, self._parts))
-
-    def copy(self) -> Any:
-        return np.concatenate(self._parts)
-
-    def __array__(self, *_: Any, **__: Any) -> Any:
-        return self.copy()
-
-    def __setitem__(self, _: slice, values: Any) -> None:
-        """Write ``values`` from the first byte on; bytes behind them stay."""
-        left = np.asarray(values)
-        for part in self._parts:
-            part[: len(left)] = left[: len(part)]
-            left = left[len(part) :]
 
 
 class VirtualRequest(Handled):

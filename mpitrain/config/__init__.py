@@ -7,7 +7,7 @@ Every field is documented in the class of its table.
 
 from mpitrain.config.conflicts import expect, needs_host
 from mpitrain.config.federated import Federated
-from mpitrain.config.reading import configured, expect_read, load
+from mpitrain.config.reading import configured, expect_job, expect_read, load
 from mpitrain.config.server import Server
 from mpitrain.config.sync import Compress, Sync
 from mpitrain.config.tables import (
@@ -48,6 +48,7 @@ __all__ = [
     "Train",
     "configured",
     "expect",
+    "expect_job",
     "expect_read",
     "load",
     "needs_host",

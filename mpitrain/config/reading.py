@@ -2,12 +2,15 @@
 
 import difflib
 import os
+import re
+import reprlib
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
+import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -18,6 +21,8 @@ from mpitrain.config import examples
 from mpitrain.config.tables import ConfigError
 from mpitrain.config.unread import Brought, unread
 from mpitrain.config.validation import Config
+
+Kind = TypeVar("Kind")
 
 #: Bytes of a job file; more is something else, as a device that never ends.
 _LARGEST = 1 << 20
@@ -54,7 +59,7 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Config:
         run.setdefault("dir", f"runs/{path.stem}")
     place = "algorithm"
     try:
-        job = converted(tables)
+        job = converted(tables, Config)
         expect_read(job)
         _check_algorithm(job.parallel.algorithm, job.parallel.zero)
         place = "alltoall"
@@ -64,19 +69,32 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Config:
         raise ConfigError(f"parallel.{place}: {error}") from error
 
 
-def converted(tables: dict[str, Any]) -> Config:
-    """The job of tables by name.
+def converted(tables: dict[str, Any], kind: type[Kind]) -> Kind:
+    """The job of tables by name, or one of its tables.
 
     Raises:
         ConfigError: it cannot be; the message begins with the place as a dotted path.
     """
-    _check_names(tables, Config, ())
+    _check_names(tables, kind, ())
     try:
-        return msgspec.convert(tables, Config)
+        return msgspec.convert(tables, kind)
     except (msgspec.ValidationError, RecursionError) as error:
         reason, _, place = str(error).partition(" - at `$")
         where = place.strip("`").lstrip(".")
-        raise ConfigError(f"{where}: {reason}" if where else reason) from error
+        if not where:
+            raise ConfigError(reason) from error
+        given = _given(tables, where)
+        if isinstance(given, str | int | float | list | dict | None):
+            reason = f"{reason.partition(', got ')[0]}, got {reprlib.repr(given)}"
+        raise ConfigError(f"{where}: {reason}") from error
+
+
+def _given(tables: Any, place: str) -> Any:
+    """The value at a place as msgspec writes it, ``optim.groups[0].lr`` or ``compress[...]``."""
+    value = tables
+    for key in re.findall(r"[^.[\]]+", place):
+        value = value[int(key) if isinstance(value, list | tuple) else key]
+    return value
 
 
 def configured(config: Config, settings: Mapping[str, Any]) -> Config:
@@ -86,11 +104,7 @@ def configured(config: Config, settings: Mapping[str, Any]) -> Config:
         TypeError: for a keyword that is none of them.
         ConfigError: for a value that cannot be.
     """
-    if not isinstance(config, Config):
-        raise TypeError(
-            f"config is a {type(config).__name__}, and a Config is needed; give tables of a job as "
-            "keywords, as in data={...}"
-        )
+    expect_job(config)
     tables = msgspec.to_builtins(config)
     fields = {t.name: msgspec.structs.fields(t.type) for t in msgspec.structs.fields(Config)}
     places: dict[str, list[str]] = {}
@@ -98,7 +112,7 @@ def configured(config: Config, settings: Mapping[str, Any]) -> Config:
         for key in keys:
             places.setdefault(key.name, []).append(table)
     for name, value in settings.items():
-        value = str(value) if isinstance(value, Path) else value
+        value = _plain(value)
         if name in tables:
             if not isinstance(value, Mapping):
                 raise TypeError(f"{name} is a table; write {name}={{...}}, not {value!r}")
@@ -112,9 +126,33 @@ def configured(config: Config, settings: Mapping[str, Any]) -> Config:
             near = difflib.get_close_matches(name, [*tables, *places], n=1, cutoff=0.5)
             nearest = f"; did you mean {near[0]}?" if near else ""
             raise TypeError(f"{name} is no setting of a job{nearest}")
-    job = converted(tables)
+    job = converted(tables, Config)
     expect_read(job)
     return job
+
+
+def expect_job(config: object) -> None:
+    """Raise TypeError for anything but a :class:`Config`."""
+    if not isinstance(config, Config):
+        raise TypeError(
+            f"config is a {type(config).__name__}, and a Config is needed, as of "
+            "mpitrain.config.load(path); give tables of a job as keywords, as in data={...}"
+        )
+
+
+def _plain(value: Any) -> Any:
+    """A setting as a job file has it: no paths, no numbers and types of NumPy or torch."""
+    if isinstance(value, Mapping):
+        return {key: _plain(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if type(value).__module__ == "torch" and not hasattr(value, "tolist"):  # a type or a device
+        return str(value).removeprefix("torch.")
+    if isinstance(value, np.dtype) or (isinstance(value, type) and issubclass(value, np.generic)):
+        return np.dtype(value).name
+    return value.tolist() if hasattr(value, "tolist") else value
 
 
 def _with_data_beside(path: Path, job: Config) -> Config:

@@ -179,7 +179,8 @@ class OwnSamples:
             what,
             f" is a {type(found).__name__}{f' of {len(found)}' if several else ''}; a pair is "
             "needed, (input, label), each of which may be a tuple or a dictionary, or "
-            "(input, label, weight); collate_fn= may make one of a batch",
+            "(input, label, weight); collate_fn= may make one of a batch, and "
+            "list(zip(inputs, labels)) makes them of two arrays",
         )
 
     def _arrays_of(self, what: str, found: Any) -> Pair:

@@ -105,6 +105,13 @@ class Asked:
                 "end(), save() and rate_factor act while on_record= of fit() is called; ask there"
             )
 
+    def set_end(self, reason: str) -> None:
+        """Ask for the end of training; ValueError: there is no reason."""
+        self.expect_open()
+        if not reason:
+            raise ValueError("end: give a reason, which the summary shows")
+        self.end = str(reason)
+
     def set_factor(self, factor: float) -> None:
         """Ask for another factor on the rates; ValueError: it is no finite number from 0 on."""
         self.expect_open()

@@ -131,6 +131,14 @@ def test_a_picture_is_what_its_program_draws(program):
     assert program.FILE.read_text() == program.svg()
 
 
+@pytest.mark.parametrize(
+    "picture", sorted(ROOT.glob("docs/figures/explore_*.png")), ids=lambda p: p.stem
+)
+def test_a_picture_of_a_page_has_its_command(picture):
+    asked = f"--screenshot={picture.relative_to(ROOT)}"
+    assert any(words[0] == "chromium" and asked in words for words in COMMANDS)
+
+
 @pytest.mark.parametrize("name", shares.FIGURES)
 def test_pictures_of_axes_are_what_their_program_draws(name):
     assert (shares.FOLDER / f"{name}.svg").read_text() == shares.FIGURES[name]()
@@ -273,7 +281,7 @@ def check(words):
         assert path.with_suffix(".py").exists() or (path / "__main__.py").exists(), f"no {name}"
     else:
         known = "pytest sbatch bash git cd source export cat tail apt pip srun kill munge scontrol"
-        more = "venv ucx_info ibstat dmesg sacct module conda qsub apt-get mkdir ln"
+        more = "venv ucx_info ibstat dmesg sacct module conda qsub apt-get mkdir ln chromium"
         assert name in f"{known} {more} nvidia-cuda-mps-control".split(), f"what is {name}?"
 
 

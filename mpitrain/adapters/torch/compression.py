@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from typing import Any
 
-import msgspec
 import torch
 import torch.distributed as dist
 from mpi4py import MPI
@@ -15,7 +14,8 @@ from collectives.torch.backend import backend_of
 from mpitrain.adapters.torch.arrays import NARROW, as_array, as_tensor
 from mpitrain.compress import CodecError, parse
 from mpitrain.compress.dgc import DGC
-from mpitrain.config import Compress
+from mpitrain.config import Compress, ConfigError
+from mpitrain.config.reading import converted
 from mpitrain.config.validation import codec_faults
 from mpitrain.parallel.arena import DATA, Bucket
 from mpitrain.parallel.coded_bucket import CodedSum
@@ -65,7 +65,7 @@ class Compression:
         if codec == "none":
             raise CodecError("'none' is no codec; leave the hook out, or name one")
         try:
-            table = msgspec.convert(
+            table = converted(
                 dict(codec=codec, start=start, least=least, exchange=exchange, feedback=feedback),
                 Compress,
             )
@@ -76,7 +76,7 @@ class Compression:
                 )
             for _, why in codec_faults(table, parsed):
                 raise CodecError(f"codec = {codec!r}: {why}")
-        except msgspec.ValidationError as error:
+        except ConfigError as error:
             raise CodecError(str(error)) from error
         backend = backend_of(net.process_group)
         if backend is None:

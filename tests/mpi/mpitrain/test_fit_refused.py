@@ -3,7 +3,7 @@
 import pytest
 from mpi4py import MPI
 
-from mpitrain import nn
+from mpitrain import nn, train
 from mpitrain.config import ConfigError
 from mpitrain.data import DataError
 from tests.mpi.mpitrain.fits import RANKS, Quadrants, Waves, Whole, made, net, regular
@@ -83,6 +83,20 @@ class Odd(Waves):
         ({"batch_size": 0}, ConfigError, "train.batch_size"),
         ({"train_data": None}, TypeError, "test_data without train_data"),
         ({"test_data": Quadrants(30, 2)}, DataError, "train_data has labels of float64, shape"),
+        ({"comm": net()}, TypeError, "comm: expected the ranks, .*got a Sequential; give a model,"),
+        ({"comm": MPI.COMM_NULL}, TypeError, "comm: expected the ranks"),
+        ({"config": "job.toml"}, TypeError, r"config is a str, .* as of mpitrain\.config\.load"),
+        ({"config": net()}, TypeError, "config is a Sequential"),
+        ({"model": "resnet"}, ConfigError, "type str; the name of a kind is model={'kind': 'res"),
+        ({"model": Odd}, ConfigError, r"Odd needs .*'samples'\); give model=Odd\(\.\.\.\)"),
+        ({"loss": torch.ones(())}, ConfigError, "loss: expected a function of .* got a Tensor"),
+        ({"train_data": Waves}, ConfigError, "train_data: expected a data set.* the class Waves"),
+        ({"test_data": "digits"}, ConfigError, "test_data: .* got 'digits'"),
+        ({"train_data": (torch.ones(40, 6),) * 2}, DataError, r"list\(zip\(inputs, labels\)\)"),
+        ({"splits": ["up"]}, ConfigError, "splits: expected ways by names"),
+        ({"cuts": 2}, ConfigError, "cuts: expected names of modules, .* got 2"),
+        ({"classes": "10"}, ConfigError, "classes: expected how many classes, as 10, got '10'"),
+        ({"collate_fn": 3}, ConfigError, "collate_fn: expected a function of a list of samples"),
         (
             {
                 "model": lambda: net(3),
@@ -99,6 +113,20 @@ class Odd(Waves):
 def test_bad_input_is_one_sentence_on_all_ranks(comm, folder, changed, error, message):
     with pytest.raises(error, match=message), made(folder, **changed) as trainer:
         trainer.fit()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"resume": "runs/mine"}, r"fit\(resume\): give True or False, not 'runs/mine'"),
+        ({"on_record": "log"}, r"on_record: give a function of a record"),
+    ],
+)
+def test_fit_is_given_other_things(comm, folder, given, message):
+    with made(folder, comm) as trainer, pytest.raises(TypeError, match=message):
+        with pytest.raises(TypeError, match="go_on: give True or False, not 'yes'"):
+            train(trainer, go_on="yes")
+        trainer.fit(**given if comm.rank == comm.size - 1 or "resume" in given else {})
 
 
 @pytest.mark.mpi(min_size=2)

@@ -119,6 +119,14 @@ def test_tables_are_settings_too(comm, folder):
     assert (job.evaluate.every, job.evaluate.metrics) == (2, ("top3",))
 
 
+def test_settings_may_be_numbers_and_types_of_numpy_and_torch(comm, folder):
+    numbers = {"batch_size": np.int64(24), "parallel": {"pipe": np.int32(1)}, "epochs": np.int8(1)}
+    for dtype in (torch.float64, np.float64, np.dtype("f8")):
+        with made(folder, comm, **numbers, dtype=dtype, device=torch.device("cpu")) as trainer:
+            job = trainer.config
+        assert (job.train.batch_size, job.run.dtype, job.run.device) == (24, "float64", "cpu")
+
+
 def test_it_is_the_trainer_of_a_job_too(comm, folder):
     with mpitrain.Trainer(comm, dir=str(folder / "run"), steps=2) as trainer:
         assert trainer.module is None

@@ -10,7 +10,7 @@ import pytest
 from collectives.analysis.topology import LinkCost
 from mpitrain.__main__ import main
 from mpitrain.commands.search import refusal
-from mpitrain.config import load
+from mpitrain.config import Config, load
 from mpitrain.config.numbers import toml
 from mpitrain.config.reading import converted
 from mpitrain.pipeline.schedules import SCHEDULES
@@ -28,7 +28,7 @@ def job(micro_batches=1, heads=4, mixture=0, tables=None, **parallel):
     model = {"kind": "gpt", "layers": 4, "heads": heads, "width": 64, "experts": mixture}
     train = {"batch_size": 16, "micro_batches": micro_batches}
     own = {"data": data, "model": model, "train": train, "parallel": parallel}
-    return converted(own | (tables or {}))
+    return converted(own | (tables or {}), Config)
 
 
 #: Model's experts, ranks, part of the layouts that is tried, and what the search finds at least.

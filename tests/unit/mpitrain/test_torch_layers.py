@@ -272,6 +272,16 @@ def test_batch_norm_is_torchs(momentum):
         np.testing.assert_allclose(found, own.get_buffer(name))
 
 
+def test_a_trial_of_shapes_leaves_the_running_values_of_a_pass():
+    layer, x = TorchLayer(nn.BatchNorm1d(6)), np.ones((4, 6), np.float32)
+    state = layer.state("f8")
+    layer.forward(values_of(layer, "f4"), x, Context(True, samples=np.arange(4), state=state))
+    before = {name: values.copy() for name, values in state.items()}
+    assert layer.output_shape((6,)) == (6,)
+    for name, values in before.items():
+        np.testing.assert_array_equal(state[name], values, err_msg=name)
+
+
 @pytest.mark.parametrize("training", [True, False])
 def test_batch_norm_in_16_bits_rounds_once(training):
     """Its error is at most torch's own, to half of the last bit."""

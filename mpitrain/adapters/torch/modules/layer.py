@@ -36,7 +36,7 @@ from mpitrain.adapters.torch.modules.expert_parallel import expert_share
 from mpitrain.adapters.torch.modules.passes import Pass
 from mpitrain.adapters.torch.modules.regions import Region, Share
 from mpitrain.adapters.torch.modules.splits import Plan
-from mpitrain.adapters.torch.modules.stand_ins import stand_ins, with_stand_ins
+from mpitrain.adapters.torch.modules.stand_ins import set_context, stand_ins, with_stand_ins
 from mpitrain.adapters.torch.modules.tensor_parallel import share
 from mpitrain.arrays import Array, Gradients, Parameters, Shape, array_namespace
 from mpitrain.fields import Fields, fields, filled, joined, zeros
@@ -217,6 +217,7 @@ class TorchLayer(Layer):
     @torch.no_grad()
     def _tried(self, x: Mapping[str, torch.Tensor]) -> Shape:
         """Shape of the output for one sample; buffers and the generator stay as they are."""
+        set_context(self.module, RESTING, np, counts=True)
         buffers = {name: b.clone() for name, b in self.module.named_buffers()}
         with torch.random.fork_rng(devices=[]):
             found = self._watched(buffers, x)
