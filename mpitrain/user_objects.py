@@ -108,6 +108,8 @@ def _made(key: str, maker: Any) -> Any:
         raise ConfigError(
             f"{key}: {name} needs arguments ({error}); give {key}={name}(...)"
         ) from error
+    except ValueError:  # a function in C tells no signature
+        pass
     return maker()
 
 
