@@ -185,14 +185,14 @@ def test_memory_that_an_array_has_left_is_no_window(comm):
 
 def pages_at_the_end(monkeypatch) -> list[bool]:
     """For each shared array that ends from now on, whether its pages are there still."""
-    found, end = [], remapped.Adopted.end
+    found, give_back = [], remapped.Adopted.give_back
 
     def look(window):
         files = [region.file for region in regions(window.first, window.last)]
         found.append(files == [window.file])
-        end(window)
+        give_back(window)
 
-    monkeypatch.setattr(remapped.Adopted, "end", look)
+    monkeypatch.setattr(remapped.Adopted, "give_back", look)
     return found
 
 
