@@ -115,7 +115,7 @@ def _of_array(array: Any) -> Extent:
 
 
 def _base(array: Any) -> Any:
-    """What the array is a view of."""
+    """The object that the array is a view of."""
     return array.base.obj if isinstance(array.base, memoryview) else array.base
 
 
