@@ -22,6 +22,7 @@ from collectives.execution.transport.cuda_memory import CudaMemory
 from collectives.execution.transport.delayed import clock
 from collectives.execution.transport.extent import extent
 from collectives.execution.transport.mpi import MPITransport, largest_tag
+from collectives.execution.transport.remapped import reclaim
 from collectives.execution.transport.shared_memory import NodeMemory
 from collectives.execution.transport.windows import Place
 
@@ -224,6 +225,7 @@ class Resources:
             own = extent(array)
             place = self.node.locate(own.address, own.nbytes) if self.node and own.nbytes else None
             if place is None:
+                reclaim(own)
                 own.expect_ordinary()
         except Exception as error:  # a tensor's methods may raise anything
             problem = error

@@ -3,6 +3,7 @@
 import ctypes
 import sys
 from mmap import PAGESIZE
+from types import NoneType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -52,9 +53,11 @@ class Extent(NamedTuple):
         return isinstance(self.owner, np.ndarray) and bool(self.owner.flags.owndata)
 
     @property
-    def base(self) -> Any:
-        """The memory's object where that is an object of Python's, as ``bytes``."""
-        return None if self.owns else getattr(self.owner, "base", None)
+    def base(self) -> memoryview | None:
+        """The memory where it is an object of Python's, as a ``bytearray``, which then cannot be
+        resized."""
+        foreign = isinstance(self.owner, np.ndarray) and not self.owns
+        return memoryview(self.owner.base) if foreign else None
 
     def ending(self) -> Any:
         """An object that ends before the memory is freed, for as long as :attr:`base` is there."""
@@ -70,15 +73,11 @@ class Extent(NamedTuple):
             InvalidBuffer: neither NumPy nor PyTorch has allocated it, or its pages are not this
                 process's alone.
         """
-        base = self.owner
-        if isinstance(base, np.ndarray) and base.base is not None:
-            base = base.base.obj if isinstance(base.base, memoryview) else base.base
-        if isinstance(base, np.ndarray | Ending | bytes | bytearray) or hasattr(base, "data_ptr"):
-            pass  # none of these frees its memory before the owner is gone
-        else:
-            raise InvalidBuffer(
-                f"the array's memory belongs to a {type(base).__name__}; share takes what NumPy or "
-                "PyTorch has allocated"
+        known = (Ending, NoneType) if self.owns else (bytes, bytearray)
+        if isinstance(self.owner, np.ndarray) and not isinstance(_base(self.owner), known):
+            raise InvalidBuffer(  # as it may free the memory before the owner is gone
+                f"the array's memory belongs to a {type(_base(self.owner)).__name__}; share takes "
+                "what NumPy or PyTorch has allocated"
             )
         for region in regions(*self.pages):
             if not region.is_ordinary:
@@ -108,11 +107,16 @@ def _of_array(array: Any) -> Extent:
     if not (array.flags.c_contiguous or array.flags.f_contiguous):
         raise InvalidBuffer(f"the array is not contiguous (strides {array.strides})")
     owner: Any = array
-    while not owner.flags.owndata and isinstance(owner.base, np.ndarray):
-        owner = owner.base
+    while not owner.flags.owndata and isinstance(base := _base(owner), np.ndarray):
+        owner = base
     if _is_tensor(owner.base):
         owner = _of_tensor(owner.base).owner
     return Extent(HOST.address(array), array.nbytes, owner)
+
+
+def _base(array: Any) -> Any:
+    """The object that the array is a view of."""
+    return array.base.obj if isinstance(array.base, memoryview) else array.base
 
 
 def _is_tensor(array: Any) -> bool:

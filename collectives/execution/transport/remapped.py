@@ -97,15 +97,27 @@ class Adopted(Window):
         self._plans.add(plan)
 
     def end(self) -> None:
-        """Private pages take the place of the shared ones; plans that used these are freed."""
+        """The owner is about to free the memory, or is alive and has freed it, as PyTorch's
+        ``share_memory_()`` does: then another thread may write there, and its pages stay."""
+        if self._base is None and self._owner() is not None:
+            self._free_plans()
+            _KEPT.append(self)
+        else:
+            self.give_back()
+
+    def _free_plans(self) -> None:
         for plan in [*self._plans]:
             (plan.abandon if plan.is_underway else plan.Free)()
+
+    def give_back(self) -> None:
+        """Private pages take the place of the shared ones; plans that used these are freed."""
+        self._free_plans()
         try:
             for first, last in restore([self]):  # never are there two copies of the whole array
                 discard(self._shared + first - self.address, last - first)
         except OSError as error:
             log.warning("an array stays on shared pages: %s", error)
-            _KEPT.append(self)  # so that a child process gets its own
+            _KEPT.append(self)
             return
         start = self._shared // PAGESIZE * PAGESIZE
         discard(start, self._shared + self.nbytes - start)
@@ -135,8 +147,21 @@ def restore(windows: Iterable[Adopted]) -> Iterator[tuple[int, int]]:
 
 #: The arrays of this process: what a child process sees is the same for all communicators.
 _LIVE: "weakref.WeakSet[Adopted]" = weakref.WeakSet()
-#: Arrays that could not be given private pages.
+#: Windows that have ended and whose pages stay: a child process gets its own.
 _KEPT: list[Adopted] = []
+
+
+def reclaim(own: Extent) -> None:
+    """Private pages for an array, whose owner is alive, where it lies on pages that have stayed.
+
+    Raises:
+        OSError: there is no memory for them.
+    """
+    files = {window.file for window in _KEPT}
+    for region in [*regions(*own.pages)] if files else ():
+        if region.file in files:
+            for _ in make_private(region.start, region.stop):
+                pass
 
 
 class _Forks(threading.local):

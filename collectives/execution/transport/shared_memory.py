@@ -143,7 +143,7 @@ class NodeMemory:
                 problem = f"rank {self.rank}: {error}"
         problems = [text for text in self.comm.allgather(problem) if text]
         if problems:
-            window.end()
+            window.give_back()
             raise InvalidBuffer(f"the ranks cannot share their arrays: {'; '.join(problems)}")
         self.windows.add(window, own.ending())
 
@@ -162,7 +162,7 @@ class NodeMemory:
         """Private pages for the arrays of :meth:`share`."""
         for number, window in self.windows.in_use():
             if isinstance(window, Adopted):
-                window.end()
+                window.give_back()
                 self.windows.drop(number)
 
     def flag(self, rank: int, slot: int, value: int) -> Flag:

@@ -115,8 +115,7 @@ class Windows:
         if number < 0 or number in self._unused or number not in self._kept:
             return False
         if not self._kept[number].is_there:
-            # Its owner has freed the memory, and may live on: another one's must not lie on pages
-            # that are shared.
+            # Its owner has freed the memory, and may live on: what lies there is another one's.
             self._ends[number]()
             self._unused.add(number)
         return number not in self._unused

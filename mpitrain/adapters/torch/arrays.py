@@ -95,8 +95,9 @@ def as_bytes(tensor: torch.Tensor) -> Array:
 
 #: Types of 16 bits, whose sums may overflow.
 NARROW = (torch.float16, torch.bfloat16)
-#: Copies of tensors on a device, by name, with the address and version of their origin.
-Moved = dict[str, tuple[tuple[int, int], torch.Tensor]]
+#: Copies of tensors on a device, by name, with the address and version of their origin; and this,
+#: lest another tensor comes to lie where it was.
+Moved = dict[str, tuple[tuple[int, int], torch.Tensor, torch.Tensor]]
 
 
 def moved(before: Moved, name: str, constant: torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -105,7 +106,7 @@ def moved(before: Moved, name: str, constant: torch.Tensor, device: torch.device
         return constant
     is_now = constant.data_ptr(), constant._version
     if name not in before or before[name][0] != is_now:
-        before[name] = is_now, constant.detach().to(device)
+        before[name] = is_now, constant.detach().to(device), constant.detach()
     return before[name][1]
 
 

@@ -6,6 +6,7 @@ import mmap
 import os
 import random
 import resource
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -26,6 +27,15 @@ BYTES = (0, 8, 4000, 12_000, 100_000, 3 << 20)
 
 
 comm = pytest.fixture(fresh)
+
+
+@pytest.fixture(autouse=True)
+def reclaimed() -> Iterator[None]:
+    """Later tests find no pages of windows that have ended."""
+    yield
+    for _ in remapped.restore(remapped._KEPT):
+        pass
+    remapped._KEPT.clear()
 
 
 def is_adopted(array: np.ndarray) -> bool:
@@ -138,10 +148,25 @@ def test_arrays_die_in_any_order_and_their_addresses_come_again(comm):
 
 
 def test_an_array_that_is_shared_cannot_be_resized(comm):
-    array = comm.share(np.arange(10_000.0))
-    with pytest.raises(ValueError, match="cannot resize"):
-        array.resize(20_000, refcheck=False)
-    assert (array == np.arange(10_000.0)).all()
+    array, other = np.arange(10_000.0), np.arange(10_000.0)
+    comm.share(array)
+    comm.share(np.frombuffer(memoryview(other)))
+    for one in (array, other):
+        with pytest.raises(ValueError, match="cannot resize"):
+            one.resize(20_000, refcheck=False)
+        assert (one == np.arange(10_000.0)).all()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_bytearray_that_is_shared_cannot_be_resized(comm):
+    """NumPy's array on it does not hold it where it is."""
+    base = bytearray(400_000)
+    array = comm.share(np.ndarray(50_000, buffer=base))
+    if comm.ranks_per_node == SIZE:
+        with pytest.raises(BufferError):
+            base.extend(b"abc")
+    del array
+    base.extend(b"abc")
 
 
 def test_memory_that_an_array_has_left_is_no_window(comm):
@@ -160,14 +185,14 @@ def test_memory_that_an_array_has_left_is_no_window(comm):
 
 def pages_at_the_end(monkeypatch) -> list[bool]:
     """For each shared array that ends from now on, whether its pages are there still."""
-    found, end = [], remapped.Adopted.end
+    found, give_back = [], remapped.Adopted.give_back
 
     def look(window):
         files = [region.file for region in regions(window.first, window.last)]
         found.append(files == [window.file])
-        end(window)
+        give_back(window)
 
-    monkeypatch.setattr(remapped.Adopted, "end", look)
+    monkeypatch.setattr(remapped.Adopted, "give_back", look)
     return found
 
 
@@ -296,6 +321,14 @@ def test_what_cannot_be_shared_is_refused_on_all_ranks(comm, tmp_path, kind, eve
     comm.share(fine)
     comm.Allreduce(MPI.IN_PLACE, fine, algorithm="direct")
     np.testing.assert_array_equal(fine, SIZE * np.arange(50_000.0))
+
+
+def test_a_copy_that_numpy_writes_back_is_refused(comm):
+    """Its base is the array that it is of, which lives on when the copy is freed."""
+    given = np.zeros(50_000), [], [["readwrite", "updateifcopy"]], [np.dtype(np.float32)]
+    copies = np.nditer(*given, casting="unsafe")
+    with pytest.raises(InvalidBuffer, match="belongs to a ndarray"):
+        comm.share(copies.operands[0])
 
 
 @pytest.mark.parametrize("made", [bytearray, lambda n: memoryview(bytearray(n)), bytes])

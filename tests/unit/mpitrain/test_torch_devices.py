@@ -4,6 +4,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
 
+from mpitrain.adapters.torch.arrays import moved  # noqa: E402
 from mpitrain.adapters.torch.functions.objective import Following  # noqa: E402
 from mpitrain.adapters.torch.functions.optimizer import TorchOptimizer  # noqa: E402
 
@@ -49,6 +50,16 @@ def test_what_a_loss_keeps_goes_there_again_when_it_has_changed():
         if len(found) == 2:
             loss.weights.mul_(2.0)
     assert found[0] is found[1] and found[1] is not found[2]
+
+
+def test_a_constant_in_the_place_of_another_goes_there():
+    """PyTorch gives the memory of the last one to the next."""
+    before, found = {}, []
+    for _ in range(5):
+        constant = torch.ones(1000)
+        found.append(moved(before, "weights", constant, torch.device("meta")))
+        del constant
+    assert len(set(map(id, found))) == 5
 
 
 @pytest.mark.parametrize("fused", [None, True])
