@@ -11,6 +11,7 @@ from mpi4py import MPI
 torch = pytest.importorskip("torch")
 dist = pytest.importorskip("torch.distributed")
 
+from collectives.errors import MismatchError  # noqa: E402
 from collectives.torch.devices import device_types  # noqa: E402
 from collectives.torch.register import version  # noqa: E402
 
@@ -168,6 +169,19 @@ def test_indices_of_sparse_tensors_differ(ranks, rank):
     expected = [1.0] * len(ranks) + [0.0]
     expected[0] += 2.0 * len(ranks)
     assert tensor.to_dense().tolist() == expected
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [((9,), torch.float), ((3, 1), torch.float), ((3,), torch.double)],
+)
+def test_sparse_tensors_that_are_not_alike_are_refused_on_all_ranks(ranks, rank, shape, dtype):
+    made = (shape, dtype) if rank == 1 else ((3,), torch.float)
+    tensor = torch.ones(made[0], dtype=made[1]).to_sparse(1)
+    with pytest.raises(MismatchError, match=r"rank 0 sums \(3,\) of torch.float32, 1 .* rank 1 "):
+        dist.all_reduce(tensor)
+    assert MPI.COMM_WORLD.allreduce(1) == len(ranks)
 
 
 def test_sparse_sums_of_sixteen_bits_are_rounded_once(ranks, rank):
