@@ -286,7 +286,7 @@ class Communicator(  # type: ignore[misc]
         Who has the memory: its owner goes on to free it; before it does, and when the communicator
         is closed, the array has private pages with the same contents again.  Other communicators'
         collectives meet ordinary memory.  A process that ``os.fork`` makes has its own copy, as
-        ever: fork copies the arrays at once and waits for that.  An array of NumPy that is shared
+        ever: fork copies the arrays at once and waits for that.  An array of NumPy that was shared
         cannot be resized in place, nor a tensor's storage.  No other thread may write to the array
         during this call, ``close`` and ``fork``.
 

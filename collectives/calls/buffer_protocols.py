@@ -50,7 +50,8 @@ def _host_array(data: Any, typed: bool, role: str, readonly: bool, moves: bool) 
     try:
         if _is_negated(data):
             raise BufferError("it is a view that negates; pass tensor.resolve_neg()")
-        raw = np.frombuffer(MPI.buffer.frombuffer(data, readonly=readonly), np.uint8)  # type: ignore[call-overload]
+        memory: Any = MPI.buffer.frombuffer(data, readonly=readonly)
+        raw = np.frombuffer(memory, np.uint8)
     except (NotImplementedError, TypeError):
         raise InvalidBufferType(
             f"the {role} buffer is a {type(data).__name__}; pass an array or another object with "

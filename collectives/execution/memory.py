@@ -97,8 +97,8 @@ class HostMemory:
         """The array's memory by address: whoever uses it must know that it is still there."""
         if not items.nbytes:
             return np.empty(0, items.dtype)
-        memory = (ctypes.c_byte * items.nbytes).from_address(HostMemory.address(items))
-        return np.frombuffer(memory, items.dtype)  # type: ignore[call-overload]
+        memory: Any = (ctypes.c_byte * items.nbytes).from_address(HostMemory.address(items))
+        return np.frombuffer(memory, items.dtype)
 
 
 def _both(first: Callable[[], object], rest: Callable[[], object]) -> None:

@@ -244,7 +244,8 @@ class Watchdog:
         answering = self._start_answering(over)
         answers = self._peers.ask(_ANSWER_S)
         over.set()
-        answering.join()
+        if answering.is_alive():
+            answering.join()
         if self.calls.current is not call:
             return {}
         answers[self._peers.rank] = self._status()
@@ -277,13 +278,12 @@ class Watchdog:
 
     def _start_answering(self, over: threading.Event) -> threading.Thread:
         """A thread that answers the other ranks, which may ask at the same time, until ``over``."""
-        answering = threading.Thread(
-            target=self._keep_answering, args=(over,), name="watchdog", daemon=True
-        )
-        answering.start()
-        return answering
+        thread = threading.Thread(target=self._serve, args=(over,), name="watchdog", daemon=True)
+        with contextlib.suppress(RuntimeError):  # Python 3.12.0 and .1 start none at exit
+            thread.start()
+        return thread
 
-    def _keep_answering(self, over: threading.Event) -> None:
+    def _serve(self, over: threading.Event) -> None:
         with selectors.DefaultSelector() as ready:
             ready.register(self._peers.socket, selectors.EVENT_READ)
             while not over.is_set():

@@ -1,12 +1,13 @@
 """Sums and other reductions of torch's tensors."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from mpi4py import MPI
 
+from collectives.errors import MismatchError
 from collectives.torch.calls import Calls, Tensors, listed
 from collectives.torch.devices import devices_of, is_on_host
 from collectives.torch.node_memory import is_called_by_reducer
@@ -181,13 +182,26 @@ class Reductions(Calls):
             how.finish(part, result, self._size)
 
     def _sparse_sum(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Sum over the ranks of a coalesced sparse tensor, by an all-gather of what is there."""
-        counts = self.comm.allgather(tensor._nnz())
+        """Sum over the ranks of a coalesced sparse tensor, by an all-gather of what is there.
+
+        Raises:
+            MismatchError: on all ranks: their tensors are not alike, so that indices of one would
+                lie outside of another.
+        """
+        form = f"{tuple(tensor.shape)} of {tensor.dtype}, {tensor.sparse_dim()} of it sparse"
+        counts, forms = zip(*self.comm.allgather((tensor._nnz(), form)))
+        for rank, other in enumerate(forms):
+            if other != forms[0]:
+                raise MismatchError(
+                    f"the ranks' sparse tensors differ: rank 0 sums {forms[0]}, rank {rank} {other}"
+                )
         indices = self._gathered(tensor.indices().t(), counts)
         values = self._gathered(tensor.values(), counts)
-        return torch.sparse_coo_tensor(indices.t(), values, tensor.shape).coalesce()
+        shape = tensor.shape
+        total = torch.sparse_coo_tensor(indices.t(), values, shape, check_invariants=False)
+        return total.coalesce()
 
-    def _gathered(self, rows: torch.Tensor, counts: list[int]) -> torch.Tensor:
+    def _gathered(self, rows: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
         """All ranks' rows, one behind the other."""
         gathered = torch.empty((sum(counts), *rows.shape[1:]), dtype=rows.dtype)
         items = [count * rows.shape[1:].numel() for count in counts]

@@ -125,12 +125,12 @@ class Choices:
     def scores_gradient(self, rule: Routing, dgates_NTK: Array, factor: float) -> Array:
         """Gradient by the scores; ``factor``: that of a sample's losses in the whole loss."""
         top, experts = dgates_NTK.shape[-1], self.p_NTX.shape[-1]
+        dchosen_NTK = dgates_NTK
         if top > 1:  # gates are a softmax of the chosen scores alone
             inner = (dgates_NTK * self.gates_NTK).sum(axis=-1, keepdims=True)
-            dchosen_NTK, dp_NTX = self.gates_NTK * (dgates_NTK - inner), 0.0
-            dscores_NTX = (self.is_chosen_NTKX * dchosen_NTK[..., None]).sum(axis=2)
-        else:
-            dscores_NTX, dp_NTX = 0.0, (self.is_chosen_NTKX * dgates_NTK[..., None]).sum(axis=2)
+            dchosen_NTK = self.gates_NTK * (dgates_NTK - inner)
+        found_NTX: Any = (self.is_chosen_NTKX * dchosen_NTK[..., None]).sum(axis=2)
+        dscores_NTX, dp_NTX = (found_NTX, 0.0) if top > 1 else (0.0, found_NTX)
         part = factor / max(1, self.positions)
         dp_NTX = dp_NTX + part * rule.balance * experts * self.load_NX[:, None]
         mean_NT1 = (dp_NTX * self.p_NTX).sum(axis=-1, keepdims=True)

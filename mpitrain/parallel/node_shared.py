@@ -8,7 +8,7 @@ and optimiser state take the memory of one rank.
 from collections.abc import Callable
 from dataclasses import replace
 from time import perf_counter
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from mpi4py import MPI
@@ -146,8 +146,8 @@ class NodeWindow:
         """Allocate the window, with rank 0's ``initial``; collective; :meth:`settle` follows."""
         nbytes = initial.nbytes if node.rank == 0 else 0
         self._window = MPI.Win.Allocate_shared(nbytes, initial.itemsize, comm=node)
-        memory, _ = self._window.Shared_query(0)
-        bytes_: Array = np.frombuffer(memory, np.uint8)  # type: ignore[call-overload]
+        memory: Any = self._window.Shared_query(0)[0]
+        bytes_: Array = np.frombuffer(memory, np.uint8)
         self.flat: Array = bytes_[: initial.nbytes].view(initial.dtype)
         self._window.Lock_all()
         if node.rank == 0:

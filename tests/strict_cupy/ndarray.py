@@ -437,10 +437,9 @@ def _shaped(array, name, arguments, keywords):
         return ndarray.of(getattr(before, name)(*arguments, **keywords), array._memory)
     like = np.broadcast_to(np.empty((), before.dtype), before.shape)  # of which all are views
     shape = getattr(like, name)(*arguments, **keywords).shape
-    view = before.view()
     try:
-        view.shape = shape
-    except AttributeError:
+        view = before.reshape(shape, copy=False)
+    except ValueError:
         return wrapped(
             launch("copy", None, reads=[before], like=lambda: np.empty(shape, before.dtype))
         )

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import threading
+from queue import Queue
 from time import monotonic, sleep
 from types import SimpleNamespace
 
@@ -73,6 +74,18 @@ def test_a_false_alarm(watchdog):
         sleep(0.02)
     assert threading.active_count() == before and watchdog._thread.is_alive()
     assert question(watchdog._peers, watchdog._peers.token)
+
+
+def test_it_ends_the_job_where_no_thread_can_be_started(watchdog, monkeypatch):
+    def refuse(thread):
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    ended = Queue()
+    watchdog._end = lambda text, status: ended.put(text)
+    call = watchdog.calls.enter("allreduce")
+    assert "has not ended after 0.2 s" in ended.get(timeout=10)
+    watchdog.leave(call)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from types import SimpleNamespace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -114,8 +114,9 @@ def _overlaps_itself(tensor: torch.Tensor) -> bool:
 
 def _share(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether they have an element in common, or the question is too hard."""
+    work: Any = 100_000  # NumPy 2.4 knows no type of it but -1 and 0
     try:
-        return np.shares_memory(_place(one), _place(other), max_work=100_000)  # type: ignore[arg-type]
+        return np.shares_memory(_place(one), _place(other), max_work=work)
     except RuntimeError:  # NumPy's TooHardError
         return True
 
