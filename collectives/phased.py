@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from threading import Lock
 from time import perf_counter
 from typing import Protocol
 
@@ -37,7 +38,8 @@ class Phased(ABC):
         """``plans``: all that a run may use, on ``comm``; they are freed with it."""
         self._progress = comm._engine.progress
         self.among: list[Moving] = []
-        self._moves = False
+        # Only one thread at a time moves it along.
+        self._turn = Lock()
         self._broken = False
         self._freed = False
         self._plans = list(plans)
@@ -72,9 +74,8 @@ class Phased(ABC):
         """
         if self._broken:
             self._progress.expect_whole()
-        if self._moves:  # a part of it waits, and moves along what is under way
+        if not self._turn.acquire(blocking=False):  # a part waits, and moves along what is under way
             return False
-        self._moves = True
         try:
             while self._current is not None:
                 if not self._current.Test():
@@ -84,7 +85,7 @@ class Phased(ABC):
             self._leave(error)
             raise
         finally:
-            self._moves = False
+            self._turn.release()
         return True
 
     def Wait(self) -> None:
@@ -97,8 +98,7 @@ class Phased(ABC):
         """Gives it up in the middle: ``Wait`` and ``Test`` say so from now on."""
         self._progress.keep((self._run, self._current))  # messages may still arrive in it
         self._current, self._broken = None, True
-        if self in self._progress.plans:
-            self._progress.remove(self)
+        self._progress.remove(self)
 
     def Free(self) -> None:
         """Releases the plans.

@@ -112,18 +112,32 @@ class Watchdog:
 
     def close(self) -> None:
         """Stops watching."""
-        listened = self._previous is not None
-        if listened and threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGUSR2, self._previous)
-            signal.set_wakeup_fd(-1)
-            for other in _running():  # receives the signals from now on
-                if other is not self and other.timeout < float("inf"):
-                    other._previous = other._listen_to_signals()
-                    break
+        if self._previous is not None:
+            self._hand_on_signals()
         self.drop()
         self._thread.join(_ANSWER_S + _GRACE_S)
         if self._detector:
             self._detector.close()
+
+    def _hand_on_signals(self) -> None:
+        """Has another watchdog, if there is one, receive the signals from now on."""
+        others = (it for it in _running() if it is not self and it.timeout < float("inf"))
+        heir = next(others, None)
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGUSR2, self._previous)
+            signal.set_wakeup_fd(-1)
+            if heir is not None:
+                heir._previous = heir._listen_to_signals()
+            return
+        # Only the main thread can name another descriptor, so this one stays open: a file that got
+        # its number would get the signals.
+        kept = self._signalled.detach()
+        if heir is None:
+            with open(os.devnull, "wb") as nowhere:
+                os.dup2(nowhere.fileno(), kept)
+        else:
+            os.dup2(heir._signalled.fileno(), kept)
+            heir._previous = self._previous
 
     def drop(self) -> None:
         """Stops watching, without waiting for the thread."""
@@ -145,9 +159,11 @@ class Watchdog:
         if threading.current_thread() is not threading.main_thread():
             return None
         other = signal.set_wakeup_fd(self._signalled.fileno(), warn_on_full_buffer=False)
-        if other != -1:  # an event loop of the program uses it
-            signal.set_wakeup_fd(other)
-            return None
+        if other != -1:
+            if not os.path.samestat(os.fstat(other), os.stat(os.devnull)):
+                signal.set_wakeup_fd(other)  # an event loop of the program uses it
+                return None
+            os.close(other)  # as a watchdog left it that another thread has closed
         previous = signal.getsignal(signal.SIGUSR2)
         signal.signal(signal.SIGUSR2, previous if callable(previous) else _nothing)
         return previous
