@@ -74,7 +74,9 @@ class Phased(ABC):
         """
         if self._broken:
             self._progress.expect_whole()
-        if not self._turn.acquire(blocking=False):  # a part waits, and moves along what is under way
+        if not self._turn.acquire(
+            blocking=False
+        ):  # a part waits, and moves along what is under way
             return False
         try:
             while self._current is not None:
