@@ -2,7 +2,6 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from threading import Lock
 from time import perf_counter
 from typing import Protocol
 
@@ -38,8 +37,7 @@ class Phased(ABC):
         """``plans``: all that a run may use, on ``comm``; they are freed with it."""
         self._progress = comm._engine.progress
         self.among: list[Moving] = []
-        # Only one thread at a time moves it along.
-        self._turn = Lock()
+        self._moves = False
         self._broken = False
         self._freed = False
         self._plans = list(plans)
@@ -87,7 +85,7 @@ class Phased(ABC):
             self._leave(error)
             raise
         finally:
-            self._turn.release()
+            self._moves = False
         return True
 
     def Wait(self) -> None:

@@ -19,6 +19,7 @@ from collectives.calls.plan_cache import CachedCall, Key, PlanCache
 from collectives.calls.rendezvous import Location, Rendezvous, all_have, own_places
 from collectives.calls.resources import Resources
 from collectives.calls.settings import Settings
+from collectives.calls.turn import Turn
 from collectives.calls.validate import Validator
 from collectives.calls.watching import Watching
 from collectives.errors import CollectiveError
@@ -51,6 +52,7 @@ class Engine(Watching):
         self._underway = self.progress.plans
         self.last_plan: AnyPlan | Native | None = None
         self._limits = Limits(self.resources)
+        self._turn = Turn()
         self._validator = Validator(comm, self.resources)
         self._cache = PlanCache()
         self._rendezvous = Rendezvous(self.resources, self._limits.of_auto)
@@ -106,28 +108,31 @@ class Engine(Watching):
 
     def run(self, arguments: Arguments, algorithm: Algorithm | str | None = None) -> None:
         """Makes a blocking call: runs the plan of an earlier such call, or else parses it."""
-        asked = self.settings.algorithm if algorithm is None else algorithm
-        watchdog = self.watchdog
-        watched = None if watchdog is None else watchdog.enter(arguments, str(asked))
-        try:
-            if asked == "native" and not self.settings.parses_native:
-                self._run_native(self._validator.for_native(arguments), "asked for")
-                return
-            key = None if self.settings.check else self._cache.key(arguments, algorithm)
-            meeting = None
-            if key is not None and (entry := self._cache.find(key)) is not None:
-                if entry.location is not None:
-                    meeting = self._rendezvous.meet_again(entry.location)
-                if meeting == entry.meeting:  # all ranks use the memory of before, or need not meet
-                    if entry.plan is None:
-                        self._run_native(arguments, "as before")
-                    else:
-                        self._run_plan(entry.plan, arguments)
+        with self._turn:
+            asked = self.settings.algorithm if algorithm is None else algorithm
+            watchdog = self.watchdog
+            watched = None if watchdog is None else watchdog.enter(arguments, str(asked))
+            try:
+                if asked == "native" and not self.settings.parses_native:
+                    self._run_native(self._validator.for_native(arguments), "asked for")
                     return
-            self._run_parsed(arguments, algorithm, key, meeting)
-        finally:
-            if watchdog is not None and watched is not None:
-                watchdog.leave(watched)
+                key = None if self.settings.check else self._cache.key(arguments, algorithm)
+                meeting = None
+                if key is not None and (entry := self._cache.find(key)) is not None:
+                    if entry.location is not None:
+                        meeting = self._rendezvous.meet_again(entry.location)
+                    if (
+                        meeting == entry.meeting
+                    ):  # all ranks use the memory of before, or need not meet
+                        if entry.plan is None:
+                            self._run_native(arguments, "as before")
+                        else:
+                            self._run_plan(entry.plan, arguments)
+                        return
+                self._run_parsed(arguments, algorithm, key, meeting)
+            finally:
+                if watchdog is not None and watched is not None:
+                    watchdog.leave(watched)
 
     def _run_parsed(
         self,
@@ -193,22 +198,24 @@ class Engine(Watching):
     ) -> AnyPlan:
         """Makes the plan of a persistent call, or of one nonblocking call if not ``repeats``."""
         watchdog = self.watchdog
-        if watchdog is None:
-            return self._make(arguments, algorithm, repeats)
-        call = watchdog.enter(arguments, str(algorithm or self.settings.algorithm))
-        try:
-            return WatchedPlan(self._make(arguments, algorithm, repeats), call, watchdog)
-        finally:
-            watchdog.leave(call, completes=repeats)
+        with self._turn:
+            if watchdog is None:
+                return self._make(arguments, algorithm, repeats)
+            call = watchdog.enter(arguments, str(algorithm or self.settings.algorithm))
+            try:
+                return WatchedPlan(self._make(arguments, algorithm, repeats), call, watchdog)
+            finally:
+                watchdog.leave(call, completes=repeats)
 
     def begin(self, arguments: Arguments, algorithm: Algorithm | str | None = None) -> Begun:
         """Begins a nonblocking call."""
         if self.watchdog is not None or self.settings.check:
             return self.make(arguments, algorithm, repeats=False).begin()
-        key = self._cache.key(arguments, algorithm)
-        entry = None if key is None else self._cache.find(key := ("begun", *key))
-        plan, meeting = (None, None) if entry is None else self._begun_before(entry, arguments)
-        return (plan or self._make(arguments, algorithm, False, key, meeting)).begin()
+        with self._turn:
+            key = self._cache.key(arguments, algorithm)
+            entry = None if key is None else self._cache.find(key := ("begun", *key))
+            plan, meeting = (None, None) if entry is None else self._begun_before(entry, arguments)
+            return (plan or self._make(arguments, algorithm, False, key, meeting)).begin()
 
     def _begun_before(
         self, entry: CachedCall, arguments: Arguments
