@@ -72,10 +72,9 @@ class Phased(ABC):
         """
         if self._broken:
             self._progress.expect_whole()
-        if not self._turn.acquire(
-            blocking=False
-        ):  # a part waits, and moves along what is under way
+        if self._moves:  # a part of it waits, and moves along what is under way
             return False
+        self._moves = True
         try:
             while self._current is not None:
                 if not self._current.Test():
