@@ -108,31 +108,31 @@ class Engine(Watching):
 
     def run(self, arguments: Arguments, algorithm: Algorithm | str | None = None) -> None:
         """Makes a blocking call: runs the plan of an earlier such call, or else parses it."""
-        with self._turn:
-            asked = self.settings.algorithm if algorithm is None else algorithm
-            watchdog = self.watchdog
-            watched = None if watchdog is None else watchdog.enter(arguments, str(asked))
-            try:
-                if asked == "native" and not self.settings.parses_native:
-                    self._run_native(self._validator.for_native(arguments), "asked for")
+        if not self._turn.take():
+            self._turn.refuse()
+        asked = self.settings.algorithm if algorithm is None else algorithm
+        watchdog = self.watchdog
+        watched = None if watchdog is None else watchdog.enter(arguments, str(asked))
+        try:
+            if asked == "native" and not self.settings.parses_native:
+                self._run_native(self._validator.for_native(arguments), "asked for")
+                return
+            key = None if self.settings.check else self._cache.key(arguments, algorithm)
+            meeting = None
+            if key is not None and (entry := self._cache.find(key)) is not None:
+                if entry.location is not None:
+                    meeting = self._rendezvous.meet_again(entry.location)
+                if meeting == entry.meeting:  # all ranks use the memory of before, or need not meet
+                    if entry.plan is None:
+                        self._run_native(arguments, "as before")
+                    else:
+                        self._run_plan(entry.plan, arguments)
                     return
-                key = None if self.settings.check else self._cache.key(arguments, algorithm)
-                meeting = None
-                if key is not None and (entry := self._cache.find(key)) is not None:
-                    if entry.location is not None:
-                        meeting = self._rendezvous.meet_again(entry.location)
-                    if (
-                        meeting == entry.meeting
-                    ):  # all ranks use the memory of before, or need not meet
-                        if entry.plan is None:
-                            self._run_native(arguments, "as before")
-                        else:
-                            self._run_plan(entry.plan, arguments)
-                        return
-                self._run_parsed(arguments, algorithm, key, meeting)
-            finally:
-                if watchdog is not None and watched is not None:
-                    watchdog.leave(watched)
+            self._run_parsed(arguments, algorithm, key, meeting)
+        finally:
+            if watchdog is not None and watched is not None:
+                watchdog.leave(watched)
+            self._turn.give()
 
     def _run_parsed(
         self,
