@@ -70,7 +70,7 @@ class Engine(Watching):
         """A block in which all ranks change their memory, after all plans have ended."""
         self.progress.expect_whole()
         try:
-            with self.after_plans(what):
+            with self._turn, self.after_plans(what):
                 self._validator.agree(what)
                 # An address may name other memory from now on.
                 self._cache.forget_calls()
@@ -84,13 +84,13 @@ class Engine(Watching):
 
     def prepare(self) -> None:
         """Makes what is made at first use; collective."""
-        with self.after_plans("prepare"):
+        with self._turn, self.after_plans("prepare"):
             self._validator.agree("prepare")
             self.resources.prepare()
 
     def close(self) -> None:
         """Frees the plans and the duplicate; collective."""
-        with self.after_plans("close"):
+        with self._turn, self.after_plans("close"):
             if self.progress.left:  # plans may remain that cannot end
                 self.progress.forget()
             self._cache.free()

@@ -139,6 +139,7 @@ def test_threads_that_call_one_communicator_at_once_are_told():
             for call in (comm.Allreduce, comm.Iallreduce, comm.Allreduce_init):
                 made = pool.submit(call, MPI.IN_PLACE, np.empty(10), algorithm="ring")
                 told.append(made.exception())
+            told.append(pool.submit(comm.empty, 10).exception())
         total = np.frombuffer(right)
         total += np.frombuffer(left)
 
