@@ -48,10 +48,10 @@ class Communicator(  # type: ignore[misc]
     registered (:func:`collectives.register`), the same on all ranks.  An all-reduce is bitwise
     equal on all ranks, whatever the algorithm.
 
-    With it, an exception that nobody catches on a rank ends the whole job, its traceback first;
-    without that, the other ranks would wait for ever.  ``COLLECTIVES_ABORT=0`` leaves the job
-    alone.  ``sys.exit`` is no exception of that kind: guard a program that exits on one rank with
-    :func:`collectives.failure.abort.abort_on_exception`.
+    With it, an exception that nobody catches on a rank, in any thread, ends the whole job, its
+    traceback first; without that, the other ranks would wait for ever.  ``COLLECTIVES_ABORT=0``
+    leaves the job alone.  ``sys.exit`` is no exception of that kind: guard a program that exits on
+    one rank with :func:`collectives.failure.abort.abort_on_exception`.
 
     On device memory, blocking calls and ``Wait`` return when all work is queued.  It comes after
     the work that the current stream had queued before, and before what the stream does next.

@@ -97,8 +97,7 @@ class Phased(ABC):
         """Gives it up in the middle: ``Wait`` and ``Test`` say so from now on."""
         self._progress.keep((self._run, self._current))  # messages may still arrive in it
         self._current, self._broken = None, True
-        if self in self._progress.plans:
-            self._progress.remove(self)
+        self._progress.remove(self)
 
     def Free(self) -> None:
         """Releases the plans.

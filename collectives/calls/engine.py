@@ -19,6 +19,7 @@ from collectives.calls.plan_cache import CachedCall, Key, PlanCache
 from collectives.calls.rendezvous import Location, Rendezvous, all_have, own_places
 from collectives.calls.resources import Resources
 from collectives.calls.settings import Settings
+from collectives.calls.turn import Turn
 from collectives.calls.validate import Validator
 from collectives.calls.watching import Watching
 from collectives.errors import CollectiveError
@@ -51,6 +52,7 @@ class Engine(Watching):
         self._underway = self.progress.plans
         self.last_plan: AnyPlan | Native | None = None
         self._limits = Limits(self.resources)
+        self._turn = Turn()
         self._validator = Validator(comm, self.resources)
         self._cache = PlanCache()
         self._rendezvous = Rendezvous(self.resources, self._limits.of_auto)
@@ -68,7 +70,7 @@ class Engine(Watching):
         """A block in which all ranks change their memory, after all plans have ended."""
         self.progress.expect_whole()
         try:
-            with self.after_plans(what):
+            with self._turn, self.after_plans(what):
                 self._validator.agree(what)
                 # An address may name other memory from now on.
                 self._cache.forget_calls()
@@ -82,13 +84,13 @@ class Engine(Watching):
 
     def prepare(self) -> None:
         """Makes what is made at first use; collective."""
-        with self.after_plans("prepare"):
+        with self._turn, self.after_plans("prepare"):
             self._validator.agree("prepare")
             self.resources.prepare()
 
     def close(self) -> None:
         """Frees the plans and the duplicate; collective."""
-        with self.after_plans("close"):
+        with self._turn, self.after_plans("close"):
             if self.progress.left:  # plans may remain that cannot end
                 self.progress.forget()
             self._cache.free()
@@ -106,6 +108,8 @@ class Engine(Watching):
 
     def run(self, arguments: Arguments, algorithm: Algorithm | str | None = None) -> None:
         """Makes a blocking call: runs the plan of an earlier such call, or else parses it."""
+        if not self._turn.take():
+            self._turn.refuse()
         asked = self.settings.algorithm if algorithm is None else algorithm
         watchdog = self.watchdog
         watched = None if watchdog is None else watchdog.enter(arguments, str(asked))
@@ -128,6 +132,7 @@ class Engine(Watching):
         finally:
             if watchdog is not None and watched is not None:
                 watchdog.leave(watched)
+            self._turn.give()
 
     def _run_parsed(
         self,
@@ -193,22 +198,24 @@ class Engine(Watching):
     ) -> AnyPlan:
         """Makes the plan of a persistent call, or of one nonblocking call if not ``repeats``."""
         watchdog = self.watchdog
-        if watchdog is None:
-            return self._make(arguments, algorithm, repeats)
-        call = watchdog.enter(arguments, str(algorithm or self.settings.algorithm))
-        try:
-            return WatchedPlan(self._make(arguments, algorithm, repeats), call, watchdog)
-        finally:
-            watchdog.leave(call, completes=repeats)
+        with self._turn:
+            if watchdog is None:
+                return self._make(arguments, algorithm, repeats)
+            call = watchdog.enter(arguments, str(algorithm or self.settings.algorithm))
+            try:
+                return WatchedPlan(self._make(arguments, algorithm, repeats), call, watchdog)
+            finally:
+                watchdog.leave(call, completes=repeats)
 
     def begin(self, arguments: Arguments, algorithm: Algorithm | str | None = None) -> Begun:
         """Begins a nonblocking call."""
         if self.watchdog is not None or self.settings.check:
             return self.make(arguments, algorithm, repeats=False).begin()
-        key = self._cache.key(arguments, algorithm)
-        entry = None if key is None else self._cache.find(key := ("begun", *key))
-        plan, meeting = (None, None) if entry is None else self._begun_before(entry, arguments)
-        return (plan or self._make(arguments, algorithm, False, key, meeting)).begin()
+        with self._turn:
+            key = self._cache.key(arguments, algorithm)
+            entry = None if key is None else self._cache.find(key := ("begun", *key))
+            plan, meeting = (None, None) if entry is None else self._begun_before(entry, arguments)
+            return (plan or self._make(arguments, algorithm, False, key, meeting)).begin()
 
     def _begun_before(
         self, entry: CachedCall, arguments: Arguments

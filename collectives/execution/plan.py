@@ -243,7 +243,7 @@ class Plan:
     def abandon(self) -> None:
         """Gives it up in the middle: ``Wait`` and ``Test`` say so from now on."""
         self._progress.keep((self.rounds, self.keep))
-        if self.is_underway and self in self._progress.plans:
+        if self.is_underway:
             self._progress.remove(self)
         self.rounds, self._program, self._next = [], [], 0
         self.is_freed = self._broken = True

@@ -60,6 +60,8 @@ class Progress:
         self.plans: list[Moving] = []
         self.left = ""
         self.traffic: Traffic | None = None
+        # A thread may wait for a plan while the one that started it moves it along.
+        self._moving = threading.RLock()
         _LIVE.add(self)
 
     @property
@@ -75,15 +77,18 @@ class Progress:
 
     def adopt(self, plan: Moving) -> None:
         """This thread moves it along from now on, whoever has started it."""
-        if plan in self.plans and plan.among is not _HERE.plans:
-            plan.among.remove(plan)
-            _HERE.plans.append(plan)
-            plan.among = _HERE.plans
+        with self._moving:
+            if plan in self.plans and plan.among is not _HERE.plans:
+                plan.among.remove(plan)
+                _HERE.plans.append(plan)
+                plan.among = _HERE.plans
 
     def remove(self, plan: Moving) -> None:
-        """It has ended."""
-        self.plans.remove(plan)
-        plan.among.remove(plan)
+        """It has ended, or another thread has given it up already."""
+        with self._moving:
+            if plan in self.plans:
+                self.plans.remove(plan)
+                plan.among.remove(plan)
 
     def advance(self) -> None:
         """Moves the plans of this thread along, lest a rank that waits for them wait for us."""
@@ -128,6 +133,7 @@ _LIVE: "weakref.WeakSet[Progress]" = weakref.WeakSet()
 def _in_child() -> None:
     for progress in _LIVE:
         progress.left = FORKED
+        progress._moving = threading.RLock()  # another thread may have held it
 
 
 os.register_at_fork(after_in_child=_in_child)

@@ -13,8 +13,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from types import TracebackType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from mpi4py import MPI
 
@@ -94,22 +93,23 @@ def note_shared(comm: MPI.Comm, error: BaseException, teller: int = 0) -> None:
 
 
 class _AbortingHook:
-    """``sys.excepthook`` that ends the job after the ``previous`` one has written the traceback."""
+    """``sys.excepthook`` or ``threading.excepthook`` that ends the job after the ``previous`` one
+    has written the traceback."""
 
     def __init__(self, previous: Callable[..., object]) -> None:
         self.previous = previous
         self._process = os.getpid()
 
-    def __call__(
-        self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
-    ) -> None:
+    def __call__(self, *raised: Any) -> None:
+        in_thread = len(raised) == 1
+        error = raised[0].exc_value if in_thread else raised[1]
         comm = MPI.COMM_WORLD
         forked = os.getpid() != self._process  # such a child is no rank
-        alone = forked or MPI.Is_finalized() or comm.size == 1
+        alone = forked or MPI.Is_finalized() or comm.size == 1 or isinstance(error, SystemExit)
         if not alone:
             _say_where(comm, error)
-        self.previous(kind, error, trace)
-        if forked:
+        self.previous(*raised)
+        if forked and not in_thread:
             sys.stderr.flush()
             os._exit(1)  # mpi4py would finalise MPI at the end of the child, and that may hang
         if not (alone or hasattr(sys, "ps1")):  # at a prompt, the exception ends nothing
@@ -117,13 +117,15 @@ class _AbortingHook:
 
 
 def abort_when_uncaught() -> None:
-    """Installs a hook: an exception that nobody catches on this rank ends the whole job.
+    """Installs hooks: an exception that nobody catches on this rank, in whatever thread, ends the
+    whole job.
 
     Python writes its traceback first.  A second call does nothing, nor does any call if
     ``COLLECTIVES_ABORT`` is off.
     """
-    if aborts() and not isinstance(sys.excepthook, _AbortingHook):
-        sys.excepthook = _AbortingHook(sys.excepthook)
+    for module in (sys, threading) if aborts() else ():
+        if not isinstance(module.excepthook, _AbortingHook):
+            module.excepthook = _AbortingHook(module.excepthook)  # type: ignore[attr-defined]
 
 
 def aborts() -> bool:
@@ -206,5 +208,7 @@ def _abort(comm: MPI.Comm, status: int) -> NoReturn:
     sys.stderr.flush()
     time.sleep(_FORWARDING_S)
     expect_end()
-    comm.Abort(status)
+    ours = threading.current_thread() is threading.main_thread()
+    if ours or MPI.Query_thread() == MPI.THREAD_MULTIPLE:
+        comm.Abort(status)
     os._exit(status)  # nothing may run until the launcher kills this process

@@ -19,6 +19,7 @@ from collectives.failure.failure_detector import FailureDetector, Neighbour
 from collectives.failure.history import Entered, History, size_of
 from collectives.failure.peers import MOST_BYTES, Peers
 from collectives.failure.report import deadlock, is_meeting, note, place, report, stacks
+from collectives.failure.wakeup import Wakeup
 
 #: Exit status of the job after a stall, as of timeout(1).
 STATUS = 124
@@ -61,6 +62,9 @@ class Watchdog:
         ValueError: ``timeout`` is no finite number above 0.
     """
 
+    #: Held while one closes, as it may hand on what it hears of to another one.
+    _closing = threading.RLock()
+
     def __init__(self, comm: MPI.Intracomm, timeout: float | None = None) -> None:
         if timeout is not None and not 0 < timeout < float("inf"):
             raise ValueError(
@@ -82,10 +86,11 @@ class Watchdog:
         self._noted: set[str] = set()
         self._process = os.getpid()
         self._stop = False
-        self._wakeup, self._signalled = socket.socketpair()
-        for end in (self._wakeup, self._signalled):
+        self._signals, self._signalled = socket.socketpair()
+        for end in (self._signals, self._signalled):
             end.setblocking(False)
-        self._previous = self._listen_to_signals() if timeout else None
+        #: There if it is the one that hears of signals.
+        self._wakeup = Wakeup.to(self._signalled) if timeout else None
         atexit.register(self._leave)
         self._thread = _Thread(self)
         self._thread.start()
@@ -112,15 +117,14 @@ class Watchdog:
 
     def close(self) -> None:
         """Stops watching."""
-        listened = self._previous is not None
-        if listened and threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGUSR2, self._previous)
-            signal.set_wakeup_fd(-1)
-            for other in _running():  # receives the signals from now on
-                if other is not self and other.timeout < float("inf"):
-                    other._previous = other._listen_to_signals()
-                    break
-        self.drop()
+        with self._closing:
+            self.drop()
+            heir = next((it for it in _running() if it.timeout < float("inf")), None)
+            if self._wakeup is not None and heir is not None:
+                heir._wakeup = self._wakeup
+                heir._wakeup.lead(heir._signalled)
+            elif self._wakeup is not None:
+                self._wakeup.close()
         self._thread.join(_ANSWER_S + _GRACE_S)
         if self._detector:
             self._detector.close()
@@ -137,25 +141,10 @@ class Watchdog:
         if os.getpid() == self._process:
             self._peers.say_farewell(self.calls.made)
 
-    def _listen_to_signals(self) -> Any:
-        """Has signals written to a file descriptor, which the thread reads.
-
-        Python's own handlers run between byte codes, so not while a rank is inside MPI.
-        """
-        if threading.current_thread() is not threading.main_thread():
-            return None
-        other = signal.set_wakeup_fd(self._signalled.fileno(), warn_on_full_buffer=False)
-        if other != -1:  # an event loop of the program uses it
-            signal.set_wakeup_fd(other)
-            return None
-        previous = signal.getsignal(signal.SIGUSR2)
-        signal.signal(signal.SIGUSR2, previous if callable(previous) else _nothing)
-        return previous
-
     def _watch(self) -> None:
         with selectors.DefaultSelector() as ready:
             ready.register(self._peers.socket, selectors.EVENT_READ)
-            ready.register(self._wakeup, selectors.EVENT_READ)
+            ready.register(self._signals, selectors.EVENT_READ)
             for neighbour in self._detector.alive if self._detector else ():
                 ready.register(neighbour.connection, selectors.EVENT_READ, neighbour)
             while not self._stop:
@@ -166,7 +155,7 @@ class Watchdog:
                 call = self.calls.current
                 if call is not None:
                     self._look(call, monotonic() - call.begun)
-        for end in (self._wakeup, self._signalled):
+        for end in (self._signals, self._signalled):
             end.close()
         self._peers.close()
 
@@ -177,7 +166,7 @@ class Watchdog:
                 _say(text)
         elif key.fileobj is self._peers.socket:
             self._peers.answer(self._status())
-        elif signal.SIGUSR2 in self._wakeup.recv(100):
+        elif signal.SIGUSR2 in self._signals.recv(100):
             _say(report_calls())
 
     def _status(self) -> dict[str, Any]:
@@ -313,7 +302,3 @@ def _running() -> list[Watchdog]:
 
 def _say(text: str) -> None:
     print(f"{text}\n", file=sys.stderr, end="", flush=True)  # as one piece
-
-
-def _nothing(*_: object) -> None:
-    """Handler without effect, by which Python writes to the file descriptor."""

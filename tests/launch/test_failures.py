@@ -76,6 +76,23 @@ ENDS = {
         "any",
         ["rank 1 of 3", "ValueError: a bad sample", "program.py"],
     ),
+    "in a thread": (
+        """
+        from threading import Thread
+
+        def work():
+            if comm.rank == 1:
+                raise KeyError("the reason")
+            comm.Barrier()
+
+        thread = Thread(target=work)
+        thread.start()
+        thread.join()
+        comm.Barrier()
+        """,
+        "any",
+        REASON,
+    ),
     "an exit where the others wait": (
         """
         from mpitrain.ranks.together import all_or_nobody

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from collectives import Communicator
+from collectives import CollectiveError, Communicator
 
 SIZE, RANK = MPI.COMM_WORLD.size, MPI.COMM_WORLD.rank
 TOTAL = SIZE * (SIZE + 1) / 2
@@ -127,3 +127,28 @@ def test_threads_make_communicators_with_a_watchdog():
     in_threads(make)
     for comm in given:
         comm.Free()
+
+
+def test_threads_that_call_one_communicator_at_once_are_told():
+    """By mistake: ranks may pair their calls in another order."""
+    comm, told = Communicator(MPI.COMM_WORLD.Dup()), []
+
+    def add(left, right, _):
+        """In the middle of a call, another thread makes further ones."""
+        with ThreadPoolExecutor(1) as pool:
+            for call in (comm.Allreduce, comm.Iallreduce, comm.Allreduce_init):
+                made = pool.submit(call, MPI.IN_PLACE, np.empty(10), algorithm="ring")
+                told.append(made.exception())
+            told.append(pool.submit(comm.empty, 10).exception())
+        total = np.frombuffer(right)
+        total += np.frombuffer(left)
+
+    operation = MPI.Op.Create(add, commute=True)
+    expect_sum(
+        np.empty(SIZE),
+        lambda array: comm.Allreduce(MPI.IN_PLACE, array, operation, algorithm="ring"),
+    )
+    assert told and all(isinstance(one, CollectiveError) for one in told)
+    blocking(comm)
+    operation.Free()
+    comm.Free()

@@ -170,26 +170,42 @@ def test_a_wait_has_the_number_of_what_it_waits_for():
     ]
 
 
-def test_the_next_watchdog_hears_of_signals_when_the_first_is_closed(capfd):
+def in_a_thread(act):
+    thread = threading.Thread(target=act)
+    thread.start()
+    thread.join()
+
+
+@pytest.mark.parametrize("close", [Watchdog.close, lambda it: in_a_thread(it.close)])
+def test_the_next_watchdog_hears_of_signals_when_the_first_is_closed(capfd, tmp_path, close):
     heard = []
     before = signal.signal(signal.SIGUSR2, lambda *_: heard.append(True))
-    first, second, third = (Watchdog(MPI.Intracomm(MPI.COMM_SELF), 100) for _ in range(3))
+    made = [Watchdog(MPI.Intracomm(MPI.COMM_SELF), 100) for _ in range(3)]
+
+    def hears(last):
+        last.leave(last.calls.enter("of the last"))
+        os.kill(os.getpid(), signal.SIGUSR2)
+        said, end = "", monotonic() + 3
+        while "of the last" not in said and monotonic() < end:
+            said += capfd.readouterr().err
+            sleep(0.02)
+        assert "of the last at " in said
+
     try:
-        third.leave(third.calls.enter("of the third"))
-        for number, closed in enumerate((first, second), 1):
-            closed.close()
-            os.kill(os.getpid(), signal.SIGUSR2)
-            said, end = "", monotonic() + 3
-            while "of the third" not in said and monotonic() < end:
-                said += capfd.readouterr().err
-                sleep(0.02)
-            assert "#1 of the third at " in said
-            assert len(heard) == number
-        third.close()
+        for closed in made[:2]:
+            close(closed)
+            hears(made[2])
+        close(made[2])
+        made[2]._thread.join()
+        files = [(tmp_path / str(number)).open("wb", buffering=0) for number in range(40)]
         os.kill(os.getpid(), signal.SIGUSR2)
         sleep(0.3)
         assert len(heard) == 3 and not capfd.readouterr().err
+        assert not any(file.tell() for file in files)
+        made.append(Watchdog(MPI.Intracomm(MPI.COMM_SELF), 100))
+        hears(made[-1])
     finally:
+        made[-1].close()
         signal.signal(signal.SIGUSR2, before)
 
 

@@ -1,0 +1,52 @@
+"""Plans under way, among threads."""
+
+import sys
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from collectives.execution.progress import Moving, Progress
+
+
+class Stub:
+    """A plan that never ends by itself."""
+
+    def __init__(self) -> None:
+        self.among: list[Moving] = []
+
+    def Test(self) -> bool:
+        return False
+
+    def abandon(self) -> None: ...
+
+
+@pytest.fixture
+def turns() -> Iterator[None]:
+    """Threads take turns after every few steps."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("turns")
+def test_a_plan_ends_while_another_thread_begins_to_wait_for_it():
+    progress, errors = Progress(), []
+    plans = [Stub() for _ in range(2000)]
+
+    def adopt() -> None:
+        try:
+            for plan in plans:
+                progress.adopt(plan)
+        except ValueError as error:
+            errors.append(error)
+
+    for plan in plans:
+        progress.add(plan)
+    waiting = threading.Thread(target=adopt)
+    waiting.start()
+    for plan in plans:
+        progress.remove(plan)
+    waiting.join()
+    assert not errors and not progress.plans and not progress.here
