@@ -110,10 +110,11 @@ class Engine(Watching):
         """Makes a blocking call: runs the plan of an earlier such call, or else parses it."""
         if not self._turn.take():
             self._turn.refuse()
-        asked = self.settings.algorithm if algorithm is None else algorithm
-        watchdog = self.watchdog
-        watched = None if watchdog is None else watchdog.enter(arguments, str(asked))
+        watchdog, watched = self.watchdog, None
         try:
+            asked = self.settings.algorithm if algorithm is None else algorithm
+            if watchdog is not None:
+                watched = watchdog.enter(arguments, str(asked))
             if asked == "native" and not self.settings.parses_native:
                 self._run_native(self._validator.for_native(arguments), "asked for")
                 return
