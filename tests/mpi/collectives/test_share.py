@@ -327,7 +327,7 @@ def test_a_copy_that_numpy_writes_back_is_refused(comm):
     """Its base is the array that it is of, which lives on when the copy is freed."""
     given = np.zeros(50_000), [], [["readwrite", "updateifcopy"]], [np.dtype(np.float32)]
     copies = np.nditer(*given, casting="unsafe")
-    with pytest.raises(InvalidBuffer, match="belongs to a ndarray"):
+    with copies, pytest.raises(InvalidBuffer, match="belongs to a ndarray"):
         comm.share(copies.operands[0])
 
 
