@@ -287,9 +287,9 @@ class Communicator(  # type: ignore[misc]
         is closed, the array has private pages with the same contents again.  Other communicators'
         collectives meet ordinary memory.  A process that ``os.fork`` makes has its own copy, as
         ever: fork copies the arrays at once and waits for that.  An array of NumPy that was shared
-        cannot be resized in place, nor a tensor's storage; one that owns its memory has an object
-        of ours as its ``base``, which tells of its end.  No other thread may write to the array
-        during this call, ``close`` and ``fork``.
+        cannot be resized in place, nor a tensor's storage.  One that owns its memory gets a
+        ``base``, an object of ours.  No other thread may write to the array during this call,
+        ``close`` and ``fork``.
 
         Cost: a second copy of the array for a moment, then none.  Bytes on pages that the array
         does not fill, fewer than two pages, are copied before and after each collective.
