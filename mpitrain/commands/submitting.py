@@ -60,7 +60,8 @@ def add(submit: argparse.ArgumentParser) -> None:
         "--before", action="append", default=[], metavar="LINE",
         help="a line of bash to run behind the modules; several times for more",
     )  # fmt: skip
-    add("--restarts", type=count, help="times that the job may come back (20)")
+    back = "times that it may come back (20; 0 for a program, which must go on from what it saved)"
+    add("--restarts", type=count, help=back)
     add(
         "--jobs", type=Path,
         help="folder of the scripts (jobs/ here if it has train.sbatch, else the package's own)",
@@ -135,4 +136,7 @@ def _settings(options: argparse.Namespace) -> dict[str, str]:
         "MPITRAIN_MAX_RESTARTS": options.restarts,
     }
     chosen = {name: str(value) for name, value in given.items() if value is not None}
-    return {"MPITRAIN_PYTHON": sys.executable} | found | chosen
+    usual = {"MPITRAIN_PYTHON": sys.executable}
+    if options.config is None or options.config.suffix == ".py":
+        usual["MPITRAIN_MAX_RESTARTS"] = "0"
+    return usual | found | chosen
