@@ -103,7 +103,7 @@ class Callbacks:
         parts, before, done = self._parts, self._done, self._parts.steps_done
         self._done = done
         if is_due(parts.config.run.log_every, before, done) and parts.config.sync.agree == 1:
-            spent = parts.comm.allreduce(parts.account.spent())
+            spent = parts.comm.allreduce(parts.account.spent)
             if slow := parts.account.straggler(done, spent):
                 self.write(slow)
         self._write_saved(self._writer.poll())

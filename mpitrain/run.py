@@ -261,7 +261,7 @@ class SynchronousLoop(Loop):
         searched for; collective."""
         parts, began, faulty, found = self.parts, perf_counter(), False, list[Step]()
         parts.stopping = False
-        spent = parts.account.spent()
+        spent = parts.account.spent.copy()
         try:
             for own, agreed in ledger.agree(spent):
                 faulty |= bool(agreed.faulty)

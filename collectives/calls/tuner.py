@@ -246,7 +246,7 @@ def choose(table: Table, call: Situation) -> Choice:
     if call.has_checksums:
         reason = f"{where}: native's messages carry no checksums"
     if call.delays:
-        reason = f"{where}: native's messages do not arrive late"
+        reason = f"{where}: native ignores the modelled link"
     if call.memory in ("cupy", "ipc"):
         reason = f"{where}: MPI's own collectives on device memory stage badly or crash"
     if call.memory == "ipc" and call.collective == "allreduce" and call.allows("direct"):
@@ -265,10 +265,8 @@ def _why_not(call: Situation, entry: Entry | None) -> str:
         return "barriers are not measured"
     if entry is None:
         nodes = "one node" if call.size == call.per_node else "several nodes"
-        missing = (
-            f"{call.collective}{_KINDS.get(call.memory, ' as messages')} was not measured "
-            f"with {call.mpi} on about {call.size} ranks of {nodes}"
-        )
+        what = f"{call.collective}{_KINDS.get(call.memory, ' of ordinary arrays')}"
+        missing = f"the table has no {what} with {call.mpi} on about {call.size} ranks of {nodes}"
         if call.memory in ("cupy", "ipc"):  # which tune leaves out
             return missing
         tune = f"mpirun -n {call.size} python -m collectives tune -o tuned.json"

@@ -51,8 +51,8 @@ def add(submit: argparse.ArgumentParser) -> None:
         choices=scripts.LAUNCHERS,
         help="how ranks are started (mpirun, or the site's)",
     )
-    add("--launch-options", metavar="WORDS", help="more options of the launcher, in one word")
-    add("--wrap", metavar="WORDS", help="a command before each rank's python, in one word")
+    add("--launch-options", metavar="WORDS", help="more options of the launcher, quoted")
+    add("--wrap", metavar="WORDS", help="a command before each rank's python, quoted")
     add("--python", help="the interpreter of the ranks (the one of this command)")
     add("--image", help="an Apptainer image, whose python runs")
     add("--module", action="append", default=[], help="a module to load; several times for more")

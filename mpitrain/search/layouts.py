@@ -8,6 +8,7 @@ from heapq import nsmallest
 
 import numpy as np
 
+from mpitrain.metrics.words import digits
 from mpitrain.nn.positions import Way
 from mpitrain.pipeline.actions import Pipeline
 from mpitrain.pipeline.replay import Report, replay
@@ -138,7 +139,7 @@ class Search:
         least = [(own.deals, prices.least(own), at) for at, own in enumerate(candidates)]
         self.priced[False] += len(least)
         limit = self.machine.memory
-        beyond = f"stages beyond {limit / 2**30:.3g} GiB of a rank"
+        beyond = f"stages beyond {digits(limit / 2**30)} GiB of a rank"
         if limit == np.inf:
             beyond = "no stages that all ranks and samples can be dealt to"
         kept: list[tuple[float, int, Candidate, Cut]] = []

@@ -31,6 +31,8 @@ class Account:
     Attributes:
         met: seconds of waiting for the other ranks at the end of the last step, which count in the
             next one.
+        spent: this rank's seconds of computation since the last search for a straggler, at its
+            place among zeros.
     """
 
     def __init__(self, parts: "Parts") -> None:
@@ -52,8 +54,7 @@ class Account:
         #: Seconds since the start by activity; waiting by the rank that was waited for.
         self._computing = self._reducing = self._meeting = 0.0
         self._waiting: dict[int, float] = {}
-        #: Seconds of computation since the last search for a straggler.
-        self._searched = 0.0
+        self.spent = np.zeros(comm.size)
 
     def begin(self) -> None:
         """Begin an epoch: drop time and traffic since the last step, which belong to no step."""
@@ -124,7 +125,7 @@ class Account:
         self._meeting += self.met
         self._reducing += reducing
         self._computing += computing
-        self._searched += computing
+        self.spent[self._comm.rank] += computing
 
     def agreed(self) -> None:
         """Note that the ranks have agreed on the step: from now on the next step's time runs."""
@@ -161,19 +162,12 @@ class Account:
         taken = [list(one) for one in self._parts.strategy.taken]
         return Synced(*sync.exchanges(step), self._drift, taken)
 
-    def spent(self) -> Array:
-        """This rank's seconds of computation since the last search for a straggler, at its place
-        among zeros; shape (ranks,)."""
-        found = np.zeros(self._comm.size)
-        found[self._comm.rank] = self._searched
-        return found
-
     def straggler(self, step: int, spent: Array) -> Straggler | None:
         """The rank that kept the others waiting since the last call, or None.
 
-        ``spent``: the sum of :meth:`spent` over the ranks.
+        ``spent``: the sum of :attr:`spent` over the ranks.
         """
-        self._searched = 0.0
+        self.spent[...] = 0.0
         peers, hosts = zip(*self._ranks, strict=True)
         if (found := slowest(spent.tolist(), peers)) is None:
             return None
