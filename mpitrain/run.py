@@ -257,8 +257,7 @@ class SynchronousLoop(Loop):
         return self._agree_late(ledger) if meets else []
 
     def _agree_late(self, ledger: Ledger) -> Sequence[Record]:
-        """Records of the steps since the last agreement of the ranks, and a straggler if one is
-        searched for; collective."""
+        """Records since the last agreement of the ranks, perhaps a straggler's; collective."""
         parts, began, faulty, found = self.parts, perf_counter(), False, list[Step]()
         parts.stopping = False
         spent = parts.account.spent.copy()

@@ -139,26 +139,23 @@ def _curves(table: dict[str, list[tuple[int, float]]], title: str, path: Path) -
 
 
 def cost(options: argparse.Namespace) -> int:
-    """Prints each all-reduce's time by closed form, by the simulator, and as Rodriguez has it."""
+    """Prints each all-reduce's time by closed form, by the simulator, and by a textbook."""
     model = Model(1e-6 * options.alpha, 1e-9 / options.bandwidth, 1e-9 / options.reduction)
     machine = Machine(Topology(LinkCost(model.alpha, model.beta)), model.gamma)
     p, m = options.ranks, options.size
-    print(
-        f"all-reduce of {m} bytes on {p} ranks of one switch (simulate: --topology flat), one port "
-        'each, microseconds\nours, Rodriguez ("Deep Learning Systems"): by the closed forms'
-    )
-    print(f"{'algorithm':<20}{'ours':>11}{'simulated':>11}{'Rodriguez':>11}  closed form")
-    notes = []
+    switch = "one switch (simulate: --topology flat)"
+    print(f"all-reduce of {m} bytes on {p} ranks of {switch}, one port each, microseconds")
+    print(f"{'algorithm':<20}{'formula':>11}{'simulated':>11}{'textbook':>11}  formula")
+    notes = ['textbook: A. Rodriguez, "Deep Learning Systems", 2020']
     for formula in FORMULAS:
         holds = not formula.powers_only or log2(p).is_integer()
         ours = f"{1e6 * formula.seconds(model, m, p):.1f}" if holds else "-"
         seconds = simulate(build("allreduce", formula.algorithm, p), m, machine)
-        book = "-"
-        if formula.book_seconds is not None:
-            book = f"{1e6 * formula.book_seconds(model, m, p):.1f}"
+        textbook = formula.book_seconds
+        book = f"{1e6 * textbook(model, m, p):.1f}" if textbook else "-"
         print(
             f"{formula.algorithm:<20}{ours:>11}{1e6 * seconds:>11.1f}{book:>11}  {formula.text}"
-            + (f"; Rodriguez: {formula.book}" if formula.book else "")
+            + (f"; textbook: {formula.book}" if formula.book else "")
         )
         if formula.difference:
             notes.append(f"{formula.algorithm}: {formula.difference}")

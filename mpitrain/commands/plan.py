@@ -25,6 +25,7 @@ from mpitrain.search.machine import Machine
 from mpitrain.search.planned import Planned, planned
 from mpitrain.search.servers import ServerExchange
 from mpitrain.search.stages import StageCosts
+from mpitrain.search.step import PredictedStep
 from mpitrain.server.roles import roles
 
 #: Layers of a chunk that are all named.
@@ -144,7 +145,7 @@ def _predicted(found: Planned, job: Job, *, is_counted: bool) -> list[str]:
     config, layout, step = found.config, found.layout, found.step
     samples, ranks = config.train.batch_size, layout.ranks
     cores = ranks if is_counted else len(os.sched_getaffinity(0))
-    lines = predicted(step.seconds, step.computing, step.bubble, samples, ranks, cores)
+    lines = predicted(step, samples, ranks, cores)
     sent = {key: value for key, value in step.sent.items() if value}
     if sent:
         each = ", ".join(f"{in_words(value)} {_PURPOSE[key]}" for key, value in sent.items())
@@ -262,27 +263,16 @@ def _intensity(found: Planned, job: Job) -> str:
     return f"arithmetic intensity: {digits(share)} operations for each byte of gradients"
 
 
-def predicted(
-    seconds: float, computing: float, bubble: float, samples: int, ranks: int, cores: int
-) -> list[str]:
-    """Predicted speed with a core for each rank, and on this machine if it has fewer.
-
-    Args:
-        seconds: time of a step, with a core for each rank.
-        computing: its time if communication took none.
-        bubble: the part of ``computing`` in which a rank has nothing to do, mean over the ranks.
-        samples: samples of a step.
-        ranks: number of ranks.
-        cores: number of cores that this process may use.
-    """
+def predicted(step: PredictedStep, samples: int, ranks: int, cores: int) -> list[str]:
+    """Predicted speed with a core for each rank, and on this machine if it has fewer ``cores``."""
+    seconds, communicating = step.seconds, step.seconds - step.computing
     lines = [
         f"predicted with a core for each rank: {1e3 * seconds:.2f} ms a step, of which "
-        f"{1e3 * (seconds - computing):.2f} ms communication, {samples / seconds:.0f} samples/s, "
-        f"bubble {bubble:.1%}"
+        f"{1e3 * communicating:.2f} ms communication, {samples / seconds:.0f} samples/s, "
+        f"bubble {step.bubble:.1%}"
     ]
     if cores < ranks:
-        work = (1 - bubble) * ranks * computing / cores
-        here = max(seconds, work)
+        here = max(seconds, (1 - step.bubble) * ranks * step.computing / cores)
         lines.append(
             f"this machine has {counted(cores, 'core')} for {ranks} ranks: "
             f"{1e3 * here:.2f} ms a step at best, {samples / here:.0f} samples/s"

@@ -136,7 +136,6 @@ def _settings(options: argparse.Namespace) -> dict[str, str]:
         "MPITRAIN_MAX_RESTARTS": options.restarts,
     }
     chosen = {name: str(value) for name, value in given.items() if value is not None}
-    usual = {"MPITRAIN_PYTHON": sys.executable}
-    if options.config is None or options.config.suffix == ".py":
-        usual["MPITRAIN_MAX_RESTARTS"] = "0"
+    is_job = options.config is not None and options.config.suffix != ".py"
+    usual = {"MPITRAIN_PYTHON": sys.executable, "MPITRAIN_MAX_RESTARTS": "20" if is_job else "0"}
     return usual | found | chosen

@@ -10,8 +10,7 @@ import numpy as np
 
 from mpitrain.metrics.words import digits
 from mpitrain.nn.positions import Way
-from mpitrain.pipeline.actions import Pipeline
-from mpitrain.pipeline.replay import Report, replay
+from mpitrain.pipeline.replay import replay
 from mpitrain.pipeline.schedules import SCHEDULES
 from mpitrain.search.axes import Axes
 from mpitrain.search.candidates import Candidate
@@ -121,7 +120,8 @@ class Search:
             count: number of layouts.
             refusal: why a layout cannot be used.
         """
-        replayed, timed = cache(_replayed), []
+        replayed = cache(lambda name, pipeline: replay(SCHEDULES[name].generate, pipeline))
+        timed = []
         for _, layout, cut in self.cheapest(4 * count, refusal):
             sizes = levelled(self, layout, cut.sizes) if layout.chunks > 1 else cut.sizes
             report = replayed(layout.schedule, layout.pipeline())
@@ -182,7 +182,3 @@ class Search:
         """The costs of each stage of a layout, and the layers of its chunks."""
         costs = [self.costs(layout.stage(width)) for width in layout.widths]
         return costs, chunks_of(sizes, layout.pipeline())
-
-
-def _replayed(schedule: str, pipeline: Pipeline) -> Report:
-    return replay(SCHEDULES[schedule].generate, pipeline)

@@ -77,7 +77,7 @@ def test_one_node_says_nothing_about_several():
         ),
         (
             ("Open MPI", "scan", 8, 2, 2, True, True, False, "adopted"),
-            "the table has no scan in adopted memory with Open MPI on about 2 ranks of one node; "
+            "the table has no scan of ordinary arrays with Open MPI on about 2 ranks of one node; "
             "mpirun -n 2 python -m collectives tune -o tuned.json measures it",
         ),
         (("Open MPI", "barrier", 0, 2, 2), "barriers are not measured"),
