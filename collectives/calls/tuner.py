@@ -230,7 +230,7 @@ def choose(table: Table, call: Situation) -> Choice:
     """The algorithm for a call; a function of what all ranks agree on, so all choose the same."""
     call = table.edged(call)
     kind = _KINDS.get(call.memory, "")
-    where = f"{call.nbytes} bytes{kind}, {call.size} ranks"
+    where = f"{call.nbytes} bytes{kind}, {call.size} rank{'s' * (call.size > 1)}"
     entry = table.entry(call)
     if call.size > 1 and entry is not None:
         rules = [rule for rule in entry.rules if rule.from_bytes <= call.nbytes]

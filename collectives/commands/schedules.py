@@ -91,7 +91,7 @@ def _counts(counted: Iterable[int]) -> str:
 def _list(options: argparse.Namespace) -> int:
     print(
         f"{options.ranks} ranks; latency: messages one after the other; sent: buffers that the "
-        "busiest rank sends; rounded: most additions that a contribution goes through"
+        "busiest rank sends; rounded: most roundings of a contribution, one an addition"
     )
     print(
         f"{'collective':<15}{'algorithm':<20}{'latency':>7}{'sent':>7}{'rounded':>8}"

@@ -60,7 +60,7 @@ def add(submit: argparse.ArgumentParser) -> None:
         "--before", action="append", default=[], metavar="LINE",
         help="a line of bash to run behind the modules; several times for more",
     )  # fmt: skip
-    back = "times that it may come back (20; 0 for a program, which must go on from what it saved)"
+    back = "times that the job may come back (20; 0 for a program, which must resume by itself)"
     add("--restarts", type=count, help=back)
     add(
         "--jobs", type=Path,
