@@ -106,9 +106,7 @@ class Callbacks:
             spent = parts.comm.allreduce(parts.account.spent)
             if slow := parts.account.straggler(done, spent):
                 self.write(slow)
-        if (
-            done % parts.config.sync.agree == 0
-        ):  # all ranks ask each other whether files are written
+        if done % parts.config.sync.agree == 0:  # a message to all while files are written
             self._write_saved(self._writer.poll())
         self._do_as_asked()
         if is_due(parts.config.checkpoint.every, before, done) and not parts.stopping:
