@@ -1,6 +1,7 @@
 """Sums and other reductions of torch's tensors."""
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -72,8 +73,13 @@ class Reductions(Calls):
 
         def call() -> None:
             for tensor, one in zip(tensors, how):
-                total = self._sparse_sum(tensor.detach().to(one.wide or tensor.dtype).coalesce())
-                one.finish(total.values(), total.values(), self._size)
+                made, own = partial(torch.sparse_coo_tensor, check_invariants=False), tensor.detach()
+                known, values = own.is_coalesced(), one.addend(own._values())
+                part = made(own._indices(), values, own.shape, is_coalesced=known)
+                total = self._sparse_sum(part.coalesce())
+                result = torch.empty_like(total.values(), dtype=own.dtype)
+                one.finish(total.values(), result, self._size)
+                total = made(total.indices(), result, own.shape, is_coalesced=True)
                 tensor.copy_(total.to(tensor.device))
                 for part in (tensor._indices(), tensor._values()) if tensor.is_cuda else ():
                     part.record_stream(streams[tensor.device])  # it was made on the call's own
