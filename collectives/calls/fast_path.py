@@ -61,9 +61,8 @@ def _without(letters: str) -> "tuple[frozenset[np.dtype[Any]], Barred]":
     """All types of numbers but these, and what else these are barred by."""
     dtypes = [*map(np.dtype, letters)]
     names = {name for dtype in dtypes for name in (dtype.char, dtype.str[1:], f"torch.{dtype}")}
-    fortran = {id(MPI.INTEGER1), id(MPI.INTEGER2)}
     own = {id(TYPES[name]) for name in names if name in TYPES}
-    return DTYPES.difference(dtypes), _BARRED | names | own | fortran
+    return DTYPES.difference(dtypes), _BARRED | names | own | {id(MPI.INTEGER1), id(MPI.INTEGER2)}
 
 
 #: Small integers are summed by NumPy, whose sums wrap round on every MPI.  MPI rounds a sum of

@@ -69,13 +69,14 @@ class Reductions(Calls):
                 "them dense, or sum them in a group with GroupOptions(reproducible=False)"
             )
 
+        made = partial(torch.sparse_coo_tensor, check_invariants=False)
         streams = {where: torch.accelerator.current_stream(where) for where in devices_of(tensors)}
 
         def call() -> None:
             for tensor, one in zip(tensors, how):
-                made, own = partial(torch.sparse_coo_tensor, check_invariants=False), tensor.detach()
-                known, values = own.is_coalesced(), one.addend(own._values())
-                part = made(own._indices(), values, own.shape, is_coalesced=known)
+                own = tensor.detach()
+                given = own._indices(), one.addend(own._values()), own.shape
+                part = made(*given, is_coalesced=own.is_coalesced())
                 total = self._sparse_sum(part.coalesce())
                 result = torch.empty_like(total.values(), dtype=own.dtype)
                 one.finish(total.values(), result, self._size)
