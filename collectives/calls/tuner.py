@@ -242,7 +242,7 @@ def choose(table: Table, call: Situation) -> Choice:
             return Choice(rule.algorithm, f"{where}: {rule.ratio:.1f}x native, {measured}")
     if call.native:
         return Choice("native", f"{where}: {_why_not(call, entry)}")
-    reason = "this MPI has no such datatype or count"
+    reason = "this MPI has no such datatype, count or arithmetic"
     if call.has_checksums:
         reason = f"{where}: native's messages carry no checksums"
     if call.delays:

@@ -99,7 +99,7 @@ def test_native_says_why_the_table_chose_nothing(situation, why):
 def test_what_cannot_be_is_not_chosen():
     assert chosen(1 << 20, 8, commutes=False).algorithm == "native"
     assert chosen(1 << 20, 8, commutes=False, native=False).algorithm == "butterfly"
-    assert chosen(8, 2, native=False).reason == "this MPI has no such datatype or count"
+    assert chosen(8, 2, native=False).reason == "this MPI has no such datatype, count or arithmetic"
     assert chosen(1 << 20, 1).algorithm == "native"
 
 
