@@ -36,14 +36,24 @@ def blocks(spec: Any, number: int, form: str = "", *, writes: bool = False) -> l
     """The bytes of each block of a collective's buffer.
 
     Args:
-        form: how the names of mpi4py's methods end that take it: ``v`` or not.
+        form: how the names of mpi4py's methods end that take it: ``v``, ``w`` or neither.
 
     Raises:
         collectives.errors.InvalidBuffer: it is no contiguous buffer, or too short.
     """
+    from collectives.calls.buffer_protocols import memory_of
     from collectives.calls.buffers import read_buffer, vector_buffer  # starts MPI
 
     role = "receive" if writes else "send"
+    if form == "w":
+        data, *where, types = spec
+        counts, starts = where[0] if len(where) == 1 else where or ([1] * number, [0] * number)
+        if data is not library.BOTTOM:
+            data = memory_of(data, True, role, not writes, True).view(np.uint8)
+        each = zip(starts, counts, types, strict=True)
+        return [memory([data[at:] if at else data, *one], writes) for at, *one in each]
+    if not number:
+        return []
     if form:
         found = vector_buffer(spec, role, number)
     else:

@@ -10,8 +10,8 @@ from mpi4py import MPI as library
 from collectives.virtual.buffers import blocks, memory, put
 from collectives.virtual.context import Context, folded, joined
 from collectives.virtual.point_to_point import VirtualMessages
-from collectives.virtual.rank import here
-from collectives.virtual.requests import UNDEFINED, Handled, VirtualRequest
+from collectives.virtual.rank import Operation, here
+from collectives.virtual.requests import UNDEFINED, Handled, VirtualRequest, forms
 
 
 class Group(Handled):
@@ -49,7 +49,7 @@ class Group(Handled):
 class Comm(VirtualMessages):
     """A communicator; its handle is a :class:`Context`."""
 
-    is_topo, is_intra, is_inter = False, True, False
+    is_topo, is_intra, is_inter, topology = False, True, False, library.UNDEFINED
 
     @property
     def size(self) -> int:
@@ -68,6 +68,9 @@ class Comm(VirtualMessages):
     def Get_group(self) -> Group:
         return self.group
 
+    def Get_topology(self) -> int:
+        return self.topology
+
     def Get_attr(self, key: int) -> Any:
         return 1 << 30 if key == library.TAG_UB else None
 
@@ -79,7 +82,7 @@ class Comm(VirtualMessages):
 
     # Communicators of these ranks.
 
-    def Split(self, color: int = 0, key: int = 0) -> Any:
+    def Split(self, color: Any = 0, key: int = 0) -> Any:
         """The communicator of the ranks of this colour, by rising keys."""
         members = self.handle.members
 
@@ -110,7 +113,7 @@ class Comm(VirtualMessages):
             made.handle = context
 
         return made, VirtualRequest.of(
-            own.meet("idup", b"", finish, lambda _: Context(own.members))
+            own.meet("idup", b"", finish, lambda _: Context(own.members, own.topology))
         )
 
     Idup_with_info = Idup
@@ -167,6 +170,13 @@ class Comm(VirtualMessages):
 
     def Iallgatherv(self, sendbuf: Any, recvbuf: Any) -> VirtualRequest:
         return self.Iallgather(sendbuf, recvbuf, "v")
+
+    def _alltoallw(self, sendbuf: Any, recvbuf: Any) -> Operation:
+        peers, into = range(self.size), blocks(recvbuf, self.size, "w", writes=True)
+        own = into if _in_place(sendbuf) else blocks(sendbuf, self.size, "w")
+        return self._exchange([part.copy() for part in own], peers, into, peers)
+
+    Alltoallw, Ialltoallw, Alltoallw_init = forms(_alltoallw)
 
     # Collectives of objects.
 

@@ -9,7 +9,15 @@ import numpy as np
 from collectives.virtual.buffers import Gapped, memory
 from collectives.virtual.messages import ANY_SOURCE, ANY_TAG, MessageEnd
 from collectives.virtual.rank import here
-from collectives.virtual.requests import Handled, Prequest, ProbedMessage, VirtualRequest, forms
+from collectives.virtual.requests import (
+    Begun,
+    Handled,
+    Prequest,
+    ProbedMessage,
+    Together,
+    VirtualRequest,
+    forms,
+)
 
 
 class VirtualMessages(Handled):
@@ -90,6 +98,19 @@ class VirtualMessages(Handled):
     def Recv_init(self, buf: Any, source: int = ANY_SOURCE, tag: int = ANY_TAG) -> Prequest:
         data = memory(buf, True)
         return Prequest.of(lambda: self._receive(data, source, tag).post())
+
+    def _exchange(self, sent: Any, targets: Any, into: Any, sources: Any, twist: int = 0) -> Begun:
+        """Sends parts to ``targets``, and receives others from ``sources``, apart from the caller's
+        messages.
+
+        ``twist`` is 1 in a grid, where both sides of a dimension may be the same rank: what it
+        sends to one side comes from the other.
+        """
+        apart = VirtualMessages.of(self.handle.apart("exchange"))
+        order = [number ^ twist for number in range(len(sources))]
+        receives = [apart._receive(into[number], sources[number], 0).post() for number in order]
+        sends = [apart._send(*pair, 0).post() for pair in zip(sent, targets, strict=True)]
+        return Begun(Together(VirtualRequest.of(one) for one in [*receives, *sends]))
 
     def _posted(self, source: int, tag: int, status: Any) -> MessageEnd | None:
         here().attend()

@@ -22,7 +22,7 @@ _WHY = {
 
 def lacks(kind: str, name: str) -> Callable[..., NoReturn]:
     """A method that a virtual cluster does not have."""
-    why = _WHY.get(kind, "it has messages and collectives of one job; use these, or")
+    why = _WHY.get(kind, "it has messages, collectives, grids and graphs of one job; use these, or")
 
     def method(*_: Any, **__: Any) -> NoReturn:
         raise NotImplementedError(
@@ -85,7 +85,7 @@ class Handled(metaclass=_Kind):
 
 
 class Begun(Operation):
-    """What goes on within calls of MPI alone, a plan."""
+    """What goes on within calls of MPI alone: a plan, or several requests."""
 
     def __init__(self, plan: Any) -> None:
         super().__init__("is in a collective", list)
@@ -254,6 +254,16 @@ class Prequest(VirtualRequest):
 
     def _stop(self) -> None:
         self.running = None
+
+
+class Together(tuple[VirtualRequest, ...]):
+    """Requests as one."""
+
+    def Test(self) -> bool:
+        return VirtualRequest.Testall(self)
+
+    def Wait(self) -> None:
+        VirtualRequest.Waitall(self)
 
 
 def forms(begin: Callable[..., Operation], **fixed: Any) -> tuple[Any, Any, Any]:
