@@ -89,6 +89,7 @@ NAMES = {
     **{"COMM_NULL": Intracomm(), "COMM_WORLD": COMM_WORLD, "COMM_SELF": Alone()},
     **{"Wtime": lambda: time.perf_counter(), "Init": lambda: None, "Finalize": lambda: None},
     **{"get_vendor": lambda: ("virtual cluster", (1, 0, 0)), **_ABSENT},
+    **{"MESSAGE_NULL": ProbedMessage(), "GROUP_NULL": Group(), "GROUP_EMPTY": Group.of(())},
     **{"Attach_buffer": lambda buf: None, "Detach_buffer": lambda: None},
     "Init_thread": lambda required=0: library.Query_thread(),
     "Get_processor_name": lambda: f"virtual{here().number}",

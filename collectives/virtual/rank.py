@@ -64,7 +64,7 @@ class Rank:
         spent: seconds of computing, communicating and waiting.
         done: ends of operations that it has not looked at since, as (end, number, operation).
         held: steps of messages that have come while it computed, and wait for its next call.
-        plans: what goes on in its calls of MPI, whichever they are: their ``Test`` is called.
+        plans: collectives under way; any call of MPI's that looks or waits moves them on.
         waits: the operation that it waits for; ``None``: for any, or it runs.
         state: ``"ready"``, ``"waits"`` (within a call) or ``"ended"``.
         turn: how often it has been called; an entry of an earlier turn is void.
@@ -147,8 +147,10 @@ class Rank:
         self.spent["waiting"] += _LOOK_S
 
     def idle(self, meant: Operation | None = None) -> None:
-        """Waits until any of its operations ends, or a message for it is there; ``meant`` is the
-        one that it tells of."""
+        """Waits until any of its operations ends, or a message for it is there.
+
+        ``meant`` is the operation that a report names.
+        """
         self.attend()
         if not self.done:
             self.state, self.waits = "waits", meant

@@ -85,7 +85,7 @@ class Handled(metaclass=_Kind):
 
 
 class Begun(Operation):
-    """What goes on within calls of MPI alone: a plan, or several requests."""
+    """A plan, or several requests, with ``Test`` and ``Wait``; it goes on within calls of MPI."""
 
     def __init__(self, plan: Any) -> None:
         super().__init__("is in a collective", list)
@@ -100,12 +100,10 @@ class Begun(Operation):
 
 
 def _of_objects(method: Callable[..., Any], give: Callable[..., Any]) -> Any:
-    """mpi4py's method of objects.
+    """The form for objects of a method for buffers.
 
-    Args:
-        method: that of buffers.
-        give: from what it returns, and a function from numbers of requests, or none for all, to
-            the objects that have come.
+    ``give`` makes its result of the method's and of a function, which gives the objects of some
+    requests, or of all.
     """
 
     def called(requests: Sequence["VirtualRequest"], statuses: Any = None) -> Any:

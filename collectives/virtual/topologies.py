@@ -56,7 +56,7 @@ class Topocomm(Intracomm):
 
 
 def _among_neighbours(name: str) -> Callable[..., Operation]:
-    """What begins the collective of this name."""
+    """A function that begins the collective of this name."""
     form = name.removeprefix("allgather").removeprefix("alltoall")
 
     def begin(self: Topocomm, sendbuf: Any, recvbuf: Any) -> Operation:
