@@ -115,6 +115,8 @@ class Cartcomm(Topocomm):
 
     def _beside(self, direction: int, disp: int) -> int:
         coords = self.coords
+        if not 0 <= direction < len(coords):
+            raise library.Exception(library.ERR_DIMS)
         coords[direction] += disp
         try:
             return self.Get_cart_rank(coords)
@@ -170,14 +172,15 @@ class Distgraphcomm(Topocomm):
 def create_cart(self: Any, dims: Any, periods: Any = None, reorder: bool = False) -> Any:
     if (ranks := int(np.prod(dims))) > self.size:
         raise library.Exception(library.ERR_ARG)
-    rings = np.broadcast_to(np.array(periods or False, bool), len(dims)).astype(int).tolist()
-    return Cartcomm.on(self, (list(dims), rings), 0 if self.rank < ranks else UNDEFINED)
+    given = np.array(False if periods is None else periods, bool)
+    rings = np.broadcast_to(given, len(dims)).astype(int).tolist()
+    return Cartcomm.on(self, ([*map(int, dims)], rings), 0 if self.rank < ranks else UNDEFINED)
 
 
 def create_graph(self: Any, index: Any, edges: Any, reorder: bool = False) -> Any:
     if len(index) > 1 and index[0] == 0 and index[-1] == len(edges):
         index = index[1:]  # mpi4py takes these, too
-    return Graphcomm.on(self, (index, edges), 0 if self.rank < len(index) else UNDEFINED)
+    return Graphcomm.on(self, ([*index], [*edges]), 0 if self.rank < len(index) else UNDEFINED)
 
 
 def create_dist_graph_adjacent(
@@ -189,11 +192,13 @@ def create_dist_graph_adjacent(
     info: Any = None,
     reorder: bool = False,
 ) -> Any:
-    edges = [[*(ends or ())] for ends in (sources, destinations)]
-    if sourceweights in (None, library.UNWEIGHTED):
+    edges = [[] if ends is None else [*map(int, ends)] for ends in (sources, destinations)]
+    if sourceweights is None or sourceweights is library.UNWEIGHTED:
         return Distgraphcomm.on(self, (*edges, None))
     pairs = zip((sourceweights, destweights), edges, strict=True)
-    return Distgraphcomm.on(self, (*edges, tuple([*own] if ends else [] for own, ends in pairs)))
+    return Distgraphcomm.on(
+        self, (*edges, tuple([*map(int, own)] if ends else [] for own, ends in pairs))
+    )
 
 
 def create_dist_graph(
@@ -205,7 +210,7 @@ def create_dist_graph(
     info: Any = None,
     reorder: bool = False,
 ) -> Any:
-    weighs = weights not in (None, library.UNWEIGHTED)
+    weighs = weights is not None and weights is not library.UNWEIGHTED
     given = np.repeat(sources, degrees).tolist(), destinations, weights if weighs else destinations
     every = [edge for part in self.allgather([*zip(*given, strict=True)]) for edge in part]
     into = [(source, weight) for source, end, weight in every if end == self.rank]
