@@ -27,6 +27,7 @@ from collectives.torch.order import Order
 from collectives.torch.patches import (
     call_directly,
     hide_from_dynamo,
+    keep_works_of_join,
     take_buffers_from_groups,
     take_built_in_hooks,
 )
@@ -274,6 +275,7 @@ def create_group(
     comm.prepare()  # else first calls of two groups, in another order on each rank, would hang
     take_buffers_from_groups()
     take_built_in_hooks()
+    keep_works_of_join()
     if version() < (2, 14):  # which takes a backend that is written in Python
         return MPIProcessGroup(comm, timeout, store)
     call_directly(MPIBackend, _KINDS)

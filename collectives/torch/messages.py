@@ -33,11 +33,12 @@ class MessageWork(AnyWork):
         request: the request of MPI.
         flat: memory of the message, which is kept until it is complete.
         group: the group's calls; the message is in its ``under_way`` until it is complete, so that
-            one that the program drops goes on, or until its error is told.
+            one that the program drops goes on, or until somebody waits for its error.
     """
 
     def __init__(self, what: str, request: MPI.Request, flat: Joined, group: "Calls") -> None:
         super().__init__()
+        self._unread = group.under_way
         self._what, self._request, self._flat, self._group = what, request, flat, group
         self._receives = what != "send"
         self._write_back = behind(flat.write_back, flat.tensors)
@@ -68,7 +69,6 @@ class MessageWork(AnyWork):
             if not self._is_complete:
                 with self._group.watchdog.waiting(self._what, numbered=False):
                     self._ask(self._request.Wait)
-        self._group.under_way.discard(self)
 
     def _ask(self, is_over: Callable[[MPI.Status], bool]) -> None:
         """Asks MPI, and keeps an error for who waits."""
@@ -84,7 +84,7 @@ class MessageWork(AnyWork):
             end_event(self._event)
         self._is_complete = True
         if self._error is None:  # else somebody has to wait for it
-            self._group.under_way.discard(self)
+            self._unread.discard(self)
 
     def _check_size(self) -> None:
         expected, got = self._flat.whole.nbytes, self._status.Get_count(MPI.BYTE)
@@ -109,14 +109,13 @@ class MessageWork(AnyWork):
         Where MPI allows no thread, the caller waits.
         """
         if self._future is None:
-            over = future_of(self._flat.tensors)
+            gate = future_of(self._flat.tensors)
+            self._future = self._future_behind(gate)
 
             def complete() -> None:
                 self._end()
-                over.set_result(None)
+                gate.set_result(None)
 
-            # An error that a callback raises reaches C++; one of set_exception is lost there.
-            self._future = over.then(lambda _: self.wait() and self.result())
             if self._group.order.has_thread:
                 threading.Thread(target=complete, daemon=True).start()
             else:

@@ -14,7 +14,7 @@ from torch.futures import Future
 
 from collectives.failure.history import What
 from collectives.torch import NAME
-from collectives.torch.devices import devices_of
+from collectives.torch.devices import devices_of, tensors_of
 
 NO_TIMEOUT = timedelta(milliseconds=-1)
 #: Seconds after which a thread that holds the interpreter lets another one have it: with Python's
@@ -32,18 +32,34 @@ def future_of(value: Any) -> Future[Any]:
 
 
 class AnyWork(dist._Work):
-    """The methods that follow from how a work ends, from whether it has, and from its error."""
+    """The methods that follow from how a work ends, from whether it has, and from its error.
+
+    Its error stays in ``_unread`` until somebody waits for the work: who reads a future may drop it.
+    """
 
     _error: BaseException | None = None
+    _unread: set[Any]
 
     def _end(self) -> None:
         """Returns when the work has ended."""
 
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
         self._end()
+        self._unread.discard(self)
+        return self._outcome(True)
+
+    def _outcome(self, value: Any) -> Any:
         if self._error is not None:
             raise self._error
-        return True
+        return value
+
+    def _future_behind(self, gate: Future[Any]) -> Future[Any]:
+        """The future of the result, or of the error, once the gate is open.
+
+        An error that a callback raises reaches readers in C++, as DDP's reducer is one; to these,
+        one of ``Future.set_exception`` is a value.
+        """
+        return gate.then(lambda _: self._outcome(self.result()))
 
     def synchronize(self) -> None:
         self.wait()
@@ -76,7 +92,7 @@ class CollectiveWork(AnyWork):
     Args:
         order: the order.
         value: tensors of the result.
-        inputs: tensors that live as long as the call.
+        inputs: tensors, or their storages, that live as long as the call.
         call, given: the function that communicates, and what it gets.
     """
 
@@ -84,10 +100,12 @@ class CollectiveWork(AnyWork):
         self, order: "Order", value: Any, inputs: Any, call: Callable[..., None], *given: Any
     ) -> None:
         super().__init__()
+        self._unread = order.unread
         self._order, self._value, self._inputs = order, value, inputs
         self._call, self._given = call, given
         self.is_done = False
-        self._future: Future[Any] | None = None
+        self._gate: Future[Any] | None = None
+        self._registered: list[torch.Tensor] = []
 
     def run(self) -> None:
         try:
@@ -96,28 +114,28 @@ class CollectiveWork(AnyWork):
             self._error = error
             if not isinstance(error, Exception):  # as Ctrl-C: the caller's, who may catch it
                 raise
-            self._order.untold.add(self)
+            self._unread.add(self)
         finally:
             del self._call, self._given, self._inputs  # with the tensors that they hold
             with self._order.futures:
                 self.is_done = True
-                future = self._future
-            if future is not None:
-                self._tell(future)
+                gate = self._gate
+            if gate is not None:
+                gate.set_result(None)
 
-    def _tell(self, future: Future[Any]) -> None:
-        error = self._error
-        if error is not None:
-            self._order.untold.discard(self)
-            is_usual = isinstance(error, Exception)  # a future takes no other
-            future.set_exception(error if is_usual else RuntimeError(repr(error)))
-        else:
-            future.set_result(self._value)
+    def register(self) -> None:
+        """Lets ``wait_tensor`` of a tensor of the result wait for the call."""
+        self._unread.add(self)
+        self._registered = [*tensors_of(self._value)]
+        for tensor in self._registered:
+            torch._C._distributed_c10d._register_work(tensor, self)
 
     def _end(self) -> None:
         if not self.is_done:
             self._order.help(self)
-        self._order.untold.discard(self)
+        registered, self._registered = self._registered, []
+        for tensor in registered:  # which takes it off torch's list, and calls this again
+            torch.ops._c10d_functional.wait_tensor(tensor)
 
     def is_completed(self) -> bool:
         """Whether the call has ended; without a thread, who asks runs it."""
@@ -131,11 +149,12 @@ class CollectiveWork(AnyWork):
     def get_future(self) -> Future[Any]:
         self.is_completed()
         with self._order.futures:
-            is_new, is_done = self._future is None, self.is_done
-            if self._future is None:
-                self._future = future_of(self._value)
+            is_new, is_done = self._gate is None, self.is_done
+            if self._gate is None:
+                self._gate = future_of(self._value)
+                self._future = self._future_behind(self._gate)
         if is_new and is_done:
-            self._tell(self._future)
+            self._gate.set_result(None)
         elif not is_done:
             self._order.wake()  # who waits for a future cannot help
         return self._future
@@ -156,7 +175,7 @@ class Order:
         calls: the calls that wait for their turn.
         runs: held by whoever runs a call; again where a callback calls.
         futures: guards the futures of the calls.
-        untold: calls that have failed, and nobody has waited for.
+        unread: calls that have failed, or that C++ waits for, and nobody has waited for yet.
     """
 
     def __init__(self) -> None:
@@ -164,7 +183,7 @@ class Order:
         self.calls: collections.deque[CollectiveWork] = collections.deque()
         self.runs = threading.RLock()
         self.futures = threading.Lock()
-        self.untold: set[CollectiveWork] = set()
+        self.unread: set[CollectiveWork] = set()
         self._is_running = False
         self._thread: threading.Thread | None = None
         self._is_asleep = False
@@ -234,7 +253,7 @@ class Order:
             self.wake()
             self._thread.join()
             self._thread = None
-        for work in list(self.untold):
+        for work in list(self.unread):
             work.wait()
 
     def wake(self) -> None:

@@ -4,6 +4,7 @@ import functools
 import importlib.util
 import logging
 import sys
+import weakref
 from collections.abc import Callable, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -125,6 +126,21 @@ def _change(module: Any) -> None:
             getattr(self, _TAKES)(True)
 
     kind.__init__ = __init__
+
+
+@functools.cache
+def keep_works_of_join() -> None:
+    """Lets the work by which a module in ``join()`` says that it goes on live until its next one:
+    DDP's reducer keeps the half of it in C++ alone."""
+    kind: Any = torch.distributed.algorithms.join.Join
+    notify, works = kind.notify_join_context, weakref.WeakKeyDictionary[Any, Any]()
+
+    @functools.wraps(notify)
+    def notify_join_context(joinable: Any) -> Any:
+        works[joinable] = work = notify(joinable)
+        return work
+
+    kind.notify_join_context = staticmethod(notify_join_context)
 
 
 @functools.cache

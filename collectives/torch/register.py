@@ -3,6 +3,7 @@
 Nothing here starts MPI: that happens when a program makes its first group.
 """
 
+import functools
 import os
 import warnings
 from collections.abc import Iterator
@@ -82,6 +83,7 @@ def take_over() -> list[str]:
     if not hasattr(c10d, "_create_mpi_process_group"):  # torch up to 2.13
         c10d.ProcessGroupMPI = _OldMPI
     c10d.Store = _store  # torch calls it for groups "mpi" alone
+    c10d._new_group_with_tag = _own_groups(c10d._new_group_with_tag)
     dist.Backend.default_device_backend_map["cpu"] = NAME
     environment = _rendezvous_handlers["env"]
 
@@ -111,6 +113,31 @@ def _rendezvous(url: str, **named: Any) -> Iterator[Any]:
     from collectives.torch.rendezvous import rendezvous
 
     return rendezvous(url, **named)
+
+
+def _own_groups(make: Any) -> Any:
+    """torch's function for new groups; it makes a group "mpi" of ranks alone, by all ranks, so one
+    that is more has this backend's own name."""
+
+    @functools.wraps(make)
+    def new_group(
+        ranks: Any = None,
+        timeout: Any = None,
+        backend: Any = None,
+        options: Any = None,
+        *args: Any,
+        use_local_synchronization: bool = False,
+        **named: Any,
+    ) -> Any:
+        import torch.distributed as dist
+
+        is_more = use_local_synchronization or timeout is not None or options is not None
+        if is_more and dist.Backend(backend or dist.get_backend()) == "mpi":
+            backend = NAME
+        named["use_local_synchronization"] = use_local_synchronization
+        return make(ranks, timeout, backend, options, *args, **named)
+
+    return new_group
 
 
 def _store() -> Any:

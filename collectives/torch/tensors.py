@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 from mpi4py import MPI
+from torch._subclasses.fake_tensor import FakeTensor
 
 from collectives.calls.mpi4py_spec import TYPES
 from collectives.torch.devices import empty_on_host, is_on_host
@@ -25,8 +26,13 @@ _ARRAYS = {
     for dtype in vars(torch).values()
     if isinstance(dtype, torch.dtype)
 }
-#: MPI's types of small tensors that are copied; those of complex numbers may be conjugates.
-COPIED = {dtype: TYPES[array.char] for dtype, array in _ARRAYS.items() if not dtype.is_complex}
+#: MPI's types of small tensors that are copied; those of complex numbers may be conjugates, and
+#: quantized ones have a scale.
+COPIED = {
+    dtype: TYPES[array.char]
+    for dtype, array in _ARRAYS.items()
+    if not dtype.is_complex and "q" not in str(dtype)
+}
 #: Types whose sums, products, minima and maxima are those of MPI.
 SUMMABLE = {
     dtype: COPIED[dtype] for dtype in (torch.float32, torch.float64, torch.int32, torch.int64)
@@ -69,7 +75,10 @@ def small(tensors: Any, types: Mapping[torch.dtype, MPI.Datatype] = COPIED) -> l
     if type(tensors) is list and len(tensors) == 1:
         kind = types.get((tensor := tensors[0]).dtype)
         if kind is not None and _is_usual(tensor) and 0 < (nbytes := tensor.nbytes) <= SMALL:
-            return [_address(tensor.data_ptr(), nbytes), kind]
+            try:
+                return [_address(tensor.data_ptr(), nbytes), kind]
+            except (RuntimeError, ValueError):  # it has no memory of its own
+                return None
     return None
 
 
@@ -93,9 +102,12 @@ def small_pair(
         and 0 < (sent := source.nbytes) <= SMALL >= (got := output.nbytes)
         and sent * blocks[1] == got * blocks[0]
     ):
-        begin, other = source.data_ptr(), output.data_ptr()
-        if begin >= other + got or other >= begin + sent:
-            return [_address(begin, sent), kind], [_address(other, got), kind]
+        try:
+            begin, other = source.data_ptr(), output.data_ptr()
+            if begin >= other + got or other >= begin + sent:
+                return [_address(begin, sent), kind], [_address(other, got), kind]
+        except (RuntimeError, ValueError):  # one has no memory of its own
+            return None
     return None
 
 
@@ -119,10 +131,10 @@ def apart(sources: Sequence[torch.Tensor], target: torch.Tensor) -> torch.Tensor
 
 
 def check_dense(tensors: Sequence[torch.Tensor]) -> None:
-    """Checks that tensors are ones whose memory a collective can read.
+    """Checks that tensors are ones whose memory a collective can read, and waits for their values.
 
     Raises:
-        ValueError: a tensor is sparse, or has no values.
+        ValueError: a tensor is sparse or quantized, or has no values or no memory.
     """
     for tensor in tensors:
         if tensor.layout is not torch.strided or tensor.is_meta:
@@ -131,6 +143,39 @@ def check_dense(tensors: Sequence[torch.Tensor]) -> None:
                 f"{tensor.device}; make it dense with tensor.to_dense(), or give it values with "
                 "module.to_empty(device=...)"
             )
+        if tensor.is_quantized:
+            raise ValueError(
+                f"expected numbers, got a tensor of {tensor.dtype}, whose scale would stay here; "
+                "pass tensor.dequantize(), or tensor.int_repr() and the scale"
+            )
+        if not is_fake(tensor):
+            with_memory(tensor)
+
+
+def is_fake(tensor: torch.Tensor) -> bool:
+    """Whether a tensor stands for one that nobody has, as where a program's memory is estimated."""
+    return isinstance(tensor, FakeTensor)
+
+
+def with_memory(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, or the result of a functional collective that it stands for, once it has come.
+
+    Raises:
+        ValueError: it has no memory.
+    """
+    try:
+        address = tensor.data_ptr()
+    except RuntimeError:  # inside of torch.func.grad and the like
+        address = 0
+    if address or not tensor.numel():
+        return tensor
+    if hasattr(tensor, "trigger_wait"):
+        return with_memory(tensor.trigger_wait())
+    raise ValueError(
+        f"expected tensors with memory of their own, got a {type(tensor).__name__} of "
+        f"{tuple(tensor.shape)} that has none; pass the tensor that it wraps, as "
+        "DTensor.to_local(), and call collectives outside of torch.func's transforms"
+    )
 
 
 def check_parts(
@@ -184,7 +229,7 @@ class Joined:
     __slots__ = ("is_view", "tensors", "whole")
 
     def __init__(self, tensors: Sequence[torch.Tensor], reads: bool) -> None:
-        self.tensors = tensors
+        self.tensors = tensors = [with_memory(tensor) for tensor in tensors]
         whole = _view_of_all(tensors)
         self.is_view = whole is not None
         if whole is None:
