@@ -16,10 +16,8 @@ from collectives.torch.messages import MessageWork, end_event, event, profiler_e
 from collectives.torch.node_memory import GroupMemory
 from collectives.torch.order import CollectiveWork, DoneWork, Order
 from collectives.torch.roots import Roots
-from collectives.torch.tensors import SMALL, Joined, check_dense, is_fake, memory
+from collectives.torch.tensors import SMALL, FakeTensor, Joined, check_dense, memory
 
-#: Whether a call that nobody has waited for may be an input of torch.compile's graphs.
-_is_in_graph = torch._C._distributed_c10d._allow_inflight_collective_as_graph_input
 Tensors = Sequence[torch.Tensor]
 #: One work for all blocking calls, as a new one takes a microsecond.
 _DONE = DoneWork()
@@ -78,8 +76,8 @@ class Calls:
         """
         self._calls += 1
         if not arguments:  # small calls have usual tensors of the host
-            is_real = not any(map(is_fake, tensors_of((value, inputs))))
-            call = behind(call, value, inputs) if is_real else _nothing
+            is_fake = any(isinstance(one, FakeTensor) for one in tensors_of((value, inputs)))
+            call = (lambda: None) if is_fake else behind(call, value, inputs)
         if profiler_enabled():
             shown = event(what, value if inputs is None else inputs)
             call, arguments = _recorded, (shown, call, arguments)
@@ -93,8 +91,6 @@ class Calls:
             of = tensors_of((value, inputs) if arguments else ())
             kept = inputs, [tensor.untyped_storage() for tensor in of]
             work = CollectiveWork(self.order, value, kept, record, name, call, arguments)
-            if _is_in_graph():
-                work.register()
             self.order.later(work)
             return work
         self.order.now(record, name, call, arguments)
@@ -140,17 +136,13 @@ class Calls:
         self, what: str, tensors: Tensors, begin: Callable[..., MPI.Request], *route: int
     ) -> dist._Work:
         check_dense(tensors)
-        if any(map(is_fake, tensors)):
-            return self._submit(what, tensors, None, _nothing)
+        if any(isinstance(tensor, FakeTensor) for tensor in tensors):
+            return self.in_order(what, lambda: None, tensors)
         flat = Joined(tensors, reads=what == "send")
         request = begin(memory(flat.whole), *route)
         for earlier in list(self.under_way):  # lets go of those that nobody waits for
             earlier.test()
         return MessageWork(what, request, flat, self)
-
-
-def _nothing() -> None:
-    """The call of tensors that nobody has."""
 
 
 def _recorded(shown: Any, call: Callable[..., None], arguments: tuple[Any, ...]) -> None:

@@ -38,7 +38,6 @@ class MessageWork(AnyWork):
 
     def __init__(self, what: str, request: MPI.Request, flat: Joined, group: "Calls") -> None:
         super().__init__()
-        self._unread = group.under_way
         self._what, self._request, self._flat, self._group = what, request, flat, group
         self._receives = what != "send"
         self._write_back = behind(flat.write_back, flat.tensors)
@@ -69,6 +68,7 @@ class MessageWork(AnyWork):
             if not self._is_complete:
                 with self._group.watchdog.waiting(self._what, numbered=False):
                     self._ask(self._request.Wait)
+        self._group.under_way.discard(self)
 
     def _ask(self, is_over: Callable[[MPI.Status], bool]) -> None:
         """Asks MPI, and keeps an error for who waits."""
@@ -84,7 +84,7 @@ class MessageWork(AnyWork):
             end_event(self._event)
         self._is_complete = True
         if self._error is None:  # else somebody has to wait for it
-            self._unread.discard(self)
+            self._group.under_way.discard(self)
 
     def _check_size(self) -> None:
         expected, got = self._flat.whole.nbytes, self._status.Get_count(MPI.BYTE)
@@ -114,6 +114,8 @@ class MessageWork(AnyWork):
 
             def complete() -> None:
                 self._end()
+                if self._error is not None:  # which who reads the future may drop
+                    self._group.under_way.add(self)
                 gate.set_result(None)
 
             if self._group.order.has_thread:

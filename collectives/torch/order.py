@@ -16,6 +16,7 @@ from collectives.failure.history import What
 from collectives.torch import NAME
 from collectives.torch.devices import devices_of, tensors_of
 
+_c10d: Any = torch._C._distributed_c10d
 NO_TIMEOUT = timedelta(milliseconds=-1)
 #: Seconds after which a thread that holds the interpreter lets another one have it: with Python's
 #: own 5 ms, 1 MiB in the background takes 50 ms beside a busy program, and 15 ms with this.
@@ -32,34 +33,26 @@ def future_of(value: Any) -> Future[Any]:
 
 
 class AnyWork(dist._Work):
-    """The methods that follow from how a work ends, from whether it has, and from its error.
-
-    Its error stays in ``_unread`` until somebody waits for the work: who reads a future may drop it.
-    """
+    """The methods that follow from how a work ends, from whether it has, and from its error."""
 
     _error: BaseException | None = None
-    _unread: set[Any]
 
     def _end(self) -> None:
         """Returns when the work has ended."""
 
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
         self._end()
-        self._unread.discard(self)
-        return self._outcome(True)
+        return self._is_right()
 
-    def _outcome(self, value: Any) -> Any:
+    def _is_right(self) -> bool:
         if self._error is not None:
             raise self._error
-        return value
+        return True
 
     def _future_behind(self, gate: Future[Any]) -> Future[Any]:
-        """The future of the result, or of the error, once the gate is open.
-
-        An error that a callback raises reaches readers in C++, as DDP's reducer is one; to these,
-        one of ``Future.set_exception`` is a value.
-        """
-        return gate.then(lambda _: self._outcome(self.result()))
+        """The future of the result, or of the error, once the gate is open."""
+        # DDP's reducer would take an error of Future.set_exception for the result.
+        return gate.then(lambda _: self._is_right() and self.result())
 
     def synchronize(self) -> None:
         self.wait()
@@ -100,12 +93,16 @@ class CollectiveWork(AnyWork):
         self, order: "Order", value: Any, inputs: Any, call: Callable[..., None], *given: Any
     ) -> None:
         super().__init__()
-        self._unread = order.unread
         self._order, self._value, self._inputs = order, value, inputs
         self._call, self._given = call, given
         self.is_done = False
         self._gate: Future[Any] | None = None
-        self._registered: list[torch.Tensor] = []
+        # wait_tensor must find a call in flight whose tensors torch.compile's graphs may read.
+        is_in_graph = _c10d._allow_inflight_collective_as_graph_input()
+        self._registered = [*tensors_of(value)] if is_in_graph else []
+        for tensor in self._registered:
+            order.unread.add(self)  # as C++ keeps the half of it in C++ alone
+            _c10d._register_work(tensor, self)
 
     def run(self) -> None:
         try:
@@ -114,7 +111,7 @@ class CollectiveWork(AnyWork):
             self._error = error
             if not isinstance(error, Exception):  # as Ctrl-C: the caller's, who may catch it
                 raise
-            self._unread.add(self)
+            self._order.unread.add(self)  # who only reads its future may drop the error
         finally:
             del self._call, self._given, self._inputs  # with the tensors that they hold
             with self._order.futures:
@@ -123,16 +120,10 @@ class CollectiveWork(AnyWork):
             if gate is not None:
                 gate.set_result(None)
 
-    def register(self) -> None:
-        """Lets ``wait_tensor`` of a tensor of the result wait for the call."""
-        self._unread.add(self)
-        self._registered = [*tensors_of(self._value)]
-        for tensor in self._registered:
-            torch._C._distributed_c10d._register_work(tensor, self)
-
     def _end(self) -> None:
         if not self.is_done:
             self._order.help(self)
+        self._order.unread.discard(self)
         registered, self._registered = self._registered, []
         for tensor in registered:  # which takes it off torch's list, and calls this again
             torch.ops._c10d_functional.wait_tensor(tensor)
@@ -140,7 +131,7 @@ class CollectiveWork(AnyWork):
     def is_completed(self) -> bool:
         """Whether the call has ended; without a thread, who asks runs it."""
         if not self._order.has_thread:
-            self._end()
+            self._order.help(self)
         return self.is_done
 
     def result(self) -> Any:
@@ -149,13 +140,12 @@ class CollectiveWork(AnyWork):
     def get_future(self) -> Future[Any]:
         self.is_completed()
         with self._order.futures:
-            is_new, is_done = self._gate is None, self.is_done
             if self._gate is None:
                 self._gate = future_of(self._value)
                 self._future = self._future_behind(self._gate)
-        if is_new and is_done:
-            self._gate.set_result(None)
-        elif not is_done:
+                if self.is_done:
+                    self._gate.set_result(None)
+        if not self.is_done:
             self._order.wake()  # who waits for a future cannot help
         return self._future
 

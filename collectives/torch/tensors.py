@@ -1,6 +1,7 @@
 """The memory of torch's tensors as arrays that collectives read and write."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,19 +21,14 @@ NUMPY = {
         *("float32", "float64", "complex64", "complex128"),
     )
 }
-#: Types of arrays; the others travel as integers of their size.
+#: Types of arrays but quantized ones, which have a scale; others travel as integers of their size.
 _ARRAYS = {
     dtype: np.dtype(NUMPY.get(dtype, f"u{dtype.itemsize}"))
     for dtype in vars(torch).values()
-    if isinstance(dtype, torch.dtype)
+    if isinstance(dtype, torch.dtype) and "q" not in str(dtype)
 }
-#: MPI's types of small tensors that are copied; those of complex numbers may be conjugates, and
-#: quantized ones have a scale.
-COPIED = {
-    dtype: TYPES[array.char]
-    for dtype, array in _ARRAYS.items()
-    if not dtype.is_complex and "q" not in str(dtype)
-}
+#: MPI's types of small tensors that are copied; those of complex numbers may be conjugates.
+COPIED = {dtype: TYPES[array.char] for dtype, array in _ARRAYS.items() if not dtype.is_complex}
 #: Types whose sums, products, minima and maxima are those of MPI.
 SUMMABLE = {
     dtype: COPIED[dtype] for dtype in (torch.float32, torch.float64, torch.int32, torch.int64)
@@ -118,6 +114,7 @@ def _is_usual(tensor: torch.Tensor) -> bool:
         and tensor.layout is _STRIDED
         and tensor.is_contiguous()
         and not tensor.is_neg()
+        and type(tensor) is not FakeTensor
     )
 
 
@@ -134,48 +131,28 @@ def check_dense(tensors: Sequence[torch.Tensor]) -> None:
     """Checks that tensors are ones whose memory a collective can read, and waits for their values.
 
     Raises:
-        ValueError: a tensor is sparse or quantized, or has no values or no memory.
+        ValueError: a tensor is sparse or quantized, or has no values or no memory of its own.
     """
     for tensor in tensors:
-        if tensor.layout is not torch.strided or tensor.is_meta:
+        is_plain = tensor.layout is torch.strided and not (tensor.is_meta or tensor.is_quantized)
+        if not is_plain or (not isinstance(tensor, FakeTensor) and bare(tensor) is None):
             raise ValueError(
-                f"expected dense tensors, got one with the layout {tensor.layout} on "
-                f"{tensor.device}; make it dense with tensor.to_dense(), or give it values with "
-                "module.to_empty(device=...)"
+                "expected dense tensors of numbers in memory of their own, got a "
+                f"{type(tensor).__name__} of {tensor.dtype} with the layout {tensor.layout} on "
+                f"{tensor.device}; make it dense with tensor.to_dense() or tensor.dequantize(), "
+                "give it values with module.to_empty(device=...), take its part of this rank with "
+                "DTensor.to_local(), or leave torch.func's transform"
             )
-        if tensor.is_quantized:
-            raise ValueError(
-                f"expected numbers, got a tensor of {tensor.dtype}, whose scale would stay here; "
-                "pass tensor.dequantize(), or tensor.int_repr() and the scale"
-            )
-        if not is_fake(tensor):
-            with_memory(tensor)
 
 
-def is_fake(tensor: torch.Tensor) -> bool:
-    """Whether a tensor stands for one that nobody has, as where a program's memory is estimated."""
-    return isinstance(tensor, FakeTensor)
-
-
-def with_memory(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor, or the result of a functional collective that it stands for, once it has come.
-
-    Raises:
-        ValueError: it has no memory.
-    """
-    try:
-        address = tensor.data_ptr()
-    except RuntimeError:  # inside of torch.func.grad and the like
-        address = 0
-    if address or not tensor.numel():
-        return tensor
-    if hasattr(tensor, "trigger_wait"):
-        return with_memory(tensor.trigger_wait())
-    raise ValueError(
-        f"expected tensors with memory of their own, got a {type(tensor).__name__} of "
-        f"{tuple(tensor.shape)} that has none; pass the tensor that it wraps, as "
-        "DTensor.to_local(), and call collectives outside of torch.func's transforms"
-    )
+def bare(tensor: torch.Tensor) -> Any:
+    """The tensor, or the result of a functional collective that it stands for, once it has come;
+    ``None`` if there is no memory."""
+    with suppress(RuntimeError):  # torch.func has wrapped it
+        if tensor.data_ptr() or not tensor.numel():
+            return tensor
+    result = getattr(tensor, "trigger_wait", None)
+    return result and bare(result())
 
 
 def check_parts(
@@ -229,7 +206,7 @@ class Joined:
     __slots__ = ("is_view", "tensors", "whole")
 
     def __init__(self, tensors: Sequence[torch.Tensor], reads: bool) -> None:
-        self.tensors = tensors = [with_memory(tensor) for tensor in tensors]
+        self.tensors = tensors = [bare(tensor) for tensor in tensors]
         whole = _view_of_all(tensors)
         self.is_view = whole is not None
         if whole is None:
