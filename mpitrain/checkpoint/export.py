@@ -14,6 +14,7 @@ from mpitrain.checkpoint.described import digest as digest_of
 from mpitrain.checkpoint.manifest import MANIFEST, CheckpointError
 from mpitrain.checkpoint.reader import CheckpointReader, newest
 from mpitrain.config import Config
+from mpitrain.files import write_whole
 
 #: Parameters of a torch module, as mpitrain.adapters.torch.layers names them.
 _OF_TORCH = re.compile(r"part\d+\.")
@@ -72,7 +73,8 @@ def _write(
         output.parent.mkdir(parents=True, exist_ok=True)
         if output.exists():
             check_regular(output)  # the new file would take the place of a device
-        save(tensors, output.resolve(), {"job": checkpoint.manifest.job, **about})
+        about |= {"job": checkpoint.manifest.job}
+        write_whole(output.resolve(), lambda beside: save(tensors, beside, about))
     except (OSError, SafetensorError) as error:
         why = getattr(error, "strerror", None) or error
         raise CheckpointError(f"cannot write {output}: {why}; name another file") from error
