@@ -23,18 +23,14 @@ def begin(path: Path, lines: Iterable[bytes]) -> FileIO:
 
 
 def write_whole(path: Path, write: Callable[[Path], object]) -> None:
-    """Write a file, which takes its name when all of it is on disk.
-
-    It has the mode of the file that it replaces, else what the umask leaves, although ``write`` may
-    make one for its owner alone, as safetensors does.
-    """
+    """Write a file, which has its name, and the mode of the one before it, when it is on disk."""
     beside = path.with_name(f".{path.name}.unfinished")
     beside.unlink(missing_ok=True)  # a run that was killed left it, or it is no file at all
     beside.touch()
     mode = S_IMODE((path if path.exists() else beside).stat().st_mode)
     try:
         write(beside)
-        beside.chmod(mode)
+        beside.chmod(mode)  # safetensors makes files for their owner alone
         sync(beside)
         beside.rename(path)
     finally:

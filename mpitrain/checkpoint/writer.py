@@ -213,9 +213,7 @@ class Writer:
             dtypes={name: kind for _, own in found for name, kind in own.dtypes.items()},
             state=[name for _, own in found for name in own.state],
         )
-        path = beside / MANIFEST
-        path.write_bytes(encode(whole))
-        sync(path)
+        write_whole(beside / MANIFEST, lambda path: path.write_bytes(encode(whole)))
         sync(beside)
         if target.is_symlink() or _is_ours(target):
             remove(target)
