@@ -17,8 +17,7 @@ def begin(path: Path, lines: Iterable[bytes]) -> FileIO:
     """
     # A new folder is private; an old one keeps its permissions.
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    kept = b"".join(lines)
-    write_whole(path, lambda beside: beside.write_bytes(kept))
+    write_whole(path, lambda beside: beside.write_bytes(b"".join(lines)))
     return FileIO(path, "a")
 
 

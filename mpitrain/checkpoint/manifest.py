@@ -81,8 +81,7 @@ class Progress(Struct, frozen=True, forbid_unknown_fields=True):
         rate_factor: factor on all rates that the program has set.
         measured: values of the tests that rates follow, in turn; None: not finite.
         place: where a stream was that keeps states; None: it is read from its beginning.
-        epoch, samples: the epoch of the next step, and number of its samples that were seen; None:
-            those of the steps, in an old checkpoint.
+        epoch, samples: epoch of the next step, and how many of its samples were seen; None: old.
     """
 
     step: Steps

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("mpitrain")
 
-#: Name of the order of the samples.
 ORDER = "the order of samples"
 #: Beginning of the names of values' digests.
 _VALUES = "values of "
@@ -127,8 +126,7 @@ def settled_recipe_of(parts: "Parts") -> Recipe:
 def _decisive(job: Config) -> dict[str, object]:
     """Values of a job, by key, that make it another training, on any layout of ranks.
 
-    Own objects have no files; the names of parameters show splits and cuts.  Epochs are those of
-    each client, and without clients only say when to end.
+    Own objects have no files.  Epochs are those of each client; else they only say when to end.
     """
     counts = re.compile(
         r"(model|loss|compress)\..*|data\.(?!workers|path).*|own\.(?!schedule|splits|experts|cuts).*"

@@ -128,6 +128,8 @@ def is_due(every: int, before: int, done: int) -> bool:
 
 def remaining(parts: Parts, epoch: int) -> Iterator[Array]:
     """Indices of the samples of each step of an epoch, for the steps that are not done yet."""
+    if epoch > parts.epoch:
+        raise ValueError(f"epoch {epoch} cannot begin: the steps of epoch {parts.epoch} come first")
     end = (epoch + 1) * parts.sampler.steps_per_epoch + parts.rates.ahead
     left = min(end, parts.total_steps) - parts.steps_done
     return islice(parts.sampler.batches(epoch, parts.seen), max(0, left))

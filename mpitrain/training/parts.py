@@ -209,9 +209,8 @@ class Parts:
     def count(self, first: int, samples: Sequence[Sized]) -> None:
         """Count the steps from ``first`` on, each of which has taken some samples."""
         self.steps_done = first + len(samples)
-        done = self.steps_done - self.rates.ahead
-        self.epoch, batches = divmod(done, self.sampler.steps_per_epoch)
-        self.seen = self.seen + sum(map(len, samples)) if batches else 0
+        self.epoch, rest = divmod(self.steps_done - self.rates.ahead, self.sampler.steps_per_epoch)
+        self.seen = self.seen + sum(map(len, samples)) if rest else 0
 
     @property
     def summation(self) -> Summation:
