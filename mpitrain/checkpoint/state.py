@@ -221,7 +221,7 @@ def _go_on(parts: "Parts", checkpoint: CheckpointReader) -> list[str]:
     then, now = (one.options.get(ORDER) for one in (checkpoint.manifest.recipe, parts.recipe))
     if seen and then not in (None, now):
         notes = [f"the samples have another order, so that {seen} of epoch {epoch} come again"]
-        seen = 0
+        seen, parts.watch.tested = 0, progress.step  # no test is missing here
     left = sum(1 for _ in sampler.batches(epoch, seen))
     parts.rates.ahead = progress.step + left - (epoch + 1) * sampler.steps_per_epoch
     parts.epoch, parts.seen = (epoch, seen) if left else (epoch + 1, 0)

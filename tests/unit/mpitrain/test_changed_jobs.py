@@ -5,7 +5,7 @@ import pytest
 
 import mpitrain
 from mpitrain.checkpoint import CheckpointError
-from mpitrain.metrics.records import Resumed, Step
+from mpitrain.metrics.records import Epoch, Resumed, Step
 
 torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
 torch.set_num_threads(1)
@@ -101,7 +101,9 @@ def test_rates_go_by_steps_taken_or_by_epochs(tmp_path, schedule_by, rates):
 
 def test_samples_in_another_order_come_again_and_are_counted(tmp_path):
     fitted(tmp_path, steps=3)
-    after, records, _ = fitted(tmp_path, resume=True, train_data=data(96))
+    job = {"train_data": data(96), "test_data": data(8)}
+    after, records, _ = fitted(tmp_path, resume=True, **job)
+    assert [one.epoch for one in records if isinstance(one, Epoch)] == [0, 1]
     assert [sorted(after[epoch]) for epoch in range(2)] == [list(range(96))] * 2
     assert "the samples have another order, so that 24 of epoch 0 come again" in notes(records)
 
