@@ -130,4 +130,4 @@ class _OldMPI:
 
         from collectives.torch.backend import create_group
 
-        return create_group(ranks, str(ranks), c10d.default_pg_timeout, None)
+        return create_group(ranks, c10d.default_pg_timeout, None)
