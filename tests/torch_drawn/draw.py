@@ -174,6 +174,8 @@ def reduced(name: str, every: list[Tensor]) -> Tensor:
         return _narrow(total * int(FACTOR), dtype)
     if name == "AVG" and not (dtype.is_floating_point or dtype.is_complex):
         return torch.div(total, len(every), rounding_mode="trunc").to(dtype)
+    if name == "AVG" and dtype.is_complex:
+        return torch.view_as_complex(torch.view_as_real(total.to(dtype)) / len(every))
     if name == "AVG":
         kept = torch.float32 if dtype.is_floating_point and dtype.itemsize < 4 else dtype
         return total.to(kept).div(len(every)).to(dtype)
