@@ -129,7 +129,7 @@ def all_gather(d: Draw) -> Drawn:
     dtype, shapes = d.dtype(), [d.shape() for _ in d.ranks]
     if d.all.random() < 0.6:
         shapes = shapes[:1] * d.size
-    d.with_gloo = len({*shapes}) == 1
+    d.with_gloo &= len({*shapes}) == 1
     every = [d.one(member, shape, dtype) for member, shape in enumerate(shapes)]
 
     def call(group: Any, lying: Lying) -> Any:
@@ -144,6 +144,7 @@ def all_gather_into_tensor(d: Draw) -> Drawn:
     dtype, shape = d.dtype(), (2, *d.rows())
     every = d.values(shape, dtype)
     stacks = d.all.random() < 0.3
+    d.with_gloo &= not stacks
     expected = torch.stack(every) if stacks else torch.cat(every)
 
     def call(group: Any, lying: Lying) -> Any:
@@ -202,7 +203,7 @@ def reduce_scatter(d: Draw) -> Drawn:
     dtype, shapes = d.dtype(), [d.shape() for _ in d.ranks]
     if d.all.random() < 0.6:
         shapes = shapes[:1] * d.size
-    d.with_gloo = len({*shapes}) == 1
+    d.with_gloo &= len({*shapes}) == 1
     every = [d.values(shape, dtype) for shape in shapes]
     op, result = d.reduction(dtype)
 
@@ -232,6 +233,7 @@ def reduce_scatter_tensor(d: Draw) -> Drawn:
 
 @kind
 def all_to_all(d: Draw) -> Drawn:
+    d.with_gloo = False  # it has none
     dtype = d.dtype()
     shapes = [[d.shape() for _ in d.ranks] for _ in d.ranks]
     if d.all.random() < 0.5:

@@ -19,7 +19,9 @@ def _waited(found: Any) -> Tensor:
 
 def _reduction(d: Draw, dtype: torch.dtype) -> str:
     is_bound = dtype.is_complex or dtype == torch.bool
-    return "sum" if is_bound else d.all.choice(_SUMS)
+    found = "sum" if is_bound else d.all.choice(_SUMS)
+    d.with_gloo &= found != "avg"
+    return found
 
 
 @kind
@@ -190,6 +192,7 @@ def gradient_of_all_gather(d: Draw) -> Drawn:
     every, dtype = _reals(d, shape := (2, *d.rows()))
     weights = [d.values(shape, dtype) for _ in d.ranks]  # of each block, for each rank
     slope, is_new = sum(weights[d.me]), d.all.random() < 0.5
+    d.with_gloo = d.ranks == list(range(d.size))  # as for a broadcast, over Gloo alone
 
     def run(source: Tensor, group: Any) -> Any:
         if is_new:

@@ -127,7 +127,7 @@ def recv_from_any(d: Draw) -> Drawn | None:
     if d.size == 1:
         return None
     every, dtype = d.values(shape := d.shape(), dtype := d.dtype()), dtype
-    d.with_gloo = every[0].numel() > 0
+    d.with_gloo &= every[0].numel() > 0
 
     def call(group: Any, lying: Lying) -> Any:
         if d.me:
@@ -162,13 +162,11 @@ def send_object_list(d: Draw) -> Drawn | None:
 
 @kind
 def barrier(d: Draw) -> Drawn:
-    d.with_gloo = False  # its barrier waits for earlier calls, some of which have raised
     return lambda group, lying: ([], dist.barrier(group, d.later)), []
 
 
 @kind
 def monitored_barrier(d: Draw) -> Drawn:
-    d.with_gloo = False
 
     def call(group: Any, lying: Lying) -> Any:
         group.monitored_barrier(timedelta(seconds=60), wait_all_ranks=d.all.random() < 0.5)

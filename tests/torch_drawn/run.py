@@ -39,7 +39,7 @@ class Report:
     def __str__(self) -> str:
         gloo = ", ".join(f"{count} {name}" for name, count in sorted(self.gloo.items()))
         head = f"{self.calls.total()} calls of {len(self.calls)} kinds"
-        return "\n".join([f"{head}; Gloo is otherwise in {gloo}", *self.differences])
+        return "\n".join([f"{head}; Gloo is otherwise in {gloo or 'none'}", *self.differences])
 
 
 @dataclass
@@ -119,7 +119,8 @@ def _of_gloo(batch: list[Any], report: Report) -> None:
             is_same = expected is not None and all(map(same, results, expected))
         except Exception:
             is_same = expected is None
-        report.gloo[name] += not is_same
+        if not is_same:
+            report.gloo[name] += 1
 
 
 def _of_ours(batch: list[Any], rng: random.Random) -> list[str]:
