@@ -13,7 +13,7 @@ from collectives.failure.peers import Peers
 #: Status of each rank that answered, by rank.
 Answers = Mapping[int, Mapping[str, Any]]
 #: Collectives that end on no rank before all ranks have called them.
-_MEETINGS = ("allgather", "allreduce", "alltoall", "barrier", "reduce_scatter")
+_MEETINGS = ("allgather", "allreduce", "alltoall", "barrier", "reduce_scatter", "the end")
 #: Packages whose frames are not the user's code.
 _LIBRARIES = ("collectives", "contextlib", "mpitrain", "torch", "numpy")
 _SHOWN = 8

@@ -90,6 +90,8 @@ class Calls:
             # The memory of a small call lives as long as its storage, which a tensor may change.
             of = tensors_of((value, inputs) if arguments else ())
             kept = inputs, [tensor.untyped_storage() for tensor in of]
+            # The program goes on meanwhile, so that it says nothing about what can never end.
+            name = ("asynchronous", *(name if isinstance(name, tuple) else (name,)))
             work = CollectiveWork(self.order, value, kept, record, name, call, arguments)
             self.order.later(work)
             return work

@@ -1,11 +1,13 @@
 """Broadcasts, gathers and exchanges of torch's tensors."""
 
+import math
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from mpi4py import MPI
 
+from collectives.calls.native import COUNTABLE
 from collectives.torch.calls import Calls, Tensors, listed
 from collectives.torch.tensors import (
     SMALL,
@@ -159,8 +161,10 @@ class Copies(Calls):
 
         def call() -> None:
             with Joined(outputs, reads=False) as whole:
-                source = memory(apart(inputs, whole))
-                self.comm.Alltoallv([source, sent], [memory(whole), got])
+                own, other = _blocks(apart(inputs, whole), sent), _blocks(whole, got)
+                self.comm.Alltoallv(own, other)
+                for kind in (*own[2:], *other[2:]):
+                    kind.Free()
 
         return self._submit(what, outputs, options, call, inputs=inputs)
 
@@ -198,3 +202,13 @@ def _sent(source: torch.Tensor, whole: torch.Tensor, rank: int) -> Any:
     if sent.data_ptr() != own.data_ptr():
         own.copy_(apart([sent], own))
     return MPI.IN_PLACE
+
+
+def _blocks(flat: torch.Tensor, counts: list[int]) -> list[Any]:
+    """Memory and blocks as Alltoallv takes them; large ones in greater units, as not every MPI
+    library counts above 2^31."""
+    unit = math.gcd(*counts) if len(flat) > COUNTABLE else 1
+    if unit == 1:
+        return [memory(flat), counts]
+    kind = MPI.BYTE.Create_contiguous(unit * flat.itemsize).Commit()
+    return [memory(flat), [count // unit for count in counts], kind]

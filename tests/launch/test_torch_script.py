@@ -122,6 +122,33 @@ def test_the_exit_status_is_that_of_the_rank_that_fails(tmp_path, then, status, 
     assert said in done.stderr
 
 
+ASYNCHRONOUS = """
+import time
+if rank:
+    work = dist.barrier(groups[1], async_op=True)
+    time.sleep(8)
+for g in groups:
+    if rank and g is groups[1]:
+        work.wait()
+    else:
+        dist.barrier(g)
+"""
+TWO = "groups = [dist.new_group() for _ in range(2)]\n"
+
+
+def test_ranks_that_end_groups_in_two_orders_are_named(tmp_path):
+    """In seconds; without a report they would wait for ever."""
+    ends = "for g in groups[:: 1 - 2 * rank]: dist.destroy_process_group(g)"
+    done = started(tmp_path, then=TWO + ends)
+    assert done.returncode == 1 and "the end of the group" in done.stderr, done.stderr
+
+
+@pytest.mark.slow
+def test_a_rank_with_a_call_in_the_background_may_be_late_to_another(tmp_path):
+    done = started(tmp_path, then=TWO + ASYNCHRONOUS)
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_message_that_never_comes_does_not_keep_a_rank_that_is_alone(tmp_path):
     done = started(tmp_path, then="dist.irecv(torch.ones(1), 0)\nsys.exit(3)", ranks=1)
     assert done.returncode == 3, done.stderr

@@ -42,7 +42,7 @@ class Report:
         return "\n".join([f"{head}; Gloo is otherwise in {gloo or 'none'}", *self.differences])
 
 
-@dataclass
+@dataclass(eq=False)  # else two groups of the same ranks are one on ranks that are no members
 class Group:
     """A group of some ranks over both backends; on ranks that are no members, torch's marks."""
 

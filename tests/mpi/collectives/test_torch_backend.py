@@ -77,6 +77,16 @@ def test_sums_and_other_reductions(ranks, rank, dtype, op, shape):
     assert tensor.reshape(-1).tolist() == expected.tolist()
 
 
+@pytest.mark.parametrize("dtype", COMPLEX, ids=str)
+def test_means_of_complex_numbers_are_those_of_their_parts(ranks, rank, dtype):
+    parts = torch.arange(-30, 30).view(-1, 2).to(dtype.to_real())
+    tensor = torch.view_as_complex(parts.clone())
+    part = tensor if rank == 0 else torch.zeros_like(tensor)
+    mean = torch.empty_like(tensor)
+    dist.reduce_scatter(mean, [part] * len(ranks), dist.ReduceOp.AVG)
+    assert torch.equal(torch.view_as_real(mean), parts / len(ranks))
+
+
 @pytest.mark.parametrize("count", [47, 100_003])
 @pytest.mark.parametrize("op", ["SUM", "AVG"])
 @pytest.mark.parametrize("dtype", WHOLE, ids=str)
@@ -175,6 +185,15 @@ def test_unequal_blocks(ranks, rank):
     lists = [torch.empty(r + rank) for r in ranks]
     dist.all_to_all(lists, [torch.full((r + rank,), 1.0 * rank) for r in ranks])
     assert [part.tolist() for part in lists] == [[1.0 * r] * (r + rank) for r in ranks]
+
+
+def test_blocks_that_mpi_cannot_count_go_in_rows(ranks, rank, monkeypatch):
+    monkeypatch.setattr("collectives.torch.copies.COUNTABLE", 5)
+    sent = torch.tensor([[10 * rank + r] * 3 for r in ranks for _ in range(r + rank)])
+    got = torch.empty_like(sent)
+    sizes = [r + rank for r in ranks]
+    dist.all_to_all_single(got, sent, sizes, sizes)
+    assert got.tolist() == [[10 * r + rank] * 3 for r in ranks for _ in range(r + rank)]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -7,6 +7,7 @@ dist = pytest.importorskip("torch.distributed")
 
 from tests.torch_drawn import run_drawn  # noqa: E402
 from tests.torch_drawn.calls import KINDS  # noqa: E402
+from tests.torch_drawn.run import Group  # noqa: E402
 
 pytestmark = [
     pytest.mark.mpi,
@@ -22,3 +23,9 @@ def test_drawn_calls_have_the_results_of_gloo(seed, calls):
     report = run_drawn(seed, calls, gloo=calls < 1000)
     assert not report.differences, str(report)
     assert calls < 1000 or {*report.calls} == {*KINDS}
+
+
+def test_groups_of_the_same_other_ranks_are_two():
+    """A rank that ends the wrong one draws other calls than its group."""
+    mark = dist.GroupMember.NON_GROUP_MEMBER
+    assert Group([0], mark, mark) != Group([0], mark, mark)
