@@ -25,9 +25,14 @@ from collectives.execution.memory import HOST, Items, Memory, is_queued
 from collectives.execution.messages import Operands, bind
 from collectives.execution.plan import Action, Binding, Plan
 from collectives.execution.shared import Places, bind_shared, runs_shared
+from collectives.execution.slot_rounds import bind_slots, fits_slots
 from collectives.execution.transport.cuda_memory import CudaMemory
+from collectives.schedule import Schedule
 
 log = logging.getLogger("collectives")
+
+#: Smaller calls go as messages: they take no longer, and need no memory.
+SLOTS_FROM_BYTES = 8 << 10
 
 
 class Binder:
@@ -99,10 +104,21 @@ class Binder:
                 binding = replace(binding, tags=tags)
                 return bind_shared(schedule, node, places, call.count, dtype, call.combine, binding)
             log.warning("messages instead of shared memory: %d plans use it", node.slots.most)
-        binding = replace(binding, tags=resources.take_tags() if planned else None, keep=None)
         operands = staged(call, not planned, call.widens, memory)
+        if self._fits_slots(call, schedule, memory) and (slots := resources.slots) is not None:
+            tags = slots.numbers.take(resources.used_anywhere) if planned else None
+            if tags is not None or not planned:
+                binding = replace(binding, tags=tags, keep=None)
+                return bind_slots(schedule, slots, operands, call.combine, binding)
+        binding = replace(binding, tags=resources.take_tags() if planned else None, keep=None)
         transport = resources.devices.transport_of(call.buffer.gpu)
         return bind(schedule, transport, operands, call.combine, binding)
+
+    def _fits_slots(self, call: Call, schedule: Schedule, memory: Memory) -> bool:
+        """Whether a call runs through slots where its ranks have them; the same on all ranks."""
+        is_usual = call.counts is None and not is_queued(memory)
+        is_large = call.known_nbytes >= SLOTS_FROM_BYTES
+        return is_usual and is_large and fits_slots(schedule, call.buffer.items.itemsize)
 
     def memory_of(self, call: Call, places: Places | None) -> Kind:
         """The kind of memory that the table is asked about."""

@@ -1,0 +1,249 @@
+"""A rank's rounds through slots of the node's memory: for ordinary arrays of ranks of one node.
+
+The buffers are cut into pieces, which run one after the other, so that a message of a piece fits
+into a slot: ``Send`` is a copy into it, ``Recv`` a copy out of it, and ``RecvReduce`` reads its
+operand there.  All steps from one rank to another in a round are one message.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from collectives.compile.dataflow import entered, moved
+from collectives.errors import ScheduleError
+from collectives.execution.memory import HOST, Combine, Items
+from collectives.execution.messages import Layout, Operands, Prepared, prepared
+from collectives.execution.plan import Action, Binding, BoundRound, Plan
+from collectives.execution.transport.flags import Flag, RunCount
+from collectives.execution.transport.slots import PLAN_SLOT_BYTES, Pair, Slots
+from collectives.schedule import Chunk, Copy, Recv, RecvReduce, Round, Schedule, Send
+
+#: Steps of a message begin with cache lines.
+_LINE = 64
+
+
+def bind_slots(
+    schedule: Schedule,
+    slots: Slots,
+    operands: Operands,
+    combine: Combine | None,
+    binding: Binding,
+) -> Plan:
+    """A plan for an aligned ``schedule`` of equal blocks on arrays of the host."""
+    ready = prepared(schedule, slots.node.rank, operands, HOST)
+    number = None if binding.tags is None else binding.tags.number
+    bound = SlotBinder(schedule, slots, number, ready, combine and HOST.combine(combine))
+    rounds = bound.rounds()
+    if (traffic := binding.progress.traffic) is not None:
+        ready.before.append(partial(traffic.share, bound.moved_bytes))
+    return Plan(
+        schedule.collective,
+        schedule.algorithm,
+        ready.nbytes,
+        ready.around(rounds, operands.after),
+        _all_reached,
+        binding,
+    )
+
+
+@dataclass(slots=True, eq=False)
+class _Turn:
+    """An action on the slot whose turn it is: one for each that this rank may store to."""
+
+    pair: Pair
+    actions: tuple[Action, Action]
+
+    def __call__(self) -> None:
+        self.actions[self.pair.turn]()
+
+
+@dataclass(slots=True, eq=False)
+class _Swap:
+    """The end of an exchange, which the peer ends at the count ``until`` of this run."""
+
+    pair: Pair
+    runs: RunCount
+    until: int
+    stores: bool
+    reads: bool
+
+    def __call__(self) -> None:
+        self.pair.swap(self.runs.base + self.until if self.stores else 0, self.reads)
+
+
+class SlotBinder:
+    """Turns one rank's rounds into calls.
+
+    Attributes:
+        moved_bytes: bytes that the rank stores into slots and loads from them in one run.
+    """
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        slots: Slots,
+        number: int | None,
+        ready: Prepared,
+        combine: Combine | None,
+    ) -> None:
+        self.node, self.rank, self.combine = slots.node, slots.node.rank, combine
+        self.counters, self.pairs = slots.pairs(number)
+        self.program = list(schedule.rounds(self.rank))
+        self.chunks = schedule.chunks
+        self.period, most = _extent(schedule)
+        blocks = (ready.layouts[name].starts for name in ("recvbuf", "sendbuf"))
+        self.count = next((starts[1] for starts in blocks if len(starts) > 1), 0)
+        self.pieces = self._pieces(most, ready.dtype.itemsize)
+        longest = max((len(piece) for piece in self.pieces), default=0)
+        room = longest * -(-schedule.workspace // self.chunks)
+        self.buffers = {**ready.buffers, "workspace": HOST.empty(room, ready.dtype)}
+        self.moved_bytes = 0
+
+    def _pieces(self, most: int, itemsize: int) -> list[range]:
+        """Items of each block in each piece: equal pieces, whose messages of ``most`` chunks fit
+        into a slot."""
+        nbytes = len(next(iter(self.pairs.values())).slots[0]) // most // _LINE * _LINE
+        lines = _LINE // itemsize if _LINE % itemsize == 0 else 1
+        longest = self.chunks * (nbytes // itemsize)
+        number = -(-self.count // longest)
+        unit = self.chunks * lines
+        length = -(-self.count // max(number, 1) // unit) * unit
+        return [range(i, min(i + length, self.count)) for i in range(0, self.count, length or 1)]
+
+    def rounds(self) -> list[BoundRound]:
+        """The rounds of one run: those of all pieces."""
+        last = self.period * len(self.pieces)
+        bound = [BoundRound(starts=[self.node.advance(self.counters, entered(last))])]
+        order = [
+            (index * self.period + number, piece, steps)
+            for index, piece in enumerate(self.pieces)
+            for number, steps in enumerate(self.program)
+            if steps
+        ]
+        sending = {number for number, piece, steps in order if self.sends(steps, piece)}
+        for number, piece, steps in order:
+            bound += self.round(number, piece, steps, number + 1 not in sending)
+        return bound
+
+    def sends(self, steps: Round, piece: range) -> bool:
+        return any(
+            isinstance(step, Send) and any(view.size for view in self.views(step.chunk, piece))
+            for step in steps
+        )
+
+    def round(self, number: int, piece: range, steps: Round, tells: bool) -> list[BoundRound]:
+        """Round ``number`` of the run; ``tells`` others that this rank has read their messages, if
+        its next count does not say so at once."""
+        entering, moving = BoundRound(), BoundRound()
+        sent: dict[int, int] = {}  # bytes to each peer
+        got: dict[int, int] = {}
+        for step in steps:
+            own = self.views(step.chunk, piece)
+            if not (nbytes := sum(view.nbytes for view in own)):
+                continue
+            if isinstance(step, Copy):
+                moving.starts += _copies(own, self.views(step.source, piece))
+                continue
+            peer, pair = step.peer, self.pairs[step.peer]
+            self.moved_bytes += nbytes
+            total = sent if isinstance(step, Send) else got
+            start = total.get(peer, 0)
+            slots = _in_slots(pair, start, own)
+            if isinstance(step, Send):
+                if peer not in sent:
+                    _wait(entering, self.node.flag(peer, self.counters, 0, pair))
+                for view, slot in zip(own, slots):
+                    first, second = (partial(np.copyto, each, view) for each in slot)
+                    moving.starts.append(_Turn(pair, (first, second)))
+            else:
+                if peer not in got:
+                    _wait(moving, self.node.flag(peer, self.counters, entered(number)))
+                operands = self.views(getattr(step, "operand", None) or step.chunk, piece)
+                for view, operand, slot in zip(own, operands, slots, strict=True):
+                    read = partial(self.read, step, view, operand)
+                    # What the peer stored is in the slot to which this rank stores next.
+                    _do(moving, _Turn(pair, (read(slot[1]), read(slot[0]))))
+            total[peer] = start + -(-nbytes // _LINE) * _LINE
+        if sent:
+            moving.starts.append(self.node.tick(self.counters, entered(number)))
+        for peer in {**sent, **got}:
+            runs = self.node.runs[self.counters]
+            _do(moving, _Swap(self.pairs[peer], runs, moved(number), peer in sent, peer in got))
+        if got and tells:
+            _do(moving, self.node.tick(self.counters, moved(number)))
+        return [entering, moving] if sent else [moving]
+
+    def read(self, step: Recv | RecvReduce, target: Items, operand: Items, slot: Items) -> Action:
+        """The call that puts what arrived in ``slot`` into ``target``."""
+        if isinstance(step, Recv):
+            return partial(np.copyto, target, slot)
+        if self.combine is None:
+            raise ScheduleError(f"{step} reduces, but no operation was given")
+        operands = (slot, operand) if step.peer < self.rank else (operand, slot)
+        return HOST.reduction(self.combine, *operands, target)
+
+    def views(self, chunk: Chunk, piece: range) -> list[Items]:
+        """The memory of a chunk in a piece: a view for each block that it lies in."""
+        memory, chunks = self.buffers[chunk.buffer], self.chunks
+        within = Layout.even(len(piece), 1, chunks)
+        views = []
+        for block in range(chunk.start // chunks, -(-chunk.stop // chunks)):
+            first = block * chunks
+            start = within.offset(max(chunk.start - first, 0))
+            stop = within.offset(min(chunk.stop - first, chunks))
+            begin = block * self.count + piece.start
+            if chunk.buffer == "workspace":  # which has one piece
+                begin = block * len(self.pieces[0])
+            views.append(memory[begin + start : begin + stop])
+        return views
+
+
+def fits_slots(schedule: Schedule, itemsize: int) -> bool:
+    """Whether its messages fit into slots, and both ends of each are in rounds of one number."""
+    chunks = max(schedule.limits(schedule.root).values(), default=1)
+    return schedule.aligned and chunks * (itemsize + _LINE) <= PLAN_SLOT_BYTES
+
+
+def _extent(schedule: Schedule) -> tuple[int, int]:
+    """Rounds of the longest program, and chunks of the largest message."""
+    period = most = 1
+    for rank in range(schedule.size):
+        for number, steps in enumerate(schedule.rounds(rank)):
+            sent: dict[int, int] = defaultdict(int)
+            for step in steps:
+                if isinstance(step, Send):
+                    sent[step.peer] += step.chunk.length
+            period, most = max(period, number + 1), max(most, *sent.values(), 0)
+    return period, most
+
+
+def _in_slots(pair: Pair, start: int, own: Sequence[Items]) -> Iterator[tuple[Items, Items]]:
+    """The places of a message's parts in both slots."""
+    one, other = pair.slots
+    for view in own:
+        part, start = slice(start, start + view.nbytes), start + view.nbytes
+        yield one[part].view(view.dtype), other[part].view(view.dtype)
+
+
+def _copies(targets: Sequence[Items], sources: Sequence[Items]) -> Iterator[Action]:
+    """Copies of what does not lie there already, as a block does in place."""
+    for target, source in zip(targets, sources, strict=True):
+        if HOST.address(target) != HOST.address(source):
+            yield partial(np.copyto, target, source)
+
+
+def _wait(bound: BoundRound, flag: Flag) -> None:
+    bound.requests.append(flag)
+    bound.finish.append(flag.Wait)
+
+
+def _do(bound: BoundRound, action: Action) -> None:
+    bound.finish.append(action)
+    bound.reductions.append(action)
+
+
+def _all_reached(flags: Sequence[Flag]) -> bool:
+    return all(flag.Test() for flag in flags)
