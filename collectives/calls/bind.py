@@ -104,13 +104,13 @@ class Binder:
                 binding = replace(binding, tags=tags)
                 return bind_shared(schedule, node, places, call.count, dtype, call.combine, binding)
             log.warning("messages instead of shared memory: %d plans use it", node.slots.most)
-        operands = staged(call, not planned, call.widens, memory)
         if self._fits_slots(call, schedule, memory) and (slots := resources.slots) is not None:
-            tags = slots.numbers.take(resources.used_anywhere) if planned else None
-            if tags is not None or not planned:
-                binding = replace(binding, tags=tags, keep=None)
-                return bind_slots(schedule, slots, operands, call.combine, binding)
+            operands = staged(call, not planned, widens=False)
+            wide = np.dtype(np.float32) if call.widens else None
+            binding = replace(binding, keep=None)
+            return bind_slots(schedule, slots, operands, call.combine, binding, wide)
         binding = replace(binding, tags=resources.take_tags() if planned else None, keep=None)
+        operands = staged(call, not planned, call.widens, memory)
         transport = resources.devices.transport_of(call.buffer.gpu)
         return bind(schedule, transport, operands, call.combine, binding)
 

@@ -5,10 +5,12 @@ into a slot: ``Send`` is a copy into it, ``Recv`` a copy out of it, and ``RecvRe
 operand there.  All steps from one rank to another in a round are one message.
 """
 
+import weakref
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -18,7 +20,7 @@ from collectives.execution.memory import HOST, Combine, Items
 from collectives.execution.messages import Layout, Operands, Prepared, prepared
 from collectives.execution.plan import Action, Binding, BoundRound, Plan
 from collectives.execution.transport.flags import Flag, RunCount
-from collectives.execution.transport.slots import PLAN_SLOT_BYTES, Pair, Slots
+from collectives.execution.transport.slots import SLOT_BYTES, InLine, Pair, Slots
 from collectives.schedule import Chunk, Copy, Recv, RecvReduce, Round, Schedule, Send
 
 #: Steps of a message begin with cache lines.
@@ -31,15 +33,20 @@ def bind_slots(
     operands: Operands,
     combine: Combine | None,
     binding: Binding,
+    wide: "np.dtype[Any] | None" = None,
 ) -> Plan:
-    """A plan for an aligned ``schedule`` of equal blocks on arrays of the host."""
+    """A plan for a ``schedule`` that :func:`fits_slots`, of equal blocks, on arrays of the host.
+
+    Args:
+        wide: the type in which items travel and are reduced; the buffers' own by default.
+    """
     ready = prepared(schedule, slots.node.rank, operands, HOST)
-    number = None if binding.tags is None else binding.tags.number
-    bound = SlotBinder(schedule, slots, number, ready, combine and HOST.combine(combine))
-    rounds = bound.rounds()
+    bound = SlotBinder(schedule, slots, ready, combine and HOST.combine(combine), wide)
+    place = InLine(slots.line)
+    rounds = bound.rounds(place)
     if (traffic := binding.progress.traffic) is not None:
         ready.before.append(partial(traffic.share, bound.moved_bytes))
-    return Plan(
+    plan = Plan(
         schedule.collective,
         schedule.algorithm,
         ready.nbytes,
@@ -47,6 +54,8 @@ def bind_slots(
         _all_reached,
         binding,
     )
+    place.plan = weakref.ref(plan)
+    return plan
 
 
 @dataclass(slots=True, eq=False)
@@ -85,21 +94,28 @@ class SlotBinder:
         self,
         schedule: Schedule,
         slots: Slots,
-        number: int | None,
         ready: Prepared,
         combine: Combine | None,
+        wide: "np.dtype[Any] | None",
     ) -> None:
         self.node, self.rank, self.combine = slots.node, slots.node.rank, combine
-        self.counters, self.pairs = slots.pairs(number)
+        self.counters, self.pairs = slots.counters, slots.pairs
         self.program = list(schedule.rounds(self.rank))
         self.chunks = schedule.chunks
         self.period, most = _extent(schedule)
-        blocks = (ready.layouts[name].starts for name in ("recvbuf", "sendbuf"))
-        self.count = next((starts[1] for starts in blocks if len(starts) > 1), 0)
-        self.pieces = self._pieces(most, ready.dtype.itemsize)
+        blocks = {name: len(layout.starts) - 1 for name, layout in ready.layouts.items()}
+        starts = (ready.layouts[name].starts for name in ("recvbuf", "sendbuf") if blocks[name])
+        self.count = next(starts, (0, 0))[1]
+        dtype = wide or ready.dtype
+        self.pieces = self._pieces(most, dtype.itemsize)
         longest = max((len(piece) for piece in self.pieces), default=0)
-        room = longest * -(-schedule.workspace // self.chunks)
-        self.buffers = {**ready.buffers, "workspace": HOST.empty(room, ready.dtype)}
+        #: Memory of one piece, which all pieces use.
+        self.rooms = {
+            name: HOST.empty(longest * blocks[name], dtype)
+            for name in (blocks if wide else ("workspace",))
+        }
+        self.buffers = ready.buffers
+        self.receives = schedule.contract.result(schedule.member(self.rank), 0) is not None
         self.moved_bytes = 0
 
     def _pieces(self, most: int, itemsize: int) -> list[range]:
@@ -113,30 +129,43 @@ class SlotBinder:
         length = -(-self.count // max(number, 1) // unit) * unit
         return [range(i, min(i + length, self.count)) for i in range(0, self.count, length or 1)]
 
-    def rounds(self) -> list[BoundRound]:
-        """The rounds of one run: those of all pieces."""
+    def rounds(self, place: InLine) -> list[BoundRound]:
+        """The rounds of one run, which has its ``place`` among others: those of all pieces."""
         last = self.period * len(self.pieces)
-        bound = [BoundRound(starts=[self.node.advance(self.counters, entered(last))])]
-        order = [
-            (index * self.period + number, piece, steps)
-            for index, piece in enumerate(self.pieces)
-            for number, steps in enumerate(self.program)
-            if steps
-        ]
-        sending = {number for number, piece, steps in order if self.sends(steps, piece)}
-        for number, piece, steps in order:
-            bound += self.round(number, piece, steps, number + 1 not in sending)
-        return bound
+        bound = BoundRound(starts=[place.Start], requests=[place], finish=[place.Wait])
+        _do(bound, self.node.advance(self.counters, entered(last)))
+        rounds = [bound]
+        for index, piece in enumerate(self.pieces):
+            rounds.append(BoundRound(starts=self.converted("sendbuf", piece)))
+            for number, steps in enumerate(self.program, index * self.period):
+                rounds += self.round(number, piece, steps)
+            rounds.append(BoundRound(starts=self.converted("recvbuf", piece)))
+        rounds.append(BoundRound(starts=[place.leave]))
+        return [each for each in rounds if each.starts or each.finish]
 
-    def sends(self, steps: Round, piece: range) -> bool:
-        return any(
-            isinstance(step, Send) and any(view.size for view in self.views(step.chunk, piece))
-            for step in steps
-        )
+    def converted(self, name: str, piece: range) -> list[Action]:
+        """The conversions of a piece: of what is sent before it runs, of the result afterwards."""
+        room = self.rooms.get(name)
+        if room is None or not (name == "sendbuf" or self.receives):
+            return []
+        actions: list[Action] = []
+        for start in range(0, len(room) // len(self.pieces[0])):
+            wide = room[start * len(self.pieces[0]) :][: len(piece)]
+            own = self.buffers[name][start * self.count + piece.start :][: len(piece)]
+            pair = (wide, own) if name == "sendbuf" else (own, wide)
+            actions.append(partial(HOST.convert, *pair))
+        return actions
 
-    def round(self, number: int, piece: range, steps: Round, tells: bool) -> list[BoundRound]:
-        """Round ``number`` of the run; ``tells`` others that this rank has read their messages, if
-        its next count does not say so at once."""
+    def sends(self, number: int) -> bool:
+        """Whether this rank sends something in round ``number`` of the run."""
+        index, number = divmod(number, self.period)
+        if index >= len(self.pieces) or number >= len(self.program):
+            return False
+        sent = (step.chunk for step in self.program[number] if isinstance(step, Send))
+        return any(view.size for chunk in sent for view in self.views(chunk, self.pieces[index]))
+
+    def round(self, number: int, piece: range, steps: Round) -> list[BoundRound]:
+        """Round ``number`` of the run."""
         entering, moving = BoundRound(), BoundRound()
         sent: dict[int, int] = {}  # bytes to each peer
         got: dict[int, int] = {}
@@ -172,7 +201,7 @@ class SlotBinder:
         for peer in {**sent, **got}:
             runs = self.node.runs[self.counters]
             _do(moving, _Swap(self.pairs[peer], runs, moved(number), peer in sent, peer in got))
-        if got and tells:
+        if got and not self.sends(number + 1):  # else the next count says that it has read them
             _do(moving, self.node.tick(self.counters, moved(number)))
         return [entering, moving] if sent else [moving]
 
@@ -187,7 +216,8 @@ class SlotBinder:
 
     def views(self, chunk: Chunk, piece: range) -> list[Items]:
         """The memory of a chunk in a piece: a view for each block that it lies in."""
-        memory, chunks = self.buffers[chunk.buffer], self.chunks
+        room, chunks = self.rooms.get(chunk.buffer), self.chunks
+        memory = self.buffers[chunk.buffer] if room is None else room
         within = Layout.even(len(piece), 1, chunks)
         views = []
         for block in range(chunk.start // chunks, -(-chunk.stop // chunks)):
@@ -195,7 +225,7 @@ class SlotBinder:
             start = within.offset(max(chunk.start - first, 0))
             stop = within.offset(min(chunk.stop - first, chunks))
             begin = block * self.count + piece.start
-            if chunk.buffer == "workspace":  # which has one piece
+            if room is not None:
                 begin = block * len(self.pieces[0])
             views.append(memory[begin + start : begin + stop])
         return views
@@ -204,7 +234,7 @@ class SlotBinder:
 def fits_slots(schedule: Schedule, itemsize: int) -> bool:
     """Whether its messages fit into slots, and both ends of each are in rounds of one number."""
     chunks = max(schedule.limits(schedule.root).values(), default=1)
-    return schedule.aligned and chunks * (itemsize + _LINE) <= PLAN_SLOT_BYTES
+    return schedule.aligned and chunks * (itemsize + _LINE) <= SLOT_BYTES
 
 
 def _extent(schedule: Schedule) -> tuple[int, int]:

@@ -7,19 +7,21 @@ the one that says that the message is there.  It also decides the speed: where a
 line that another one has read since, processors may take many times as long.
 """
 
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from collectives.execution.tags import TagPool
+from collectives.execution.plan import Plan
 from collectives.execution.transport import Bytes
 from collectives.execution.transport.flags import BLOCKING, RunCount
+from collectives.execution.waiting import give_way
 
 if TYPE_CHECKING:
     from collectives.execution.transport.shared_memory import NodeMemory
 
-#: Bytes of a slot of blocking calls: a message of it is reduced while it is in a level-2 cache.
+#: Bytes of a slot: a message is reduced while it is in a level-2 cache.
 SLOT_BYTES = 1 << 20
-#: Bytes of a slot of the other plans, and how many of these have slots at a time.
-PLAN_SLOT_BYTES, PLANS = 1 << 18, 16
 
 
 class Pair(RunCount):
@@ -57,39 +59,65 @@ class Pair(RunCount):
         self.base = self._free_at[turn]
 
 
-class Slots:
-    """The slots of one communicator, all of whose ranks are on one node.
+class InLine:
+    """A plan's place in the line of those whose runs have begun, in the shape of a request.
 
-    A pair takes 2 MiB for the blocking calls and 512 KiB for each of at most 16 other plans, once a
-    schedule has used it.
+    All ranks begin the runs of a communicator in one order, so plans that take turns need no slots
+    of their own.
+
+    Attributes:
+        plan: the plan, which whoever waits behind it moves along.
+    """
+
+    def __init__(self, line: "deque[InLine]") -> None:
+        self._line = line
+        self.plan: Callable[[], Plan | None] = lambda: None
+
+    def Start(self) -> None:
+        self._line.append(self)
+
+    def Test(self) -> bool:
+        while (first := self._line[0]) is not self:
+            plan = first.plan()
+            if plan is None or not plan.Test():
+                return False
+        return True
+
+    def Wait(self) -> None:
+        while not self.Test():
+            give_way()
+
+    def leave(self) -> None:
+        """The run is over."""
+        self._line.popleft()
+
+    def Free(self) -> None:
+        """Nothing to release."""
+
+
+@dataclass(eq=False)
+class Slots:
+    """The slots of one communicator, all of whose ranks are on one node.  Making it is collective.
+
+    A pair takes 2 MiB, once a schedule has used it.
 
     Attributes:
         node: the memory, with counters; nothing else counts in it.
-        numbers: those of the plans that have slots of their own.
+        line: the runs that have begun; the first one has the slots.
+        pairs: those of this rank, by peer.
     """
 
-    def __init__(self, node: "NodeMemory") -> None:
-        self.node = node
-        self.numbers = TagPool(PLANS)
-        self._pairs: dict[int, dict[int, Pair]] = {}
+    node: "NodeMemory"
+    line: deque[InLine] = field(default_factory=deque)
+    counters = BLOCKING
 
-    def pairs(self, number: int | None) -> tuple[int, dict[int, Pair]]:
-        """The counters and the pairs of a plan, or of all blocking calls, by peer.  Collective."""
-        counters = BLOCKING if number is None else BLOCKING + 1 + number
-        if counters not in self._pairs:
-            nbytes = SLOT_BYTES if number is None else PLAN_SLOT_BYTES
-            self._pairs[counters] = self._made(nbytes)
-        return counters, self._pairs[counters]
-
-    def _made(self, nbytes: int) -> dict[int, Pair]:
-        """Each rank's memory has the slots of its pairs with higher ranks."""
+    def __post_init__(self) -> None:
         rank, size = self.node.rank, self.node.size
-        segments = self.node.allocate(2 * nbytes * (size - 1 - rank))
-        pairs = {}
-        for peer in range(size):
-            if peer != rank:
-                low, high = sorted((rank, peer))
-                start = 2 * nbytes * (high - low - 1)
-                own = segments[low][start : start + 2 * nbytes]
-                pairs[peer] = Pair((own[:nbytes], own[nbytes:]), int(rank > peer))
-        return pairs
+        # Each rank's memory has the slots of its pairs with higher ranks.
+        segments = self.node.allocate(2 * SLOT_BYTES * (size - 1 - rank))
+        self.pairs: dict[int, Pair] = {}
+        for peer in (peer for peer in range(size) if peer != rank):
+            low, high = sorted((rank, peer))
+            start = 2 * SLOT_BYTES * (high - low - 1)
+            one, other = segments[low][start : start + 2 * SLOT_BYTES].reshape(2, -1)
+            self.pairs[peer] = Pair((one, other), int(rank > peer))
