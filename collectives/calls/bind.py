@@ -130,11 +130,6 @@ class Binder:
         assert node is not None, "the places are in its memory"
         return "adopted" if node.has_edges(chain.from_iterable(places)) else "shared"
 
-    def best_of_ours(self, call: Call, memory: Kind) -> Choice:
-        """The algorithm that ``auto`` would take if there were no native one."""
-        situation = self._situation(call, memory, native=False)
-        return self._in_segments(call, choose(self._resources.table, situation))
-
     def _choice(self, call: Call, memory: Kind, planned: bool) -> Choice:
         """The algorithm with all its options, and the reason for it."""
         choice = Choice(call.algorithm, call.why)

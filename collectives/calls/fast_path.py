@@ -15,7 +15,7 @@ from collectives.calls.mpi4py_spec import LETTERS, PREDEFINED, TYPES
 from collectives.calls.native import COUNTABLE, library
 from collectives.calls.native_plan import Native
 from collectives.calls.resources import Resources
-from collectives.calls.tuner import AUTOTUNED_BYTES, NEVER, ORDINARY, SHARED, Situation
+from collectives.calls.tuner import NEVER, ORDINARY, SHARED, Situation
 from collectives.contracts import contract
 from collectives.execution.memory import is_on_device
 
@@ -170,5 +170,4 @@ class Limits(dict[str, Limit]):
         per_node, table = resources.facts
         memories = ORDINARY if resources.node is None or unequal else SHARED
         call = Situation(library(), collective, 0, resources.comm.size, per_node)
-        below = table.native_below(call, memories)
-        return min(below, AUTOTUNED_BYTES) if resources.settings.autotune else below
+        return table.native_below(call, memories)

@@ -29,8 +29,6 @@ ORDINARY: tuple[Kind, ...] = ("numpy",)
 SHARED: tuple[Kind, ...] = ("numpy", "shared", "adopted")
 #: More bytes than there are: nothing of ours is faster.
 NEVER = 1 << 62
-#: ``autotune`` measures no smaller calls: a table is right about them, or it does not matter.
-AUTOTUNED_BYTES = 64 << 10
 #: Kinds of memory whose traffic does not depend on the MPI library.
 _LOADED = ("shared", "adopted")
 #: The first and last pages of an adopted array take longer to copy than it gains, up to so many
