@@ -41,7 +41,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--rate", type=positive, default=100, help="Mb/s of a host's link (100)")
     parser.add_argument("--steps", type=positive, default=12, help="steps of each layout (12)")
-    moves = "virtual messages move while ranks compute, and all wait for their receives"
+    moves = "messages move while virtual ranks compute, each as soon as its receive is posted"
     parser.add_argument("--async-progress", action="store_true", help=moves)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as made, hosts(2, options.rate) as up:

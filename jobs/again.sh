@@ -4,7 +4,8 @@
 #   come_back JOB.toml [--set ...]       mpitrain train, from its newest checkpoint
 #   come_back PROGRAM.py [ARGUMENT ...]  a program of one's own; or -m MODULE ...
 #
-#   MPITRAIN_MAX_RESTARTS  times that the job may come back (default 20)
+#   MPITRAIN_MAX_RESTARTS  times that the job may come back (default 20; 0 for a program, which must
+#                          go on from what it has saved)
 #   COLLECTIVES_TIMEOUT    seconds after which a rank that waits says who is missing (default 600)
 
 #: Seconds before the end of the walltime at which ranks of a PBS job are told; sbatch has --signal.
@@ -60,7 +61,7 @@ tell() {
 }
 
 come_back() {
-    local status=0 how=died ended=''
+    local status=0 how=died ended='' limit=${MPITRAIN_MAX_RESTARTS:-20}
     told=''
     clock=''
     restarts=${SLURM_RESTART_COUNT:-${MPITRAIN_RESTART:-0}}
@@ -72,12 +73,12 @@ come_back() {
         [ -z "${SLURM_ARRAY_JOB_ID:-}" ] || job=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID
         echo "jobs: job $job on $SLURM_JOB_NODELIST, restart $restarts"
     fi
-    if [[ ! ${MPITRAIN_MAX_RESTARTS:-20} =~ ^[0-9]{1,9}$ ]]; then
+    if [[ ! $limit =~ ^[0-9]{1,9}$ ]]; then
         echo "jobs: MPITRAIN_MAX_RESTARTS=$MPITRAIN_MAX_RESTARTS: a number of at most 9 digits is needed" >&2
         exit 2
     fi
     case ${1:?a job file or a program is needed} in
-        *.py | -m) ;;
+        *.py | -m) limit=${MPITRAIN_MAX_RESTARTS:-0} ;;
         *)
             # Some launchers return 0 when the daemon of a node dies; what ended as it should says so.
             ended=$PWD/.mpitrain-$job-$restarts.ended
@@ -116,7 +117,7 @@ come_back() {
         *)
             # srun may kill ranks that are on their way out.
             [ -z "$told" ] || how="were told to stop and ended"
-            echo "jobs: the ranks $how with status $status; going on from the newest checkpoint"
+            echo "jobs: the ranks $how with status $status${ended:+; going on from the newest checkpoint}"
             ;;
     esac
     if [ -n "${PBS_JOBID:-}" ] && [ "$told" = TERM ]; then
@@ -124,8 +125,8 @@ come_back() {
         echo "jobs: PBS ends the job, and it is not queued again from here"
         exit "$status"
     fi
-    if [ "$restarts" -ge "${MPITRAIN_MAX_RESTARTS:-20}" ]; then
-        echo "jobs: restarted $restarts times, which is the limit; submit it again to go on"
+    if [ "$restarts" -ge "$limit" ]; then
+        echo "jobs: restarted $restarts times, which is the limit (MPITRAIN_MAX_RESTARTS); submit it again to go on"
         exit "$status"
     fi
     queue_again

@@ -97,14 +97,17 @@ class Callbacks:
     def after_steps(self) -> None:
         """Do what is due after a step, or after several that were taken together; collective.
 
-        A rank that is much slower than its peers is searched for every ``run.log_every`` steps.
+        A rank that is much slower than its peers is searched for every ``run.log_every`` steps;
+        where ranks agree on several steps at once, the loop does so by the same message.
         """
         parts, before, done = self._parts, self._done, self._parts.steps_done
         self._done = done
-        searches = is_due(parts.config.run.log_every, before, done)
-        if searches and (slow := parts.account.straggler(done)):
-            self.write(slow)
-        self._write_saved(self._writer.poll())
+        if is_due(parts.config.run.log_every, before, done) and parts.config.sync.agree == 1:
+            spent = parts.comm.allreduce(parts.account.spent)
+            if slow := parts.account.straggler(done, spent):
+                self.write(slow)
+        if done % parts.config.sync.agree == 0:  # a message to all while files are written
+            self._write_saved(self._writer.poll())
         self._do_as_asked()
         if is_due(parts.config.checkpoint.every, before, done) and not parts.stopping:
             self._save()

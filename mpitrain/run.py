@@ -24,7 +24,7 @@ from mpitrain.step.agreement import (
 )
 from mpitrain.training.batches import MicroBatches
 from mpitrain.training.compatibility import uncountable
-from mpitrain.training.loop import Batch, Loop, forward_backward, read_batches, remaining
+from mpitrain.training.loop import Batch, Loop, forward_backward, is_due, read_batches, remaining
 from mpitrain.training.parts import Parts
 
 
@@ -253,15 +253,16 @@ class SynchronousLoop(Loop):
         mean = replace(report, loss=report.loss * agreed.factor)
         ledger.steps.append(replace(own, report=mean))
         periods = ledger.every, parts.sampler.steps_per_epoch
-        is_due = is_last or any(parts.steps_done % period == 0 for period in periods)
-        return self._agree_late(ledger) if is_due else []
+        meets = is_last or any(parts.steps_done % period == 0 for period in periods)
+        return self._agree_late(ledger) if meets else []
 
-    def _agree_late(self, ledger: Ledger) -> list[Step]:
-        """Records of the steps since the last agreement of the ranks; collective."""
+    def _agree_late(self, ledger: Ledger) -> Sequence[Record]:
+        """Records since the last agreement of the ranks, perhaps a straggler's; collective."""
         parts, began, faulty, found = self.parts, perf_counter(), False, list[Step]()
         parts.stopping = False
+        spent = parts.account.spent.copy()
         try:
-            for own, agreed in ledger.agree():
+            for own, agreed in ledger.agree(spent):
                 faulty |= bool(agreed.faulty)
                 parts.stopping |= bool(agreed.stopping)
                 found.append(parts.account.record(own, agreed, agreed.grad_norm))
@@ -271,7 +272,10 @@ class SynchronousLoop(Loop):
         parts.account.met += perf_counter() - began
         if faulty:
             parts.purity.expect(f"until step {parts.steps_done}")
-        return found
+        before, done = parts.steps_done - len(found), parts.steps_done
+        searches = is_due(parts.config.run.log_every, before, done)
+        slow = parts.account.straggler(done, spent) if searches else None
+        return [*found, slow] if slow else found
 
     def _skip(
         self, loss: Scalar, unfit: str, state: Mapping[str, Array], *, hopeless: bool

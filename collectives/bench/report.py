@@ -174,18 +174,20 @@ def average_busbw(results: list[Result]) -> float:
 
 
 def osu(results: list[Result]) -> str:
-    """OSU's columns, one block for each algorithm."""
+    """OSU's columns and the buffers, one block for each algorithm."""
     lines = []
     for algorithm in dict.fromkeys(r.algorithm for r in results):
         mine = [r for r in results if r.algorithm == algorithm]
         lines.append(f"# {mine[0].collective} {algorithm}")
         lines.append(
             "# Size    Avg Latency(us)   Min Latency(us)   Max Latency(us)  Iterations  Validation"
+            "  Memory   Place"
         )
         lines += [
             f"{r.bytes:<10}{np.mean(r.times_us):>15.2f}{min(r.times_us):>18.2f}"
             f"{max(r.times_us):>18.2f}{r.iters * len(r.times_us):>12}"
             f"{'-' if r.wrong is None else 'Fail' if r.wrong else 'Pass':>12}"
+            f"  {r.memory:<9}{'in' if r.in_place else 'out'}"
             for r in mine
         ]
     return "\n".join(lines)

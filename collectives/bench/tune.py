@@ -84,8 +84,8 @@ def tune(
         entry = Entry(library(), collective, memory, *ranks, rules(results))
         entries.append(entry)
         if comm.rank == 0:
-            told = "; ".join(_in_words(rule) for rule in entry.rules)
-            print(f"{collective}, {memory}: {told}", flush=True)
+            told = (f"from {r.from_bytes} B {r.algorithm} ({r.ratio:g}x)" for r in entry.rules)
+            print(f"{collective}, {memory}: {'; '.join(told)}", flush=True)
     alpha_us, bandwidth = ping_pong(comm)
     about = report.environment(comm)
     table = Table(1, about, alpha_us, bandwidth, _merged(known, entries))
@@ -148,11 +148,6 @@ def ping_pong(comm: Communicator) -> tuple[float, float]:
     alpha = half_round_trip(comm, small, turns=1000)
     beta = max(half_round_trip(comm, large, turns=20) - alpha, 1e-9) / large
     return round(1e6 * alpha, 3), float(f"{1e-9 / beta:.3g}")
-
-
-def _in_words(rule: Rule) -> str:
-    ratio = "" if rule.algorithm == "native" else f" ({rule.ratio:g}x)"
-    return f"from {rule.from_bytes} B {rule.algorithm}{ratio}"
 
 
 def known_entries(comm: Communicator, path: Path) -> list[Entry]:

@@ -16,7 +16,7 @@ from collectives.calls.call import Call
 from collectives.calls.native import can_be_native, fault_of_native, library, waits_for_device
 from collectives.calls.native_plan import NativePlan
 from collectives.calls.nccl import bind_nccl, fault_of_nccl
-from collectives.calls.reproducible import bind_exact, is_rounded, saturates
+from collectives.calls.reproducible import bind_exact, is_rounded
 from collectives.calls.resources import Resources
 from collectives.calls.tuner import Choice, Kind, Situation, choose
 from collectives.compile.cost import segments_for
@@ -137,8 +137,6 @@ class Binder:
         if call.algorithm == "auto" or (call.algorithm == "native" and delays):
             fault = fault_of_native(call, planned)
             native = can_be_native(call) and not resources.settings.needs_messages and not fault
-            if resources.settings.reproducible and saturates(call):
-                native = False
             situation = self._situation(call, memory, native)
             choice = choose(resources.table, situation)
             gpu = call.buffer.gpu

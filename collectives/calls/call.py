@@ -149,6 +149,13 @@ class Call:
         return rounds and dtype.itemsize <= 2 and dtype.name.startswith(("float", "bfloat"))
 
     @property
+    def wraps(self) -> bool:
+        """Whether integers of 16 or 8 bits are added or multiplied.  NumPy's wrap round; some MPI
+        libraries' end at the largest one, or not, from item to item."""
+        dtype = self.buffer.items.dtype
+        return self.op in (MPI.SUM, MPI.PROD) and dtype.kind in "iu" and dtype.itemsize <= 2
+
+    @property
     def overlap(self) -> int:
         """Bytes of a part of the send buffer that lie in the receive buffer, too."""
         if self.send is None or self.recv is None or self.aside:

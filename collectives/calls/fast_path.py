@@ -43,20 +43,35 @@ _TORCHS = frozenset(
 )
 
 
+#: What is not left to the MPI library, although it has it: ``id`` of its own types, letters of
+#: Python's buffers, names of torch's types.
+Barred = frozenset[int | str]
 #: The calls of a collective that are left to the MPI library: bytes of the largest buffer, which
-#: they are below; NumPy's types of the buffers; ``id`` of types of MPI that are not left to it,
-#: although it has them; what stands for the plan.  Unpacking a named tuple would take longer.
-Limit = tuple[int, "frozenset[np.dtype[Any]]", frozenset[int], Native]
+#: they are below; NumPy's types of the buffers; what is barred beside these; what stands for the
+#: plan.  Unpacking a named tuple would take longer.
+Limit = tuple[int, "frozenset[np.dtype[Any]]", Barred, Native]
 LEFT_TO_NATIVE = Native("nothing of ours was measured to be faster; collectives tune measures")
 ASKED_FOR = Native("asked for")
 
-_BARRED = frozenset(map(id, LETTERS))
-#: MPI rounds a sum of 16-bit numbers with every rank: once on two, as ours is.
-_ROUNDED = DTYPES - {np.dtype(np.float16)}, _BARRED | {id(TYPES.get("e"))}
+_NONE: Barred = frozenset()
+_BARRED: Barred = frozenset(map(id, LETTERS))
+
+
+def _without(letters: str) -> "tuple[frozenset[np.dtype[Any]], Barred]":
+    """All types of numbers but these, and what else these are barred by."""
+    dtypes = [*map(np.dtype, letters)]
+    names = {name for dtype in dtypes for name in (dtype.char, dtype.str[1:], f"torch.{dtype}")}
+    own = {id(TYPES[name]) for name in names if name in TYPES}
+    return DTYPES.difference(dtypes), _BARRED | names | own | {id(MPI.INTEGER1), id(MPI.INTEGER2)}
+
+
+#: Small integers are summed by NumPy, whose sums wrap round on every MPI.  MPI rounds a sum of
+#: 16-bit numbers with every rank: once on two, as ours is.
+_WRAPPED, _ROUNDED = _without("bBhH"), _without("bBhHe")
 
 
 def nbytes_of(
-    spec: Any, dtypes: "frozenset[np.dtype[Any]]" = DTYPES, barred: frozenset[int] = frozenset()
+    spec: Any, dtypes: "frozenset[np.dtype[Any]]" = DTYPES, barred: Barred = _NONE
 ) -> int | None:
     """Bytes of the memory in ``array``, ``[array, type]``, ``[array, count, type]`` and the like,
     if it is NumPy's or Python's own and its types are among these; ``None`` for what takes longer
@@ -68,23 +83,25 @@ def nbytes_of(
         if len(spec) < 2:  # mpi4py takes no list of an array alone
             return None
         items, last = spec[0], spec[-1]
-        if id(last) not in _PREDEFINED and _is_of_program(last):
-            return None
         if id(last) in barred:
+            return None
+        if id(last) in _PREDEFINED:  # this type counts, and not that of the items
+            dtypes, barred = DTYPES, _NONE
+        elif _is_of_program(last) or (barred and isinstance(last, MPI.Datatype)):
             return None
         if type(items) is np.ndarray:
             return items.nbytes if items.dtype in dtypes else None
         return None if type(items) in (list, tuple) else nbytes_of(items, dtypes, barred)
     if kind is _BUFFER:
         # Which of the two buffers it is, the reader knows.
-        return None if spec.readonly else spec.nbytes
+        return None if spec.readonly or "B" in barred else spec.nbytes
     if kind in _PYTHONS:
         try:
             view = memoryview(spec)
         except ValueError:  # it was released; whether that matters, the reader knows
             return None
-        return view.nbytes if view.format in _CHARS else None
-    return nbytes_of_tensor(spec)
+        return view.nbytes if view.format in _CHARS and view.format not in barred else None
+    return nbytes_of_tensor(spec, barred)
 
 
 def is_misread(spec: Any, reduces: bool) -> bool:
@@ -113,10 +130,12 @@ def _is_of_program(last: Any) -> bool:
     return isinstance(last, str)
 
 
-def nbytes_of_tensor(tensor: Any) -> int | None:
+def nbytes_of_tensor(tensor: Any, barred: Barred = _NONE) -> int | None:
     """Bytes of a tensor of PyTorch that mpi4py reads, too."""
     torch = sys.modules.get("torch")
-    if torch is None or type(tensor) is not torch.Tensor or str(tensor.dtype) not in _TORCHS:
+    if torch is None or type(tensor) is not torch.Tensor:
+        return None
+    if (name := str(tensor.dtype)) not in _TORCHS or name in barred:
         return None
     plain = tensor.is_cpu and tensor.is_contiguous() and not tensor.requires_grad
     plain = plain and not (tensor.is_neg() or tensor.is_conj())
@@ -156,9 +175,9 @@ class Limits(dict[str, Limit]):
         if (unequal and below < NEVER) or resources.progress.traffic is not None:
             below = 0
         if not reduces:
-            types = DTYPES, frozenset[int]()
+            types = DTYPES, _NONE
         else:
-            types = (DTYPES, _BARRED) if below and resources.comm.size <= 2 else _ROUNDED
+            types = _WRAPPED if below and resources.comm.size <= 2 else _ROUNDED
         return min(below, COUNTABLE), *types, LEFT_TO_NATIVE
 
     def of_auto(self, collective: str, unequal: bool = False) -> int:

@@ -33,7 +33,7 @@ _LACKING = frozenset(found.handle for found in _CONSTANTS) - PREDEFINED
 TYPES = {name: found for name, found in MPI._typedict.items() if found.handle in PREDEFINED}
 #: MPI's types of bytes and letters, on which no arithmetic is defined.  Some libraries add them all
 #: the same, as the small integers that they are not.
-LETTERS = (MPI.BYTE, MPI.PACKED, MPI.CHAR, MPI.WCHAR)
+LETTERS = (MPI.BYTE, MPI.PACKED, MPI.CHAR, MPI.WCHAR, MPI.CHARACTER)
 
 
 def whole_number(value: Any) -> int | None:

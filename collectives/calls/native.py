@@ -42,8 +42,8 @@ def library() -> str:
 def can_be_native(call: Call) -> bool:
     """Whether this MPI has the datatype, can count the items and reach them; the same on all
     ranks, whichever of several types they name for the same bytes.  Its sums of 16 bits are rounded
-    with every rank."""
-    has_type = call.buffer.datatype is not None and not call.widens
+    with every rank, and those of small integers may not wrap round."""
+    has_type = call.buffer.datatype is not None and not (call.widens or call.wraps)
     return has_type and not call.is_on_device and _most(call) <= COUNTABLE
 
 

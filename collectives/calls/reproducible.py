@@ -50,7 +50,7 @@ def is_rounded(call: Call) -> bool:
             "result may depend on the order; use another communicator for it"
         )
     if not (dtype.kind in "fc" or dtype.name.startswith(("bfloat", "float"))):
-        if saturates(call) and call.algorithm == "native":
+        if call.wraps and call.algorithm == "native":
             raise UnknownAlgorithm(
                 f"{call.collective}: MPI libraries let sums of {dtype} end at the largest one, so "
                 "they depend on the order; with reproducible=True, leave the algorithm out"
@@ -72,13 +72,6 @@ def is_rounded(call: Call) -> bool:
             "cannot be asked for; leave the algorithm out"
         )
     return True
-
-
-def saturates(call: Call) -> bool:
-    """Whether the MPI library's own sum or product may saturate in one call and wrap in another, as
-    Open MPI's do for numbers of 8 bits."""
-    dtype = call.buffer.items.dtype
-    return call.op in (MPI.SUM, MPI.PROD) and dtype.kind in "iu" and dtype.itemsize == 1
 
 
 def bind_exact(call: Call, transport: MPITransport, operands: Operands, binding: Binding) -> Plan:

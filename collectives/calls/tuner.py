@@ -228,7 +228,7 @@ def choose(table: Table, call: Situation) -> Choice:
     """The algorithm for a call; a function of what all ranks agree on, so all choose the same."""
     call = table.edged(call)
     kind = _KINDS.get(call.memory, "")
-    where = f"{call.nbytes} bytes{kind}, {call.size} ranks"
+    where = f"{call.nbytes} bytes{kind}, {call.size} rank{'s' * (call.size > 1)}"
     entry = table.entry(call)
     if call.size > 1 and entry is not None:
         rules = [rule for rule in entry.rules if rule.from_bytes <= call.nbytes]
@@ -240,11 +240,11 @@ def choose(table: Table, call: Situation) -> Choice:
             return Choice(rule.algorithm, f"{where}: {rule.ratio:.1f}x native, {measured}")
     if call.native:
         return Choice("native", f"{where}: {_why_not(call, entry)}")
-    reason = "this MPI has no such datatype or count"
+    reason = "this MPI has no such datatype, count or arithmetic"
     if call.has_checksums:
         reason = f"{where}: native's messages carry no checksums"
     if call.delays:
-        reason = f"{where}: native's messages do not arrive late"
+        reason = f"{where}: native ignores the modelled link"
     if call.memory in ("cupy", "ipc"):
         reason = f"{where}: MPI's own collectives on device memory stage badly or crash"
     if call.memory == "ipc" and call.collective == "allreduce" and call.allows("direct"):
@@ -263,10 +263,8 @@ def _why_not(call: Situation, entry: Entry | None) -> str:
         return "barriers are not measured"
     if entry is None:
         nodes = "one node" if call.size == call.per_node else "several nodes"
-        missing = (
-            f"{call.collective}{_KINDS.get(call.memory, ' as messages')} was not measured "
-            f"with {call.mpi} on about {call.size} ranks of {nodes}"
-        )
+        what = f"{call.collective}{_KINDS.get(call.memory, ' of ordinary arrays')}"
+        missing = f"the table has no {what} with {call.mpi} on about {call.size} ranks of {nodes}"
         if call.memory in ("cupy", "ipc"):  # which tune leaves out
             return missing
         tune = f"mpirun -n {call.size} python -m collectives tune -o tuned.json"

@@ -114,7 +114,7 @@ def add_virtual(parser: argparse.ArgumentParser) -> None:
     add("--topology", choices=TOPOLOGIES, default="flat", help="network of virtual ranks (flat)")
     slower = "factor on the CPU time that virtual ranks take to compute (1)"
     add("--slower", type=above_zero, default=1.0, metavar="FACTOR", help=slower)
-    moves = "messages of virtual ranks move while ranks compute, and all wait for their receives"
+    moves = "messages move while virtual ranks compute, each as soon as its receive is posted"
     add("--async-progress", action="store_true", help=moves)
     add_network(parser)
 

@@ -69,16 +69,16 @@ def _add_flags(add: Callable[..., object]) -> None:
     place = "run out of place, in place, or both (out)"
     add("--place", choices=("out", "in", "both"), default="out", help=place)
     memory = (
-        "memory of the buffers: numpy is ordinary memory, shared that of Communicator.empty, "
-        "adopted ordinary memory that Communicator.share has moved; both is numpy and shared, "
-        "host these and adopted; cupy is GPU memory, ipc GPU memory that the ranks map (numpy)"
+        "arrays: numpy: ordinary ones; shared: of Communicator.empty; adopted: ordinary ones after "
+        "Communicator.share; both: numpy and shared; host: these three; cupy: on the GPU; ipc: on "
+        "the GPU, where the other ranks read them (numpy)"
     )
     add("--memory", choices=_MEMORY, default="numpy", help=memory)
     cached = "cached: the same buffers in every call; rotating: more buffers than the caches hold"
     add("--buffers", choices=("cached", "rotating"), default="cached", help=cached)
     floor = "print the least time that the memory's bandwidth (STREAM) allows, as a share of each"
     add("--floor", action="store_true", help=floor)
-    hidden = "print the share of a nonblocking call that computation hides, with K calls of Test"
+    hidden = "print how much of a nonblocking call's time computation hides that calls Test K times"
     add("--overlap", type=positive, metavar="K", help=hidden)
     level = "thread level to ask MPI for (multiple)"
     add("--thread-level", choices=("single", "multiple"), help=level)

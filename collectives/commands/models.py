@@ -23,7 +23,7 @@ from collectives.commands.arguments import (
 from collectives.commands.program import Commands
 from collectives.compile.cost import Model
 from collectives.contracts import CONTRACTS
-from collectives.errors import TooLarge, UnknownAlgorithm
+from collectives.errors import CollectiveError, TooLarge, UnknownAlgorithm
 
 
 def add(commands: Commands) -> None:
@@ -42,7 +42,8 @@ def add(commands: Commands) -> None:
     )
     on = f"numbers of ranks: {RANKS} (8..65536)"
     add("--ranks", type=ranks, default=ranks("8..65536"), help=on)
-    add("--topology", choices=TOPOLOGIES, default="fat-tree", help="network (fat-tree)")
+    where = "network (fat-tree); flat is the one switch of 'cost'"
+    add("--topology", choices=TOPOLOGIES, default="fat-tree", help=where)
     add("--size", type=size, default=64 << 20, help="bytes of the buffer (64M)")
     add("--ports", choices=("one", "multi"), default="one", help="ports of a rank (one)")
     which = "names with options, mine.py:name, or all (all)"
@@ -78,14 +79,18 @@ def simulate_sizes(options: argparse.Namespace) -> int:
     if options.plot:
         expect_picture(options.plot)  # refused now rather than when all is simulated
         pyplot()
+        if len(options.ranks) == 1:
+            raise CollectiveError("--plot draws curves over numbers of ranks; give --ranks 8..1024")
     wanted = names(options.collective) if options.algorithm == "all" else known(options.algorithm)
     if not wanted:
         raise UnknownAlgorithm("--algorithm names none; give names, or all")
     title = (
         f"{options.collective} of {options.size} bytes, {options.topology}, {options.ports}-port"
     )
-    print(f"{title}, milliseconds")
-    print("  ranks" + "".join(f"{name:>{len(name) + 2}}" for name in wanted))
+    beside = " (collectives cost: --topology flat)" * (options.collective == "allreduce")
+    print(f"{title}, milliseconds{beside}")
+    widths = {name: 2 + max(8, len(name)) for name in wanted}
+    print("  ranks" + "".join(f"{name:>{width}}" for name, width in widths.items()))
     table: dict[str, list[tuple[int, float]]] = {name: [] for name in wanted}
     for count in options.ranks:
         machine = Machine(network(options, count), ports=options.ports)
@@ -96,10 +101,10 @@ def simulate_sizes(options: argparse.Namespace) -> int:
                 schedule = build(options.collective, name, count)
                 seconds = simulate(schedule, options.size, machine, uniform)
             except (TooLarge, UnknownAlgorithm):  # not at this size
-                line += f"{'-':>{len(name) + 2}}"
+                line += f"{'-':>{widths[name]}}"
                 continue
             table[name].append((count, seconds))
-            line += f"{1e3 * seconds:>{len(name) + 2}.3f}"
+            line += f"{1e3 * seconds:>{widths[name]}.3f}"
         times = {name: rows[-1][1] for name, rows in table.items() if rows and rows[-1][0] == count}
         print(f"{line}  {min(times, key=times.__getitem__) if times else ''}", flush=True)
     tree = next((name for name in wanted if "tree" in name or name == "chain"), "")
@@ -134,23 +139,23 @@ def _curves(table: dict[str, list[tuple[int, float]]], title: str, path: Path) -
 
 
 def cost(options: argparse.Namespace) -> int:
-    """Prints each all-reduce's time by closed form, by the simulator, and as Rodriguez has it."""
+    """Prints each all-reduce's time by closed form, by the simulator, and by a textbook."""
     model = Model(1e-6 * options.alpha, 1e-9 / options.bandwidth, 1e-9 / options.reduction)
     machine = Machine(Topology(LinkCost(model.alpha, model.beta)), model.gamma)
     p, m = options.ranks, options.size
-    print(f"all-reduce of {m} bytes on {p} ranks of one switch, one port each, microseconds")
-    print(f"{'algorithm':<20}{'ours':>11}{'simulated':>11}{'Rodriguez':>11}  closed form")
-    notes = []
+    switch = "one switch (simulate: --topology flat)"
+    print(f"all-reduce of {m} bytes on {p} ranks of {switch}, one port each, microseconds")
+    print(f"{'algorithm':<20}{'formula':>11}{'simulated':>11}{'textbook':>11}  formula")
+    notes = ['textbook: A. Rodriguez, "Deep Learning Systems", 2020']
     for formula in FORMULAS:
         holds = not formula.powers_only or log2(p).is_integer()
         ours = f"{1e6 * formula.seconds(model, m, p):.1f}" if holds else "-"
         seconds = simulate(build("allreduce", formula.algorithm, p), m, machine)
-        book = "-"
-        if formula.book_seconds is not None:
-            book = f"{1e6 * formula.book_seconds(model, m, p):.1f}"
+        textbook = formula.book_seconds
+        book = f"{1e6 * textbook(model, m, p):.1f}" if textbook else "-"
         print(
             f"{formula.algorithm:<20}{ours:>11}{1e6 * seconds:>11.1f}{book:>11}  {formula.text}"
-            + (f"; Rodriguez: {formula.book}" if formula.book else "")
+            + (f"; textbook: {formula.book}" if formula.book else "")
         )
         if formula.difference:
             notes.append(f"{formula.algorithm}: {formula.difference}")

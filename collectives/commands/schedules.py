@@ -90,8 +90,8 @@ def _counts(counted: Iterable[int]) -> str:
 
 def _list(options: argparse.Namespace) -> int:
     print(
-        "latency: messages in a row; sent: by the busiest rank, in buffers; rounded: how often a "
-        f"contribution is, where all partial sums are; {options.ranks} ranks"
+        f"{options.ranks} ranks; latency: messages one after the other; sent: buffers that the "
+        "busiest rank sends; rounded: most roundings of a contribution, one an addition"
     )
     print(
         f"{'collective':<15}{'algorithm':<20}{'latency':>7}{'sent':>7}{'rounded':>8}"

@@ -23,7 +23,7 @@ def add(commands: Commands) -> None:
     factor = "multiply each size by this to get the next (2)"
     add("-f", "--stepfactor", type=int, default=2, help=factor)
     add("--repeats", type=positive, default=5, help="repeats in each pass (5)")
-    passes = "measure everything this often, minutes apart; a rule must win 3 of 4 repeats (2)"
+    passes = "times that all is measured; ours must win 3 of 4 repeats over all passes (2)"
     add("--passes", type=positive, default=2, help=passes)
     table = "table to write; an existing one is updated (tuned.json)"
     add("-o", "--output", type=Path, default=Path("tuned.json"), help=table)

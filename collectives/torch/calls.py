@@ -50,7 +50,7 @@ class Calls:
         self._record_root = self._roots.record
         # Small calls take mpi4py's own methods where the communicator would call no more, as it
         # takes a microsecond more.
-        largest, leaves = np.empty(SMALL, np.uint8), comm._engine.leaves_to_native
+        largest, leaves = np.empty(SMALL // 4, np.float32), comm._engine.leaves_to_native
         is_native = all([leaves(None, collective, largest) for collective in _SMALL])
         self._library: Any = MPI.Intracomm if is_native else type(comm)
 

@@ -27,6 +27,8 @@ PLAIN_OPS = {int(kind): _OPS[int(kind)][0] for kind in (_R.SUM, _R.PRODUCT, _R.M
 _BITWISE = {int(_R.BAND), int(_R.BOR), int(_R.BXOR)}
 _PREMUL_SUM = int(_R.PREMUL_SUM)
 _SUMS = {int(_R.SUM), int(_R.AVG), int(_R.PREMUL_SUM)}
+#: Integers to be averaged are complex numbers of two halves, 32 bits each, whose sums are exact.
+_HALVES, _LOW = torch.complex128, (1 << 32) - 1
 
 
 class Reduction(NamedTuple):
@@ -48,6 +50,10 @@ class Reduction(NamedTuple):
         """The part that a rank adds: the tensor, or a copy that is wider or multiplied, in ``room``
         if that is given."""
         part = tensor
+        if self.wide is _HALVES:
+            whole = tensor.to(torch.int64)
+            high = (whole >> 32) & (_LOW if tensor.dtype == torch.uint64 else -1)
+            tensor = torch.complex(high.double(), (whole & _LOW).double())
         if self.wide is not None:
             part = tensor.to(self.wide) if room is None else room.copy_(tensor)
         if self.factor is None:
@@ -59,11 +65,15 @@ class Reduction(NamedTuple):
         """Brings a sum to the result's memory and dtype; a mean of integers is rounded towards
         zero."""
         result = result.detach()  # it may be of inference mode
-        if self.mean and (total.is_floating_point() or total.is_complex()):
+        if self.wide is _HALVES:
+            high, low = total.real.to(torch.int64), total.imag.to(torch.int64)
+            high, low = high + (low >> 32), low & _LOW
+            rest = (torch.remainder(high, ranks) << 32) + low
+            total = (torch.div(high, ranks, rounding_mode="floor") << 32) + rest // ranks
+            total += (high < 0) & (rest % ranks != 0)
+        elif self.mean:
             same = total.dtype == result.dtype
             total = torch.div(total, ranks, out=result if same else total)
-        elif self.mean:
-            total = torch.div(total.to(torch.int64), ranks, rounding_mode="trunc")
         if total.data_ptr() != result.data_ptr():
             result.copy_(total)
 
@@ -107,4 +117,6 @@ def _reduction(kind: int, dtype: torch.dtype) -> Reduction:
         wide = torch.complex64
     elif dtype not in NUMPY:  # quantized numbers, whose sum depends on their scale
         raise ValueError(f"{name} has no meaning for {dtype}")
+    elif kind == int(_R.AVG) and not numbers:
+        wide = _HALVES
     return Reduction(op, wide, kind == int(_R.AVG))

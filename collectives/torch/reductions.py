@@ -1,6 +1,7 @@
 """Sums and other reductions of torch's tensors."""
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -68,12 +69,18 @@ class Reductions(Calls):
                 "them dense, or sum them in a group with GroupOptions(reproducible=False)"
             )
 
+        made = partial(torch.sparse_coo_tensor, check_invariants=False)
         streams = {where: torch.accelerator.current_stream(where) for where in devices_of(tensors)}
 
         def call() -> None:
             for tensor, one in zip(tensors, how):
-                total = self._sparse_sum(tensor.detach().to(one.wide or tensor.dtype).coalesce())
-                one.finish(total.values(), total.values(), self._size)
+                own = tensor.detach()
+                given = own._indices(), one.addend(own._values()), own.shape
+                part = made(*given, is_coalesced=own.is_coalesced())
+                total = self._sparse_sum(part.coalesce())
+                result = torch.empty_like(total.values(), dtype=own.dtype)
+                one.finish(total.values(), result, self._size)
+                total = made(total.indices(), result, own.shape, is_coalesced=True)
                 tensor.copy_(total.to(tensor.device))
                 for part in (tensor._indices(), tensor._values()) if tensor.is_cuda else ():
                     part.record_stream(streams[tensor.device])  # it was made on the call's own

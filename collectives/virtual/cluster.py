@@ -29,7 +29,7 @@ class VirtualCluster:
         measures: whether computing takes the CPU time of a rank's thread; else only what
             :meth:`Rank.compute` says.
         slower: factor on that time.
-        async_progress: whether messages move while ranks compute, and all wait for their receives.
+        async_progress: whether messages move while ranks compute, once their receives are posted.
         ready: ranks that can go on, as (clock, number, turn), a heap.
         steps: next moves of messages, as (time, number, rank, move), a heap; see :meth:`within`.
         begin: takes generators of random numbers to where all ranks find them at first.

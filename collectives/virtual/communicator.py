@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 import numpy as np
 from mpi4py import MPI as library
 
+from collectives.execution.memory import HOST
 from collectives.virtual.context import Context, folded, joined
 from collectives.virtual.point_to_point import VirtualMessages
 from collectives.virtual.rank import here
@@ -120,14 +121,17 @@ class Comm(VirtualMessages):
 
     def Iallreduce(self, sendbuf: Any, recvbuf: Any, op: Any = library.SUM) -> VirtualRequest:
         from collectives.calls.buffers import read_buffer  # starts MPI
+        from collectives.calls.call import combiner
 
         into = read_buffer(recvbuf, "receive")
         in_place = sendbuf is library.IN_PLACE or sendbuf is None
         own = into if in_place else read_buffer(sendbuf, "send")
+        kind = own.items.dtype
+        combine = HOST.combine(combiner(op, kind, own.datatype))
 
         def join(left: Any, right: Any) -> Any:
             found = right.copy()
-            op.Reduce_local([left, own.datatype], [found, own.datatype])
+            combine(left.view(kind), right.view(kind), out=found.view(kind))
             return found
 
         def finish(total: Any, _: int) -> None:

@@ -5,7 +5,7 @@ from math import prod
 
 from mpitrain.arrays import Shape
 from mpitrain.config import Compress, Config
-from mpitrain.metrics.words import in_words
+from mpitrain.metrics.words import digits, in_words
 from mpitrain.parallel.sent_bytes import adasum_bytes, dense_bytes
 from mpitrain.search.exchange import summed_bytes
 from mpitrain.training.build import compression
@@ -80,4 +80,4 @@ def _coded(
 
 
 def _rate(nbytes: float, seconds: float) -> str:
-    return f"{8e-9 * nbytes / seconds:.3g} Gb/s to keep up with computing"
+    return f"{digits(8e-9 * nbytes / seconds)} Gb/s to keep up with computing"

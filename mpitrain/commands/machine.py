@@ -39,8 +39,8 @@ def add_machine(parser: argparse.ArgumentParser) -> None:
     add("--network", type=_link, metavar=unit, default=NETWORK, help=f"{link} nodes (1.5,25)")
     add("--adapters", type=positive, default=1, help="network ports of a node (1)")
     call = (
-        "overhead of each pass of a stage, each message and each collective, in microseconds "
-        "(0; without --flops, as measured here)"
+        "microseconds that software takes for a pass of a stage, a message or a collective, "
+        "whatever its size (0; without --flops, as measured here)"
     )
     add("--call", type=not_negative, metavar="US", help=call)
 

@@ -74,8 +74,7 @@ def _add_partition(commands: "Commands") -> None:
     add("--per-node", type=positive, default=1, help="workers of each node (1)")
     add("--inside", type=above_zero, default=1e10, help="bandwidth within a node in bytes/s (1e10)")
     add("--servers", action="store_true", help="workers push and pull weights, not an all-reduce")
-    text = "all-reduces do not overlap with computation"
-    add("--exposed", action="store_true", help=text)
+    add("--exposed", action="store_true", help="no computation hides an all-reduce")
     add("--memory", type=above_zero, help="memory of a worker in bytes (no limit)")
     parser.set_defaults(act=cut)
 

@@ -15,7 +15,7 @@ from mpitrain.commands.machine import MOST_RANKS, machine
 from mpitrain.commands.steps import table
 from mpitrain.config import Config, ConfigError, Parallel, Server, load
 from mpitrain.config.numbers import toml
-from mpitrain.metrics.words import counted, in_words
+from mpitrain.metrics.words import counted, digits, in_words
 from mpitrain.parallel.grid import Coordinates, Layout
 from mpitrain.search.candidates import Candidate
 from mpitrain.search.job import Job, load_job
@@ -25,6 +25,7 @@ from mpitrain.search.machine import Machine
 from mpitrain.search.planned import Planned, planned
 from mpitrain.search.servers import ServerExchange
 from mpitrain.search.stages import StageCosts
+from mpitrain.search.step import PredictedStep
 from mpitrain.server.roles import roles
 
 #: Layers of a chunk that are all named.
@@ -96,7 +97,8 @@ def explain(
         *_stages(found, job),
         *_predicted(found, job, is_counted=is_counted),
     ]
-    lines += _beyond(_held(found), cluster.memory)
+    held = {f"rank of stage {stage}": own for stage, own in enumerate(found.step.memory)}
+    lines += _beyond(held, cluster.memory)
     if found.layout.replicas == (cluster.ranks,) and cluster.ranks > 1:
         lines += _ring_or_servers(found, job, search)
     if others:
@@ -142,8 +144,8 @@ def _predicted(found: Planned, job: Job, *, is_counted: bool) -> list[str]:
     """Time of a step and bytes that ranks send in it."""
     config, layout, step = found.config, found.layout, found.step
     samples, ranks = config.train.batch_size, layout.ranks
-    cores = ranks if is_counted else _cores()
-    lines = predicted(step.seconds, step.computing, step.bubble, samples, ranks, cores)
+    cores = ranks if is_counted else len(os.sched_getaffinity(0))
+    lines = predicted(step, samples, ranks, cores)
     sent = {key: value for key, value in step.sent.items() if value}
     if sent:
         each = ", ".join(f"{in_words(value)} {_PURPOSE[key]}" for key, value in sent.items())
@@ -158,17 +160,12 @@ def _predicted(found: Planned, job: Job, *, is_counted: bool) -> list[str]:
 def _beyond(ranks: Mapping[str, float], limit: float) -> list[str]:
     """Ranks, with the bytes that each needs, that do not have as many."""
     return [
-        f"beyond --memory: a {who} holds {held / 2**30:.3g} GiB, and a rank has "
-        f"{limit / 2**30:.3g} GiB; take more ranks or micro-batches, or let mpitrain search find a "
-        "layout that fits"
+        f"beyond --memory: a {who} holds {digits(held / 2**30)} GiB, and a rank has "
+        f"{digits(limit / 2**30)} GiB; take more ranks or micro-batches, or let mpitrain search "
+        "find a layout that fits"
         for who, held in ranks.items()
         if held > limit
     ]
-
-
-def _held(found: Planned) -> dict[str, float]:
-    """Bytes that a rank of each stage needs."""
-    return {f"rank of stage {stage}": held for stage, held in enumerate(found.step.memory)}
 
 
 #: Purposes of bytes, in words.
@@ -186,11 +183,13 @@ def _ring_or_servers(found: Planned, job: Job, search: Search) -> list[str]:
     served = _served(found, search, Server(bound=0))
     best = served.best()
     ring, theirs = found.step.seconds, served.seconds(best)
+    times = round(theirs / ring, 2)
+    advice = "" if times == 1 else f"; take {'[server]' if times < 1 else 'the sum of gradients'}"
     return [
         _intensity(found, job),
         f"servers: {counted(best, 'server')} of {found.layout.ranks} ranks would take "
-        f"{1e3 * theirs:.2f} ms a step, {theirs / ring:.2f} times this sum of gradients' "
-        f"{1e3 * ring:.2f} ms; take {'[server]' if theirs < ring else 'the sum of gradients'}",
+        f"{1e3 * theirs:.2f} ms a step, {times:.2f} times this sum of gradients' "
+        f"{1e3 * ring:.2f} ms{advice}",
     ]
 
 
@@ -256,42 +255,29 @@ def _nbytes(found: Planned) -> float:
 
 def _intensity(found: Planned, job: Job) -> str:
     """Operations of a rank's part of a step for each byte of gradients."""
+    if job.is_own:
+        return "arithmetic intensity: unknown, as a program's own model has no counted operations"
     layers = layer_costs(job.model, job.data.input_shape)
     operations = found.config.train.batch_size * sum(one.forward + one.backward for one in layers)
     share = operations / found.layout.ranks / _nbytes(found)
-    return f"arithmetic intensity: {share:.3g} operations for each byte of gradients"
+    return f"arithmetic intensity: {digits(share)} operations for each byte of gradients"
 
 
-def predicted(
-    seconds: float, computing: float, bubble: float, samples: int, ranks: int, cores: int
-) -> list[str]:
-    """Predicted speed with a core for each rank, and on this machine if it has fewer.
-
-    Args:
-        seconds: time of a step, with a core for each rank.
-        computing: its time if communication took none.
-        bubble: the part of ``computing`` in which a rank has nothing to do, mean over the ranks.
-        samples: samples of a step.
-        ranks: number of ranks.
-        cores: number of cores that this process may use.
-    """
+def predicted(step: PredictedStep, samples: int, ranks: int, cores: int) -> list[str]:
+    """Predicted speed with a core for each rank, and on this machine if it has fewer ``cores``."""
+    seconds, communicating = step.seconds, step.seconds - step.computing
     lines = [
         f"predicted with a core for each rank: {1e3 * seconds:.2f} ms a step, of which "
-        f"{1e3 * (seconds - computing):.2f} ms communication, {samples / seconds:.0f} samples/s, "
-        f"bubble {bubble:.1%}"
+        f"{1e3 * communicating:.2f} ms communication, {samples / seconds:.0f} samples/s, "
+        f"bubble {step.bubble:.1%}"
     ]
     if cores < ranks:
-        work = (1 - bubble) * ranks * computing / cores
-        here = max(seconds, work)
+        here = max(seconds, (1 - step.bubble) * ranks * step.computing / cores)
         lines.append(
             f"this machine has {counted(cores, 'core')} for {ranks} ranks: "
             f"{1e3 * here:.2f} ms a step at best, {samples / here:.0f} samples/s"
         )
     return lines
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0))
 
 
 def _ranks(layout: Layout, stage: int) -> str:

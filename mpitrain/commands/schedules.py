@@ -37,7 +37,7 @@ def add(commands: "Commands") -> None:
         type=positive,
         nargs="+",
         metavar="R",
-        help="replicas of each stage, as 2 1 1, whose passes take as many times the times (1 each)",
+        help="replicas of each stage, as 2 1 1; a pass on one of R takes R times as long (1 each)",
     )
     several = "micro-batches of each replica of the widest stage (8)"
     parser.add_argument("-m", "--micro-batches", type=positive, default=8, help=several)

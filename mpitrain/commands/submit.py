@@ -219,6 +219,9 @@ def render(
     site = _site(files, settings)
     text = _SOURCE.sub(lambda found: files.get(found[1], found[0]), files[pattern])
     text = _HINT.sub("", _SITE.sub(lambda _: site, text))
+    if settings.get("MPITRAIN_MAX_RESTARTS") == "0":  # the scheduler itself brings it back no more
+        text = text.replace("#SBATCH --requeue", "#SBATCH --no-requeue")
+        text = text.replace("#PBS -r y", "#PBS -r n")
     sign = "#PBS " if asked.scheduler == "pbs" else "#SBATCH "
     left = dict(directives(asked))
     done = ["#!/bin/bash", "# Written by mpitrain submit; what it needs of jobs/ is in it."]

@@ -51,8 +51,8 @@ def add(submit: argparse.ArgumentParser) -> None:
         choices=scripts.LAUNCHERS,
         help="how ranks are started (mpirun, or the site's)",
     )
-    add("--launch-options", metavar="WORDS", help="more options of the launcher, in one word")
-    add("--wrap", metavar="WORDS", help="a command before each rank's python, in one word")
+    add("--launch-options", metavar="WORDS", help="more options of the launcher, quoted")
+    add("--wrap", metavar="WORDS", help="a command before each rank's python, quoted")
     add("--python", help="the interpreter of the ranks (the one of this command)")
     add("--image", help="an Apptainer image, whose python runs")
     add("--module", action="append", default=[], help="a module to load; several times for more")
@@ -60,7 +60,8 @@ def add(submit: argparse.ArgumentParser) -> None:
         "--before", action="append", default=[], metavar="LINE",
         help="a line of bash to run behind the modules; several times for more",
     )  # fmt: skip
-    add("--restarts", type=count, help="times that the job may come back (20)")
+    back = "times that the job may come back (20; 0 for a program, which must resume by itself)"
+    add("--restarts", type=count, help=back)
     add(
         "--jobs", type=Path,
         help="folder of the scripts (jobs/ here if it has train.sbatch, else the package's own)",
@@ -135,4 +136,6 @@ def _settings(options: argparse.Namespace) -> dict[str, str]:
         "MPITRAIN_MAX_RESTARTS": options.restarts,
     }
     chosen = {name: str(value) for name, value in given.items() if value is not None}
-    return {"MPITRAIN_PYTHON": sys.executable} | found | chosen
+    is_job = options.config is not None and options.config.suffix != ".py"
+    usual = {"MPITRAIN_PYTHON": sys.executable, "MPITRAIN_MAX_RESTARTS": "20" if is_job else "0"}
+    return usual | found | chosen

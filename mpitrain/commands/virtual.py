@@ -20,6 +20,7 @@ from mpitrain.commands import ranks
 from mpitrain.config import ConfigError, load
 from mpitrain.metrics.reader import read_records
 from mpitrain.metrics.records import Step
+from mpitrain.metrics.words import digits
 from mpitrain.pipeline.profiles import LayerProfile, ProfileError, read_profile
 from mpitrain.report import write_report
 from mpitrain.training.parts import Parts
@@ -66,7 +67,7 @@ def run(argv: Sequence[str], options: argparse.Namespace) -> int:
 def _tell(cluster: VirtualCluster, folder: Path, where: str) -> None:
     """Print the time of a step and each rank's shares, and write the report with its picture."""
     seconds = [step.seconds for step in read_records(folder / "metrics.jsonl").of(Step)]
-    step = f"a step takes {1e3 * median(seconds):.3g} ms" if seconds else "no step"
+    step = f"a step takes {digits(1e3 * median(seconds))} ms" if seconds else "no step"
     print(f"{len(cluster.ranks)} virtual ranks on {where}: {step}")
     print(cluster.table())
     try:

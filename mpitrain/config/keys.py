@@ -115,17 +115,20 @@ def _alternatives(kind: Any) -> list[str]:
         case inspect.StrType():
             return ["text"]
         case inspect.VarTupleType():
-            (words,) = _alternatives(get_args(kind)[0])
-            noun, _, limits = words.partition(" from ")
-            return [f"list of {noun}s from {limits}" if limits else f"list of {words}s"]
+            return [f"list of {_plural(get_args(kind)[0])}"]
         case inspect.DictType():
-            (words,) = _alternatives(get_args(kind)[1])
-            return [f"table of {words}s"]
+            return [f"table of {_plural(get_args(kind)[1])}"]
         case inspect.StructType():
             return ["table"]
         case inspect.NoneType():
             return []
     raise TypeError(f"no words for {kind}")
+
+
+def _plural(kind: Any) -> str:
+    """``whole numbers from 1 on``."""
+    (words,) = _alternatives(kind)
+    return re.sub(r"^(whole )?\w+", r"\g<0>s", words)
 
 
 def _range(kind: inspect.IntType | inspect.FloatType) -> str:

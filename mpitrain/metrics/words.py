@@ -5,10 +5,15 @@ from collections.abc import Mapping
 
 def in_words(nbytes: float) -> str:
     """``3.5 MB``."""
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if nbytes >= size:
-            return f"{nbytes / size:.3g} {unit}"
+            return f"{digits(nbytes / size)} {unit}"
     return f"{nbytes:.0f} B"
+
+
+def digits(value: float) -> str:
+    """Three digits and all before the point: ``3.5``, ``1160``."""
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def counted(count: int, noun: str) -> str:

@@ -17,6 +17,7 @@ from math import inf, lcm
 
 import numpy as np
 
+from mpitrain.metrics.words import in_words
 from mpitrain.pipeline.profiles import LayerProfile
 
 
@@ -284,8 +285,8 @@ def describe(costs: Costs, found: StagePlans) -> str:
     share = f" ({after / before - 1:+.0%})" if before else ""
     lines = [
         f"{found.configuration}: {1e3 * found.seconds:.3f} ms a micro-batch, "
-        f"{gains[0]:.2f}x one worker, {after:.4g} bytes sent{share}; "
-        f"data parallelism: {gains[1]:.2f}x, {before:.4g} bytes"
+        f"{gains[0]:.2f}x one worker, {in_words(after)} sent{share}; "
+        f"data parallelism: {gains[1]:.2f}x, {in_words(before)}"
     ]
     for index, stage in enumerate(found.stages):
         names = costs.profile[stage.first].name, costs.profile[stage.stop - 1].name

@@ -98,11 +98,6 @@ class VersionedWeights:
             self._keep()
         self.version += 1
 
-    @property
-    def versions_held(self) -> int:
-        """Copies of the weights, the latest included."""
-        return 1 + len(self._kept)
-
     def _motion(self) -> Array:
         """Expected motion of the weights in one update."""
         if self.policy == "spectrain":

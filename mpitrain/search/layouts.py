@@ -8,9 +8,9 @@ from heapq import nsmallest
 
 import numpy as np
 
+from mpitrain.metrics.words import digits
 from mpitrain.nn.positions import Way
-from mpitrain.pipeline.actions import Pipeline
-from mpitrain.pipeline.replay import Report, replay
+from mpitrain.pipeline.replay import replay
 from mpitrain.pipeline.schedules import SCHEDULES
 from mpitrain.search.axes import Axes
 from mpitrain.search.candidates import Candidate
@@ -120,7 +120,8 @@ class Search:
             count: number of layouts.
             refusal: why a layout cannot be used.
         """
-        replayed, timed = cache(_replayed), []
+        replayed = cache(lambda name, pipeline: replay(SCHEDULES[name].generate, pipeline))
+        timed = []
         for _, layout, cut in self.cheapest(4 * count, refusal):
             sizes = levelled(self, layout, cut.sizes) if layout.chunks > 1 else cut.sizes
             report = replayed(layout.schedule, layout.pipeline())
@@ -138,7 +139,7 @@ class Search:
         least = [(own.deals, prices.least(own), at) for at, own in enumerate(candidates)]
         self.priced[False] += len(least)
         limit = self.machine.memory
-        beyond = f"stages beyond {limit / 2**30:.3g} GiB of a rank"
+        beyond = f"stages beyond {digits(limit / 2**30)} GiB of a rank"
         if limit == np.inf:
             beyond = "no stages that all ranks and samples can be dealt to"
         kept: list[tuple[float, int, Candidate, Cut]] = []
@@ -181,7 +182,3 @@ class Search:
         """The costs of each stage of a layout, and the layers of its chunks."""
         costs = [self.costs(layout.stage(width)) for width in layout.widths]
         return costs, chunks_of(sizes, layout.pipeline())
-
-
-def _replayed(schedule: str, pipeline: Pipeline) -> Report:
-    return replay(SCHEDULES[schedule].generate, pipeline)

@@ -5,6 +5,8 @@ import shlex
 import subprocess
 import sys
 from contextlib import suppress
+from pathlib import Path
+from shutil import which
 from tempfile import TemporaryFile
 
 from mpitrain.config import ConfigError
@@ -21,7 +23,8 @@ def on_ranks(ranks: int, *words: str, seconds: float = START_S) -> str:
     Raises:
         ConfigError: it cannot be started, fails, or takes longer than ``seconds``.
     """
-    start = shlex.split(os.environ.get("MPIEXEC", "")) or ["mpiexec"]
+    found = which("mpiexec") or str(Path(sys.executable).with_name("mpiexec"))
+    start = shlex.split(os.environ.get("MPIEXEC", "")) or [found]
     who = f"{' '.join(start)} -n {ranks}"
     # Files, as ranks that outlive mpiexec would keep a pipe open.
     with TemporaryFile("w+") as told, TemporaryFile("w+") as failed:

@@ -5,7 +5,7 @@ from html import escape
 from pathlib import Path
 
 from collectives.files import replace
-from mpitrain.metrics.words import counted, in_words
+from mpitrain.metrics.words import counted, digits, in_words
 from mpitrain.parallel.grid import Coordinates
 from mpitrain.search.layouts import Found, Search
 
@@ -47,7 +47,7 @@ class _Drawing:
         self._text(_MARGIN, 30, str(found.layout), "head", 16)
         schedule = f"{own.schedule}; " if own.pipe > 1 else ""
         self._text(
-            _MARGIN, 52, f"{schedule}{in_seconds(found.seconds)} a step, {rate:.3g} samples/s "
+            _MARGIN, 52, f"{schedule}{in_seconds(found.seconds)} a step, {digits(rate)} samples/s "
             f"on {counted(self._grid.ranks, 'rank')}", "faint",
         )  # fmt: skip
         below = self._nodes(86)
@@ -140,7 +140,7 @@ class _Drawing:
             ):
                 bar = f'fill="{fill}"'
                 self._parts.append(_rect(_MARGIN + 18, y + 5, wide * width / most, 9, bar))
-            self._text(_MARGIN + 24 + wide, y + 14, f"{used / 2**30:.3g} GiB", size=12)
+            self._text(_MARGIN + 24 + wide, y + 14, f"{digits(used / 2**30)} GiB", size=12)
             ends = (ends[0] or y + 2, y + 17)
             y += 36
             if number + 1 < len(shown) and shown[number + 1] > stage + 1:
@@ -150,7 +150,7 @@ class _Drawing:
             x = _MARGIN + 18 + wide * limit / most
             self._parts.append(f'<path class="limit" d="M{x:.1f} {ends[0]} V{ends[1]}"/>')
             self._text(
-                _MARGIN + 18, y - 4, f"red: the limit of {limit / 2**30:.3g} GiB", "faint", 12
+                _MARGIN + 18, y - 4, f"red: the limit of {digits(limit / 2**30)} GiB", "faint", 12
             )
             y += 18
         return y
@@ -203,7 +203,7 @@ class _Drawing:
             where = "within a node" if size * stride <= machine.per_node else "between nodes"
             sent = in_words(self._found.step.sent[key])
             self._key(_HALF + _MARGIN, y, colour, f"{len(members)} {name} {what}: {sent}")
-            speed = f", {1e-9 / link.beta:.3g} GB/s a rank" if link.beta else ""
+            speed = f", {digits(1e-9 / link.beta)} GB/s a rank" if link.beta else ""
             apart = f"{stride} apart" if stride > 1 else "side by side"
             self._text(_HALF + _MARGIN + 18, y + 16, f"{apart}, {where}{speed}", "faint", 12)
             y += 40
@@ -237,7 +237,7 @@ def _ends(names: Sequence[str]) -> str:
 
 def in_seconds(seconds: float) -> str:
     """A time in words, as ``12.3 ms``."""
-    return f"{seconds:.3g} s" if seconds >= 1 else f"{1e3 * seconds:.3g} ms"
+    return f"{digits(seconds)} s" if seconds >= 1 else f"{digits(1e3 * seconds)} ms"
 
 
 def _rect(x: float, y: float, width: float, height: float, look: str) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives import Communicator
-from mpitrain.arrays import Scalar
+from mpitrain.arrays import Array, Scalar
 from mpitrain.metrics.records import Step
 
 
@@ -175,10 +175,11 @@ class Ledger:
         self.every = every
         self.steps: list[LocalStep] = []
 
-    def agree(self) -> Iterator[tuple[LocalStep, Agreed]]:
+    def agree(self, more: Array) -> Iterator[tuple[LocalStep, Agreed]]:
         """The steps since the last call, with reports summed over the ranks; one message.
 
-        NonFinite on all ranks: a loss or gradient was not finite.
+        ``more``: further numbers, which become their sums over the ranks.  NonFinite on all ranks:
+        a loss or gradient was not finite.
         """
         steps, self.steps = self.steps, []
         if not steps:
@@ -187,8 +188,10 @@ class Ledger:
             [*one.report.numbers, *one.report.strayed, one.squares, bool(one.failed)]
             for one in steps
         ]
-        rows = np.array(own, float)
-        self._comm.Allreduce(MPI.IN_PLACE, rows, op=MPI.SUM, algorithm="native")
+        values = np.append(own, more)
+        self._comm.Allreduce(MPI.IN_PLACE, values, op=MPI.SUM, algorithm="native")
+        more[...] = values[-more.size :]
+        rows = values[: -more.size].reshape(len(steps), -1)
         for one, row in zip(steps, rows.tolist(), strict=True):
             *numbers, strayed, anchor, squares, failed = row
             if failed:

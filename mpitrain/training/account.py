@@ -8,10 +8,11 @@ from statistics import median
 from time import perf_counter
 from typing import TYPE_CHECKING
 
+import numpy as np
 from msgspec import UNSET, UnsetType
 
 from collectives import Communicator, Traffic
-from mpitrain.arrays import Scalar
+from mpitrain.arrays import Array, Scalar
 from mpitrain.metrics.records import RankTime, Step, Straggler, Synced, Times
 from mpitrain.parallel.grid import Coordinates
 from mpitrain.step.agreement import Agreed, LocalStep, StepReport
@@ -30,17 +31,20 @@ class Account:
     Attributes:
         met: seconds of waiting for the other ranks at the end of the last step, which count in the
             next one.
+        spent: this rank's seconds of computation since the last search for a straggler, at its
+            place among zeros.
     """
 
     def __init__(self, parts: "Parts") -> None:
-        """All sums begin at 0."""
+        """All sums begin at 0; collective."""
         comm, config = parts.comm, parts.config
         self._comm, self._parts = comm, parts
-        #: Ranks with equal values have the same amount of work.
         place = parts.grid.place
         is_uneven = config.parallel.attention == "ring" or parts.grid.layout.rows
         is_server = comm.rank >= comm.size - config.server.ranks
-        self._peers = place.stage, place.context if is_uneven else 0, is_server
+        peers = place.stage, place.context if is_uneven else 0, is_server
+        #: For each rank a value that ranks with the same amount of work share, and its host.
+        self._ranks = comm.allgather((peers, socket.gethostname()))
         self._traffic = traffic_of(comm)
         self._before = self._traffic.sent, self._traffic.shared
         #: Seconds and bytes of communication after the ranks had agreed on the last step.
@@ -50,8 +54,7 @@ class Account:
         #: Seconds since the start by activity; waiting by the rank that was waited for.
         self._computing = self._reducing = self._meeting = 0.0
         self._waiting: dict[int, float] = {}
-        #: Seconds of computation since the last search for a straggler.
-        self._searched = 0.0
+        self.spent = np.zeros(comm.size)
 
     def begin(self) -> None:
         """Begin an epoch: drop time and traffic since the last step, which belong to no step."""
@@ -122,7 +125,7 @@ class Account:
         self._meeting += self.met
         self._reducing += reducing
         self._computing += computing
-        self._searched += computing
+        self.spent[self._comm.rank] += computing
 
     def agreed(self) -> None:
         """Note that the ranks have agreed on the step: from now on the next step's time runs."""
@@ -159,15 +162,14 @@ class Account:
         taken = [list(one) for one in self._parts.strategy.taken]
         return Synced(*sync.exchanges(step), self._drift, taken)
 
-    def straggler(self, step: int) -> Straggler | None:
-        """The rank that kept the others waiting since the last call, or None; collective.
+    def straggler(self, step: int, spent: Array) -> Straggler | None:
+        """The rank that kept the others waiting since the last call, or None.
 
-        Cost: a small all-gather.
+        ``spent``: the sum of :attr:`spent` over the ranks.
         """
-        every = self._comm.allgather((self._searched, self._peers, socket.gethostname()))
-        self._searched = 0.0
-        seconds, peers, hosts = zip(*every, strict=True)
-        if (found := slowest(seconds, peers)) is None:
+        self.spent[...] = 0.0
+        peers, hosts = zip(*self._ranks, strict=True)
+        if (found := slowest(spent.tolist(), peers)) is None:
             return None
         rank, factor = found
         return Straggler(step, rank, hosts[rank], factor)

@@ -169,7 +169,7 @@ time.sleep(60)
 
 def test_a_program_of_ones_own_comes_back_under_plain_srun(cluster, tmp_path):
     (tmp_path / "mine.py").write_text(STOPS)
-    script = written(tmp_path, "--launcher", "srun", "mine.py", "--", "a b")
+    script = written(tmp_path, "--launcher", "srun", "--restarts", "1", "mine.py", "--", "a b")
     number = cluster.sbatch("--chdir", str(tmp_path), script)
     deadline = time.monotonic() + 60
     while len(list(tmp_path.glob("state-*"))) < 4:

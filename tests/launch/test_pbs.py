@@ -116,7 +116,7 @@ time.sleep(30)
 def test_ranks_are_told_before_the_walltime_ends(pbs, tmp_path):
     (tmp_path / "mine.py").write_text(STOPS)
     (pbs.commands / "mpiexec").write_text(ONE_RANK)
-    submit(pbs, tmp_path, "mine.py", "--time", "0:0:10")
+    submit(pbs, tmp_path, "mine.py", "--time", "0:0:10", "--restarts", "1")
     assert pbs.drain() == [75, 0], told(tmp_path, 1)
     assert "told to stop" in told(tmp_path, 1) and "queueing 1 again\n2." in told(tmp_path, 1)
 

@@ -11,7 +11,7 @@ from collectives.calls.arguments import Arguments
 from collectives.calls.engine import Engine
 
 Asked = Algorithm | str | None
-_NOTHING = np.empty(0, np.uint8)
+_NOTHING = np.empty(0)
 
 
 class Blocking:

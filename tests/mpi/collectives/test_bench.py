@@ -67,10 +67,15 @@ def test_types_operations_and_memory(comm, tmp_path):
 
 def test_osus_columns_a_plot_and_too_little_bandwidth(comm, tmp_path, capsys):
     more = ["--format", "osu", "--plot", f"{tmp_path}/b.png", "--min-busbw", "1e9"]
+    more += ["--memory", "both", "--place", "both"]
     status, _, folder = bench(comm, tmp_path, "allreduce", *QUICK, "--algorithm", "ring", *more)
     assert status == 1
     if comm.rank == 0:
-        assert "# Size    Avg Latency(us)" in capsys.readouterr().out
+        told = capsys.readouterr().out
+        assert "# Size    Avg Latency(us)" in told
+        rows = [line.split() for line in told.splitlines() if line[:1].isdigit()]
+        buffers = [("numpy", "out"), ("numpy", "in"), ("shared", "out"), ("shared", "in")]
+        assert len(rows) % 4 == 0 and {(*row[-2:],) for row in rows} == {*buffers}
         with open(f"{folder}/b.png", "rb") as file:
             assert file.read(4) == b"\x89PNG"
 

@@ -271,7 +271,8 @@ def test_two_ranks_leave_sums_of_16_bits_to_the_library(comm):
     if np.dtype(np.float16) not in fast_path.DTYPES:
         pytest.skip("this MPI has no such type")
     ones, total = np.ones(3, np.float16), np.zeros(3, np.float16)
-    for given in ((ones, total), ([ones, 3, TYPES["e"]], [total, 3, TYPES["e"]])):
+    views = memoryview(ones), memoryview(total)
+    for given in ((ones, total), ([ones, 3, TYPES["e"]], [total, 3, TYPES["e"]]), views):
         comm.Allreduce(*given)
         assert (total == comm.size).all()
         assert (comm.last_plan is fast_path.LEFT_TO_NATIVE) == (comm.size <= 2)

@@ -21,6 +21,7 @@ pytestmark = [
     pytest.mark.usefixtures("world"),
 ]
 INTEGERS = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
+WHOLE = [*INTEGERS, torch.uint16, torch.uint32, torch.uint64]
 NARROW = [torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2]
 REALS = [torch.float32, torch.float64, *NARROW]
 COMPLEX = [torch.complex64, torch.complex128]
@@ -68,6 +69,34 @@ def test_sums_and_other_reductions(ranks, rank, dtype, op, shape):
     expected = torch.tensor(exact, dtype=torch.complex128 if dtype.is_complex else torch.float64)
     expected = expected.to(torch.float32 if dtype in NARROW else dtype).to(dtype)
     assert tensor.reshape(-1).tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("count", [47, 100_003])
+@pytest.mark.parametrize("op", ["SUM", "AVG"])
+@pytest.mark.parametrize("dtype", WHOLE, ids=str)
+def test_integers_wrap_in_sums_and_never_in_means(ranks, rank, dtype, op, count):
+    """Whatever the call, and whatever items of a vector the MPI library's loops would take."""
+    info, how = torch.iinfo(dtype), getattr(dist.ReduceOp, op)
+    ends = [info.max - 1, info.max // 2 + 5, info.min + 3, 7, info.min]
+    mine = [ends[(i * (rank + 1)) % 5] for i in range(count)]
+    sums = [sum(ends[(i * (r + 1)) % 5] for r in ranks) for i in range(count)]
+    if op == "SUM":
+        wrapped = [(one - info.min) % (1 << info.bits) + info.min for one in sums]
+    else:
+        wrapped = [abs(one) // len(ranks) * (1 if one >= 0 else -1) for one in sums]
+    given, expected = torch.tensor(mine, dtype=dtype), torch.tensor(wrapped, dtype=dtype)
+    dist.all_reduce(both := given.clone(), how)
+    dist.reduce(rooted := given.clone(), 0, how)
+    dist.reduce_scatter_tensor(block := torch.zeros_like(given), given.repeat(len(ranks)), how)
+    parts = [given[: count // (r + 1)] for r in ranks]
+    dist.reduce_scatter(unequal := torch.zeros_like(parts[rank]), parts, how)
+    for found in (both, block, *([] if rank else [rooted])):
+        assert torch.equal(found, expected)
+    assert torch.equal(unequal, expected[: len(unequal)])
+    if dtype in INTEGERS:  # torch adds no others where indices are equal
+        every = [*range(count)]
+        dist.all_reduce(sparse := torch.sparse_coo_tensor([every], given), how)
+        assert torch.equal(sparse.to_dense(), expected) and sparse.is_coalesced()
 
 
 def test_booleans_are_any_and_all(rank, ranks):

@@ -102,6 +102,7 @@ def test_ranks_are_called_ranks_in_every_command(capsys, arguments):
         (["draw", "ring", "-n", "99"], "at most 32 ranks"),
         (["simulate", "--ranks", "8", "--algorithm", ""], "--algorithm names none"),
         (["simulate", "--ranks", "8", "--plot", "x.nope"], "cannot draw into x.nope: name a file"),
+        (["simulate", "--ranks", "8", "--plot", "x.png"], "give --ranks 8..1024"),
     ],
 )
 def test_mistakes_are_one_sentence(capsys, arguments, sentence):
@@ -159,6 +160,13 @@ def test_numbers_of_ranks_are_written_alike(capsys, command):
         assert "5 sizes" in told  # 5, 6, and 2, 4, 8
     else:
         assert [line.split()[0] for line in told.splitlines()[2:]] == ["5", "6", "2", "4", "8"]
+
+
+def test_simulated_times_have_columns_of_their_own(capsys):
+    assert main(["simulate", "--ranks", "8", "--topology", "dgx1", "--algorithm", "ring"]) == 0
+    title, _, line, *_ = capsys.readouterr().out.splitlines()
+    assert line.split() == ["8", "24.082", "ring"]
+    assert title.endswith("(collectives cost: --topology flat)")
 
 
 def test_simulate_says_that_trees_need_segments(capsys):

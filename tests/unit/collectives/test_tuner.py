@@ -68,17 +68,17 @@ def test_one_node_says_nothing_about_several():
     [
         (
             ("Open MPI", "allreduce", 8, 16, 8),
-            "allreduce as messages was not measured with Open MPI on about 16 ranks of "
+            "the table has no allreduce of ordinary arrays with Open MPI on about 16 ranks of "
             "several nodes; mpirun -n 16 python -m collectives tune -o tuned.json measures it",
         ),
         (
             ("MPICH", "allreduce", 8, 2, 2),
-            "allreduce as messages was not measured with MPICH on about 2 ranks of one node",
+            "the table has no allreduce of ordinary arrays with MPICH on about 2 ranks of one node",
         ),
         (
             ("Open MPI", "scan", 8, 2, 2, True, True, False, "adopted"),
-            "was not measured with Open MPI on about 2 ranks of one node; mpirun -n 2 python -m "
-            "collectives tune -o tuned.json measures it",
+            "the table has no scan of ordinary arrays with Open MPI on about 2 ranks of one node; "
+            "mpirun -n 2 python -m collectives tune -o tuned.json measures it",
         ),
         (("Open MPI", "barrier", 0, 2, 2), "barriers are not measured"),
         (("Open MPI", "allreduce", 8, 1, 1), "a rank alone"),
@@ -99,7 +99,7 @@ def test_native_says_why_the_table_chose_nothing(situation, why):
 def test_what_cannot_be_is_not_chosen():
     assert chosen(1 << 20, 8, commutes=False).algorithm == "native"
     assert chosen(1 << 20, 8, commutes=False, native=False).algorithm == "butterfly"
-    assert chosen(8, 2, native=False).reason == "this MPI has no such datatype or count"
+    assert chosen(8, 2, native=False).reason == "this MPI has no such datatype, count or arithmetic"
     assert chosen(1 << 20, 1).algorithm == "native"
 
 

@@ -58,6 +58,17 @@ def test_counts_and_displacements_of_collectives():
     assert run(2, program) == [[[0, 0, 0, 2, 4, 0], [0, 1, 0, 0, 0, 0]]] * 2
 
 
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16"])
+def test_sums_of_small_integers_wrap_round_at_every_item(dtype):
+    def program():
+        largest = np.full(71, np.iinfo(dtype).max, dtype)
+        COMM_WORLD.Allreduce(MPI.IN_PLACE, largest)
+        return largest
+
+    largest = np.full(71, np.iinfo(dtype).max, dtype)
+    assert all((found == largest + largest + largest).all() for found in run(3, program))
+
+
 def test_statuses_say_where_messages_came_from():
     ways = {
         "all": lambda requests, statuses: VirtualRequest.Waitall(requests, statuses),

@@ -14,6 +14,7 @@ from mpitrain.config import Config, Run
 from mpitrain.metrics import recorder
 from mpitrain.metrics.reader import read_records
 from mpitrain.metrics.records import Epoch, Resumed, Saved, Skipped, Start, Step, Summary
+from mpitrain.metrics.words import in_words
 from mpitrain.metrics.writer import ReportError, json_lines
 
 FIELDS = {
@@ -183,3 +184,12 @@ def test_a_report_where_a_folder_is(tmp_path):
     (tmp_path / "metrics.jsonl").mkdir()
     with pytest.raises(ReportError, match="Is a directory"), json_lines(tmp_path / "metrics.jsonl"):
         pass
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "words"),
+    [(999, "999 B"), (3.5e6, "3.5 MB"), (999.7e6, "1000 MB"), (1.16e12, "1.16 TB"),
+     (1.16e15, "1160 TB")],
+)  # fmt: skip
+def test_bytes_have_no_exponent(nbytes, words):
+    assert in_words(nbytes) == words

@@ -1,5 +1,6 @@
 """The partitioner against a brute force, and what plans print."""
 
+from dataclasses import replace
 from itertools import combinations, product
 
 import numpy as np
@@ -18,6 +19,7 @@ from mpitrain.pipeline.partition import (
 )
 from mpitrain.pipeline.profiles import LayerProfile, write_profile
 from mpitrain.search.machine import Machine
+from mpitrain.search.step import PredictedStep
 from mpitrain.training.partition import partition_of
 
 
@@ -149,17 +151,19 @@ def test_a_plan_of_more_ranks_than_samples_is_short():
 
 def test_a_plan_divides_by_the_cores_that_there_are():
     """8 ranks that compute 75% of a second share the cores, whose work is the bound."""
-    assert predicted(1.25, 1.0, 0.25, 60, 8, cores=8) == [
+    longer = PredictedStep(1.25, 1.0, 0.6, 0.25, (), {})
+    step = replace(longer, seconds=1.0)
+    assert predicted(longer, 60, 8, cores=8) == [
         "predicted with a core for each rank: 1250.00 ms a step, of which 250.00 ms communication, "
         "48 samples/s, bubble 25.0%"
     ]
-    assert predicted(1.0, 1.0, 0.25, 60, 8, cores=2)[1:] == [
+    assert predicted(step, 60, 8, cores=2)[1:] == [
         "this machine has 2 cores for 8 ranks: 3000.00 ms a step at best, 20 samples/s"
     ]
-    assert predicted(1.0, 1.0, 0.25, 60, 8, cores=7)[1:] == [
+    assert predicted(step, 60, 8, cores=7)[1:] == [
         "this machine has 7 cores for 8 ranks: 1000.00 ms a step at best, 60 samples/s"
     ]
-    assert "1 core for 8 ranks: 6000.00 ms" in predicted(1.0, 1.0, 0.25, 60, 8, cores=1)[1]
+    assert "1 core for 8 ranks: 6000.00 ms" in predicted(step, 60, 8, cores=1)[1]
 
 
 def test_a_plan_that_cannot_be():

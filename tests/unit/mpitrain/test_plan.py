@@ -295,6 +295,9 @@ def test_a_plan_of_servers(capsys):
     assert "3 ranks: 2 workers, 1 server, asynchronous" in told
     assert "a worker pulls 35.9 kB and pushes 35.9 kB a step; a server moves 144 kB" in told
     assert "operations for each byte of gradients" in told
+    assert main(["plan", "digits_mlp", "-n", "8", "--flops", "1e12", "--network", "50,1"]) == 0
+    line = capsys.readouterr().out.splitlines()[-1]
+    assert "1.00 times this sum of gradients'" in line and "; take" not in line
     assert main(["plan", "server", "-n", "1"]) == 2
     assert "leaves no worker; start 2 ranks or more" in capsys.readouterr().err
 
@@ -331,6 +334,7 @@ def test_a_model_of_the_program_is_timed(tmp_path, capsys):
     told = capsys.readouterr().out
     assert f"{8 * 64 + 64 + 64 + 1} parameters" in told
     assert "data 1 x pipe 2 x tensor 1" in told
+    assert "arithmetic intensity: unknown" in told
     assert main(["search", str(file), "-n", "2"]) == 0
     assert main(["plan", str(file), "-n", "2", "--flops", "1e9"]) == 2
     assert "has no shapes to count operations from" in capsys.readouterr().err

@@ -464,6 +464,16 @@ def test_ranks_that_hang_are_ended(tmp_path, monkeypatch):
     os.kill(int(pid.read_text()), signal.SIGKILL)
 
 
+def test_an_mpiexec_beside_the_interpreter_is_found_without_path(tmp_path, monkeypatch):
+    (tmp_path / "mpiexec").write_text('#!/bin/sh\necho "ran $@"\n')
+    (tmp_path / "mpiexec").chmod(0o755)
+    monkeypatch.delenv("MPIEXEC", raising=False)
+    monkeypatch.setenv("PATH", "/nowhere")
+    python = str(tmp_path / "python")
+    monkeypatch.setattr("sys.executable", python)
+    assert on_ranks(2, "a.module") == f"ran -n 2 {python} -m a.module\n"
+
+
 @pytest.mark.parametrize(("own", "why"), [("none-such", "No such file"), ("false", "false -n 2: ")])
 def test_ranks_that_cannot_be_started_to_measure_links_are_told_of(own, why, monkeypatch, capsys):
     monkeypatch.setenv("MPIEXEC", own)

@@ -213,6 +213,24 @@ def test_a_program_and_its_arguments(capsys, tmp_path, monkeypatch):
         assert message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("scheduler", ["slurm", "pbs"])
+def test_only_what_is_said_to_resume_comes_back(capsys, tmp_path, monkeypatch, scheduler):
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text("")
+    never, again = {"slurm": ("--no-requeue", "--requeue"), "pbs": ("-r n", "-r y")}[scheduler]
+    for words, line in (
+        (["digits"], again),
+        (["digits", "--restarts", "0"], never),
+        (["train.py"], never),
+        (["train.py", "--restarts", "3"], again),
+        (["--", "-m", "collectives", "tune"], never),
+    ):
+        found = shown(capsys, "--scheduler", scheduler, *words).splitlines()
+        lines = [one for one in found if one.endswith((f" {never}", f" {again}"))]
+        assert len(lines) == 1 and lines[0].endswith(f" {line}")
+        assert ("export MPITRAIN_MAX_RESTARTS=0" in found) == (line == never)
+
+
 def test_names_of_files_arrive_as_they_are(capsys, tmp_path, monkeypatch):
     """Names that look like options, and bytes that are no text."""
     monkeypatch.chdir(tmp_path)
@@ -386,7 +404,7 @@ FAKES = {
 }
 
 
-def contained(folder, status, ends, **environment):
+def contained(folder, status, ends, job="a job.toml", **environment):
     """Status of jobs/container.sbatch, and its calls, where the ranks end like this."""
     for name, text in FAKES.items():
         (folder / name).write_text(f"#!/bin/bash\n{text}\n")
@@ -401,7 +419,7 @@ def contained(folder, status, ends, **environment):
         "STATUS": str(status),
         "ENDS": "yes" if ends else "",
     }
-    words = [str(ROOT / "jobs/container.sbatch"), "an image.sif", "a job.toml"]
+    words = [str(ROOT / "jobs/container.sbatch"), "an image.sif", job]
     done = subprocess.run(["bash", *words], cwd=folder, env=given | environment, timeout=60)
     return done.returncode, (folder / "calls").read_text().splitlines()
 
@@ -436,3 +454,12 @@ def test_a_job_in_a_container_comes_back(tmp_path, status, ends, found, comes_ba
     assert calls[0].startswith("mpiexec -n 4 apptainer exec ")
     assert calls[1].startswith("9|exec|") and "|--nv|an image.sif|" in calls[1]
     assert calls[2:] == (["scontrol requeue 7"] if comes_back else [])
+
+
+@pytest.mark.parametrize("status", [75, 139])
+@pytest.mark.parametrize("limit", ["", "1"])
+def test_a_program_in_a_container_comes_back_if_that_is_asked_for(tmp_path, status, limit):
+    given = {"MPITRAIN_LAUNCHER": "mpirun", "MPITRAIN_MAX_RESTARTS": limit}
+    returned, calls = contained(tmp_path, status, False, job="train.py", **given)
+    assert returned == status
+    assert calls[2:] == ["scontrol requeue 7"] * bool(limit)
