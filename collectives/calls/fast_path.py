@@ -5,7 +5,6 @@ than sizes and types here: in less than a microsecond, mpi4py's own method is ca
 """
 
 import sys
-from array import array
 from typing import Any
 
 import numpy as np
@@ -29,8 +28,6 @@ _PREDEFINED = {
     for constant in vars(MPI).values()
     if isinstance(constant, MPI.Datatype) and constant.handle in PREDEFINED
 }
-#: Python's own buffers.
-_PYTHONS = (bytearray, bytes, memoryview, array)
 #: mpi4py's, of memory by its address.
 _BUFFER = MPI.buffer
 #: Types of PyTorch whose items are MPI's.
@@ -87,6 +84,8 @@ def nbytes_of(
             return None
         if id(last) in _PREDEFINED:  # this type counts, and not that of the items
             dtypes, barred = DTYPES, _NONE
+            if (view := _view(items)) is not None:
+                return view.nbytes
         elif _is_of_program(last) or (barred and isinstance(last, MPI.Datatype)):
             return None
         if type(items) is np.ndarray:
@@ -95,13 +94,21 @@ def nbytes_of(
     if kind is _BUFFER:
         # Which of the two buffers it is, the reader knows.
         return None if spec.readonly or "B" in barred else spec.nbytes
-    if kind in _PYTHONS:
-        try:
-            view = memoryview(spec)
-        except ValueError:  # it was released; whether that matters, the reader knows
-            return None
+    if isinstance(spec, np.ndarray):  # a subclass, as np.memmap is
+        return spec.nbytes if spec.dtype in dtypes else None
+    if (view := _view(spec)) is not None:
         return view.nbytes if view.format in _CHARS and view.format not in barred else None
     return nbytes_of_tensor(spec, barred)
+
+
+def _view(items: Any) -> memoryview | None:
+    """The memory of what has Python's buffer protocol, and is no array of NumPy's nor mpi4py's."""
+    if isinstance(items, np.ndarray | _BUFFER):
+        return None
+    try:
+        return memoryview(items)
+    except (TypeError, ValueError, BufferError):  # it has none, or it was released
+        return None
 
 
 def is_misread(spec: Any, reduces: bool) -> bool:

@@ -142,8 +142,8 @@ def _memory(buffer: Any, writable: bool) -> tuple[object, ...] | None:
     if kind not in (list, tuple):
         if (nbytes := nbytes_of_tensor(buffer)) is not None:
             return buffer.data_ptr(), nbytes, buffer.dtype
-        return _device_memory(buffer)
-    if len(buffer) < 2 or type(buffer[0]) not in (np.ndarray, MPI.buffer):
+        return _device_memory(buffer) or _python_memory(buffer, writable)
+    if len(buffer) < 2:
         return None
     array, *rest = buffer
     described: tuple[object, ...] = ()
@@ -156,6 +156,17 @@ def _memory(buffer: Any, writable: bool) -> tuple[object, ...] | None:
             return None
     memory = _memory(array, writable)
     return None if memory is None else (*memory, *described)
+
+
+def _python_memory(buffer: Any, writable: bool) -> tuple[object, ...] | None:
+    """As :func:`_memory`, for what has Python's buffer protocol; ``None`` for others."""
+    try:
+        view = memoryview(buffer)
+    except TypeError:
+        return None
+    if not view.c_contiguous or (writable and view.readonly):
+        return None
+    return _address(view), view.nbytes, view.format
 
 
 def _device_memory(buffer: Any) -> tuple[object, ...] | None:

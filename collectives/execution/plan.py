@@ -182,8 +182,11 @@ class Plan:
                 self._turn.release()
         return True
 
-    def Wait(self) -> None:
+    def Wait(self, status: object = None) -> None:
         """Completes the collective; other plans that this thread has started go on meanwhile.
+
+        Args:
+            status: mpi4py's, which says nothing of a collective and stays as it is.
 
         Raises:
             CollectiveError: it was left in the middle.
