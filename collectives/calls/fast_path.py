@@ -159,8 +159,8 @@ class Limits(dict[str, Limit]):
         self._resources = resources
 
     def __missing__(self, name: str) -> Limit:
-        """The limit of a collective; a v-variant's name has a ``v`` behind it.  ``native`` stands
-        for all calls that name it."""
+        """The limit of a collective; a v-variant's name has a ``v`` behind it, a nonblocking call's
+        an ``i`` before it.  ``native`` stands for all calls that name it."""
         named = "native" in (name, self._resources.settings.algorithm)
         found = self[name] = self._of_native() if named else self._of(name)
         return found
@@ -173,11 +173,11 @@ class Limits(dict[str, Limit]):
 
     def _of(self, name: str) -> Limit:
         resources, settings = self._resources, self._resources.settings
-        collective, unequal = name.removesuffix("v"), name.endswith("v")
+        collective, unequal = name.removesuffix("v").removeprefix("i"), name.endswith("v")
         reduces = contract(collective).reduces
         auto = settings.algorithm == "auto" and not settings.check and not settings.timeout
         auto = auto and not settings.needs_messages and not (settings.reproducible and reduces)
-        below = self.of_auto(collective, unequal) if auto else 0
+        below = self.of_auto(collective, unequal, name.startswith("i")) if auto else 0
         # Few ranks know how long the others' blocks are: all v-variants are left to MPI, or none.
         if (unequal and below < NEVER) or resources.progress.traffic is not None:
             below = 0
@@ -187,7 +187,7 @@ class Limits(dict[str, Limit]):
             types = _WRAPPED if below and resources.comm.size <= 2 else _ROUNDED
         return min(below, COUNTABLE), *types, LEFT_TO_NATIVE
 
-    def of_auto(self, collective: str, unequal: bool = False) -> int:
+    def of_auto(self, collective: str, unequal: bool = False, begun: bool = False) -> int:
         """The bytes below which ``auto`` takes the MPI library's own.  Collective at first use.
 
         No array lies in memory that the ranks share before one was asked for.
@@ -195,5 +195,5 @@ class Limits(dict[str, Limit]):
         resources = self._resources
         per_node, table = resources.facts
         memories = ORDINARY if resources.node is None or unequal else SHARED
-        call = Situation(library(), collective, 0, resources.comm.size, per_node)
+        call = Situation(library(), collective, 0, resources.comm.size, per_node, begun=begun)
         return table.native_below(call, memories)

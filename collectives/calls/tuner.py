@@ -123,6 +123,9 @@ class Table(msgspec.Struct, forbid_unknown_fields=True):
         about another's.  Shared memory does not depend on the library; native's time there does.
         """
 
+        if call.begun and call.memory == "numpy" and call.size == call.per_node:
+            return None
+
         def apart(entry: Entry) -> tuple[float, float]:
             ranks, per_node = call.size / entry.ranks, call.per_node / entry.ranks_per_node
             return abs(log2(ranks)), abs(log2(per_node))
@@ -172,6 +175,8 @@ class Situation(NamedTuple):
         has_checksums: whether messages must carry checksums.
         delays: whether messages arrive as over a slower link.
         nccl: whether NCCL can do it, as far as the call alone says.
+        begun: whether it is nonblocking.  In ordinary memory of one node such a call stays the
+            library's: programs hand its request to ``MPI.Request.Waitall``.
     """
 
     mpi: str
@@ -186,6 +191,7 @@ class Situation(NamedTuple):
     has_checksums: bool = False
     delays: bool = False
     nccl: bool = False
+    begun: bool = False
 
     def allows(self, algorithm: str) -> bool:
         """Whether ``algorithm`` can serve the call."""
@@ -261,6 +267,8 @@ def _why_not(call: Situation, entry: Entry | None) -> str:
         return "a rank alone"
     if call.collective == "barrier":
         return "barriers are not measured"
+    if call.begun and call.memory == "numpy":
+        return "nonblocking, in ordinary memory"
     if entry is None:
         nodes = "one node" if call.size == call.per_node else "several nodes"
         what = f"{call.collective}{_KINDS.get(call.memory, ' of ordinary arrays')}"
