@@ -2,21 +2,23 @@
 
 import pickle
 from collections.abc import Sequence
-from itertools import accumulate
 from typing import Any, NoReturn
 
 import numpy as np
 from mpi4py import MPI as library
 
 from collectives.execution.memory import HOST
+from collectives.virtual.buffers import blocks, memory, put
 from collectives.virtual.context import Context, folded, joined
 from collectives.virtual.point_to_point import VirtualMessages
-from collectives.virtual.rank import here
-from collectives.virtual.requests import UNDEFINED, Handled, VirtualRequest, memory
+from collectives.virtual.rank import Operation, here
+from collectives.virtual.requests import UNDEFINED, Handled, VirtualRequest, forms
 
 
 class Group(Handled):
     """Ranks; its handle is their numbers in the job."""
+
+    theirs = library.Group
 
     @property
     def size(self) -> int:
@@ -35,11 +37,20 @@ class Group(Handled):
     def Incl(self, ranks: Sequence[int]) -> "Group":
         return Group.of(tuple(self.handle[rank] for rank in ranks))
 
+    def Excl(self, ranks: Sequence[int]) -> "Group":
+        return self.Incl([rank for rank in range(self.size) if rank not in ranks])
+
+    def Get_rank(self) -> int:
+        return self.rank
+
+    def Get_size(self) -> int:
+        return self.size
+
 
 class Comm(VirtualMessages):
     """A communicator; its handle is a :class:`Context`."""
 
-    is_topo = is_inter = False
+    is_topo, is_intra, is_inter, topology = False, True, False, library.UNDEFINED
 
     @property
     def size(self) -> int:
@@ -58,15 +69,21 @@ class Comm(VirtualMessages):
     def Get_group(self) -> Group:
         return self.group
 
+    def Get_topology(self) -> int:
+        return self.topology
+
     def Get_attr(self, key: int) -> Any:
         return 1 << 30 if key == library.TAG_UB else None
+
+    def Set_errhandler(self, errhandler: Any) -> None:
+        """Does nothing: an error is an exception, and one that nobody catches ends all ranks."""
 
     def Abort(self, errorcode: int = 0) -> NoReturn:
         raise SystemExit(errorcode)
 
     # Communicators of these ranks.
 
-    def Split(self, color: int = 0, key: int = 0) -> Any:
+    def Split(self, color: Any = 0, key: int = 0) -> Any:
         """The communicator of the ranks of this colour, by rising keys."""
         members = self.handle.members
 
@@ -78,39 +95,41 @@ class Comm(VirtualMessages):
             }
 
         found = self._meet("split", (color, key), lambda made, _: made[color], shared)
-        return type(self).of(None if color == UNDEFINED else found)
+        return Intracomm.of(None if color == UNDEFINED else found)
 
     def Split_type(self, split_type: int, key: int = 0, info: Any = None) -> Any:
         return self.Split(self.rank if split_type == library.COMM_TYPE_SHARED else 0, key)
 
     def Dup(self, info: Any = None) -> Any:
-        return self.Split(0, self.rank)
+        made, request = Comm.Idup(self)
+        request.Wait()
+        return made
 
     Dup_with_info = Clone = Dup
 
     def Idup(self, info: Any = None) -> tuple[Any, VirtualRequest]:
-        made, members = type(self).of(None), self.handle.members
+        made, own = type(self).of(None), self.handle
 
         def finish(context: Context, _: int) -> None:
             made.handle = context
 
         return made, VirtualRequest.of(
-            self.handle.meet("idup", b"", finish, lambda _: Context(members))
+            own.meet("idup", b"", finish, lambda _: Context(own.members, own.topology))
         )
+
+    Idup_with_info = Idup
 
     def Create(self, group: Group) -> Any:
         return self.Split(UNDEFINED if group.rank == UNDEFINED else 0, group.rank)
 
     def Create_group(self, group: Group, tag: int = 0) -> Any:
-        members = group.handle
-        own = Comm.of(self.handle.groups.setdefault(members, Context(members)))
-        return type(self).of(own.Dup().handle)
+        return Intracomm.of(self.handle.apart(group.handle, group.handle)).Dup()
 
     # Collectives of the library.
 
     def _meet(self, *given: Any) -> Any:
         pending = self.handle.meet(*given)
-        here().wait(pending)
+        VirtualRequest.of(pending).Wait()
         return pending.result
 
     def Ibarrier(self) -> VirtualRequest:
@@ -124,8 +143,7 @@ class Comm(VirtualMessages):
         from collectives.calls.call import combiner
 
         into = read_buffer(recvbuf, "receive")
-        in_place = sendbuf is library.IN_PLACE or sendbuf is None
-        own = into if in_place else read_buffer(sendbuf, "send")
+        own = into if _in_place(sendbuf) else read_buffer(sendbuf, "send")
         kind = own.items.dtype
         combine = HOST.combine(combiner(op, kind, own.datatype))
 
@@ -135,7 +153,7 @@ class Comm(VirtualMessages):
             return found
 
         def finish(total: Any, _: int) -> None:
-            into.items.view(np.uint8)[:] = total
+            put(into.items.view(np.uint8), total)
 
         part = own.items.view(np.uint8).copy()
         pending = self.handle.meet("an all-reduce", part, finish, lambda all_: folded(all_, join))
@@ -144,22 +162,25 @@ class Comm(VirtualMessages):
     def Allreduce(self, sendbuf: Any, recvbuf: Any, op: Any = library.SUM) -> None:
         self.Iallreduce(sendbuf, recvbuf, op).Wait()
 
-    def Iallgatherv(self, sendbuf: Any, recvbuf: Any) -> VirtualRequest:
-        from collectives.calls.buffers import vector_buffer  # starts MPI
-
-        into = vector_buffer(recvbuf, "receive", self.size)
-        counts, items = into.counts or (), into.items
-        starts = into.displacements or [*accumulate(counts, initial=0)]
+    def Iallgather(self, sendbuf: Any, recvbuf: Any, form: str = "") -> VirtualRequest:
+        into = blocks(recvbuf, self.size, form, writes=True)
+        own = into[self.rank] if _in_place(sendbuf) else memory(sendbuf)
 
         def finish(parts: list[Any], _: int) -> None:
-            for start, count, part in zip(starts, counts, parts, strict=False):
-                items[start : start + count].view(np.uint8)[:] = part
-            if into.gaps:
-                into.gaps.unpack(items)
+            for block, part in zip(into, parts, strict=True):
+                put(block, part)
 
-        return VirtualRequest.of(self.handle.meet("an all-gather", memory(sendbuf).copy(), finish))
+        return VirtualRequest.of(self.handle.meet("an all-gather", own.copy(), finish))
 
-    Iallgather = Iallgatherv
+    def Iallgatherv(self, sendbuf: Any, recvbuf: Any) -> VirtualRequest:
+        return self.Iallgather(sendbuf, recvbuf, "v")
+
+    def _alltoallw(self, sendbuf: Any, recvbuf: Any) -> Operation:
+        peers, into = range(self.size), blocks(recvbuf, self.size, "w", writes=True)
+        own = into if _in_place(sendbuf) else blocks(sendbuf, self.size, "w")
+        return self._exchange([part.copy() for part in own], peers, into, peers)
+
+    Alltoallw, Ialltoallw, Alltoallw_init = forms(_alltoallw)
 
     # Collectives of objects.
 
@@ -206,3 +227,11 @@ class Comm(VirtualMessages):
     def exscan(self, sendobj: Any, op: Any = library.SUM) -> Any:
         parts = self.allgather(sendobj)[: self.rank]
         return joined(parts, op) if parts else None
+
+
+class Intracomm(Comm):
+    """A communicator of one group."""
+
+
+def _in_place(sendbuf: Any) -> bool:
+    return sendbuf is library.IN_PLACE or sendbuf is None

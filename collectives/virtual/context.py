@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from mpi4py import MPI as library
 
 from collectives.virtual.messages import MessageEnd
 from collectives.virtual.rank import Operation, here
@@ -17,20 +18,27 @@ class Context:
         members: their numbers in the job.
         numbers: the reverse.
         sends, receives: ends without the other end, by the rank that receives, oldest first.
-        groups: contexts of members that make a communicator of their own.
+        groups: contexts of members that make a communicator of their own, and by a name those of
+            all of them whose messages are apart.
+        topology: by rank, its place in a grid or graph, in the words of its class.
         ours: the communicators whose algorithms serve these ranks.
     """
 
-    def __init__(self, members: Sequence[int]) -> None:
+    def __init__(self, members: Sequence[int], topology: dict[int, Any] | None = None) -> None:
         self.members = tuple(members)
         self.numbers = {rank: number for number, rank in enumerate(members)}
         self.sends: list[deque[MessageEnd]] = [deque() for _ in members]
         self.receives: list[deque[MessageEnd]] = [deque() for _ in members]
-        self.groups: dict[tuple[int, ...], Context] = {}
+        self.groups: dict[Any, Context] = {}
+        self.topology: dict[int, Any] = dict(topology or {})
         self.ours: dict[int, Any] = {}
         self._met = [0] * len(self.members)
         #: By turn: the name, and by member the part and the operation.
         self._meetings: dict[int, tuple[str, dict[int, tuple[Any, Operation]]]] = {}
+
+    def apart(self, name: Any, members: Sequence[int] | None = None) -> "Context":
+        """The context of this name among ``members``, by default all."""
+        return self.groups.setdefault(name, Context(self.members if members is None else members))
 
     def meet(
         self,
@@ -72,7 +80,11 @@ class Context:
             nbytes = sum(len(part) for part in parts if isinstance(part, bytes | np.ndarray))
             end = now + rank.cluster.links.meeting(self.members, nbytes)
             for number, (_, one) in came.items():
-                one.result, one.begun, one.end = one.result(given, number), now, end
+                one.begun, one.end = now, end
+                try:
+                    one.result = one.result(given, number)
+                except library.Exception as error:
+                    one.error = error
                 rank.cluster.ranks[self.members[number]].note(end, one)
         return pending
 

@@ -40,6 +40,7 @@ class MessageEnd(Operation):
         data: bytes to send, or memory to receive into; ``None``: what comes becomes ``result``.
         nbytes: length of the message.
         is_eager: whether it is sent without regard to its receive.
+        is_cancelled: whether it has ended without a message.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class MessageEnd(Operation):
         self.rank, self.context, self.sends, self.data = here(), context, sends, data
         self.source, self.target, self.tag = source, target, tag
         self.nbytes = 0 if data is None else len(data)
+        self.is_cancelled = False
         self.is_eager = sends and self.nbytes <= EAGER and not self.rank.cluster.async_progress
 
     def post(self) -> "MessageEnd":
@@ -148,8 +150,24 @@ class MessageEnd(Operation):
             receive.data[: self.nbytes] = self.data
         receive.source, receive.tag, receive.nbytes = self.source, self.tag, self.nbytes
 
+    def cancel(self) -> None:
+        """Ends a receive that no message has met; all other messages go on."""
+        if not self.sends and self in (waiting := self.context.receives[self.target]):
+            waiting.remove(self)
+            self.end, self.is_cancelled = self.rank.arrive(), True
+            self.source, self.tag, self.nbytes = ANY_SOURCE, ANY_TAG, 0
+            self.rank.note(self.end, self)
+
     def tell(self, status: Any) -> None:
         """Writes where the message came from into a status of MPI."""
-        if status is not None:
-            status.source, status.tag = self.source, self.tag
-            status.Set_elements(library.BYTE, self.nbytes)
+        write(status, self.source, self.tag, self.nbytes, self.is_cancelled)
+
+
+def write(
+    status: Any, source: int = ANY_SOURCE, tag: int = ANY_TAG, nbytes: int = 0, is_no: bool = False
+) -> None:
+    """Writes into a status of MPI, if there is one; ``is_no``: that of a message cancelled."""
+    if status is not None:
+        status.source, status.tag = source, tag
+        status.Set_elements(library.BYTE, nbytes)
+        status.Set_cancelled(is_no)

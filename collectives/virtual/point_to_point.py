@@ -6,15 +6,17 @@ from typing import Any
 
 import numpy as np
 
+from collectives.virtual.buffers import Gapped, memory
 from collectives.virtual.messages import ANY_SOURCE, ANY_TAG, MessageEnd
 from collectives.virtual.rank import here
 from collectives.virtual.requests import (
-    Gapped,
+    Begun,
     Handled,
     Prequest,
     ProbedMessage,
+    Together,
     VirtualRequest,
-    memory,
+    forms,
 )
 
 
@@ -35,17 +37,16 @@ class VirtualMessages(Handled):
         end.is_eager &= not is_met
         return end
 
-    def Isend(self, buf: Any, dest: int, tag: int = 0) -> VirtualRequest:
-        return VirtualRequest.of(self._send(memory(buf), dest, tag).post())
+    def _buffer(self, buf: Any, dest: int, tag: int = 0, is_met: bool = False) -> MessageEnd:
+        return self._send(memory(buf), dest, tag, is_met=is_met).post()
 
-    def Issend(self, buf: Any, dest: int, tag: int = 0) -> VirtualRequest:
-        return VirtualRequest.of(self._send(memory(buf), dest, tag, is_met=True).post())
+    def _object(self, obj: Any, dest: int, tag: int = 0, is_met: bool = False) -> MessageEnd:
+        return self._send(pickled(obj), dest, tag, is_met=is_met).post()
 
-    def isend(self, obj: Any, dest: int, tag: int = 0) -> VirtualRequest:
-        return VirtualRequest.of(self._send(pickled(obj), dest, tag).post())
-
-    def issend(self, obj: Any, dest: int, tag: int = 0) -> VirtualRequest:
-        return VirtualRequest.of(self._send(pickled(obj), dest, tag, is_met=True).post())
+    Send, Isend, Send_init = Bsend, Ibsend, Bsend_init = Rsend, Irsend, Rsend_init = forms(_buffer)
+    Ssend, Issend, Ssend_init = forms(_buffer, is_met=True)
+    send, isend, _ = bsend, ibsend, _ = forms(_object)
+    ssend, issend, _ = forms(_object, is_met=True)
 
     def Irecv(self, buf: Any, source: int = ANY_SOURCE, tag: int = ANY_TAG) -> VirtualRequest:
         return VirtualRequest.of(self._receive(memory(buf, True), source, tag).post())
@@ -54,22 +55,6 @@ class VirtualMessages(Handled):
         self, buf: Any = None, source: int = ANY_SOURCE, tag: int = ANY_TAG
     ) -> VirtualRequest:
         return VirtualRequest.of(self._receive(None, source, tag).post())
-
-    def Send(self, buf: Any, dest: int, tag: int = 0) -> None:
-        self.Isend(buf, dest, tag).Wait()
-
-    def send(self, obj: Any, dest: int, tag: int = 0) -> None:
-        self.isend(obj, dest, tag).Wait()
-
-    def Ssend(self, buf: Any, dest: int, tag: int = 0) -> None:
-        self.Issend(buf, dest, tag).Wait()
-
-    def ssend(self, obj: Any, dest: int, tag: int = 0) -> None:
-        self.issend(obj, dest, tag).Wait()
-
-    Ibsend = Irsend = Isend
-    Bsend = Rsend = Send
-    ibsend, bsend = isend, send
 
     def Recv(
         self, buf: Any, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Any = None
@@ -92,6 +77,11 @@ class VirtualMessages(Handled):
     ) -> Any:
         return self._both(self.isend(sendobj, dest, sendtag), self.irecv, recvbuf, *where, **at)
 
+    def Sendrecv_replace(
+        self, buf: Any, dest: int, sendtag: int = 0, *where: Any, **at: Any
+    ) -> None:
+        self._both(self.Isend(memory(buf).copy(), dest, sendtag), self.Irecv, buf, *where, **at)
+
     @staticmethod
     def _both(
         sent: VirtualRequest,
@@ -105,19 +95,22 @@ class VirtualMessages(Handled):
         sent.Wait()
         return found
 
-    def Send_init(self, buf: Any, dest: int, tag: int = 0) -> Prequest:
-        data = memory(buf)
-        return Prequest.of(lambda: self._send(data, dest, tag))
-
-    def Ssend_init(self, buf: Any, dest: int, tag: int = 0) -> Prequest:
-        data = memory(buf)
-        return Prequest.of(lambda: self._send(data, dest, tag, is_met=True))
-
-    Bsend_init = Rsend_init = Send_init
-
     def Recv_init(self, buf: Any, source: int = ANY_SOURCE, tag: int = ANY_TAG) -> Prequest:
         data = memory(buf, True)
-        return Prequest.of(lambda: self._receive(data, source, tag))
+        return Prequest.of(lambda: self._receive(data, source, tag).post())
+
+    def _exchange(self, sent: Any, targets: Any, into: Any, sources: Any, twist: int = 0) -> Begun:
+        """Sends parts to ``targets``, and receives others from ``sources``, apart from the caller's
+        messages.
+
+        ``twist`` is 1 in a grid, where both sides of a dimension may be the same rank: what it
+        sends to one side comes from the other.
+        """
+        apart = VirtualMessages.of(self.handle.apart("exchange"))
+        order = [number ^ twist for number in range(len(sources))]
+        receives = [apart._receive(into[number], sources[number], 0).post() for number in order]
+        sends = [apart._send(*pair, 0).post() for pair in zip(sent, targets, strict=True)]
+        return Begun(Together(VirtualRequest.of(one) for one in [*receives, *sends]))
 
     def _posted(self, source: int, tag: int, status: Any) -> MessageEnd | None:
         here().attend()

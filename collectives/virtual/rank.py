@@ -46,6 +46,12 @@ class Operation:
     result: Any = None
     error: Exception | None = None
 
+    def is_done(self, now: float) -> bool:
+        return self.end is not None and self.end <= now
+
+    def wait(self) -> None:
+        here().wait(self)
+
 
 @dataclass(eq=False)
 class Rank:
@@ -58,6 +64,7 @@ class Rank:
         spent: seconds of computing, communicating and waiting.
         done: ends of operations that it has not looked at since, as (end, number, operation).
         held: steps of messages that have come while it computed, and wait for its next call.
+        plans: collectives under way; any call of MPI's that looks or waits moves them on.
         waits: the operation that it waits for; ``None``: for any, or it runs.
         state: ``"ready"``, ``"waits"`` (within a call) or ``"ended"``.
         turn: how often it has been called; an entry of an earlier turn is void.
@@ -72,6 +79,7 @@ class Rank:
     )
     done: list[tuple[float, int, Operation]] = field(default_factory=list)
     held: deque[Callable[[float], None]] = field(default_factory=deque)
+    plans: list[Any] = field(default_factory=list)
     waits: Operation | None = None
     state: str = "ready"
     turn: int = 0
@@ -85,6 +93,7 @@ class Rank:
         self.called.acquire()
         self._cpu = 0.0
         self._noted = 0
+        self._moves = False
 
     def compute(self, seconds: float) -> None:
         """Moves the clock on by work."""
@@ -114,6 +123,12 @@ class Rank:
 
         A look and a wait do so; a post does not.
         """
+        if self.plans and not self._moves:
+            self._moves = True
+            try:
+                self.plans = [plan for plan in self.plans if not plan.Test()]
+            finally:
+                self._moves = False
         now = self.arrive()
         while self.held:
             self.held.popleft()(now)
@@ -131,15 +146,18 @@ class Rank:
         self.clock += _LOOK_S
         self.spent["waiting"] += _LOOK_S
 
-    def idle(self) -> None:
-        """Waits until any of its operations ends, or a message for it is there."""
+    def idle(self, meant: Operation | None = None) -> None:
+        """Waits until any of its operations ends, or a message for it is there.
+
+        ``meant`` is the operation that a report names.
+        """
         self.attend()
         if not self.done:
-            self.state = "waits"
+            self.state, self.waits = "waits", meant
             self._leave(None)
         end, _, which = self.done[0]
         if end > self.clock:
-            self.state = "waits"
+            self.state, self.waits = "waits", meant
             self._leave(end)
             end, _, which = self.done[0]
         self._passed(which, end)
@@ -148,8 +166,10 @@ class Rank:
 
     def wait(self, which: Operation) -> None:
         """Waits until an operation is complete."""
-        now = self.attend()
-        if which.end is None or which.end > now:
+        self.attend()
+        while self.plans and not which.is_done(self.clock):
+            self.idle(which)
+        if not which.is_done(self.clock):
             self.state, self.waits = "waits", which
             self._leave(which.end)
         assert which.end is not None, "nothing else calls a rank that waits"
@@ -162,7 +182,7 @@ class Rank:
             self.done = [one for one in self.done if one[0] > self.clock]
             heapify(self.done)
         heappush(self.done, (end, self._noted, which))
-        if self.state == "waits" and (self.waits is None or self.waits is which):
+        if self.state == "waits" and (self.waits in (None, which) or self.plans):
             self.cluster.call(self, max(self.clock, end))
 
     def _passed(self, which: Operation, end: float) -> None:

@@ -33,4 +33,6 @@ def times(ranks: Sequence[Rank]) -> str:
         shares = [seconds / (total or 1.0) for seconds in rank.spent.values()]
         told = "{:10.1%} {:14.1%} {:8.1%}".format(*shares)
         lines.append(f"{rank.number:6} {total:10.6f} {told}")
+    if ranks[0].cluster.measures:
+        lines.append("computing is CPU time here: one rank's noise is what the others wait for")
     return "\n".join(lines)

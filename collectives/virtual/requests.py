@@ -1,25 +1,32 @@
-"""Handles, buffers and requests of virtual ranks, by the names of MPI."""
+"""Handles and requests of virtual ranks, by the names of MPI."""
 
 import pickle
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from itertools import zip_longest
 from typing import Any, NoReturn, Self
 
-import numpy as np
 from mpi4py import MPI as library
 
-from collectives.virtual.messages import MessageEnd
-from collectives.virtual.rank import here
+from collectives.virtual.buffers import memory
+from collectives.virtual.messages import MessageEnd, write
+from collectives.virtual.rank import Operation, here
 
 UNDEFINED = library.UNDEFINED
+#: Why a virtual cluster has no objects of a class of MPI's, and what a program does instead.
+_WHY = {
+    "Win": "each rank has a node to itself, and no memory is shared; send messages, or",
+    "File": "no rank is a process that MPI could open files for; open one in Python, or",
+}
 
 
-def lacks(name: str) -> Callable[..., NoReturn]:
+def lacks(kind: str, name: str) -> Callable[..., NoReturn]:
     """A method that a virtual cluster does not have."""
+    why = _WHY.get(kind, "it has messages, collectives, grids and graphs of one job; use these, or")
 
     def method(*_: Any, **__: Any) -> NoReturn:
         raise NotImplementedError(
-            f"a virtual cluster has no {name}: its ranks share no memory, and have messages of "
-            "buffers and objects, and the collectives; start this program with mpirun"
+            f"a virtual cluster has no {kind}.{name}: {why} start this program with mpiexec"
         )
 
     method.__name__ = name
@@ -27,18 +34,26 @@ def lacks(name: str) -> Callable[..., NoReturn]:
 
 
 class _Kind(type):
-    """A class of MPI: methods that it does not have say so when they are called."""
+    """A class of MPI: methods that it does not have say so when they are called, and attributes
+    when they are read."""
+
+    theirs: Any
 
     def __getattr__(cls, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return lacks(f"{cls.__name__}.{name}")
+        if not hasattr(cls.theirs, name):
+            raise AttributeError(f"{cls.theirs.__name__} has no {name}")
+        return lacks(cls.theirs.__name__, name)
 
 
 class Handled(metaclass=_Kind):
-    """An object of MPI, which others may name by the same handle."""
+    """An object of MPI, which others may name by the same handle.
+
+    Attributes:
+        theirs: the class of mpi4py's whose place its class takes.
+    """
 
     handle: Any = None
+    theirs: Any = library.Intracomm
 
     def __new__(cls, other: "Handled | None" = None, *_: Any) -> Self:
         self = object.__new__(cls)
@@ -62,49 +77,52 @@ class Handled(metaclass=_Kind):
         return self.handle is not None
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(type(self), name)
+        method = getattr(type(self), name)
+        return method if callable(getattr(self.theirs, name)) else method()
 
     def Free(self) -> None:
         self.handle = None
 
 
-class Gapped:
-    """Memory of the caller whose items have gaps; a message has its packed bytes."""
+class Begun(Operation):
+    """A plan, or several requests, with ``Test`` and ``Wait``; it goes on within calls of MPI."""
 
-    def __init__(self, packed: Any, gaps: Any) -> None:
-        self._packed, self._gaps = packed, gaps
+    def __init__(self, plan: Any) -> None:
+        super().__init__("is in a collective", list)
+        self.plan = plan
+        here().plans.append(plan)
 
-    def __len__(self) -> int:
-        return len(self._packed)
+    def is_done(self, now: float) -> bool:
+        return bool(self.plan.Test())
 
-    def copy(self) -> Any:
-        """The packed bytes."""
-        self._gaps.pack(self._packed)
-        return self._packed.copy()
-
-    def __setitem__(self, part: slice, data: Any) -> None:
-        self._gaps.pack(self._packed)  # numbers behind the message stay
-        self._packed[part] = data
-        self._gaps.unpack(self._packed)
+    def wait(self) -> None:
+        self.plan.Wait()
 
 
-def memory(spec: Any, writes: bool = False) -> Any:
-    """The bytes of a buffer as mpi4py takes it, flat, or :class:`Gapped`.
+def _of_objects(method: Callable[..., Any], give: Callable[..., Any]) -> Any:
+    """The form for objects of a method for buffers.
 
-    Raises:
-        collectives.errors.InvalidBuffer: it is no contiguous buffer, or too short.
+    ``give`` makes its result of the method's and of a function, which gives the objects of some
+    requests, or of all.
     """
-    if spec is None:
-        return np.empty(0, np.uint8)
-    from collectives.calls.buffers import read_buffer  # starts MPI
 
-    found = read_buffer(spec, "receive" if writes else "send", moves=True)
-    packed = found.items.view(np.uint8)
-    return Gapped(packed, found.gaps) if found.gaps else packed
+    def called(requests: Sequence["VirtualRequest"], statuses: Any = None) -> Any:
+        running = {number: request.running for number, request in enumerate(requests)}
+        told = method(requests, statuses)
+
+        def objects(numbers: Iterable[int] = running) -> list[Any]:
+            found = [getattr(running.get(number), "result", None) for number in numbers]
+            return [pickle.loads(one) if isinstance(one, bytes) and one else None for one in found]
+
+        return give(told, objects)
+
+    return staticmethod(called)
 
 
 class VirtualRequest(Handled):
     """An operation under way; its handle is an :class:`~collectives.virtual.rank.Operation`."""
+
+    theirs = library.Request
 
     @property
     def running(self) -> Any:
@@ -112,21 +130,27 @@ class VirtualRequest(Handled):
         return self.handle
 
     def Test(self, status: Any = None) -> bool:
-        return self._is_done(here().attend()) and self._end(status)
+        return self.Get_status() and self._end(status)
 
     def Wait(self, status: Any = None) -> bool:
         if self.running is not None:
-            here().wait(self.running)
+            self.running.wait()
         return self._end(status)
 
+    def Get_status(self, status: Any = None) -> bool:
+        return self._is_done(here().attend()) and self._tell(status)
+
+    def Cancel(self) -> None:
+        if isinstance(self.running, MessageEnd):
+            self.running.cancel()
+
+    get_status, cancel = Get_status, Cancel
+
     def wait(self, status: Any = None) -> Any:
-        operation = self.running
-        self.Wait(status)
-        found = getattr(operation, "result", None)
-        return pickle.loads(found) if isinstance(found, bytes) else None
+        return self.waitall([self], [status])[0]
 
     def test(self, status: Any = None) -> tuple[bool, Any]:
-        return (True, self.wait(status)) if self._is_done(here().attend()) else (False, None)
+        return (True, self.wait(status)) if self.Get_status() else (False, None)
 
     @staticmethod
     def Testall(requests: Sequence["VirtualRequest"], statuses: Any = None) -> bool:
@@ -137,10 +161,6 @@ class VirtualRequest(Handled):
     @staticmethod
     def Waitall(requests: Sequence["VirtualRequest"], statuses: Any = None) -> bool:
         return all([one.Wait(status) for one, status in _each(requests, statuses)])
-
-    @staticmethod
-    def waitall(requests: Sequence["VirtualRequest"], statuses: Any = None) -> list[Any]:
-        return [one.wait(status) for one, status in _each(requests, statuses)]
 
     @staticmethod
     def Testsome(requests: Sequence["VirtualRequest"], statuses: Any = None) -> list[int] | None:
@@ -158,8 +178,8 @@ class VirtualRequest(Handled):
     @staticmethod
     def Testany(requests: Sequence["VirtualRequest"], status: Any = None) -> tuple[int, bool]:
         ended = VirtualRequest._ended(requests)
-        if ended:
-            requests[ended[0]].Wait(status)
+        if ended != []:
+            (requests[ended[0]] if ended else VirtualRequest()).Wait(status)
         return (ended[0] if ended else UNDEFINED), ended != []
 
     @staticmethod
@@ -168,11 +188,14 @@ class VirtualRequest(Handled):
             here().idle()
         return found[0]
 
-    @staticmethod
-    def waitany(requests: Sequence["VirtualRequest"], status: Any = None) -> tuple[int, Any]:
-        while (ended := VirtualRequest._ended(requests)) == []:
-            here().idle()
-        return (ended[0], requests[ended[0]].wait(status)) if ended else (UNDEFINED, None)
+    waitall = _of_objects(Waitall, lambda _, objects: objects())
+    testall = _of_objects(Testall, lambda done, objects: (done, objects() if done else None))
+    waitany = _of_objects(Waitany, lambda number, objects: (number, *objects([number])))
+    testany = _of_objects(Testany, lambda told, objects: (*told, *objects(told[:1])))
+    waitsome, testsome = (
+        _of_objects(some, lambda told, objects: (told, None if told is None else objects(told)))
+        for some in (Waitsome, Testsome)
+    )
 
     @staticmethod
     def _ended(requests: Sequence["VirtualRequest"]) -> list[int] | None:
@@ -182,8 +205,7 @@ class VirtualRequest(Handled):
         return [n for n in running if requests[n]._is_done(now)] if running else None
 
     def _is_done(self, now: float) -> bool:
-        running = self.running
-        if running is None or (running.end is not None and running.end <= now):
+        if self.running is None or self.running.is_done(now):
             return True
         here().look()
         return False
@@ -191,12 +213,15 @@ class VirtualRequest(Handled):
     def _stop(self) -> None:
         self.handle = None
 
+    def _tell(self, status: Any) -> bool:
+        getattr(self.running, "tell", write)(status)
+        return True
+
     def _end(self, status: Any) -> bool:
         operation = self.running
+        self._tell(status)
         if operation is not None:
             self._stop()
-            if isinstance(operation, MessageEnd):
-                operation.tell(status)
             if operation.error is not None:
                 raise operation.error
         return True
@@ -206,17 +231,19 @@ def _each(requests: Sequence[VirtualRequest], statuses: Any) -> list[tuple[Virtu
     """Requests with their statuses, which mpi4py adds where they are fewer."""
     if statuses is None:
         return [(request, None) for request in requests]
-    statuses += [library.Status() for _ in requests[len(statuses) :]]
-    return list(zip(requests, statuses, strict=False))
+    if isinstance(statuses, list):
+        statuses += [library.Status() for _ in requests[len(statuses) :]]
+    return list(zip_longest(requests, statuses[: len(requests)]))
 
 
 class Prequest(VirtualRequest):
-    """A message that can be started again and again; its handle makes an end of it."""
+    """An operation that can be started again and again; its handle begins it."""
 
-    running: MessageEnd | None = None
+    theirs = library.Prequest
+    running: Operation | None = None
 
     def Start(self) -> None:
-        self.running = self.handle().post()
+        self.running = self.handle()
 
     @staticmethod
     def Startall(requests: Iterable["Prequest"]) -> None:
@@ -227,8 +254,35 @@ class Prequest(VirtualRequest):
         self.running = None
 
 
+class Together(tuple[VirtualRequest, ...]):
+    """Requests as one."""
+
+    def Test(self) -> bool:
+        return VirtualRequest.Testall(self)
+
+    def Wait(self) -> None:
+        VirtualRequest.Waitall(self)
+
+
+def forms(begin: Callable[..., Operation], **fixed: Any) -> tuple[Any, Any, Any]:
+    """The blocking, the nonblocking and the persistent form of what ``begin`` begins."""
+
+    def blocking(*given: Any, **named: Any) -> None:
+        VirtualRequest.of(begin(*given, **named, **fixed)).Wait()
+
+    def nonblocking(*given: Any, **named: Any) -> VirtualRequest:
+        return VirtualRequest.of(begin(*given, **named, **fixed))
+
+    def persistent(*given: Any, info: Any = None, **named: Any) -> Prequest:
+        return Prequest.of(partial(begin, *given, **named, **fixed))
+
+    return blocking, nonblocking, persistent
+
+
 class ProbedMessage(Handled):
     """A message that a probe has taken; its handle is the end that sends it."""
+
+    theirs = library.Message
 
     def _taken(self, data: Any) -> VirtualRequest:
         send: MessageEnd = self.handle
@@ -240,8 +294,11 @@ class ProbedMessage(Handled):
     def Irecv(self, buf: Any) -> VirtualRequest:
         return self._taken(memory(buf, True))
 
+    def irecv(self) -> VirtualRequest:
+        return self._taken(None)
+
     def Recv(self, buf: Any, status: Any = None) -> None:
         self.Irecv(buf).Wait(status)
 
     def recv(self, status: Any = None) -> Any:
-        return self._taken(None).wait(status)
+        return self.irecv().wait(status)

@@ -6,7 +6,7 @@ from mpi4py import MPI
 
 from collectives.analysis.topology import LinkCost, Topology
 from collectives.virtual import VirtualCluster, here
-from collectives.virtual.mpi import COMM_WORLD
+from collectives.virtual.mpi import COMM_WORLD, NAMES
 from collectives.virtual.requests import VirtualRequest
 
 
@@ -134,3 +134,49 @@ def test_what_names_no_rank_and_no_tag_is_refused():
         return status.source, status.tag, status.Get_count(MPI.BYTE)
 
     assert run(1, program) == [(MPI.PROC_NULL, MPI.ANY_TAG, 0)]
+
+
+def test_a_block_of_another_length_is_refused_and_not_repeated():
+    def program():
+        size = COMM_WORLD.size
+        for call in (
+            lambda: COMM_WORLD.Iallgather(np.ones(1, "u1"), np.zeros(8 * size, "u1")).Wait(),
+            lambda: COMM_WORLD.Iallgatherv(np.ones(1, "u1"), np.zeros(8 * size, "u1")).Wait(),
+            lambda: COMM_WORLD.Allreduce(np.ones(1, "u1"), np.zeros(8, "u1")),
+        ):
+            with pytest.raises(MPI.Exception):
+                call()
+        own = np.full(2 * size + 1, 1.0 + COMM_WORLD.rank)
+        COMM_WORLD.Iallgather(MPI.IN_PLACE, [own, 2, 1, MPI.DOUBLE]).Wait()
+        return own.tolist()
+
+    assert run(2, program) == [[1, 1, 1, 2, 2], [2, 1, 1, 2, 2]]
+
+
+def test_what_a_virtual_cluster_lacks_is_refused_with_its_reason():
+    def program():
+        for call, told in (
+            (lambda: NAMES["Win"].Create(None), "no Win.Create: each rank has a node to itself"),
+            (lambda: NAMES["File"].Open(COMM_WORLD, "x"), "no File.Open: .* open one in Python"),
+            (lambda: COMM_WORLD.Create_intercomm(0, COMM_WORLD, 0), "it has messages, collectives"),
+            (lambda: COMM_WORLD.info, "no Intracomm.info"),
+        ):
+            with pytest.raises(NotImplementedError, match=told):
+                call()
+        with pytest.raises(AttributeError, match="Intracomm has no Alreduce"):
+            COMM_WORLD.Alreduce()
+
+    run(1, program)
+
+
+def test_both_sides_of_a_short_ring_are_told_apart():
+    """As MPI's standard says; Open MPI 5.0's nonblocking calls take one for the other."""
+
+    def program():
+        grid = COMM_WORLD.Create_cart([2, 1], [True, True])
+        found = np.zeros(4)
+        grid.Ineighbor_alltoall(10.0 * grid.rank + np.arange(4), found).Wait()
+        return found.tolist(), grid.neighbor_alltoall(list(range(4)))
+
+    sides = [[1, 0, 3, 2]] * 2
+    assert run(2, program) == [([11, 10, 3, 2], sides[0]), ([1, 0, 13, 12], sides[1])]
