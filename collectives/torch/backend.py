@@ -27,8 +27,8 @@ from collectives.torch.order import Order
 from collectives.torch.patches import (
     call_directly,
     hide_from_dynamo,
+    serve_replicas,
     take_buffers_from_groups,
-    take_built_in_hooks,
 )
 from collectives.torch.reductions import Reductions
 from collectives.torch.register import version
@@ -273,7 +273,7 @@ def create_group(
     comm = Communicator(made, reproducible=_is_reproducible(made, options))
     comm.prepare()  # else first calls of two groups, in another order on each rank, would hang
     take_buffers_from_groups()
-    take_built_in_hooks()
+    serve_replicas()
     if version() < (2, 14):  # which takes a backend that is written in Python
         return MPIProcessGroup(comm, timeout, store)
     call_directly(MPIBackend, _KINDS)

@@ -11,12 +11,12 @@ from mpi4py import MPI
 from collectives.communicator import Communicator
 from collectives.failure.history import What
 from collectives.failure.watchdog import Watchdog
-from collectives.torch.devices import behind
+from collectives.torch.devices import behind, tensors_of
 from collectives.torch.messages import MessageWork, end_event, event, profiler_enabled
 from collectives.torch.node_memory import GroupMemory
 from collectives.torch.order import CollectiveWork, DoneWork, Order
 from collectives.torch.roots import Roots
-from collectives.torch.tensors import SMALL, Joined, check_dense, memory
+from collectives.torch.tensors import SMALL, FakeTensor, Joined, check_dense, memory
 
 Tensors = Sequence[torch.Tensor]
 #: One work for all blocking calls, as a new one takes a microsecond.
@@ -75,8 +75,9 @@ class Calls:
             root: the rank that all ranks must have for the root.
         """
         self._calls += 1
-        if not arguments:  # small calls have tensors of the host
-            call = behind(call, value, inputs)
+        if not arguments:  # small calls have usual tensors of the host
+            is_fake = any(isinstance(one, FakeTensor) for one in tensors_of((value, inputs)))
+            call = (lambda: None) if is_fake else behind(call, value, inputs)
         if profiler_enabled():
             shown = event(what, value if inputs is None else inputs)
             call, arguments = _recorded, (shown, call, arguments)
@@ -86,7 +87,10 @@ class Calls:
             record, name = self._record_root, (what, "with root", root)
         # A caller that does not say that it blocks may go on before the others have come.
         if getattr(options, "asyncOp", True):
-            work = CollectiveWork(self.order, value, inputs, record, name, call, arguments)
+            # The memory of a small call lives as long as its storage, which a tensor may change.
+            of = tensors_of((value, inputs) if arguments else ())
+            kept = inputs, [tensor.untyped_storage() for tensor in of]
+            work = CollectiveWork(self.order, value, kept, record, name, call, arguments)
             self.order.later(work)
             return work
         self.order.now(record, name, call, arguments)
@@ -107,15 +111,11 @@ class Calls:
         return self._submit("barrier", [], options or opts, call, (self.comm,))
 
     def send(self, tensors: Tensors, to: int, tag: int = 0) -> dist._Work:
-        check_dense(tensors)
-        flat = Joined(tensors, reads=True)
-        return self._message("send", flat, self.comm.Isend, to, tag)
+        return self._message("send", tensors, self.comm.Isend, to, tag)
 
     def recv(self, tensors: Tensors, source: int, tag: int = 0) -> dist._Work:
-        check_dense(tensors)
-        flat = Joined(tensors, reads=False)
         what = "recvAnySource" if source == MPI.ANY_SOURCE else "recv"
-        return self._message(what, flat, self.comm.Irecv, source, tag)
+        return self._message(what, tensors, self.comm.Irecv, source, tag)
 
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> dist._Work:
         return self.recv(tensors, MPI.ANY_SOURCE, tag)
@@ -133,8 +133,12 @@ class Calls:
         return self._node_memory.take(size, dtype)
 
     def _message(
-        self, what: str, flat: Joined, begin: Callable[..., MPI.Request], *route: int
+        self, what: str, tensors: Tensors, begin: Callable[..., MPI.Request], *route: int
     ) -> dist._Work:
+        check_dense(tensors)
+        if any(isinstance(tensor, FakeTensor) for tensor in tensors):
+            return self.in_order(what, lambda: None, tensors)
+        flat = Joined(tensors, reads=what == "send")
         request = begin(memory(flat.whole), *route)
         for earlier in list(self.under_way):  # lets go of those that nobody waits for
             earlier.test()

@@ -33,7 +33,7 @@ class MessageWork(AnyWork):
         request: the request of MPI.
         flat: memory of the message, which is kept until it is complete.
         group: the group's calls; the message is in its ``under_way`` until it is complete, so that
-            one that the program drops goes on, or until its error is told.
+            one that the program drops goes on, or until somebody waits for its error.
     """
 
     def __init__(self, what: str, request: MPI.Request, flat: Joined, group: "Calls") -> None:
@@ -109,14 +109,15 @@ class MessageWork(AnyWork):
         Where MPI allows no thread, the caller waits.
         """
         if self._future is None:
-            over = future_of(self._flat.tensors)
+            gate = future_of(self._flat.tensors)
+            self._future = self._future_behind(gate)
 
             def complete() -> None:
                 self._end()
-                over.set_result(None)
+                if self._error is not None:  # which who reads the future may drop
+                    self._group.under_way.add(self)
+                gate.set_result(None)
 
-            # An error that a callback raises reaches C++; one of set_exception is lost there.
-            self._future = over.then(lambda _: self.wait() and self.result())
             if self._group.order.has_thread:
                 threading.Thread(target=complete, daemon=True).start()
             else:

@@ -14,8 +14,9 @@ from torch.futures import Future
 
 from collectives.failure.history import What
 from collectives.torch import NAME
-from collectives.torch.devices import devices_of
+from collectives.torch.devices import devices_of, tensors_of
 
+_c10d: Any = torch._C._distributed_c10d
 NO_TIMEOUT = timedelta(milliseconds=-1)
 #: Seconds after which a thread that holds the interpreter lets another one have it: with Python's
 #: own 5 ms, 1 MiB in the background takes 50 ms beside a busy program, and 15 ms with this.
@@ -41,9 +42,17 @@ class AnyWork(dist._Work):
 
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
         self._end()
+        return self._is_right()
+
+    def _is_right(self) -> bool:
         if self._error is not None:
             raise self._error
         return True
+
+    def _future_behind(self, gate: Future[Any]) -> Future[Any]:
+        """The future of the result, or of the error, once the gate is open."""
+        # DDP's reducer would take an error of Future.set_exception for the result.
+        return gate.then(lambda _: self._is_right() and self.result())
 
     def synchronize(self) -> None:
         self.wait()
@@ -76,7 +85,7 @@ class CollectiveWork(AnyWork):
     Args:
         order: the order.
         value: tensors of the result.
-        inputs: tensors that live as long as the call.
+        inputs: tensors, or their storages, that live as long as the call.
         call, given: the function that communicates, and what it gets.
     """
 
@@ -87,7 +96,13 @@ class CollectiveWork(AnyWork):
         self._order, self._value, self._inputs = order, value, inputs
         self._call, self._given = call, given
         self.is_done = False
-        self._future: Future[Any] | None = None
+        self._gate: Future[Any] | None = None
+        # wait_tensor must find a call in flight whose tensors torch.compile's graphs may read.
+        is_in_graph = _c10d._allow_inflight_collective_as_graph_input()
+        self._registered = [*tensors_of(value)] if is_in_graph else []
+        for tensor in self._registered:
+            order.unread.add(self)  # as C++ keeps the half of it in C++ alone
+            _c10d._register_work(tensor, self)
 
     def run(self) -> None:
         try:
@@ -96,33 +111,27 @@ class CollectiveWork(AnyWork):
             self._error = error
             if not isinstance(error, Exception):  # as Ctrl-C: the caller's, who may catch it
                 raise
-            self._order.untold.add(self)
+            self._order.unread.add(self)  # who only reads its future may drop the error
         finally:
             del self._call, self._given, self._inputs  # with the tensors that they hold
             with self._order.futures:
                 self.is_done = True
-                future = self._future
-            if future is not None:
-                self._tell(future)
-
-    def _tell(self, future: Future[Any]) -> None:
-        error = self._error
-        if error is not None:
-            self._order.untold.discard(self)
-            is_usual = isinstance(error, Exception)  # a future takes no other
-            future.set_exception(error if is_usual else RuntimeError(repr(error)))
-        else:
-            future.set_result(self._value)
+                gate = self._gate
+            if gate is not None:
+                gate.set_result(None)
 
     def _end(self) -> None:
         if not self.is_done:
             self._order.help(self)
-        self._order.untold.discard(self)
+        self._order.unread.discard(self)
+        registered, self._registered = self._registered, []
+        for tensor in registered:  # which takes it off torch's list, and calls this again
+            torch.ops._c10d_functional.wait_tensor(tensor)
 
     def is_completed(self) -> bool:
         """Whether the call has ended; without a thread, who asks runs it."""
         if not self._order.has_thread:
-            self._end()
+            self._order.help(self)
         return self.is_done
 
     def result(self) -> Any:
@@ -131,12 +140,12 @@ class CollectiveWork(AnyWork):
     def get_future(self) -> Future[Any]:
         self.is_completed()
         with self._order.futures:
-            is_new, is_done = self._future is None, self.is_done
-            if self._future is None:
-                self._future = future_of(self._value)
-        if is_new and is_done:
-            self._tell(self._future)
-        elif not is_done:
+            if self._gate is None:
+                self._gate = future_of(self._value)
+                self._future = self._future_behind(self._gate)
+                if self.is_done:
+                    self._gate.set_result(None)
+        if not self.is_done:
             self._order.wake()  # who waits for a future cannot help
         return self._future
 
@@ -156,7 +165,7 @@ class Order:
         calls: the calls that wait for their turn.
         runs: held by whoever runs a call; again where a callback calls.
         futures: guards the futures of the calls.
-        untold: calls that have failed, and nobody has waited for.
+        unread: calls that have failed, or that C++ waits for, and nobody has waited for yet.
     """
 
     def __init__(self) -> None:
@@ -164,7 +173,7 @@ class Order:
         self.calls: collections.deque[CollectiveWork] = collections.deque()
         self.runs = threading.RLock()
         self.futures = threading.Lock()
-        self.untold: set[CollectiveWork] = set()
+        self.unread: set[CollectiveWork] = set()
         self._is_running = False
         self._thread: threading.Thread | None = None
         self._is_asleep = False
@@ -234,7 +243,7 @@ class Order:
             self.wake()
             self._thread.join()
             self._thread = None
-        for work in list(self.untold):
+        for work in list(self.unread):
             work.wait()
 
     def wake(self) -> None:

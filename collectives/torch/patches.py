@@ -4,6 +4,7 @@ import functools
 import importlib.util
 import logging
 import sys
+import weakref
 from collections.abc import Callable, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -128,11 +129,14 @@ def _change(module: Any) -> None:
 
 
 @functools.cache
-def take_built_in_hooks() -> None:
+def serve_replicas() -> None:
     """Lets ``_register_builtin_comm_hook(FP16_COMPRESS)`` of a module over a group of ours register
-    torch's hook in Python that does the same."""
+    torch's hook in Python that does the same, and keeps the work by which a module in ``join()``
+    says that it goes on until its next one: DDP's reducer keeps the half in C++ alone."""
     kind: Any = torch.nn.parallel.DistributedDataParallel
-    register = kind._register_builtin_comm_hook
+    join: Any = torch.distributed.algorithms.join.Join
+    register, notify = kind._register_builtin_comm_hook, join.notify_join_context
+    works = weakref.WeakKeyDictionary[Any, Any]()
 
     @functools.wraps(register)
     def _register_builtin_comm_hook(self: Any, hook: Any) -> None:
@@ -145,4 +149,10 @@ def take_built_in_hooks() -> None:
         else:
             register(self, hook)
 
+    @functools.wraps(notify)
+    def notify_join_context(joinable: Any) -> Any:
+        works[joinable] = work = notify(joinable)
+        return work
+
     kind._register_builtin_comm_hook = _register_builtin_comm_hook
+    join.notify_join_context = staticmethod(notify_join_context)

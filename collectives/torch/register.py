@@ -6,6 +6,7 @@ Nothing here starts MPI: that happens when a program makes its first group.
 import os
 import warnings
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 from collectives.torch import NAME
@@ -80,7 +81,7 @@ def take_over() -> list[str]:
     dist.Backend.register_backend("mpi", _create, extended_api=True, devices=device_types())
     c10d._MPI_AVAILABLE = True
     if not hasattr(c10d, "_create_mpi_process_group"):  # torch up to 2.13
-        c10d.ProcessGroupMPI = _OldMPI
+        c10d.ProcessGroupMPI = SimpleNamespace(create=_old_mpi)
     c10d.Store = _store  # torch calls it for groups "mpi" alone
     dist.Backend.default_device_backend_map["cpu"] = NAME
     environment = _rendezvous_handlers["env"]
@@ -90,8 +91,21 @@ def take_over() -> list[str]:
         yield from (environment if is_given else _rendezvous)(url, **named)
 
     _rendezvous_handlers["env"] = by_environment
+    make = c10d._new_group_with_tag
+
+    def new_group(
+        ranks: Any = None, timeout: Any = None, backend: Any = None, *args: Any, **named: Any
+    ) -> Any:
+        # torch tells a group "mpi" its ranks alone, and lets no members make it by themselves.
+        needs_more = timeout or any(args) or named.get("use_local_synchronization")
+        if needs_more and (backend or dist.get_backend()).lower() == "mpi":
+            backend = NAME
+        return make(ranks, timeout, backend, *args, **named)
+
+    c10d._new_group_with_tag = new_group
     changes = [
         'The backend "mpi" is this one, and torch.distributed.is_mpi_available() is true.',
+        f'A group "mpi" with more than ranks, as use_local_synchronization, is of "{NAME}".',
         f'Groups of CPU tensors that name no backend are of "{NAME}".',
         "env:// without MASTER_ADDR and MASTER_PORT asks MPI for ranks, as mpi:// does.",
         "FSDP2 takes its buffers from its group, in memory that the ranks of a node share.",
@@ -121,13 +135,10 @@ def _store() -> Any:
     return next(_rendezvous("mpi://"))[0]
 
 
-class _OldMPI:
-    """The place at which torch up to 2.13 looks for its own backend "mpi"."""
+def _old_mpi(ranks: list[int]) -> Any:
+    """A group "mpi" of torch up to 2.13."""
+    from torch.distributed import distributed_c10d as c10d
 
-    @staticmethod
-    def create(ranks: list[int]) -> Any:
-        from torch.distributed import distributed_c10d as c10d
+    from collectives.torch.backend import create_group
 
-        from collectives.torch.backend import create_group
-
-        return create_group(ranks, str(ranks), c10d.default_pg_timeout, None)
+    return create_group(ranks, str(ranks), c10d.default_pg_timeout, None)

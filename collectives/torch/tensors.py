@@ -1,12 +1,14 @@
 """The memory of torch's tensors as arrays that collectives read and write."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
 from mpi4py import MPI
+from torch._subclasses.fake_tensor import FakeTensor
 
 from collectives.calls.mpi4py_spec import TYPES
 from collectives.torch.devices import empty_on_host, is_on_host
@@ -19,11 +21,11 @@ NUMPY = {
         *("float32", "float64", "complex64", "complex128"),
     )
 }
-#: Types of arrays; the others travel as integers of their size.
+#: Types of arrays but quantized ones, which have a scale; others travel as integers of their size.
 _ARRAYS = {
     dtype: np.dtype(NUMPY.get(dtype, f"u{dtype.itemsize}"))
     for dtype in vars(torch).values()
-    if isinstance(dtype, torch.dtype)
+    if isinstance(dtype, torch.dtype) and "q" not in str(dtype)
 }
 #: MPI's types of small tensors that are copied; those of complex numbers may be conjugates.
 COPIED = {dtype: TYPES[array.char] for dtype, array in _ARRAYS.items() if not dtype.is_complex}
@@ -69,7 +71,10 @@ def small(tensors: Any, types: Mapping[torch.dtype, MPI.Datatype] = COPIED) -> l
     if type(tensors) is list and len(tensors) == 1:
         kind = types.get((tensor := tensors[0]).dtype)
         if kind is not None and _is_usual(tensor) and 0 < (nbytes := tensor.nbytes) <= SMALL:
-            return [_address(tensor.data_ptr(), nbytes), kind]
+            try:
+                return [_address(tensor.data_ptr(), nbytes), kind]
+            except (RuntimeError, ValueError):  # it has no memory of its own
+                return None
     return None
 
 
@@ -93,9 +98,12 @@ def small_pair(
         and 0 < (sent := source.nbytes) <= SMALL >= (got := output.nbytes)
         and sent * blocks[1] == got * blocks[0]
     ):
-        begin, other = source.data_ptr(), output.data_ptr()
-        if begin >= other + got or other >= begin + sent:
-            return [_address(begin, sent), kind], [_address(other, got), kind]
+        try:
+            begin, other = source.data_ptr(), output.data_ptr()
+            if begin >= other + got or other >= begin + sent:
+                return [_address(begin, sent), kind], [_address(other, got), kind]
+        except (RuntimeError, ValueError):  # one has no memory of its own
+            return None
     return None
 
 
@@ -106,6 +114,7 @@ def _is_usual(tensor: torch.Tensor) -> bool:
         and tensor.layout is _STRIDED
         and tensor.is_contiguous()
         and not tensor.is_neg()
+        and type(tensor) is not FakeTensor
     )
 
 
@@ -119,18 +128,31 @@ def apart(sources: Sequence[torch.Tensor], target: torch.Tensor) -> torch.Tensor
 
 
 def check_dense(tensors: Sequence[torch.Tensor]) -> None:
-    """Checks that tensors are ones whose memory a collective can read.
+    """Checks that tensors are ones whose memory a collective can read, and waits for their values.
 
     Raises:
-        ValueError: a tensor is sparse, or has no values.
+        ValueError: a tensor is sparse or quantized, or has no values or no memory of its own.
     """
     for tensor in tensors:
-        if tensor.layout is not torch.strided or tensor.is_meta:
+        is_plain = tensor.layout is torch.strided and not (tensor.is_meta or tensor.is_quantized)
+        if not is_plain or (not isinstance(tensor, FakeTensor) and bare(tensor) is None):
             raise ValueError(
-                f"expected dense tensors, got one with the layout {tensor.layout} on "
-                f"{tensor.device}; make it dense with tensor.to_dense(), or give it values with "
-                "module.to_empty(device=...)"
+                "expected dense tensors of numbers in memory of their own, got a "
+                f"{type(tensor).__name__} of {tensor.dtype} with the layout {tensor.layout} on "
+                f"{tensor.device}; make it dense with tensor.to_dense() or tensor.dequantize(), "
+                "give it values with module.to_empty(device=...), take its part of this rank with "
+                "DTensor.to_local(), or leave torch.func's transform"
             )
+
+
+def bare(tensor: torch.Tensor) -> Any:
+    """The tensor, or the result of a functional collective that it stands for, once it has come;
+    ``None`` if there is no memory."""
+    with suppress(RuntimeError):  # torch.func has wrapped it
+        if tensor.data_ptr() or not tensor.numel():
+            return tensor
+    result = getattr(tensor, "trigger_wait", None)
+    return result and bare(result())
 
 
 def check_parts(
@@ -184,7 +206,7 @@ class Joined:
     __slots__ = ("is_view", "tensors", "whole")
 
     def __init__(self, tensors: Sequence[torch.Tensor], reads: bool) -> None:
-        self.tensors = tensors
+        self.tensors = tensors = [bare(tensor) for tensor in tensors]
         whole = _view_of_all(tensors)
         self.is_view = whole is not None
         if whole is None:

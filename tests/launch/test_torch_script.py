@@ -55,6 +55,11 @@ if (child := os.fork()) == 0: atexit._run_exitfuncs(); os._exit(0)
 assert os.waitpid(child, 0)[1] == 0
 dist.send(torch.ones(1), 1 - rank); work.wait()
 
+if rank == 0:
+    own = dist.new_group([0], backend="mpi", use_local_synchronization=True)
+    dist.all_reduce(one := torch.ones(1), group=own)
+    assert one.item() == 1
+
 dist.destroy_process_group()
 dist.init_process_group("gloo")
 dist.all_reduce(total)

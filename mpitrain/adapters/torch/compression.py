@@ -88,7 +88,7 @@ class Compression:
         self._first = 2 if net.static_graph else 0 if net.find_unused_parameters else 1
         dice = Dice(seed, self._comm.rank)
         self._summation = CompressedSummation(compression(table), dice, Dense(), tells=True)
-        self._sums: dict[int, tuple[int, torch.Tensor, Sum]] = {}
+        self._sums: dict[int, tuple[list[torch.Tensor], torch.Tensor, Sum]] = {}
         self._start = self._passes = 0
         self._loaded: dict[str, torch.Tensor] = {}
         self.steps = 0
@@ -119,25 +119,27 @@ class Compression:
         if not (is_narrow or buffer.dtype in _CODED) or self._passes <= self._first:
             self._comm.Allreduce(MPI.IN_PLACE, as_array(buffer))
             return
+        parameters = bucket.parameters()
         if index not in self._sums:
-            wide = buffer.float() if is_narrow else buffer
-            self._sums[index] = buffer.data_ptr(), wide, self._bind(bucket, wide)
+            own = buffer.float() if is_narrow else buffer
+            self._sums[index] = parameters, own, self._bind(bucket, own)
             self._restore()
-        address, wide, found = self._sums[index]
-        if address != buffer.data_ptr():
+        first, own, found = self._sums[index]
+        if list(map(id, first)) != list(map(id, parameters)):
             raise RuntimeError(
                 "the module has other parameters or buckets than when its gradients were first "
                 "coded; wrap it again, with another Compression"
             )
         self._summation.dice.step = self.steps - 1
-        if is_narrow:
-            wide.copy_(buffer)
+        is_elsewhere = own.data_ptr() != buffer.data_ptr()  # as zeros of a rank in join() are
+        if is_elsewhere:
+            own.copy_(buffer)
         found.Start()
         found.Wait()
         if isinstance(found, CodedSum):
             (found.commit if found.is_finite else found.rollback)()
-        if is_narrow:
-            buffer.copy_(wide)
+        if is_elsewhere:
+            buffer.copy_(own)
 
     def _bind(self, bucket: Any, buffer: torch.Tensor) -> Sum:
         """A sum of the values in ``buffer``, which are the bucket's."""

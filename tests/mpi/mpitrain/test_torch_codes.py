@@ -205,6 +205,26 @@ def test_gradients_of_sixteen_bits_are_coded(comm, dtype):
     assert len(set(comm.allgather(coarse.float().numpy().tobytes()))) == 1
 
 
+def test_a_rank_that_has_joined_is_coded_with_zeros():
+    def parameters(codec):
+        replica = replicas(net := module(), find_unused_parameters=False)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        state = codec and hooked(replica, codec)
+        for epoch in range(2):
+            with replica.join():
+                for step in range(1 + 2 * RANK):
+                    optimizer.zero_grad()
+                    backward(replica, 10 * epoch + step)
+                    optimizer.step()
+        if state:
+            state.close()
+        return torch.cat([p.detach().flatten() for p in net.parameters()])
+
+    plain = parameters(None)
+    torch.testing.assert_close(parameters("topk:keep=1"), plain, rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(parameters("bf16"), plain, rtol=0.02, atol=1e-3)
+
+
 def test_codecs_need_a_group_of_ours():
     net = DistributedDataParallel(module(), process_group=dist.new_group(backend="gloo"))
     with pytest.raises(TypeError, match="not 'gloo'"):

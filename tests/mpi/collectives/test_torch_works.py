@@ -1,0 +1,122 @@
+"""Works, futures and tensors of ``torch.distributed`` that C++ reads, or torch itself has made."""
+
+import time
+
+import pytest
+from mpi4py import MPI
+
+torch = pytest.importorskip("torch")
+dist = pytest.importorskip("torch.distributed")
+
+import torch.distributed._functional_collectives as functional  # noqa: E402
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
+from torch.nn.parallel import DistributedDataParallel  # noqa: E402
+
+pytestmark = [
+    pytest.mark.mpi,
+    pytest.mark.quick_on(2, 3),
+    pytest.mark.usefixtures("world"),
+]
+P, RANK = MPI.COMM_WORLD.size, MPI.COMM_WORLD.rank
+SIZES = [5, 50_000]
+REFUSED = "single memory location"
+
+
+def failing(group):
+    return dist.all_reduce(torch.ones(1).expand(4), group=group, async_op=True).get_future()
+
+
+def ended(group):
+    """Who only reads a future may drop its error, so the end of the group has it, too."""
+    with pytest.raises(RuntimeError, match=REFUSED):
+        dist.destroy_process_group(group)
+
+
+@pytest.mark.parametrize("reads", ["C++", "callback", "nobody"])
+def test_an_error_in_a_future_is_raised_for_its_reader_and_at_the_end_of_the_group(reads):
+    future = failing(group := dist.new_group())
+    if reads == "callback":
+        future = future.then(lambda done: done.value())
+    if reads != "nobody":
+        with pytest.raises(RuntimeError, match=REFUSED):
+            torch.futures.collect_all([future]).wait()
+    ended(group)
+
+
+def test_ddp_raises_the_error_of_a_sum():
+    group = dist.new_group()
+
+    def hook(state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        return failing(group)
+
+    net = DistributedDataParallel(torch.nn.Linear(2, 1))
+    net.register_comm_hook(None, hook)
+    with pytest.raises(RuntimeError, match=REFUSED):
+        net(torch.ones(1, 2)).sum().backward()
+    ended(group)
+
+
+def test_a_module_in_join_divides_by_the_ranks_that_are_left():
+    net = DistributedDataParallel(torch.nn.Linear(2, 1, bias=False))
+    with net.join(divide_by_initial_world_size=False):
+        for step in range(1 + RANK):
+            net.zero_grad()
+            net(torch.full((1, 2), RANK + 1.0)).sum().backward()
+            left = range(step, P)
+            assert net.module.weight.grad[0, 0] == sum(r + 1 for r in left) / len(left)
+
+
+@pytest.mark.parametrize("items", SIZES)
+@pytest.mark.parametrize("waits_first", [False, True])
+def test_wait_tensor_waits_for_calls_in_flight(items, waits_first):
+    known = torch._C._distributed_c10d._get_work_registry_size()
+    for call in (dist.all_reduce, lambda x, **how: dist.broadcast(x, P - 1, **how)):
+        tensor = torch.full((items,), RANK + 1.0)
+        with functional.allow_inflight_collective_as_graph_input_ctx():
+            MPI.COMM_WORLD.Barrier()
+            time.sleep(0.1 * (RANK == P - 1))
+            work = call(tensor, async_op=True)
+        if waits_first:
+            work.wait()
+        del work
+        functional.wait_tensor(tensor)
+        assert tensor[-1] == (sum(range(1, P + 1)) if call is dist.all_reduce else P)
+    assert torch._C._distributed_c10d._get_work_registry_size() == known
+
+
+@pytest.mark.parametrize("items", SIZES)
+def test_results_of_functional_collectives_are_taken(items):
+    def tensor():
+        return functional.all_reduce(torch.ones(items), "sum", dist.group.WORLD)
+
+    dist.all_reduce(total := tensor())
+    assert total[-1] == P * P
+    dist.all_gather_into_tensor(whole := torch.empty(P * items), tensor())
+    assert (whole == P).all()
+    dist.all_gather(parts := [torch.empty(items) for _ in range(P)], tensor())
+    assert all((part == P).all() for part in parts)
+    work = dist.isend(tensor(), (RANK + 1) % P)
+    dist.recv(received := torch.empty(items), (RANK - 1) % P)
+    work.wait()
+    assert (received == P).all()
+
+
+@pytest.mark.parametrize("items", SIZES)
+def test_calls_on_tensors_without_values_return(items):
+    with FakeTensorMode():
+        dist.all_reduce(tensor := torch.ones(items))
+        dist.all_reduce(tensor, async_op=True).wait()
+        dist.all_gather([torch.empty(items)] * P, tensor)
+        dist.recv(tensor, (RANK - 1) % P)
+    dist.all_reduce(real := torch.ones(1))
+    assert real.item() == P
+
+
+def test_a_call_keeps_the_memory_that_its_tensor_had():
+    for _ in range(20):
+        tensor = torch.ones(1000)
+        work = dist.all_reduce(tensor, async_op=True)
+        tensor.data = torch.full((1000,), 7.0)
+        others = [torch.zeros(1000) for _ in range(4)]  # which may get memory that is free
+        work.wait()
+        assert (tensor == 7).all() and not any(other.any() for other in others)
