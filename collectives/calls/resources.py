@@ -256,6 +256,8 @@ class Resources:
     def slots(self) -> Slots | None:
         """Slots for ordinary arrays, where the ranks can have them.  Collective at first use."""
         if self._slots is None and self._has_slots and not self._alone and self.comm.size > 1:
+            # Another rank may wait for a plan of ours before it comes here.
+            self.wait(self.channel.Ibarrier())
             try:
                 self._slots = Slots(NodeMemory(self.channel))
             except (InvalidBuffer, MemoryError) as error:  # on all ranks

@@ -19,6 +19,7 @@ from collectives.errors import ScheduleError
 from collectives.execution.memory import HOST, Combine, Items
 from collectives.execution.messages import Layout, Operands, Prepared, prepared
 from collectives.execution.plan import Action, Binding, BoundRound, Plan
+from collectives.execution.traffic import Traffic
 from collectives.execution.transport.flags import Flag, RunCount
 from collectives.execution.transport.slots import SLOT_BYTES, InLine, Pair, Slots
 from collectives.schedule import Chunk, Copy, Recv, RecvReduce, Round, Schedule, Send
@@ -41,11 +42,10 @@ def bind_slots(
         wide: the type in which items travel and are reduced; the buffers' own by default.
     """
     ready = prepared(schedule, slots.node.rank, operands, HOST)
-    bound = SlotBinder(schedule, slots, ready, combine and HOST.combine(combine), wide)
+    combine, traffic = combine and HOST.combine(combine), binding.progress.traffic
+    bound = SlotBinder(schedule, slots, ready, combine, wide, traffic)
     place = InLine(slots.line)
     rounds = bound.rounds(place)
-    if (traffic := binding.progress.traffic) is not None:
-        ready.before.append(partial(traffic.share, bound.moved_bytes))
     plan = Plan(
         schedule.collective,
         schedule.algorithm,
@@ -84,11 +84,7 @@ class _Swap:
 
 
 class SlotBinder:
-    """Turns one rank's rounds into calls.
-
-    Attributes:
-        moved_bytes: bytes that the rank stores into slots and loads from them in one run.
-    """
+    """Turns one rank's rounds into calls."""
 
     def __init__(
         self,
@@ -97,6 +93,7 @@ class SlotBinder:
         ready: Prepared,
         combine: Combine | None,
         wide: "np.dtype[Any] | None",
+        traffic: Traffic | None,
     ) -> None:
         self.node, self.rank, self.combine = slots.node, slots.node.rank, combine
         self.counters, self.pairs = slots.counters, slots.pairs
@@ -116,7 +113,7 @@ class SlotBinder:
         }
         self.buffers = ready.buffers
         self.receives = schedule.contract.result(schedule.member(self.rank), 0) is not None
-        self.moved_bytes = 0
+        self.traffic = traffic
 
     def _pieces(self, most: int, itemsize: int) -> list[range]:
         """Items of each block in each piece: equal pieces, whose messages of ``most`` chunks fit
@@ -167,8 +164,9 @@ class SlotBinder:
     def round(self, number: int, piece: range, steps: Round) -> list[BoundRound]:
         """Round ``number`` of the run."""
         entering, moving = BoundRound(), BoundRound()
-        sent: dict[int, int] = {}  # bytes to each peer
+        sent: dict[int, int] = {}  # bytes of a slot, by peer
         got: dict[int, int] = {}
+        leaving = 0
         for step in steps:
             own = self.views(step.chunk, piece)
             if not (nbytes := sum(view.nbytes for view in own)):
@@ -177,11 +175,11 @@ class SlotBinder:
                 moving.starts += _copies(own, self.views(step.source, piece))
                 continue
             peer, pair = step.peer, self.pairs[step.peer]
-            self.moved_bytes += nbytes
             total = sent if isinstance(step, Send) else got
             start = total.get(peer, 0)
             slots = _in_slots(pair, start, own)
             if isinstance(step, Send):
+                leaving += nbytes
                 if peer not in sent:
                     _wait(entering, self.node.flag(peer, self.counters, 0, pair))
                 for view, slot in zip(own, slots):
@@ -197,6 +195,8 @@ class SlotBinder:
                     _do(moving, _Turn(pair, (read(slot[1]), read(slot[0]))))
             total[peer] = start + -(-nbytes // _LINE) * _LINE
         if sent:
+            if self.traffic is not None:
+                moving.starts.append(partial(self.traffic.send, len(sent), leaving))
             moving.starts.append(self.node.tick(self.counters, entered(number)))
         for peer in {**sent, **got}:
             runs = self.node.runs[self.counters]
