@@ -12,6 +12,7 @@ from mpitrain.config import Brought, Config, ConfigError, Optim, configured, exp
 from mpitrain.config.conflicts import expect, tables_of
 from mpitrain.data import DataError, loaders
 from mpitrain.data import program as own_data
+from mpitrain.fields import as_given
 from mpitrain.ranks.same import expect_same_job, name_of
 from mpitrain.ranks.together import together
 from mpitrain.training.parts import UserObjects
@@ -110,11 +111,13 @@ def normalise(
     expect_same_job(comm, job, besides)
     data = own_data.given(comm, job, train, test, layers, given.classes)
     function = user_objects.over_parts if data and data.in_turn else lambda given: given
-    loss, metrics = user_objects.loss(function(given.loss)), None
+    last: Any = list(layers.values())[-1] if layers else None
+    form = getattr(last, "formed", as_given)
+    loss, metrics = user_objects.loss(function(given.loss), form), None
     if isinstance(given.metrics, Mapping):
         is_torch = module is not None
         metrics = {
-            name: user_objects.metric(function(one), name, is_torch)
+            name: user_objects.metric(function(one), name, form, is_torch=is_torch)
             for name, one in given.metrics.items()
         }
     names: Mapping[str, str] = {}
@@ -123,7 +126,6 @@ def normalise(
 
         names = names_in(module, layers or {})
         if layers and given.loss is user_objects.own_loss and metrics is None:
-            last: Any = list(layers.values())[-1]
             last.give_only_loss()
     objects = UserObjects(data, layers, loss, metrics, optimizer, grouping, schedule, names)
     return job, objects, module

@@ -197,7 +197,7 @@ class SynchronousLoop(Loop):
         parts, number = self.parts, self.parts.steps_done
         scale = parts.scale.value
         limit, norm = parts.config.optim.clip_norm, agreed.own_norm / scale
-        clip = limit / norm if limit and norm > limit else 1.0
+        clip = min(1.0, limit / (norm + 1e-6)) if limit else 1.0  # as torch's clip_grad_norm_
         with parts.span("update", "update"):
             unused = agreed.unused
             if parts.summation.acts_alone:  # a codec's residuals may arrive in later steps

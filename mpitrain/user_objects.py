@@ -119,12 +119,12 @@ def _give_shapes(module: Any, inputs: Array, seed: int) -> None:
 
     from mpitrain.adapters.torch.arrays import tensors_of
     from mpitrain.adapters.torch.checks.probe import arguments, modes_kept
-    from mpitrain.fields import fields
+    from mpitrain.fields import as_given, fields
 
     kind = next(one.dtype for one in module.parameters() if torch.nn.parameter.is_lazy(one))
     given = tensors_of(fields(inputs[:1]), kind, every=True)
-    in_turn = isinstance(module, torch.nn.Sequential)
-    args, options = arguments(given, {}, in_turn=in_turn)
+    form = as_given if isinstance(module, torch.nn.Sequential) else None
+    args, options = arguments(given, {}, form)
     try:
         with modes_kept(module), torch.random.fork_rng(devices=[]), torch.no_grad():
             torch.manual_seed(seed)
@@ -237,10 +237,10 @@ def own_loss(outputs: Any, labels: Any) -> Any:
     return outputs["loss"]
 
 
-def loss(given: Any) -> LossFunction | None:
+def loss(given: Any, form: Any) -> LossFunction | None:
     """A loss from a function of torch tensors, or a class such as ``torch.nn.MSELoss``.
 
-    ConfigError: the class needs arguments.
+    ``form`` gives outputs by name the module's form.  ConfigError: the class needs arguments.
     """
     if given is None or hasattr(given, "expect"):
         return given
@@ -248,7 +248,7 @@ def loss(given: Any) -> LossFunction | None:
 
     if isinstance(given, type):  # as torch.nn.MSELoss
         given = _made("loss", given)
-    return TorchLoss(given)
+    return TorchLoss(given, form)
 
 
 def over_parts(given: Any) -> Any:
@@ -264,7 +264,7 @@ def over_parts(given: Any) -> Any:
     return function
 
 
-def metric(given: Any, name: str, is_torch: bool) -> Metric:
+def metric(given: Any, name: str, form: Any, *, is_torch: bool) -> Metric:
     """A metric from a function of torch tensors if ``is_torch``, else of NumPy arrays.
 
     ConfigError: it is no function, or is named "loss", which tests always measure.
@@ -285,4 +285,4 @@ def metric(given: Any, name: str, is_torch: bool) -> Metric:
         return Averaged(given, name)
     from mpitrain.adapters.torch.functions.objective import TorchMetric
 
-    return TorchMetric(given, name)
+    return TorchMetric(given, name, form)

@@ -146,6 +146,8 @@ class _Send(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, zero: torch.Tensor) -> Any:
+        if torch.is_grad_enabled():
+            raise RuntimeError("send() has no gradient of its gradient: create_graph=False")
         gradient = zero.new_empty(ctx.shape)
         dist.recv(gradient, *ctx.message)
         return None, None, None, gradient, None

@@ -46,7 +46,7 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Config:
             text = file.read(_LARGEST + 1)
         if len(text) > _LARGEST:
             raise ValueError(f"it has more than {_LARGEST} bytes")
-        tables = tomllib.loads(text.decode())
+        tables = tomllib.loads(text.decode("utf-8-sig"))
     except RecursionError as error:
         raise ConfigError(f"cannot read the job file {path}: it is nested too deeply") from error
     except (OSError, ValueError) as error:  # not UTF-8, not TOML, or a number of 5000 digits

@@ -74,8 +74,12 @@ class BatchNorm(Elementwise):
     def backward(self, parameters: Parameters, saved: Any, dy: Array) -> tuple[Array, Any]:
         normal, scale, count, replicas = saved
         rows = widened(dy).reshape(-1, self.channels)
-        sums = array_namespace(rows).stack([rows.sum(axis=0), (rows * normal).sum(axis=0)])
-        dx = input_gradient(rows, normal, scale * parameters["weight"], sums, count, replicas)
+        xp, dx = array_namespace(rows), rows
+        sums = xp.stack([rows.sum(axis=0), (rows * normal).sum(axis=0)])
+        if count is not None:  # mean and variance depend on all rows
+            mean, along = replicas.sum(sums.astype(np.float64)) / xp.maximum(count, 1)
+            dx = rows - mean - normal * along
+        dx = scale * parameters["weight"] * dx
         return dx.astype(dy.dtype, copy=False).reshape(dy.shape), sums
 
     def gradients(self, parameters: Parameters, kept: Any) -> dict[str, Array]:
@@ -125,25 +129,3 @@ def follow(state: Any, mean: Array, squares: Array, count: Array, momentum: floa
         now = {"running_mean": mean, "running_var": squares / xp.maximum(count - 1, 1)}
         for name, value in now.items():
             state[name] += part * (value - state[name])
-
-
-def input_gradient(
-    dy: Array, normal: Array, scale: Array, sums: Array, count: Array | None, replicas: TensorGroup
-) -> Array:
-    """Gradient of the loss by the input.
-
-    Mean and variance depend on all rows; without ``count``, they are constants.
-
-    Args:
-        dy, normal: gradient by the output and the normalised rows, of this rank.
-        scale: weight over standard deviation.
-        sums: ``dy`` and ``dy * normal`` summed over the own rows; one all-reduce adds the others.
-        count: rows of all replicas, for each channel.
-        replicas: ranks with the other rows.
-    """
-    if count is None:
-        return dy * scale
-    most = array_namespace(dy).maximum(count, 1)
-    mean, along = replicas.sum(sums.astype(np.float64)) / most
-    found: Array = (scale * (dy - mean - normal * along)).astype(dy.dtype, copy=False)
-    return found

@@ -174,7 +174,8 @@ def _add_samples(parts: Parts, variant: Variant) -> None:
     parts.data, samples, size = data, len(data.train), config.train.batch_size
     if size > samples:
         raise ConfigError(
-            f"train.batch_size = {size} must be at most {samples}, the number of training samples"
+            f"train.batch_size = {size} must be at most {samples}, the number of training samples; "
+            "set it so (an item of a DataLoader with batch_size=None is one sample)"
         )
     if config.federated.clients:  # an epoch is a round, which is one step
         parts.sampler = Sampler(samples, samples, config.run.seed)

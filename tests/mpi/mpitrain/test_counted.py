@@ -127,7 +127,7 @@ def torchs_own(trainer, loss, clip=None, workers=1, optimizer=sgd):
                 value += own.item()
             norm = torch.nn.utils.get_total_norm([p.grad for p in module.parameters()]).item()
             for parameter in module.parameters() if clip and norm > clip else ():
-                parameter.grad *= clip / norm
+                parameter.grad *= min(1.0, clip / (norm + 1e-6))
             told.append((value, norm))
             optimizer.step()
     return told, [parameter.detach() for parameter in module.parameters()]

@@ -236,12 +236,6 @@ def hooked():
     return module
 
 
-def half_resting():
-    module = regular().eval()
-    module[1].train()
-    return module
-
-
 def with_own_norm():
     module = regular()
     module[4][1].forward = torch.tanh
@@ -274,7 +268,6 @@ def rooted(y, t):
         ({"model": Tables}, "changes its parameters in its forward pass"),
         ({"model": with_own_hook, "cuts": ["enter"]}, "its own hooks belong to no part"),
         ({"model": hooked}, r"0.weight has a hook on its gradient"),
-        ({"model": half_resting}, "is in training mode and the module around it is not"),
         ({"model": with_own_norm}, r"4.1 .BatchNorm1d. has a hook or a forward"),
         ({"model": norm_twice}, r"part2. .BatchNorm1d. is in part0, too"),
         ({"loss": summed}, r"must be a mean over samples with equal weights.*return \(sum, count"),
@@ -284,6 +277,30 @@ def rooted(y, t):
 def test_what_would_train_other_numbers_is_refused(comm, folder, changed, message):
     with pytest.raises((ConfigError, ValueError), match=message):
         made(folder, **changed, steps=2).fit()
+
+
+class Early(torch.nn.Module):
+    """Its code leaves out a block for some samples."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = torch.nn.ModuleList(torch.nn.Linear(6, 6) for _ in range(2))
+        self.head = torch.nn.Linear(6, 1)
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x).tanh()
+            if float(x.detach().mean()) > 0:
+                break
+        return self.head(x)
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.skipif(RANKS % 2 == 1, reason="stages have equally many replicas")
+def test_a_part_that_is_left_by_another_way_is_told_on_all_ranks(comm, folder):
+    given = dict(model=Early, cuts=["blocks.0", "blocks.1"], parallel={"pipe": 2}, steps=30)
+    with pytest.raises(ConfigError, match="leaves by another way than in the trial, not behind"):
+        made(folder, **given).fit()
 
 
 class ByKind(torch.nn.Module):

@@ -223,8 +223,7 @@ def test_each_number_is_clipped_as_in_torch(folder, parallel, norm):
     module, _, losses = loop_of_torch(trainer, clip=0.05, norm=norm)
     _, _, free = loop_of_torch(trainer, norm=norm)
     assert abs(free[-1] - losses[-1]) > 1e-3
-    rtol = 1e-5 if norm else 1e-8  # torch divides by the norm and a millionth
-    np.testing.assert_allclose([t.test_loss for t in seen.of(Epoch)], losses, rtol=rtol)
+    np.testing.assert_allclose([t.test_loss for t in seen.of(Epoch)], losses, rtol=1e-8)
     if not norm:
         assert_alike(trainer.module, module)
 

@@ -102,7 +102,16 @@ def test_an_interrupted_run_ends_with_the_same_bits(folder, name, parallel):
     assert_interrupted_alike(folder, changed | {"checkpoint": {"every": 3}}, {})
 
 
+class ByNorm(lr_scheduler.LRScheduler):
+    """Reads a parameter, of which only training knows the values."""
+
+    def get_lr(self):
+        first = self.optimizer.param_groups[0]["params"][0]
+        return [rate / float(first.norm()) for rate in self.base_lrs]
+
+
 REFUSED = [
+    (adamw, ByNorm, "rates are known before training, and so the parameters have no values there"),
     (adamw, lambda o: lr_scheduler.OneCycleLR(o, 0.1, total_steps=5), "has no value for step 6"),
     (adamw, lambda o: lr_scheduler.StepLR(sgd([torch.nn.Parameter(torch.ones(1))]), 2), "another"),
     (adamw, lambda o: [lr_scheduler.StepLR(o, 2)], "it gives a list"),

@@ -208,6 +208,43 @@ def test_ranks_that_bring_other_values_are_refused(comm, zero):
         )
 
 
+class Physics(torch.nn.Module):
+    """Gives u and its slope by the input, in a form that needs putting together again."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.norm = torch.nn.Linear(6, 16), torch.nn.BatchNorm1d(16)
+        self.down = torch.nn.Linear(16, 1)
+
+    def forward(self, x):
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            u = self.down(self.norm(self.up(x)).tanh())
+            (slope,) = torch.autograd.grad(u.sum(), x, create_graph=True)
+        return {"u": (u, None), "slope": slope}
+
+
+def double_physics():
+    return Physics().double()
+
+
+def physics(outputs, y):
+    u, nothing = outputs["u"]
+    assert nothing is None
+    return torch.nn.functional.mse_loss(u, y) + 0.1 * outputs["slope"].square().mean()
+
+
+def test_gradients_of_gradients_over_the_batch_of_all_replicas(folder):
+    given = dict(
+        model=double_physics, optimizer=OPTIMIZERS["SGD"], loss=physics, metrics={"own": physics}
+    )
+    with made(folder, **given) as trainer:
+        trainer.fit()
+        found = trainer.module.state_dict()
+        wanted, _ = torchs_own(trainer, OPTIMIZERS["SGD"], None, make=double_physics, loss=physics)
+    torch.testing.assert_close(found, dict(wanted.state_dict()), rtol=1e-9, atol=1e-12)
+
+
 class Doubled(torch.nn.BatchNorm1d):
     def forward(self, x):
         return 2 * super().forward(x)

@@ -257,7 +257,7 @@ class Twins:
         own = [p.grad for p in module.parameters() if p.grad is not None]
         norm = torch.stack([g.norm() for g in own]).norm().item() if own else 0.0
         for gradient in own if 0 < case.optimizer["clip_norm"] < norm else ():
-            gradient *= case.optimizer["clip_norm"] / norm
+            gradient *= min(1.0, case.optimizer["clip_norm"] / (norm + 1e-6))
         self.optimizers[number].step()
         keeps = case.optimizer["average"]
         for mean, p in zip(self.averages[number].parameters(), module.parameters(), strict=True):

@@ -153,6 +153,10 @@ def test_a_job_is_read_again_as_it_was(job):
         assert msgspec.json.decode(msgspec.json.encode(config), type=Config) == config
 
 
+def test_a_byte_order_mark_is_no_part_of_a_job(job):
+    assert load(job("\ufeff[train]\nepochs = 3\n")).train.epochs == 3
+
+
 def test_a_device_is_no_job_file():
     with pytest.raises(ConfigError, match="cannot read the job file /dev/zero: it has more than"):
         load(Path("/dev/zero"))

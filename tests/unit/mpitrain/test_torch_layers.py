@@ -1,6 +1,7 @@
 """Modules of torch are layers of the trainer, or are refused with the way out."""
 
 import random
+from collections import namedtuple
 from contextlib import nullcontext
 from types import SimpleNamespace
 
@@ -9,8 +10,10 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
 nn = torch.nn
+from torch.utils._pytree import tree_structure  # noqa: E402
 
 from mpitrain.adapters.torch import TorchLayer, arrays, layers  # noqa: E402
+from mpitrain.adapters.torch.checks.probe import outputs_of  # noqa: E402
 from mpitrain.fields import Fields  # noqa: E402
 from mpitrain.nn.context import RESTING, Context  # noqa: E402
 
@@ -139,6 +142,101 @@ def test_training_is_in_training_mode_and_tests_in_evaluation_mode():
         trained = layer.forward({}, x, Context(True, samples=np.arange(2)))[0][0]
         assert trained == (5 if module.training else 7)
         assert [part.training for part in module.modules()] == modes
+
+
+class Frozen(nn.Module):
+    """Fine-tuning holds the statistics of a norm, by a train() of its own or in each pass."""
+
+    def __init__(self, where, merges=False):
+        super().__init__()
+        self.norm, self.where, self.merges = nn.BatchNorm1d(6), where, merges
+        self.norm.running_mean.fill_(2.0)
+
+    def train(self, mode=True):
+        super().train(mode)
+        if self.where == "train":
+            self.norm.eval()
+        if self.merges:
+            self.norm.weight.data.fill_(float(mode))
+        return self
+
+    def forward(self, x):
+        if self.where == "forward":
+            self.norm.eval()
+        return self.norm(x)
+
+
+@pytest.mark.parametrize("where", ["train", "forward"])
+def test_batch_norm_that_the_module_itself_holds_has_its_running_values(where):
+    layer, x = layers(Frozen(where))["part0"], np.random.default_rng(0).normal(size=(4, 6))
+    state = layer.state(np.float64)
+    context = Context(True, samples=np.arange(4), state=state)
+    y, _ = layer.forward(values_of(layer), x, context)
+    np.testing.assert_allclose(y, (x - 2) / np.sqrt(1 + 1e-5), rtol=1e-12)
+    assert all((values == 2).all() for name, values in state.items() if "mean" in name)
+
+
+def test_a_train_that_changes_parameters_is_refused():
+    with pytest.raises(ValueError, match=r"Frozen.train.. changes parameters or buffers.*loralib"):
+        layers(Frozen("train", merges=True))
+
+
+def test_gradients_of_gradients_through_batch_norm_are_torchs():
+    class Physics(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = nn.Sequential(nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 1))
+
+        def forward(self, x):
+            with torch.enable_grad():
+                x = x.detach().requires_grad_()
+                u = self.net(x)
+                (slope,) = torch.autograd.grad(u.sum(), x, create_graph=True)
+            return slope.square()
+
+    torch.manual_seed(0)
+    module = Physics().double()
+    layer, x = layers(module)["part0"], np.random.default_rng(0).normal(size=(4, 6))
+    values, context = values_of(layer), Context(True, samples=np.arange(4))
+    y, saved = layer.forward(values, x, context)
+    _, kept = layer.backward(values, saved, np.ones_like(y))
+    wanted = module.train()(torch.from_numpy(x))
+    wanted.sum().backward()
+    np.testing.assert_allclose(y, wanted.detach(), rtol=1e-12)
+    for name, found in layer.gradients(values, kept).items():
+        if found is not None:
+            np.testing.assert_allclose(found, module.get_parameter(name).grad, rtol=1e-9)
+
+
+def test_batch_norm_of_one_sample_is_refused_as_in_torch():
+    layer, x = TorchLayer(nn.BatchNorm1d(6)), np.ones((1, 6))
+    with pytest.raises(ValueError, match=r"has a single value a channel, .* and no variance"):
+        layer.forward(values_of(layer), x, Context(True, samples=np.arange(1)))
+
+
+Pair = namedtuple("Pair", "a b")
+
+
+@pytest.mark.parametrize(
+    "give",
+    [
+        lambda y: {"a": {"x": y, "z": None}},
+        lambda y: Pair(y, None),
+        lambda y: (y, None),
+        lambda y: [y, Pair(y, {"x": y})],
+    ],
+)
+def test_outputs_have_the_modules_form_in_losses_and_later_parts(give):
+    seen = []
+    module = nn.Sequential(
+        functional(lambda m, x: give(x)), functional(lambda m, x: seen.append(x) or x)
+    )
+    first, last = layers(module).values()
+    last.output_shape(first.output_shape((6,)))
+    wanted = give(torch.ones(2, 6))
+    outputs, _ = outputs_of(wanted)
+    for found in (seen[-1], last.formed(outputs)):
+        assert tree_structure(found) == tree_structure(wanted)
 
 
 class Clamped(nn.Linear):

@@ -268,6 +268,15 @@ def test_what_is_no_loss_is_refused_before_training(why, loss):
         TorchLoss(loss).expect((3,), (3,), np.dtype("f4"))
 
 
+@pytest.mark.parametrize("loss", [F.poisson_nll_loss, F.kl_div, F.soft_margin_loss])
+def test_losses_that_broadcast_samples_against_samples_are_refused(loss):
+    """torch does not warn of these."""
+    why = r"outputs of shape \(2, 1\) with labels of \(2,\), each sample with all others; give both"
+    with pytest.raises(ValueError, match=why):
+        TorchLoss(loss).expect((1,), (), np.dtype("f4"))
+    TorchLoss(loss).expect((1,), (1,), np.dtype("f4"))
+
+
 def test_a_mask_that_only_data_show():
     own = TorchLoss(lambda y, t: F.mse_loss(y[t <= RARE], t[t <= RARE]))
     own.expect((3,), (3,), np.dtype("f8"))

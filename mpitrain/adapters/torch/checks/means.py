@@ -5,7 +5,7 @@ over samples that are compared with each other, is another number in every layou
 """
 
 from collections.abc import Sequence
-from math import isclose, isfinite, isinf
+from math import isclose, isfinite, isinf, prod
 from typing import Any, NamedTuple
 
 import torch
@@ -123,6 +123,12 @@ class EqualWeights:
                 f"{wrong.expected:.6g} for parts of them together; it must add up, or it is "
                 "another one in every layout: compare no sample with others of its batch, and give "
                 "a sum, no mean"
+            )
+        shapes = [tuple(part.shape) for parts in own for part in parts.values()]
+        if len({*shapes}) == 2 == len(shapes) and prod(shapes[0]) == prod(shapes[1]):
+            return ConfigError(
+                f"{self._what} compares outputs of shape {shapes[0]} with labels of {shapes[1]}, "
+                "each sample with all others; give both one shape, as labels.view_as(outputs)"
             )
         return ConfigError(
             f"{self._what} of {twice} samples is {wrong.whole:.6g}, and the mean over them "

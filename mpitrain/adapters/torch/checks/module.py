@@ -119,8 +119,8 @@ def expect_unchanged(
         np.array_equal(as_bytes(then), as_bytes(now)) for then, now in zip(before, own)
     ):
         watched.say(
-            " changes its parameters in its forward pass, as max_norm does; the replicas of a "
-            "sharded one would differ"
+            " changes its parameters in its forward pass, as max_norm does, or casts them, and "
+            "they are the trainer's; leave that out, or set run.dtype to the type to which it casts"
         )
 
 

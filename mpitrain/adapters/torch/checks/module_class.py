@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn.utils.parametrizations import _SpectralNorm
 from torch.nn.utils.spectral_norm import SpectralNorm
 
-from mpitrain.adapters.torch.arrays import named_tensors
+from mpitrain.adapters.torch.arrays import as_bytes, named_tensors
 from mpitrain.config import ConfigError
 
 ELSEWHERE = "or train it with torch's DistributedDataParallel in a loop of your own"
@@ -110,6 +110,27 @@ def changing(module: nn.Module) -> Iterator[str]:
 def is_held(part: nn.Module, training: bool) -> bool:
     """Whether a part is in evaluation mode within a module in training mode."""
     return training and not part.training
+
+
+def has_own_modes(module: nn.Module) -> bool:
+    """Whether a part has a train() of its own."""
+    return any(type(part).train is not nn.Module.train for part in module.modules())
+
+
+def settle_modes(module: nn.Module) -> None:
+    """Let a train() of the module's own hold parts; ImpureModule: it changes more than modes."""
+    held, found = [part for part in module.modules() if is_held(part, module.training)], []
+    for training in (False, True) if has_own_modes(module) else ():
+        module.train(training)
+        every = named_tensors(module).values()
+        found.append([(one.requires_grad, as_bytes(one).tobytes()) for one in every])
+    for part in held:
+        part.training = False
+    if found[:1] != found[1:]:
+        raise ImpureModule(
+            f"{type(module).__name__}.train() changes parameters or buffers, for which the trainer "
+            "has other memory; let it change modes alone (loralib: merge_weights=False)"
+        )
 
 
 def hooked(module: nn.Module) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch.nn.utils.stateless import _reparametrize_module
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from mpitrain.adapters.torch.arrays import named_tensors
 from mpitrain.fields import as_given, named
@@ -16,6 +17,8 @@ Tensors = Mapping[str, torch.Tensor]
 #: ``f(outputs, labels)``, as torch's functional losses: tensors, or tuples or dictionaries of them,
 #: as the module and the data set give them.
 Function = Callable[[Any, Any], Any]
+#: Makes outputs as the module gave them of outputs by name.
+Form = Callable[[Mapping[str, Any]], Any]
 #: Errors of functions that do not fit their arguments.
 MISFITS = (RuntimeError, ValueError, TypeError, IndexError)
 #: Types of numbers, least precise first.
@@ -97,23 +100,42 @@ def options(module: torch.nn.Module) -> dict[str, Any]:
 
 
 def arguments(
-    given: Mapping[str, Any], options: Mapping[str, Any], *, in_turn: bool = False
+    given: Mapping[str, Any], options: Mapping[str, Any], form: Form | None = None
 ) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
     """Positional and keyword arguments of a module for its inputs by name, and its options.
 
-    With ``in_turn``, several inputs are one argument, as in a ``torch.nn.Sequential``.
+    ``form`` makes one argument of several inputs, as in a ``torch.nn.Sequential``.
     """
-    if in_turn or "" in given:
-        return (as_given(given),), options
+    if form or "" in given:
+        return ((form or as_given)(given),), options
     return (tuple(given.values()), options) if "0" in given else ((), {**given, **options})
 
 
-def outputs_of(found: Any) -> dict[str, Any]:
-    """Results of a module by name (:mod:`mpitrain.fields`).
+def outputs_of(found: Any) -> tuple[dict[str, Any], Form]:
+    """Results of a module by name (:mod:`mpitrain.fields`), and what makes its result of them.
 
-    A data class or a dictionary, as ``transformers`` have them, may hold other things than tensors,
-    and a tuple None: these are left out.  A single number is the module's own loss.
+    Tuples, lists and dictionaries may have others in them, and None.  A data class or a dictionary
+    with other things, as ``transformers`` have them, becomes one without these, and so does what
+    has a single number, which is the module's own loss.
     """
+    leaves, spec = tree_flatten(found)
+    parts = {n: one for n, one in enumerate(leaves) if one is not None}
+    if type(found) is dict:
+        is_formed = not all(isinstance(one, torch.Tensor) for one in found.values())
+    else:  # but for what an LSTM gives
+        is_formed = isinstance(found, (tuple, list)) and tuple not in map(type, found)
+    if not (is_formed and all(isinstance(p, torch.Tensor) and p.dim() for p in parts.values())):
+        return _named_outputs(found), as_given
+
+    def form(values: Mapping[str, Any]) -> Any:
+        made = dict(zip(parts, values.values(), strict=True))
+        return tree_unflatten([made.get(n) for n in range(len(leaves))], spec)
+
+    every = tuple(parts.values())
+    return named(every) if len(every) != 1 else {"": every[0]}, form
+
+
+def _named_outputs(found: Any) -> dict[str, Any]:
     if is_dataclass(found) and not isinstance(found, Mapping):
         found = vars(found)
     if isinstance(found, Mapping):
@@ -123,8 +145,6 @@ def outputs_of(found: Any) -> dict[str, Any]:
     if not isinstance(found, tuple):
         return named(found)
     parts = [part for part in found if part is not None]
-    if len(parts) == 1 and len(found) > 1:
-        return outputs_of(parts[0])
     single = [isinstance(part, torch.Tensor) and not part.dim() for part in parts]
     if sum(single) != 1:
         return named(tuple(parts))
@@ -134,6 +154,8 @@ def outputs_of(found: Any) -> dict[str, Any]:
 
 def expect_outputs(found: Tensors) -> None:
     """Raise ``ValueError`` unless all outputs are dense real tensors with a row for each sample."""
+    if not found:
+        raise ValueError("it gives no tensor; give outputs with a row for each sample")
     for name, part in found.items():
         of = f"its output {name!r}" if name else "its output"
         if part.layout != torch.strided or part.is_quantized:

@@ -47,11 +47,14 @@ def grouped(
         options = {k: v for k, v in asked.items() if k != "params"}
         options |= {k: v for k, v in made.defaults.items() if k in BEGINNINGS}
         own = _tried(made, options, shapes)
+        own.trained = [torch.empty_like(p, device="meta") for p in asked["params"]]
         groups.append(own)
         usual = groups[0]
-        if not usual.lr or own.slots != usual.slots:
+        if not usual.lr:
+            raise ConfigError("optimizer: the first group's rate, which schedules multiply, is 0")
+        if own.slots != usual.slots:
             raise ConfigError(
-                "optimizer: the first group's rate must be above 0, and all groups keep the same: "
+                "optimizer: all groups must keep the same: "
                 f"{', '.join(usual.slots) or 'nothing'}, not {', '.join(own.slots) or 'nothing'}; "
                 "turn momentum, amsgrad and the like on in all groups, or in none"
             )

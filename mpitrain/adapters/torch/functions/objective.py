@@ -18,7 +18,7 @@ from mpitrain.adapters.torch.arrays import (
     on_stream_of,
 )
 from mpitrain.adapters.torch.checks.means import EqualWeights, Sample, no_loss, shown
-from mpitrain.adapters.torch.checks.probe import MISFITS, Function, Tensors, one_line, rows
+from mpitrain.adapters.torch.checks.probe import MISFITS, Form, Function, Tensors, one_line, rows
 from mpitrain.adapters.torch.functions.own_loss import COUNT, LOSS
 from mpitrain.adapters.torch.functions.reductions import Reduced, Reductions
 from mpitrain.arrays import Array, Judged, Scalar, Shape, array_namespace
@@ -43,9 +43,9 @@ class Following:
         kept: tensors of the function by name, if it is a module; they follow from no samples.
     """
 
-    def __init__(self, function: Function) -> None:
+    def __init__(self, function: Function, form: Form = as_given) -> None:
         self.__name__ = name_of(function)
-        self._function = function
+        self._function, self._form = function, form
         self._moved: Moved = {}
 
     @property
@@ -72,7 +72,8 @@ class Following:
 
     def _of(self, outputs: Any, labels: Any) -> Any:
         function, kept = self._function, self.kept
-        device = next(iter(named(outputs).values())).device
+        values = named(outputs)
+        device, outputs = next(iter(values.values())).device, self._form(values)
         if isinstance(function, torch.nn.Module) and any(t.device != device for t in kept.values()):
             there = {name: moved(self._moved, name, t, device) for name, t in kept.items()}
             return torch.func.functional_call(function, there, (outputs, labels))
@@ -86,10 +87,10 @@ class Judge:
         function: the function.
     """
 
-    def __init__(self, function: Function, what: str) -> None:
-        """``what`` is the function's name in errors."""
+    def __init__(self, function: Function, what: str, form: Form = as_given) -> None:
+        """``what`` is the function's name in errors; ``form``: that of the outputs."""
         self.function = function
-        self._there = Following(function)
+        self._there = Following(function, form)
         self._weights = EqualWeights(self._there, f"{what}: {name_of(function)}")
 
     @property
@@ -116,7 +117,7 @@ class TorchLoss(Judge):
         ignore_index: value of labels that do not count; None: unknown.
     """
 
-    def __init__(self, function: Function) -> None:
+    def __init__(self, function: Function, form: Form = as_given) -> None:
         """``ConfigError``: the function has parameters, which nobody would train."""
         own = function.parameters() if isinstance(function, torch.nn.Module) else ()
         if any(parameter.requires_grad for parameter in own):
@@ -124,7 +125,7 @@ class TorchLoss(Judge):
                 f"loss: {name_of(function)} has parameters of its own, which nobody would train; "
                 "put them into the model"
             )
-        super().__init__(function, "loss")
+        super().__init__(function, "loss", form)
         self._unused: frozenset[str] = frozenset()
         self._casts = False
         self._calls = Reductions()
@@ -194,7 +195,7 @@ class TorchLoss(Judge):
                     wrong = no_loss(found)
                     by = {} if wrong else gradients(found.total, parts)
                 break
-            except (*MISFITS, UserWarning) as error:
+            except (*MISFITS, AttributeError, KeyError, UserWarning) as error:
                 refused = refused or error
         else:
             if "in-place" in str(refused):
@@ -238,8 +239,8 @@ class TorchLoss(Judge):
 class TorchMetric(Judge, SumAndCount):
     """A function that gives the mean over its samples, or ``(sum, count)``."""
 
-    def __init__(self, function: Function, name: str = "one of them") -> None:
-        super().__init__(function, f"metrics: {name}")
+    def __init__(self, function: Function, name: str = "one", form: Form = as_given) -> None:
+        super().__init__(function, f"metrics: {name}", form)
         self._name = name
 
     def add(self, outputs: Array, labels: Array) -> Array:

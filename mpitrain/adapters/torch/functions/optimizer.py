@@ -33,7 +33,10 @@ class TorchOptimizer(Optimizer):
         like: the program's optimiser, which takes no step.
         begun: the state that it was given with.
         name: name of the class.
+        trained: the group's parameters, without values.
     """
+
+    trained: Sequence[torch.Tensor] = ()
 
     def __init__(
         self,
@@ -55,7 +58,7 @@ class TorchOptimizer(Optimizer):
         self.options = options
         self._step = 0
         self.lr = float(options["lr"])
-        self._shapes, self._counts = tuple(shapes), False
+        self._counts = False
         #: State that is a single number; it is stored as an array of equal numbers.
         self._single: dict[str, torch.dtype | type] = {}
         #: Shapes of the other state of a parameter of some shape, by name.
@@ -120,10 +123,8 @@ class TorchOptimizer(Optimizer):
         return found
 
     def over(self, groups: Sequence["TorchOptimizer"]) -> torch.optim.Optimizer:
-        """torch's optimiser with a new parameter for each of these groups."""
-        made = [torch.nn.Parameter(torch.zeros(self._shapes[0])) for _ in groups]
-        own = [{**one.options, "params": [p]} for one, p in zip(groups, made, strict=True)]
-        return self._of(own, self.lr)
+        """torch's optimiser of these groups, whose parameters have shapes and no values."""
+        return self._of([{**one.options, "params": one.trained} for one in groups], self.lr)
 
     def prepare(self, p: Array, g: Array, state: State, step: int) -> Array:
         """The gradient as it is."""

@@ -1,14 +1,16 @@
 """A loss that a module computes itself, as a sum and what counts in it."""
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from math import isclose
 from typing import Any
 
 import torch
 from torch.nn import functional as F
 
-from mpitrain.adapters.torch.checks.probe import outputs_of
+from mpitrain.adapters.torch.checks.probe import Form, outputs_of
 from mpitrain.adapters.torch.functions.reductions import CountedMean, Reductions
+from mpitrain.fields import as_given
 
 #: Outputs of a layer in whose first rows are a sum and what counts in it, and 0 in all others.
 LOSS, COUNT = "loss", "loss_count"
@@ -19,24 +21,26 @@ class OwnLoss:
 
     The loss is a mean by one of torch's own losses, or a weighted sum of several whose counts have
     a constant proportion, such as twice the number of samples; any other loss stays as it is.
+
+    Attributes:
+        form: makes the latest outputs as the module gave them of these by name.
     """
 
     def __init__(self, say: Callable[[str], None]) -> None:
         """``say`` takes a fault, a text that follows the module's name."""
         self._say = say
+        self.form: Form = as_given
         self._is_there = True
         self._used: list[int] = []
         self._proportions: list[float] = []
 
     def __call__(self, module: torch.nn.Module, args: Any, kwargs: Any) -> dict[str, Any]:
         """The module's outputs by name, with :data:`LOSS` and :data:`COUNT` for each sample."""
-        if not self._is_there:
-            return outputs_of(module(*args, **kwargs))
-        with Reductions(within=True) as losses:
-            outputs = outputs_of(module(*args, **kwargs))
-        means = losses.means
-        loss = outputs.get(LOSS)
-        self._is_there = isinstance(loss, torch.Tensor) and not loss.dim()
+        losses = Reductions(within=True)
+        with losses if self._is_there else nullcontext():
+            outputs, self.form = outputs_of(module(*args, **kwargs))
+        means, loss = losses.means, outputs.get(LOSS)
+        self._is_there = self._is_there and isinstance(loss, torch.Tensor) and not loss.dim()
         if not self._is_there or not means:
             return outputs
         assert isinstance(loss, torch.Tensor)
@@ -61,7 +65,7 @@ class OwnLoss:
             if weight is not None:
                 self._used.append(n)
                 total += weight * value.detach()
-        if not torch.isclose(total, loss, rtol=1e-4):
+        if loss.isfinite() and not torch.isclose(total, loss, rtol=1e-4):
             self._say(
                 " adds other things to its loss than means by torch's own losses, so that nobody "
                 "knows what it is a mean over; give loss=function of outputs and labels that "

@@ -28,6 +28,8 @@ _OF_ALL = (
     F.multilabel_margin_loss, F.multilabel_soft_margin_loss, F.poisson_nll_loss,
     F.soft_margin_loss, F.triplet_margin_loss,
 )  # fmt: skip
+#: Losses that take labels of another shape; others broadcast it, perhaps across samples.
+_OF_UNLIKE = (*_OF_CLASSES, F.cosine_embedding_loss, F.ctc_loss, F.multi_margin_loss)
 
 
 class Reduced(NamedTuple):
@@ -39,7 +41,7 @@ class Reduced(NamedTuple):
             for other reductions.
         reduction: kind of ``total``, as :data:`mpitrain.objective.Reduction` names it.
         is_known: whether a mean is surely one over samples with equal weights, and a sum adds up,
-            as those of a loss of torch over the outputs and labels as they are.
+            as those of a loss of torch over outputs and labels as they are, and of one shape.
     """
 
     total: Any
@@ -71,7 +73,8 @@ class Reductions(TorchFunctionMode):
         self.means: list[CountedMean] = []
         self._within = within
         self._last: tuple[Any, int, Reduced] | None = None
-        self._given: list[Any] = []
+        #: Shapes of outputs and labels, by identity, and None for what the function has kept.
+        self._given: dict[int, Any] = {}
 
     def of(self, function: Callable[[Any, Any], Any], outputs: Any, labels: Any) -> Reduced:
         """The result of ``function(outputs, labels)``.
@@ -81,10 +84,11 @@ class Reductions(TorchFunctionMode):
         over samples with equal weights.
         """
         kept = getattr(function, "kept", {})
-        self._given = [*named(outputs).values(), *named(labels).values(), *kept.values()]
+        samples = (*named(outputs).values(), *named(labels).values())
+        self._given = dict.fromkeys(map(id, kept.values())) | {id(s): s.shape for s in samples}
         with self:
             found = function(outputs, labels)
-        last, self._last, self._given = self._last, None, []
+        last, self._last, self._given = self._last, None, {}
         if isinstance(found, tuple) and len(found) == 2:
             return Reduced(*found, reduction="count")
         if last and last[0] is found and last[1] == found._version:
@@ -106,7 +110,8 @@ class Reductions(TorchFunctionMode):
                 return self._noted(function, args, given, count)
             return function(*args, **given)
         used = (one for one in (*args, *given.values()) if isinstance(one, torch.Tensor))
-        is_known = all(any(one is other for other in self._given) for one in used)
+        shapes = {self._given.get(id(one), "other") for one in used} - {None}
+        is_known = "other" not in shapes and (function in _OF_UNLIKE or len(shapes) == 1)
         if count is None:
             found = function(*args, **given)
             how: Reduction = "sum" if reduction == "sum" else "mean"

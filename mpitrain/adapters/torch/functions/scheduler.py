@@ -14,6 +14,8 @@ from mpitrain.adapters.torch.functions.optimizer import TorchOptimizer
 from mpitrain.config import ConfigError
 from mpitrain.optim.schedule_table import ScheduleTable, TabulatedSchedule, tabulated
 
+_NO_VALUES = "rates are known before training, and so the parameters have no values there"
+
 
 class TorchSchedule(TabulatedSchedule):
     """The schedule of a function that makes a scheduler of an optimiser, or a factor of a step.
@@ -77,7 +79,7 @@ class TorchSchedule(TabulatedSchedule):
         try:
             found = self._function(self._optimizer)
         except Exception as error:  # user code may raise anything
-            return None, f"fails: {words(error)}"
+            return None, f"fails: {words(error)}; {_NO_VALUES}"
         if getattr(found, "optimizer", self._optimizer) is not self._optimizer:
             raise ConfigError(
                 "schedule: the scheduler belongs to another optimiser; make it of the one that the "
@@ -119,18 +121,16 @@ def _written(
     """The options of each group in each row."""
     found = []
     for row in range(rows):
-        if row:
-            optimizer.step()  # without gradients: it does nothing, and schedulers ask for it
-            try:
+        try:
+            if row:
+                optimizer.step()  # without gradients: it does nothing, and schedulers ask for it
                 scheduler.step()
-            except Exception as error:  # a scheduler may have an end
-                raise ConfigError(
-                    f"schedule: {type(scheduler).__name__} has no value for step {row} of {rows}: "
-                    f"{words(error)}"
-                ) from error
-        found.append(
-            [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
-        )
+            found.append([{**g, "lr": float(g["lr"])} for g in optimizer.param_groups])
+        except Exception as error:  # a scheduler may have an end
+            raise ConfigError(
+                f"schedule: {type(scheduler).__name__} has no value for step {row} of {rows}: "
+                f"{words(error)}; {_NO_VALUES}"
+            ) from error
     return found
 
 

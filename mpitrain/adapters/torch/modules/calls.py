@@ -10,13 +10,14 @@ import torch
 from torch import nn
 
 from mpitrain.adapters.torch.arrays import as_array
+from mpitrain.adapters.torch.checks import module_class
 from mpitrain.adapters.torch.checks.module_class import ELSEWHERE, ImpureModule, changing, is_held
-from mpitrain.adapters.torch.checks.probe import Tensors, arguments, cast, having, options
+from mpitrain.adapters.torch.checks.probe import Form, Tensors, arguments, cast, having, options
 from mpitrain.adapters.torch.functions.own_loss import COUNT, LOSS, OwnLoss
 from mpitrain.adapters.torch.modules.drawing import Drawing, reset, seeded, states_of_generators
 from mpitrain.adapters.torch.modules.draws import Draws
 from mpitrain.adapters.torch.modules.regions import Region
-from mpitrain.adapters.torch.modules.stand_ins import set_context
+from mpitrain.adapters.torch.modules.stand_ins import BatchNormStandIn, set_context
 from mpitrain.arrays import Array
 from mpitrain.nn.context import Context
 from mpitrain.nn.layer import Verdict
@@ -32,7 +33,7 @@ class Watched:
         module: the module.
         training: mode of the whole module, within which parts may be held in another one.
         region: ranks that share the module.
-        in_turn: whether several inputs come as one tuple or dictionary, rather than as arguments.
+        takes: makes one argument of several inputs; None: they are arguments.
         changes_input: whether the module computes in the place of its input, which belongs to
             another layer; it is given a copy.
         draws: places where the module draws random numbers.
@@ -48,9 +49,9 @@ class Watched:
     """
 
     def __init__(
-        self, name: str, module: nn.Module, training: bool, region: Region, *, in_turn: bool
+        self, name: str, module: nn.Module, training: bool, region: Region, takes: Form | None
     ) -> None:
-        self.name, self.module, self.training, self.in_turn = name, module, training, in_turn
+        self.name, self.module, self.training, self.takes = name, module, training, takes
         self.region = region
         self._options = options(module)
         self.changes_input = any(getattr(part, "inplace", False) for part in module.modules())
@@ -67,6 +68,7 @@ class Watched:
         self.wide: torch.dtype | None = None
         self._begun: tuple[int, dict[str, Array], dict[str, Array]] | None = None
         self._modes = [(part, not is_held(part, training)) for part in module.modules()]
+        self._has_own_modes = module_class.has_own_modes(module)
 
     def say(self, fault: str) -> None:
         """Raise :class:`ImpureModule`, now or later; the text follows the module's name."""
@@ -84,7 +86,7 @@ class Watched:
         """
         with having(self.module, values):
             self.region.begin([*values.values(), *x.values()])
-            return self._forward(*arguments(x, self._options, in_turn=self.in_turn))
+            return self._forward(*arguments(x, self._options, self.takes))
 
     def _forward(self, args: Any, kwargs: Any) -> Tensors:
         states = states_of_generators()
@@ -94,6 +96,8 @@ class Watched:
         self.drew = reset(states)
         if self.drew and self.verdict.examined:
             self.say(f" draws random numbers, and drew none in a trial{UNKEYED}")
+        if fault := getattr(self.module.forward, "fault", ""):  # that of a part of a module
+            self.say(f"{fault}; cut elsewhere, or leave cuts out")
         if isinstance(self.source, Drawing) and self.source.fault:
             self.say(f": {self.source.fault}{UNKEYED}")
         after = dict(self.module.named_buffers())
@@ -112,8 +116,8 @@ class Watched:
             if not isinstance(part, torch.Tensor):
                 raise ImpureModule(
                     f"{self.name} returns a {type(part).__name__}; a layer returns a tensor, or a "
-                    "tuple or dictionary of tensors; of an LSTM, put it into a module that gives "
-                    "what is needed: return self.lstm(x)[0]"
+                    "tuple, list or dictionary of these; of an LSTM, put it into a module that "
+                    "gives what is needed: return self.lstm(x)[0]"
                 )
         return cast(outputs, self.wide)
 
@@ -138,14 +142,22 @@ class Watched:
 
     @contextmanager
     def in_mode(self, *, training: bool) -> Iterator[None]:
-        """The module is in training or evaluation mode within this block, but for held parts."""
+        """The module is in training or evaluation mode within this block, but for held parts.
+
+        Parts with a train() of their own are in the modes that it sets.
+        """
         before = [part.training for part, _ in self._modes]
-        for part, trains in self._modes:
-            vars(part)["training"] = training and trains  # faster than a module's own
+        if self._has_own_modes:
+            self.module.train(training)
+        for part, trains in self._modes:  # faster than a module's own
+            wanted = part.training if self._has_own_modes else training
+            vars(part)["training"] = wanted and trains
         try:
             yield
         finally:
             for (part, _), mode in zip(self._modes, before, strict=True):
+                if not training and part.training and isinstance(part, BatchNormStandIn):
+                    self.say(f".{part.name} is a batch norm in training mode in a test")
                 vars(part)["training"] = mode
 
 

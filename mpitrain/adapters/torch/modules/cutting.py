@@ -51,7 +51,7 @@ def cut(module: nn.Module, after: str | Sequence[str], inputs: Array) -> list[nn
     names = expanded(module, after)
     kind = next((p.dtype for p in module.parameters()), torch.get_default_dtype())
     given = tensors_of(fields(inputs[np.arange(MANY) % len(inputs)]), kind, every=True)
-    elsewhere = "cut elsewhere, or give a torch.nn.Sequential of its parts"
+    elsewhere = "cut elsewhere, keep no results in modules, or give a torch.nn.Sequential of parts"
     try:
         trial = Trial(module, names, given)
         parts = [_Part(trial, number, given).module for number in range(len(names) + 1)]
@@ -101,7 +101,10 @@ class _Part:
 
     Attributes:
         module: the part.
+        fault: a fault of the latest pass, a text that follows the part's name.
     """
+
+    fault = ""
 
     def __init__(self, trial: Trial, number: int, inputs: Tensors) -> None:
         whole = trial.module
@@ -112,11 +115,13 @@ class _Part:
             self._arriving = {Crossing(name): name for name in inputs}
         self._inputs = {name: (one.shape[1:], one.dtype) for name, one in inputs.items()}
         self._options = options(whole)
+        self._shapes = {one: trial.shape(one) for one in self._leaving}
         self._tried = {one: trial.shape(one).many[1:] for one in self._arriving}
         self._here: dict[Crossing, torch.Tensor] = {}
         self._rows, self._lengths = 0, dict[int, int]()
         #: Where the numbers are that others lack, and the names of parameters that this part lacks.
         self._device = torch.device("cpu")
+        self._kind = next((p.dtype for p in whole.parameters()), torch.get_default_dtype())
         self._lacks: list[tuple[nn.Module, str]] = []
         values = [*whole.parameters(), *whole.buffers()]
         copies: dict[int, Any] = {id(one): one for one in values}  # these are not copied
@@ -146,11 +151,13 @@ class _Part:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Results of the part for those of the part before, or for the module's inputs."""
         before = self._here, self._rows, self._lengths  # a trial may come within a pass
+        self.fault = ""
         values = args or [kwargs[name] for name in self._arriving.values()]
         self._here = dict(zip(self._arriving, values, strict=True))
         self._rows = len(values[0])
-        if values[0].device != self._device:
-            self._go_to(values[0].device)
+        kind = next((p.dtype for p in self.module.parameters()), self._kind)
+        if (values[0].device, kind) != (self._device, self._kind):
+            self._go_to(values[0].device, kind)
         both = [(self._tried[one], tensor.shape[1:]) for one, tensor in self._here.items()]
         pairs = [pair for shapes in both for pair in zip(*shapes, strict=True)]
         self._lengths = {there: here for there, here in pairs if there != here}
@@ -159,13 +166,13 @@ class _Part:
             for name, (shape, kind) in self._inputs.items()
         }
         try:
-            positional, named = arguments(given, self._options)
-            return self._forward(*positional, **named)
-        except _Left as left:
-            for place, one in enumerate(tree_flatten(left.result)[0]):
-                self._here[Crossing(place, self._number)] = one
-            found = {one.field: self._for_each(self._here[one]) for one in self._leaving}
-            return found if len(found) > 1 else next(iter(found.values()))
+            found = self._run(*arguments(given, self._options))
+            if not self._leaving:
+                return found
+            leaves = tree_flatten(found.result)[0] if isinstance(found, _Left) else []
+            self._here |= {Crossing(n, self._number): one for n, one in enumerate(leaves)}
+            sent = {one.field: self._sent(one) for one in self._leaving}
+            return sent if len(sent) > 1 else next(iter(sent.values()))
         finally:
             self._here, self._rows, self._lengths = before
 
@@ -174,12 +181,13 @@ class _Part:
         sizes = (self._lengths.get(size, size) for size in shape)
         return absent((self._rows, *sizes), kind, self._device)
 
-    def _go_to(self, device: torch.device) -> None:
-        """Let all that is absent be on this device, on which operations mix it with the rest."""
-        self._device = device
+    def _go_to(self, device: torch.device, kind: torch.dtype) -> None:
+        """Let all that is absent be on this device and of this type, as operations mix it."""
+        self._device, self._kind = device, kind
         for part, name in self._lacks:
             lacking = part.__dict__[name]
-            part.__dict__[name] = absent(lacking.shape, lacking.dtype, device)
+            own = kind if lacking.is_floating_point() else lacking.dtype
+            part.__dict__[name] = absent(lacking.shape, own, device)
 
     def _result(self, end: int | None, result: Result, *args: Any, **kwargs: Any) -> Any:
         """The result of a module that earlier parts have called, or that this one does not need."""
@@ -187,9 +195,20 @@ class _Part:
         sent = {int(one.place): tensor for one, tensor in here if one.part == end}
         return result.of(self._rows, sent, self._lengths, self._device)
 
-    def _for_each(self, one: torch.Tensor) -> torch.Tensor:
-        """A tensor with a row for each sample, also where all have one row in common."""
-        return one if len(one) == self._rows else one.expand(self._rows, *one.shape[1:])
+    def _run(self, args: Any, kwargs: Any) -> Any:
+        try:
+            return self._forward(*args, **kwargs)
+        except _Left as left:
+            return left
+
+    def _sent(self, one: Crossing) -> torch.Tensor:
+        """A tensor for the next part with a row for each sample, also where they have one row."""
+        found = self._here.get(one)
+        if found is None:
+            self.fault = " leaves by another way than in the trial, not behind its last module"
+            shape = self._shapes[one].absent(self._rows, self._lengths, self._device)
+            return torch.zeros_like(shape, dtype=self._kind if shape.is_floating_point() else None)
+        return found if len(found) == self._rows else found.expand(self._rows, *found.shape[1:])
 
 
 class _Left(BaseException):

@@ -18,6 +18,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_map_only
 
 from mpitrain.adapters.torch.arrays import as_array, as_tensor
+from mpitrain.adapters.torch.checks.module_class import ImpureModule
 from mpitrain.adapters.torch.modules.drawing import drawing, is_repeated
 from mpitrain.adapters.torch.modules.regions import Region
 from mpitrain.group import TensorGroup
@@ -188,6 +189,8 @@ class _Way(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> Any:
+        if torch.is_grad_enabled():
+            raise ImpureModule("experts= has no gradients of gradients; leave it out")
         region, way, given, made = ctx.region, ctx.way, ctx.given, ctx.made
         ctx.given = ctx.made = None
         region.settle(ctx.repeats)

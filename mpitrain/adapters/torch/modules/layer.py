@@ -29,7 +29,7 @@ from mpitrain.adapters.torch.checks.module import (
     without_autocast,
 )
 from mpitrain.adapters.torch.checks.module_class import changing, moves, refuse
-from mpitrain.adapters.torch.checks.probe import MISFITS, expect_outputs, is_due, one_line
+from mpitrain.adapters.torch.checks.probe import MISFITS, Form, expect_outputs, is_due, one_line
 from mpitrain.adapters.torch.checks.shared_module import Comparison
 from mpitrain.adapters.torch.modules.calls import Call, Watched
 from mpitrain.adapters.torch.modules.expert_parallel import expert_share
@@ -80,7 +80,7 @@ class TorchLayer(Layer):
         name: str = "the module",
         prefix: str = "",
         *,
-        in_turn: bool = False,
+        takes: Form | None = None,
         training: bool | None = None,
     ) -> None:
         """Make it a layer.
@@ -89,8 +89,8 @@ class TorchLayer(Layer):
             module: the module.
             name: name of the module in errors.
             prefix: prefix of the parameters' names in the whole module.
-            in_turn: whether several inputs come as one tuple or dictionary, as in a
-                ``torch.nn.Sequential``, rather than as arguments.
+            takes: makes one argument of several inputs, as in a ``torch.nn.Sequential``; None: they
+                are arguments.
             training: mode of the whole module, within which parts may be held in another one.
 
         Raises:
@@ -106,7 +106,7 @@ class TorchLayer(Layer):
         self._alone: TorchLayer | None = None
         self._share = Share(module, Region(TensorGroup()))
         self._types: dict[str, torch.dtype] = {}
-        self._watched = Watched(name, module, training, self._share.region, in_turn=in_turn)
+        self._watched = Watched(name, module, training, self._share.region, takes)
         self._meets_others = any(True for _ in stand_ins(module))
         self._forwards = 0
         self._filler = 0
@@ -140,8 +140,8 @@ class TorchLayer(Layer):
     def _as(self, own: Share) -> "TorchLayer":
         """The layer whose module is a share of this one's."""
         watched = self._watched
-        modes = {"in_turn": watched.in_turn, "training": watched.training}
-        found = TorchLayer(own.module, watched.name, self.prefix, **modes)
+        takes, training = watched.takes, watched.training
+        found = TorchLayer(own.module, watched.name, self.prefix, takes=takes, training=training)
         found._given, found._alone = self._given, self
         found._share, found._watched.region = own, own.region
         found.whole, found.tied, found._filler = self.whole, self.tied, self._filler
@@ -225,6 +225,10 @@ class TorchLayer(Layer):
         if "" in found:
             return tuple(found[""].shape[1:])
         return Fields(joined({name: as_array(part) for name, part in found.items()}).dtype)
+
+    def formed(self, outputs: Mapping[str, Any]) -> Any:
+        """Outputs by name in the form in which the module gave its latest ones."""
+        return self._watched.own_loss.form(outputs)
 
     def give_only_loss(self) -> None:
         """Leave all outputs but the module's own loss out, if it has one."""

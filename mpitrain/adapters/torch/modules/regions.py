@@ -15,12 +15,30 @@ import numpy as np
 import torch
 from torch import nn
 
-from mpitrain.adapters.torch.arrays import named_tensors
+from mpitrain.adapters.torch.arrays import as_array, as_tensor, named_tensors
 from mpitrain.group import TensorGroup, cut
 
 
 class AgreedFault(RuntimeError):
     """Another rank has seen a fault in a trial, and all know it."""
+
+
+class Summed(torch.autograd.Function):
+    """The sum of x over ranks, or x; backward the sum of gradients, or the gradient.
+
+    The backward pass has gradients of its own.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, group: TensorGroup, xp: ModuleType, here: bool, back: bool
+    ) -> torch.Tensor:
+        ctx.turned = group, xp, back, here
+        return as_tensor(group.sum(as_array(x.contiguous(), xp))) if here else x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor) -> Any:
+        return Summed.apply(dy, *ctx.turned), None, None, None, None
 
 
 class Region:

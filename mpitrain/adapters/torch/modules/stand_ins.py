@@ -17,8 +17,9 @@ from torch import nn
 from mpitrain.adapters.torch.arrays import as_array, as_tensor
 from mpitrain.adapters.torch.checks.module_class import ImpureModule, moves
 from mpitrain.adapters.torch.modules.cutting import has_hooks
+from mpitrain.adapters.torch.modules.regions import Summed
 from mpitrain.arrays import Array
-from mpitrain.nn.batch_norm import OtherNorm, follow, input_gradient, moments
+from mpitrain.nn.batch_norm import OtherNorm, follow, moments
 from mpitrain.nn.context import RESTING, Context
 
 #: SyncBatchNorm is over the samples of all ranks, as every stand-in is.
@@ -63,8 +64,8 @@ class BatchNormStandIn(nn.Module):
         wide = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
         rows = wide.transpose(1, -1)
         normal: torch.Tensor
-        if context.training:
-            normal = _Normalised.apply(rows, self, state)
+        if context.training and self.training:
+            normal, _ = _Normalised.apply(rows, self, state)
         else:
             mean, variance = (
                 as_tensor(self.xp.asarray(state[name])).to(wide.dtype)
@@ -79,10 +80,12 @@ class BatchNormStandIn(nn.Module):
 
 
 class _Normalised(torch.autograd.Function):
-    """``(x - mean) / sqrt(variance + epsilon)`` along the last axis, over all replicas' rows."""
+    """``(x - mean) * scale`` along the last axis, over all replicas' rows; and the scale."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, norm: BatchNormStandIn, state: Any) -> torch.Tensor:
+    def forward(
+        ctx: Any, x: torch.Tensor, norm: BatchNormStandIn, state: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         context, xp, part = norm.context, norm.xp, norm.momentum
         rows = as_array(x.detach().reshape(-1, x.shape[-1]), xp)
         own = rows if norm.counts else rows[:0]
@@ -94,28 +97,36 @@ class _Normalised(torch.autograd.Function):
                 "let the code of all ranks call each norm, with no rows where none are for it, or "
                 "set parallel.data = 1"
             ) from None
+        if len(own) < 2 and (count == 1).any():
+            raise ImpureModule(
+                f"batch norm {norm.name} has a single value a channel, as a batch of one sample "
+                "gives it, and no variance; change train.batch_size, or set drop_last=True"
+            )
         if not context.again:
             tracked = state["num_batches_tracked"]
             tracked += (count > 0).any()
             if part is None:
                 part = 1 / xp.maximum(tracked, 1).astype(float)
             follow(state, mean, squares, count, part)
-        scale = 1 / xp.sqrt(squares / xp.maximum(count, 1) + norm.epsilon)
-        normal = ((rows - mean) * scale).astype(rows.dtype, copy=False)
-        ctx.kept = normal, scale, count, context.replicas, xp, norm.counts
-        return as_tensor(normal).reshape(x.shape)
+        most = xp.maximum(count, 1)
+        scale = 1 / xp.sqrt(squares / most + norm.epsilon)
+        normal = as_tensor(((rows - mean) * scale).astype(rows.dtype, copy=False)).reshape(x.shape)
+        found = normal, as_tensor(scale)
+        ctx.save_for_backward(*found, as_tensor(most))
+        ctx.kept = context.replicas, xp, norm.counts
+        return found
 
     @staticmethod
-    def backward(ctx: Any, dy: torch.Tensor) -> Any:
-        normal, scale, count, replicas, xp, counts = ctx.kept
-        rows = as_array(dy.reshape(-1, dy.shape[-1]), xp)
-        if not counts:
-            rows, normal = rows[:0], normal[:0]
-        sums = xp.stack([rows.sum(axis=0), (rows * normal).sum(axis=0)])
-        dx = input_gradient(rows, normal, scale, sums, count, replicas)
-        if not counts:
-            return torch.zeros_like(dy), None, None
-        return as_tensor(xp.ascontiguousarray(dx)).reshape(dy.shape), None, None
+    def backward(ctx: Any, dy: torch.Tensor, by_scale: torch.Tensor) -> Any:
+        (normal, scale, count), (replicas, xp, counts) = ctx.saved_tensors, ctx.kept
+        axes = tuple(range(dy.dim() - 1))
+        own = (dy, normal) if counts else (dy[:0], normal[:0])
+        sums = torch.stack([own[0].sum(axes), (own[0] * own[1]).sum(axes), by_scale.to(dy)])
+        mean, along, wide = Summed.apply(sums.double(), replicas, xp, True, True) / count
+        dx = scale * (own[0] - mean - own[1] * (along + scale * wide))
+        if not counts:  # its gradient still leads to the sum
+            dx = torch.zeros_like(dy) + dx.sum()
+        return dx.to(dy.dtype), None, None
 
 
 def with_stand_ins(module: nn.Module, training: bool) -> nn.Module:
@@ -139,18 +150,12 @@ def with_stand_ins(module: nn.Module, training: bool) -> nn.Module:
 
 
 def expect_replaceable(module: nn.Module) -> None:
-    """Refuse batch norm that a stand-in cannot replace, and a mode that is not clear.
+    """Refuse batch norm that a stand-in cannot replace.
 
     Raises:
-        ImpureModule: with the name of the part: it is in training mode within a module that is not,
-            or is a batch norm with a hook or a forward() of its own.
+        ImpureModule: with the name of the part: it has a hook or a forward() of its own.
     """
     for name, part in module.named_modules():
-        if part.training and not module.training:
-            raise ImpureModule(
-                f"{name} ({type(part).__name__}) is in training mode and the module around it is "
-                "not, and the trainer knows one mode for all: module.train()"
-            )
         if _is_replaced(part, module.training) and (has_hooks(part) or "forward" in vars(part)):
             raise ImpureModule(
                 f"{name} ({type(part).__name__}) has a hook or a forward() of its own, and the "

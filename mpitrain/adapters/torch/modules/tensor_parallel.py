@@ -14,8 +14,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from mpitrain.adapters.torch.arrays import as_array, as_tensor
-from mpitrain.adapters.torch.modules.regions import Axis, Region, Share
+from mpitrain.adapters.torch.modules.regions import Axis, Region, Share, Summed
 from mpitrain.adapters.torch.modules.splits import COLUMNS, NUMBER, Plan, Split
 from mpitrain.group import TensorGroup
 
@@ -45,45 +44,16 @@ class TensorRegion(Region):
         """The input of a matrix whose columns are shared; several matrices may have one input."""
         x, *others = given
         if id(x) not in self._entered:
-            self._entered[id(x)] = x, _Enter.apply(x, self)
+            self._entered[id(x)] = x, Summed.apply(x, self.group, self.xp, False, True)
         return self._entered[id(x)][1], *others
 
     def leave(self, part: nn.Module, x: torch.Tensor) -> torch.Tensor:
         """The result of a matrix whose rows are shared; the bias is added once."""
         weight, bias = cast(Any, part.weight), cast(Any, part.bias)
         term = F.linear(x, weight) if isinstance(part, nn.Linear) else x @ weight
-        found: torch.Tensor = _Leave.apply(term, self)
+        found: torch.Tensor = Summed.apply(term, self.group, self.xp, True, False)
         self._entered.clear()
         return found if bias is None else found + bias
-
-    def sum(self, x: torch.Tensor) -> torch.Tensor:
-        """Sum over the ranks."""
-        return as_tensor(self.group.sum(as_array(x.contiguous(), self.xp)))
-
-
-class _Enter(torch.autograd.Function):
-    """Forward x, backward the sum of gradients."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, region: TensorRegion) -> torch.Tensor:
-        ctx.region = region
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, dy: torch.Tensor) -> Any:
-        return ctx.region.sum(dy), None
-
-
-class _Leave(torch.autograd.Function):
-    """Forward the sum of x, backward the gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, region: TensorRegion) -> torch.Tensor:
-        return region.sum(x)
-
-    @staticmethod
-    def backward(ctx: Any, dy: torch.Tensor) -> Any:
-        return dy, None
 
 
 def share(module: nn.Module, own: Plan, group: TensorGroup) -> Share:

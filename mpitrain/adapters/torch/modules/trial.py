@@ -235,5 +235,5 @@ def called(module: nn.Module, buffers: Tensors, given: Tensors) -> dict[str, tor
     """The tensors by name that the module with these buffers gives for these inputs."""
     args, kwargs = arguments(given, options(module))
     with having(module, buffers):
-        found = outputs_of(module(*args, **kwargs))
+        found, _ = outputs_of(module(*args, **kwargs))
     return {name: one for name, one in found.items() if isinstance(one, torch.Tensor)}

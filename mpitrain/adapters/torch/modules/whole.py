@@ -10,7 +10,8 @@ import torch
 from mpi4py import MPI
 
 from mpitrain.adapters.torch.arrays import as_tensor, named_tensors
-from mpitrain.adapters.torch.checks.module_class import ImpureModule, moves
+from mpitrain.adapters.torch.checks.module_class import ImpureModule, moves, settle_modes
+from mpitrain.adapters.torch.checks.probe import Form
 from mpitrain.adapters.torch.checks.shared_memory import expect_apart
 from mpitrain.adapters.torch.modules.cutting import cut, has_hooks
 from mpitrain.adapters.torch.modules.expert_names import experts_named
@@ -18,6 +19,7 @@ from mpitrain.adapters.torch.modules.layer import TorchLayer
 from mpitrain.adapters.torch.modules.splits import plan
 from mpitrain.adapters.torch.modules.stand_ins import expect_replaceable
 from mpitrain.arrays import Array
+from mpitrain.fields import as_given
 from mpitrain.group import cut as cut_out
 from mpitrain.group import share
 from mpitrain.nn import Chain, Layer
@@ -28,7 +30,7 @@ from mpitrain.ranks.together import together
 from mpitrain.training.evaluation import averaged
 from mpitrain.training.parts import Parts
 
-_IN_TURN = torch.nn.Sequential.forward
+_IN_TURN = torch.nn.Sequential.forward, torch.nn.Sequential.train
 
 
 def layers(
@@ -60,6 +62,7 @@ def layers(
     """
     if not isinstance(module, torch.nn.Module):
         raise TypeError(f"layers() takes a torch.nn.Module, not a {type(module).__name__}")
+    settle_modes(module)
     expect_replaceable(module)
     expect_apart(module)
     pieces: dict[str, tuple[str, torch.nn.Module]]
@@ -83,6 +86,7 @@ def layers(
     found: dict[str, Layer] = {}
     owners: dict[int, str] = {}
     norms: dict[int, str] = {}
+    takes: Form = as_given
     for name, (prefix, part) in pieces.items():
         for own, inner in part.named_modules():
             if moves(inner, module.training) and norms.setdefault(id(inner), name) != name:
@@ -90,7 +94,10 @@ def layers(
                     f"{name}.{own} ({type(inner).__name__}) is in {norms[id(inner)]}, too, and has "
                     "one running mean and variance; make two of it, or one part of both"
                 )
-        layer = TorchLayer(part, name, prefix, in_turn=bool(prefix), training=module.training)
+        layer = TorchLayer(
+            part, name, prefix, takes=takes if prefix else None, training=module.training
+        )
+        takes = layer.formed
         tied = {}
         for own, parameter in part.named_parameters():
             owner = owners.setdefault(id(parameter), f"{name}.{own}")
@@ -105,8 +112,9 @@ def layers(
 
 
 def _in_turn(module: torch.nn.Module) -> TypeGuard[torch.nn.Sequential]:
-    """Whether its parts are layers in turn; one of several types is one layer, which keeps them."""
-    is_plain = isinstance(module, torch.nn.Sequential) and type(module).forward is _IN_TURN
+    """Whether its parts are layers in turn; one layer keeps several types, or its train()."""
+    own = type(module)
+    is_plain = isinstance(module, torch.nn.Sequential) and (own.forward, own.train) == _IN_TURN
     return is_plain and len({p.dtype for p in module.parameters()}) < 2
 
 
