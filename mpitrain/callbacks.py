@@ -31,15 +31,15 @@ from mpitrain.training.loop import is_due
 from mpitrain.training.parts import SHARED_ERRORS, Asked, Parts
 
 
-def test_period(parts: Parts) -> int:
-    """Steps from one test to the next."""
-    return parts.sampler.steps_per_epoch * parts.config.evaluate.every
+def ends_period(parts: Parts) -> bool:
+    """Whether the last step was that before a test which a longer run would have there, too."""
+    return not parts.seen and parts.epoch % parts.config.evaluate.every == 0
 
 
 def is_test_due(parts: Parts) -> bool:
     """Whether a test is due after the step that was taken last."""
     is_last = bool(parts.ending) or parts.steps_done == parts.total_steps
-    return parts.data.test is not None and (is_last or parts.steps_done % test_period(parts) == 0)
+    return parts.data.test is not None and (is_last or ends_period(parts))
 
 
 def is_test_missing(parts: Parts) -> bool:
@@ -129,8 +129,7 @@ class Callbacks:
                 "other samples"
             )
         parts.watch.note(found, parts.steps_done)
-        # A test within an epoch, at the end of a run, would not be there in a longer run.
-        if parts.measured_rates and parts.steps_done % test_period(parts) == 0:
+        if parts.measured_rates and ends_period(parts):
             parts.measured_rates.note(found, parts.steps_done)
         self._do_as_asked()
         if parts.watch.is_best():
@@ -175,7 +174,7 @@ class Callbacks:
 
     def _evaluate(self) -> Epoch:
         parts = self._parts
-        return evaluate(parts, (parts.steps_done - 1) // parts.sampler.steps_per_epoch)
+        return evaluate(parts, parts.epoch - (not parts.seen))
 
     def _save(self, *, best: bool = False) -> None:
         """Begin to write a checkpoint; collective."""

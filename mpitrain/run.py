@@ -1,6 +1,6 @@
 """A run of training: the loop over epochs, and the step of synchronous training."""
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from time import perf_counter
 from typing import Protocol
@@ -24,7 +24,7 @@ from mpitrain.step.agreement import (
 )
 from mpitrain.training.batches import MicroBatches
 from mpitrain.training.compatibility import uncountable
-from mpitrain.training.loop import Batch, Loop, forward_backward, is_due, read_batches, remaining
+from mpitrain.training.loop import Batch, Loop, forward_backward, is_due, read_batches
 from mpitrain.training.parts import Parts
 
 
@@ -102,7 +102,7 @@ def trained(
             run.test()
         while parts.steps_done < parts.total_steps and not run.ended():
             try:
-                for records in loop.steps(parts.steps_done // parts.sampler.steps_per_epoch):
+                for records in loop.steps(parts.epoch):
                     for record in records:
                         run.write(record)
                     run.after_steps()
@@ -131,10 +131,6 @@ class SynchronousLoop(Loop):
         self._workers = parts.grid.layout.replicas[0] if sync.drifts else 1
         #: Steps on which the ranks have not agreed yet; None: they agree in each step.
         self._ledger = Ledger(parts.comm, self._workers, sync.agree) if sync.agree > 1 else None
-
-    def batches(self, epoch: int) -> Generator[Batch]:
-        self.parts.account.begin()
-        return read_batches(self.parts, epoch, remaining(self.parts, epoch))
 
     @np.errstate(over="ignore", invalid="ignore")
     def step(self, batch: Batch) -> Sequence[Record]:
@@ -178,7 +174,7 @@ class SynchronousLoop(Loop):
         if agreed.nothing_counts and not unfit:
             unfit = NOTHING_COUNTS
         if self._ledger is None:
-            return [self._skip(loss, unfit, state_before, hopeless=agreed.nothing_counts)]
+            return [self._skip(batch, loss, unfit, state_before, agreed.nothing_counts)]
         # Only this worker skips its update, and goes on with its old weights; the other ranks learn
         # it when they next agree.
         culprits = ", ".join(parts.gradient.own_culprits(loss)[:3])
@@ -230,7 +226,7 @@ class SynchronousLoop(Loop):
         parts.account.ended(published + self._exchange())
         parts.summation.commit()
         parts.scale.went_well()
-        parts.steps_done = number + 1
+        parts.count(number, batch.indices)
         is_last = parts.steps_done == parts.total_steps
         if is_last:
             last = parts.account.last()
@@ -252,8 +248,7 @@ class SynchronousLoop(Loop):
             return [parts.account.record(own, agreed, agreed.grad_norm / scale)]
         mean = replace(report, loss=report.loss * agreed.factor)
         ledger.steps.append(replace(own, report=mean))
-        periods = ledger.every, parts.sampler.steps_per_epoch
-        meets = is_last or any(parts.steps_done % period == 0 for period in periods)
+        meets = is_last or not parts.seen or parts.steps_done % ledger.every == 0
         return self._agree_late(ledger) if meets else []
 
     def _agree_late(self, ledger: Ledger) -> Sequence[Record]:
@@ -278,7 +273,7 @@ class SynchronousLoop(Loop):
         return [*found, slow] if slow else found
 
     def _skip(
-        self, loss: Scalar, unfit: str, state: Mapping[str, Array], *, hopeless: bool
+        self, batch: Batch, loss: Scalar, unfit: str, state: Mapping[str, Array], hopeless: bool
     ) -> Skipped:
         """Take a step that changes no parameter, and lower the loss scale; collective.
 
@@ -295,6 +290,6 @@ class SynchronousLoop(Loop):
             raise NonFinite(nonfinite(number, culprits, data))
         parts.scale.overflowed()
         parts.account.ended(self._exchange())
-        parts.steps_done = number
+        parts.count(number - 1, batch.indices)
         synced = parts.account.synced(number)
         return Skipped(number, data or culprits, parts.scale.value, synced)

@@ -256,17 +256,18 @@ def create(options: Any, chosen: Any = None) -> Any:
             f"{ranks or 'all'}; MPI calls it rank {world.rank} of {world.size}; start the program "
             "with mpirun or srun, not torchrun, and let mpi:// number the ranks"
         )
-    return create_group(ranks, options.group_id, options.timeout, options.store, chosen)
+    return create_group(ranks, options.timeout, options.store, chosen)
 
 
 def create_group(
-    ranks: list[int], name: str, timeout: timedelta, store: Any, options: GroupOptions | None = None
+    ranks: list[int], timeout: timedelta, store: Any, options: GroupOptions | None = None
 ) -> Any:
     """A group of these ranks of ``MPI.COMM_WORLD``, of all if there are none; on its ranks only."""
     world = MPI.COMM_WORLD
     if ranks:
         group = world.Get_group().Incl(ranks)
-        made = world.Create_group(group, zlib.crc32(name.encode()) % _TAGS)
+        # Not by torch's name of the group, in which may be how many groups this rank is in.
+        made = world.Create_group(group, zlib.crc32(str(ranks).encode()) % _TAGS)
         group.Free()
     else:
         made = world.Dup()

@@ -22,7 +22,7 @@ Tensors = Sequence[torch.Tensor]
 #: One work for all blocking calls, as a new one takes a microsecond.
 _DONE = DoneWork()
 #: Collectives of small calls.
-_SMALL = ("allreduce", "allgather", "alltoall", "barrier", "broadcast", "reduce", "reduce_scatter")
+_SMALL = ("allreduce", "allgather", "alltoallv", "barrier", "broadcast", "reduce", "reduce_scatter")
 
 
 class Calls:

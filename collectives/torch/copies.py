@@ -8,6 +8,7 @@ from mpi4py import MPI
 
 from collectives.torch.calls import Calls, Tensors, listed
 from collectives.torch.tensors import (
+    SMALL,
     Joined,
     apart,
     check_dense,
@@ -80,8 +81,8 @@ class Copies(Calls):
                     if len(set(counts)) > 1:
                         comm.Allgatherv(memory(apart([source], whole)), [memory(whole), counts])
                     else:
-                        block = _own_block(source, whole, self._rank)
-                        comm.Allgather(block, memory(whole), algorithm=way)
+                        sent = _sent(source, whole, self._rank)
+                        comm.Allgather(sent, memory(whole), algorithm=way)
 
         return self._submit(what, outputs, options, call, inputs=inputs)
 
@@ -124,11 +125,12 @@ class Copies(Calls):
         options: Any = None,
         **_: Any,
     ) -> dist._Work:
+        """Always MPI's Alltoallv: ranks may leave out splits that others give."""
         what, size, shape = "all_to_all_single", self._size, source.shape
         is_even = not (input_splits or output_splits)
         has_blocks = is_even and shape == output.shape and shape and shape[0] % size == 0
         if has_blocks and (pair := small_pair(source, output, (size, size))) is not None:
-            call, given = self._library.Alltoall, (self.comm, *pair)
+            call, given = self._library.Alltoallv, (self.comm, *pair)
             return self._submit(what, [output], options, call, given, [source])
         check_dense([output, source])
         sent = self._items("input", source, input_splits)
@@ -138,8 +140,7 @@ class Copies(Calls):
                 f"the block of this rank for itself does not fit: {sent} items of an input "
                 f"{tuple(source.shape)}, and {got} of an output {tuple(output.shape)}"
             )
-        counts = None if is_even else (sent, got)
-        return self._all_to_all(what, [output], [source], counts, options)
+        return self._all_to_all(what, [output], [source], sent, got, options)
 
     def alltoall(self, outputs: Any, inputs: Any, options: Any = None, **_: Any) -> dist._Work:
         """Every pair of ranks may exchange another number of items."""
@@ -149,20 +150,17 @@ class Copies(Calls):
         check_parts("all_to_all", outputs, inputs[rank], size, rank)
         check_parts("all_to_all", inputs, outputs[rank], size, rank)
         sent, got = ([tensor.numel() for tensor in tensors] for tensors in (inputs, outputs))
-        return self._all_to_all("all_to_all", outputs, inputs, (sent, got), options)
+        return self._all_to_all("all_to_all", outputs, inputs, sent, got, options)
 
     def _all_to_all(
-        self, what: str, outputs: Tensors, inputs: Tensors, counts: Any, options: Any
+        self, what: str, outputs: Tensors, inputs: Tensors, sent: Any, got: Any, options: Any
     ) -> dist._Work:
-        """Exchanges blocks of so many sent and received items, or of one size."""
+        """Exchanges blocks of so many sent and received items."""
 
         def call() -> None:
             with Joined(outputs, reads=False) as whole:
-                sent, got = memory(apart(inputs, whole)), memory(whole)
-                if counts is None:
-                    self.comm.Alltoall(sent, got)
-                else:
-                    self.comm.Alltoallv([sent, counts[0]], [got, counts[1]])
+                source = memory(apart(inputs, whole))
+                self.comm.Alltoallv([source, sent], [memory(whole), got])
 
         return self._submit(what, outputs, options, call, inputs=inputs)
 
@@ -187,9 +185,16 @@ class Copies(Calls):
     alltoall_base = all_to_all_single
 
 
-def _own_block(source: torch.Tensor, whole: torch.Tensor, rank: int) -> Any:
-    """The block that a rank sends in an all-gather, whose input may lie in its output."""
+def _sent(source: torch.Tensor, whole: torch.Tensor, rank: int) -> Any:
+    """The block that a rank sends in an all-gather, whose input may lie in its output.
+
+    MPI wants in place from all ranks or from none, so the size says which.  Up to ``SMALL``, other
+    ranks may be in :func:`small_pair`'s call, which is not in place.
+    """
+    if whole.nbytes <= SMALL:
+        return memory(apart([source], whole))
     sent = Joined([source], reads=True).whole
-    if sent.nbytes and sent.data_ptr() == whole.data_ptr() + rank * sent.nbytes:
-        return MPI.IN_PLACE
-    return memory(apart([sent], whole))
+    own = whole[rank * len(sent) :][: len(sent)]
+    if sent.data_ptr() != own.data_ptr():
+        own.copy_(apart([sent], own))
+    return MPI.IN_PLACE

@@ -141,4 +141,4 @@ def _old_mpi(ranks: list[int]) -> Any:
 
     from collectives.torch.backend import create_group
 
-    return create_group(ranks, str(ranks), c10d.default_pg_timeout, None)
+    return create_group(ranks, c10d.default_pg_timeout, None)

@@ -14,6 +14,7 @@ from mpitrain.checkpoint.described import digest as digest_of
 from mpitrain.checkpoint.manifest import MANIFEST, CheckpointError
 from mpitrain.checkpoint.reader import CheckpointReader, newest
 from mpitrain.config import Config
+from mpitrain.files import write_whole
 
 #: Parameters of a torch module, as mpitrain.adapters.torch.layers names them.
 _OF_TORCH = re.compile(r"part\d+\.")
@@ -61,18 +62,16 @@ def export(folder: Path, output: Path, *, torch: bool = False) -> Exported:
         whole = checkpoint.value(name)
         own = as_torch(name, whole, checkpoint.job) if torch else whole
         tensors[name] = np.asarray(own, order="C")
-    _write(save_file, tensors, checkpoint, output)
+    _write(save_file, tensors, output, job=checkpoint.manifest.job)
     return Exported(len(tensors), checkpoint.folder, refused)
 
 
-def _write(
-    save: Any, tensors: dict[str, Any], checkpoint: CheckpointReader, output: Path, **about: str
-) -> None:
+def _write(save: Any, tensors: dict[str, Any], output: Path, **about: str) -> None:
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         if output.exists():
             check_regular(output)  # the new file would take the place of a device
-        save(tensors, output.resolve(), {"job": checkpoint.manifest.job, **about})
+        write_whole(output.resolve(), lambda beside: save(tensors, beside, about))
     except (OSError, SafetensorError) as error:
         why = getattr(error, "strerror", None) or error
         raise CheckpointError(f"cannot write {output}: {why}; name another file") from error
@@ -89,7 +88,7 @@ def _of_module(checkpoint: CheckpointReader, output: Path) -> int:
             "install it, or leave --torch out"
         ) from error
     names = checkpoint.manifest.names
-    constants = _constants(checkpoint)
+    constants = constants_of(checkpoint)
     tensors = {
         name: from_numpy(np.asarray(checkpoint.value(own), order="C"))
         if own in checkpoint.manifest.shapes
@@ -100,11 +99,11 @@ def _of_module(checkpoint: CheckpointReader, output: Path) -> int:
         if name.endswith("num_batches_tracked"):
             tensors[name] = tensor.long()
     # transformers before version 5 refuses a file that does not name its format.
-    _write(save_tensors, tensors, checkpoint, output, format="pt")
+    _write(save_tensors, tensors, output, job=checkpoint.manifest.job, format="pt")
     return len(tensors)
 
 
-def _constants(checkpoint: CheckpointReader) -> dict[str, Any]:
+def constants_of(checkpoint: CheckpointReader) -> dict[str, Any]:
     """Constants of a module, from the file that a run's checkpoints share."""
     name, manifest = checkpoint.manifest.constants, checkpoint.manifest
     if not name:

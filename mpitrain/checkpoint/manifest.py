@@ -81,6 +81,7 @@ class Progress(Struct, frozen=True, forbid_unknown_fields=True):
         rate_factor: factor on all rates that the program has set.
         measured: values of the tests that rates follow, in turn; None: not finite.
         place: where a stream was that keeps states; None: it is read from its beginning.
+        epoch, samples: epoch of the next step, and how many of its samples were seen; None: old.
     """
 
     step: Steps
@@ -94,6 +95,8 @@ class Progress(Struct, frozen=True, forbid_unknown_fields=True):
     rate_factor: NonNegative = 1.0
     measured: list[float | None] = []
     place: StreamPlace | None = None
+    epoch: Steps | None = None
+    samples: Steps = 0
 
     def __post_init__(self) -> None:
         if self.updates > self.step * self.per_step:

@@ -2,25 +2,30 @@
 
 import hashlib
 import logging
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from importlib.util import MAGIC_NUMBER
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
 from mpitrain.checkpoint.described import Description
+from mpitrain.config import Config, by_key
 from mpitrain.data.map_style import OwnSamples
 from mpitrain.data.sampler import OwnOrder
 from mpitrain.data.stream import Stream, Streamed
 from mpitrain.ranks.same import described
 
 if TYPE_CHECKING:
+    from mpitrain.checkpoint.reader import CheckpointReader
     from mpitrain.training.parts import Parts
 
 log = logging.getLogger("mpitrain")
 
+ORDER = "the order of samples"
 #: Beginning of the names of values' digests.
 _VALUES = "values of "
 #: Options of an optimiser that may change during a run, or change no numbers.
@@ -118,6 +123,34 @@ def settled_recipe_of(parts: "Parts") -> Recipe:
     return found
 
 
+def _decisive(job: Config) -> dict[str, object]:
+    """Values of a job, by key, that make it another training, on any layout of ranks.
+
+    Own objects have no files.  Epochs are those of each client; else they only say when to end.
+    """
+    counts = re.compile(
+        r"(model|loss|compress)\..*|data\.(?!workers|path).*|own\.(?!schedule|splits|experts|cuts).*"
+        r"|federated\.(?!rounds).*|optim\.name|run\.(seed|random|dtype|compute)|train\.batch_size"
+        r"|train\.epochs"
+    )
+    return {
+        key: str(value).rpartition(":")[2] if key.startswith("own.") else value
+        for key, value in by_key(msgspec.to_builtins(job)).items()
+        if counts.fullmatch(key) and (job.federated.clients or key != "train.epochs")
+    }
+
+
+def differences(parts: "Parts", checkpoint: "CheckpointReader") -> Iterator[str]:
+    """Differences that make it another training; a digest compares the data."""
+    then, now = _decisive(checkpoint.job), _decisive(parts.config)
+    found = [(key, then[key], now[key]) for key in then if key in now and then[key] != now[key]]
+    for place, before, after in (*found, *checkpoint.manifest.recipe.differences(parts.recipe)):
+        yield f"{place} was {before}, and is {after}"
+    if checkpoint.manifest.data != parts.data_digest:
+        path = parts.config.data.path
+        yield f"it had other data: what data.path = {path!r} holds has changed since"
+
+
 def name_of_constants(recipe: Recipe, names: Mapping[str, str]) -> str:
     """Name of a module's file of constants, which depends on their values; empty without any."""
     wanted = set(names.values())
@@ -147,6 +180,7 @@ def _made(parts: "Parts", *, values: bool = True) -> Recipe:
         _add(found, "data", data.source if isinstance(data, Stream) else data)
         if parts.data.train.collate is not None:
             _add(found, "collate_fn", parts.data.train.collate)
+    found.options[ORDER] = parts.sampler.described
     if isinstance(parts.sampler, OwnOrder):
         _add(found, "sampler", parts.sampler.given)
     return Recipe(found.parts, found.options, found.code, MAGIC_NUMBER.hex())

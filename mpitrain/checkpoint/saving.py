@@ -1,5 +1,6 @@
 """Save a run's progress as checkpoints, and go on from the newest."""
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,7 @@ from mpitrain.checkpoint.recipe import kept_constants, recipe_of
 from mpitrain.checkpoint.state import collect, restore
 from mpitrain.checkpoint.writer import Writer
 from mpitrain.config import Config
+from mpitrain.data import DataError
 from mpitrain.metrics.records import Resumed
 from mpitrain.ranks.together import together
 
@@ -44,7 +46,7 @@ def resume(parts: "Parts", *, allow_changes: bool = False) -> Resumed | None:
 
     Raises:
         CheckpointError: on all ranks; it is another job's, or none of several can be used.
-        ConfigError: on all ranks: a scheduler fails on what the checkpoint's tests measured.
+        ConfigError, DataError: on all ranks: the program's own scheduler or sampler fails.
     """
     checkpoint, refused = newest(checkpoints(parts.config), parts.comm)
     if checkpoint is None:
@@ -52,10 +54,11 @@ def resume(parts: "Parts", *, allow_changes: bool = False) -> Resumed | None:
             raise CheckpointError(f"no checkpoint can be used: {'; '.join(refused)}")
         return None
     recipe_of(parts)
-    notes = together(
-        parts.comm, lambda: restore(parts, checkpoint, allow_changes=allow_changes), CheckpointError
-    )
+    act = partial(restore, parts, checkpoint, allow_changes=allow_changes)
+    notes = together(parts.comm, act, CheckpointError, DataError)
     parts.refresh()
+    if parts.rates.ahead:
+        parts.rates.tabulate(parts.comm, parts.objects.schedule, parts.total_steps)
     if parts.measured_rates:
         measured = checkpoint.manifest.progress.measured
         parts.measured_rates.resume(measured, parts.steps_done)

@@ -1,14 +1,16 @@
 """A job's parameters and optimiser state as pieces of tensors, and back."""
 
 from collections.abc import Iterator
+from dataclasses import replace
+from itertools import islice, product
 from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
-from msgspec.structs import asdict, replace
 
-from mpitrain.arrays import Array
+from mpitrain.arrays import Array, Shape
 from mpitrain.checkpoint import exchange, workers
+from mpitrain.checkpoint.export import constants_of
 from mpitrain.checkpoint.manifest import (
     EXCHANGE_STATE,
     CheckpointError,
@@ -18,8 +20,7 @@ from mpitrain.checkpoint.manifest import (
     SavedPiece,
 )
 from mpitrain.checkpoint.reader import CheckpointReader
-from mpitrain.checkpoint.recipe import name_of_constants, settled_recipe_of
-from mpitrain.config import Config, Own
+from mpitrain.checkpoint.recipe import ORDER, differences, name_of_constants, settled_recipe_of
 from mpitrain.parallel.arena import Tensor
 from mpitrain.parallel.store import overlaps
 from mpitrain.step.update import AVERAGE
@@ -104,6 +105,8 @@ def collect(parts: "Parts") -> tuple[dict[str, Array], list[SavedPiece], Manifes
             parts.rates.factor,
             parts.measured_rates.values[:] if parts.measured_rates else [],
             parts.feed.place(),
+            parts.epoch,
+            parts.seen,
         ),
         job=msgspec.json.encode(parts.config).decode(),
         layout=parts.layout,
@@ -131,13 +134,37 @@ def restore(
     Returns sentences on differences from the run before.  CheckpointError: it is another model's,
     of other numbers, data or order of samples.
     """
-    notes = _check_job(parts, checkpoint, allow_changes=allow_changes)
+    there = {(one.section.partition("@")[0], one.tensor) for one in checkpoint.manifest.pieces}
+    slots = parts.updater.optimizer.slots
+    due = "parameters", *slots, *([AVERAGE] if parts.config.optim.average else [])
+    pairs = *product(due, parts.model.trained()), *product(["state"], parts.state)
+    lacking = [pair for pair in pairs if pair not in there]
+    new = [f"{section} of {name}" for section, name in lacking]
+    notes = _check_job(parts, checkpoint, new, allow_changes=allow_changes)
+    constants = constants_of(checkpoint) if lacking else {}
+    were = {own: checkpoint.manifest.names.get(name) for name, own in parts.objects.names.items()}
+
+    def saved(section: str, name: str, shape: Shape) -> Array | None:
+        """A tensor's saved values; None: the new ones stay."""
+        kind = section.partition("@")[0]
+        if kind == AVERAGE and (kind, name) not in there:  # it begins at the parameters
+            kind = section = "parameters"
+        if (kind, name) in there:
+            values = workers.tensor(checkpoint, section, name)
+        elif kind in ("parameters", "state") and (was := were.get(name)) in constants:
+            values = constants[was].double().numpy()
+        else:
+            return None
+        if values.shape != shape:
+            raise CheckpointError(
+                f"{checkpoint.folder}: {name} has shape {values.shape}, and the model's is {shape}"
+            )
+        return values
+
     as_they_were = workers.are_those_of(parts, checkpoint)
+    as_they_were &= not (lacking and parts.config.sync.drifts)
     # Workers that begin together take the common arrays; their anchor is where they begin.
-    kept = workers.shared(parts) if as_they_were else dict(parts.strategy.shared())
-    kept = {
-        name: flat for name, flat in kept.items() if as_they_were or name in checkpoint.sections
-    }
+    kept = workers.shared(parts) if as_they_were else parts.strategy.shared()
     taken: set[str] = set()
     for index, piece in enumerate(parts.store.pieces):
         found = list(_sections(parts, index) if as_they_were else _alike(parts, index))
@@ -147,32 +174,27 @@ def restore(
         for tensor, part in overlaps(parts.arena.tensors, piece):
             start = piece.start + part.start - tensor.start
             for section, flat in found:
-                values = workers.tensor(checkpoint, section, tensor.name)
-                if values.shape != tensor.whole:
-                    raise CheckpointError(
-                        f"{checkpoint.folder}: {tensor.name} has shape {values.shape}, and the "
-                        f"model's is {tensor.whole}"
-                    )
-                own_part = tensor.part(values).ravel()
-                flat[part] = parts.device.put(own_part[start : start + part.stop - part.start])
+                values = saved(section, tensor.name, tensor.whole)
+                if values is not None:
+                    own_part = tensor.part(values).ravel()[start : start + part.stop - part.start]
+                    flat[part] = parts.device.put(own_part)
     if as_they_were:
         parts.strategy.resumed(checkpoint.manifest.progress.step)
     else:
         parts.strategy.begin()
         notes += workers.begun_anew(parts, checkpoint, taken)
     for name, values in parts.state.items():
-        whole = checkpoint.tensor("state", name)
-        if whole.shape != values.shape:
-            raise CheckpointError(
-                f"{checkpoint.folder}: {name} has shape {whole.shape}, and the model's is "
-                f"{values.shape}"
-            )
-        values[...] = parts.device.put(whole)
+        whole = saved("state", name, values.shape)
+        if whole is not None:
+            values[...] = parts.device.put(whole)
     if anew := exchange.restore(parts, checkpoint):
         notes.append(f"{', '.join(anew[:3])} of the exchanges begin anew in this layout")
     progress = checkpoint.manifest.progress
-    parts.steps_done = progress.step
-    parts.updater.resume(progress.updates, workers.left_out(parts, checkpoint, as_they_were))
+    left_out = workers.left_out(parts, checkpoint, as_they_were)
+    for _, name in lacking:  # a tensor whose state begins now counts its updates from now on
+        if not any((slot, name) in there for slot in slots or due):
+            left_out[name] = progress.updates
+    parts.updater.resume(progress.updates, left_out)
     parts.updates_per_step = max(parts.updates_per_step, progress.per_step)
     parts.watch.tested = progress.tested
     parts.rates.factor = progress.rate_factor
@@ -182,6 +204,27 @@ def restore(
     if parts.scale.enabled:
         parts.scale.value = progress.loss_scale
         parts.scale.good_steps = progress.good_steps
+    return notes + _go_on(parts, checkpoint)
+
+
+def _go_on(parts: "Parts", checkpoint: CheckpointReader) -> list[str]:
+    """Goes on behind the samples that were seen; gives a sentence on those that come again.
+
+    DataError: the program's own sampler fails.
+    """
+    progress, sampler, notes = checkpoint.manifest.progress, parts.sampler, list[str]()
+    parts.steps_done, epoch, seen = progress.step, progress.epoch, progress.samples
+    if epoch is None:
+        before = replace(sampler, batch_size=checkpoint.job.train.batch_size)
+        epoch, steps = divmod(progress.step, before.steps_per_epoch)
+        seen = sum(map(len, islice(before.batches(epoch), steps)))
+    then, now = (one.options.get(ORDER) for one in (checkpoint.manifest.recipe, parts.recipe))
+    if seen and then not in (None, now):
+        notes = [f"the samples have another order, so that {seen} of epoch {epoch} come again"]
+        seen, parts.watch.tested = 0, progress.step  # no test is missing here
+    left = sum(1 for _ in sampler.batches(epoch, seen))
+    parts.rates.ahead = progress.step + left - (epoch + 1) * sampler.steps_per_epoch
+    parts.epoch, parts.seen = (epoch, seen) if left else (epoch + 1, 0)
     return notes
 
 
@@ -203,64 +246,13 @@ def _alike(parts: "Parts", index: int) -> Iterator[tuple[str, Array]]:
     yield from parts.updater.state[index].items()
 
 
-def _names(own: Own) -> dict[str, object]:
-    """Names of a job's own objects, without their files, and what may change: the schedule, and
-    the layout's splits and cuts, of which the parameters' names say what matters."""
-    return {
-        key: value.rpartition(":")[2] if isinstance(value, str) else value
-        for key, value in asdict(own).items()
-        if key not in ("schedule", "splits", "experts", "cuts")
-    }
+def _check_job(
+    parts: "Parts", checkpoint: CheckpointReader, new: list[str], *, allow_changes: bool
+) -> list[str]:
+    """Refuses another job unless changes are allowed, and lost values in any case; gives notes.
 
-
-def _local_epochs(then: Config, now: Config) -> tuple[int, int]:
-    """Epochs of each client then and now; without clients, they only say when to end."""
-    return (then.train.epochs, now.train.epochs) if now.federated.clients else (0, 0)
-
-
-def _difference(place: str, before: object, after: object) -> tuple[str, object, object]:
-    """The first key that differs, if the values are tables."""
-    if isinstance(before, msgspec.Struct) and isinstance(after, msgspec.Struct):
-        before, after = asdict(before), asdict(after)
-    if isinstance(before, dict) and isinstance(after, dict):
-        key = next(key for key in before if before[key] != after[key])
-        place, before, after = f"{place}.{key}", before[key], after[key]
-    return place, before, after
-
-
-def _differences(parts: "Parts", checkpoint: CheckpointReader) -> Iterator[str]:
-    """Differences that make it another training; the layout of the ranks is none."""
-    then, now = checkpoint.job, parts.config
-    # The digest compares the data, wherever they lie.
-    data = replace(then.data, workers=now.data.workers, path=now.data.path)
-    found = [
-        _difference(place, before, after)
-        for place, before, after in (
-            ("model", then.model, now.model),
-            ("data", data, now.data),
-            ("own", _names(then.own), _names(now.own)),
-            ("loss", then.loss, now.loss),
-            ("compress", then.compress, now.compress),
-            ("optim.name", then.optim.name, now.optim.name),
-            ("run.seed", then.run.seed, now.run.seed),
-            ("run.random", then.run.random, now.run.random),
-            ("run.dtype", then.run.dtype, now.run.dtype),
-            ("run.compute", then.run.compute, now.run.compute),
-            ("train.batch_size", then.train.batch_size, now.train.batch_size),
-            ("federated", then.federated, replace(now.federated, rounds=then.federated.rounds)),
-            ("train.epochs", *_local_epochs(then, now)),
-        )
-        if before != after
-    ]
-    found += checkpoint.manifest.recipe.differences(parts.recipe)
-    for place, before, after in found:
-        yield f"{place} was {before}, and is {after}"
-    if checkpoint.manifest.data != parts.data_digest:
-        yield f"it had other data: what data.path = {now.data.path!r} holds has changed since"
-
-
-def _check_job(parts: "Parts", checkpoint: CheckpointReader, *, allow_changes: bool) -> list[str]:
-    """Refuses another job unless changes are allowed, and lost values in any case; gives notes."""
+    ``new``: arrays that the checkpoint lacks.
+    """
     then_trained = set(checkpoint.names) - set(checkpoint.manifest.state)
     if gone := sorted(then_trained - parts.model.trained().keys()):
         then, now = checkpoint.job.own.cuts, parts.config.own.cuts
@@ -274,7 +266,7 @@ def _check_job(parts: "Parts", checkpoint: CheckpointReader, *, allow_changes: b
             "train: what was trained once cannot be frozen or left out in a run that goes on"
         )
     notes: list[str] = []
-    if found := list(_differences(parts, checkpoint)):
+    if found := list(differences(parts, checkpoint)) or [f"it had no {one}" for one in new]:
         more = f", and {len(found) - 1} more" if found[1:] else ""
         if not allow_changes:
             raise CheckpointError(
@@ -283,12 +275,12 @@ def _check_job(parts: "Parts", checkpoint: CheckpointReader, *, allow_changes: b
                 "--allow-changes, in a program fit(resume=True, allow_changes=True)"
             )
         notes.append(f"goes on with another job: {found[0]}{more}")
+    if new:
+        notes.append(
+            f"{len(new)} arrays begin anew, as {', '.join(new[:3])}: parameters as they were while "
+            "constant, or as the model has them, and the optimiser's state as at its first step"
+        )
     recipe = checkpoint.manifest.recipe
     if recipe.code and recipe.bytecode != parts.recipe.bytecode:
         notes.append("another Python has written the checkpoint, so that code was not compared")
-    if parts.config.optim.average and AVERAGE not in checkpoint.sections:
-        raise CheckpointError(
-            f"{checkpoint.folder} has no averages, as optim.average was 0; leave it at 0, or train "
-            "in another run.dir or without --resume"
-        )
     return notes

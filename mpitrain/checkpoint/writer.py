@@ -27,6 +27,7 @@ from mpitrain.checkpoint.manifest import (
     encode,
 )
 from mpitrain.device import HOST, Device, Later
+from mpitrain.files import sync, write_whole
 from mpitrain.ranks.together import by_rank_0
 
 P = ParamSpec("P")
@@ -148,16 +149,13 @@ class Writer:
         from torch import contiguous_format
 
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        beside = path.with_name(f".{path.name}.unfinished")
         try:
             found = {
                 key: one.cpu().clone(memory_format=contiguous_format) for key, one in give().items()
             }
-            save_tensors(found, beside)
+            write_whole(path, lambda beside: save_tensors(found, beside))
         except SafetensorError as error:
             raise OSError(None, str(error), str(path)) from error
-        _sync(beside)
-        beside.rename(path)
 
     def poll(self) -> tuple[Path, float] | None:
         """Completes the checkpoint if all files are written; its folder and seconds, or None."""
@@ -187,8 +185,8 @@ class Writer:
 
     def _write(self, arrays: dict[str, Later], path: Path) -> None:
         try:
-            save_file({key: later.get() for key, later in arrays.items()}, path)
-            _sync(path)
+            found = {key: later.get() for key, later in arrays.items()}
+            write_whole(path, lambda beside: save_file(found, beside))
             self._written = digest(path)
         except OSError as error:
             self._written = error
@@ -215,16 +213,14 @@ class Writer:
             dtypes={name: kind for _, own in found for name, kind in own.dtypes.items()},
             state=[name for _, own in found for name in own.state],
         )
-        path = beside / MANIFEST
-        path.write_bytes(encode(whole))
-        _sync(path)
-        _sync(beside)
+        write_whole(beside / MANIFEST, lambda path: path.write_bytes(encode(whole)))
+        sync(beside)
         if target.is_symlink() or _is_ours(target):
             remove(target)
         elif target.exists():
             raise OSError(None, "it is in the way, and is no checkpoint; move it", str(target))
         beside.rename(target)
-        _sync(self.folder)
+        sync(self.folder)
         if target in (best := numbered(self.folder, best=True)).values():
             # The new one has its name on disk: whenever a run is killed, a whole one is there.
             self._remove(path for path in best.values() if path != target)
@@ -284,12 +280,3 @@ def _all(folder: Path) -> list[Path]:
 def _is_ours(path: Path) -> bool:
     """Whether a run wrote this folder; others of such a name are left alone."""
     return not path.is_symlink() and (path / MANIFEST).is_file()
-
-
-def _sync(path: Path) -> None:
-    """Flushes a file, or a folder's list of files, to disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

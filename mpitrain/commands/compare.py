@@ -8,10 +8,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from mpitrain.config import by_key
 from mpitrain.metrics.reader import Log, read_records
 from mpitrain.metrics.records import Start, Step, Summary
 from mpitrain.metrics.words import measured
-from mpitrain.report.facts import flat
 
 #: No column is shortened: runs of several jobs differ in many settings.
 _WIDTH = 10_000
@@ -57,7 +57,7 @@ def compare(folder: Path) -> str:
 
 def _settings(start: Start) -> dict[str, Any]:
     """The settings, versions and number of ranks of a run."""
-    return {"ranks": start.ranks, **start.software, **flat(start.config)}
+    return {"ranks": start.ranks, **start.software, **by_key(start.config)}
 
 
 def _tested(summary: Summary) -> str:

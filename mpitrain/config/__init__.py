@@ -23,6 +23,7 @@ from mpitrain.config.tables import (
     Parallel,
     Run,
     Train,
+    by_key,
 )
 from mpitrain.config.unread import Brought
 from mpitrain.config.validation import Config
@@ -50,6 +51,7 @@ __all__ = [
     "expect",
     "expect_job",
     "expect_read",
+    "by_key",
     "load",
     "needs_host",
 ]

@@ -1,6 +1,7 @@
 """The tables of a job file and their keys."""
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 from msgspec.structs import replace
@@ -457,3 +458,8 @@ class Tables(Struct, frozen=True, forbid_unknown_fields=True):
     def passes(self) -> int:
         """Epochs of the rate's schedule, or rounds if there are clients."""
         return self.federated.rounds if self.federated.clients else self.train.epochs
+
+
+def by_key(tables: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Values of a job by table and key, as in ``optim.lr``."""
+    return {f"{name}.{key}": value for name, keys in tables.items() for key, value in keys.items()}

@@ -1,5 +1,6 @@
 """The order of samples: global batches first, then each rank's share of them."""
 
+import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -38,11 +39,16 @@ class Sampler:
         whole, rest = divmod(self.samples, self.batch_size)
         return whole + (rest > 0 and not self.drop_last)
 
-    def batches(self, epoch: int) -> Iterator[Array]:
-        """Batches of ``epoch`` in turn: arrays of indices."""
-        order = self.order(epoch)
-        for step in range(self.steps_per_epoch):
-            yield order[step * self.batch_size : (step + 1) * self.batch_size]
+    @property
+    def described(self) -> str:
+        """Text that two orders share if they differ in the size of batches alone."""
+        return f"{self.samples} samples by seed {self.seed}" if self.shuffles else "in turn"
+
+    def batches(self, epoch: int, seen: int = 0) -> Iterator[Array]:
+        """Batches of ``epoch`` behind its first ``seen`` samples, in turn: arrays of indices."""
+        order, size = self.order(epoch), self.batch_size
+        for first in range(seen, len(order) - self.drop_last * (size - 1), size):
+            yield order[first : first + size]
 
     def order(self, epoch: int) -> Array:
         """Indices of the samples of ``epoch``, in turn."""
@@ -72,15 +78,19 @@ class OwnOrder(Sampler):
     def steps_per_epoch(self) -> int:
         return len(self.given) if self.gives_batches else super().steps_per_epoch  # type: ignore[arg-type]
 
-    def batches(self, epoch: int) -> Iterator[Array]:
-        """See :class:`Sampler`.
+    @property
+    def described(self) -> str:
+        return hashlib.blake2b(np.concatenate([*self.batches(0)]).tobytes()).hexdigest()
+
+    def batches(self, epoch: int, seen: int = 0) -> Iterator[Array]:
+        """See :class:`Sampler`; a batch of which a part was seen is the rest of it.
 
         Raises:
             DataError: the sampler fails, has another number of batches than its length says, or
                 gives what is no index.
         """
         if not self.gives_batches:
-            yield from super().batches(epoch)
+            yield from super().batches(epoch, seen)
             return
         found = self._read(epoch)
         if len(found) != self.steps_per_epoch:
@@ -88,8 +98,10 @@ class OwnOrder(Sampler):
                 f"gives {len(found)} batches in epoch {epoch}, and its length is "
                 f"{self.steps_per_epoch}; all epochs must have as many"
             )
-        for batch in found:
-            yield self._checked(batch)
+        for batch in map(self._checked, found):
+            if seen < len(batch):
+                yield batch[seen:]
+            seen = max(0, seen - len(batch))
 
     def order(self, epoch: int) -> Array:
         order = self._checked(self._read(epoch))

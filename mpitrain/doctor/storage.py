@@ -1,7 +1,7 @@
 """Check of the folder that checkpoints go to."""
 
-import os
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from time import sleep
 from typing import Any
@@ -10,6 +10,7 @@ from uuid import uuid4
 from mpi4py import MPI
 
 from mpitrain.doctor.finding import Finding, fail, in_parts, ok, runs_of, warn
+from mpitrain.files import write_whole
 
 _LEAST_BYTES = 1 << 30
 #: A network file system may show a new file late.
@@ -21,17 +22,12 @@ def checkpoints(comm: MPI.Intracomm, folder: Path) -> Finding:
     """Check that all ranks read a file that rank 0 writes and renames, as for a checkpoint."""
     token = comm.bcast(uuid4().hex)
     target = folder / f".doctor-{token}"
-    beside = target.with_suffix(".unfinished")
 
     def write(_: Any) -> int:
         if comm.rank:
             return 0
         folder.mkdir(parents=True, exist_ok=True)
-        with beside.open("w") as file:
-            file.write(token)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.rename(target)
+        write_whole(target, lambda beside: beside.write_text(token))
         return shutil.disk_usage(folder).free
 
     def read(free: int) -> tuple[bool, int]:
@@ -49,11 +45,8 @@ def checkpoints(comm: MPI.Intracomm, folder: Path) -> Finding:
         "choose a folder that can be written, on a file system that all nodes mount",
     )
     if comm.rank == 0:
-        for path in (target, beside):
-            try:
-                path.unlink()
-            except OSError:
-                continue  # it was never made; the finding says why
+        with suppress(OSError):  # it was never made; the finding says why
+            target.unlink()
     return finding
 
 

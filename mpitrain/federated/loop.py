@@ -127,7 +127,7 @@ class FederatedLoop(Loop):
             mean = self._sums.mean(self._store.parameters, ends, cohort)
         summing, sent = wire.seconds - before, wire.sent - sent + mean.key_bytes
         self._move(mean, cohort)
-        parts.steps_done += 1
+        parts.count(parts.steps_done, [()])
         parts.stopping = parts.comm.allreduce(parts.stop.raised(), op=MPI.LOR)
         step = self._step(trained, mean, begun, summing)
         return [self._round(cohort, mean, sent), step]

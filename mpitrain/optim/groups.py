@@ -31,7 +31,7 @@ class ParameterGroup:
         """The group in a step, counted from 0."""
         if self.table is None or self.table.options is None:
             return self
-        row = step // self.table.steps
+        row = self.table.row(step)
         changed = {name: of[row] for name, of in self.table.options[self.number].items()}
         torchs: Any = self.optimizer
         optimizer = torchs.changed(changed) if changed else torchs

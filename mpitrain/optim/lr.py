@@ -1,11 +1,14 @@
 """The learning rate at each step: linear scaling, gradual warm-up, then a schedule."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import assert_never
 
-from mpitrain.config import Optim, Train
-from mpitrain.optim.schedule_table import ScheduleTable
+from mpi4py import MPI
+
+from mpitrain.config import ConfigError, Optim, Train
+from mpitrain.optim.schedule_table import Factor, ScheduleTable, TabulatedSchedule, tabulated
+from mpitrain.ranks.together import by_rank_0
 
 #: Rates at the beginning and end of one_cycle, in parts of its peak: torch's defaults.
 _BEGINNING = 1 / 25
@@ -21,6 +24,7 @@ class Rates:
         steps_per_epoch: updates of a pass over the data.
         table: table of a user's own schedule, if there is one.
         factor: factor on all rates, which the program sets as it trains.
+        ahead: steps taken beyond those of so many epochs in batches of this size alone.
     """
 
     optim: Optim
@@ -28,11 +32,47 @@ class Rates:
     steps_per_epoch: int
     table: ScheduleTable | None = None
     factor: float = 1.0
+    ahead: int = 0
+
+    def tabulate(
+        self, comm: MPI.Intracomm, schedule: Factor | TabulatedSchedule | None, total_steps: int
+    ) -> None:
+        """Make the table of rank 0's ``schedule``, if there is one, on all ranks; collective.
+
+        A table that is there, which others may have, gets the new rows.  ConfigError on all ranks:
+        the [optim] table names another one, or rank 0's cannot be evaluated for the whole run.
+        """
+        optim = self.optim
+        if schedule is None:
+            if optim.schedule_by != "step":
+                raise ConfigError(
+                    f"optim.schedule_by = {optim.schedule_by!r} is of a schedule of one's own, and "
+                    "there is none; leave it out"
+                )
+            return
+        if optim.schedule != "constant" or optim.warmup_epochs:
+            raise ConfigError(
+                f"optim.schedule = {optim.schedule!r} with optim.warmup_epochs = "
+                f"{optim.warmup_epochs:g}: a schedule of one's own takes the place of both; leave "
+                "them out"
+            )
+        epochs = self.steps_per_epoch, self.ahead
+        steps, ahead = epochs if optim.schedule_by == "epoch" else (1, 0)
+        rows = max(1, -((ahead - total_steps) // steps))
+
+        def made() -> ScheduleTable:
+            if isinstance(schedule, TabulatedSchedule):
+                return replace(schedule.table(rows), steps=steps, ahead=ahead)
+            return ScheduleTable(tabulated(schedule, rows)[:, None], steps, ahead=ahead)
+
+        found = by_rank_0(comm, made, ConfigError)
+        self.table = self.table or found
+        vars(self.table).update(vars(found))
 
     def rate(self, step: int) -> float:
         """Learning rate of a step, as logged."""
         if self.table is None:
-            return self.factor * self._scheduled(step)
+            return self.factor * self._scheduled(step - self.ahead)
         return self.factor * (self.scaled * self.table.factor(step))
 
     def common(self, step: int) -> float:

@@ -3,22 +3,20 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from mpi4py import MPI
 
 from collectives.errors import words
 from mpitrain.arrays import Array
-from mpitrain.config import ConfigError, Optim
-from mpitrain.ranks.together import by_rank_0
+from mpitrain.config import ConfigError
 
 #: ``factor(step)``: factor on the scaled rate in a step, counted from 0.
 Factor = Callable[[int], float]
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class ScheduleTable:
     """A user's own schedule, evaluated before the first step.
 
@@ -26,6 +24,7 @@ class ScheduleTable:
         factors: factors on the scaled rate, of shape (rows, groups of parameters), or (rows, 1)
             for all groups, each times its own factor.
         steps: steps of a row: 1, or those of an epoch.
+        ahead: steps before the first row, as of :class:`~mpitrain.optim.lr.Rates`.
         options: other options of each group in each row, by name; None: there are none.
         follows: ``"min"`` or ``"max"``: the rows after a test follow from what it measured, of
             which the scheduler wants the least or the most; empty: all rows are known.
@@ -35,10 +34,15 @@ class ScheduleTable:
     steps: int = 1
     options: Sequence[Mapping[str, Sequence[Any]]] | None = None
     follows: str = ""
+    ahead: int = 0
+
+    def row(self, step: int) -> int:
+        """The row of a step, counted from 0."""
+        return (step - self.ahead) // self.steps
 
     def factor(self, step: int, group: int = 0) -> float:
         """The factor of a step, counted from 0."""
-        return float(self.factors[step // self.steps, group])
+        return float(self.factors[self.row(step), group])
 
 
 class TabulatedSchedule(ABC):
@@ -78,39 +82,3 @@ def tabulated(factor: Factor, steps: int) -> Array:
                 "number from 0 on"
             )
     return found
-
-
-def agreed(
-    comm: MPI.Intracomm,
-    optim: Optim,
-    schedule: Factor | TabulatedSchedule | None,
-    steps_per_epoch: int,
-    total_steps: int,
-) -> ScheduleTable | None:
-    """The table of rank 0's ``schedule`` for all steps of a run, on all ranks; collective.
-
-    None without a user's own schedule.  ConfigError on all ranks: the [optim] table names another
-    one, or rank 0's cannot be evaluated.
-    """
-    if schedule is None:
-        if optim.schedule_by != "step":
-            raise ConfigError(
-                f"optim.schedule_by = {optim.schedule_by!r} is of a schedule of one's own, and "
-                "there is none; leave it out"
-            )
-        return None
-    if optim.schedule != "constant" or optim.warmup_epochs:
-        raise ConfigError(
-            f"optim.schedule = {optim.schedule!r} with optim.warmup_epochs = "
-            f"{optim.warmup_epochs:g}: a schedule of one's own takes the place of both; leave "
-            "them out"
-        )
-    steps = steps_per_epoch if optim.schedule_by == "epoch" else 1
-    rows = -(-total_steps // steps)
-
-    def made() -> ScheduleTable:
-        if isinstance(schedule, TabulatedSchedule):
-            return replace(schedule.table(rows), steps=steps)
-        return ScheduleTable(tabulated(schedule, rows)[:, None], steps)
-
-    return by_rank_0(comm, made, ConfigError)

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from mpi4py import MPI
 
-from mpitrain.config import Config, ConfigError
+from mpitrain.config import Config, ConfigError, by_key
 
 #: Keys that may differ between ranks, as they change no numbers.
 _OWN = {"data.workers", "parallel.offload", "run.tensorboard"}
@@ -75,17 +75,15 @@ def described(optimizer: object) -> dict[str, object]:
 def _compared(config: Config) -> dict[str, object]:
     """Values of a job that must be the same on all ranks, by key."""
     found: dict[str, object] = {}
-    for table, keys in msgspec.to_builtins(config).items():
-        for key, value in keys.items():
-            place = f"{table}.{key}"
-            if place in _PATHS:
-                value = "a path" if value else ""
-            elif table == "own" and isinstance(value, str):
-                value = value.rpartition("/")[2]
-            elif place == "run.dir" and value.startswith("/"):  # nodes may mount it elsewhere
-                value = value.rstrip("/").rpartition("/")[2]
-            if place not in _OWN:
-                found[place] = value
+    for place, value in by_key(msgspec.to_builtins(config)).items():
+        if place in _PATHS:
+            value = "a path" if value else ""
+        elif place.startswith("own.") and isinstance(value, str):
+            value = value.rpartition("/")[2]
+        elif place == "run.dir" and value.startswith("/"):  # nodes may mount it elsewhere
+            value = value.rstrip("/").rpartition("/")[2]
+        if place not in _OWN:
+            found[place] = value
     return found
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from mpitrain.config import Config
+from mpitrain.config import Config, by_key
 from mpitrain.metrics.reader import Log
 from mpitrain.metrics.records import Epoch, RankTime, Start, Step, Times
 from mpitrain.metrics.trace import Span
@@ -219,8 +219,8 @@ def curve(log: Log) -> list[tuple[int, Epoch]]:
 
 def changed(config: Mapping[str, Mapping[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Settings that differ from the defaults, with these defaults, and the other settings."""
-    defaults = flat(msgspec.to_builtins(Config()))
-    told = flat(config)
+    defaults = by_key(msgspec.to_builtins(Config()))
+    told = by_key(config)
     other = {key: value for key, value in told.items() if _same(value, defaults.get(key, _NONE))}
     return {key: defaults.get(key) for key in told if key not in other}, other
 
@@ -232,13 +232,6 @@ def _same(value: object, default: object) -> bool:
     if isinstance(value, list | tuple) and isinstance(default, list | tuple):
         return list(value) == list(default)
     return value == default
-
-
-def flat(config: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Values of a job by table and key, as in ``optim.lr``."""
-    return {
-        f"{table}.{key}": value for table, keys in config.items() for key, value in keys.items()
-    }
 
 
 def _share(steps: Sequence[Step], name: str) -> float:

@@ -8,6 +8,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from collectives.files import replace
+from mpitrain.config import by_key
 from mpitrain.metrics.reader import Log, read_records
 from mpitrain.metrics.records import Resumed, Saved, Skipped, Start, Step, Straggler, Times
 from mpitrain.metrics.trace import TRACE_FILE, Span, read_trace
@@ -145,7 +146,7 @@ def _bar(number: int, rank: facts.Rank, longest: float) -> str:
 
 def _settings(start: Start) -> str:
     defaults, others = facts.changed(start.config)
-    values = facts.flat(start.config)
+    values = by_key(start.config)
     rows = [(key, _told(values[key], default)) for key, default in defaults.items()]
     body = _table(rows) if rows else "<p>none</p>"
     return body + _folded(f"{len(others)} settings as by default", _table(others.items()))

@@ -31,7 +31,7 @@ from mpitrain.server.store import ServerStore, Spread, WorkerStore
 from mpitrain.server.work import Worker
 from mpitrain.step.agreement import NonFinite
 from mpitrain.training import build
-from mpitrain.training.loop import Batch, Loop
+from mpitrain.training.loop import Batch, Loop, remaining
 from mpitrain.training.parts import Parts
 from mpitrain.training.variant import Variant
 
@@ -139,9 +139,8 @@ class ServedLoop(Loop):
     def batches(self, epoch: int) -> Generator[Batch]:
         """The batches from each meeting to the next."""
         parts = self.parts
-        before = epoch * parts.sampler.steps_per_epoch
-        end = min(before + parts.sampler.steps_per_epoch, parts.total_steps)
-        indices = list(parts.sampler.batches(epoch))
+        before, indices = parts.steps_done, list(remaining(parts, epoch))
+        end = before + len(indices)
         window, every = parts.config.server.window, parts.config.checkpoint.every
         while parts.steps_done < end:
             first = parts.steps_done
@@ -174,7 +173,7 @@ class ServedLoop(Loop):
             told = parts.comm.allgather(own)
             self._count_updates(count)
             parts.stopping = parts.comm.allreduce(parts.stop.raised(), op=MPI.LOR)
-        parts.steps_done = first + count
+        parts.count(first, batch.indices)
         parts.purity.expect(f"until step {parts.steps_done}")
         sizes = [len(indices) for indices in batch.indices]
         return steps(told, sizes, first, batch.epoch, parts.rates.rate, self._shares)

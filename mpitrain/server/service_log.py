@@ -4,6 +4,7 @@
 time between two meetings of all ranks; the lines after it are the messages served in it.
 """
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from io import FileIO
@@ -15,7 +16,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from collectives.files import read_regular
-from mpitrain.config import Config
+from mpitrain.config import Config, by_key
 from mpitrain.files import begin, being_written
 from mpitrain.ranks.together import SharedError
 
@@ -107,20 +108,12 @@ def decisive(job: Config, data: str) -> dict[str, Any]:
 
     ``data`` is the data's digest.
     """
-    tables = msgspec.json.decode(msgspec.json.encode(job))  # as the log's reader sees it
-    for table, keys in {
-        "run": ("dir", "log_every", "check_every", "tensorboard", "trace"),
-        "data": ("path", "workers"),
-        "train": ("steps",),
-        "server": ("replay",),
-        "checkpoint": ("keep", "background", "best"),
-        "parallel": ("overlap",),
-    }.items():
-        for key in keys:
-            tables[table].pop(key)
-    tables.pop("evaluate")
-    found = {f"{table}.{key}": v for table, keys in tables.items() for key, v in keys.items()}
-    return {**found, "data": data}
+    free = re.compile(
+        r"evaluate\..*|run\.(dir|log_every|check_every|tensorboard|trace)|data\.(path|workers)"
+        r"|train\.steps|server\.replay|checkpoint\.(keep|background|best)|parallel\.overlap"
+    )
+    found = by_key(msgspec.json.decode(msgspec.json.encode(job)))  # as the log's reader sees it
+    return {key: value for key, value in found.items() if not free.fullmatch(key)} | {"data": data}
 
 
 class ServiceLog:

@@ -15,7 +15,7 @@ from mpitrain.config import Config, ConfigError, expect
 from mpitrain.data import DataError, Sampler, load
 from mpitrain.data.everywhere import expect_same_order, load_on_all
 from mpitrain.device import Device, choose
-from mpitrain.optim import groups, schedule_table
+from mpitrain.optim import groups
 from mpitrain.optim.lr import Rates
 from mpitrain.parallel.arena import Arena
 from mpitrain.parallel.data_parallel import WholeGradients
@@ -178,16 +178,13 @@ def _add_samples(parts: Parts, variant: Variant) -> None:
             "set it so (an item of a DataLoader with batch_size=None is one sample)"
         )
     if config.federated.clients:  # an epoch is a round, which is one step
-        parts.sampler = Sampler(samples, samples, config.run.seed)
-        parts.total_steps = config.federated.rounds
+        parts.sampler = Sampler(1, 1, config.run.seed)
     else:
         order = (data.sampler or Sampler)(samples, size, config.run.seed)
         parts.sampler = expect_same_order(comm, order)
-        steps = config.train.epochs * parts.sampler.steps_per_epoch
-        parts.total_steps = min(config.train.steps or steps, steps)
-    every, total = parts.sampler.steps_per_epoch, parts.total_steps
-    table = schedule_table.agreed(comm, config.optim, objects.schedule, every, total)
-    parts.rates = variant.rates(Rates(config.optim, config.train, every, table))
+    every = parts.sampler.steps_per_epoch
+    parts.rates = variant.rates(Rates(config.optim, config.train, every))
+    parts.rates.tabulate(comm, objects.schedule, parts.total_steps)
 
 
 def _add_model(parts: Parts, variant: Variant) -> None:

@@ -1,6 +1,6 @@
 """PipeDream: a pipeline that does not drain between steps; each stage updates by itself."""
 
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from math import isfinite, sqrt
 from time import perf_counter
 from typing import NamedTuple, cast
@@ -17,7 +17,7 @@ from mpitrain.pipeline.runtime import Runner
 from mpitrain.pipeline.weights import VersionedWeights
 from mpitrain.step.agreement import Agreed, LocalStep, NonFinite, named, nonfinite
 from mpitrain.training.compatibility import uncountable
-from mpitrain.training.loop import Batch, Loop, read_batches, remaining
+from mpitrain.training.loop import Batch, Loop
 from mpitrain.training.parts import Parts
 
 
@@ -132,12 +132,8 @@ class AsynchronousLoop(Loop):
 
     def __init__(self, parts: Parts) -> None:
         super().__init__(parts)
+        self.window = parts.config.parallel.window
         parts.updater.divide(parts.passes.updates)
-
-    def batches(self, epoch: int) -> Generator[Batch]:
-        parts = self.parts
-        parts.account.begin()
-        return read_batches(parts, epoch, remaining(parts, epoch), parts.config.parallel.window)
 
     @np.errstate(over="ignore", invalid="ignore")
     def step(self, batch: Batch) -> list[Step]:
@@ -172,7 +168,7 @@ class AsynchronousLoop(Loop):
         spent = waiting, parts.feed.read_seconds
         waited, reading = (comm.allreduce(one) / count for one in spent)
         sent, shared = (comm.allreduce(one) / count for one in parts.account.moved())
-        parts.steps_done += count
+        parts.count(done, batch.indices)
         parts.stopping = comm.allreduce(parts.stop.raised(), op=MPI.LOR)
         found, seconds = list[Step](), comm.size * lasted / count
         for step, update in enumerate(window.agree(own), done):

@@ -179,7 +179,7 @@ class MeasuredRates:
             return self._schedule.after_tests(taken, anew=anew)
 
         factors = by_rank_0(self._comm, act, ConfigError)
-        self._table.factors[step // self._table.steps :] = factors
+        self._table.factors[self._table.row(step) :] = factors
 
 
 def measured_rates(parts: "Parts") -> MeasuredRates | None:

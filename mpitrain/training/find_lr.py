@@ -127,8 +127,7 @@ def _run(loop: Loop, values: Sequence[float]) -> tuple[list[Tried], str]:
     total = weight = 0.0
     try:
         while parts.steps_done < parts.total_steps:
-            epoch = parts.steps_done // parts.sampler.steps_per_epoch
-            for record in loop.run_epoch(epoch):
+            for record in loop.run_epoch(parts.epoch):
                 if not isinstance(record, Step):
                     continue  # the loss scale was too large
                 total = _KEPT * total + (1.0 - _KEPT) * record.loss

@@ -49,17 +49,20 @@ class Loop(ClosedTogether):
     Attributes:
         parts: the job on this rank.
         check_every: steps from one comparison of the replicas to the next; 0: once an epoch.
+        window: steps that are read together; None: each by itself.
     """
 
     parts: Parts
+    window: int | None = None
 
     def __init__(self, parts: Parts) -> None:
         self.parts = parts
         self.check_every = parts.config.run.check_every
 
-    @abstractmethod
     def batches(self, epoch: int) -> Generator[Batch]:
         """Read the batches of an epoch that are not done yet, in turn."""
+        self.parts.account.begin()
+        return read_batches(self.parts, epoch, remaining(self.parts, epoch), self.window)
 
     @abstractmethod
     def step(self, batch: Batch) -> Sequence[Record]:
@@ -125,9 +128,11 @@ def is_due(every: int, before: int, done: int) -> bool:
 
 def remaining(parts: Parts, epoch: int) -> Iterator[Array]:
     """Indices of the samples of each step of an epoch, for the steps that are not done yet."""
-    first = parts.steps_done - epoch * parts.sampler.steps_per_epoch
-    left = parts.total_steps - parts.steps_done
-    return islice(parts.sampler.batches(epoch), first, first + left)
+    if epoch > parts.epoch:
+        raise ValueError(f"epoch {epoch} cannot begin: the steps of epoch {parts.epoch} come first")
+    end = (epoch + 1) * parts.sampler.steps_per_epoch + parts.rates.ahead
+    left = min(end, parts.total_steps) - parts.steps_done
+    return islice(parts.sampler.batches(epoch, parts.seen), max(0, left))
 
 
 def read_batches(

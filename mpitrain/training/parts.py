@@ -1,6 +1,6 @@
 """The parts of a job on this rank, made from its tables and its program's own objects."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence, Sized
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from math import isfinite
@@ -139,7 +139,6 @@ class Parts:
     Attributes:
         comm: all ranks of the job.
         data: training and test samples, the same on all ranks.
-        total_steps: steps of the whole run.
         layout: description of the layout, for reports.
         model: the whole model; this rank has :attr:`layers`, by name, in the :attr:`arena`.
         metrics: metrics of tests, by name.
@@ -152,6 +151,7 @@ class Parts:
             the loss is a mean over all labels.
         padding: check that padding has no part in results; None: samples are alike.
         steps_done: steps since the beginning, skipped ones included.
+        epoch, seen: the place in training: the epoch of the next step, and its samples before that.
         stopping: whether a rank was asked to stop; the same on all ranks.
         ending: reason for which the program ends training; the same on all ranks.
         updates_per_step: largest number of updates in a step since the beginning.
@@ -170,7 +170,6 @@ class Parts:
     data_digest: str = field(init=False)
     sampler: Sampler = field(init=False)
     rates: Rates = field(init=False)
-    total_steps: int = field(init=False)
     grid: ProcessGrid = field(init=False)
     layout: str = field(init=False)
     partition: Partition = field(init=False)
@@ -193,11 +192,25 @@ class Parts:
     scale: LossScale = field(init=False)
     asked: Asked = field(default_factory=Asked)
     steps_done: int = 0
+    epoch: int = 0
+    seen: int = 0
     stopping: bool = False
     ending: str = ""
     updates_per_step: int = 1
     recipe: Any = None
     is_closed: bool = False
+
+    @property
+    def total_steps(self) -> int:
+        """Steps of the whole run."""
+        every = self.config.passes * self.sampler.steps_per_epoch + self.rates.ahead
+        return min(self.config.train.steps or every, every)
+
+    def count(self, first: int, samples: Sequence[Sized]) -> None:
+        """Count the steps from ``first`` on, each of which has taken some samples."""
+        self.steps_done = first + len(samples)
+        self.epoch, rest = divmod(self.steps_done - self.rates.ahead, self.sampler.steps_per_epoch)
+        self.seen = self.seen + sum(map(len, samples)) if rest else 0
 
     @property
     def summation(self) -> Summation:

@@ -10,6 +10,7 @@ from mpi4py import MPI
 torch = pytest.importorskip("torch")
 dist = pytest.importorskip("torch.distributed")
 
+from collectives.communicator import Communicator  # noqa: E402
 from collectives.errors import CollectiveError, MismatchError  # noqa: E402
 from collectives.torch.backend import backend_of  # noqa: E402
 from collectives.torch.order import CollectiveWork  # noqa: E402
@@ -77,6 +78,36 @@ def test_ranks_may_differ_in_how_their_tensors_lie(group, name, dtype, later):
         if later:
             assert work.wait()
         assert torch.equal(found, expected.to(dtype))
+
+
+@pytest.mark.parametrize("rows", [1, 40_000])
+def test_ranks_may_leave_out_the_splits_of_equal_blocks(group, rows):
+    sent = torch.arange(rows * P) + 1000 * RANK
+    expected = torch.cat([(torch.arange(rows * P) + 1000 * r).split(rows)[RANK] for r in range(P)])
+    splits = [rows] * P
+    for outs, ins in [(splits, splits), (None, splits), (splits, None)]:
+        given = (outs, ins) if RANK == 0 else (None, None)
+        dist.all_to_all_single(got := torch.zeros_like(sent), sent, *given, group)
+        assert torch.equal(got, expected)
+
+
+@pytest.mark.parametrize("items", [1, 40_000])
+def test_all_ranks_gather_in_place_or_none_does(group, items, monkeypatch):
+    """MPI wants it so; an input may lie in its output on some ranks alone."""
+    gather, made = Communicator.Allgather, []
+
+    def noted(self, sent, received, **how):
+        made.append(sent is MPI.IN_PLACE)
+        gather(self, sent, received, **how)
+
+    monkeypatch.setattr(Communicator, "Allgather", noted)
+    for block in (0, RANK):
+        whole, source = torch.zeros(P * items), torch.full((items,), 1.0 * RANK)
+        if RANK == LAST:
+            source = whole[block * items :][:items].fill_(RANK)
+        dist.all_gather_into_tensor(whole, source, group)
+        assert torch.equal(whole, torch.arange(1.0 * P).repeat_interleave(items))
+    assert all(one == [items > 1] * len(one) for one in MPI.COMM_WORLD.allgather(made))
 
 
 def test_blocking_calls_come_after_those_in_the_background(group):

@@ -1,5 +1,7 @@
 """The file of ``export --torch`` is the state_dict of the module that was trained."""
 
+import os
+
 import pytest
 from mpi4py import MPI
 from safetensors import safe_open
@@ -123,6 +125,23 @@ def test_constants_are_written_once_and_are_those_that_were(tmp_path):
     constants.unlink()
     with pytest.raises(CheckpointError, match="copy that file of the run's checkpoints beside it"):
         export(before, tmp_path / "model.safetensors", torch=True)
+
+
+def test_files_have_the_mode_that_the_umask_leaves_or_that_of_the_file_before(tmp_path):
+    before = os.umask(0o027)
+    try:
+        trained(tmp_path / "run", Adapted)
+        new, old = tmp_path / "new.safetensors", tmp_path / "old.safetensors"
+        old.write_bytes(b"")
+        old.chmod(0o664)
+        for path in (new, old):
+            export(tmp_path / "run", path, torch=True)
+    finally:
+        os.umask(before)
+    found = {path: path.stat().st_mode & 0o777 for path in tmp_path.rglob("*.safetensors")}
+    assert len(found) > 4
+    assert {path.name for path, mode in found.items() if mode != 0o640} == {"old.safetensors"}
+    assert found[old] == 0o664
 
 
 def test_a_folder_gets_a_file_as_hugging_face_names_it(tmp_path):

@@ -149,7 +149,7 @@ def test_a_disk_that_is_full_is_one_sentence(tmp_path):
     assert len(whole) > 5
 
 
-@pytest.mark.parametrize("name", ["metrics.jsonl", "metrics.unfinished"])
+@pytest.mark.parametrize("name", ["metrics.jsonl", ".metrics.jsonl.unfinished"])
 def test_a_run_does_not_wait_for_a_fifo(tmp_path, name):
     """Nobody writes to it: whoever opened it would wait for ever."""
     path = tmp_path / "metrics.jsonl"

@@ -370,6 +370,26 @@ def test_batch_norm_is_torchs(momentum):
         np.testing.assert_allclose(found, own.get_buffer(name))
 
 
+def test_batch_norm_in_torchs_checkpoint_counts_a_batch_once():
+    """Also of two micro-batches that are both forward before one is backward."""
+    checkpoint = torch.utils.checkpoint.checkpoint
+    found = []
+    for call in (lambda m, x: m.inner(x), lambda m, x: checkpoint(m.inner, x, use_reentrant=False)):
+        torch.manual_seed(0)
+        module = functional(call)
+        module.inner = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Dropout(0.2)).double()
+        layer, x = TorchLayer(module), np.random.default_rng(0).normal(size=(9, 6))
+        values, state, passes = values_of(layer), layer.state("f8"), []
+        for rows in (slice(4), slice(4, 9)):
+            context = Context(True, samples=np.arange(9)[rows], state=state)
+            passes.append((x[rows], layer.forward(values, x[rows], context)[1]))
+        gradients = [layer.backward(values, saved, np.ones_like(own))[0] for own, saved in passes]
+        found.append([*state.values(), *gradients])
+    assert state["inner.1.num_batches_tracked"] == 2
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
 def test_a_trial_of_shapes_leaves_the_running_values_of_a_pass():
     layer, x = TorchLayer(nn.BatchNorm1d(6)), np.ones((4, 6), np.float32)
     state = layer.state("f8")

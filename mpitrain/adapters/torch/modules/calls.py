@@ -223,6 +223,7 @@ class Call:
 
     def _begin(self, context: Context) -> None:
         """Tell the parts that communicate about the pass."""
+        self._begun = context
         self.watched.region.xp, self.watched.region.counts = self.xp, self.counts
         set_context(self.watched.module, context, self.xp, counts=self.counts)
 
@@ -248,12 +249,12 @@ class Call:
 
     def again(self) -> AbstractContextManager[None]:
         """For the backward pass of the latest pass, parts of which may be computed once more."""
-        return self._again(self.watched.source, self.watched.region.repeats)
+        return self._again(self.watched.source, self.watched.region.repeats, self._begun)
 
     @contextmanager
-    def _again(self, source: Any, meets: bool) -> Iterator[None]:
+    def _again(self, source: Any, meets: bool, context: Context) -> Iterator[None]:
         watched = self.watched
-        watched.region.counts = self.counts
+        self._begin(replace(context, again=True))
         draws = isinstance(source, Drawing) and source.repeats
         drawn = source.again() if draws else nullcontext()
         mode = watched.in_mode(training=self.context.training)

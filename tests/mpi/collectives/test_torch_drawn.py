@@ -1,0 +1,24 @@
+"""Drawn calls of ``torch.distributed``, beside Gloo's: :mod:`tests.torch_drawn`."""
+
+import pytest
+
+pytest.importorskip("torch")
+dist = pytest.importorskip("torch.distributed")
+
+from tests.torch_drawn import run_drawn  # noqa: E402
+from tests.torch_drawn.calls import KINDS  # noqa: E402
+
+pytestmark = [
+    pytest.mark.mpi,
+    pytest.mark.quick_on(2, 3),
+    pytest.mark.usefixtures("world"),
+]
+SWEEP = pytest.param(2, 1000, marks=[pytest.mark.slow, pytest.mark.at_most(4)])
+
+
+@pytest.mark.parametrize(("seed", "calls"), [(1, 60), SWEEP])
+def test_drawn_calls_have_the_results_of_gloo(seed, calls):
+    """Ranks differ in how tensors lie, in splits that they leave out, in when they wait."""
+    report = run_drawn(seed, calls)
+    assert not report.differences, str(report)
+    assert calls < 1000 or {*report.calls} == {*KINDS}

@@ -1,0 +1,160 @@
+"""Runs that go on as another job: behind the samples that were seen, with what a checkpoint has."""
+
+import numpy as np
+import pytest
+
+import mpitrain
+from mpitrain.checkpoint import CheckpointError
+from mpitrain.metrics.records import Epoch, Resumed, Step
+
+torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
+torch.set_num_threads(1)
+nn = torch.nn
+SAMPLES = 64
+
+
+def data(samples=SAMPLES):
+    x = torch.randn(samples, 3, generator=torch.Generator().manual_seed(1)).double()
+    return torch.utils.data.TensorDataset(x, x.sin().sum(1, keepdim=True))
+
+
+def model(frozen=False, more=False):
+    torch.manual_seed(0)
+    parts = [nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)] + [nn.Linear(1, 1)] * more
+    found = nn.Sequential(*parts).double()
+    found[0].requires_grad_(not frozen)
+    return found
+
+
+def fitted(place, resume=False, **job):
+    """Samples of each epoch, records, and the module."""
+    given = {"model": model, "train_data": data(), "epochs": 2, "batch_size": 8} | job
+    given.setdefault("optimizer", lambda p: torch.optim.SGD(p, lr=0.1))
+    records, epochs = [], {}
+    with mpitrain.Trainer(loss=nn.functional.mse_loss, dir=str(place), **given) as trainer:
+        step = trainer.loop.step
+
+        def noted(batch):
+            epochs.setdefault(batch.epoch, []).extend(np.concatenate(batch.indices).tolist())
+            return step(batch)
+
+        trainer.loop.step = noted
+        trainer.fit(resume=resume, allow_changes=resume, on_record=records.append)
+    return epochs, records, trainer.module
+
+
+def notes(records):
+    return [note for one in records if isinstance(one, Resumed) for note in one.notes]
+
+
+class Lists:
+    """Batches of a program's own, in an order that has nothing to do with their size."""
+
+    def __init__(self, size):
+        self.lists = [list(range(SAMPLES))[i : i + size] for i in range(0, SAMPLES, size)]
+
+    def __len__(self):
+        return len(self.lists)
+
+    def __iter__(self):
+        return iter(self.lists)
+
+
+def of_lists(size):
+    return torch.utils.data.DataLoader(data(), batch_sampler=Lists(size))
+
+
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize(
+    ("then", "steps", "now"), [(16, 2, 8), (8, 2, 16), (8, 8, 16), (8, 3, 20), (20, 5, 8)]
+)
+def test_another_size_of_batches_goes_on_behind_what_was_seen(tmp_path, then, steps, now, own):
+    """In an epoch, at its end, where sizes do not divide, and when that run goes on once more."""
+
+    def sized(size):
+        return {"train_data": of_lists(size)} if own else {"batch_size": size}
+
+    before, _, _ = fitted(tmp_path, steps=steps, **sized(then))
+    middle, records, _ = fitted(tmp_path, resume=True, steps=steps + 2, **sized(now))
+    after, _, _ = fitted(tmp_path, resume=True, **sized(now))
+    for epoch in range(2):
+        every = [one for part in (before, middle, after) for one in part.get(epoch, [])]
+        assert sorted(every) == list(range(SAMPLES)), epoch
+    assert [one.step for one in records if isinstance(one, Step)] == [steps + 1, steps + 2]
+    assert not any("come again" in note for note in notes(records))
+
+
+@pytest.mark.parametrize(
+    ("schedule_by", "rates"),
+    [("step", [3, 4, 5, 6, 7, 8, 9]), ("epoch", [1, 1, 1, 2, 2, 2, 2]), (None, None)],
+)
+def test_rates_go_by_steps_taken_or_by_epochs(tmp_path, schedule_by, rates):
+    job = {"schedule": lambda step: 1 + step, "schedule_by": schedule_by}
+    if schedule_by is None:
+        job = {"optim": {"schedule": "step", "milestones": [1], "decay": 0.5, "momentum": 0.0}}
+        job["optimizer"], rates = None, [1, 1, 1, 0.5, 0.5, 0.5, 0.5]
+    fitted(tmp_path, steps=2, **job)
+    _, records, _ = fitted(tmp_path, resume=True, batch_size=16, **job)
+    found = np.array([one.lr for one in records if isinstance(one, Step)])
+    np.testing.assert_allclose(found / found[0], np.array(rates) / rates[0])
+
+
+def test_samples_in_another_order_come_again_and_are_counted(tmp_path):
+    fitted(tmp_path, steps=3)
+    job = {"train_data": data(96), "test_data": data(8)}
+    after, records, _ = fitted(tmp_path, resume=True, **job)
+    assert [one.epoch for one in records if isinstance(one, Epoch)] == [0, 1]
+    assert [sorted(after[epoch]) for epoch in range(2)] == [list(range(96))] * 2
+    assert "the samples have another order, so that 24 of epoch 0 come again" in notes(records)
+
+
+def of(kind, **options):
+    return lambda p: getattr(torch.optim, kind)(p, lr=0.1, **options)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "new"),
+    [
+        ({"model": lambda: model(frozen=True)}, {}, "parameters of part0.weight"),
+        ({}, {"optimizer": of("AdamW")}, "exp_avg of part0.weight"),
+        ({}, {"optimizer": of("SGD", momentum=0.9)}, "momentum_buffer of part0.weight"),
+        ({}, {"model": lambda: model(more=True)}, "parameters of part3.weight"),
+        ({}, {"optim": {"average": 0.5}}, "average of part0.weight"),
+    ],
+)
+def test_what_a_checkpoint_lacks_begins_as_at_the_first_step(tmp_path, before, after, new):
+    _, _, old = fitted(tmp_path, steps=3, batch_size=SAMPLES, epochs=5, **before)
+    values = {name: value.clone() for name, value in old.state_dict().items()}
+    made = after.get("model", model)
+
+    def changed():  # the values of the run before count, not those of the new model
+        found = made()
+        with torch.no_grad():
+            for name, value in found.named_parameters():
+                value.mul_(2 if name in values else 1)
+        return found
+
+    rest = {key: value for key, value in after.items() if key != "model"}
+    job = {"batch_size": SAMPLES, "epochs": 5, "model": changed, **rest}
+    _, records, module = fitted(tmp_path, resume=True, **job)
+    assert any(new in note and "begin anew" in note for note in notes(records))
+    wanted = made()
+    wanted.load_state_dict(values, strict=False)
+    x, y = data().tensors
+    optimizer = after.get("optimizer", of("SGD"))(wanted.parameters())
+    mean = [one.detach().clone() for one in wanted.parameters()]
+    for _ in range(2):
+        optimizer.zero_grad()
+        nn.functional.mse_loss(wanted(x), y).backward()
+        optimizer.step()
+        mean = [(m + one.detach()) / 2 for m, one in zip(mean, wanted.parameters())]
+    wanted = mean if "optim" in after else list(wanted.parameters())
+    for found, one in zip(module.parameters(), wanted, strict=True):
+        torch.testing.assert_close(found.detach(), one.detach(), rtol=1e-12, atol=1e-12)
+
+
+def test_a_parameter_of_another_name_is_noticed(tmp_path):
+    fitted(tmp_path, steps=3)
+    renamed = nn.Sequential(nn.Tanh(), *model())
+    with pytest.raises(CheckpointError, match="which the model does not train"):
+        fitted(tmp_path, resume=True, model=lambda: renamed)
