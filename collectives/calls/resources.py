@@ -255,11 +255,12 @@ class Resources:
     @property
     def slots(self) -> Slots | None:
         """Slots for ordinary arrays, where the ranks can have them.  Collective at first use."""
-        if self._slots is None and self._has_slots and not self._alone and self.comm.size > 1:
+        if self._has_slots and self._slots is None:
             # Another rank may wait for a plan of ours before it comes here.
             self.wait(self.channel.Ibarrier())
+            self._has_slots = self.comm.size > 1 and not self._alone
             try:
-                self._slots = Slots(NodeMemory(self.channel))
+                self._slots = Slots(NodeMemory(self.channel)) if self._has_slots else None
             except (InvalidBuffer, MemoryError) as error:  # on all ranks
                 log.warning("messages instead of slots: %s", error)
                 self._has_slots = False
