@@ -24,7 +24,7 @@ from collectives.calls.rendezvous import Location
 from collectives.execution.plan import Plan
 from collectives.execution.transport.shared_memory import Meeting
 
-#: Largest number of calls, and of plans, that are kept; and bytes of a plan's buffers.
+#: Largest number of calls, and of plans, that are kept; and bytes of a plan's own memory.
 _MOST = 256
 _MOST_PLANS = 64
 _MOST_BYTES = 4 << 20
@@ -100,7 +100,7 @@ class PlanCache:
 
     def keep(self, parsed: Key | None, where: tuple[object, ...] | None, plan: Plan) -> bool:
         """Keeps a plan, if that pays: above some size, binding is cheap beside the transfer."""
-        if parsed is None or (not where and plan.nbytes > _MOST_BYTES):
+        if parsed is None or (not where and plan.own_nbytes > _MOST_BYTES):
             return False
         self._plans[parsed, where] = plan
         if len(self._plans) > _MOST_PLANS:

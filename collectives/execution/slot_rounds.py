@@ -2,12 +2,13 @@
 
 The buffers are cut into pieces, which run one after the other, so that a message of a piece fits
 into a slot: ``Send`` is a copy into it, ``Recv`` a copy out of it, and ``RecvReduce`` reads its
-operand there.  All steps from one rank to another in a round are one message.
+operand there.  All steps from one rank to another in a round are one message.  Pieces of one length
+share their calls, which find their memory by the number of the piece.
 """
 
 import weakref
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -26,6 +27,8 @@ from collectives.schedule import Chunk, Copy, Recv, RecvReduce, Round, Schedule,
 
 #: Steps of a message begin with cache lines.
 _LINE = 64
+#: One part of a chunk's memory, by the number of the piece.
+Views = list[Items]
 
 
 def bind_slots(
@@ -45,33 +48,90 @@ def bind_slots(
     combine, traffic = combine and HOST.combine(combine), binding.progress.traffic
     bound = SlotBinder(schedule, slots, ready, combine, wide, traffic)
     place = InLine(slots.line)
-    rounds = bound.rounds(place)
-    plan = Plan(
-        schedule.collective,
-        schedule.algorithm,
-        ready.nbytes,
-        ready.around(rounds, operands.after),
-        _all_reached,
-        binding,
-    )
+    rounds = ready.around(bound.rounds(place), operands.after)
+    given = schedule.collective, schedule.algorithm, ready.nbytes, rounds, _all_reached, binding
+    plan = Plan(*given)
+    plan.own_nbytes = sum(room.nbytes for room in bound.rooms.values())
     place.plan = weakref.ref(plan)
     return plan
 
 
-@dataclass(slots=True, eq=False)
-class _Turn:
-    """An action on the slot whose turn it is: one for each that this rank may store to."""
+def fits_slots(schedule: Schedule, itemsize: int) -> bool:
+    """Whether its messages fit into slots, and both ends of each are in rounds of one number."""
+    chunks = max(schedule.limits(schedule.root).values(), default=1)
+    return schedule.aligned and chunks * (itemsize + _LINE) <= SLOT_BYTES
 
-    pair: Pair
-    actions: tuple[Action, Action]
+
+@dataclass(slots=True, eq=False)
+class Pieces:
+    """Pieces of one length, that many items of each block from each of ``starts`` on; piece ``at``
+    is the next one."""
+
+    length: int
+    starts: range
+    at: int = 0
+
+    def advance(self) -> None:
+        self.at = (self.at + 1) % len(self.starts)
+
+
+@dataclass(slots=True, eq=False)
+class _Call:
+    """A call on views of the next piece."""
+
+    pieces: Pieces
+    function: Callable[..., object]
+    views: tuple[Views, ...]
 
     def __call__(self) -> None:
-        self.actions[self.pair.turn]()
+        at = self.pieces.at
+        self.function(*[views[at] for views in self.views])
+
+
+@dataclass(slots=True, eq=False)
+class _Store:
+    """A copy of the next piece into the slot whose turn it is."""
+
+    pieces: Pieces
+    pair: Pair
+    slots: tuple[Items, Items]
+    source: Views
+
+    def __call__(self) -> None:
+        np.copyto(self.slots[self.pair.turn], self.source[self.pieces.at])
+
+
+@dataclass(slots=True, eq=False)
+class _Load:
+    """A copy of what the peer has stored, which is in the slot to which this rank stores next."""
+
+    pieces: Pieces
+    pair: Pair
+    slots: tuple[Items, Items]
+    target: Views
+
+    def __call__(self) -> None:
+        np.copyto(self.target[self.pieces.at], self.slots[1 - self.pair.turn])
+
+
+@dataclass(slots=True, eq=False)
+class _Reduce(_Load):
+    """A reduction of what the peer has stored."""
+
+    operand: Views
+    combine: Combine
+    is_left: bool
+
+    def __call__(self) -> None:
+        at, slot = self.pieces.at, self.slots[1 - self.pair.turn]
+        own = self.operand[at]
+        left, right = (slot, own) if self.is_left else (own, slot)
+        self.combine(left, right, out=self.target[at])
 
 
 @dataclass(slots=True, eq=False)
 class _Swap:
-    """The end of an exchange, which the peer ends at the count ``until`` of this run."""
+    """The end of an exchange, which the peer ends at the count ``until`` of this piece."""
 
     pair: Pair
     runs: RunCount
@@ -84,7 +144,11 @@ class _Swap:
 
 
 class SlotBinder:
-    """Turns one rank's rounds into calls."""
+    """Turns one rank's rounds into calls.
+
+    Attributes:
+        rooms: memory of one piece, which all pieces use, in the place of a buffer.
+    """
 
     def __init__(
         self,
@@ -96,103 +160,91 @@ class SlotBinder:
         traffic: Traffic | None,
     ) -> None:
         self.node, self.rank, self.combine = slots.node, slots.node.rank, combine
-        self.counters, self.pairs = slots.counters, slots.pairs
+        self.counters, self.pairs, self.traffic = slots.counters, slots.pairs, traffic
         self.program = list(schedule.rounds(self.rank))
         self.chunks = schedule.chunks
-        self.period, most = _extent(schedule)
-        blocks = {name: len(layout.starts) - 1 for name, layout in ready.layouts.items()}
-        starts = (ready.layouts[name].starts for name in ("recvbuf", "sendbuf") if blocks[name])
-        self.count = next(starts, (0, 0))[1]
-        dtype = wide or ready.dtype
-        self.pieces = self._pieces(most, dtype.itemsize)
-        longest = max((len(piece) for piece in self.pieces), default=0)
-        #: Memory of one piece, which all pieces use.
-        self.rooms = {
-            name: HOST.empty(longest * blocks[name], dtype)
-            for name in (blocks if wide else ("workspace",))
-        }
+        self.period, self.most = _extent(schedule)
         self.buffers = ready.buffers
+        self.dtype = wide or ready.dtype
+        self.blocks = {name: len(layout.starts) - 1 for name, layout in ready.layouts.items()}
+        known = (ready.layouts[name].starts for name in ("recvbuf", "sendbuf") if self.blocks[name])
+        self.count = next(known, (0, 0))[1]
+        self.room = self._longest()
+        self.rooms = {
+            name: HOST.empty(self.room * self.blocks[name], self.dtype)
+            for name in (self.blocks if wide else ("workspace",))
+        }
         self.receives = schedule.contract.result(schedule.member(self.rank), 0) is not None
-        self.traffic = traffic
 
-    def _pieces(self, most: int, itemsize: int) -> list[range]:
-        """Items of each block in each piece: equal pieces, whose messages of ``most`` chunks fit
-        into a slot."""
-        nbytes = len(next(iter(self.pairs.values())).slots[0]) // most // _LINE * _LINE
-        lines = _LINE // itemsize if _LINE % itemsize == 0 else 1
-        longest = self.chunks * (nbytes // itemsize)
-        number = -(-self.count // longest)
-        unit = self.chunks * lines
-        length = -(-self.count // max(number, 1) // unit) * unit
-        return [range(i, min(i + length, self.count)) for i in range(0, self.count, length or 1)]
+    def _longest(self) -> int:
+        """Items of each block in a piece: those whose messages of ``most`` chunks fit into a slot,
+        or fewer, so that pieces are equal."""
+        nbytes = SLOT_BYTES // self.most // _LINE * _LINE
+        longest = self.chunks * (nbytes // self.dtype.itemsize)
+        number = max(1, -(-self.count // longest))
+        unit = self.chunks * max(1, _LINE // self.dtype.itemsize)
+        return min(longest, -(-self.count // number // unit) * unit)
 
     def rounds(self, place: InLine) -> list[BoundRound]:
         """The rounds of one run, which has its ``place`` among others: those of all pieces."""
-        last = self.period * len(self.pieces)
-        bound = BoundRound(starts=[place.Start], requests=[place], finish=[place.Wait])
-        _do(bound, self.node.advance(self.counters, entered(last)))
-        rounds = [bound]
-        for index, piece in enumerate(self.pieces):
-            rounds.append(BoundRound(starts=self.converted("sendbuf", piece)))
-            for number, steps in enumerate(self.program, index * self.period):
-                rounds += self.round(number, piece, steps)
-            rounds.append(BoundRound(starts=self.converted("recvbuf", piece)))
-        rounds.append(BoundRound(starts=[place.leave]))
-        return [each for each in rounds if each.starts or each.finish]
+        bound = [BoundRound(starts=[place.Start], requests=[place], finish=[place.Wait])]
+        whole = self.count // self.room if self.room else 0
+        end = whole * self.room
+        for pieces in (
+            Pieces(self.room, range(0, end, self.room or 1)),
+            Pieces(self.count - end, range(end, self.count, self.room or 1)),
+        ):
+            if pieces.starts:
+                bound += self.piece(pieces) * len(pieces.starts)
+                # Others may wait for it, where no later count says that this rank has read all.
+                bound.append(BoundRound(starts=[self.node.tick(self.counters, moved(self.period))]))
+        return [*bound, BoundRound(starts=[place.leave])]
 
-    def converted(self, name: str, piece: range) -> list[Action]:
+    def piece(self, pieces: Pieces) -> list[BoundRound]:
+        """The rounds of each of these pieces, whose counts are those of a run of its own."""
+        first = [self.node.advance(self.counters, moved(self.period) + 1)]
+        bound = [BoundRound(starts=[*first, *self.converted("sendbuf", pieces)])]
+        for number, steps in enumerate(self.program):
+            bound += self.round(number, pieces, steps)
+        back = self.converted("recvbuf", pieces) if self.receives else []
+        return [*bound, BoundRound(starts=[*back, pieces.advance])]
+
+    def converted(self, name: str, pieces: Pieces) -> list[Action]:
         """The conversions of a piece: of what is sent before it runs, of the result afterwards."""
-        room = self.rooms.get(name)
-        if room is None or not (name == "sendbuf" or self.receives):
+        if name not in self.rooms:
             return []
-        actions: list[Action] = []
-        for start in range(0, len(room) // len(self.pieces[0])):
-            wide = room[start * len(self.pieces[0]) :][: len(piece)]
-            own = self.buffers[name][start * self.count + piece.start :][: len(piece)]
-            pair = (wide, own) if name == "sendbuf" else (own, wide)
-            actions.append(partial(HOST.convert, *pair))
-        return actions
+        whole = Chunk(name, 0, self.blocks[name] * self.chunks)
+        pairs = zip(self.views(whole, pieces), self.views(whole, pieces, outside=True))
+        order = -1 if name == "recvbuf" else 1
+        return [_Call(pieces, HOST.convert, pair[::order]) for pair in pairs]
 
-    def sends(self, number: int) -> bool:
-        """Whether this rank sends something in round ``number`` of the run."""
-        index, number = divmod(number, self.period)
-        if index >= len(self.pieces) or number >= len(self.program):
-            return False
-        sent = (step.chunk for step in self.program[number] if isinstance(step, Send))
-        return any(view.size for chunk in sent for view in self.views(chunk, self.pieces[index]))
-
-    def round(self, number: int, piece: range, steps: Round) -> list[BoundRound]:
-        """Round ``number`` of the run."""
+    def round(self, number: int, pieces: Pieces, steps: Round) -> list[BoundRound]:
+        """Round ``number`` of these pieces."""
         entering, moving = BoundRound(), BoundRound()
         sent: dict[int, int] = {}  # bytes of a slot, by peer
         got: dict[int, int] = {}
         leaving = 0
         for step in steps:
-            own = self.views(step.chunk, piece)
-            if not (nbytes := sum(view.nbytes for view in own)):
+            own = self.views(step.chunk, pieces)
+            if not (nbytes := sum(views[0].nbytes for views in own)):
                 continue
             if isinstance(step, Copy):
-                moving.starts += _copies(own, self.views(step.source, piece))
+                moving.starts += _copies(pieces, own, self.views(step.source, pieces))
                 continue
             peer, pair = step.peer, self.pairs[step.peer]
             total = sent if isinstance(step, Send) else got
             start = total.get(peer, 0)
-            slots = _in_slots(pair, start, own)
+            places = _in_slots(pair, start, own)
             if isinstance(step, Send):
                 leaving += nbytes
                 if peer not in sent:
                     _wait(entering, self.node.flag(peer, self.counters, 0, pair))
-                for view, slot in zip(own, slots):
-                    first, second = (partial(np.copyto, each, view) for each in slot)
-                    moving.starts.append(_Turn(pair, (first, second)))
+                moving.starts += [_Store(pieces, pair, *each) for each in zip(places, own)]
             else:
                 if peer not in got:
                     _wait(moving, self.node.flag(peer, self.counters, entered(number)))
-                operands = self.views(getattr(step, "operand", None) or step.chunk, piece)
-                for view, operand, slot in zip(own, operands, slots, strict=True):
-                    read = partial(self.read, step, view, operand)
-                    # What the peer stored is in the slot to which this rank stores next.
-                    _do(moving, _Turn(pair, (read(slot[1]), read(slot[0]))))
+                for read in self.reads(step, pieces, [*places], own):
+                    _do(moving, read)
             total[peer] = start + -(-nbytes // _LINE) * _LINE
         if sent:
             if self.traffic is not None:
@@ -201,40 +253,55 @@ class SlotBinder:
         for peer in {**sent, **got}:
             runs = self.node.runs[self.counters]
             _do(moving, _Swap(self.pairs[peer], runs, moved(number), peer in sent, peer in got))
-        if got and not self.sends(number + 1):  # else the next count says that it has read them
+        if got and not self.sends((number + 1) % self.period, pieces):
+            # Else the next count says that this rank has read its messages.
             _do(moving, self.node.tick(self.counters, moved(number)))
-        return [entering, moving] if sent else [moving]
+        return [each for each in (entering, moving) if each.starts or each.finish]
 
-    def read(self, step: Recv | RecvReduce, target: Items, operand: Items, slot: Items) -> Action:
-        """The call that puts what arrived in ``slot`` into ``target``."""
+    def reads(
+        self,
+        step: Recv | RecvReduce,
+        pieces: Pieces,
+        places: list[tuple[Items, Items]],
+        own: list[Views],
+    ) -> Iterator[Action]:
+        """The calls that put what has arrived into the memory of a step."""
+        pair = self.pairs[step.peer]
         if isinstance(step, Recv):
-            return partial(np.copyto, target, slot)
+            yield from (_Load(pieces, pair, *each) for each in zip(places, own))
+            return
         if self.combine is None:
             raise ScheduleError(f"{step} reduces, but no operation was given")
-        operands = (slot, operand) if step.peer < self.rank else (operand, slot)
-        return HOST.reduction(self.combine, *operands, target)
+        operands = self.views(step.operand or step.chunk, pieces)
+        for each in zip(places, own, operands, strict=True):
+            yield _Reduce(pieces, pair, *each, self.combine, step.peer < self.rank)
 
-    def views(self, chunk: Chunk, piece: range) -> list[Items]:
-        """The memory of a chunk in a piece: a view for each block that it lies in."""
-        room, chunks = self.rooms.get(chunk.buffer), self.chunks
-        memory = self.buffers[chunk.buffer] if room is None else room
-        within = Layout.even(len(piece), 1, chunks)
-        views = []
+    def sends(self, number: int, pieces: Pieces) -> bool:
+        """Whether this rank sends something in a round of these pieces."""
+        steps = self.program[number] if number < len(self.program) else ()
+        sent = (step.chunk for step in steps if isinstance(step, Send))
+        return any(views[0].size for chunk in sent for views in self.views(chunk, pieces))
+
+    def views(self, chunk: Chunk, pieces: Pieces, outside: bool = False) -> list[Views]:
+        """The memory of a chunk in each of the pieces, for each block that it lies in.
+
+        Args:
+            outside: whether it is the caller's memory, also where a room stands in its place.
+        """
+        room, chunks = None if outside else self.rooms.get(chunk.buffer), self.chunks
+        within, found = Layout.even(pieces.length, 1, chunks), []
         for block in range(chunk.start // chunks, -(-chunk.stop // chunks)):
             first = block * chunks
             start = within.offset(max(chunk.start - first, 0))
             stop = within.offset(min(chunk.stop - first, chunks))
-            begin = block * self.count + piece.start
             if room is not None:
-                begin = block * len(self.pieces[0])
-            views.append(memory[begin + start : begin + stop])
-        return views
-
-
-def fits_slots(schedule: Schedule, itemsize: int) -> bool:
-    """Whether its messages fit into slots, and both ends of each are in rounds of one number."""
-    chunks = max(schedule.limits(schedule.root).values(), default=1)
-    return schedule.aligned and chunks * (itemsize + _LINE) <= SLOT_BYTES
+                begin = block * self.room
+                found.append([room[begin + start : begin + stop]] * len(pieces.starts))
+                continue
+            memory, begin = self.buffers[chunk.buffer], block * self.count
+            ends = ((begin + at + start, begin + at + stop) for at in pieces.starts)
+            found.append([memory[one:other] for one, other in ends])
+        return found
 
 
 def _extent(schedule: Schedule) -> tuple[int, int]:
@@ -250,19 +317,21 @@ def _extent(schedule: Schedule) -> tuple[int, int]:
     return period, most
 
 
-def _in_slots(pair: Pair, start: int, own: Sequence[Items]) -> Iterator[tuple[Items, Items]]:
+def _in_slots(pair: Pair, start: int, own: Sequence[Views]) -> Iterator[tuple[Items, Items]]:
     """The places of a message's parts in both slots."""
     one, other = pair.slots
-    for view in own:
-        part, start = slice(start, start + view.nbytes), start + view.nbytes
-        yield one[part].view(view.dtype), other[part].view(view.dtype)
+    for views in own:
+        stop = start + views[0].nbytes
+        yield one[start:stop].view(views[0].dtype), other[start:stop].view(views[0].dtype)
+        start = stop
 
 
-def _copies(targets: Sequence[Items], sources: Sequence[Items]) -> Iterator[Action]:
+def _copies(pieces: Pieces, targets: list[Views], sources: list[Views]) -> Iterator[Action]:
     """Copies of what does not lie there already, as a block does in place."""
-    for target, source in zip(targets, sources, strict=True):
-        if HOST.address(target) != HOST.address(source):
-            yield partial(np.copyto, target, source)
+    for pair in zip(targets, sources, strict=True):
+        one, other = (HOST.address(views[0]) for views in pair)
+        if one != other:
+            yield _Call(pieces, np.copyto, pair)
 
 
 def _wait(bound: BoundRound, flag: Flag) -> None:
