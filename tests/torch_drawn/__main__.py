@@ -19,11 +19,12 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1, help="of what is drawn (1)")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, help="default: all")
     parser.add_argument("--hangs", type=float, default=900.0, help="seconds that it may take (900)")
+    parser.add_argument("--gloo", action="store_true", help="over Gloo, too")
     options = parser.parse_args()
     faulthandler.dump_traceback_later(options.hangs, exit=True)
     register()
     dist.init_process_group("collectives", "mpi://")
-    report = run_drawn(options.seed, options.calls, options.first, options.kinds)
+    report = run_drawn(options.seed, options.calls, options.first, options.kinds, options.gloo)
     if dist.get_rank() == 0:
         print(f"seed {options.seed}: {report}", flush=True)
     dist.destroy_process_group()

@@ -211,11 +211,12 @@ def group_for_a_call(d: Draw) -> Drawn:
 
 @kind
 def wrong_calls(d: Draw) -> Drawn:
-    """Calls of all ranks that cannot be."""
+    """Calls of all ranks that cannot be.  Gloo begins some, and its next call may wait for ever."""
+    d.with_gloo = False
     two, size = torch.ones(2 * d.size), d.size
     calls: list[Callable[[Any], Any]] = [
         lambda group: dist.all_to_all_single(two.clone(), two, [2] * size, [1] * size, group),
-        lambda group: dist.all_to_all_single(two.clone(), two, [2], None, group),
+        lambda group: dist.all_to_all_single(two.clone(), two, [2] * (size + 1), None, group),
         lambda group: dist.all_gather([two.clone()] * (size + 1), two, group),
         lambda group: dist.all_gather_into_tensor(torch.ones(2 * size + 1), torch.ones(2), group),
         lambda group: dist.all_gather_into_tensor(torch.ones(2 * size).int(), torch.ones(2), group),
