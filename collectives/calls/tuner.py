@@ -155,8 +155,9 @@ class Table(msgspec.Struct, forbid_unknown_fields=True):
 
     def native_below(self, call: "Situation", memories: tuple[Kind, ...]) -> int:
         """Bytes below which the MPI library serves such a call best in each kind of memory."""
-        entries = (self.entry(call._replace(memory=memory)) for memory in memories)
-        return min((entry.ours_from for entry in entries if entry is not None), default=NEVER)
+        calls = [call._replace(memory=memory) for memory in memories]
+        found = [(one, entry) for one in calls if (entry := self.entry(one)) is not None]
+        return min((entry.ours_from * one.messages(entry) for one, entry in found), default=NEVER)
 
 
 class Situation(NamedTuple):
@@ -192,6 +193,14 @@ class Situation(NamedTuple):
     delays: bool = False
     nccl: bool = False
     begun: bool = False
+
+    def messages(self, entry: Entry) -> int:
+        """How many times the messages of the ranks that were measured each rank has, where these
+        cost something: in ordinary memory of one node.  A rule holds from as many times the bytes
+        on, as a message then has what it had there."""
+        if self.memory != "numpy" or self.size != self.per_node or self.size <= entry.ranks:
+            return 1
+        return (self.size - 1) // max(1, entry.ranks - 1)
 
     def allows(self, algorithm: str) -> bool:
         """Whether ``algorithm`` can serve the call."""
@@ -237,7 +246,8 @@ def choose(table: Table, call: Situation) -> Choice:
     where = f"{call.nbytes} bytes{kind}, {call.size} rank{'s' * (call.size > 1)}"
     entry = table.entry(call)
     if call.size > 1 and entry is not None:
-        rules = [rule for rule in entry.rules if rule.from_bytes <= call.nbytes]
+        nbytes = call.nbytes // call.messages(entry)
+        rules = [rule for rule in entry.rules if rule.from_bytes <= nbytes]
         if rules and call.allows(rules[-1].algorithm):
             rule = rules[-1]
             measured = f"measured on {entry.ranks}"

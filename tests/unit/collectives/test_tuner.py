@@ -47,9 +47,10 @@ def chosen(nbytes, size, per_node=None, **constraints):
 def test_by_size_and_ranks():
     assert chosen(8, 2).algorithm == "native"
     assert chosen(8192, 2).algorithm == "butterfly"
-    assert chosen(8192, 3).algorithm == "butterfly"
+    assert chosen(8192, 3).algorithm == "native"  # with as many more messages
+    assert chosen(2 * 8192, 3).algorithm == "butterfly"
     assert chosen(8192, 6).algorithm == "native"
-    assert chosen(1 << 20, 16).algorithm == "ring"
+    assert chosen(2 << 20, 16).algorithm == "ring"
     assert chosen(4096, 2, memory="shared") == (
         "direct",
         "4096 bytes in shared memory, 2 ranks: 6.0x native, measured on 2",
