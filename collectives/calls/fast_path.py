@@ -195,5 +195,7 @@ class Limits(dict[str, Limit]):
         resources = self._resources
         per_node, table = resources.facts
         memories = ORDINARY if resources.node is None or unequal else SHARED
-        call = Situation(library(), collective, 0, resources.comm.size, per_node, begun=begun)
+        call = Situation(
+            library(), collective, 0, resources.comm.size, per_node, uneven=unequal, begun=begun
+        )
         return table.native_below(call, memories)

@@ -123,7 +123,7 @@ class Table(msgspec.Struct, forbid_unknown_fields=True):
         about another's.  Shared memory does not depend on the library; native's time there does.
         """
 
-        if call.begun and call.memory == "numpy" and call.size == call.per_node:
+        if call.is_of_slots and (call.begun or call.uneven):
             return None
 
         def apart(entry: Entry) -> tuple[float, float]:
@@ -194,11 +194,16 @@ class Situation(NamedTuple):
     nccl: bool = False
     begun: bool = False
 
+    @property
+    def is_of_slots(self) -> bool:
+        """Whether what was measured for it went through slots."""
+        return self.memory == "numpy" and self.size == self.per_node
+
     def messages(self, entry: Entry) -> int:
         """How many times the messages of the ranks that were measured each rank has, where these
         cost something: in ordinary memory of one node.  A rule holds from as many times the bytes
         on, as a message then has what it had there."""
-        if self.memory != "numpy" or self.size != self.per_node or self.size <= entry.ranks:
+        if not self.is_of_slots or self.size <= entry.ranks:
             return 1
         return (self.size - 1) // max(1, entry.ranks - 1)
 
@@ -277,8 +282,8 @@ def _why_not(call: Situation, entry: Entry | None) -> str:
         return "a rank alone"
     if call.collective == "barrier":
         return "barriers are not measured"
-    if call.begun and call.memory == "numpy":
-        return "nonblocking, in ordinary memory"
+    if call.is_of_slots and (call.begun or call.uneven):
+        return f"{'nonblocking' if call.begun else 'of unequal blocks'}, in ordinary memory"
     if entry is None:
         nodes = "one node" if call.size == call.per_node else "several nodes"
         what = f"{call.collective}{_KINDS.get(call.memory, ' of ordinary arrays')}"

@@ -326,7 +326,7 @@ def test_the_commands_take_files(tmp_path, capsys):
         (["list", file, "-n", "4"], "allreduce      both_ways                 6   1.50"),
         (["draw", file, "-n", "3", "-o", str(picture)], "round 3"),
         (["explore", file, "-n", "3", "-o", str(tmp_path / "own.html")], "wrote"),
-        (["simulate", "--algorithm", f"{file},ring", "--ranks", "8"], "  both_ways  ring"),
+        (["simulate", "--algorithm", f"{file},ring", "--ranks", "8"], "  both_ways      ring"),
         (["cost", "--algorithm", file, "-n", "4"], "no closed form"),
     ]:
         assert main(arguments) == 0, arguments
