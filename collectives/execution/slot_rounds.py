@@ -53,7 +53,8 @@ def bind_slots(
     rounds = [first, *ready.around(bound.rounds(place), operands.after)]
     given = schedule.collective, schedule.algorithm, ready.nbytes, rounds, _all_reached, binding
     plan = Plan(*given)
-    plan.own_nbytes = sum(room.nbytes for room in bound.rooms.values())
+    copied = ready.nbytes if ready.before or operands.after else 0
+    plan.own_nbytes = copied + sum(room.nbytes for room in bound.rooms.values())
     place.plan = weakref.ref(plan)
     return plan
 
