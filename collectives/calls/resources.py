@@ -264,6 +264,9 @@ class Resources:
             except (InvalidBuffer, MemoryError) as error:  # on all ranks
                 log.warning("messages instead of slots: %s", error)
                 self._has_slots = False
+            except BaseException as error:  # a signal handler's, on this rank alone
+                self.progress.leave("the making of slots", error)
+                raise
         return self._slots
 
     @property

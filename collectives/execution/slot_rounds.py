@@ -48,10 +48,13 @@ def bind_slots(
     combine, traffic = combine and HOST.combine(combine), binding.progress.traffic
     bound = SlotBinder(schedule, slots, ready, combine, wide, traffic)
     place = InLine(slots.line)
-    rounds = ready.around(bound.rounds(place), operands.after)
+    # First of all, as the ranks start their plans in one order, and go on with them in any.
+    first = BoundRound(starts=[place.Start], requests=[place], finish=[place.Wait])
+    rounds = [first, *ready.around(bound.rounds(place), operands.after)]
     given = schedule.collective, schedule.algorithm, ready.nbytes, rounds, _all_reached, binding
     plan = Plan(*given)
-    plan.own_nbytes = sum(room.nbytes for room in bound.rooms.values())
+    copied = ready.nbytes if ready.before or operands.after else 0
+    plan.own_nbytes = copied + sum(room.nbytes for room in bound.rooms.values())
     place.plan = weakref.ref(plan)
     return plan
 
@@ -186,8 +189,8 @@ class SlotBinder:
         return min(longest, -(-self.count // number // unit) * unit)
 
     def rounds(self, place: InLine) -> list[BoundRound]:
-        """The rounds of one run, which has its ``place`` among others: those of all pieces."""
-        bound = [BoundRound(starts=[place.Start], requests=[place], finish=[place.Wait])]
+        """The rounds of all pieces, at whose end the run leaves its ``place`` in the line."""
+        bound: list[BoundRound] = []
         whole = self.count // self.room if self.room else 0
         end = whole * self.room
         for pieces in (

@@ -139,3 +139,13 @@ def test_a_rank_does_not_wait_for_a_slot_that_it_has_read(monkeypatch):
     run([build("allreduce", "butterfly", 2)] * 3, True, lambda ranks: ranks)
     exchanges, lengths = -(-COUNT * 8 // SLOT), 2
     assert len(said) == 3 * 2 * (exchanges + lengths)
+
+
+def test_a_plan_that_copies_its_input_begins_in_line_and_counts_the_copy():
+    """Ranks start plans in one order; which of them goes on first is each rank's own."""
+    slots, items = Slots(SlotNode(0, 2, {})), np.zeros(2 * COUNT)
+    given = build("alltoall", "pairwise", 2), slots, Operands(None, items, aside=True)
+    plan = bind_slots(*given, None, Binding())
+    plan.Start()
+    assert [place.plan() for place in slots.line] == [plan]
+    assert plan.own_nbytes >= items.nbytes

@@ -131,7 +131,7 @@ class Soak:
         keep_going: differences after which it ends.
         limits: for :class:`~tests.soak.calls.Draw`: ``kinds``, ``names``, ``ways``.
         hint: printed with a difference: how to see it again.
-        make: the communicator that is tried out; by default one with drawn settings.
+        make: the communicator that is tried out; by default ours with its own settings.
     """
 
     def __init__(
@@ -174,7 +174,7 @@ class Soak:
                 self.round = first
                 while not self._is_over(begun, seconds, self.round - first, rounds):
                     if self.comm is None:
-                        self.comm = (self.make or self._drawn)(self.plain)
+                        self.comm = (self.make or Communicator)(self.plain)
                     self._one_round()
                     self.round += 1
                     if (self.round - first) % LIFE == 0:

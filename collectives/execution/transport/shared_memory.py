@@ -92,8 +92,6 @@ class NodeMemory:
         # With a core each, polling is the fastest wait; without, it keeps the awaited from running.
         cores = set[int]().union(*comm.allgather(os.sched_getaffinity(0)))
         self._polite = comm.size > len(cores)
-        # Nobody sends itself such a message, so the library looks at all that it has to do.
-        self._progress = partial(comm.Iprobe, comm.rank, largest_tag())
         # Two boards, as a rank may come to the next meeting before all have read those of this one.
         self._boards: list[list[memoryview]] = []
         for first in (SLOTS * _LINE, SLOTS * _LINE + WORDS):
@@ -164,6 +162,12 @@ class NodeMemory:
             if isinstance(window, Adopted):
                 window.give_back()
                 self.windows.drop(number)
+
+    def _progress(self) -> None:
+        """Calls the library while the communicator is there, which plans may outlive."""
+        if self.comm:
+            # Nobody sends itself such a message, so the library looks at all that it has to do.
+            self.comm.Iprobe(self.rank, largest_tag())
 
     def flag(self, rank: int, slot: int, value: int, runs: RunCount | None = None) -> Flag:
         """The condition that ``rank`` has counted up to ``value``, in this run of ``slot`` or from
