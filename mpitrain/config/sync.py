@@ -23,14 +23,6 @@ class Compress(Struct, frozen=True, forbid_unknown_fields=True):
             the owner's sum to all; ``gathered`` sends all codes to all, which rounds once, not
             twice; ``auto`` is ``gathered`` on two ranks, where it sends no more, else
             ``two_phase``.
-        flush_every: steps after which the replicas average the residuals of codes that add up, at
-            the price of one dense all-reduce; 0: never.
-        level: ranks that code: all of them, each its own gradients (``ranks``); or one rank of each
-            node, the sum of its node's gradients, which travel as they are inside of it
-            (``nodes``).
-        units: unit of the residual: a ``gradient``, which has the learning rate of the step that
-            sends it; or an ``update``, the rate of its own step times the gradient, so that a rate
-            that falls meanwhile does not change it.
     """
 
     codec: str = "none"
@@ -38,9 +30,6 @@ class Compress(Struct, frozen=True, forbid_unknown_fields=True):
     start: Whole = 0
     least: Whole = 1024
     exchange: Literal["auto", "two_phase", "gathered"] = "auto"
-    flush_every: Whole = 0
-    units: Literal["gradient", "update"] = "gradient"
-    level: Literal["ranks", "nodes"] = "ranks"
 
 
 class Outer(Struct, frozen=True, forbid_unknown_fields=True):

@@ -62,8 +62,7 @@ def summation(config: Config, replica: int) -> Summation:
         return Adasum()
     if config.compress.codec == "none":
         return dense(config)
-    every = config.sync.period if config.sync.drifts else 1
-    how = compression(config.compress, every)
+    how = compression(config.compress)
     dice, anew = Dice(config.run.seed, replica), config.parallel.zero > 1
     return CompressedSummation(how, dice, dense(config), anew=anew)
 
@@ -76,9 +75,9 @@ def reduction(config: Config, groups: Mapping[str, Communicator], replica: int) 
     return Reduction(groups, how, p.bucket_bytes, p.overlap)
 
 
-def compression(table: Compress, every: int = 1) -> CodingOptions:
-    """Options of the codec that [compress] names, for sums after ``every`` steps."""
-    return CodingOptions(table, parse(table.codec), every)
+def compression(table: Compress) -> CodingOptions:
+    """Options of the codec that [compress] names."""
+    return CodingOptions(table, parse(table.codec))
 
 
 def mapped(folder: Path, rank: int) -> Allocate:

@@ -8,7 +8,6 @@ have moved by and what codes have left out must *be* the sum of the gradients.
 import numpy as np
 import pytest
 from mpi4py import MPI
-from msgspec.structs import replace
 
 from collectives import Communicator
 from mpitrain import nn
@@ -105,8 +104,7 @@ def segment(group, config, given, until, *, goes_on):
                 given = given + record.lr * gradient(batch)
         (weights,) = whole(comm, trainer).values()
         left = left_out(comm, trainer)
-        unit = 1.0 if config.compress.units == "update" else RATE
-        np.testing.assert_array_equal(unit * left - weights, given)
+        np.testing.assert_array_equal(RATE * left - weights, given)
         assert np.abs(left).max() > 0 or comm.size < 3
         keep(trainer)
     return given, skipped
@@ -114,25 +112,14 @@ def segment(group, config, given, until, *, goes_on):
 
 @pytest.mark.parametrize("exchange", ["two_phase", "gathered"])
 @pytest.mark.parametrize(
-    ("steps", "codec", "units"),
-    [pytest.param(500, codec, "gradient", marks=pytest.mark.slow) for codec in CODECS]
+    ("steps", "codec"),
+    [pytest.param(500, codec, marks=pytest.mark.slow) for codec in CODECS]
     + [
-        pytest.param(500, CODECS[0], "update", marks=pytest.mark.slow),
-        pytest.param(500, CODECS[-1], "update", marks=pytest.mark.slow),
-        pytest.param(500, CODECS[0], "nodes", marks=pytest.mark.slow),
-        pytest.param(500, CODECS[-1], "nodes", marks=pytest.mark.slow),
-        pytest.param(24, CODECS[4], "update", marks=pytest.mark.quick_on(2, 3)),
+        pytest.param(24, CODECS[4], marks=pytest.mark.quick_on(2, 3)),
     ],
 )
-def test_through_skipped_steps_checkpoints_and_other_ranks(
-    comm, folder, monkeypatch, steps, codec, units, exchange
-):
-    """All ranks, one of them, all but the last, and all again; every eighth step is skipped.
-
-    In units of updates the learning rate is halved twice on the way; nodes have two ranks each.
-    """
-    if units == "nodes":
-        monkeypatch.setattr(Communicator, "Split_type", lambda self, *_: self.Split(self.rank // 2))
+def test_through_skipped_steps_checkpoints_and_other_ranks(comm, folder, steps, codec, exchange):
+    """All ranks, one of them, all but the last, and all again; every eighth step is skipped."""
     if exchange == "gathered":
         if steps < 100 or not codec.startswith(("threshold", "int", "sign")):
             pytest.skip("this code is not gathered, or was")
@@ -140,16 +127,12 @@ def test_through_skipped_steps_checkpoints_and_other_ranks(
         exchange = "auto"
     epochs = -(-steps // (COUNT // BATCH))
     optim = Optim(lr=RATE, momentum=0.0, reference_batch=0)
-    if units == "update":
-        halved = (epochs // 3, epochs // 2)
-        optim = replace(optim, schedule="step", milestones=halved, decay=0.5)
-    more = {"level": "nodes"} if units == "nodes" else {"units": units}
     config = Config(
         run=Run(dtype="float64", dir=str(folder), on_nonfinite="skip"),
         optim=optim,
         train=Train(epochs=epochs, batch_size=BATCH),
         checkpoint=Checkpoint(),
-        compress=Compress(codec, "on", least=1, exchange=exchange, **more),
+        compress=Compress(codec, "on", least=1, exchange=exchange),
     )
     given, skipped = np.zeros((IN, OUT)), 0
     groups = [
