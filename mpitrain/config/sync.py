@@ -103,7 +103,6 @@ class Sync(Struct, frozen=True, forbid_unknown_fields=True):
             norms and requests to stop, in one message; the records of these steps come together.
         quorum: share of the workers for which a step of ``quorum`` waits.
         behind: steps that the others may be ahead of a worker in ``quorum`` before they wait.
-        replay: a ``metrics.jsonl`` of an earlier run with ``quorum``, whose choices are made again.
     """
 
     kind: Literal["every_step", "local", "delayed", "quorum"] = "every_step"
@@ -118,7 +117,6 @@ class Sync(Struct, frozen=True, forbid_unknown_fields=True):
     agree: Count = 1
     quorum: Annotated[float, Meta(gt=0, le=1)] = 0.95
     behind: Count = 4
-    replay: str = ""
 
     @property
     def drifts(self) -> bool:

@@ -49,8 +49,6 @@ def faults(job: Tables) -> Faults:
     yield from _sync(job)
     if job.server.ranks or job.server.hogwild:
         yield from _server(job)
-    elif job.server.replay:
-        yield "server.replay", "a log is replayed by servers; set server.ranks as in its run"
     if job.federated.clients:
         yield from _federated(job.federated)
         if job.train.steps:

@@ -27,7 +27,6 @@ from mpitrain.parallel.summation import Dense, Summation
 from mpitrain.parallel.zero import ShardedGradients, ShardedOptimizer, ShardedParameters
 from mpitrain.ranks.together import together
 from mpitrain.sync import Delayed, Local, Quorum, Strategy, Workers
-from mpitrain.sync.replay import choices
 from mpitrain.sync.workers import layer_numbers
 from mpitrain.training.parts import Parts
 
@@ -159,7 +158,7 @@ def expect_whole(config: Config) -> None:
 def strategy_of(parts: Parts) -> Strategy:
     """The strategy by which replicas synchronise, as [sync] says; collective.
 
-    ConfigError: the layers are too few for the fragments, or ``sync.replay`` is of no such run.
+    ConfigError: the layers are too few for the fragments.
     """
     config, store, updater = parts.config, parts.store, parts.updater
     if not isinstance(store, Replicated) or config.sync.kind == "every_step":
@@ -194,6 +193,6 @@ def strategy_of(parts: Parts) -> Strategy:
         case "delayed":
             found = Delayed(workers, s)
         case "quorum":
-            found = Quorum(workers, s, choices(workers.comm, Path(s.replay)) if s.replay else {})
+            found = Quorum(workers, s)
     store.algorithm, store.reason = found.algorithm, found.reason
     return found
