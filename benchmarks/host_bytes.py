@@ -29,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--interface", default="eth0", help="between the hosts (eth0)")
     parser.add_argument("--bytes", type=size, default=4 << 20, help="of the larger buffer (4M)")
     options = parser.parse_args(arguments)
-    comm = Communicator(MPI.COMM_WORLD, autotune=False)
+    comm = Communicator(MPI.COMM_WORLD)
     counter = Path(f"/sys/class/net/{options.interface}/statistics/tx_bytes")
     rows = [["collective", "native", "least of ours", "by"], ["---", "---:", "---:", "---"]]
     for collective in _COLLECTIVES:

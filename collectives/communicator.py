@@ -81,9 +81,6 @@ class Communicator(  # type: ignore[misc]
             order.  They travel as messages, as many bytes as in a ring, and adding three and more
             takes some ten passes over them.  Other operations whose result depends on the order
             are refused.  The methods for objects, as ``allreduce``, stay mpi4py's.
-        autotune: whether ``auto`` measures native and ours when a kind of call first comes, and
-            remembers what was faster (:mod:`collectives.calls.autotune`).  Default: whether
-            ``COLLECTIVES_AUTOTUNE`` is on.
         device: how messages of arrays on a GPU go: ``"direct"``, handed to a CUDA-aware MPI;
             ``"staged"`` through pinned host memory; ``"auto"``: direct if a transfer between two
             processes of its own works.  Default: the value of ``COLLECTIVES_DEVICE``, or auto.
@@ -110,7 +107,6 @@ class Communicator(  # type: ignore[misc]
         device: str | None = None,
         transport: type[MPITransport] | None = None,
         reproducible: bool = False,
-        autotune: bool | None = None,
     ) -> Self:
         from collectives.topologies import class_for, mpi_class  # its classes are subclasses
 
@@ -123,7 +119,7 @@ class Communicator(  # type: ignore[misc]
         abort_when_uncaught()
         algorithm = resolve(algorithm)
         check_default(algorithm, comm.size if comm != MPI.COMM_NULL else None)
-        given = (check, tuning, timeout, device, transport, reproducible, autotune)
+        given = (check, tuning, timeout, device, transport, reproducible)
         self._engine = Engine(self, Settings.given(algorithm, *given))
         return self
 
@@ -136,7 +132,7 @@ class Communicator(  # type: ignore[misc]
         threads do, would wait for one another: prepare both before.  Then several threads can make
         calls, each on communicators of its own, and a nonblocking call in ordinary memory waits
         for nobody.  In memory of :meth:`empty` and :meth:`share`, calls of ours still meet, and so
-        do first calls on a GPU and with ``autotune``.
+        do first calls on a GPU.
 
         Cost: about a millisecond, once.
 

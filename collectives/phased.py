@@ -87,7 +87,7 @@ class Phased(ABC):
             self._moves = False
         return True
 
-    def Wait(self) -> None:
+    def Wait(self, status: object = None) -> None:
         """Completes it; other plans that this thread has started go on meanwhile."""
         self._progress.adopt(self)
         while not self.Test():

@@ -154,7 +154,7 @@ class SynchronousLoop(Loop):
         source, comm_seconds = None, 0.0
         if parts.strategy.computes(number):
             parts.store.reset()
-            parts.summation.begin(number, parts.scale.value, parts.rates.common(number))
+            parts.summation.begin(number, parts.scale.value)
             source = self._source(batch)
             loss, comm_seconds = forward_backward(parts, parts.passes, number, source)
         report = parts.account.report(loss, comm_seconds, source)

@@ -1,7 +1,7 @@
 """Times bound plans beside the MPI library's collective, and checks what they compute."""
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import cycle, islice
@@ -27,6 +27,9 @@ MOST_ITERS = 2000
 FLOORS = ("allreduce", "allgather", "alltoall")
 #: Most sets of buffers in turn.
 MOST_SETS = 64
+#: Bytes of the smallest buffers that are rewritten: at smaller ones, to meet before each call would
+#: be what is measured.
+REWRITTEN_BYTES = 16 << 10
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,7 @@ class Case:
         memory: ``"numpy"``, ``"shared"`` for arrays of ``Communicator.empty``, ``"adopted"`` for
             ordinary ones that ``Communicator.share`` has moved; on a GPU ``"cupy"``, or ``"ipc"``
             for arrays of ``Communicator.empty`` there.
+        rewritten: whether a rank writes to its buffers before each call, as a program does.
         rotating: bytes of all sets of buffers, which take turns so that none stays in the caches.
         tests: number of calls of ``Test`` in the measured overlap with computation.
         floor: whether to measure the time of the least memory traffic.
@@ -56,6 +60,7 @@ class Case:
     warmup: int = 1
     check: bool = False
     average: int = 3
+    rewritten: bool = True
     rotating: int = 0
     floor: bool = False
     tests: int | None = None
@@ -205,6 +210,7 @@ def measure(comm: Communicator, case: Case) -> list[Result]:
             each.quiet()
         result.iters = case.iters or _iterations(comm, case, rotated)
         results.append(result)
+    rewritten = buffers if case.rewritten and nbytes >= REWRITTEN_BYTES else []
     if case.floor:
         floor_us = 1e6 * stream(comm, case, nbytes)
         for result in results:
@@ -212,7 +218,7 @@ def measure(comm: Communicator, case: Case) -> list[Result]:
     for repeat in range(case.repeats):
         for result in results[:: -1 if repeat % 2 else 1]:
             _timed(comm, case, plans[result.algorithm], case.warmup)
-            seconds = _timed(comm, case, plans[result.algorithm], result.iters)
+            seconds = _timed(comm, case, plans[result.algorithm], result.iters, rewritten)
             for each in buffers:
                 each.quiet()
             times = comm.allgather(seconds)
@@ -297,8 +303,20 @@ def _iterations(comm: Communicator, case: Case, plans: list[Row]) -> int:
     return int(min(MOST_ITERS, max(1, BUDGET_S / max(seconds, 1e-9))))
 
 
-def _timed(comm: Communicator, case: Case, plans: list[Row], iters: int) -> float:
-    """Seconds a call, with plans in turn; on a device, until all queued work is done."""
+def _timed(
+    comm: Communicator, case: Case, plans: list[Row], iters: int, buffers: Sequence[Buffers] = ()
+) -> float:
+    """Seconds a call, with plans in turn; on a device, until all queued work is done.
+
+    Args:
+        buffers: those of the plans, if they are rewritten before each call.
+    """
+    if buffers:
+        seconds = 0.0
+        for plan, own in islice(cycle(zip(plans, buffers)), iters):
+            own.quiet()
+            seconds += _timed(comm, case, [plan], 1)
+        return seconds / max(iters, 1)
     turns = list(islice(cycle(plans), iters))
     device = CudaMemory() if case.on_device else None
     if device:

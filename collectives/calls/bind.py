@@ -25,9 +25,14 @@ from collectives.execution.memory import HOST, Items, Memory, is_queued
 from collectives.execution.messages import Operands, bind
 from collectives.execution.plan import Action, Binding, Plan
 from collectives.execution.shared import Places, bind_shared, runs_shared
+from collectives.execution.slot_rounds import bind_slots, fits_slots
 from collectives.execution.transport.cuda_memory import CudaMemory
+from collectives.schedule import Schedule
 
 log = logging.getLogger("collectives")
+
+#: Smaller calls go as messages: they take no longer, and need no memory.
+SLOTS_FROM_BYTES = 8 << 10
 
 
 class Binder:
@@ -42,6 +47,7 @@ class Binder:
         places: Places | None,
         planned: bool,
         keep: Callable[[Plan], object] | None = None,
+        begun: bool = False,
     ) -> Plan | NativePlan:
         """The plan of a call.
 
@@ -50,6 +56,7 @@ class Binder:
             planned: gives it tags and counters of its own.  A blocking call uses those of all
                 blocking calls, and names the memory by address, so that its plan does not keep it.
             keep: takes the plan of a nonblocking call in shared memory at the end of its run.
+            begun: whether the call is nonblocking.
 
         Raises:
             InvalidBuffer: buffers share memory, or their sum cannot be reproducible.
@@ -57,7 +64,7 @@ class Binder:
         """
         memory = self._resources.devices.memory(call.buffer.gpu)
         with memory.working() if is_queued(memory) else nullcontext():
-            return self._bind(call, memory, places, planned, keep)
+            return self._bind(call, memory, places, planned, keep, begun)
 
     def _bind(
         self,
@@ -66,6 +73,7 @@ class Binder:
         places: Places | None,
         planned: bool,
         keep: Callable[[Plan], object] | None,
+        begun: bool,
     ) -> Plan | NativePlan:
         """As :meth:`bind`; what is allocated in it is the plans' stream's."""
         resources, progress = self._resources, self._resources.progress
@@ -74,7 +82,7 @@ class Binder:
             binding = Binding("reproducible", progress, resources.take_tags() if planned else None)
             operands = staged(call, not planned, widens=False)
             return bind_exact(call, resources.transport, operands, binding)
-        algorithm, reason = self._choice(call, self.memory_of(call, places), planned)
+        algorithm, reason = self._choice(call, self.memory_of(call, places), planned, begun)
         log.info("%s: %s (%s)", call, algorithm, reason)
         if algorithm == "native":
             before = waits_for_device(call.arguments, resources.devices.is_direct)
@@ -99,10 +107,21 @@ class Binder:
                 binding = replace(binding, tags=tags)
                 return bind_shared(schedule, node, places, call.count, dtype, call.combine, binding)
             log.warning("messages instead of shared memory: %d plans use it", node.slots.most)
+        if self._fits_slots(call, schedule, memory) and (slots := resources.slots) is not None:
+            operands = staged(call, not planned, widens=False)
+            wide = np.dtype(np.float32) if call.widens else None
+            binding = replace(binding, keep=None)
+            return bind_slots(schedule, slots, operands, call.combine, binding, wide)
         binding = replace(binding, tags=resources.take_tags() if planned else None, keep=None)
         operands = staged(call, not planned, call.widens, memory)
         transport = resources.devices.transport_of(call.buffer.gpu)
         return bind(schedule, transport, operands, call.combine, binding)
+
+    def _fits_slots(self, call: Call, schedule: Schedule, memory: Memory) -> bool:
+        """Whether a call runs through slots where its ranks have them; the same on all ranks."""
+        is_usual = call.counts is None and not is_queued(memory)
+        is_large = call.known_nbytes >= SLOTS_FROM_BYTES
+        return is_usual and is_large and fits_slots(schedule, call.buffer.items.itemsize)
 
     def memory_of(self, call: Call, places: Places | None) -> Kind:
         """The kind of memory that the table is asked about."""
@@ -114,19 +133,14 @@ class Binder:
         assert node is not None, "the places are in its memory"
         return "adopted" if node.has_edges(chain.from_iterable(places)) else "shared"
 
-    def best_of_ours(self, call: Call, memory: Kind) -> Choice:
-        """The algorithm that ``auto`` would take if there were no native one."""
-        situation = self._situation(call, memory, native=False)
-        return self._in_segments(call, choose(self._resources.table, situation))
-
-    def _choice(self, call: Call, memory: Kind, planned: bool) -> Choice:
+    def _choice(self, call: Call, memory: Kind, planned: bool, begun: bool) -> Choice:
         """The algorithm with all its options, and the reason for it."""
         choice = Choice(call.algorithm, call.why)
         resources, delays = self._resources, self._resources.settings.transport.delays
         if call.algorithm == "auto" or (call.algorithm == "native" and delays):
             fault = fault_of_native(call, planned)
             native = can_be_native(call) and not resources.settings.needs_messages and not fault
-            situation = self._situation(call, memory, native)
+            situation = self._situation(call, memory, native)._replace(begun=begun)
             choice = choose(resources.table, situation)
             gpu = call.buffer.gpu
             nccl = choice.algorithm == "nccl"

@@ -10,7 +10,6 @@ from numpy import ndarray
 
 from collectives.algorithms import Algorithm
 from collectives.calls.arguments import Arguments
-from collectives.calls.autotune import Autotune
 from collectives.calls.bind import Binder
 from collectives.calls.fast_path import Limits, nbytes_of
 from collectives.calls.native import waits_for_device
@@ -57,7 +56,6 @@ class Engine(Watching):
         self._cache = PlanCache()
         self._rendezvous = Rendezvous(self.resources, self._limits.of_auto)
         self._binder = Binder(self.resources)
-        self._autotune = Autotune(self.resources, self._rendezvous, self._binder)
 
     def count(self, traffic: Traffic | None) -> None:
         """Counts in ``traffic`` what plans send that are made from now on; ``None`` stops that."""
@@ -156,7 +154,6 @@ class Engine(Watching):
         if location is not None:
             meeting = meeting or self._rendezvous.meet(location)
             places = self._rendezvous.places(meeting, call)
-        call = self._autotune.tuned(call, places, measures=True)
         made = self._cache.take(call.key, places) or self._binder.bind(call, places, planned=False)
         plan = None if isinstance(made, NativePlan) else made
         kept = plan is None or self._cache.keep(call.key, places, plan)
@@ -261,8 +258,7 @@ class Engine(Watching):
                 entry = CachedCall(arguments.op, None, location, None, call.key)
                 self._cache.remember(key, entry)
         if plan is None:
-            call = self._autotune.tuned(call, places, measures=repeats)
-            made = self._binder.bind(call, places, True, keep)
+            made = self._binder.bind(call, places, True, keep, begun=not repeats)
             self.last_plan = Native(made.reason) if isinstance(made, NativePlan) else made
             return made
         plan.keep, self.last_plan = keep, plan

@@ -5,7 +5,6 @@ than sizes and types here: in less than a microsecond, mpi4py's own method is ca
 """
 
 import sys
-from array import array
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from collectives.calls.mpi4py_spec import LETTERS, PREDEFINED, TYPES
 from collectives.calls.native import COUNTABLE, library
 from collectives.calls.native_plan import Native
 from collectives.calls.resources import Resources
-from collectives.calls.tuner import AUTOTUNED_BYTES, NEVER, ORDINARY, SHARED, Situation
+from collectives.calls.tuner import NEVER, ORDINARY, SHARED, Situation
 from collectives.contracts import contract
 from collectives.execution.memory import is_on_device
 
@@ -29,8 +28,6 @@ _PREDEFINED = {
     for constant in vars(MPI).values()
     if isinstance(constant, MPI.Datatype) and constant.handle in PREDEFINED
 }
-#: Python's own buffers.
-_PYTHONS = (bytearray, bytes, memoryview, array)
 #: mpi4py's, of memory by its address.
 _BUFFER = MPI.buffer
 #: Types of PyTorch whose items are MPI's.
@@ -87,6 +84,8 @@ def nbytes_of(
             return None
         if id(last) in _PREDEFINED:  # this type counts, and not that of the items
             dtypes, barred = DTYPES, _NONE
+            if (view := _view(items)) is not None:
+                return view.nbytes
         elif _is_of_program(last) or (barred and isinstance(last, MPI.Datatype)):
             return None
         if type(items) is np.ndarray:
@@ -95,13 +94,21 @@ def nbytes_of(
     if kind is _BUFFER:
         # Which of the two buffers it is, the reader knows.
         return None if spec.readonly or "B" in barred else spec.nbytes
-    if kind in _PYTHONS:
-        try:
-            view = memoryview(spec)
-        except ValueError:  # it was released; whether that matters, the reader knows
-            return None
+    if isinstance(spec, np.ndarray):  # a subclass, as np.memmap is
+        return spec.nbytes if spec.dtype in dtypes else None
+    if (view := _view(spec)) is not None:
         return view.nbytes if view.format in _CHARS and view.format not in barred else None
     return nbytes_of_tensor(spec, barred)
+
+
+def _view(items: Any) -> memoryview | None:
+    """The memory of what has Python's buffer protocol, and is no array of NumPy's nor mpi4py's."""
+    if isinstance(items, np.ndarray | _BUFFER):
+        return None
+    try:
+        return memoryview(items)
+    except (TypeError, ValueError, BufferError):  # it has none, or it was released
+        return None
 
 
 def is_misread(spec: Any, reduces: bool) -> bool:
@@ -152,8 +159,8 @@ class Limits(dict[str, Limit]):
         self._resources = resources
 
     def __missing__(self, name: str) -> Limit:
-        """The limit of a collective; a v-variant's name has a ``v`` behind it.  ``native`` stands
-        for all calls that name it."""
+        """The limit of a collective; a v-variant's name has a ``v`` behind it, a nonblocking call's
+        an ``i`` before it.  ``native`` stands for all calls that name it."""
         named = "native" in (name, self._resources.settings.algorithm)
         found = self[name] = self._of_native() if named else self._of(name)
         return found
@@ -166,11 +173,11 @@ class Limits(dict[str, Limit]):
 
     def _of(self, name: str) -> Limit:
         resources, settings = self._resources, self._resources.settings
-        collective, unequal = name.removesuffix("v"), name.endswith("v")
+        collective, unequal = name.removesuffix("v").removeprefix("i"), name.endswith("v")
         reduces = contract(collective).reduces
         auto = settings.algorithm == "auto" and not settings.check and not settings.timeout
         auto = auto and not settings.needs_messages and not (settings.reproducible and reduces)
-        below = self.of_auto(collective, unequal) if auto else 0
+        below = self.of_auto(collective, unequal, name.startswith("i")) if auto else 0
         # Few ranks know how long the others' blocks are: all v-variants are left to MPI, or none.
         if (unequal and below < NEVER) or resources.progress.traffic is not None:
             below = 0
@@ -180,7 +187,7 @@ class Limits(dict[str, Limit]):
             types = _WRAPPED if below and resources.comm.size <= 2 else _ROUNDED
         return min(below, COUNTABLE), *types, LEFT_TO_NATIVE
 
-    def of_auto(self, collective: str, unequal: bool = False) -> int:
+    def of_auto(self, collective: str, unequal: bool = False, begun: bool = False) -> int:
         """The bytes below which ``auto`` takes the MPI library's own.  Collective at first use.
 
         No array lies in memory that the ranks share before one was asked for.
@@ -188,6 +195,7 @@ class Limits(dict[str, Limit]):
         resources = self._resources
         per_node, table = resources.facts
         memories = ORDINARY if resources.node is None or unequal else SHARED
-        call = Situation(library(), collective, 0, resources.comm.size, per_node)
-        below = table.native_below(call, memories)
-        return min(below, AUTOTUNED_BYTES) if resources.settings.autotune else below
+        call = Situation(
+            library(), collective, 0, resources.comm.size, per_node, uneven=unequal, begun=begun
+        )
+        return table.native_below(call, memories)

@@ -94,7 +94,7 @@ class NativePlan:
         """Makes progress; returns whether it has completed."""
         return self._request.Test()
 
-    def Wait(self) -> None:
+    def Wait(self, status: object = None) -> None:
         """Completes it; plans that this thread has started go on meanwhile."""
         if self._progress.here:
             while not self._request.Test():

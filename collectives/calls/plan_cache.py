@@ -24,7 +24,7 @@ from collectives.calls.rendezvous import Location
 from collectives.execution.plan import Plan
 from collectives.execution.transport.shared_memory import Meeting
 
-#: Largest number of calls, and of plans, that are kept; and bytes of a plan's buffers.
+#: Largest number of calls, and of plans, that are kept; and bytes of a plan's own memory.
 _MOST = 256
 _MOST_PLANS = 64
 _MOST_BYTES = 4 << 20
@@ -100,7 +100,7 @@ class PlanCache:
 
     def keep(self, parsed: Key | None, where: tuple[object, ...] | None, plan: Plan) -> bool:
         """Keeps a plan, if that pays: above some size, binding is cheap beside the transfer."""
-        if parsed is None or (not where and plan.nbytes > _MOST_BYTES):
+        if parsed is None or (not where and plan.own_nbytes > _MOST_BYTES):
             return False
         self._plans[parsed, where] = plan
         if len(self._plans) > _MOST_PLANS:
@@ -142,8 +142,8 @@ def _memory(buffer: Any, writable: bool) -> tuple[object, ...] | None:
     if kind not in (list, tuple):
         if (nbytes := nbytes_of_tensor(buffer)) is not None:
             return buffer.data_ptr(), nbytes, buffer.dtype
-        return _device_memory(buffer)
-    if len(buffer) < 2 or type(buffer[0]) not in (np.ndarray, MPI.buffer):
+        return _device_memory(buffer) or _python_memory(buffer, writable)
+    if len(buffer) < 2:
         return None
     array, *rest = buffer
     described: tuple[object, ...] = ()
@@ -156,6 +156,17 @@ def _memory(buffer: Any, writable: bool) -> tuple[object, ...] | None:
             return None
     memory = _memory(array, writable)
     return None if memory is None else (*memory, *described)
+
+
+def _python_memory(buffer: Any, writable: bool) -> tuple[object, ...] | None:
+    """As :func:`_memory`, for what has Python's buffer protocol; ``None`` for others."""
+    try:
+        view = memoryview(buffer)
+    except TypeError:
+        return None
+    if not view.c_contiguous or (writable and view.readonly):
+        return None
+    return _address(view), view.nbytes, view.format
 
 
 def _device_memory(buffer: Any) -> tuple[object, ...] | None:

@@ -78,11 +78,6 @@ class Rendezvous:
             return self.meet(mine, plan)
         return None
 
-    def places_of(self, call: Call) -> Places | None:
-        """Lets the ranks meet for a call; :meth:`places` of their buffers."""
-        location = self.location(call)
-        return None if location is None else self.places(self.meet(location), call)
-
     def places(self, meeting: Meeting, call: Call) -> Places | None:
         """The places of all ranks' buffers in memory that all of them map; ``None`` if one lies
         elsewhere, or some are on a GPU and others not.

@@ -24,6 +24,7 @@ from collectives.execution.transport.extent import extent
 from collectives.execution.transport.mpi import MPITransport, largest_tag
 from collectives.execution.transport.remapped import reclaim
 from collectives.execution.transport.shared_memory import NodeMemory
+from collectives.execution.transport.slots import Slots
 from collectives.execution.transport.windows import Place
 
 log = logging.getLogger("collectives")
@@ -45,6 +46,8 @@ class Resources:
         self.node: NodeMemory | None = None
         self.tags = TagPool(min(largest_tag() // TAGS_PER_PLAN - 1, 1 << 30))
         self._transport: MPITransport | None = None
+        self._slots: Slots | None = None
+        self._has_slots = True
         # No cached_property: before Python 3.12, one lock of all communicators is held in it, and
         # ranks that come to two communicators in another order would wait for one another.
         self._ranks_per_node: int | None = None
@@ -250,6 +253,23 @@ class Resources:
             log.warning("the arrays stay ordinary memory: %s", error)
 
     @property
+    def slots(self) -> Slots | None:
+        """Slots for ordinary arrays, where the ranks can have them.  Collective at first use."""
+        if self._has_slots and self._slots is None:
+            # Another rank may wait for a plan of ours before it comes here.
+            self.wait(self.channel.Ibarrier())
+            self._has_slots = self.comm.size > 1 and not self._alone
+            try:
+                self._slots = Slots(NodeMemory(self.channel)) if self._has_slots else None
+            except (InvalidBuffer, MemoryError) as error:  # on all ranks
+                log.warning("messages instead of slots: %s", error)
+                self._has_slots = False
+            except BaseException as error:  # a signal handler's, on this rank alone
+                self.progress.leave("the making of slots", error)
+                raise
+        return self._slots
+
+    @property
     def _alone(self) -> bool:
         """Whether arrays cannot be shared, whatever the memory; the same on all ranks."""
         return self.ranks_per_node < self.comm.size or self.settings.needs_messages
@@ -277,6 +297,7 @@ class Resources:
     def revoke(self) -> None:
         """Ends all waits in the duplicate, and lets go of it."""
         self.devices.revoke()
+        self._slots = None
         if self.node is not None:
             self.node.give_back()
             self.node = None
@@ -287,6 +308,9 @@ class Resources:
     def close(self) -> None:
         """Releases the duplicate; arrays in the node's memory stay.  Collective."""
         self.devices.close()
+        if self._slots is not None:
+            self._slots.node.close()
+            self._slots = None
         if self.node is not None:
             self.node.close()
             self.node = None

@@ -24,7 +24,6 @@ class Settings(NamedTuple):
         device: how messages of device memory go: ``"auto"``, ``"direct"`` or ``"staged"``.
         transport: carries messages.
         reproducible: whether sums of floating-point numbers are exact, and rounded once.
-        autotune: whether ``auto`` measures what its table does not know.
     """
 
     algorithm: str = "auto"
@@ -34,7 +33,6 @@ class Settings(NamedTuple):
     device: str = "auto"
     transport: type[MPITransport] = MPITransport
     reproducible: bool = False
-    autotune: bool = False
 
     @classmethod
     def given(cls, algorithm: str, *values: Any) -> Self:
@@ -48,9 +46,8 @@ class Settings(NamedTuple):
         given: dict[str, Any] = dict.fromkeys(cls._fields[1:]) | {"reproducible": False}
         given |= dict(zip(cls._fields[1:], values))
         _expect_types(given)
-        for name in ("check", "autotune"):
-            if given[name] is None:
-                given[name] = switch(f"COLLECTIVES_{name.upper()}")
+        if given["check"] is None:
+            given["check"] = switch("COLLECTIVES_CHECK")
         if given["timeout"] is None:
             given["timeout"] = seconds("COLLECTIVES_TIMEOUT")
         if given["device"] is None:
@@ -63,8 +60,7 @@ class Settings(NamedTuple):
                 f"reproducible=True does not go with algorithm={algorithm!r}: a sum has no order "
                 "then; name algorithms in the calls that do not sum"
             )
-        for name in ("reproducible", "autotune"):
-            given[name] = bool(given[name])
+        given["reproducible"] = bool(given["reproducible"])
         return cls(algorithm, **given)
 
     @property
@@ -106,7 +102,6 @@ def _expect_types(given: dict[str, Any]) -> None:
         ("tuning", lambda value: isinstance(value, str | Path), "a file's name or Path"),
         ("timeout", _is_time, "a number of seconds"),
         ("transport", _is_transport, "MPITransport, CheckedTransport or a subclass"),
-        ("autotune", _is_switch, "True or False"),
     ):
         value = given[name]
         if value is not None and not fits(value):

@@ -29,8 +29,6 @@ ORDINARY: tuple[Kind, ...] = ("numpy",)
 SHARED: tuple[Kind, ...] = ("numpy", "shared", "adopted")
 #: More bytes than there are: nothing of ours is faster.
 NEVER = 1 << 62
-#: ``autotune`` measures no smaller calls: a table is right about them, or it does not matter.
-AUTOTUNED_BYTES = 64 << 10
 #: Kinds of memory whose traffic does not depend on the MPI library.
 _LOADED = ("shared", "adopted")
 #: The first and last pages of an adopted array take longer to copy than it gains, up to so many
@@ -125,6 +123,9 @@ class Table(msgspec.Struct, forbid_unknown_fields=True):
         about another's.  Shared memory does not depend on the library; native's time there does.
         """
 
+        if call.is_of_slots and (call.begun or call.uneven):
+            return None
+
         def apart(entry: Entry) -> tuple[float, float]:
             ranks, per_node = call.size / entry.ranks, call.per_node / entry.ranks_per_node
             return abs(log2(ranks)), abs(log2(per_node))
@@ -154,8 +155,9 @@ class Table(msgspec.Struct, forbid_unknown_fields=True):
 
     def native_below(self, call: "Situation", memories: tuple[Kind, ...]) -> int:
         """Bytes below which the MPI library serves such a call best in each kind of memory."""
-        entries = (self.entry(call._replace(memory=memory)) for memory in memories)
-        return min((entry.ours_from for entry in entries if entry is not None), default=NEVER)
+        calls = [call._replace(memory=memory) for memory in memories]
+        found = [(one, entry) for one in calls if (entry := self.entry(one)) is not None]
+        return min((entry.ours_from * one.messages(entry) for one, entry in found), default=NEVER)
 
 
 class Situation(NamedTuple):
@@ -174,6 +176,8 @@ class Situation(NamedTuple):
         has_checksums: whether messages must carry checksums.
         delays: whether messages arrive as over a slower link.
         nccl: whether NCCL can do it, as far as the call alone says.
+        begun: whether it is nonblocking.  In ordinary memory of one node such a call stays the
+            library's: programs hand its request to ``MPI.Request.Waitall``.
     """
 
     mpi: str
@@ -188,6 +192,20 @@ class Situation(NamedTuple):
     has_checksums: bool = False
     delays: bool = False
     nccl: bool = False
+    begun: bool = False
+
+    @property
+    def is_of_slots(self) -> bool:
+        """Whether what was measured for it went through slots."""
+        return self.memory == "numpy" and self.size == self.per_node
+
+    def messages(self, entry: Entry) -> int:
+        """How many times the messages of the ranks that were measured each rank has, where these
+        cost something: in ordinary memory of one node.  A rule holds from as many times the bytes
+        on, as a message then has what it had there."""
+        if not self.is_of_slots or self.size <= entry.ranks:
+            return 1
+        return (self.size - 1) // max(1, entry.ranks - 1)
 
     def allows(self, algorithm: str) -> bool:
         """Whether ``algorithm`` can serve the call."""
@@ -233,7 +251,8 @@ def choose(table: Table, call: Situation) -> Choice:
     where = f"{call.nbytes} bytes{kind}, {call.size} rank{'s' * (call.size > 1)}"
     entry = table.entry(call)
     if call.size > 1 and entry is not None:
-        rules = [rule for rule in entry.rules if rule.from_bytes <= call.nbytes]
+        nbytes = call.nbytes // call.messages(entry)
+        rules = [rule for rule in entry.rules if rule.from_bytes <= nbytes]
         if rules and call.allows(rules[-1].algorithm):
             rule = rules[-1]
             measured = f"measured on {entry.ranks}"
@@ -263,6 +282,8 @@ def _why_not(call: Situation, entry: Entry | None) -> str:
         return "a rank alone"
     if call.collective == "barrier":
         return "barriers are not measured"
+    if call.is_of_slots and (call.begun or call.uneven):
+        return f"{'nonblocking' if call.begun else 'of unequal blocks'}, in ordinary memory"
     if entry is None:
         nodes = "one node" if call.size == call.per_node else "several nodes"
         what = f"{call.collective}{_KINDS.get(call.memory, ' of ordinary arrays')}"

@@ -74,8 +74,12 @@ def _add_flags(add: Callable[..., object]) -> None:
         "the GPU, where the other ranks read them (numpy)"
     )
     add("--memory", choices=_MEMORY, default="numpy", help=memory)
-    cached = "cached: the same buffers in every call; rotating: more buffers than the caches hold"
-    add("--buffers", choices=("cached", "rotating"), default="cached", help=cached)
+    kinds = (
+        "rewritten: each rank writes to its buffers before each call, from 16 KiB on; cached: the "
+        "same buffers in every call, as other benchmarks have them; rotating: more buffers than "
+        "the caches hold (rewritten)"
+    )
+    add("--buffers", choices=("rewritten", "cached", "rotating"), default="rewritten", help=kinds)
     floor = "print the least time that the memory's bandwidth (STREAM) allows, as a share of each"
     add("--floor", action="store_true", help=floor)
     hidden = "print how much of a nonblocking call's time computation hides that calls Test K times"
@@ -118,7 +122,7 @@ def run(options: argparse.Namespace) -> int:
     from collectives.communicator import Communicator
     from collectives.failure.abort import abort_on_exception
 
-    comm = Communicator(MPI.COMM_WORLD, autotune=False)
+    comm = Communicator(MPI.COMM_WORLD)
     show_log(options, comm.rank)
     with abort_on_exception(comm), _deadline(comm, options.timeout):
         return _measure(comm, options)
@@ -179,6 +183,7 @@ def _measure(comm: "Communicator", options: argparse.Namespace) -> int:
                 repeats=options.repeats,
                 check=bool(options.check),
                 average=options.average,
+                rewritten=options.buffers == "rewritten",
                 rotating=report.beyond_caches() if options.buffers == "rotating" else 0,
                 tests=options.overlap,
                 floor=options.floor and not on_device and options.collective in FLOORS,

@@ -4,7 +4,6 @@ import argparse
 import re
 import sys
 import time
-from collections.abc import Iterable
 from pathlib import Path
 
 from collectives.algorithms import ALGORITHMS, REGISTRY, Algorithm, build, find, names, parse
@@ -20,7 +19,6 @@ from collectives.commands.arguments import (
     rank_count,
     ranks,
 )
-from collectives.commands.mutate import survey
 from collectives.commands.program import Commands
 from collectives.compile.cost import count, expect_countable
 from collectives.contracts import CONTRACTS
@@ -50,9 +48,7 @@ def add(commands: Commands) -> None:
     add("collective", nargs="?", type=collective_or_file, help=which)
     only = "prove only this algorithm, NAME:key=value with options, or mine.py:name"
     add("--algorithm", help=only)
-    add("--ranks", type=ranks, help=f"numbers of ranks: {RANKS} (1-33,64; with --mutations 2-5)")
-    broken = "break every step of every schedule and count how many mutants the proof rejects"
-    add("--mutations", action="store_true", help=broken)
+    add("--ranks", type=ranks, help=f"numbers of ranks: {RANKS} (1-33,64)")
     proving.set_defaults(run=_verify)
 
     drawing = commands.add_parser(
@@ -66,26 +62,6 @@ def add(commands: Commands) -> None:
     add("-o", "--output", type=Path, help=file)
     add("--text", action="store_true", help="print the grid, write no PNG")
     drawing.set_defaults(run=_draw)
-
-
-def _mutations(options: argparse.Namespace) -> int:
-    print(
-        f"{'collective':<15}{'algorithm':<21}{'ranks':>5}{'mutants':>9}{'rejected':>9}{'harmless':>9}"
-        f"{'missed':>7}"
-    )
-    totals = [0, 0, 0, 0]
-    for collective, algorithm in _chosen(options.collective, options.algorithm):
-        for size in options.ranks:
-            counted = survey(build(collective, algorithm, size))
-            totals = [a + b for a, b in zip(totals, counted)]
-            print(f"{collective:<15}{algorithm:<21}{size:>5}" + _counts(counted))
-    print(f"{'total':<41}" + _counts(totals))
-    print("rejected: by the proof; harmless: a real run gave the right result; missed: neither")
-    return int(totals[3] > 0)
-
-
-def _counts(counted: Iterable[int]) -> str:
-    return "".join(f"{n:>{width}}" for n, width in zip(counted, (9, 9, 9, 7)))
 
 
 def _list(options: argparse.Namespace) -> int:
@@ -141,9 +117,7 @@ def _verify(options: argparse.Namespace) -> int:
         options.collective, options.algorithm = None, options.collective
     if options.algorithm:
         options.algorithm = resolve(options.algorithm)
-    options.ranks = options.ranks or ranks("2-5" if options.mutations else "1-33,64")
-    if options.mutations:
-        return _mutations(options)
+    options.ranks = options.ranks or ranks("1-33,64")
     begun = time.perf_counter()
     proved = 0
     for collective, algorithm in _chosen(options.collective, options.algorithm):

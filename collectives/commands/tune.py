@@ -41,7 +41,7 @@ def run(options: argparse.Namespace) -> int:
     from collectives.communicator import Communicator
     from collectives.failure.abort import abort_on_exception
 
-    comm = Communicator(MPI.COMM_WORLD, autotune=False)
+    comm = Communicator(MPI.COMM_WORLD)
     show_log(options, comm.rank)
     with abort_on_exception(comm):
         try:

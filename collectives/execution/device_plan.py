@@ -161,7 +161,7 @@ class DevicePlan(Plan):
         with self._memory.working():
             return super().Test()
 
-    def Wait(self) -> None:
+    def Wait(self, status: object = None) -> None:
         if self._broken:
             self._progress.expect_whole()
         self._end.callers = self._memory.callers()

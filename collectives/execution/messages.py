@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -207,11 +207,60 @@ def bind(
         InvalidBuffer: the sizes do not fit the collective.
     """
     binding = binding or Binding()
-    send, recv, counts, aside = operands.send, operands.recv, operands.counts, operands.aside
     memory, tags = binding.memory, binding.tags
-    member = schedule.member(transport.rank)
-    layouts = _layouts(schedule, transport.rank, send, recv, counts)
-    blocks = schedule.contract
+    ready = prepared(schedule, transport.rank, operands, memory)
+    layout = ready.layouts["workspace"]
+    room = layout.offset(schedule.workspace) if schedule.workspace else 0
+    buffers = {**ready.buffers, "workspace": memory.empty(room, ready.dtype)}
+    if combine is not None:
+        combine = memory.combine(combine)
+    tag = 0 if tags is None else (tags.number + 1) * TAGS_PER_PLAN
+    traffic = binding.progress.traffic
+    program = list(schedule.rounds(transport.rank))
+    given = program, transport, buffers, ready.layouts, combine, tag, memory, traffic
+    rounds = ready.around(_Binder(*given).rounds(), operands.after)
+    return plan_class(binding)(
+        schedule.collective, schedule.algorithm, ready.nbytes, rounds, transport.testall, binding
+    )
+
+
+class Prepared(NamedTuple):
+    """The buffers of one rank as its steps name them.
+
+    Attributes:
+        buffers: ``sendbuf`` and ``recvbuf``, without items where the rank has none.
+        layouts: of these and of ``workspace``.
+        before: what comes before the first round.
+    """
+
+    buffers: dict[str, Items]
+    layouts: dict[str, Layout]
+    before: list[Action]
+
+    @property
+    def dtype(self) -> "np.dtype[Any]":
+        return self.buffers["recvbuf"].dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the larger buffer."""
+        return max(items.nbytes for items in self.buffers.values())
+
+    def around(self, rounds: list[BoundRound], after: Sequence[Action]) -> list[BoundRound]:
+        """The rounds of a run with what comes before and after them."""
+        first = [BoundRound(starts=self.before)] if self.before else []
+        return [*first, *rounds, *([BoundRound(starts=list(after))] if after else [])]
+
+
+def prepared(schedule: Schedule, rank: int, operands: Operands, memory: Memory) -> Prepared:
+    """The buffers of ``rank``: in place, its part of the other one; copied aside if need be.
+
+    Raises:
+        InvalidBuffer: the sizes do not fit the collective.
+    """
+    send, recv, aside = operands.send, operands.recv, operands.aside
+    member, blocks = schedule.member(rank), schedule.contract
+    layouts = _layouts(schedule, rank, send, recv, operands.counts)
     if send is None and blocks.send_blocks(member):
         first = blocks.place(member)
         if first is None or recv is None:
@@ -223,37 +272,15 @@ def bind(
         assert send is not None, "there is one buffer at least"
         own = Chunk("sendbuf", member.rank * schedule.chunks, (member.rank + 1) * schedule.chunks)
         recv = send[layouts["sendbuf"].items(own)]
-    prepare = list(operands.before)
+    before = list(operands.before)
     if aside and send is not None:
         copy = memory.empty(send.size, send.dtype)
-        prepare.append(partial(memory.copy, copy, send))
+        before.append(partial(memory.copy, copy, send))
         send = copy
-    dtype = next(items.dtype for items in (recv, send) if items is not None)
-    nothing = memory.empty(0, dtype)
-    room = layouts["workspace"].offset(schedule.workspace) if schedule.workspace else 0
-    buffers = {
-        "sendbuf": nothing if send is None else send,
-        "recvbuf": nothing if recv is None else recv,
-        "workspace": memory.empty(room, dtype),
-    }
-    if combine is not None:
-        combine = memory.combine(combine)
-    tag = 0 if tags is None else (tags.number + 1) * TAGS_PER_PLAN
-    traffic = binding.progress.traffic
-    program = list(schedule.rounds(transport.rank))
-    rounds = _Binder(program, transport, buffers, layouts, combine, tag, memory, traffic).rounds()
-    if prepare:
-        rounds.insert(0, BoundRound(starts=prepare))
-    if operands.after:
-        rounds.append(BoundRound(starts=list(operands.after)))
-    return plan_class(binding)(
-        schedule.collective,
-        schedule.algorithm,
-        max(buffers["sendbuf"].nbytes, buffers["recvbuf"].nbytes),
-        rounds,
-        transport.testall,
-        binding,
-    )
+    nothing = memory.empty(0, next(items.dtype for items in (recv, send) if items is not None))
+    buffers = {"sendbuf": send, "recvbuf": recv}
+    named = {name: nothing if items is None else items for name, items in buffers.items()}
+    return Prepared(named, layouts, before)
 
 
 def _layouts(

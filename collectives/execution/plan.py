@@ -73,6 +73,7 @@ class Plan:
         reason: why it was chosen.
         collective: name of the collective.
         nbytes: size of the larger buffer.
+        own_nbytes: size of the memory that the plan itself has, at most.
         rounds: its rounds, for a plan that has it as a part.
         is_freed: whether it cannot be used any more.
         keep: takes a plan for one run, as another plan, at the end of that run.
@@ -90,7 +91,7 @@ class Plan:
         self.collective = collective
         self.algorithm = algorithm
         self.reason = binding.reason
-        self.nbytes = nbytes
+        self.nbytes = self.own_nbytes = nbytes
         self.rounds = rounds
         self._testall = testall
         self._progress = binding.progress
@@ -182,8 +183,11 @@ class Plan:
                 self._turn.release()
         return True
 
-    def Wait(self) -> None:
+    def Wait(self, status: object = None) -> None:
         """Completes the collective; other plans that this thread has started go on meanwhile.
+
+        Args:
+            status: mpi4py's, which says nothing of a collective and stays as it is.
 
         Raises:
             CollectiveError: it was left in the middle.

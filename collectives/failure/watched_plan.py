@@ -49,7 +49,7 @@ class WatchedPlan:
         else:
             self._watchdog.calls.polled = monotonic()
 
-    def Wait(self) -> None:
+    def Wait(self, status: object = None) -> None:
         """Completes the run."""
         with self.waiting("Wait for"):
             self._plan.Wait()

@@ -115,11 +115,6 @@ def _add_train(commands: "Commands") -> None:
         "exit 0 for a job that died"
     )
     add("--ended", type=Path, metavar="FILE", help=ended)
-    served = (
-        "serve pulls and pushes in the order that the servers of the run in folder RUN have "
-        "logged, which gives the same bits (jobs with servers; as server.replay)"
-    )
-    add("--replay", type=Path, metavar="RUN", help=served)
     left = (
         "experimental: when ranks die, continue from the newest checkpoint on the remaining ranks, "
         "if the job's layout fits them; needs Open MPI's mpirun --with-ft ulfm"

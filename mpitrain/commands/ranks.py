@@ -2,7 +2,6 @@
 
 import argparse
 import faulthandler
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace as replace_in
@@ -99,8 +98,6 @@ def _last(word: str) -> str:
 
 def train(comm: Communicator, options: argparse.Namespace) -> int:
     """Train a job."""
-    if options.replay:
-        options.set = [*options.set, f"server.replay={json.dumps(str(options.replay))}"]
     config = load_once(comm, options)
     by_rank_0(comm, lambda: mark_ended(options.ended, ended=False), ConfigError)
     if options.shrink:

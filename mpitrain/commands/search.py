@@ -26,8 +26,6 @@ def add(commands: "Commands") -> None:
     parser = commands.add_parser("search", help=text)
     add_arguments(parser)
     parser.add_argument("-o", "--output", type=_file, help="file for the first one's keys, in TOML")
-    text = "SVG file that shows the first one: ranks on nodes, stages, groups, memory and step"
-    parser.add_argument("--picture", type=_svg, metavar="FILE.svg", help=text)
     text = "train the first K layouts for some steps with mpiexec, and put the fastest one first"
     parser.add_argument("--time", type=positive, metavar="K", help=text)
     parser.set_defaults(act=run)
@@ -39,12 +37,6 @@ def _file(text: str) -> Path:
     if path.is_dir() or not path.parent.is_dir():
         raise argparse.ArgumentTypeError(f"{text!r} is no file in a folder that is there")
     return path
-
-
-def _svg(text: str) -> Path:
-    if not text.lower().endswith(".svg"):
-        raise argparse.ArgumentTypeError(f"{text!r}: the picture is an SVG; end the name with .svg")
-    return _file(text)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -60,7 +52,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     """Print the fastest layouts, what was refused, and the tables of the first one."""
     from mpitrain.commands.steps import table
-    from mpitrain.search.picture import draw
 
     config = load(options.config, options.set)
     sought = job(config, options)
@@ -77,8 +68,6 @@ def run(options: argparse.Namespace) -> None:
     print(f"priced: {count} of {all_} layouts; the others take longer or are refused")
     if options.time:
         found = _timed(found[: options.time], options)
-    if options.picture:
-        draw(sought, found[0], options.picture)
     tables = _tables(config, found[0])
     print(f"\n{tables}")
     if options.output:

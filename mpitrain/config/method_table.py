@@ -110,7 +110,6 @@ REPLICAS = "replicas of the same parameters"
 REPLICATED = "a copy of every parameter on each replica"
 REPLICA_STATE = "all parameters and optimiser state on each replica"
 REPLICA_SUMS = "gradients that are summed over the replicas alone"
-RESIDUALS = "residuals that are gradients"
 ROWS = "layers that can share the rows of images"
 RULES = "an optimiser of the [optim] table"
 SHAREABLE = "layers that tensor ranks can share"
@@ -219,15 +218,10 @@ _CODECS = (
            (WHOLE_SUM, REPLICA_SUMS, SIZES), used=lambda job: getattr(codec(job), "votes", False)),
     Method("gathered", "exchange = 'gathered'", {"compress.exchange": "gathered"},
            (WHOLE_SUM, SUMMED), beside={"compress.codec": "int8:rounding=stochastic"}),
-    Method("nodes", "level = 'nodes'", {"compress.level": "nodes"}, (WHOLE_SUM, SUMMED),
-           {RANK_GRADIENTS: "sums those of a node first"}, beside={"compress.codec": "bf16"}),
-    Method("update-units", "units = 'update'", {"compress.units": "update"}, (RESIDUALS, SUMMED),
-           beside={"compress.codec": "int8"}),
 )
 
 _WORKERS = (REPLICA_STATE, REPLICATED, WIDTHS, CLOCK, HOST, WORKER_GRADIENTS)
-_DRIFTS = {CLOCK: "exchanges them after several steps", FORWARD: "lets workers train by themselves",
-           RESIDUALS: "exchanges updates"}
+_DRIFTS = {CLOCK: "exchanges them after several steps", FORWARD: "lets workers train by themselves"}
 _AS_IT_IS = {SIZES: "adds the sum to the weights as it is"}
 _SYNC = (
     Method("local", "local SGD", {"sync.kind": "local"}, _WORKERS, _DRIFTS | _AS_IT_IS,

@@ -33,8 +33,6 @@ class Server(Struct, frozen=True, forbid_unknown_fields=True):
         compensation: factor of ``delay``.
         window: steps after which all ranks meet, with nothing on its way.  They also meet at the
             end of an epoch and at a checkpoint.
-        replay: folder of a run whose servers' logs give the order in which pulls and pushes are
-            served.
         hogwild: instead of servers, all ranks update one copy of the recommender in their node's
             memory, without locks and without waiting for one another (Niu et al. 2011): updates of
             the same number at the same time may be lost.  ``ranks`` is 0.  ``"tables"``: only the
@@ -49,7 +47,6 @@ class Server(Struct, frozen=True, forbid_unknown_fields=True):
     correct: Literal["none", "rate", "delay", "predict"] = "none"
     compensation: Annotated[float, Meta(ge=0)] = 0.04
     window: Count = 64
-    replay: str = ""
     hogwild: bool | Literal["tables"] = False
 
     @property

@@ -23,14 +23,6 @@ class Compress(Struct, frozen=True, forbid_unknown_fields=True):
             the owner's sum to all; ``gathered`` sends all codes to all, which rounds once, not
             twice; ``auto`` is ``gathered`` on two ranks, where it sends no more, else
             ``two_phase``.
-        flush_every: steps after which the replicas average the residuals of codes that add up, at
-            the price of one dense all-reduce; 0: never.
-        level: ranks that code: all of them, each its own gradients (``ranks``); or one rank of each
-            node, the sum of its node's gradients, which travel as they are inside of it
-            (``nodes``).
-        units: unit of the residual: a ``gradient``, which has the learning rate of the step that
-            sends it; or an ``update``, the rate of its own step times the gradient, so that a rate
-            that falls meanwhile does not change it.
     """
 
     codec: str = "none"
@@ -38,9 +30,6 @@ class Compress(Struct, frozen=True, forbid_unknown_fields=True):
     start: Whole = 0
     least: Whole = 1024
     exchange: Literal["auto", "two_phase", "gathered"] = "auto"
-    flush_every: Whole = 0
-    units: Literal["gradient", "update"] = "gradient"
-    level: Literal["ranks", "nodes"] = "ranks"
 
 
 class Outer(Struct, frozen=True, forbid_unknown_fields=True):
@@ -114,7 +103,6 @@ class Sync(Struct, frozen=True, forbid_unknown_fields=True):
             norms and requests to stop, in one message; the records of these steps come together.
         quorum: share of the workers for which a step of ``quorum`` waits.
         behind: steps that the others may be ahead of a worker in ``quorum`` before they wait.
-        replay: a ``metrics.jsonl`` of an earlier run with ``quorum``, whose choices are made again.
     """
 
     kind: Literal["every_step", "local", "delayed", "quorum"] = "every_step"
@@ -129,7 +117,6 @@ class Sync(Struct, frozen=True, forbid_unknown_fields=True):
     agree: Count = 1
     quorum: Annotated[float, Meta(gt=0, le=1)] = 0.95
     behind: Count = 4
-    replay: str = ""
 
     @property
     def drifts(self) -> bool:

@@ -67,9 +67,9 @@ _READ: Mapping[str, _Readers] = {
     "parallel.window": _STALE,
     **dict.fromkeys(("sync.outer", "sync.fragments", "sync.mix", "sync.state"), _LOCAL),
     **dict.fromkeys(("sync.period", "sync.start", "sync.delay", "sync.agree"), _DRIFTING),
-    **dict.fromkeys(("sync.quorum", "sync.behind", "sync.replay"), _QUORUM),
+    **dict.fromkeys(("sync.quorum", "sync.behind"), _QUORUM),
     **dict.fromkeys(
-        [f"server.{key}" for key in ("bound", "groups", "fetch", "push", "correct", "replay")],
+        [f"server.{key}" for key in ("bound", "groups", "fetch", "push", "correct")],
         _SERVERS,
     ),
 }

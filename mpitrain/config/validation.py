@@ -49,8 +49,6 @@ def faults(job: Tables) -> Faults:
     yield from _sync(job)
     if job.server.ranks or job.server.hogwild:
         yield from _server(job)
-    elif job.server.replay:
-        yield "server.replay", "a log is replayed by servers; set server.ranks as in its run"
     if job.federated.clients:
         yield from _federated(job.federated)
         if job.train.steps:
@@ -205,13 +203,8 @@ def _compress(job: Tables) -> Faults:
 def codec_faults(c: Compress, codec: compress.AnyCodec) -> Faults:
     """Keys of a [compress] table that do not fit its codec."""
     is_linear, feedback = isinstance(codec, compress.LinearCodec), feedback_of(codec)
-    asked = feedback_of(codec, c.feedback)
     if is_linear and c.exchange != "auto":
         yield "compress.exchange", f"{codec} adds up and goes by all-reduces; leave exchange out"
-    if c.flush_every and (not is_linear or c.feedback == "off" or feedback == "never"):
-        yield "compress.flush_every", f"{codec} keeps nothing that drifts apart; leave it out"
-    if c.units == "update" and (asked != "on" or isinstance(codec, Remembering)):
-        yield "compress.units", f"{codec} keeps no residual here; leave units out"
     if c.feedback == "on" and feedback == "never":
         yield "compress.feedback", f"what {codec} leaves out would grow; set feedback = 'off'"
     if c.feedback == "off" and isinstance(codec, Remembering) and feedback == "on":

@@ -8,47 +8,29 @@ from typing import ClassVar
 
 import numpy as np
 
-from collectives.codec import Dice, Residual
+from collectives.codec import Dice
 from mpitrain.arrays import Array, Shape
 from mpitrain.compress import AnyCodec
 from mpitrain.compress.codec import feedback_of
 from mpitrain.compress.dgc import DGC
-from mpitrain.compress.feedback import UpdateResidual
 from mpitrain.config import Compress, ConfigError
 from mpitrain.parallel.arena import DATA, Arena
-from mpitrain.parallel.coded_bucket import CodedSum, KeepingSum, NodeSum
+from mpitrain.parallel.coded_bucket import CodedSum
 from mpitrain.parallel.packed_bucket import Packed
 from mpitrain.parallel.summation import Dense, KeptElements, Sum, Summand, Summation
 
 
 @dataclass(frozen=True)
 class CodingOptions:
-    """How gradients are coded: a table [compress] with its codec.
-
-    ``every``: steps from one sum to the next.
-    """
+    """How gradients are coded: a table [compress] with its codec."""
 
     table: Compress
     codec: AnyCodec
-    every: int = 1
 
     @property
     def feedback(self) -> bool:
         """Whether the part that a step left out is added to the next step."""
         return feedback_of(self.codec, self.table.feedback) == "on"
-
-    @property
-    def nodes(self) -> bool:
-        """Whether one rank of each node codes its node's sum."""
-        return self.table.level == "nodes"
-
-    def flushes(self, step: int) -> bool:
-        """Whether the ranks average residuals in the sum of this step, counted from 0.
-
-        They do in the first sum after each ``flush_every`` steps.
-        """
-        done, often = step + 1, self.table.flush_every
-        return often > 0 and done // often != (done - self.every) // often
 
     @property
     def votes(self) -> bool:
@@ -81,7 +63,6 @@ class CompressedSummation(Summation):
         anew: whether sums are bound in each backward pass and run once; they keep nothing.
         sums: sums that were bound and not freed.
         scale: factor on the gradients of this step.
-        rate: learning rate of this step.
         share: factor on this rank's gradients before they are coded.
     """
 
@@ -92,9 +73,8 @@ class CompressedSummation(Summation):
     dense: Dense
     tells: bool = False
     anew: bool = False
-    sums: list[KeepingSum] = field(default_factory=list, init=False)
+    sums: list[CodedSum] = field(default_factory=list, init=False)
     scale: float = field(default=1.0, init=False)
-    rate: float = field(default=1.0, init=False)
     share: float = field(default=1.0, init=False)
     _has_begun: bool = field(default=False, init=False)
     #: Whether the gradients of freed sums were finite.
@@ -117,22 +97,13 @@ class CompressedSummation(Summation):
         packed = Packed(summand, lambda shape: is_data and how.codes(shape), tells=self.tells)
         if not packed.coded.array.size and not isinstance(how.codec, DGC):
             return self.dense.bind(summand)
-        return NodeSum(summand, packed, self) if how.nodes else self.coded(summand, packed)
-
-    def coded(self, summand: Summand, packed: Packed) -> CodedSum:
-        """The sum of codes of each rank of ``summand.comm``; collective."""
         turn = self._bound[summand.bucket.start]
         self._bound[summand.bucket.start] += 1
         found = CodedSum(summand, packed, self, turn)
         self.sums.append(found)
         return found
 
-    def residual(self, value: Array) -> Residual:
-        """A residual in the memory ``value``."""
-        in_updates = self.how.table.units == "update"
-        return UpdateResidual(value, lambda: self.rate) if in_updates else Residual(value)
-
-    def forget(self, one: KeepingSum) -> None:
+    def forget(self, one: CodedSum) -> None:
         """Note that a sum was freed."""
         self._were_finite = self.is_finite
         self.sums.remove(one)
@@ -142,8 +113,8 @@ class CompressedSummation(Summation):
         """Whether all gradients of this rank that were coded in this step were finite."""
         return self._were_finite and all(one.is_finite for one in self.sums)
 
-    def begin(self, step: int, scale: float, rate: float = 1.0) -> None:
-        self.dice.step, self.scale, self.rate, self.share = step, scale, rate, 1.0
+    def begin(self, step: int, scale: float) -> None:
+        self.dice.step, self.scale, self.share = step, scale, 1.0
         self._has_begun = self._were_finite = True
         self._bound.clear()
         for one in self.sums:

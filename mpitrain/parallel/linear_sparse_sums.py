@@ -4,12 +4,12 @@ A ``Codec`` has :class:`~collectives.coded.TwoPhase` and :class:`~collectives.co
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 
 from collectives.codec import Dice, Residual
-from collectives.communicator import AnyPlan, Communicator
+from collectives.communicator import Communicator
 from collectives.phased import Part, Phased
 from collectives.sparse import SparseAllreduce
 from mpitrain.compress.codec import LinearCodec, Sparse
@@ -43,21 +43,14 @@ class LinearSum(TensorSum):
         packed: Packed,
         memory: Residual | None,
         dice: Dice,
-        flushes: Callable[[int], bool] | None = None,
     ) -> None:
-        """``flushes``: whether the ranks average their residuals in a step; None: never."""
         self.algorithm = str(codec)
         self.sketch = codec.sketch(packed.tensors, dice.seed)
         self._packed, self._memory, self._dice = packed, memory, dice
-        self._flushes, self._size = flushes, comm.size
         self._given = np.empty_like(packed.coded.array if memory else packed.coded.array[:0])
         self._sum = np.empty_like(self._given)
         self._phases = [ordered(comm, array) for array in self.sketch.sums]
-        self._flush: AnyPlan | None = None
-        if flushes and isinstance(memory, Residual):
-            self._left = memory.pending
-            self._flush = ordered(comm, self._left)
-        super().__init__(comm, [*self._phases, *([self._flush] if self._flush else [])])
+        super().__init__(comm, self._phases)
 
     @property
     def encoded(self) -> int:
@@ -75,9 +68,6 @@ class LinearSum(TensorSum):
             self.sketch.sent(self._packed.tensors)
             memory.keep(self._given, coded)
             coded[...] = self._sum
-            if self._flush and self._flushes and self._flushes(step):
-                yield self._flush
-                self._left /= self._size
         self._packed.coded.take_shard()
 
 

@@ -79,7 +79,7 @@ class Packed:
 
         ``tells``: one more element of the rest shows all ranks whether all gradients are finite.
         """
-        self._is_coded, self._tells, self._summand = coded, tells, summand
+        self._tells, self._summand = tells, summand
         own = summand.own
         self.runs: list[ElementRun] = []
         ends, start = {True: 0, False: 0}, 0
@@ -97,10 +97,6 @@ class Packed:
         self.tensors = {name: array[at].reshape(shape) for name, (at, shape) in where.items()}
         self.coded = self._half(array, ends[True], coded=True)
         self.rest = self._half(rest, ends[False], coded=False)
-
-    def of(self, summand: Summand) -> "Packed":
-        """Another summand in this layout."""
-        return Packed(summand, self._is_coded, tells=self._tells)
 
     @property
     def share(self) -> float:

@@ -1,10 +1,7 @@
 """Bytes that a sum of gradients sends, by formula, for ``mpitrain plan`` and tests of counts."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from math import prod
-
-from msgspec import structs
 
 from collectives.codec import shards
 from mpitrain.arrays import Shape
@@ -39,7 +36,6 @@ def coded_bytes(
     itemsize: int = 4,
     pairs: int = 0,
     shard: int | None = None,
-    nodes: int | None = None,
 ) -> int:
     """Bytes sent by all ranks together in the sum of a bucket.
 
@@ -50,15 +46,7 @@ def coded_bytes(
         itemsize: bytes of a gradient.
         pairs: elements that each rank chooses, the same ones, by a ``Sparse`` code.
         shard: most coded elements of a rank's shard, where each rank gets only that of the sum.
-        nodes: number of nodes, where one rank of each codes its node's sum.
     """
-    if how.nodes and nodes is not None:
-        n = itemsize * sum(map(prod, shapes))
-        if nodes == 1 or not any(map(how.codes, shapes)):
-            return dense_bytes(n, ranks)
-        inside = 2 * (ranks - nodes) * n
-        alone = replace(how, table=structs.replace(how.table, level="ranks"))
-        return inside + coded_bytes(alone, shapes, nodes, itemsize, pairs)
     coded = [shape for shape in shapes if how.codes(shape)]
     rest = itemsize * sum(prod(shape) for shape in shapes if not how.codes(shape))
     sent, n, codec = dense_bytes(rest, ranks), sum(map(prod, coded)), how.codec

@@ -147,11 +147,8 @@ class Summation(ABC):
     def bind(self, summand: Summand) -> Sum:
         """The sum of these arrays, not started yet; collective over ``summand.comm``."""
 
-    def begin(self, step: int, scale: float, rate: float = 1.0) -> None:  # noqa: B027
-        """Begin ``step``, counted from 0, whose gradients come multiplied by ``scale``.
-
-        They go into an update of this learning rate.
-        """
+    def begin(self, step: int, scale: float) -> None:  # noqa: B027
+        """Begin ``step``, counted from 0, whose gradients come multiplied by ``scale``."""
 
     def prepare(self, gradients: Array, ranks: int) -> None:  # noqa: B027
         """Look at all gradients of this rank, one of ``ranks``, if the sums :attr:`needs_all`."""

@@ -35,7 +35,7 @@ def exchange(
     """
     sync, itemsize = config.sync, numerics.stored
     plain = dense_bytes(itemsize * sum(map(prod, shapes)), ranks) / (1 + is_sharded)
-    sent, kept, by_nodes = plain, 0.0, is_by_nodes(config)
+    sent, kept, by_nodes = plain, 0.0, config.parallel.node_shared
     if sync.combine == "adasum":
         sent = adasum_bytes(shapes, ranks, itemsize)
     elif sync.kind == "quorum":  # the messages of all others end at rank 0
@@ -54,12 +54,6 @@ def exchange(
     else:
         kept += 3 + (sync.outer != "plain") + (sync.delay > 0)
     return ReplicaExchange(share, sync.period, sync.delay, by_nodes, kept)
-
-
-def is_by_nodes(config: Config) -> bool:
-    """Whether ranks of a node sum their gradients first, and the nodes these sums."""
-    coded = config.compress.codec != "none" and config.compress.level == "nodes"
-    return coded or config.parallel.node_shared
 
 
 def summed_bytes(

@@ -23,7 +23,7 @@ from mpitrain.nn.positions import Positions, Way
 from mpitrain.pipeline.profiles import LayerProfile, measure_layers
 from mpitrain.search.axes import Axes
 from mpitrain.search.candidates import Candidate
-from mpitrain.search.exchange import coding_seconds, exchange, is_by_nodes
+from mpitrain.search.exchange import coding_seconds, exchange
 from mpitrain.search.layers import LayerCost, layer_costs
 from mpitrain.search.layouts import Search
 from mpitrain.search.machine import Machine
@@ -90,7 +90,7 @@ class Job:
 
         def told(own: Candidate) -> ReplicaExchange:
             ranks = own.summing
-            if is_by_nodes(config):
+            if config.parallel.node_shared:
                 ranks = machine.nodes(ranks, own.tensor)
             return ours(own.tensor, ranks, own.zero > 0, own.experts != 1)
 

@@ -20,7 +20,7 @@ from mpitrain.search.machine import Machine
 from mpitrain.search.prices import Prices, chunks_of, levelled
 from mpitrain.search.stages import Numerics, ReplicaExchange, StageCosts
 from mpitrain.search.step import PredictedStep, SimulatedStep
-from mpitrain.search.sums import LayerSums, Span
+from mpitrain.search.sums import LayerSums
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,9 @@ class Search:
         for _, layout, cut in self.cheapest(4 * count, refusal):
             sizes = levelled(self, layout, cut.sizes) if layout.chunks > 1 else cut.sizes
             report = replayed(layout.schedule, layout.pipeline())
-            step = SimulatedStep(*self.stages(layout, sizes), report, self.batch)
+            costs = [self.costs(layout.stage(width)) for width in layout.widths]
+            cuts = chunks_of(sizes, layout.pipeline())
+            step = SimulatedStep(costs, cuts, report, self.batch)
             if max(step.memory) <= self.machine.memory:
                 timed.append((step.seconds, layout, sizes, step))
         fastest = nsmallest(count, timed, key=lambda own: own[0])
@@ -175,10 +177,3 @@ class Search:
         elif layout.context > 1:
             sums = self._in_context(layout.context, layout.attention)
         return StageCosts(sums, self.machine, layout, samples, self.numerics, ours)
-
-    def stages(
-        self, layout: Candidate, sizes: Sequence[int]
-    ) -> tuple[list[StageCosts], list[list[Span]]]:
-        """The costs of each stage of a layout, and the layers of its chunks."""
-        costs = [self.costs(layout.stage(width)) for width in layout.widths]
-        return costs, chunks_of(sizes, layout.pipeline())

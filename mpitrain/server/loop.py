@@ -25,8 +25,8 @@ from mpitrain.server.hogwild import NodeCopy
 from mpitrain.server.messages import check_size
 from mpitrain.server.roles import Members, Roles, roles
 from mpitrain.server.serve import Serving
-from mpitrain.server.service_log import Begun, LogError, ServiceLog, decisive
-from mpitrain.server.service_order import Replay, RoundRobin
+from mpitrain.server.service_log import Begun, LogError, ServiceLog
+from mpitrain.server.service_order import RoundRobin
 from mpitrain.server.store import ServerStore, Spread, WorkerStore
 from mpitrain.server.work import Worker
 from mpitrain.step.agreement import NonFinite
@@ -113,8 +113,7 @@ class ServedLoop(Loop):
         """Bind the messages of workers and servers; collective.
 
         Raises:
-            ConfigError: on all ranks: the model keeps running means, or the log that is to be
-                replayed cannot be.
+            ConfigError: on all ranks: the model keeps running means.
         """
         super().__init__(parts)
         self._members, roles = members, members.roles
@@ -129,7 +128,7 @@ class ServedLoop(Loop):
         #: Micro-batches of each worker.
         self._reads = [reads(pipeline, report, place) for place in places]
         self._micro_batches = passes.parts
-        serving = together(parts.comm, lambda: _serving(parts, members), ConfigError)
+        serving = _serving(parts, members)
         self._side: Serving | Worker
         if serving:
             self._side = Serving(parts, members, *serving)
@@ -152,14 +151,13 @@ class ServedLoop(Loop):
 
         Raises:
             NonFinite: on all ranks; nothing that is not finite was pushed.
-            ConfigError: besides, on all ranks; what is replayed is another training, or a
-                parameter has no part in the loss.
+            ConfigError: besides, on all ranks; a parameter has no part in the loss.
             LogError: on all ranks; a server cannot write its log.
         """
         parts, start = self.parts, perf_counter()
         parts.expect_open()
         first, count = parts.steps_done, len(batch.indices)
-        together(parts.comm, lambda: self._side.begin(first, count), ConfigError, LogError)
+        together(parts.comm, lambda: self._side.begin(first, count), LogError)
         own = together(
             parts.comm, lambda: self._side.act(batch, first),
             DataError, NonFinite, ConfigError, LogError,
@@ -199,15 +197,8 @@ class ServedLoop(Loop):
 
 def _serving(parts: Parts, members: Members) -> tuple[RoundRobin, ServiceLog] | None:
     """This server's order of service and log; None on a worker."""
-    own, every, folder = parts.config.server, members.roles, Path(parts.config.run.dir)
-    if own.replay and Path(own.replay).resolve() == folder.resolve():
-        raise ConfigError(
-            f"server.replay = {own.replay!r} is this run's own run.dir, whose log it would replace;"
-            " set another run.dir"
-        )
     if not members.is_server:
         return None
-    job = decisive(parts.config, parts.data_digest)
-    begun = Begun(1, members.number, every.servers, every.groups, 0, job)
-    order = Replay(Path(own.replay), begun) if own.replay else RoundRobin(every.groups)
-    return order, ServiceLog(folder, begun)
+    every = members.roles
+    begun = Begun(1, members.number, every.servers, every.groups, 0)
+    return RoundRobin(every.groups), ServiceLog(Path(parts.config.run.dir), begun)

@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Sequence
 from time import perf_counter
 
-from mpitrain.config import ConfigError
 from mpitrain.server.account import RankReport
 from mpitrain.server.corrections import correction
 from mpitrain.server.messages import Clients, MessageKind
@@ -43,18 +42,15 @@ class Serving:
         """Find the order of service of the next steps.
 
         Raises:
-            ConfigError: the log that is replayed does not have them.
             LogError: the own log cannot be written.
         """
         self._log.begin(first)
-        self._order.begin(first, first + count)
+        self._order.begin()
 
     def act(self, batch: Batch, first: int) -> RankReport:
         """Serve until all workers have taken all batches, or have failed.
 
         Raises:
-            ConfigError: a message is not the one that the order of service expects; the workers
-                have stopped.
             LogError: the own log cannot be written.
         """
         stop = first + len(batch.indices)
@@ -80,7 +76,6 @@ class Serving:
             clients.listen(worker)
         begin(self._parts, first)
         events: list[Pull | Push] = []
-        error: ConfigError | None = None
         failed, wait, idle = False, True, 0.0
         while running:
             start = perf_counter()
@@ -90,26 +85,15 @@ class Serving:
                 has_ended = kind in (MessageKind.DONE, MessageKind.FAILED)
                 (running.remove if has_ended else ready.add)(worker)
             idle += perf_counter() - start if wait else 0.0
-            if failed or error:
+            if failed:
                 self._refuse(ready)
                 wait = True
                 continue
-            try:
-                chosen = self._order.next({w for w in ready if self._may_be_served(w)})
-                wait = chosen is None
-                if chosen is not None:
-                    ready.remove(chosen)
-                    events.append(self._serve(chosen))
-                    self._order.served(events[-1])
-                elif running and running == ready:
-                    raise ConfigError(
-                        "server.replay: no worker sends what the log has next; replay it with the "
-                        "job and the package that wrote it"
-                    )
-            except ConfigError as mismatch:
-                error = mismatch
-        if error:
-            raise error
+            chosen = self._order.next({w for w in ready if self._may_be_served(w)})
+            wait = chosen is None
+            if chosen is not None:
+                ready.remove(chosen)
+                events.append(self._serve(chosen))
         return events, failed, idle
 
     def _arrived(self, silent: set[int], *, wait: bool) -> Sequence[int]:

@@ -4,19 +4,16 @@
 time between two meetings of all ranks; the lines after it are the messages served in it.
 """
 
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from io import FileIO
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
 from collectives.files import read_regular
-from mpitrain.config import Config, by_key
 from mpitrain.files import begin, being_written
 from mpitrain.ranks.together import SharedError
 
@@ -32,7 +29,7 @@ class Line(Struct, frozen=True, forbid_unknown_fields=True, tag_field="event", t
 class Begun(Line, frozen=True):
     """The beginning or resumption of a run, after ``step`` steps.
 
-    ``job`` has the settings that decide the numbers; ``workers`` are groups that push.
+    ``workers`` are groups that push.
     """
 
     format: int
@@ -40,7 +37,6 @@ class Begun(Line, frozen=True):
     servers: int
     workers: int
     step: int
-    job: dict[str, Any]
 
 
 class LoggedWindow(Line, frozen=True, tag="window"):
@@ -85,35 +81,12 @@ class Push(Line, frozen=True):
 
 Event = Begun | LoggedWindow | Pull | Push
 #: Errors of a line that is none of a log.
-NOT_A_LINE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+_NOT_A_LINE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 def name(server: int) -> str:
     """File name of a server's log in the run's folder."""
     return f"server-{server}.jsonl"
-
-
-def lines(path: Path) -> list[bytes]:
-    """The lines of a log, with their ends; ``OSError``: it cannot be read."""
-    return read_regular(path).splitlines(keepends=True)
-
-
-def event(line: bytes) -> Event:
-    """The event of a line; one of :data:`NOT_A_LINE` is raised if it is none."""
-    return msgspec.json.decode(line, type=Event)
-
-
-def decisive(job: Config, data: str) -> dict[str, Any]:
-    """Settings of a job that decide its numbers and meetings, by key.
-
-    ``data`` is the data's digest.
-    """
-    free = re.compile(
-        r"evaluate\..*|run\.(dir|log_every|check_every|tensorboard|trace)|data\.(path|workers)"
-        r"|train\.steps|server\.replay|checkpoint\.(keep|background|best)|parallel\.overlap"
-    )
-    found = by_key(msgspec.json.decode(msgspec.json.encode(job)))  # as the log's reader sees it
-    return {key: value for key, value in found.items() if not free.fullmatch(key)} | {"data": data}
 
 
 class ServiceLog:
@@ -165,9 +138,9 @@ def _remove_others(folder: Path, servers: int) -> None:
 
 def _until(path: Path, step: int) -> Iterator[bytes]:
     """The lines of a file before the first window that goes beyond a step."""
-    with suppress(*NOT_A_LINE):
-        for line in lines(path):
-            found = event(line)
+    with suppress(*_NOT_A_LINE):
+        for line in read_regular(path).splitlines(keepends=True):
+            found = msgspec.json.decode(line, type=Event)
             if (isinstance(found, LoggedWindow) and found.stop > step) or not line.endswith(b"\n"):
                 return
             yield line

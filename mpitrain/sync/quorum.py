@@ -6,7 +6,7 @@ worker that begins a step after its mean was sent takes the mean and computes no
 so that it catches up.  All workers take the same means in the same order and stay equal bit by bit.
 
 In contrast, backup workers (Chen et al. 2016) discard late gradients.  Arrivals vary from run to
-run: each step's record names the gradients in its mean, and ``replay`` takes them again.
+run: each step's record names the gradients in its mean.
 
 Rank 0 is a worker, too, and forms a mean after its own gradient: all wait for a slow rank 0.
 Long messages progress only while both sides are inside of MPI calls; rank 0 makes such calls
@@ -28,7 +28,7 @@ from mpitrain.parallel.summation import KeptElements
 from mpitrain.step.agreement import Agreed, StepReport
 from mpitrain.step.gradient import GlobalGradient
 from mpitrain.sync.message import Message, mean
-from mpitrain.sync.strategy import Strategy, Taken
+from mpitrain.sync.strategy import Strategy
 from mpitrain.sync.workers import Workers
 
 #: Tags of messages.
@@ -50,19 +50,13 @@ class Quorum(Strategy):
 
     algorithm = "quorum"
 
-    def __init__(self, workers: Workers, sync: Sync, replay: Mapping[int, Taken]) -> None:
-        """Duplicate the communicator; collective.
-
-        ``replay``: choices of an earlier run, by steps counted from 1; may be empty.
-        """
+    def __init__(self, workers: Workers, sync: Sync) -> None:
+        """Duplicate the communicator; collective."""
         self.workers = workers
         self._comm: Any = workers.comm.Dup()
         self._size, self._rank = workers.comm.size, workers.comm.rank
         self._is_root = self._rank == 0
         self._needed, self._behind = sync.needed(self._size), sync.behind
-        self._replay = replay
-        #: In a replay, the steps in which this worker computes a gradient.
-        self._computed = {step for taken in replay.values() for step in taken[self._rank]}
         self.reason = f"{self._needed} of {self._size} workers"
         self.keepers = [self]
         #: Whether this worker computes a gradient in the current step.
@@ -91,10 +85,8 @@ class Quorum(Strategy):
 
     def computes(self, step: int) -> bool:
         self._post_receives()
-        if step + 1 in self._replay:
-            self._computes = step + 1 in self._computed
-        else:  # a single test may only progress the message without completing it
-            self._computes = not (self._next and any(self._next[1].Test() for _ in range(_TESTS)))
+        # A single test may only progress the message without completing it.
+        self._computes = not (self._next and any(self._next[1].Test() for _ in range(_TESTS)))
         return self._computes
 
     def agree(self, step: int, gradient: GlobalGradient, own: StepReport) -> Agreed:
@@ -171,13 +163,11 @@ class Quorum(Strategy):
 
     def _send_mean(self, step: int) -> Message:
         """Wait for enough gradients, and send the mean of all that are there to all ranks."""
-        wanted = self._replay.get(step + 1)
-        while not self._has_enough(step, wanted):
+        while sum(one.step == step for one in self._pending) < self._needed:
             self._take_arrivals()
             give_way()
         self._take_arrivals()
-        taken = [m for m in self._pending if wanted is None or m.step + 1 in wanted[m.worker]]
-        self._pending = [message for message in self._pending if message not in taken]
+        taken, self._pending = self._pending, []
         result = self._result_buffer()
         mean(taken, step, result)
         requests = [
@@ -186,12 +176,6 @@ class Quorum(Strategy):
         self._results.append((result, requests))
         self._count_traffic(len(requests), result)
         return result
-
-    def _has_enough(self, step: int, wanted: Taken | None) -> bool:
-        arrived = {(one.worker, one.step + 1) for one in self._pending}
-        if wanted is not None:
-            return arrived >= {(w, s) for w, steps in enumerate(wanted) for s in steps}
-        return sum(s == step + 1 for _, s in arrived) >= self._needed
 
     def _result_buffer(self) -> Message:
         """The oldest result, for reuse, if all ranks have received it; else a new one.

@@ -27,7 +27,6 @@ from mpitrain.parallel.summation import Dense, Summation
 from mpitrain.parallel.zero import ShardedGradients, ShardedOptimizer, ShardedParameters
 from mpitrain.ranks.together import together
 from mpitrain.sync import Delayed, Local, Quorum, Strategy, Workers
-from mpitrain.sync.replay import choices
 from mpitrain.sync.workers import layer_numbers
 from mpitrain.training.parts import Parts
 
@@ -62,8 +61,7 @@ def summation(config: Config, replica: int) -> Summation:
         return Adasum()
     if config.compress.codec == "none":
         return dense(config)
-    every = config.sync.period if config.sync.drifts else 1
-    how = compression(config.compress, every)
+    how = compression(config.compress)
     dice, anew = Dice(config.run.seed, replica), config.parallel.zero > 1
     return CompressedSummation(how, dice, dense(config), anew=anew)
 
@@ -76,9 +74,9 @@ def reduction(config: Config, groups: Mapping[str, Communicator], replica: int) 
     return Reduction(groups, how, p.bucket_bytes, p.overlap)
 
 
-def compression(table: Compress, every: int = 1) -> CodingOptions:
-    """Options of the codec that [compress] names, for sums after ``every`` steps."""
-    return CodingOptions(table, parse(table.codec), every)
+def compression(table: Compress) -> CodingOptions:
+    """Options of the codec that [compress] names."""
+    return CodingOptions(table, parse(table.codec))
 
 
 def mapped(folder: Path, rank: int) -> Allocate:
@@ -160,7 +158,7 @@ def expect_whole(config: Config) -> None:
 def strategy_of(parts: Parts) -> Strategy:
     """The strategy by which replicas synchronise, as [sync] says; collective.
 
-    ConfigError: the layers are too few for the fragments, or ``sync.replay`` is of no such run.
+    ConfigError: the layers are too few for the fragments.
     """
     config, store, updater = parts.config, parts.store, parts.updater
     if not isinstance(store, Replicated) or config.sync.kind == "every_step":
@@ -195,6 +193,6 @@ def strategy_of(parts: Parts) -> Strategy:
         case "delayed":
             found = Delayed(workers, s)
         case "quorum":
-            found = Quorum(workers, s, choices(workers.comm, Path(s.replay)) if s.replay else {})
+            found = Quorum(workers, s)
     store.algorithm, store.reason = found.algorithm, found.reason
     return found

@@ -1,4 +1,4 @@
-"""Jobs with parameter servers from the command line: killed, frozen, stopped, resumed, replayed."""
+"""Jobs with parameter servers from the command line: killed, frozen, stopped, resumed."""
 
 import os
 import re
@@ -44,18 +44,6 @@ def equal(found, expected):
     assert found.keys() == expected.keys()
     for name, values in expected.items():
         np.testing.assert_array_equal(found[name], values)
-
-
-@pytest.mark.slow
-def test_the_example_is_replayed_bit_by_bit(tmp_path):
-    short = ["--set", "train.epochs=2"]
-    out = train(tmp_path / "first", *short)
-    assert "3 ranks (2 workers, 1 server)" in out
-    accuracy = float(re.findall(r"test accuracy ([\d.]+)%", out)[-1])
-    assert accuracy > 50
-    again = train(tmp_path / "again", *short, "--replay", str(tmp_path / "first" / "run"))
-    assert re.findall(r"epoch .*", again) == re.findall(r"epoch .*", out)
-    equal(parameters(tmp_path / "again" / "run"), parameters(tmp_path / "first" / "run"))
 
 
 @pytest.mark.slow
@@ -107,9 +95,6 @@ def test_other_commands_on_its_folder(tmp_path):
     assert done.returncode == 0 and "test accuracy" in done.stdout
     done = run(ROOT, *program, "find-lr", EXAMPLE)
     assert done.returncode == 2 and "find-lr needs steps that all ranks take" in done.stderr
-    digits = EXAMPLE.with_name("digits.toml")
-    done = run(ROOT, *program, "train", digits, "--replay", tmp_path)
-    assert done.returncode == 2 and "a log is replayed by servers; set server.ranks" in done.stderr
     done = run(ROOT, *program, "train", EXAMPLE, *setting)
     assert done.returncode == 2
     assert "server.ranks = 1 of 1 rank leaves no worker; start 2 ranks or more" in done.stderr

@@ -9,14 +9,13 @@ import gc
 import os
 import random
 import sys
-import tempfile
 import threading
 import time
 import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 from unittest.mock import patch
@@ -25,7 +24,7 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives import Communicator
-from collectives.calls import autotune, fast_path
+from collectives.calls import bind
 from collectives.calls.mpi4py_spec import TYPES
 from tests.soak.calls import Draw, Drawn, Side
 from tests.soak.kinds import ROOM, Made, Refused, Workshop
@@ -132,7 +131,7 @@ class Soak:
         keep_going: differences after which it ends.
         limits: for :class:`~tests.soak.calls.Draw`: ``kinds``, ``names``, ``ways``.
         hint: printed with a difference: how to see it again.
-        make: the communicator that is tried out; by default one with drawn settings.
+        make: the communicator that is tried out; by default ours with its own settings.
     """
 
     def __init__(
@@ -175,7 +174,7 @@ class Soak:
                 self.round = first
                 while not self._is_over(begun, seconds, self.round - first, rounds):
                     if self.comm is None:
-                        self.comm = (self.make or self._drawn)(self.plain)
+                        self.comm = (self.make or Communicator)(self.plain)
                     self._one_round()
                     self.round += 1
                     if (self.round - first) % LIFE == 0:
@@ -190,11 +189,6 @@ class Soak:
             datatype.Free()
         self.plain.Free()
         return self.report
-
-    def _drawn(self, comm: MPI.Intracomm) -> Communicator:
-        """With settings that are the same on all ranks."""
-        draws = random.Random(f"{self.seed}, settings from round {self.round // LIFE}")
-        return Communicator(comm, autotune=draws.random() < 0.5)
 
     def _is_over(self, begun: float, seconds: float, done: int, rounds: int) -> bool:
         enough = done >= rounds if rounds else time.monotonic() - begun >= seconds
@@ -301,8 +295,6 @@ class Soak:
         """How the call goes, for the report."""
         assert self.comm is not None
         plan = self.comm.last_plan
-        reason = "" if plan is None else plan.reason
-        self.report.roads["autotuned"] += "autotuned" in reason
         name = "none" if plan is None else plan.algorithm.partition(" ")[0].partition(":")[0]
         self.report.roads["native" if name == "native" else "ours"] += 1
 
@@ -514,12 +506,8 @@ class Soak:
 
 @contextmanager
 def _at_all_sizes() -> Iterator[None]:
-    """Roads that are for large arrays take small ones, too; what auto finds is forgotten."""
-    with ExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory())
-        stack.enter_context(patch.dict(os.environ, XDG_CACHE_HOME=folder))
-        for module in (autotune, fast_path):
-            stack.enter_context(patch.object(module, "AUTOTUNED_BYTES", 1))
+    """Roads that are for large arrays take small ones, too."""
+    with patch.object(bind, "SLOTS_FROM_BYTES", 1):
         yield
 
 

@@ -49,7 +49,7 @@ class _Beginning(_Form):
         (:func:`~collectives.calls.native.fault_of_native`)."""
         if algorithm is not None or collective == "alltoallv":
             return False
-        return self.engine.leaves_to_native(None, collective, *given, **named)
+        return self.engine.leaves_to_native(None, f"i{collective}", *given, **named)
 
 
 def _begins(blocking: Callable[..., Any]) -> Callable[..., Begun]:

@@ -85,15 +85,13 @@ class NodeMemory:
         self.size = comm.size
         self.windows = Windows()
         self.slots = TagPool(SLOTS - BLOCKING - 1)
-        control = self._allocate((SLOTS * _LINE + 2 * WORDS) * 8)
+        control = self.allocate((SLOTS * _LINE + 2 * WORDS) * 8)
         self._counters = [memoryview(segment.data).cast("q") for segment in control]
-        self._runs = [RunCount() for _ in range(SLOTS)]
+        self.runs = [RunCount() for _ in range(SLOTS)]
         self._fences = None if platform.machine() in ("x86_64", "AMD64") else Fences(comm)
         # With a core each, polling is the fastest wait; without, it keeps the awaited from running.
         cores = set[int]().union(*comm.allgather(os.sched_getaffinity(0)))
         self._polite = comm.size > len(cores)
-        # Nobody sends itself such a message, so the library looks at all that it has to do.
-        self._progress = partial(comm.Iprobe, comm.rank, largest_tag())
         # Two boards, as a rank may come to the next meeting before all have read those of this one.
         self._boards: list[list[memoryview]] = []
         for first in (SLOTS * _LINE, SLOTS * _LINE + WORDS):
@@ -117,7 +115,7 @@ class NodeMemory:
         if is_queued(memory):
             segments = cuda_ipc.exchange(self.comm, memory, nbytes)
         else:
-            segments = self._allocate(nbytes)
+            segments = self.allocate(nbytes)
             segments[self.rank][...] = 0  # by its owner first, so that its pages lie near it
         own = segments[self.rank]
         self.windows.add(Window(segments, self.rank, memory), own)
@@ -165,15 +163,22 @@ class NodeMemory:
                 window.give_back()
                 self.windows.drop(number)
 
-    def flag(self, rank: int, slot: int, value: int) -> Flag:
-        """The condition that ``rank`` has counted up to ``value`` in this run of ``slot``."""
-        counters, at, runs = self._counters[rank], slot * _LINE, self._runs[slot]
-        given = counters, at, runs, value, self._polite, self._progress
+    def _progress(self) -> None:
+        """Calls the library while the communicator is there, which plans may outlive."""
+        if self.comm:
+            # Nobody sends itself such a message, so the library looks at all that it has to do.
+            self.comm.Iprobe(self.rank, largest_tag())
+
+    def flag(self, rank: int, slot: int, value: int, runs: RunCount | None = None) -> Flag:
+        """The condition that ``rank`` has counted up to ``value``, in this run of ``slot`` or from
+        the base of ``runs``."""
+        counters, at = self._counters[rank], slot * _LINE
+        given = counters, at, runs or self.runs[slot], value, self._polite, self._progress
         return FencedFlag(*given, fence=self._fences) if self._fences else Flag(*given)
 
     def tick(self, slot: int, value: int) -> Tick:
         """The action that sets this rank's count."""
-        given = self._counters[self.rank], slot * _LINE, self._runs[slot], value
+        given = self._counters[self.rank], slot * _LINE, self.runs[slot], value
         return FencedTick(*given, fence=self._fences) if self._fences else Tick(*given)
 
     def meet(self, words: tuple[int, ...], idle: Action | None) -> Meeting:
@@ -183,7 +188,7 @@ class NodeMemory:
             words: at most ``WORDS`` integers.
             idle: called while waiting, if something else is under way that the others may need.
         """
-        self._runs[MEETING].advance(2)
+        self.runs[MEETING].advance(2)
         number = self._board = 1 - self._board
         if words != self._written[number]:
             own = self._boards[number][self.rank]
@@ -199,7 +204,7 @@ class NodeMemory:
 
     def advance(self, slot: int, ticks: int) -> Action:
         """The action that begins a run."""
-        return partial(self._runs[slot].advance, ticks)
+        return partial(self.runs[slot].advance, ticks)
 
     def locate(self, address: int, nbytes: int) -> Place | None:
         """Place of ``nbytes`` of memory; ``None`` if it is ordinary."""
@@ -235,8 +240,8 @@ class NodeMemory:
         """Whether any rank may have some there; the same on all ranks."""
         return any(self.windows[p.window].has_edges for p in places if p is not None)
 
-    def _allocate(self, nbytes: int) -> list[Bytes]:
-        """One segment a rank, of ``nbytes`` there."""
+    def allocate(self, nbytes: int) -> list[Bytes]:
+        """One segment a rank, of ``nbytes`` there.  Collective; errors as of :meth:`empty`."""
         with self._file(nbytes) as (_, _, segments):
             return segments
 

@@ -139,9 +139,9 @@ def test_every_second_repeat_goes_backwards_and_begins_with_warm_up_calls(
     timed = []
     real = measure._timed
 
-    def noted(comm, case, plans, iters):
+    def noted(comm, case, plans, iters, rewritten=()):
         timed.append((plans[0].algorithm, iters))
-        return real(comm, case, plans, iters)
+        return real(comm, case, plans, iters, rewritten)
 
     monkeypatch.setattr(measure, "_timed", noted)
     arguments = ["-b", "64", "-e", "64", "-n", "4", "-w", "5", "--repeats", "2"]

@@ -51,11 +51,14 @@ class Pool:
         return self.memory[self.used - nbytes : self.used].view(dtype)
 
 
+#: Methods that are not called as their collective.
+NAMES = {"reduce_scatter": "Reduce_scatter_block", "broadcast": "Bcast"}
+
+
 def call(comm, collective, sendbuf, recvbuf, algorithm, root=0, form="blocking"):
-    names = {"reduce_scatter": "Reduce_scatter_block", "broadcast": "Bcast"}
     keywords = {"root": root} if contract(collective).rooted else {}
     given = [recvbuf] if collective == "broadcast" else [sendbuf, recvbuf]
-    name = names.get(collective, collective.capitalize())
+    name = NAMES.get(collective, collective.capitalize())
     run(comm, form, name, *given, algorithm=algorithm, **keywords)
 
 

@@ -108,7 +108,9 @@ def expect_same(comm, items, number):
     for name, call in calls(comm, items, form).items():
         expected = call(MPI.COMM_WORLD)
         np.testing.assert_array_equal(call(comm), expected, err_msg=name)
-        assert comm.last_plan.algorithm == "native"
+        is_large = 8 * items >= 64 << 10 and name in ("Allreduce", "Reduce_scatter_block")
+        if not is_large or isinstance(comm, Nonblocking):
+            assert comm.last_plan.algorithm == "native", name
 
 
 @pytest.mark.parametrize("number", range(len(FORMS)))
@@ -179,7 +181,7 @@ def test_native_calls_are_counted(comm):
 
 @pytest.mark.mpi(min_size=2)
 def test_from_the_first_shared_array_on_calls_are_read(comm):
-    ordinary, nbytes = np.ones(1 << 17), 1 << 20
+    ordinary, nbytes = np.ones(6 << 10), 48 << 10
     comm.Allreduce(MPI.IN_PLACE, ordinary)
     assert comm.last_plan is fast_path.LEFT_TO_NATIVE
     shared = comm.empty(ordinary.size)

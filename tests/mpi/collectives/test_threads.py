@@ -65,7 +65,7 @@ def nodes(comm):
     assert 1 <= comm.ranks_per_node <= SIZE
 
 
-SETTINGS = ({}, {}, {"autotune": True}, {"check": True})
+SETTINGS = ({}, {}, {"check": True})
 KINDS = (blocking, nonblocking, persistent, shared, adopted, large, barrier, nodes)
 
 

@@ -1,7 +1,5 @@
 """Sums of gradients that do not wait for the last ones: what is in them, and that nobody hangs."""
 
-import json
-from itertools import islice
 from time import sleep
 
 import numpy as np
@@ -10,15 +8,10 @@ from mpi4py import MPI
 from msgspec.structs import replace
 
 from collectives import Communicator
-from mpitrain.checkpoint.saving import resume
-from mpitrain.config import ConfigError, Sync
-from mpitrain.metrics.reader import read_records
-from mpitrain.metrics.records import Step
-from mpitrain.run import train
-from mpitrain.start import start
+from mpitrain.config import Sync
 from mpitrain.step.agreement import StepReport
 from mpitrain.sync import Quorum
-from tests.mpi.mpitrain.layouts import changed, curve, equal, in_folder, keep, mlp, whole
+from tests.mpi.mpitrain.layouts import curve, equal, in_folder, mlp
 from tests.mpi.mpitrain.test_sync_arithmetic import gradient, workers
 
 pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
@@ -60,7 +53,7 @@ def drawn(worker, step):
 
 
 def test_a_quorum_of_all_is_the_sum_at_a_parameter_server_bit_by_bit(comm):
-    quorum = Quorum(workers(comm, np.float32), ALL, {})
+    quorum = Quorum(workers(comm, np.float32), ALL)
     everyone = [(step, comm.size * ((step + 1,),)) for step in range(6)]
     for (step, all_taken), (total, taken, computed, agreed) in zip(
         everyone, sums(comm, quorum, 6, drawn), strict=True
@@ -75,35 +68,11 @@ def test_a_quorum_of_all_is_the_sum_at_a_parameter_server_bit_by_bit(comm):
     quorum.close()
 
 
-def choices_of(ranks):
-    """The last worker's first gradient comes two steps late, and it skips a step."""
-    others = [(step,) * (ranks - 1) for step in range(1, 6)]
-    last = [(), (), (1, 3), (4,), ()]
-    return {step: (*((s,) for s in others[step - 1]), last[step - 1]) for step in range(1, 6)}
-
-
-@pytest.mark.mpi(min_size=2)
-def test_choices_that_are_given_are_summed_by_hand(comm):
-    own = workers(comm)
-    replay = choices_of(comm.size)
-    quorum = Quorum(own, ALL, replay)
-    found = sums(comm, quorum, 5, lambda worker, step: gradient(comm, worker, step))
-    for step, (total, taken, computed, _) in enumerate(found, 1):
-        assert taken == replay[step]
-        parts = [gradient(comm, w, s - 1) for w, steps in enumerate(taken) for s in steps]
-        expected = sum(parts) * (comm.size / len(parts))
-        np.testing.assert_allclose(total, expected, rtol=1e-14)
-        assert computed == (comm.rank < comm.size - 1 or step in (1, 3, 4))
-    quorum.quiesce()
-    assert not quorum.state()["quorum.late"].any()
-    quorum.close()
-
-
 @pytest.mark.mpi(min_size=2)
 def test_who_is_late_is_not_waited_for_and_nothing_of_it_is_lost(comm):
     """The last worker begins to send its first gradient when rank 0 has done three steps."""
     last = comm.size - 1
-    quorum = Quorum(workers(comm), BUT_ONE, {})
+    quorum = Quorum(workers(comm), BUT_ONE)
     told = comm.Dup()
 
     def before(step):
@@ -141,7 +110,7 @@ def test_who_is_late_is_not_waited_for_and_nothing_of_it_is_lost(comm):
 @pytest.mark.mpi(min_size=2)
 def test_the_others_wait_for_who_is_far_behind(comm):
     last, behind = comm.size - 1, 2
-    quorum = Quorum(workers(comm), replace(BUT_ONE, behind=behind), {})
+    quorum = Quorum(workers(comm), replace(BUT_ONE, behind=behind))
     done = comm.Dup()
     ahead, sent = -1, []
 
@@ -183,7 +152,7 @@ def test_a_quorum_of_all_trains_as_a_parameter_server_does(comm, folder):
 def test_results_that_nobody_waits_for_take_no_memory(comm):
     """As many as ``behind`` allows would be more than there is."""
     with Communicator(comm) as own:
-        quorum = Quorum(workers(own), replace(ALL, behind=2**31 - 1), {})
+        quorum = Quorum(workers(own), replace(ALL, behind=2**31 - 1))
         sums(own, quorum, 6, drawn)
         assert len(quorum._results) <= 6
         quorum.quiesce()
@@ -194,47 +163,3 @@ def slow_last(parts):
     """The last rank takes its time in some steps."""
     if parts.comm.rank == parts.comm.size - 1 and parts.steps_done % 4 == 1:
         sleep(0.05)
-
-
-@pytest.mark.mpi(min_size=2)
-def test_a_run_without_its_last_ones_is_made_again_bit_by_bit(comm, folder):
-    config = changed(quorum_job(folder / "first", quorum=(RANKS - 1) / RANKS), epochs=1)
-    with start(comm, config, before_step=slow_last) as trainer:
-        train(trainer)  # which compares the replicas after each epoch
-        expected = whole(comm, trainer)
-    log = comm.bcast(read_records(folder / "first" / "metrics.jsonl") if comm.rank == 0 else None)
-    steps = log.of(Step)
-    assert [step.step for step in steps] == list(range(1, len(steps) + 1))
-    assert all(sum(map(len, step.sync.taken)) >= RANKS - 1 for step in steps)
-    again = quorum_job(folder / "second", replay=str(folder / "first" / "metrics.jsonl"))
-    again = changed(again, epochs=1)
-    with start(comm, again) as trainer:  # killed, and resumed
-        records = list(islice(trainer.run_epoch(0), 6))
-        keep(trainer)
-        list(islice(trainer.run_epoch(0), 2))
-    with start(comm, again) as trainer:
-        assert resume(trainer.parts).step == 6
-        records += list(trainer.run_epoch(0))
-        found = whole(comm, trainer)
-    assert [record.sync.taken for record in records] == [step.sync.taken for step in steps]
-    assert [record.loss for record in records] == [step.loss for step in steps]
-    equal(found, expected)
-
-
-def test_a_replay_of_another_run_is_refused_on_all_ranks(comm, folder):
-    step = dict(step=1, epoch=0, samples=1, loss=1, grad_norm=1, lr=1, seconds=1, samples_per_s=1)
-    synced = {"exchanges": 1, "since": 0, "taken": [[1]] * (RANKS + 1)}
-    line = json.dumps({"event": "step", **step, "comm_share": 0, "sync": synced}) + "\n"
-    for text, why in (
-        ("", "is from a run with no steps by quorum"),
-        (line, f"is from a run with {RANKS + 1} workers, and this run has {RANKS}"),
-    ):
-        if comm.rank == 0:
-            (folder / "metrics.jsonl").write_text(text)
-        comm.Barrier()
-        config = quorum_job(folder, replay=str(folder / "metrics.jsonl"))
-        with pytest.raises(ConfigError, match=why):
-            start(comm, config)
-        comm.Barrier()
-    with pytest.raises(ConfigError, match="cannot be read"):
-        start(comm, quorum_job(folder, replay=str(folder / "nowhere")))

@@ -486,27 +486,3 @@ def test_the_example_learns_the_digits(comm, folder):
     assert (last.step, last.sync.exchanges) == (184, 20 + (184 - 20) // 20)
     if RANKS > 1:
         assert 0 < last.sync.drift < 1
-
-
-@pytest.mark.mpi(min_size=2)
-@pytest.mark.parametrize("kind", ["local", "every_step"])
-def test_now_and_then_the_workers_average_what_codes_left_out(comm, kind):
-    """Also where no exchange is after a multiple of ``flush_every`` steps; the sum stays."""
-    sync = Sync(kind="local", period=2, start=1) if kind == "local" else Sync()
-    often = Compress("powersgd:rank=1,min_rate=0", least=1, flush_every=4)
-    config = replace(mlp("float64"), sync=sync, compress=often)
-    never = changed(config, flush_every=0)
-
-    def left(config, steps):
-        with start(comm, config) as trainer:
-            list(islice(trainer.run_epoch(0), steps))
-            keepers = [trainer.parts.summation, *trainer.parts.strategy.keepers]
-            every = [kept.values.copy() for one in keepers for kept in one.kept()]
-            return np.concatenate(every)
-
-    steps = 5 if kind == "local" else 4
-    flushed, apart = left(config, steps), left(never, steps)
-    assert len({one.tobytes() for one in comm.allgather(flushed)}) == 1
-    assert len({one.tobytes() for one in comm.allgather(apart)}) == comm.size
-    sums = comm.allreduce(flushed), comm.allreduce(apart)
-    np.testing.assert_allclose(*sums, rtol=1e-9, atol=1e-14)

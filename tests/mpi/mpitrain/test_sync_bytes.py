@@ -73,7 +73,7 @@ def test_a_quorum_sends_gradients_to_the_first_and_means_to_all(monkeypatch, wid
     monkeypatch.setattr(arithmetic, "WIDTHS", widths)
     with Communicator(MPI.COMM_WORLD) as comm:
         traffic = comm.count_traffic()
-        quorum = Quorum(arithmetic.workers(comm), Sync("quorum", quorum=1.0), {})
+        quorum = Quorum(arithmetic.workers(comm), Sync("quorum", quorum=1.0))
         before = traffic.sent
         sums(comm, quorum, STEPS, lambda worker, step: arithmetic.gradient(comm, worker, step))
         quorum.quiesce()

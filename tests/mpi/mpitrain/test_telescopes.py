@@ -8,22 +8,18 @@ have moved by and what codes have left out must *be* the sum of the gradients.
 import numpy as np
 import pytest
 from mpi4py import MPI
-from msgspec.structs import replace
 
 from collectives import Communicator
 from mpitrain import nn
 from mpitrain.checkpoint.saving import resume
-from mpitrain.config import Checkpoint, Compress, Config, Optim, Run, Sync, Train
+from mpitrain.config import Checkpoint, Compress, Config, Optim, Run, Train
 from mpitrain.data import Dataset, Samples
 from mpitrain.metrics.records import Skipped
 from mpitrain.objective.elementwise import ElementwiseLoss
 from mpitrain.start import start
-from mpitrain.sync import Quorum
 from mpitrain.training.loop import Batch
 from mpitrain.training.parts import UserObjects
 from tests.mpi.mpitrain.layouts import keep, whole
-from tests.mpi.mpitrain.test_quorum import sums
-from tests.mpi.mpitrain.test_sync_arithmetic import workers
 
 pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
 RANKS = MPI.COMM_WORLD.size
@@ -105,8 +101,7 @@ def segment(group, config, given, until, *, goes_on):
                 given = given + record.lr * gradient(batch)
         (weights,) = whole(comm, trainer).values()
         left = left_out(comm, trainer)
-        unit = 1.0 if config.compress.units == "update" else RATE
-        np.testing.assert_array_equal(unit * left - weights, given)
+        np.testing.assert_array_equal(RATE * left - weights, given)
         assert np.abs(left).max() > 0 or comm.size < 3
         keep(trainer)
     return given, skipped
@@ -114,25 +109,14 @@ def segment(group, config, given, until, *, goes_on):
 
 @pytest.mark.parametrize("exchange", ["two_phase", "gathered"])
 @pytest.mark.parametrize(
-    ("steps", "codec", "units"),
-    [pytest.param(500, codec, "gradient", marks=pytest.mark.slow) for codec in CODECS]
+    ("steps", "codec"),
+    [pytest.param(500, codec, marks=pytest.mark.slow) for codec in CODECS]
     + [
-        pytest.param(500, CODECS[0], "update", marks=pytest.mark.slow),
-        pytest.param(500, CODECS[-1], "update", marks=pytest.mark.slow),
-        pytest.param(500, CODECS[0], "nodes", marks=pytest.mark.slow),
-        pytest.param(500, CODECS[-1], "nodes", marks=pytest.mark.slow),
-        pytest.param(24, CODECS[4], "update", marks=pytest.mark.quick_on(2, 3)),
+        pytest.param(24, CODECS[4], marks=pytest.mark.quick_on(2, 3)),
     ],
 )
-def test_through_skipped_steps_checkpoints_and_other_ranks(
-    comm, folder, monkeypatch, steps, codec, units, exchange
-):
-    """All ranks, one of them, all but the last, and all again; every eighth step is skipped.
-
-    In units of updates the learning rate is halved twice on the way; nodes have two ranks each.
-    """
-    if units == "nodes":
-        monkeypatch.setattr(Communicator, "Split_type", lambda self, *_: self.Split(self.rank // 2))
+def test_through_skipped_steps_checkpoints_and_other_ranks(comm, folder, steps, codec, exchange):
+    """All ranks, one of them, all but the last, and all again; every eighth step is skipped."""
     if exchange == "gathered":
         if steps < 100 or not codec.startswith(("threshold", "int", "sign")):
             pytest.skip("this code is not gathered, or was")
@@ -140,16 +124,12 @@ def test_through_skipped_steps_checkpoints_and_other_ranks(
         exchange = "auto"
     epochs = -(-steps // (COUNT // BATCH))
     optim = Optim(lr=RATE, momentum=0.0, reference_batch=0)
-    if units == "update":
-        halved = (epochs // 3, epochs // 2)
-        optim = replace(optim, schedule="step", milestones=halved, decay=0.5)
-    more = {"level": "nodes"} if units == "nodes" else {"units": units}
     config = Config(
         run=Run(dtype="float64", dir=str(folder), on_nonfinite="skip"),
         optim=optim,
         train=Train(epochs=epochs, batch_size=BATCH),
         checkpoint=Checkpoint(),
-        compress=Compress(codec, "on", least=1, exchange=exchange, **more),
+        compress=Compress(codec, "on", least=1, exchange=exchange),
     )
     given, skipped = np.zeros((IN, OUT)), 0
     groups = [
@@ -168,45 +148,3 @@ def test_through_skipped_steps_checkpoints_and_other_ranks(
     assert skipped == steps // 8 + (steps % 8 > 0 and skipped > steps // 8) > 0
     for group in groups:
         group.Free()
-
-
-def late_ones(steps):
-    """Choices of a quorum in which those past the largest power of two of workers come late, in
-    drawn steps; then they have no gradient of the next step."""
-    rng, punctual = np.random.default_rng(11), 1 << (RANKS - 1).bit_length() - 1
-    found, step = {}, 1
-    while step <= steps:
-        if step < steps and rng.random() < 0.4:
-            found[step] = tuple((step,) if w < punctual else () for w in range(RANKS))
-            found[step + 1] = tuple((step + 1,) if w < punctual else (step,) for w in range(RANKS))
-            step += 2
-        else:
-            found[step] = ((step,),) * RANKS
-            step += 1
-    return found
-
-
-@pytest.mark.mpi(min_size=2)
-@pytest.mark.parametrize("steps", [pytest.param(500, marks=pytest.mark.slow), 40])
-def test_through_stragglers_that_are_left_out(comm, steps):
-    """A mean over 2**k workers, times p, is exact for quarters, and so is one over all."""
-    choices = late_ones(steps)
-    computed = {(w, s) for taken in choices.values() for w, own in enumerate(taken) for s in own}
-
-    def quarter(worker, step):
-        size = workers_of.parameters.size
-        return np.random.default_rng([worker, step]).integers(-8, 9, size) / 4
-
-    workers_of = workers(comm)
-    quorum = Quorum(workers_of, Sync("quorum", quorum=1.0), choices)
-    moved, given = np.zeros((2, workers_of.parameters.size))
-    for step, (total, taken, has_computed, _) in enumerate(sums(comm, quorum, steps, quarter), 1):
-        assert taken == choices[step] and has_computed == ((comm.rank, step) in computed)
-        moved += total * (sum(map(len, taken)) / comm.size)
-    for worker, step in computed:
-        given += quarter(worker, step - 1)
-    np.testing.assert_array_equal(moved, given)
-    assert len(computed) < steps * comm.size  # some were late
-    quorum.quiesce()
-    assert not quorum.state()["quorum.late"].any()
-    quorum.close()

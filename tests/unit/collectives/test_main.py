@@ -21,11 +21,6 @@ def test_verify(capsys):
     assert "5 schedules proved" in capsys.readouterr().out
 
 
-def test_mutations(capsys):
-    assert main(["verify", "--mutations", "--algorithm", "butterfly", "--ranks", "2,4"]) == 0
-    assert capsys.readouterr().out.splitlines()[-2].split() == ["total", "68", "68", "0", "0"]
-
-
 def test_draw(capsys, tmp_path):
     picture = tmp_path / "ring.png"
     assert main(["draw", "ring", "-n", "3", "-o", str(picture)]) == 0
@@ -185,9 +180,6 @@ def test_a_grid_of_thousands_of_ranks_is_refused(capsys):
 def test_names_of_collectives_and_algorithms_stand_apart(capsys):
     assert main(["verify", "reduce_scatter", "--algorithm", "ring", "--ranks", "2"]) == 0
     assert capsys.readouterr().out.startswith("reduce_scatter ring ")
-    flags = ["--mutations", "--algorithm", "ring", "--ranks", "2"]
-    assert main(["verify", "reduce_scatter", *flags]) == 0
-    assert "\nreduce_scatter ring " in capsys.readouterr().out
 
 
 def test_a_picture_that_cannot_be_written_is_one_sentence(capsys, tmp_path):

@@ -322,11 +322,10 @@ def test_the_commands_take_files(tmp_path, capsys):
     picture = tmp_path / "own.png"
     for arguments, wanted in [
         (["verify", file, "--ranks", "1-5,12"], "both_ways                   6 sizes"),
-        (["verify", "--algorithm", file, "--ranks", "2", "--mutations"], "both_ways"),
         (["list", file, "-n", "4"], "allreduce      both_ways                 6   1.50"),
         (["draw", file, "-n", "3", "-o", str(picture)], "round 3"),
         (["explore", file, "-n", "3", "-o", str(tmp_path / "own.html")], "wrote"),
-        (["simulate", "--algorithm", f"{file},ring", "--ranks", "8"], "  both_ways  ring"),
+        (["simulate", "--algorithm", f"{file},ring", "--ranks", "8"], "  both_ways      ring"),
         (["cost", "--algorithm", file, "-n", "4"], "no closed form"),
     ]:
         assert main(arguments) == 0, arguments
@@ -413,7 +412,6 @@ def dividing_by_zero(rank, size):
     "command",
     [
         ["verify", "--ranks", "12", "--algorithm", "wrong_on_12"],
-        ["verify", "--mutations", "--ranks", "12", "--algorithm", "wrong_on_12"],
         ["list", "allreduce", "-n", "12"],
         ["draw", "wrong_on_12", "-n", "12", "--text"],
         ["explore", "wrong_on_12", "-n", "12"],

@@ -112,7 +112,10 @@ def test_in_ordinary_memory_only_what_is_far_faster_holds(told, kept):
 def test_the_table_that_ships_has_what_holds_on_other_machines():
     entries = load(DEFAULT).entries
     between_hosts = [entry for entry in entries if entry.ranks_per_node < entry.ranks]
-    assert {entry.memory for entry in entries if entry not in between_hosts} == {"shared"}
+    within = [entry for entry in entries if entry not in between_hosts]
+    assert {entry.memory for entry in within} == {"numpy", "shared"}
+    ordinary = {entry.collective for entry in within if entry.memory == "numpy"}
+    assert ordinary == {"allreduce", "reduce_scatter"}
     assert {(e.mpi, e.collective) for e in between_hosts} == {("Open MPI", "reduce_scatter")}
     for entry in entries:
         first, *others = entry.rules

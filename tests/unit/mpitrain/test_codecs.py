@@ -20,7 +20,6 @@ from codec_cases import (
 from collectives.codec import Residual
 from mpitrain.compress import CODECS, CodecError, parse
 from mpitrain.compress.codec import LinearCodec, Remembering, Sparse, feedback_of
-from mpitrain.compress.feedback import UpdateResidual
 from mpitrain.compress.packing import pack, pack_trits, packed, packed_trits, unpack, unpack_trits
 
 every_code = pytest.mark.parametrize("codec", CODES.values(), ids=CODES.keys())
@@ -345,40 +344,3 @@ def test_the_document_has_every_code_with_its_kind():
         name: next(kind for type_, kind in kinds.items() if isinstance(codec, type_))
         for name, codec in found.items()
     }
-
-
-def test_what_updates_lack_is_given_at_any_later_rate():
-    """Rates that fall, rise, and are 0: what was stepped and what is left is what was given."""
-    rates = [0.5, 0.25, 0.0, 0.125, 1.0, 0.0] * 20
-    rng, now, n = np.random.default_rng(4), [0.0], 64
-    codec, residual = parse("int4:block=16,power=true"), UpdateResidual(np.zeros(n), lambda: now[0])
-    given, stepped = np.zeros(n), np.zeros(n)
-    for step, rate in enumerate(rates):
-        now[0] = rate
-        x = dyadic(rng, n)
-        given += rate * x
-        before = residual.value.copy()
-        residual.add_to(x)
-        decoded = once(codec, x, step)
-        half = slice(0, n // 2)  # owners keep their parts one by one
-        residual.keep(x[half], decoded[half], half)
-        residual.keep(x[n // 2 :], decoded[n // 2 :], slice(n // 2, n))
-        if step % 5 == 4:
-            residual.rollback()
-            given -= rate * (x - (before / rate if rate else 0.0))
-            np.testing.assert_array_equal(residual.value, before)
-            continue
-        residual.commit()
-        stepped += rate * decoded
-    np.testing.assert_array_equal(stepped + residual.value, given)
-    assert residual.value.any()
-
-
-def test_a_rate_too_small_to_give_it_keeps_what_updates_lack():
-    residual = UpdateResidual(np.full(3, 1e30, np.float32), lambda: 1e-30)
-    x = np.ones(3, np.float32)
-    residual.add_to(x)
-    np.testing.assert_array_equal(x, 1.0)
-    residual.keep(x, x)
-    residual.commit()
-    np.testing.assert_array_equal(residual.value, np.float32(1e30))

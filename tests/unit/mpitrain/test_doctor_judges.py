@@ -19,14 +19,11 @@ from mpitrain.doctor.network import (
     links,
 )
 from mpitrain.doctor.placement import Cores, Place, judge_cores, judge_ranks, visible_gpus
-from mpitrain.doctor.slingshot import Fabric, fabric, judge_slingshot
 from mpitrain.doctor.software import judge_library, judge_packages, judge_threads, mpi_libraries
 from mpitrain.doctor.storage import judge_checkpoints
 
 HDR = Links(("mlx5_0 (4: ACTIVE, 200 Gb/sec)",), ("ib0",), ("UCX_TLS=rc",))
 OK, WARN, FAIL = Status.OK, Status.WARN, Status.FAIL
-CRAY = Fabric(("cxi0",), cray=True)
-ON, OFF = ({"MPICH_GPU_SUPPORT_ENABLED": value} for value in "10")
 
 
 def cores_of(affinity, threads=1):
@@ -48,19 +45,6 @@ def cores_of(affinity, threads=1):
         (judge_ranks, [Place(n, f"n{n}", 0) for n in range(20)], OK, "; and 12 more nodes"),
         # As --gpus-per-task=1 --gpu-bind=closest does: all see device 0, another one each.
         (judge_ranks, [Place(0, "a", 1, True)] * 4, OK, "a: ranks 0-3, 1 GPU each"),
-        (judge_slingshot, [Fabric()], OK, "none"),
-        (judge_slingshot, [CRAY], OK, "cxi0, by Cray MPICH"),
-        (judge_slingshot, [Fabric(("cxi0",), cxi=True)], OK, "cxi0, by libcxi"),
-        (judge_slingshot, [CRAY, Fabric(("cxi0", "cxi1"))], FAIL,
-         "rank 1 has cxi0 cxi1, but its MPI has not"),
-        (judge_slingshot, [Fabric(("hsn0",), variables={"OMPI_MCA_pml": "ucx"})], FAIL,
-         "UCX knows no Slingshot"),
-        (judge_slingshot, [CRAY._replace(variables=ON)], FAIL, ""),
-        (judge_slingshot, [CRAY._replace(variables=ON, gtl=True, gpus=1)], OK, ""),
-        (judge_slingshot, [CRAY._replace(variables=OFF, gpus=1)], WARN, ""),
-        (judge_slingshot, [CRAY._replace(gpus=1)], WARN, ""),
-        (judge_slingshot, [CRAY._replace(variables=OFF)], OK, ""),
-        (judge_slingshot, [Fabric(variables=ON)], OK, ""),  # another MPI
         (judge_cores, [cores_of({0}), cores_of({1})], OK, ""),
         (judge_cores, [cores_of({0}), cores_of({0}), cores_of({0, 1, 2, 3})], WARN,
          "2 ranks on the 1 core 0 of a"),
@@ -144,20 +128,6 @@ def test_gpus_of_amd_and_intel(tmp_path):
     assert visible_gpus({"ZE_AFFINITY_MASK": "0"}, folder) == 4
     assert visible_gpus({"ROCR_VISIBLE_DEVICES": "2", "HIP_VISIBLE_DEVICES": "0,1"}, folder) == 1
     assert visible_gpus({"HIP_VISIBLE_DEVICES": ""}, folder) == 0
-
-
-def test_what_a_rank_finds_of_slingshot(tmp_path):
-    assert fabric(tmp_path, {"HOME": "/"}, "MPICH 4", "") == Fabric()
-    for name in ("net/hsn1", "net/hsn0", "net/eth0"):
-        (tmp_path / name).mkdir(parents=True)
-    assert fabric(tmp_path, {}, "", "").adapters == ("hsn0", "hsn1")
-    (tmp_path / "infiniband" / "mlx5_0").mkdir(parents=True)
-    assert fabric(tmp_path, {}, "", "").adapters == ()  # Slingshot 10, which is no cxi
-    (tmp_path / "cxi" / "cxi0").mkdir(parents=True)
-    maps = "7f0 r-xp 0 08:01 1 /opt/cray/lib64/libcxi.so.1\n7f1 r 0 0 1 /a/libmpi_gtl_hsa.so.0\n"
-    given = {"MPICH_GPU_SUPPORT_ENABLED": "1", "HOME": "/"}
-    found = fabric(tmp_path, given, "MPI VERSION    : CRAY MPICH version 8.1.30", maps)
-    assert found == Fabric(("cxi0",), True, True, True, found.gpus, dict([*given.items()][:1]))
 
 
 def test_a_node_with_infiniband(tmp_path):

@@ -5,7 +5,6 @@ import signal
 from dataclasses import replace
 from itertools import combinations, product
 from pathlib import Path
-from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -27,7 +26,6 @@ from mpitrain.search.layers import LayerCost, layer_costs
 from mpitrain.search.layouts import Search
 from mpitrain.search.machine import Machine
 from mpitrain.search.on_ranks import on_ranks
-from mpitrain.search.picture import draw
 from mpitrain.search.stages import Numerics, ReplicaExchange, StageCosts
 from mpitrain.search.sums import LayerSums
 
@@ -289,42 +287,11 @@ def test_a_model_of_70_billion_parameters_is_laid_out_on_64_gpus(tmp_path, capsy
     assert found.pipe * found.tensor * found.data * found.context == 64
 
 
-def test_the_layout_is_drawn(tmp_path):
-    """Each rank is on its node in the colour of its stage, and bars are as long as they should."""
-    machine = Machine(8, 4, 1.0, memory=2e4, inside=LinkCost(0.0, 1e-3))
-    search = Search(alike(8, summed=(5.0,)), machine, 32, Numerics(4, 4, 2), Axes(shareable=2))
-    shape = (2, 2, 2, "zb_v")
-    (found,) = search.fastest(
-        1, lambda own: "another" * ((own.pipe, own.data, own.tensor, own.schedule) != shape)
-    )
-    draw(search, found, tmp_path / "found.svg")
-    drawn = list(ElementTree.parse(tmp_path / "found.svg").getroot())
-    cells = {own.text: at for at, own in enumerate(drawn) if own.get("class") == "cell"}
-    assert list(cells) == list("01234567")
-    colours = [drawn[at - 1].get("fill") for at in cells.values()]
-    assert [colours.index(own) for own in colours] == [0, 0, 0, 0, 4, 4, 4, 4]
-    told = [own.text or "" for own in drawn]
-    assert told.count("node 0") == told.count("node 1") == 1
-    assert "0: ranks 0 to 3: l0, l1 | l6, l7" in told
-    assert any(text.startswith("2 stages hand activations on: ") for text in told)
-    bars = [float(own.get("width")) for own in drawn if own.get("height") == "9"]
-    assert bars[0] / (1000 / 2 - 20 - 90) == pytest.approx(found.memory / 2e4, abs=1e-3)
-    parts = [float(own.get("width")) for own in drawn if own.get("height") == "22"]
-    assert parts[2] / sum(parts) == pytest.approx(
-        found.step.computing * found.step.bubble / found.seconds, abs=1e-3
-    )
-
-
 @pytest.mark.parametrize(
-    ("option", "name", "why"),
-    [
-        ("--picture", "found.png", "end the name with .svg"),
-        ("--picture", "none/found.svg", "in a folder that is there"),
-        ("-o", ".", "is no file"),
-    ],
+    ("name", "why"), [("none/found.toml", "in a folder that is there"), (".", "is no file")]
 )
-def test_a_file_that_cannot_be_is_refused_before_the_search(option, name, why, tmp_path, capsys):
-    words = ["search", "digits_mlp", "-n", "2", "--flops", "1e9", option, str(tmp_path / name)]
+def test_a_file_that_cannot_be_is_refused_before_the_search(name, why, tmp_path, capsys):
+    words = ["search", "digits_mlp", "-n", "2", "--flops", "1e9", "-o", str(tmp_path / name)]
     with pytest.raises(SystemExit):
         main(words)
     told = capsys.readouterr()

@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from mpitrain.config import Config, ConfigError, Server, load
+from mpitrain.config import ConfigError, Server, load
 from mpitrain.optim.optimizers import SGD
 from mpitrain.parallel.arena import DATA
 from mpitrain.parallel.store import Piece
@@ -21,10 +21,9 @@ from mpitrain.server.service_log import (
     Pull,
     Push,
     ServiceLog,
-    decisive,
     name,
 )
-from mpitrain.server.service_order import Replay, RoundRobin
+from mpitrain.server.service_order import RoundRobin
 from mpitrain.server.shard import Shard
 
 
@@ -218,63 +217,27 @@ def push(worker, clock, version, lag=0):
     )  # fmt: skip
 
 
-EVENTS = [Pull(0, 0, 0), Pull(1, 0, 0), push(1, 0, 0), push(0, 0, 1, lag=1)]
-
-
-def begun(**fields):
-    return Begun(**{"format": 1, "server": 0, "servers": 1, "workers": 2, "step": 0, "job": {}}
-                 | fields)  # fmt: skip
-
-
-def logged(folder, step=0, windows=((0, 4), (4, 8), (8, 10)), events=None):
-    log = ServiceLog(folder, begun())
+def logged(folder, step=0, windows=((0, 4), (4, 8), (8, 10))):
+    log = ServiceLog(folder, Begun(1, server=0, servers=1, workers=2, step=0))
     for _ in range(2):  # the second changes nothing
         log.begin(step)
     for first, stop in windows:
-        log.add(first, stop, events or [Pull(0, first, 0), push(0, first, 0)])
+        log.add(first, stop, [Pull(0, first, 0), push(0, first, 0)])
     log.close()
     return folder / name(0)
 
 
-def nothing_after(replay, step, last):
-    with pytest.raises(ConfigError, match=f"nothing after step {step}; .* in it is {last}: set"):
-        replay.begin(step, step + 2)
-
-
-def test_a_log_is_followed_whoever_comes_first(tmp_path):
-    logged(tmp_path, events=EVENTS)
-    turns = Replay(tmp_path, begun())
-    turns.begin(4, 8)
-    assert turns.next({1}) is None
-    assert turns.next({0, 1}) == 0
-    turns.served(EVENTS[0])
-    assert turns.next({0}) is None and turns.next({1, 0}) == 1
-    with pytest.raises(ConfigError, match=r"has a pull of worker 1 at clock 0, .* came a push"):
-        turns.served(EVENTS[2])
-    for event in EVENTS[1:]:
-        turns.served(event)
-    assert turns.next(set()) is None
-    with pytest.raises(ConfigError, match="jsonl is at its end, and worker 1 sends more"):
-        turns.next({1})
-    nothing_after(turns, 10, 10)
-    with pytest.raises(ConfigError, match="met after steps 8 and 10, and this job meets after 9"):
-        turns.begin(8, 9)
-    with pytest.raises(ConfigError, match="has workers = 2, and this run 3"):
-        Replay(tmp_path, begun(workers=3))
-    with pytest.raises(ConfigError, match=r"another training: optim.lr was None, and is 0\.1"):
-        Replay(tmp_path, begun(job={"optim.lr": 0.1}))
+def stops(path):
+    lines = [msgspec.json.decode(line) for line in path.open()]
+    return [one["stop"] for one in lines if one["event"] == "window"]
 
 
 def test_a_run_that_goes_on_replaces_what_came_after_its_checkpoint(tmp_path):
     logged(tmp_path)
     path = logged(tmp_path, 4, windows=((4, 6),))
-    found = Replay(tmp_path, begun(step=9))
-    found.begin(0, 4)
-    found.begin(4, 6)
-    nothing_after(found, 8, 6)
     lines = [msgspec.json.decode(line) for line in path.open()]
     assert [one["step"] for one in lines if one["event"] == "begun"] == [0, 4]
-    assert [one["stop"] for one in lines if one["event"] == "window"] == [4, 6]
+    assert stops(path) == [4, 6]
     logged(tmp_path, windows=())  # a new run
     assert len(path.read_bytes().splitlines()) == 1
 
@@ -284,33 +247,11 @@ def test_a_log_that_was_cut_off_ends_before_its_last_window(tmp_path):
     data = path.read_bytes()
     for length in range(data.index(b'{"event":"window","first":8'), len(data), 7):
         path.write_bytes(data[:length])
-        found = Replay(tmp_path, begun())
-        found.begin(4, 8)
-        nothing_after(found, 8, 8)
         logged(tmp_path, 8, windows=((8, 10),))
-        Replay(tmp_path, begun()).begin(8, 10)
+        assert stops(path) == [4, 8, 10]
     path.write_bytes(data[:-1])  # only the end of the last line is missing
     logged(tmp_path, 10, windows=((10, 12),))
-    Replay(tmp_path, begun()).begin(10, 12)
-
-
-@pytest.mark.parametrize(
-    ("content", "why"),
-    [
-        (None, "cannot be read: No such file"),
-        (b"", "is empty; it is no log"),
-        (b"[1]\n", "line 1, is no line of a server's log"),
-        (b"\xff\xfe\n", "line 1, is no line"),
-        (b'{"event":"step"}\n', "line 1, is no line"),
-        (b'{"event":"pull","worker":"0","clock":1,"version":0}\n{}', "line 1, .*got `str`"),
-        (b"[" * 100_000 + b"\n", "line 1, is no line"),
-    ],
-)
-def test_a_file_that_is_no_log(tmp_path, content, why):
-    if content is not None:
-        (tmp_path / name(0)).write_bytes(content)
-    with pytest.raises(ConfigError, match=rf"server.replay: \S+server-0.jsonl,? {why}"):
-        Replay(tmp_path, begun())
+    assert stops(path) == [4, 8, 10, 12]
 
 
 def test_a_log_that_cannot_be_written(tmp_path):
@@ -325,18 +266,6 @@ def test_logs_of_more_servers_go(tmp_path):
         (tmp_path / file).touch()
     logged(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {"server-0.jsonl", *others}
-
-
-def test_what_decides_a_run_is_in_its_log_and_where_it_lies_is_not():
-    one, other = Config(), Config()
-    changed = msgspec.structs.replace
-    other = changed(other, run=changed(other.run, dir="elsewhere", log_every=3))
-    other = changed(other, data=changed(other.data, workers=4))
-    assert decisive(one, "x") == decisive(other, "x")
-    other = changed(other, optim=changed(other.optim, lr=0.1))
-    then, now = decisive(one, "x"), decisive(other, "y")
-    assert {key for key in then if then[key] != now[key]} == {"optim.lr", "data"}
-    assert msgspec.json.decode(msgspec.json.encode(then)) == then
 
 
 @pytest.mark.parametrize(
@@ -390,7 +319,6 @@ def test_a_message_is_its_header_and_its_numbers():
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["server.replay=runs/x", "server.ranks=0"], "server.replay: a log is replayed by servers"),
         (["server.groups=9"], "server.groups: 9 groups would push by themselves; beyond 8"),
         (["server.fetch=2"], "server.fetch: a bound counts clocks"),
         (["server.push=2"], "server.push: a bound counts clocks"),
@@ -416,7 +344,6 @@ def test_what_does_not_go_with_servers(tmp_path, overrides, message):
     ("overrides", "message"),
     [
         (["server.bound=1"], "server.bound: server.hogwild = True does not read it, False does"),
-        (["server.replay=runs/x"], "server.replay: server.hogwild = True does not read it"),
         (["server.hogwild=rest"], "server.hogwild"),
         (["parallel.algorithm=ring"], "parallel.algorithm: hogwild = true sums nothing"),
         (["parallel.data=2"], "parallel.data: the ranks that are no servers are the workers"),

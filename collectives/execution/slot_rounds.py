@@ -1,0 +1,351 @@
+"""A rank's rounds through slots of the node's memory: for ordinary arrays of ranks of one node.
+
+The buffers are cut into pieces, which run one after the other, so that a message of a piece fits
+into a slot: ``Send`` is a copy into it, ``Recv`` a copy out of it, and ``RecvReduce`` reads its
+operand there.  All steps from one rank to another in a round are one message.  Pieces of one length
+share their calls, which find their memory by the number of the piece.
+"""
+
+import weakref
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from collectives.compile.dataflow import entered, moved
+from collectives.errors import ScheduleError
+from collectives.execution.memory import HOST, Combine, Items
+from collectives.execution.messages import Layout, Operands, Prepared, prepared
+from collectives.execution.plan import Action, Binding, BoundRound, Plan
+from collectives.execution.traffic import Traffic
+from collectives.execution.transport.flags import Flag, RunCount
+from collectives.execution.transport.slots import SLOT_BYTES, InLine, Pair, Slots
+from collectives.schedule import Chunk, Copy, Recv, RecvReduce, Round, Schedule, Send
+
+#: Steps of a message begin with cache lines.
+_LINE = 64
+#: One part of a chunk's memory, by the number of the piece.
+Views = list[Items]
+
+
+def bind_slots(
+    schedule: Schedule,
+    slots: Slots,
+    operands: Operands,
+    combine: Combine | None,
+    binding: Binding,
+    wide: "np.dtype[Any] | None" = None,
+) -> Plan:
+    """A plan for a ``schedule`` that :func:`fits_slots`, of equal blocks, on arrays of the host.
+
+    Args:
+        wide: the type in which items travel and are reduced; the buffers' own by default.
+    """
+    ready = prepared(schedule, slots.node.rank, operands, HOST)
+    combine, traffic = combine and HOST.combine(combine), binding.progress.traffic
+    bound = SlotBinder(schedule, slots, ready, combine, wide, traffic)
+    place = InLine(slots.line)
+    # First of all, as the ranks start their plans in one order, and go on with them in any.
+    first = BoundRound(starts=[place.Start], requests=[place], finish=[place.Wait])
+    rounds = [first, *ready.around(bound.rounds(place), operands.after)]
+    given = schedule.collective, schedule.algorithm, ready.nbytes, rounds, _all_reached, binding
+    plan = Plan(*given)
+    copied = ready.nbytes if ready.before or operands.after else 0
+    plan.own_nbytes = copied + sum(room.nbytes for room in bound.rooms.values())
+    place.plan = weakref.ref(plan)
+    return plan
+
+
+def fits_slots(schedule: Schedule, itemsize: int) -> bool:
+    """Whether its messages fit into slots, and both ends of each are in rounds of one number."""
+    chunks = max(schedule.limits(schedule.root).values(), default=1)
+    return schedule.aligned and chunks * (itemsize + _LINE) <= SLOT_BYTES
+
+
+@dataclass(slots=True, eq=False)
+class Pieces:
+    """Pieces of one length, that many items of each block from each of ``starts`` on; piece ``at``
+    is the next one."""
+
+    length: int
+    starts: range
+    at: int = 0
+
+    def advance(self) -> None:
+        self.at = (self.at + 1) % len(self.starts)
+
+
+@dataclass(slots=True, eq=False)
+class _Call:
+    """A call on views of the next piece."""
+
+    pieces: Pieces
+    function: Callable[..., object]
+    views: tuple[Views, ...]
+
+    def __call__(self) -> None:
+        at = self.pieces.at
+        self.function(*[views[at] for views in self.views])
+
+
+@dataclass(slots=True, eq=False)
+class _Store:
+    """A copy of the next piece into the slot whose turn it is."""
+
+    pieces: Pieces
+    pair: Pair
+    slots: tuple[Items, Items]
+    source: Views
+
+    def __call__(self) -> None:
+        np.copyto(self.slots[self.pair.turn], self.source[self.pieces.at])
+
+
+@dataclass(slots=True, eq=False)
+class _Load:
+    """A copy of what the peer has stored, which is in the slot to which this rank stores next."""
+
+    pieces: Pieces
+    pair: Pair
+    slots: tuple[Items, Items]
+    target: Views
+
+    def __call__(self) -> None:
+        np.copyto(self.target[self.pieces.at], self.slots[1 - self.pair.turn])
+
+
+@dataclass(slots=True, eq=False)
+class _Reduce(_Load):
+    """A reduction of what the peer has stored."""
+
+    operand: Views
+    combine: Combine
+    is_left: bool
+
+    def __call__(self) -> None:
+        at, slot = self.pieces.at, self.slots[1 - self.pair.turn]
+        own = self.operand[at]
+        left, right = (slot, own) if self.is_left else (own, slot)
+        self.combine(left, right, out=self.target[at])
+
+
+@dataclass(slots=True, eq=False)
+class _Swap:
+    """The end of an exchange, which the peer ends at the count ``until`` of this piece."""
+
+    pair: Pair
+    runs: RunCount
+    until: int
+    stores: bool
+    reads: bool
+
+    def __call__(self) -> None:
+        self.pair.swap(self.runs.base + self.until if self.stores else 0, self.reads)
+
+
+class SlotBinder:
+    """Turns one rank's rounds into calls.
+
+    Attributes:
+        rooms: memory of one piece, which all pieces use, in the place of a buffer.
+    """
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        slots: Slots,
+        ready: Prepared,
+        combine: Combine | None,
+        wide: "np.dtype[Any] | None",
+        traffic: Traffic | None,
+    ) -> None:
+        self.node, self.rank, self.combine = slots.node, slots.node.rank, combine
+        self.counters, self.pairs, self.traffic = slots.counters, slots.pairs, traffic
+        self.program = list(schedule.rounds(self.rank))
+        self.chunks = schedule.chunks
+        self.period, self.most = _extent(schedule)
+        self.buffers = ready.buffers
+        self.dtype = wide or ready.dtype
+        self.blocks = {name: len(layout.starts) - 1 for name, layout in ready.layouts.items()}
+        known = (ready.layouts[name].starts for name in ("recvbuf", "sendbuf") if self.blocks[name])
+        self.count = next(known, (0, 0))[1]
+        self.room = self._longest()
+        self.rooms = {
+            name: HOST.empty(self.room * self.blocks[name], self.dtype)
+            for name in (self.blocks if wide else ("workspace",))
+        }
+        self.receives = schedule.contract.result(schedule.member(self.rank), 0) is not None
+
+    def _longest(self) -> int:
+        """Items of each block in a piece: those whose messages of ``most`` chunks fit into a slot,
+        or fewer, so that pieces are equal."""
+        nbytes = SLOT_BYTES // self.most // _LINE * _LINE
+        longest = self.chunks * (nbytes // self.dtype.itemsize)
+        number = max(1, -(-self.count // longest))
+        unit = self.chunks * max(1, _LINE // self.dtype.itemsize)
+        return min(longest, -(-self.count // number // unit) * unit)
+
+    def rounds(self, place: InLine) -> list[BoundRound]:
+        """The rounds of all pieces, at whose end the run leaves its ``place`` in the line."""
+        bound: list[BoundRound] = []
+        whole = self.count // self.room if self.room else 0
+        end = whole * self.room
+        for pieces in (
+            Pieces(self.room, range(0, end, self.room or 1)),
+            Pieces(self.count - end, range(end, self.count, self.room or 1)),
+        ):
+            if pieces.starts:
+                bound += self.piece(pieces) * len(pieces.starts)
+                # Others may wait for it, where no later count says that this rank has read all.
+                bound.append(BoundRound(starts=[self.node.tick(self.counters, moved(self.period))]))
+        return [*bound, BoundRound(starts=[place.leave])]
+
+    def piece(self, pieces: Pieces) -> list[BoundRound]:
+        """The rounds of each of these pieces, whose counts are those of a run of its own."""
+        first = [self.node.advance(self.counters, moved(self.period) + 1)]
+        bound = [BoundRound(starts=[*first, *self.converted("sendbuf", pieces)])]
+        for number, steps in enumerate(self.program):
+            bound += self.round(number, pieces, steps)
+        back = self.converted("recvbuf", pieces) if self.receives else []
+        return [*bound, BoundRound(starts=[*back, pieces.advance])]
+
+    def converted(self, name: str, pieces: Pieces) -> list[Action]:
+        """The conversions of a piece: of what is sent before it runs, of the result afterwards."""
+        if name not in self.rooms:
+            return []
+        whole = Chunk(name, 0, self.blocks[name] * self.chunks)
+        pairs = zip(self.views(whole, pieces), self.views(whole, pieces, outside=True))
+        order = -1 if name == "recvbuf" else 1
+        return [_Call(pieces, HOST.convert, pair[::order]) for pair in pairs]
+
+    def round(self, number: int, pieces: Pieces, steps: Round) -> list[BoundRound]:
+        """Round ``number`` of these pieces."""
+        entering, moving = BoundRound(), BoundRound()
+        sent: dict[int, int] = {}  # bytes of a slot, by peer
+        got: dict[int, int] = {}
+        leaving = 0
+        for step in steps:
+            own = self.views(step.chunk, pieces)
+            if not (nbytes := sum(views[0].nbytes for views in own)):
+                continue
+            if isinstance(step, Copy):
+                moving.starts += _copies(pieces, own, self.views(step.source, pieces))
+                continue
+            peer, pair = step.peer, self.pairs[step.peer]
+            total = sent if isinstance(step, Send) else got
+            start = total.get(peer, 0)
+            places = _in_slots(pair, start, own)
+            if isinstance(step, Send):
+                leaving += nbytes
+                if peer not in sent:
+                    _wait(entering, self.node.flag(peer, self.counters, 0, pair))
+                moving.starts += [_Store(pieces, pair, *each) for each in zip(places, own)]
+            else:
+                if peer not in got:
+                    _wait(moving, self.node.flag(peer, self.counters, entered(number)))
+                for read in self.reads(step, pieces, [*places], own):
+                    _do(moving, read)
+            total[peer] = start + -(-nbytes // _LINE) * _LINE
+        if sent:
+            if self.traffic is not None:
+                moving.starts.append(partial(self.traffic.send, len(sent), leaving))
+            moving.starts.append(self.node.tick(self.counters, entered(number)))
+        for peer in {**sent, **got}:
+            runs = self.node.runs[self.counters]
+            _do(moving, _Swap(self.pairs[peer], runs, moved(number), peer in sent, peer in got))
+        if got and not self.sends((number + 1) % self.period, pieces):
+            # Else the next count says that this rank has read its messages.
+            _do(moving, self.node.tick(self.counters, moved(number)))
+        return [each for each in (entering, moving) if each.starts or each.finish]
+
+    def reads(
+        self,
+        step: Recv | RecvReduce,
+        pieces: Pieces,
+        places: list[tuple[Items, Items]],
+        own: list[Views],
+    ) -> Iterator[Action]:
+        """The calls that put what has arrived into the memory of a step."""
+        pair = self.pairs[step.peer]
+        if isinstance(step, Recv):
+            yield from (_Load(pieces, pair, *each) for each in zip(places, own))
+            return
+        if self.combine is None:
+            raise ScheduleError(f"{step} reduces, but no operation was given")
+        operands = self.views(step.operand or step.chunk, pieces)
+        for each in zip(places, own, operands, strict=True):
+            yield _Reduce(pieces, pair, *each, self.combine, step.peer < self.rank)
+
+    def sends(self, number: int, pieces: Pieces) -> bool:
+        """Whether this rank sends something in a round of these pieces."""
+        steps = self.program[number] if number < len(self.program) else ()
+        sent = (step.chunk for step in steps if isinstance(step, Send))
+        return any(views[0].size for chunk in sent for views in self.views(chunk, pieces))
+
+    def views(self, chunk: Chunk, pieces: Pieces, outside: bool = False) -> list[Views]:
+        """The memory of a chunk in each of the pieces, for each block that it lies in.
+
+        Args:
+            outside: whether it is the caller's memory, also where a room stands in its place.
+        """
+        room, chunks = None if outside else self.rooms.get(chunk.buffer), self.chunks
+        within, found = Layout.even(pieces.length, 1, chunks), []
+        for block in range(chunk.start // chunks, -(-chunk.stop // chunks)):
+            first = block * chunks
+            start = within.offset(max(chunk.start - first, 0))
+            stop = within.offset(min(chunk.stop - first, chunks))
+            if room is not None:
+                begin = block * self.room
+                found.append([room[begin + start : begin + stop]] * len(pieces.starts))
+                continue
+            memory, begin = self.buffers[chunk.buffer], block * self.count
+            ends = ((begin + at + start, begin + at + stop) for at in pieces.starts)
+            found.append([memory[one:other] for one, other in ends])
+        return found
+
+
+def _extent(schedule: Schedule) -> tuple[int, int]:
+    """Rounds of the longest program, and chunks of the largest message."""
+    period = most = 1
+    for rank in range(schedule.size):
+        for number, steps in enumerate(schedule.rounds(rank)):
+            sent: dict[int, int] = defaultdict(int)
+            for step in steps:
+                if isinstance(step, Send):
+                    sent[step.peer] += step.chunk.length
+            period, most = max(period, number + 1), max(most, *sent.values(), 0)
+    return period, most
+
+
+def _in_slots(pair: Pair, start: int, own: Sequence[Views]) -> Iterator[tuple[Items, Items]]:
+    """The places of a message's parts in both slots."""
+    one, other = pair.slots
+    for views in own:
+        stop = start + views[0].nbytes
+        yield one[start:stop].view(views[0].dtype), other[start:stop].view(views[0].dtype)
+        start = stop
+
+
+def _copies(pieces: Pieces, targets: list[Views], sources: list[Views]) -> Iterator[Action]:
+    """Copies of what does not lie there already, as a block does in place."""
+    for pair in zip(targets, sources, strict=True):
+        one, other = (HOST.address(views[0]) for views in pair)
+        if one != other:
+            yield _Call(pieces, np.copyto, pair)
+
+
+def _wait(bound: BoundRound, flag: Flag) -> None:
+    bound.requests.append(flag)
+    bound.finish.append(flag.Wait)
+
+
+def _do(bound: BoundRound, action: Action) -> None:
+    bound.finish.append(action)
+    bound.reductions.append(action)
+
+
+def _all_reached(flags: Sequence[Flag]) -> bool:
+    return all(flag.Test() for flag in flags)

@@ -1,0 +1,151 @@
+"""Schedules through slots of the node: each rank's calls one by one, in rare orders."""
+
+from collections import defaultdict
+
+import numpy as np
+import pytest
+
+from collectives.algorithms import ALGORITHMS, build
+from collectives.contracts import contract
+from collectives.execution import slot_rounds
+from collectives.execution.messages import Operands
+from collectives.execution.plan import Binding
+from collectives.execution.slot_rounds import bind_slots
+from collectives.execution.transport import slots as transport
+from collectives.execution.transport.flags import Flag, RunCount, Tick
+from collectives.execution.transport.slots import Slots
+from tests.local.references import reference
+from tests.local.test_orders import orders
+
+#: Bytes of a slot here, so that a block of so many items goes in several pieces.
+SLOT, COUNT = 512, 333
+
+
+class SlotNode:
+    """The memory of a node as one of its ranks has it."""
+
+    def __init__(self, rank, size, shared):
+        self.rank, self.size, self.shared = rank, size, shared
+        self.runs = defaultdict(RunCount)
+        self.made = 0
+
+    def allocate(self, nbytes):
+        self.made += 1
+        return self.shared.setdefault(
+            self.made, [np.zeros(2 * SLOT * self.size, np.uint8) for _ in range(self.size)]
+        )
+
+    def counters(self, rank):
+        return memoryview(self.shared.setdefault(("counters", rank), np.zeros(32, np.int64)))
+
+    def advance(self, slot, ticks):
+        return lambda: self.runs[slot].advance(ticks)
+
+    def tick(self, slot, value):
+        return Tick(self.counters(self.rank), slot, self.runs[slot], value)
+
+    def flag(self, rank, slot, value, runs=None):
+        given = self.counters(rank), slot, runs or self.runs[slot], value
+        return Flag(*given, False, lambda: None)
+
+
+def placed(schedule, rank, inputs, in_place):
+    """The operands of a rank, and its receive buffer."""
+    blocks, member = schedule.contract, schedule.member(rank)._replace(chunks=1)
+    received = COUNT * blocks.recv_blocks(member)
+    send = inputs if blocks.send_blocks(member) else None
+    recv = np.full(received, -99, inputs.dtype) if received else None
+    first = blocks.place(member) if in_place else None
+    if first is not None and recv is not None:
+        recv[first * COUNT : first * COUNT + inputs.size] = inputs
+        send = None
+    return Operands(send, recv), recv
+
+
+def run(schedules, in_place, choose, dtype=float, wide=None):
+    """Each rank's plans one after the other; ``choose`` says who is tried first."""
+    size, shared = schedules[0].size, {}
+
+    def calls(rank):
+        slots = Slots(SlotNode(rank, size, shared))
+        for turn, schedule in enumerate(schedules):
+            rng = np.random.default_rng(turn)
+            members = [schedule.member(each)._replace(chunks=1) for each in range(size)]
+            sent = [COUNT * schedule.contract.send_blocks(member) for member in members]
+            inputs = [rng.integers(0, 10, n).astype(dtype) for n in sent]
+            operands, recv = placed(schedule, rank, inputs[rank].copy(), in_place)
+            combine = np.maximum if schedule.contract.idempotent else np.add
+            if operands.send is not None or operands.recv is not None:
+                plan = bind_slots(schedule, slots, operands, combine, Binding(), wide)
+                for bound in plan.rounds:
+                    for call in (*bound.starts, *bound.finish):
+                        flag = getattr(call, "__self__", None)
+                        while isinstance(flag, Flag) and not flag.Test():
+                            yield False
+                        call()
+                        yield True
+            wanted = reference(schedule.collective, inputs, rank, schedule.root)
+            if wanted is not None:
+                np.testing.assert_array_equal(recv, wanted)
+
+    runs = {rank: calls(rank) for rank in range(size)}
+    while runs:
+        for rank in choose([*runs]):
+            moved = next(runs[rank], None)
+            if moved is None:
+                del runs[rank]
+            if moved is not False:
+                break
+        else:
+            pytest.fail(f"{schedules}: ranks {[*runs]} wait for ever")
+
+
+def everywhere():
+    for algorithm in ALGORITHMS:
+        if algorithm.collective == "barrier":
+            continue
+        for size in (2, 3, 4, 5):
+            marks = pytest.mark.slow if size in (2, 4) else ()
+            name = f"{algorithm.collective}-{algorithm.name}-{size}"
+            yield pytest.param(algorithm.schedule(size), marks=marks, id=name)
+
+
+@pytest.fixture(autouse=True)
+def small_slots(monkeypatch):
+    monkeypatch.setattr(transport, "SLOT_BYTES", SLOT)
+    monkeypatch.setattr(slot_rounds, "SLOT_BYTES", SLOT)
+
+
+@pytest.mark.parametrize("schedule", [*everywhere()])
+def test_one_run_follows_another_in_any_order_of_the_ranks(schedule):
+    one_sided = build("broadcast", "chain", schedule.size)
+    for choose in orders(schedule.size):
+        run([schedule, schedule, one_sided, schedule], False, choose)
+        if contract(schedule.collective).in_place is not None:
+            run([schedule, one_sided, schedule], True, choose)
+
+
+@pytest.mark.parametrize("schedule", [*everywhere()])
+def test_numbers_of_16_bits_are_widened_in_the_slots(schedule):
+    if (blocks := contract(schedule.collective)).reduces:
+        for in_place in (False, blocks.in_place is not None):
+            run([schedule] * 2, in_place, sorted, np.float16, np.dtype(np.float32))
+
+
+def test_a_rank_does_not_wait_for_a_slot_that_it_has_read(monkeypatch):
+    """An exchange needs one count: none says that a slot is free."""
+    said, tick = [], Tick.__call__
+    monkeypatch.setattr(Tick, "__call__", lambda self: said.append(self.value) or tick(self))
+    run([build("allreduce", "butterfly", 2)] * 3, True, lambda ranks: ranks)
+    exchanges, lengths = -(-COUNT * 8 // SLOT), 2
+    assert len(said) == 3 * 2 * (exchanges + lengths)
+
+
+def test_a_plan_that_copies_its_input_begins_in_line_and_counts_the_copy():
+    """Ranks start plans in one order; which of them goes on first is each rank's own."""
+    slots, items = Slots(SlotNode(0, 2, {})), np.zeros(2 * COUNT)
+    given = build("alltoall", "pairwise", 2), slots, Operands(None, items, aside=True)
+    plan = bind_slots(*given, None, Binding())
+    plan.Start()
+    assert [place.plan() for place in slots.line] == [plan]
+    assert plan.own_nbytes >= items.nbytes

@@ -1,0 +1,120 @@
+"""Slots of ordinary arrays: drawn calls and plans in turns, and lives that end in between."""
+
+import random
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from collectives import CollectiveError, Communicator
+from collectives.algorithms import ALGORITHMS
+from collectives.calls import bind
+from collectives.contracts import Member, contract
+from collectives.execution import slot_rounds
+from collectives.execution.transport import slots
+from collectives.execution.transport.shared_memory import NodeMemory
+from tests.mpi.collectives.forms import expect_well, total
+from tests.mpi.collectives.test_collectives import NAMES, sent, wanted
+
+pytestmark = [pytest.mark.mpi(min_size=2)]
+
+SLOT = 2048
+TYPES = [np.int8, np.uint16, np.int64, np.float16, np.float32, np.float64, np.complex64]
+NAMED = [one for one in ALGORITHMS if one.collective != "barrier"]
+
+
+class Drawn:
+    """A drawn call with its buffers, which lie anywhere."""
+
+    def __init__(self, comm, rng, own):
+        algorithm, self.dtype = rng.choice(NAMED), rng.choice(TYPES)
+        self.comm, self.collective = comm, algorithm.collective
+        size, self.root = comm.size, rng.randrange(comm.size)
+        most = SLOT // np.dtype(self.dtype).itemsize
+        self.count = rng.choice([0, 1, size - 1, most - 1, most, most + 1, rng.randrange(3 * most)])
+        blocks, self.member = contract(self.collective), Member(comm.rank, size, self.root)
+        in_place = rng.random() < 0.5 or self.collective == "broadcast"
+        place = blocks.place(self.member) if in_place and blocks.in_place is not None else None
+        self.seed = rng.randrange(1 << 30)
+        self.send = self.array(self.count * blocks.send_blocks(self.member), own)
+        self.recv = self.array(self.count * blocks.recv_blocks(self.member), own)
+        self.at = None if place is None else place * self.count
+        self.how = {"algorithm": algorithm.name + rng.choice(["", "", ":segments=3"])}
+        if blocks.rooted:
+            self.how["root"] = self.root
+        self.name = NAMES.get(self.collective, self.collective.capitalize())
+
+    def array(self, count, own):
+        nbytes, start = count * np.dtype(self.dtype).itemsize, own.randrange(70)
+        return np.zeros(nbytes + start, np.uint8)[start:].view(self.dtype)
+
+    @property
+    def given(self):
+        if self.collective == "broadcast":
+            return (self.recv,)
+        return (self.send if self.at is None else MPI.IN_PLACE), self.recv
+
+    def fill(self):
+        given = self.comm, self.count, self.dtype, self.comm.rank, self.root, self.seed
+        mine = sent(self.collective, *given)
+        self.recv[...] = 77
+        (self.send if self.at is None else self.recv[self.at : self.at + mine.size])[...] = mine
+
+    def check(self):
+        expected = wanted(self.collective, self.comm, self.count, self.dtype, self.root, self.seed)
+        if expected is not None:
+            assert np.array_equal(self.recv, expected), (self.how, self.count, self.dtype)
+
+
+@pytest.mark.parametrize("seed", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 3))])
+def test_drawn_calls_and_plans_take_turns(monkeypatch, seed):
+    for module in (slots, slot_rounds):
+        monkeypatch.setattr(module, "SLOT_BYTES", SLOT)
+    monkeypatch.setattr(bind, "SLOTS_FROM_BYTES", 1)
+    rng, own = random.Random(seed), random.Random(seed + MPI.COMM_WORLD.rank)
+    with Communicator(MPI.COMM_WORLD) as comm, comm.Dup() as other:
+        for _ in range(60):
+            plans = [Drawn(rng.choice([comm, other]), rng, own) for _ in range(rng.randrange(4))]
+            for one in plans:
+                one.fill()
+                one.plan = getattr(one.comm, f"{one.name}_init")(*one.given, **one.how)
+            for one in plans:
+                one.plan.Start()
+            call = Drawn(rng.choice([comm, other]), rng, own)
+            for _ in range(2):
+                call.fill()
+                getattr(call.comm, call.name)(*call.given, **call.how)
+                call.check()
+            for one in own.sample(plans, len(plans)):
+                one.plan.Wait()
+                one.check()
+            for one in plans:
+                one.plan.Free()
+
+
+def test_a_plan_outlives_its_communicator():
+    with Communicator(MPI.COMM_WORLD) as comm:
+        items = np.zeros(100_000)
+        plan = comm.Allreduce_init(MPI.IN_PLACE, items, algorithm="ring")
+    for turn in range(20):
+        items[...] = MPI.COMM_WORLD.rank + turn
+        plan.Start()
+        plan.Wait()
+        assert (items == total(MPI.COMM_WORLD) + turn * MPI.COMM_WORLD.size).all()
+
+
+def test_slots_that_a_signal_left(monkeypatch):
+    """One that comes on every rank, as MPI's calls let no handler run while they wait."""
+    allocate = NodeMemory.allocate
+
+    def left(self, nbytes):
+        allocate(self, nbytes)
+        raise KeyboardInterrupt
+
+    with Communicator(MPI.COMM_WORLD) as comm:
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(NodeMemory, "allocate", left)
+            comm.Allreduce(MPI.IN_PLACE, np.zeros(10_000), algorithm="ring")
+        with pytest.raises(CollectiveError, match="making of slots was left"):
+            comm.Allreduce(MPI.IN_PLACE, np.zeros(10_000), algorithm="ring")
+        expect_well(comm, "native")
