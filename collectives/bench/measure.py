@@ -309,7 +309,7 @@ def _timed(
     """Seconds a call, with plans in turn; on a device, until all queued work is done.
 
     Args:
-        buffers: those of the plans, if they are rewritten before each call.
+        buffers: the plans' buffers, if they are rewritten before each call.
     """
     if buffers:
         seconds = 0.0

@@ -40,8 +40,8 @@ _TORCHS = frozenset(
 )
 
 
-#: What is not left to the MPI library, although it has it: ``id`` of its own types, letters of
-#: Python's buffers, names of torch's types.
+#: Types that are not left to the MPI library, although it has them: ``id`` of its own types,
+#: letters of Python's buffers, names of torch's types.
 Barred = frozenset[int | str]
 #: The calls of a collective that are left to the MPI library: bytes of the largest buffer, which
 #: they are below; NumPy's types of the buffers; what is barred beside these; what stands for the

@@ -229,8 +229,8 @@ class Prepared(NamedTuple):
 
     Attributes:
         buffers: ``sendbuf`` and ``recvbuf``, without items where the rank has none.
-        layouts: of these and of ``workspace``.
-        before: what comes before the first round.
+        layouts: the layouts of these and of ``workspace``.
+        before: the actions before the first round.
     """
 
     buffers: dict[str, Items]

@@ -22,7 +22,7 @@ from collectives.execution.messages import Layout, Operands, Prepared, prepared
 from collectives.execution.plan import Action, Binding, BoundRound, Plan
 from collectives.execution.traffic import Traffic
 from collectives.execution.transport.flags import Flag, RunCount
-from collectives.execution.transport.slots import SLOT_BYTES, InLine, Pair, Slots
+from collectives.execution.transport.slots import SLOT_BYTES, InLine, SlotPair, Slots
 from collectives.schedule import Chunk, Copy, Recv, RecvReduce, Round, Schedule, Send
 
 #: Steps of a message begin with cache lines.
@@ -96,7 +96,7 @@ class _Store:
     """A copy of the next piece into the slot whose turn it is."""
 
     pieces: Pieces
-    pair: Pair
+    pair: SlotPair
     slots: tuple[Items, Items]
     source: Views
 
@@ -109,7 +109,7 @@ class _Load:
     """A copy of what the peer has stored, which is in the slot to which this rank stores next."""
 
     pieces: Pieces
-    pair: Pair
+    pair: SlotPair
     slots: tuple[Items, Items]
     target: Views
 
@@ -136,7 +136,7 @@ class _Reduce(_Load):
 class _Swap:
     """The end of an exchange, which the peer ends at the count ``until`` of this piece."""
 
-    pair: Pair
+    pair: SlotPair
     runs: RunCount
     until: int
     stores: bool
@@ -320,7 +320,7 @@ def _extent(schedule: Schedule) -> tuple[int, int]:
     return period, most
 
 
-def _in_slots(pair: Pair, start: int, own: Sequence[Views]) -> Iterator[tuple[Items, Items]]:
+def _in_slots(pair: SlotPair, start: int, own: Sequence[Views]) -> Iterator[tuple[Items, Items]]:
     """The places of a message's parts in both slots."""
     one, other = pair.slots
     for views in own:

@@ -72,7 +72,7 @@ class Reduction(NamedTuple):
             total = (torch.div(high, ranks, rounding_mode="floor") << 32) + rest // ranks
             total += (high < 0) & (rest % ranks != 0)
         elif self.mean:
-            if total.is_complex():  # whose quotients are off by a last bit in torch
+            if total.is_complex():  # torch's quotients of these are off by a last bit
                 total, result = torch.view_as_real(total), torch.view_as_real(result)
             same = total.dtype == result.dtype
             total = torch.div(total, ranks, out=result if same else total)

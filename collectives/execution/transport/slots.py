@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 SLOT_BYTES = 1 << 19
 
 
-class Pair(RunCount):
+class SlotPair(RunCount):
     """The two slots of this rank and a peer.
 
     Its ``base`` is the count of the peer from which on the slot of ``turn`` is free.
@@ -104,7 +104,7 @@ class Slots:
     Attributes:
         node: the memory, with counters; nothing else counts in it.
         line: the runs that have begun; the first one has the slots.
-        pairs: those of this rank, by peer.
+        pairs: the pairs of this rank, by peer.
     """
 
     node: "NodeMemory"
@@ -115,9 +115,9 @@ class Slots:
         rank, size = self.node.rank, self.node.size
         # Each rank's memory has the slots of its pairs with higher ranks.
         segments = self.node.allocate(2 * SLOT_BYTES * (size - 1 - rank))
-        self.pairs: dict[int, Pair] = {}
+        self.pairs: dict[int, SlotPair] = {}
         for peer in (peer for peer in range(size) if peer != rank):
             low, high = sorted((rank, peer))
             start = 2 * SLOT_BYTES * (high - low - 1)
             one, other = segments[low][start : start + 2 * SLOT_BYTES].reshape(2, -1)
-            self.pairs[peer] = Pair((one, other), int(rank > peer))
+            self.pairs[peer] = SlotPair((one, other), int(rank > peer))

@@ -96,7 +96,7 @@ class Watched:
         self.drew = reset(states)
         if self.drew and self.verdict.examined:
             self.say(f" draws random numbers, and drew none in a trial{UNKEYED}")
-        if fault := getattr(self.module.forward, "fault", ""):  # that of a part of a module
+        if fault := getattr(self.module.forward, "fault", ""):  # a part of a module has one
             self.say(f"{fault}; cut elsewhere, or leave cuts out")
         if isinstance(self.source, Drawing) and self.source.fault:
             self.say(f": {self.source.fault}{UNKEYED}")
