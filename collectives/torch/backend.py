@@ -5,7 +5,7 @@ import os
 import threading
 import zlib
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from datetime import timedelta
 from time import sleep
 from typing import Any, NoReturn
@@ -163,8 +163,7 @@ def _order() -> Order:
     Without threads a call that blocks must run those of all groups that came before it, as others
     may wait for them.
     """
-    world = backend_of(dist.group.WORLD) if dist.is_initialized() else None
-    order = Order()
+    world, order = _world(), Order()
     return order if order.has_thread or world is None else world.order
 
 
@@ -228,6 +227,11 @@ def backend_of(group: Any) -> _Group | None:
     return found if isinstance(found, _Group) else None
 
 
+def _world() -> _Group | None:
+    """The backend of torch's world, once there is one."""
+    return backend_of(dist.group.WORLD) if dist.is_initialized() else None
+
+
 def create(options: Any, chosen: Any = None) -> Any:
     """The group that torch asks for by its ``DistributedBackendOptions``; on its ranks only.
 
@@ -263,16 +267,17 @@ def create_group(
     ranks: list[int], timeout: timedelta, store: Any, options: GroupOptions | None = None
 ) -> Any:
     """A group of these ranks of ``MPI.COMM_WORLD``, of all if there are none; on its ranks only."""
-    world = MPI.COMM_WORLD
-    if ranks:
-        group = world.Get_group().Incl(ranks)
-        # Not by torch's name of the group, in which may be how many groups this rank is in.
-        made = world.Create_group(group, zlib.crc32(str(ranks).encode()) % _TAGS)
-        group.Free()
-    else:
-        made = world.Dup()
-    comm = Communicator(made, reproducible=_is_reproducible(made, options))
-    comm.prepare()  # else first calls of two groups, in another order on each rank, would hang
+    world, first = MPI.COMM_WORLD, _world()
+    with first.watchdog.waiting("new_group", numbered=False) if first else nullcontext():
+        if ranks:
+            group = world.Get_group().Incl(ranks)
+            # Not by torch's name of the group, in which may be how many groups this rank is in.
+            made = world.Create_group(group, zlib.crc32(str(ranks).encode()) % _TAGS)
+            group.Free()
+        else:
+            made = world.Dup()
+        comm = Communicator(made, reproducible=_is_reproducible(made, options))
+        comm.prepare()  # else first calls of two groups, in another order on each rank, would hang
     take_buffers_from_groups()
     serve_replicas()
     if version() < (2, 14):  # which takes a backend that is written in Python
@@ -287,7 +292,7 @@ def _is_reproducible(comm: MPI.Intracomm, options: GroupOptions | None) -> bool:
     Raises:
         ValueError: on all ranks: they ask for different ones.
     """
-    world = backend_of(dist.group.WORLD) if dist.is_initialized() else None
+    world = _world()
     if options is not None:
         own = options.reproducible
     elif world is not None:

@@ -17,6 +17,8 @@ from collectives.torch import NAME
 from collectives.torch.devices import devices_of, tensors_of
 
 _c10d: Any = torch._C._distributed_c10d
+#: Whether wait_tensor must find calls in flight; a torch without the switch has no such calls.
+_is_in_graph = getattr(_c10d, "_allow_inflight_collective_as_graph_input", lambda: False)
 NO_TIMEOUT = timedelta(milliseconds=-1)
 #: Seconds after which a thread that holds the interpreter lets another one have it: with Python's
 #: own 5 ms, 1 MiB in the background takes 50 ms beside a busy program, and 15 ms with this.
@@ -98,8 +100,7 @@ class CollectiveWork(AnyWork):
         self.is_done = False
         self._gate: Future[Any] | None = None
         # wait_tensor must find a call in flight whose tensors torch.compile's graphs may read.
-        is_in_graph = _c10d._allow_inflight_collective_as_graph_input()
-        self._registered = [*tensors_of(value)] if is_in_graph else []
+        self._registered = [*tensors_of(value)] if _is_in_graph() else []
         for tensor in self._registered:
             order.unread.add(self)  # as C++ keeps the half of it in C++ alone
             _c10d._register_work(tensor, self)

@@ -22,8 +22,10 @@ _OPS = {
     int(_R.BOR): (MPI.BOR, MPI.LOR),
     int(_R.BXOR): (MPI.BXOR, MPI.LXOR),
 }
-#: Operations that need nothing beside MPI's, by the hash of torch's, which is its number.
-PLAIN_OPS = {int(kind): _OPS[int(kind)][0] for kind in (_R.SUM, _R.PRODUCT, _R.MIN, _R.MAX)}
+#: Operations that need nothing beside MPI's, by the hash of torch's.
+PLAIN_OPS = {
+    hash(ReduceOp(kind)): _OPS[int(kind)][0] for kind in (_R.SUM, _R.PRODUCT, _R.MIN, _R.MAX)
+}
 _BITWISE = {int(_R.BAND), int(_R.BOR), int(_R.BXOR)}
 _PREMUL_SUM = int(_R.PREMUL_SUM)
 _SUMS = {int(_R.SUM), int(_R.AVG), int(_R.PREMUL_SUM)}

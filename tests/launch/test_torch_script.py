@@ -143,6 +143,13 @@ def test_ranks_that_end_groups_in_two_orders_are_named(tmp_path):
     assert done.returncode == 1 and "the end of the group" in done.stderr, done.stderr
 
 
+def test_a_rank_that_makes_no_group_is_missed(tmp_path):
+    late = "import time\nif rank: time.sleep(60)\ndist.new_group()"
+    timeout = "timeout=__import__('datetime').timedelta(seconds=2)"
+    done = started(tmp_path, timeout, late)
+    assert done.returncode != 0 and "missing: rank 1" in done.stderr, done.stderr
+
+
 @pytest.mark.slow
 def test_a_rank_with_a_call_in_the_background_may_be_late_to_another(tmp_path):
     done = started(tmp_path, then=TWO + ASYNCHRONOUS)
