@@ -107,7 +107,9 @@ class Binder:
                 binding = replace(binding, tags=tags)
                 return bind_shared(schedule, node, places, call.count, dtype, call.combine, binding)
             log.warning("messages instead of shared memory: %d plans use it", node.slots.most)
-        if self._fits_slots(call, schedule, memory) and (slots := resources.slots) is not None:
+        # A nonblocking call does not wait for the other ranks to come.
+        slots = resources.slots(not begun) if self._fits_slots(call, schedule, memory) else None
+        if slots is not None:
             operands = staged(call, not planned, widens=False)
             wide = np.dtype(np.float32) if call.widens else None
             binding = replace(binding, keep=None)

@@ -47,7 +47,7 @@ class Resources:
         self.tags = TagPool(min(largest_tag() // TAGS_PER_PLAN - 1, 1 << 30))
         self._transport: MPITransport | None = None
         self._slots: Slots | None = None
-        self._has_slots = True
+        self._has_slots = not settings.needs_messages
         # No cached_property: before Python 3.12, one lock of all communicators is held in it, and
         # ranks that come to two communicators in another order would wait for one another.
         self._ranks_per_node: int | None = None
@@ -252,10 +252,13 @@ class Resources:
         except InvalidBuffer as error:  # on all ranks
             log.warning("the arrays stay ordinary memory: %s", error)
 
-    @property
-    def slots(self) -> Slots | None:
-        """Slots for ordinary arrays, where the ranks can have them.  Collective at first use."""
-        if self._has_slots and self._slots is None:
+    def slots(self, makes: bool) -> Slots | None:
+        """Slots for ordinary arrays, where the ranks can have them.
+
+        Args:
+            makes: makes them if there are none, which is collective.
+        """
+        if makes and self._has_slots and self._slots is None:
             # Another rank may wait for a plan of ours before it comes here.
             self.wait(self.channel.Ibarrier())
             self._has_slots = self.comm.size > 1 and not self._alone

@@ -86,7 +86,7 @@ def test_tables_are_made_without_ranks(tmp_path):
     rule = {"from_bytes": 0, "algorithm": "ring", "ratio": 2.0}
     entry = {
         "mpi": "Open MPI", "collective": "allreduce", "memory": "numpy", "ranks": 2,
-        "ranks_per_node": 2, "rules": [rule],
+        "ranks_per_node": 1, "rules": [rule],
     }  # fmt: skip
     content = {"version": 1, "environment": {}, "alpha_us": 1.0, "bandwidth_GBs": 1.0}
     table.write_text(json.dumps({**content, "entries": [entry]}))
