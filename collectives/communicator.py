@@ -235,8 +235,8 @@ class Communicator(  # type: ignore[misc]
 
     def plan(self, arguments: Arguments, algorithm: Algorithm | str | None = None) -> AnyPlan:
         """A plan for the collective that ``arguments`` name, as ``Allreduce_init`` and the others
-        give it."""
-        return self._engine.make(arguments, algorithm)
+        give it, but for all ranks to run such plans in one order, as they make blocking calls."""
+        return self._engine.make(arguments, algorithm, in_order=True)
 
     def empty(
         self, shape: Any, dtype: Any = float, memory: Literal["numpy", "cupy"] = "numpy"

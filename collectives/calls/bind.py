@@ -56,7 +56,7 @@ class Binder:
             planned: gives it tags and counters of its own.  A blocking call uses those of all
                 blocking calls, and names the memory by address, so that its plan does not keep it.
             keep: takes the plan of a nonblocking call in shared memory at the end of its run.
-            begun: whether the call is nonblocking.
+            begun: whether the ranks may begin the runs of such plans in another order.
 
         Raises:
             InvalidBuffer: buffers share memory, or their sum cannot be reproducible.
@@ -107,9 +107,8 @@ class Binder:
                 binding = replace(binding, tags=tags)
                 return bind_shared(schedule, node, places, call.count, dtype, call.combine, binding)
             log.warning("messages instead of shared memory: %d plans use it", node.slots.most)
-        # A nonblocking call does not wait for the other ranks to come.
-        slots = resources.slots(not begun) if self._fits_slots(call, schedule, memory) else None
-        if slots is not None:
+        fits = not begun and self._fits_slots(call, schedule, memory)
+        if fits and (slots := resources.slots) is not None:
             operands = staged(call, not planned, widens=False)
             wide = np.dtype(np.float32) if call.widens else None
             binding = replace(binding, keep=None)

@@ -192,16 +192,25 @@ class Engine(Watching):
         self.last_plan = Native(reason)
 
     def make(
-        self, arguments: Arguments, algorithm: Algorithm | str | None = None, repeats: bool = True
+        self,
+        arguments: Arguments,
+        algorithm: Algorithm | str | None = None,
+        repeats: bool = True,
+        in_order: bool = False,
     ) -> AnyPlan:
-        """Makes the plan of a persistent call, or of one nonblocking call if not ``repeats``."""
+        """Makes the plan of a persistent call, or of one nonblocking call if not ``repeats``.
+
+        Args:
+            in_order: the ranks begin all runs of such plans in one order, as blocking calls.
+        """
         watchdog = self.watchdog
         with self._turn:
             if watchdog is None:
-                return self._make(arguments, algorithm, repeats)
+                return self._make(arguments, algorithm, repeats, in_order=in_order)
             call = watchdog.enter(arguments, str(algorithm or self.settings.algorithm))
             try:
-                return WatchedPlan(self._make(arguments, algorithm, repeats), call, watchdog)
+                plan = self._make(arguments, algorithm, repeats, in_order=in_order)
+                return WatchedPlan(plan, call, watchdog)
             finally:
                 watchdog.leave(call, completes=repeats)
 
@@ -238,6 +247,7 @@ class Engine(Watching):
         repeats: bool,
         key: Key | None = None,
         meeting: Meeting | None = None,
+        in_order: bool = False,
     ) -> Plan | NativePlan:
         """A plan that can run beside others; for one run, an earlier plan if all ranks have it."""
         if algorithm is None:
@@ -258,7 +268,7 @@ class Engine(Watching):
                 entry = CachedCall(arguments.op, None, location, None, call.key)
                 self._cache.remember(key, entry)
         if plan is None:
-            made = self._binder.bind(call, places, True, keep, begun=not repeats)
+            made = self._binder.bind(call, places, True, keep, begun=not in_order)
             self.last_plan = Native(made.reason) if isinstance(made, NativePlan) else made
             return made
         plan.keep, self.last_plan = keep, plan

@@ -252,13 +252,10 @@ class Resources:
         except InvalidBuffer as error:  # on all ranks
             log.warning("the arrays stay ordinary memory: %s", error)
 
-    def slots(self, makes: bool) -> Slots | None:
-        """Slots for ordinary arrays, where the ranks can have them.
-
-        Args:
-            makes: makes them if there are none, which is collective.
-        """
-        if makes and self._has_slots and self._slots is None:
+    @property
+    def slots(self) -> Slots | None:
+        """Slots for ordinary arrays, where the ranks can have them.  Collective at first use."""
+        if self._has_slots and self._slots is None:
             # Another rank may wait for a plan of ours before it comes here.
             self.wait(self.channel.Ibarrier())
             self._has_slots = self.comm.size > 1 and not self._alone

@@ -176,8 +176,8 @@ class Situation(NamedTuple):
         has_checksums: whether messages must carry checksums.
         delays: whether messages arrive as over a slower link.
         nccl: whether NCCL can do it, as far as the call alone says.
-        begun: whether it is nonblocking.  In ordinary memory of one node such a call stays the
-            library's: programs hand its request to ``MPI.Request.Waitall``.
+        begun: whether it is nonblocking or persistent.  In ordinary memory of one node such a call
+            stays the library's: ranks may begin its runs in another order.
     """
 
     mpi: str
@@ -283,7 +283,7 @@ def _why_not(call: Situation, entry: Entry | None) -> str:
     if call.collective == "barrier":
         return "barriers are not measured"
     if call.is_of_slots and (call.begun or call.uneven):
-        return f"{'nonblocking' if call.begun else 'of unequal blocks'}, in ordinary memory"
+        return f"{'as a plan' if call.begun else 'of unequal blocks'}, in ordinary memory"
     if entry is None:
         nodes = "one node" if call.size == call.per_node else "several nodes"
         what = f"{call.collective}{_KINDS.get(call.memory, ' of ordinary arrays')}"

@@ -9,6 +9,7 @@ from mpi4py import MPI
 from collectives import CollectiveError, Communicator
 from collectives.algorithms import ALGORITHMS
 from collectives.calls import bind
+from collectives.calls.arguments import Arguments
 from collectives.contracts import Member, contract
 from collectives.execution import slot_rounds
 from collectives.execution.transport import slots
@@ -95,7 +96,7 @@ def test_drawn_calls_and_plans_take_turns(monkeypatch, seed):
 def test_a_plan_outlives_its_communicator():
     with Communicator(MPI.COMM_WORLD) as comm:
         items = np.zeros(100_000)
-        plan = comm.Allreduce_init(MPI.IN_PLACE, items, algorithm="ring")
+        plan = comm.plan(Arguments("allreduce", MPI.IN_PLACE, items, MPI.SUM), "ring")
     for turn in range(20):
         items[...] = MPI.COMM_WORLD.rank + turn
         plan.Start()

@@ -184,7 +184,8 @@ def test_momentum_of_what_is_not_coded_is_all_of_it_in_a_checkpoint(comm, folder
 
 
 def test_the_clip_of_deep_gradient_compression_is_of_the_whole_model(comm):
-    """Whatever its buckets are; and in one process it is that of the optimiser."""
+    """Whatever its buckets are; and in one process it is that of the optimiser, but for the 1e-6
+    that torch adds to a norm."""
     config = replace(mlp("float64"), optim=Optim(lr=0.05, momentum=0.0))
     clipped = replace(config, optim=replace(config.optim, clip_norm=0.4))
     codec = "dgc:keep=1,momentum=0,masking=false,clip=0.4"
@@ -192,8 +193,8 @@ def test_the_clip_of_deep_gradient_compression_is_of_the_whole_model(comm):
         expected, weights = curve(one, clipped, steps=3)
         found, own = curve(one, coded(config, codec, "auto"), steps=3)
     assert expected[0, 1] > 0.4  # it is clipped
-    np.testing.assert_allclose(found[:, 0], expected[:, 0], rtol=1e-12)
-    close(own, weights, rtol=1e-10, atol=1e-14)
+    np.testing.assert_allclose(found[:, 0], expected[:, 0], rtol=1e-6)
+    close(own, weights, rtol=1e-5, atol=1e-7)
     several, _ = curve(comm, coded(config, codec, "auto"), steps=3)
     whole_bucket = replace(config.parallel, bucket_bytes=1 << 25)
     once, _ = curve(comm, coded(replace(config, parallel=whole_bucket), codec, "auto"), steps=3)
