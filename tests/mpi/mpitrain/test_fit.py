@@ -95,12 +95,12 @@ FIRST = {
 @pytest.mark.parametrize("first", FIRST)
 @pytest.mark.parametrize("parallel", layouts())
 def test_ranks_without_samples(comm, folder, alone, parallel, first):
-    """The last batch of an epoch has one sample, and the test has three."""
+    """The last batch of an epoch has one sample, two for batch norm, and the test has three."""
     changed = {
         "model": lambda: torch.nn.Sequential(
             FIRST[first](), *(torch.nn.Linear(1, 1) for _ in range(RANKS - 1))
         ),
-        "train_data": Waves(49, 1),
+        "train_data": Waves(50 if first == "batch norm" else 49, 1),
         "test_data": Waves(3, 2),
     }
     with made(folder, parallel=parallel, **changed) as trainer:
@@ -117,7 +117,8 @@ class AlsoUnread(torch.nn.Module):
         self.leave = torch.nn.Linear(6, 1)
 
     def forward(self, x):
-        return self.leave(x), self.norm(self.enter(x))
+        y = self.enter(x)
+        return self.leave(x), self.norm(torch.stack((y, 2 * y), -1))  # two values of one sample
 
 
 def test_a_rank_without_samples_from_the_first_step_on(comm, folder, alone):
