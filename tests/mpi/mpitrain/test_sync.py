@@ -115,7 +115,7 @@ class Alone:
         trainer = self.trainer
         norm, most = np.linalg.norm(self.gradients), trainer.parts.config.optim.clip_norm
         trainer.parts.updater.step(
-            trainer.parts.rates.rate(step), most / norm if most and norm > most else 1.0
+            trainer.parts.rates.rate(step), min(1.0, most / (norm + 1e-6)) if most else 1.0
         )
         trainer.parts.steps_done += 1
         return norm
