@@ -69,6 +69,20 @@ class Layout:
         )
 
 
+def interleave(runs, choose, told):
+    """Goes on with the ranks' ``runs``, generators by rank that yield whether they have made a call
+    or wait; ``choose`` says who is tried first, and who next."""
+    while runs:
+        for rank in choose([*runs]):
+            moved = next(runs[rank], None)
+            if moved is None:
+                del runs[rank]
+            if moved is not False:
+                break
+        else:
+            pytest.fail(f"{told}: ranks {[*runs]} wait for ever")
+
+
 def in_two(monkeypatch, schedule):
     """From now on, each block is cut into two segments."""
     for limit in ("SEGMENT_BYTES", "COPIED_BYTES"):

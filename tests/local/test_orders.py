@@ -23,6 +23,7 @@ from tests.local.shared_ranks import (
     Node,
     in_shared_memory,
     in_two,
+    interleave,
 )
 
 
@@ -101,15 +102,7 @@ class Ranks(Layout):
     def all(self, choose):
         """Runs them all; ``choose`` says who is tried first, and who next."""
         runs = {rank: self.run(rank) for rank in range(self.schedule.size)}
-        while runs:
-            for rank in choose([*runs]):
-                moved = next(runs[rank], None)
-                if moved is None:
-                    del runs[rank]
-                if moved is not False:
-                    break
-            else:
-                pytest.fail(f"{self.schedule}: ranks {[*runs]} wait for ever")
+        interleave(runs, choose, self.schedule)
 
 
 def orders(size):

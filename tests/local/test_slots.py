@@ -15,6 +15,7 @@ from collectives.execution.transport import slots as transport
 from collectives.execution.transport.flags import Flag, RunCount, Tick
 from collectives.execution.transport.slots import Slots
 from tests.local.references import reference
+from tests.local.shared_ranks import interleave
 from tests.local.test_orders import orders
 
 #: Bytes of a slot here, so that a block of so many items goes in several pieces.
@@ -89,15 +90,7 @@ def run(schedules, in_place, choose, dtype=float, wide=None):
                 np.testing.assert_array_equal(recv, wanted)
 
     runs = {rank: calls(rank) for rank in range(size)}
-    while runs:
-        for rank in choose([*runs]):
-            moved = next(runs[rank], None)
-            if moved is None:
-                del runs[rank]
-            if moved is not False:
-                break
-        else:
-            pytest.fail(f"{schedules}: ranks {[*runs]} wait for ever")
+    interleave(runs, choose, schedules)
 
 
 def everywhere():
