@@ -254,7 +254,7 @@ def create(options: Any, chosen: Any = None) -> Any:
         own = (ranks.index(world.rank), len(ranks)) if world.rank in ranks else None
     else:
         own = world.rank, world.size
-    if given != own and (ranks or given != (-1, -1)):  # a group "mpi" leaves the numbers to MPI
+    if given != own:
         raise RuntimeError(
             f"torch calls this process rank {given[0]} of {given[1]}, in a group of "
             f"{ranks or 'all'}; MPI calls it rank {world.rank} of {world.size}; start the program "

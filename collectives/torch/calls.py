@@ -16,7 +16,7 @@ from collectives.torch.messages import MessageWork, end_event, event, profiler_e
 from collectives.torch.node_memory import GroupMemory
 from collectives.torch.order import CollectiveWork, DoneWork, Order
 from collectives.torch.roots import Roots
-from collectives.torch.tensors import SMALL, FakeTensor, Joined, check_dense, memory
+from collectives.torch.tensors import SMALL, Joined, check_dense, is_fake, memory
 
 Tensors = Sequence[torch.Tensor]
 #: One work for all blocking calls, as a new one takes a microsecond.
@@ -76,8 +76,8 @@ class Calls:
         """
         self._calls += 1
         if not arguments:  # small calls have usual tensors of the host
-            is_fake = any(isinstance(one, FakeTensor) for one in tensors_of((value, inputs)))
-            call = (lambda: None) if is_fake else behind(call, value, inputs)
+            is_empty = any(map(is_fake, tensors_of((value, inputs))))
+            call = (lambda: None) if is_empty else behind(call, value, inputs)
         if profiler_enabled():
             shown = event(what, value if inputs is None else inputs)
             call, arguments = _recorded, (shown, call, arguments)
@@ -138,7 +138,7 @@ class Calls:
         self, what: str, tensors: Tensors, begin: Callable[..., MPI.Request], *route: int
     ) -> dist._Work:
         check_dense(tensors)
-        if any(isinstance(tensor, FakeTensor) for tensor in tensors):
+        if any(map(is_fake, tensors)):
             return self.in_order(what, lambda: None, tensors)
         flat = Joined(tensors, reads=what == "send")
         request = begin(memory(flat.whole), *route)

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import torch
 from mpi4py import MPI
-from torch._subclasses.fake_tensor import FakeTensor
 
 from collectives.calls.mpi4py_spec import TYPES
 from collectives.torch.devices import empty_on_host, is_on_host
@@ -114,8 +113,14 @@ def _is_usual(tensor: torch.Tensor) -> bool:
         and tensor.layout is _STRIDED
         and tensor.is_contiguous()
         and not tensor.is_neg()
-        and type(tensor) is not FakeTensor
+        and not is_fake(tensor)
     )
+
+
+def is_fake(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is one of ``FakeTensorMode``, which has a device and no values."""
+    is_own = type(tensor) is not torch.Tensor and tensor.layout is _STRIDED
+    return is_own and tensor.untyped_storage().device.type == "meta"
 
 
 def apart(sources: Sequence[torch.Tensor], target: torch.Tensor) -> torch.Tensor:
@@ -135,7 +140,7 @@ def check_dense(tensors: Sequence[torch.Tensor]) -> None:
     """
     for tensor in tensors:
         is_plain = tensor.layout is torch.strided and not (tensor.is_meta or tensor.is_quantized)
-        if not is_plain or (not isinstance(tensor, FakeTensor) and bare(tensor) is None):
+        if not is_plain or bare(tensor) is None:
             raise ValueError(
                 "expected dense tensors of numbers in memory of their own, got a "
                 f"{type(tensor).__name__} of {tensor.dtype} with the layout {tensor.layout} on "
@@ -146,10 +151,10 @@ def check_dense(tensors: Sequence[torch.Tensor]) -> None:
 
 
 def bare(tensor: torch.Tensor) -> Any:
-    """The tensor, or the result of a functional collective that it stands for, once it has come;
-    ``None`` if there is no memory."""
+    """The tensor, a fake one as well, or the result of a functional collective that it stands for,
+    once it has come; ``None`` if there is no memory."""
     with suppress(RuntimeError):  # torch.func has wrapped it
-        if tensor.data_ptr() or not tensor.numel():
+        if not tensor.numel() or is_fake(tensor) or tensor.data_ptr():
             return tensor
     result = getattr(tensor, "trigger_wait", None)
     return result and bare(result())

@@ -56,7 +56,7 @@ assert os.waitpid(child, 0)[1] == 0
 dist.send(torch.ones(1), 1 - rank); work.wait()
 
 if rank == 0:
-    own = dist.new_group([0], backend="mpi", use_local_synchronization=True)
+    own = dist.new_group([0], backend=dist.Backend.MPI, use_local_synchronization=True)
     dist.all_reduce(one := torch.ones(1), group=own)
     assert one.item() == 1
 
