@@ -10,7 +10,7 @@ from mpi4py import MPI
 
 from collectives import Communicator
 from tests.gpu.check import Check
-from tests.gpu.roads import ROADS, begin, device, end, place, total
+from tests.gpu.roads import ROADS, begin, device, place, total
 
 
 def in_use(cupy):
@@ -46,7 +46,6 @@ def nothing_left(road):
         MPI.COMM_WORLD.Barrier()
         left.append(in_use(cupy))
     assert len(set(left)) == 1, f"in use after each communicator: {left}"
-    end(cupy)
     return f"in use after each of 4 communicators: {left[0]}"
 
 
@@ -62,7 +61,6 @@ def other_memory_at_once(road):
             assert np.array_equal(items.get(), total(comm.size, count)), f"turn {turn}"
             del items
             in_use(cupy)
-    end(cupy)
     return "6 turns"
 
 

@@ -15,7 +15,7 @@ from collectives.execution.local import run
 from collectives.execution.tags import Tags
 from tests.local.device_ranks import Ranks
 from tests.local.device_scenarios import read
-from tests.strict_cupy.memory import POISON
+from tests.queued_cupy.memory import POISON
 
 ROADS = ["direct", "staged"]
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from collectives.execution.transport.mpi import MPITransport
 from tests.queued_cupy.machine import Range, bounds
-from tests.strict_cupy import ndarray
+from tests.queued_cupy.ndarray import ndarray
 
 
 class Recorded:

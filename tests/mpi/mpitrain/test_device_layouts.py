@@ -15,10 +15,10 @@ from mpitrain import nn
 from mpitrain.config import ConfigError, Loss, Optim, Train
 from mpitrain.device import choice
 from mpitrain.training.parts import UserObjects
-from tests import strict_cupy
+from tests import queued_cupy
 from tests.gpu.jobs import moved, small, trained, trainer_on
 from tests.mpi.mpitrain.layouts import MODELS, job, layouts
-from tests.strict_cupy import counts
+from tests.queued_cupy.counts import counts
 
 pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
 
@@ -35,8 +35,9 @@ BUDGET = Path(__file__).parents[2] / "golden" / "device_budget.json"
 @pytest.fixture(autouse=True)
 def cupy(monkeypatch):
     """An event is done when it has been asked three times."""
-    monkeypatch.setattr(counts, "polls", 2)
-    return strict_cupy.install(monkeypatch)
+    cupy = queued_cupy.install(monkeypatch)
+    yield cupy
+    cupy.machine.expect_no_races()
 
 
 def expect_the_same(config, steps=3, exact=SAME_ORDER, objects=UserObjects):

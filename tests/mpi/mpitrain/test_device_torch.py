@@ -7,8 +7,7 @@ from mpi4py import MPI
 import mpitrain
 from collectives import Communicator
 from mpitrain.config import ConfigError
-from tests import strict_cupy
-from tests.strict_cupy import counts
+from tests import queued_cupy
 
 torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
 from tests.gpu.modules import Samples, module, run  # noqa: E402
@@ -22,8 +21,7 @@ SAME_ORDER = RANKS < 3
 
 @pytest.fixture(autouse=True)
 def cupy(monkeypatch):
-    monkeypatch.setattr(counts, "polls", 2)
-    return strict_cupy.install(monkeypatch)
+    return queued_cupy.install(monkeypatch, queued_cupy.Machine(prompt=True))
 
 
 def expect_the_cpus(**given):

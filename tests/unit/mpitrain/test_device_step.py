@@ -11,17 +11,18 @@ from msgspec.structs import replace
 from mpitrain import models
 from mpitrain.config import Optim, Train
 from mpitrain.data import load
-from tests import strict_cupy
+from tests import queued_cupy
 from tests.gpu.jobs import small, trained, trainer_on
-from tests.strict_cupy import counts
+from tests.queued_cupy.counts import counts
 
 BUDGET = Path(__file__).parents[2] / "golden" / "device_budget.json"
 
 
 @pytest.fixture(autouse=True)
 def cupy(monkeypatch):
-    monkeypatch.setattr(counts, "polls", 2)
-    return strict_cupy.install(monkeypatch)
+    cupy = queued_cupy.install(monkeypatch)
+    yield cupy
+    cupy.machine.expect_no_races()
 
 
 @pytest.mark.parametrize(("name", "zero"), [("data", 0), ("zero 2", 2)])
