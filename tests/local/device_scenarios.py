@@ -10,7 +10,9 @@ from collectives.algorithms import build
 from collectives.execution.tags import Tags
 from mpitrain.device.cuda import Cuda
 from tests import queued_cupy
+from tests.gpu.jobs import small, trainer_on
 from tests.local.device_ranks import Ranks
+from tests.queued_cupy.counts import counts
 
 SIZE = 3
 
@@ -152,6 +154,35 @@ def dropped(patch, seed):
     ranks.transports.clear()
     gc.collect()
     return _fits(ranks, total)
+
+
+def brought(patch, seed):
+    """Snapshots of what a stream still computes, in memory that another array has at once."""
+    cupy = queued_cupy.install(patch, queued_cupy.Machine(seed=seed))
+    device, right = Cuda(0), []
+    for turn in range(1, 6):
+        twice = device.put(np.arange(60)) * 2 * turn
+        coming = device.snapshot(twice)
+        del twice
+        cupy.full(60, turn)
+        right.append(np.array_equal(coming.get(), np.arange(60) * 2 * turn))
+        right.append(np.array_equal(device.get(cupy.full(60, turn)), np.full(60, turn)))
+    return all(right) and not cupy.machine.races
+
+
+def trained(patch, seed):
+    """Two steps of a transformer: the CPU's numbers, for which the host waits once a step."""
+    cupy = queued_cupy.install(patch, queued_cupy.Machine(seed=seed))
+    config, found = small(), []
+    for device in ("cpu", "cuda"):
+        with trainer_on(device, config) as trainer:
+            steps = trainer.run_epoch(0)
+            found.append([next(steps).loss])
+            counts.reset()
+            found[-1].append(next(steps).grad_norm)
+            waited = counts.waited
+            steps.close()
+    return found[0] == found[1] and waited == 1 and not cupy.machine.races
 
 
 def ahead(patch, seed):
