@@ -16,7 +16,6 @@ and writes.
 import sys
 
 from tests.queued_cupy import nccl
-from tests.queued_cupy.counts import counts
 from tests.queued_cupy.machine import Machine
 from tests.queued_cupy.messages import Recorded, RecordedLocal, RecordedTransport
 from tests.queued_cupy.raw import twin
@@ -28,6 +27,7 @@ __all__ = ["Machine", "Recorded", "RecordedLocal", "RecordedTransport", "install
 def install(patch, machine=None):
     """Puts ``cupy`` into ``sys.modules``, until ``patch`` takes it away; returns it."""
     from tests.queued_cupy import twins  # noqa: F401
+    from tests.queued_cupy.counts import counts
 
     counts.reset()
     runtime = Runtime(machine or Machine())
