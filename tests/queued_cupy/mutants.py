@@ -55,6 +55,20 @@ ALONE = [
         "        if self.seen == 1:\n            self.event.record()\n",
     ),
     Mutant(
+        "a gate stops the host", "unheld", _PLAN,
+        "        return self.event.done\n",
+        "        self.event.synchronize()\n        return True\n",
+    ),
+    Mutant(
+        "the host waits for the callers at the start", "unheld", _PLAN,
+        "        del self.events[len(callers) :]\n",
+        "        del self.events[len(callers) :]\n        self._memory.wait_for_callers()\n",
+    ),
+    Mutant(
+        "a plan's wait holds up another plan's rounds", "later", _PLAN,
+        "        return not self._has_gates or not any(\n", "        return True or any(\n",
+    ),
+    Mutant(
         "the plan does not follow the caller", "direct", _PLAN,
         "        self._memory.follow(self.events)\n", "        pass\n",
     ),

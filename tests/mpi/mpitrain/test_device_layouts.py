@@ -30,6 +30,7 @@ SAME_ORDER = RANKS < 3
 #: Keys of methods that need arrays in the host's memory: a GPU is refused.
 ON_HOST = {"context", "node_shared"}
 QUICK = {2: ("interleaved",), 4: ("data x pipe",)}
+QUICK_CHECKS = ("trainer.zero 1", "trainer.sequence", "trainer.checkpoints", "overlap.gpt, staged")
 BUDGET = Path(__file__).parents[2] / "golden" / "device_budget.json"
 
 
@@ -67,11 +68,15 @@ def test_layouts_have_the_cpus_losses(model, name):
     expect_the_same(config, exact=SAME_ORDER and model != "resnet")
 
 
-CHECKS = [one for one in (*trainer.CHECKS, *overlap.CHECKS) if RANKS in one.ranks]
+CHECKS = [
+    pytest.param(one, id=one.name, marks=() if one.name in QUICK_CHECKS else pytest.mark.slow)
+    for one in (*trainer.CHECKS, *overlap.CHECKS)
+    if RANKS in one.ranks
+]
 
 
 @pytest.mark.quick_on(2)
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.name)
+@pytest.mark.parametrize("check", CHECKS)
 def test_each_check_of_the_trainer_on_a_gpu(check):
     check.run()
 

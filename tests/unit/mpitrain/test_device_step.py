@@ -45,11 +45,15 @@ def test_losses_are_the_cpus():
     assert trained("cuda", config, 2) == trained("cpu", config, 2)
 
 
-EVERY = (*kernels.CHECKS, *layers.CHECKS, *trainer.CHECKS)
-CHECKS = [one for one in EVERY if 1 in one.ranks]
+LONG = ("trainer.resnet", "trainer.asynchronous")
+CHECKS = [
+    pytest.param(one, id=one.name, marks=pytest.mark.slow if one.name in LONG else ())
+    for one in (*kernels.CHECKS, *layers.CHECKS, *trainer.CHECKS)
+    if 1 in one.ranks
+]
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.name)
+@pytest.mark.parametrize("check", CHECKS)
 def test_each_check_of_one_rank(check):
     check.run()
 
