@@ -10,7 +10,6 @@ import pytest
 from collectives.algorithms import ALGORITHMS
 from collectives.errors import InvalidBuffer
 from collectives.execution.local import run
-from collectives.execution.tags import Tags
 from tests.local.device_ranks import Ranks
 from tests.local.device_scenarios import later, read, unheld
 
@@ -80,24 +79,6 @@ def test_buffers_that_are_freed_at_once(monkeypatch, seed):
         for rank, got in enumerate(outputs):
             assert np.array_equal(got, total)
             ranks.put(rank, np.full(60 + turn, 9))
-    ranks.machine.expect_no_races()
-
-
-@pytest.mark.parametrize("road", ROADS)
-def test_two_plans_under_way_end_in_another_order(monkeypatch, road):
-    ranks = Ranks(monkeypatch, 3, road, seed=4)
-    first, total = ranks.all_reduce(60, tags=Tags(0))
-    outputs = [ranks.outputs]
-    second, more = ranks.all_reduce(30, "butterfly", tags=Tags(1))
-    outputs.append(ranks.outputs)
-    for _ in range(2):
-        ranks.start(first)
-        ranks.start(second)
-        ranks.move(first)
-        ranks.wait(second)
-        ranks.wait(first)
-        for ranks.outputs, wanted in zip(outputs, (total, more)):
-            assert all(np.array_equal(got, wanted) for got in ranks.results())
     ranks.machine.expect_no_races()
 
 

@@ -42,10 +42,6 @@ class Counts:
         """All synchronisations of the host."""
         return self.syncs.total()
 
-    def waits_in(self, package):
-        """Synchronisations of the host in the code of a package."""
-        return sum(n for (_, where), n in self.syncs.items() if where.startswith(f"{package}/"))
-
     def kernel(self, name, count=1):
         self.kernels[name] += count
 

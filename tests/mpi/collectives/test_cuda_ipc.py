@@ -7,7 +7,6 @@ import pytest
 from mpi4py import MPI
 
 from collectives import Communicator
-from collectives.algorithms import names
 from collectives.errors import InvalidBuffer
 from tests import queued_cupy
 from tests.queued_cupy import Machine, RecordedTransport
@@ -30,26 +29,6 @@ def comm(cupy):
     communicator = Communicator(MPI.COMM_WORLD, device="staged", transport=RecordedTransport)
     yield communicator
     communicator.close()
-
-
-def all_reduce_queued(comm, cupy, algorithm):
-    """Whether it is right on this rank, if the ranks do what is left in their queues by turns; on a
-    stream of the caller's."""
-    with cupy.cuda.Stream(non_blocking=True):
-        items = comm.empty(1000, np.int64, "cupy")
-        items[...] = cupy.arange(1000) + comm.rank
-        comm.Allreduce(MPI.IN_PLACE, items, algorithm=algorithm)
-        for rank in range(comm.size):
-            if comm.rank == rank:
-                found = items.get()
-            MPI.COMM_WORLD.Barrier()
-    total = comm.size * np.arange(1000) + comm.size * (comm.size - 1) // 2
-    return np.array_equal(found, total)
-
-
-@pytest.mark.parametrize("algorithm", names("allreduce"))
-def test_peers_wait_for_what_is_queued(comm, cupy, algorithm):
-    assert all_reduce_queued(comm, cupy, algorithm)
 
 
 def test_ranks_ask_for_one_kind_of_memory(comm):
