@@ -1,4 +1,4 @@
-"""The trainer with its arrays on a device, by a strict stand-in for CuPy, beside the CPU's."""
+"""The trainer with its arrays on a device, by a stand-in for CuPy, beside the CPU's."""
 
 import gc
 import json

@@ -1,4 +1,4 @@
-"""Torch modules on a device, by the strict stand-in for CuPy, beside the CPU's."""
+"""Torch modules on a device, by the stand-in for CuPy, beside the CPU's."""
 
 import numpy as np
 import pytest
