@@ -11,7 +11,6 @@ FEW    ?= 2 3
 GRIDS  ?= 2
 FULL   ?= 1 2 3 4 5 7 8
 TESTS  ?= tests/unit tests/local tests/launch
-SOAK   ?= 3600
 # Of make layouts-N: drawn jobs.
 ROUNDS ?= 50
 # Of make test-full: drawn moments at which runs are killed, of each kind of fault.
@@ -47,7 +46,7 @@ export OMPI_MCA_rmaps_base_oversubscribe ?= 1
 export OMPI_ALLOW_RUN_AS_ROOT ?= 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM ?= 1
 
-.PHONY: help install train doctor test quick slow test-full bench lint check lowest wheel-check docs seeded soak conformance torch-tests tune peers hosts cluster container clean
+.PHONY: help install train doctor test quick slow test-full bench lint check lowest wheel-check docs seeded conformance torch-tests tune peers hosts cluster container clean
 
 help:
 	@echo "make train          train $(CONFIG) on NP=$(NP) ranks"
@@ -64,7 +63,6 @@ help:
 	@echo "make wheel-check    build the wheel, install it and use it where there is no repository"
 	@echo "make conformance    mpi4py's own tests with our communicator, on SIZES=$(SIZES) ranks; hours"
 	@echo "make torch-tests    PyTorch's own tests over our torch.distributed; needs TORCH=1"
-	@echo "make soak           drawn calls on buffers of every kind, SOAK=$(SOAK) s on NP=$(NP) ranks"
 	@echo "make layouts-N      drawn layouts on N virtual ranks against one process, ROUNDS=$(ROUNDS)"
 	@echo "make bench          our all-reduces beside the MPI library's, on 2 ranks"
 	@echo "make tune           measure a tuning table for NP=$(NP) ranks of this machine"
@@ -157,9 +155,6 @@ torch-tests: install
 
 seeded: install
 	$(BIN)/python -m tests.seeded
-
-soak: install
-	$(MPIEXEC) -n $(NP) $(BIN)/python -m tests.soak --seconds $(SOAK)
 
 layouts-%: install
 	PYTHONPATH=. $(BIN)/python -m collectives.virtual -n $* tests/soak/layouts.py --rounds $(ROUNDS)

@@ -8,9 +8,8 @@ from functools import partial
 import numpy as np
 from mpi4py import MPI
 
-from collectives import Communicator
 from tests.gpu.check import Check
-from tests.gpu.roads import ROADS, begin, device, end, place, total
+from tests.gpu.roads import ROADS, begin, communicator, place, total
 
 
 def in_use(cupy):
@@ -25,7 +24,7 @@ def in_use(cupy):
 
 def use(cupy, road, count):
     """A communicator from its beginning to its end, with a sum and a plan."""
-    with Communicator(MPI.COMM_WORLD, device=device(road)) as comm:
+    with communicator(road) as comm:
         items = place(comm, road, count, np.int64)
         items[...] = cupy.arange(count) % 50 + comm.rank
         comm.Allreduce(MPI.IN_PLACE, items, algorithm="ring")
@@ -46,7 +45,6 @@ def nothing_left(road):
         MPI.COMM_WORLD.Barrier()
         left.append(in_use(cupy))
     assert len(set(left)) == 1, f"in use after each communicator: {left}"
-    end(cupy)
     return f"in use after each of 4 communicators: {left[0]}"
 
 
@@ -54,7 +52,7 @@ def other_memory_at_once(road):
     """Pools are emptied between the calls of one communicator: addresses come again, and what a
     library still knows of them is out of date."""
     cupy, most = begin()
-    with Communicator(MPI.COMM_WORLD, device=device(road)) as comm:
+    with communicator(road) as comm:
         for turn in range(6):
             count = most // (1 + turn % 3)
             items = cupy.arange(count) % 50 + comm.rank
@@ -62,14 +60,13 @@ def other_memory_at_once(road):
             assert np.array_equal(items.get(), total(comm.size, count)), f"turn {turn}"
             del items
             in_use(cupy)
-    end(cupy)
     return "6 turns"
 
 
 def killed():
     """The last rank is killed in the middle of its calls; the others must not go on for ever."""
     cupy, most = begin()
-    with Communicator(MPI.COMM_WORLD, device=device("staged")) as comm:
+    with communicator("staged") as comm:
         items = cupy.zeros(most, np.float32)
         for turn in range(1000):
             if turn == 3 and comm.rank == comm.size - 1:

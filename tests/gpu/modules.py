@@ -9,7 +9,7 @@ import mpitrain
 from mpitrain.adapters.torch.arrays import as_array, as_tensor
 from mpitrain.training.evaluation import evaluate
 from tests.gpu.check import Check
-from tests.gpu.jobs import everybody
+from tests.gpu.jobs import everybody, expect_near
 
 
 class Samples:
@@ -76,8 +76,8 @@ def run(device, **given):
 def trainer(**given):
     def check():
         right, found = (run(device, **given) for device in ("cpu", "cuda"))
-        np.testing.assert_allclose(found[0], right[0], rtol=1e-3)
-        np.testing.assert_allclose(found[1][0], right[1][0], rtol=1e-3)
+        expect_near(found[0], right[0], 1e-3)
+        expect_near(found[1][0], right[1][0], 1e-3)
         for name, value in right[2].items():
             torch.testing.assert_close(found[2][name], value, rtol=1e-2, atol=1e-3)
         return f"4 steps; loss {found[0][-1][0]:.5f}, the CPU's {right[0][-1][0]:.5f}"
@@ -103,6 +103,8 @@ CHECKS = [
     Check(9, "torch.one memory", one_memory),
     Check(9, "torch.data", trainer(micro_batches=2), (1, 2), 120.0),
     Check(9, "torch.zero 2", trainer(parallel={"zero": 2}, micro_batches=2), (2,), 120.0),
+    Check(9, "torch.zero 3", trainer(parallel={"zero": 3}, micro_batches=2), (2,), 120.0),
+    Check(9, "torch.recompute", trainer(parallel={"recompute": True}), (1,), 120.0),
     Check(9, "torch.pipe", trainer(parallel={"pipe": 2}, micro_batches=2), (2,), 120.0),
     Check(
         9,

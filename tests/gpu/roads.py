@@ -1,7 +1,6 @@
 """Stages 2 and 3: every road of device memory, and work of other streams around its collectives.
 
-In the dry run CuPy's names are those of ``tests/queued_cupy``, where work is done as late as is
-allowed.
+In the dry run CuPy's names are those of ``tests/queued_cupy``.
 """
 
 import hashlib
@@ -21,21 +20,8 @@ def begin():
     """CuPy on this rank's GPU, and how many items a large array has; more on a GPU."""
     import cupy
 
-    from tests import queued_cupy, strict_cupy
-
-    if cupy.ndarray is strict_cupy.ndarray:
-        from pytest import MonkeyPatch  # a GPU's machine may have none
-
-        cupy = queued_cupy.install(MonkeyPatch(), queued_cupy.Machine(devices=2))
-        cupy.cuda.Device(1).use()
-        return cupy, 10_003
     cupy.cuda.Device(MPI.COMM_WORLD.rank % cupy.cuda.runtime.getDeviceCount()).use()
-    return cupy, (4 << 20) + 3
-
-
-def end(cupy):
-    if hasattr(cupy, "machine"):
-        cupy.machine.expect_no_races()
+    return cupy, 10_003 if hasattr(cupy, "machine") else (4 << 20) + 3
 
 
 def place(comm, road, count, dtype):
@@ -43,6 +29,17 @@ def place(comm, road, count, dtype):
     import cupy
 
     return comm.empty(count, dtype, "cupy") if road == "ipc" else cupy.zeros(count, dtype)
+
+
+def communicator(road):
+    """One of its own; the stand-in hears of its messages."""
+    import cupy
+
+    if not hasattr(cupy, "machine"):
+        return Communicator(MPI.COMM_WORLD, device=device(road))
+    from tests.queued_cupy import RecordedTransport
+
+    return Communicator(MPI.COMM_WORLD, device=device(road), transport=RecordedTransport)
 
 
 def device(road):
@@ -59,51 +56,66 @@ def total(size, count):
 
 
 def all_reduces(road):
-    """All of them, of several lengths and types; equal bits on all ranks."""
+    """All of them, of several lengths and types, in place and not; equal bits on all ranks."""
     cupy, most = begin()
-    with Communicator(MPI.COMM_WORLD, device=device(road)) as comm:
-        types = (np.int32, np.float16, np.float32, np.float64)
-        cases = [(1, np.float32), (most, np.float32), *((comm.size + 1, kind) for kind in types)]
+    with communicator(road) as comm:
+        kinds = (np.int32, np.float16, np.float32, np.float64, np.complex64)
+        cases = [(1, np.float32), (most, np.float32), *((comm.size + 1, kind) for kind in kinds)]
         ran = [*names("allreduce"), "auto"]
         for count, dtype in cases:
-            items = place(comm, road, count, dtype)
+            items, apart = (place(comm, road, count, dtype) for _ in range(2))
             for algorithm in ran:
-                items[...] = (cupy.arange(count) % 50 + comm.rank).astype(dtype)
-                comm.Allreduce(MPI.IN_PLACE, items, algorithm=algorithm)
-                found = items.get()
-                assert np.array_equal(found, total(comm.size, count).astype(dtype)), algorithm
-                digests = comm.allgather(hashlib.blake2b(found.tobytes()).digest())
-                assert len(set(digests)) == 1, f"{algorithm}: ranks have different bits"
+                for result in (items,) if count == most else (apart, items):
+                    items[...] = (cupy.arange(count) % 50 + comm.rank).astype(dtype)
+                    given = MPI.IN_PLACE if result is items else items
+                    comm.Allreduce(given, result, algorithm=algorithm)
+                    right = total(comm.size, count).astype(dtype)
+                    assert np.array_equal(result.get(), right), algorithm
+        items = place(comm, road, 10_001, np.float32)
+        for algorithm in ran:
+            items.set(np.random.default_rng(comm.rank).random(10_001, np.float32))
+            comm.Allreduce(MPI.IN_PLACE, items, algorithm=algorithm)
+            digests = comm.allgather(hashlib.blake2b(items.get().tobytes()).digest())
+            assert len(set(digests)) == 1, f"{algorithm}: ranks have different bits"
         took = comm._engine.resources.devices.way if road != "ipc" else comm.last_plan.reason
-    end(cupy)
     return f"{len(ran)} algorithms; {took}"
 
 
 def moves(road):
-    """All-gather and all-to-all."""
+    """All-gather and all-to-all, and a sum of a part of an array."""
     cupy, most = begin()
-    with Communicator(MPI.COMM_WORLD, device=device(road)) as comm:
+    with communicator(road) as comm:
         count = most // 8
-        mine, everybody = (place(comm, road, count * n, np.int64) for n in (1, comm.size))
+        mine, everybody, back = (
+            place(comm, road, count * n, np.int64) for n in (1, comm.size, comm.size)
+        )
         mine[...] = cupy.arange(count) + comm.rank
-        comm.Allgather(mine, everybody)
         wanted = np.concatenate([np.arange(count) + rank for rank in range(comm.size)])
-        assert np.array_equal(everybody.get(), wanted)
-        back = place(comm, road, count * comm.size, np.int64)
-        comm.Alltoall(everybody, back)
-        assert np.array_equal(back.get(), np.tile(np.arange(count) + comm.rank, comm.size))
-    end(cupy)
+        for algorithm in (*names("allgather"), "auto"):
+            everybody[...] = 0
+            comm.Allgather(mine, everybody, algorithm=algorithm)
+            assert np.array_equal(everybody.get(), wanted), algorithm
+        for algorithm in (*names("alltoall"), "auto"):
+            back[...] = 0
+            comm.Alltoall(everybody, back, algorithm=algorithm)
+            right = np.tile(np.arange(count) + comm.rank, comm.size)
+            assert np.array_equal(back.get(), right), algorithm
+        back[...] = 0
+        back[23:-7] = comm.rank
+        comm.Allreduce(MPI.IN_PLACE, back[23:-7], algorithm="ring")
+        right[...] = comm.size * (comm.size - 1) // 2
+        right[:23] = right[-7:] = 0
+        assert np.array_equal(back.get(), right), "a part of an array"
     return f"{count} items a block"
 
 
 def nccl():
     """NCCL among ranks with a GPU each; one rank alone where they share one."""
     cupy, most = begin()
-    with Communicator(MPI.COMM_WORLD, device="staged") as comm:
+    with communicator("staged") as comm:
         items = (cupy.arange(most) % 50 + comm.rank).astype(np.float32)
         comm.Allreduce(MPI.IN_PLACE, items, algorithm="nccl")
         assert np.array_equal(items.get(), total(comm.size, most).astype(np.float32))
-    end(cupy)
     return f"{comm.size} ranks"
 
 
@@ -116,7 +128,7 @@ def slow_sums(road, turns):
     cupy, _ = begin()
     side = 2000 if not hasattr(cupy, "machine") else 20
     right = []
-    with Communicator(MPI.COMM_WORLD, device=device(road)) as comm:
+    with communicator(road) as comm:
         kept = place(comm, road, side * side, np.float32)
         for turn in range(1, turns + 1):
             with cupy.cuda.Stream(non_blocking=True):
@@ -148,7 +160,7 @@ def other_streams(road):
 def started_plans(road):
     """Two plans under way, started on one stream and awaited on another."""
     cupy, most = begin()
-    with Communicator(MPI.COMM_WORLD, device=device(road)) as comm:
+    with communicator(road) as comm:
         arrays = [place(comm, road, most, np.int64) for _ in range(2)]
         plans = [comm.Allreduce_init(MPI.IN_PLACE, each, algorithm="ring") for each in arrays]
         cupy.cuda.get_current_stream().synchronize()
@@ -163,7 +175,6 @@ def started_plans(road):
                 for factor, each in enumerate(arrays, 1):
                     wanted = total(comm.size, most) * factor
                     assert np.array_equal(each.get(), wanted), f"turn {turn}"
-    end(cupy)
     return "3 turns"
 
 

@@ -2,13 +2,12 @@
 
 from itertools import islice
 
-import numpy as np
 from mpi4py import MPI
 from msgspec.structs import replace
 
 from mpitrain.config import Optim
 from tests.gpu.check import Check
-from tests.gpu.jobs import moved, small, trained, trainer_on
+from tests.gpu.jobs import expect_near, moved, small, trained, trainer_on
 from tests.mpi.mpitrain.layouts import job
 
 PIPE = {"pipe": 2}
@@ -30,8 +29,7 @@ LAYOUTS = {
 
 def compare(config, rtol):
     right, found = (trained(device, config) for device in ("cpu", "cuda"))
-    for own, wanted in zip(found[0], right[0], strict=True):
-        assert np.allclose(own, wanted, rtol=rtol), f"loss and norm {own}, and the CPU's {wanted}"
+    expect_near(found[0], right[0], rtol)
     apart = max(abs(a[0] - b[0]) / b[0] for a, b in zip(found[0], right[0], strict=True))
     return f"3 steps; losses within {apart:.1e} of the CPU's"
 
@@ -60,7 +58,7 @@ def of_model(name):
 
 def elsewhere():
     right, found = moved(small(zero=1))
-    assert np.allclose(found, right, rtol=1e-3), f"{found}, and the CPU's {right}"
+    expect_near(found, right, 1e-3)
     return "cpu, cuda, cpu: the losses go on"
 
 

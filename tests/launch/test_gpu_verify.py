@@ -4,8 +4,6 @@ import json
 import subprocess
 import sys
 
-import pytest
-
 from tests.gpu.check import Check, checks
 from tests.gpu.verify import line, run
 
@@ -18,20 +16,11 @@ def verify(tmp_path, *options):
 
 
 def test_a_few_checks_pass(scratch, tmp_path):
-    done, told = verify(tmp_path, "--only=trainer.data", "--most-ranks=1")
+    done, told = verify(tmp_path, "--only=trainer.data", "--most-ranks=2")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert [(one["check"], one["ranks"]) for one in told["outcomes"]] == [("trainer.data", 1)]
+    told = [(one["check"], one["ranks"]) for one in told["outcomes"]]
+    assert told == [("trainer.data", 1), ("trainer.data", 2)]
     assert "| ok" in done.stdout
-
-
-@pytest.mark.slow
-def test_all_checks_pass(scratch, tmp_path):
-    """All but those of transformers, which other tests train on the stand-in in less time."""
-    wanted = [one for one in checks() if one.stage != 10]
-    stages = ",".join(sorted({str(one.stage) for one in wanted}))
-    done, told = verify(tmp_path, f"--stages={stages}")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert len(told["outcomes"]) == sum(len(one.ranks) for one in wanted)
 
 
 def test_a_check_that_fails_or_hangs_is_said():

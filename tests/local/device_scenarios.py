@@ -2,6 +2,7 @@
 
 import gc
 import sys
+from functools import partial
 from types import ModuleType, SimpleNamespace
 
 import numpy as np
@@ -10,7 +11,10 @@ from collectives.algorithms import build
 from collectives.execution.tags import Tags
 from mpitrain.device.cuda import Cuda
 from tests import queued_cupy
+from tests.gpu.jobs import small, trainer_on
 from tests.local.device_ranks import Ranks
+from tests.queued_cupy.counts import counts
+from tests.queued_cupy.memory import POISON
 
 SIZE = 3
 
@@ -152,6 +156,66 @@ def dropped(patch, seed):
     ranks.transports.clear()
     gc.collect()
     return _fits(ranks, total)
+
+
+def unheld(patch, seed, road="direct"):
+    """The host waits for nothing that was queued before: gates are asked."""
+    ranks = Ranks(patch, SIZE, road, seed)
+    plans, total = ranks.all_reduce()
+    before = ranks.machine.waits
+    ranks.start(plans)
+    nothing = all((out._a.view(np.uint8) == POISON).all() for out in ranks.outputs)
+    ranks.wait(plans)
+    return (nothing or seed) and ranks.machine.waits == before and _fits(ranks, total)
+
+
+def later(patch, seed, road="direct"):
+    """A plan ends before a long pass, behind whose end another plan starts, as buckets do."""
+    ranks = Ranks(patch, SIZE, road, seed)
+    first, total = ranks.all_reduce(tags=Tags(0))
+    ranks.start(first)
+    outputs, reached = ranks.outputs, []
+    for rank in range(SIZE):
+        with ranks.at(rank):
+            done = partial(reached.append, rank)
+            ranks.machine.launch(ranks.streams[rank].queue(), "a long pass", done)
+    second, more = ranks.all_reduce(30, tags=Tags(1))
+    ranks.start(second)
+    while not all([plan.Test() for plan in first]):
+        pass
+    right = seed or not reached  # in a drawn order it may be
+    right = right and all(np.array_equal(out._a, total) for out in outputs)
+    ranks.wait(second)
+    return right and _fits(ranks, more)
+
+
+def brought(patch, seed):
+    """Snapshots of what a stream still computes, in memory that another array has at once."""
+    cupy = queued_cupy.install(patch, queued_cupy.Machine(seed=seed))
+    device, right = Cuda(0), []
+    for turn in range(1, 6):
+        twice = device.put(np.arange(60)) * 2 * turn
+        coming = device.snapshot(twice)
+        del twice
+        cupy.full(60, turn)
+        right.append(np.array_equal(coming.get(), np.arange(60) * 2 * turn))
+        right.append(np.array_equal(device.get(cupy.full(60, turn)), np.full(60, turn)))
+    return all(right) and not cupy.machine.races
+
+
+def trained(patch, seed):
+    """Two steps of a transformer: the CPU's numbers, for which the host waits once a step."""
+    cupy = queued_cupy.install(patch, queued_cupy.Machine(seed=seed))
+    config, found = small(), []
+    for device in ("cpu", "cuda"):
+        with trainer_on(device, config) as trainer:
+            steps = trainer.run_epoch(0)
+            found.append([next(steps).loss])
+            counts.reset()
+            found[-1].append(next(steps).grad_norm)
+            waited = counts.waited
+            steps.close()
+    return found[0] == found[1] and waited == 1 and not cupy.machine.races
 
 
 def ahead(patch, seed):

@@ -4,18 +4,14 @@ The ranks are in this process, each with a GPU of ``tests/queued_cupy``.
 tests/mpi/collectives/test_device.py is on a real one, where there is one.
 """
 
-from functools import partial
-
 import numpy as np
 import pytest
 
 from collectives.algorithms import ALGORITHMS
 from collectives.errors import InvalidBuffer
 from collectives.execution.local import run
-from collectives.execution.tags import Tags
 from tests.local.device_ranks import Ranks
-from tests.local.device_scenarios import read
-from tests.strict_cupy.memory import POISON
+from tests.local.device_scenarios import later, read, unheld
 
 ROADS = ["direct", "staged"]
 
@@ -63,15 +59,9 @@ def test_synchronize_lets_the_host_read(monkeypatch):
 
 @pytest.mark.parametrize("road", ROADS)
 def test_the_host_does_not_wait_for_the_callers_work(monkeypatch, road):
-    """Neither at the start nor at the end: not even for what was queued before."""
-    ranks = Ranks(monkeypatch, 2, road)
-    plans, _ = ranks.all_reduce()
-    before = ranks.machine.waits
-    ranks.start(plans)
-    assert ranks.machine.waits == before
-    assert all((out._a.view(np.uint8) == POISON).all() for out in ranks.outputs)  # nothing is done
-    ranks.wait(plans)
-    assert ranks.machine.waits == before  # gates were asked, and never waited for
+    """Neither at the start nor at the end, nor for a plan that starts later."""
+    assert unheld(monkeypatch, None, road)
+    assert later(monkeypatch, None, road)
 
 
 @pytest.mark.parametrize("seed", [None, *range(5)])
@@ -89,46 +79,6 @@ def test_buffers_that_are_freed_at_once(monkeypatch, seed):
         for rank, got in enumerate(outputs):
             assert np.array_equal(got, total)
             ranks.put(rank, np.full(60 + turn, 9))
-    ranks.machine.expect_no_races()
-
-
-@pytest.mark.parametrize("road", ROADS)
-def test_a_plan_is_not_held_up_by_one_that_starts_later(monkeypatch, road):
-    """As the sums of buckets, whose backward pass is queued long before it is done."""
-    ranks = Ranks(monkeypatch, 3, road)
-    first, total = ranks.all_reduce(tags=Tags(0))
-    ranks.start(first)
-    outputs, reached = ranks.outputs, []
-    for rank in range(3):
-        with ranks.at(rank):
-            later = partial(reached.append, rank)
-            ranks.machine.launch(ranks.streams[rank].queue(), "a long pass", later)
-    second, more = ranks.all_reduce(30, tags=Tags(1))
-    ranks.start(second)
-    while not all([plan.Test() for plan in first]):
-        pass
-    assert not reached
-    assert all(np.array_equal(out._a, total) for out in outputs)
-    ranks.wait(second)
-    assert all(np.array_equal(got, more) for got in ranks.results())
-    ranks.machine.expect_no_races()
-
-
-@pytest.mark.parametrize("road", ROADS)
-def test_two_plans_under_way_end_in_another_order(monkeypatch, road):
-    ranks = Ranks(monkeypatch, 3, road, seed=4)
-    first, total = ranks.all_reduce(60, tags=Tags(0))
-    outputs = [ranks.outputs]
-    second, more = ranks.all_reduce(30, "butterfly", tags=Tags(1))
-    outputs.append(ranks.outputs)
-    for _ in range(2):
-        ranks.start(first)
-        ranks.start(second)
-        ranks.move(first)
-        ranks.wait(second)
-        ranks.wait(first)
-        for ranks.outputs, wanted in zip(outputs, (total, more)):
-            assert all(np.array_equal(got, wanted) for got in ranks.results())
     ranks.machine.expect_no_races()
 
 

@@ -1,6 +1,8 @@
-"""CuPy's names on memory of the host, where work is queued and done as late as is allowed.
+"""CuPy's names on memory of the host: strict about what CuPy refuses, and as late as is allowed.
 
-Arrays and functions are those of :mod:`tests.strict_cupy`; their kernels go to a queue here.
+Arrays of a class of their own refuse what CuPy refuses: NumPy's arrays beside them, a conversion
+that nobody asked for, parameters that CuPy does not have, arrays of another device.  Every kernel
+and every time that the host waits is counted (``counts.py``).
 
     cupy = queued_cupy.install(monkeypatch, Machine(devices=2))
     ...
@@ -14,16 +16,20 @@ and writes.
 import sys
 
 from tests.queued_cupy import nccl
-from tests.queued_cupy.machine import Machine, Race, Range
+from tests.queued_cupy.machine import Machine
 from tests.queued_cupy.messages import Recorded, RecordedLocal, RecordedTransport
+from tests.queued_cupy.raw import twin
 from tests.queued_cupy.runtime import Runtime, modules
-from tests.strict_cupy import counts
 
-__all__ = ["Machine", "Race", "Range", "Recorded", "RecordedLocal", "RecordedTransport", "install"]
+__all__ = ["Machine", "Recorded", "RecordedLocal", "RecordedTransport", "install", "twin"]
 
 
 def install(patch, machine=None):
     """Puts ``cupy`` into ``sys.modules``, until ``patch`` takes it away; returns it."""
+    from tests.queued_cupy import twins  # noqa: F401
+    from tests.queued_cupy.counts import counts
+
+    counts.reset()
     runtime = Runtime(machine or Machine())
     made = modules(runtime, nccl.module(runtime))
     for name, module in made.items():

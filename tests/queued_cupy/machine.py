@@ -12,13 +12,14 @@ Lamport, CACM 21, 1978; Mattern, 1989).  What is not is a :class:`Race`, kept in
 
 import os
 import random
+import threading
 from bisect import bisect_right, insort
 from collections import deque
 from typing import NamedTuple
 
 import numpy as np
 
-from tests.strict_cupy.memory import POISON
+from tests.queued_cupy.memory import POISON
 
 #: Operations that are put off; a GPU has some such number, too.
 _MOST = 400
@@ -94,6 +95,8 @@ class Machine:
     Args:
         devices: how many.
         seed: ``None`` for the laziest order; otherwise of drawn ones.
+        prompt: each operation is done as soon as it is queued, for another library that knows
+            nothing of the queues.
 
     Attributes:
         races: what nobody has ordered.
@@ -101,7 +104,8 @@ class Machine:
         waits: how often the host has waited.
     """
 
-    def __init__(self, devices=1, seed=None):
+    def __init__(self, devices=1, seed=None, prompt=False):
+        self.prompt = prompt
         self.random = random.Random(0 if seed is None else seed)
         self.lazy = seed is None
         self.device_count = devices
@@ -119,6 +123,7 @@ class Machine:
         self._kept = []
         self._dropped = []
         self._running = False
+        self._lock = threading.RLock()  # of threads that wait or ask for others' work
 
     # Streams and what they do.
 
@@ -130,8 +135,9 @@ class Machine:
 
     def launch(self, stream, name, act, reads=(), writes=()):
         """Queues ``act``; returns the operation."""
-        self._take_back()
-        return self._launch(stream, name, act, tuple(reads), tuple(writes))
+        with self._lock:
+            self._take_back()
+            return self._launch(stream, name, act, tuple(reads), tuple(writes))
 
     def _launch(self, stream, name, act, reads, writes):
         self.launches += 1
@@ -158,6 +164,8 @@ class Machine:
         stream.last = op
         stream.queue.append(op)
         self._queued.append(op)
+        if self.prompt and not self._running and name != "NCCL writes":
+            self._run(op)
         if len(self._queued) > _MOST and not self._running:
             for _ in range(_MOST // 2):
                 self._run(self._queued.popleft())
@@ -179,9 +187,9 @@ class Machine:
         """The host waits for ``op``."""
         self.waits += 1
         if op is not None:
-            self._run(op)
-            _merge(self.host, op.clock)
-            self._forget()
+            with self._lock:
+                self._run(op)
+                self._passed(op)
 
     def is_done(self, op):
         """The host asks; sooner or later it is."""
@@ -189,10 +197,10 @@ class Machine:
             return True
         if not op.done and self.random.random() < 0.5:
             return False
-        if not self._run(op, waits=False):
-            return False
-        _merge(self.host, op.clock)
-        self._forget()
+        with self._lock:
+            if not self._run(op, waits=False):
+                return False
+            self._passed(op)
         return True
 
     def settle(self, device):
@@ -269,8 +277,9 @@ class Machine:
     def _race(self, first, second):
         self.races.append(Race(first, second))
 
-    def _forget(self):
-        """Drops uses that the host has waited for: they come before all later ones."""
+    def _passed(self, op):
+        """The host has waited for this; it drops uses that come before all later ones."""
+        _merge(self.host, op.clock)
         self._used = [used for used in self._used if not used[0].comes_after(self.host)]
 
     # Memory.

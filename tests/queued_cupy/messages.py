@@ -6,7 +6,6 @@ import numpy as np
 
 from collectives.execution.transport.mpi import MPITransport
 from tests.queued_cupy.machine import Range, bounds
-from tests.strict_cupy import ndarray
 
 
 class Recorded:
@@ -15,8 +14,7 @@ class Recorded:
     def __init__(self, inner, machine, data, sends):
         self.inner, self.machine, self.sends = inner, machine, sends
         self.data = data  # which a request keeps
-        memory = data._a if isinstance(data, ndarray) else data
-        self.where = bounds(memory)
+        self.where = bounds(_host(data))
         self.flight = None
 
     def Start(self):
@@ -62,7 +60,7 @@ class RecordedLocal:
 
 
 def _host(data):
-    return data._a if isinstance(data, ndarray) else np.asarray(data)
+    return np.asarray(getattr(data, "_a", data))
 
 
 class RecordedTransport(MPITransport):

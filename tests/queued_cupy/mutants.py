@@ -55,6 +55,20 @@ ALONE = [
         "        if self.seen == 1:\n            self.event.record()\n",
     ),
     Mutant(
+        "a gate stops the host", "unheld", _PLAN,
+        "        return self.event.done\n",
+        "        self.event.synchronize()\n        return True\n",
+    ),
+    Mutant(
+        "the host waits for the callers at the start", "unheld", _PLAN,
+        "        del self.events[len(callers) :]\n",
+        "        del self.events[len(callers) :]\n        self._memory.wait_for_callers()\n",
+    ),
+    Mutant(
+        "a plan's wait holds up another plan's rounds", "later", _PLAN,
+        "        return not self._has_gates or not any(\n", "        return True or any(\n",
+    ),
+    Mutant(
         "the plan does not follow the caller", "direct", _PLAN,
         "        self._memory.follow(self.events)\n", "        pass\n",
     ),
@@ -136,6 +150,41 @@ ALONE = [
         "nobody keeps what is copied ahead", "ahead", _TRAINER,
         "        self._copying.append((copied, pinned, array))\n", "",
     ),
+    Mutant(
+        "a snapshot is read before it is there", "brought", _TRAINER,
+        "        if not self.done:\n", "        if False:\n",
+    ),
+    Mutant(
+        "a snapshot is taken for done on another stream", "brought", _TRAINER,
+        "host, self._mark())", "host, self._mark(self._copies))",
+    ),
+    Mutant(
+        "the host reads device memory as its own", "brought", _TRAINER,
+        "return self.xp.asnumpy(array)", "return np.asarray(array)",
+    ),
+    Mutant(
+        "numbers are read one by one", "trained", _TRAINER,
+        "found = iter(self.xp.asnumpy(together).tolist())", "found = iter([*map(float, together)])",
+    ),
+    Mutant(
+        "a step waits for the GPU in its midst", "trained", "mpitrain/step/gradient.py",
+        "self._device.read([own.loss, self.own_squares(), own.counted])",
+        "self._device.read([own.loss, float(self.own_squares()), own.counted])",
+    ),
+    Mutant(
+        "a kernel's arguments swapped", "trained", "mpitrain/kernels/cuda.py",
+        '"gelu_gradient", x, tanh, dy, dx,', '"gelu_gradient", x, dy, tanh, dx,',
+    ),
+    Mutant(
+        "a kernel is passed the host's array", "trained", "mpitrain/kernels/cuda.py",
+        "        y, tanh = self._like(x), self._like(x)\n",
+        "        y, tanh = self._like(x), np.empty(x.shape, x.dtype)\n",
+    ),
+    Mutant(
+        "a layer asks for what CuPy does not have", "trained", "mpitrain/nn/attention.py",
+        "array_namespace(x).ascontiguousarray(by_head)",
+        "array_namespace(x).ascontiguousarray(by_head, dtype=x.dtype, like=x)",
+    ),
 ]  # fmt: skip
 
 _IPC = "collectives/execution/transport/cuda_ipc.py"
@@ -154,6 +203,10 @@ ON_RANKS = [
     ),
     Mutant(
         "memory is unmapped without waiting", "close", _IPC, "    memory.settle()\n", "",
+    ),
+    Mutant(
+        "memory of the others stays mapped", "close", _IPC,
+        "            memory.unmap(segment)\n", "            pass\n",
     ),
     Mutant(
         "memory is mapped on GPU 0", "ipc", _MEMORY,
@@ -222,11 +275,8 @@ class _Finder(importlib.abc.MetaPathFinder):
         return importlib.util.spec_from_file_location(fullname, file, loader=loader)
 
 
-_PARTS = ("queued_cupy", "local")
-_ANEW = (
-    "collectives", "mpitrain.device", "tests.gpu.roads", "tests.mpi.collectives.device_scenarios",
-    *(f"tests.{p}" for p in _PARTS),
-)  # fmt: skip
+_PARTS = ("queued_cupy", "local", "gpu")
+_ANEW = ("collectives", "mpitrain", "tests.mpi", *(f"tests.{p}" for p in _PARTS))
 
 
 @contextmanager

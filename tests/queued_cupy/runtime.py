@@ -8,11 +8,13 @@ from types import ModuleType, SimpleNamespace
 
 import numpy as np
 
-from tests import strict_cupy
+from tests.queued_cupy import raw
+from tests.queued_cupy.counts import counts
 from tests.queued_cupy.machine import Range, bounds
-from tests.strict_cupy.memory import POISON, SharedMemory
-from tests.strict_cupy.namespace import asarray
-from tests.strict_cupy.ndarray import MemoryPointer, ndarray
+from tests.queued_cupy.memory import POISON, SharedMemory
+from tests.queued_cupy.namespace import BY_HAND, Ufunc, asarray, function
+from tests.queued_cupy.ndarray import MemoryPointer, launch, ndarray, unwrapped
+from tests.queued_cupy.signatures import FUNCTIONS, SHARED, UFUNCS
 
 
 class CUDARuntimeError(RuntimeError):
@@ -48,18 +50,22 @@ class Runtime:
         """The current stream, as the machine's."""
         return self.current().queue()
 
-    def compute(self, name, run, reads, writes):
+    def compute(self, name, run, reads, writes, like):
         """One kernel on the current stream: it writes, or gives a new array."""
         ranges = [[bounds(one) for one in arrays] for arrays in (reads, writes)]
         if writes:
             return self.machine.launch(self.queue(), name, run, *ranges) and None
         with np.errstate(all="ignore"):
-            like = np.asarray(run())  # of whatever lies there, for its shape and type
-        made = ndarray(like.shape, like.dtype)
+            like = np.empty_like(like())  # of whatever lies there, for its shape and type
+        made = ndarray(like.shape, like.dtype, strides=like.strides)
         target = made._a
         copy = lambda: np.copyto(target, run())  # noqa: E731
         self.machine.launch(self.queue(), name, copy, ranges[0], [bounds(target)])
         return made
+
+    def settle(self):
+        """The host waits for the current stream."""
+        self.machine.finish(self.queue().last)
 
     def expect_here(self, device, name):
         """``RuntimeError`` for an array that the current device does not have."""
@@ -74,6 +80,12 @@ class Runtime:
         copy = lambda: np.copyto(found, array)  # noqa: E731
         self.machine.finish(self.machine.launch(self.queue(), "get", copy, [bounds(array)], []))
         return found
+
+    def leave(self, host, array):
+        """A copy to pinned memory of the host, for which nobody waits."""
+        if host.size:
+            copy = partial(ctypes.memmove, bounds(host).start, bounds(array).start, host.nbytes)
+            self.machine.launch(self.queue(), "get", copy, [bounds(array)], [bounds(host)])
 
     def write(self, target, given, stream):
         """On a stream, from pinned memory: read when the copy is done, and kept by nobody."""
@@ -247,6 +259,7 @@ def _streams(runtime):
             return machine.is_done(self.queue().last)
 
         def synchronize(self):
+            counts.sync("stream.synchronize()")
             machine.finish(self.queue().last)
 
         def record(self, event=None):
@@ -272,6 +285,7 @@ def _streams(runtime):
             return machine.is_done(self.op)
 
         def synchronize(self):
+            counts.sync("event.synchronize()")
             machine.finish(self.op)
 
     class Device:
@@ -292,6 +306,7 @@ def _streams(runtime):
             runtime.setDevice(self.id)
 
         def synchronize(self):
+            counts.sync("device.synchronize()")
             machine.settle(self.id)
 
         def __enter__(self):
@@ -307,8 +322,18 @@ def _streams(runtime):
 
 
 def modules(runtime, nccl):
-    """``cupy`` and ``cupy.cuda``; like CuPy's, the latter has no ``nccl`` before it is imported."""
-    cupy, cuda = strict_cupy.make()["cupy"], ModuleType("cupy.cuda")
+    """The modules by name; like CuPy's, ``cupy.cuda`` has no ``nccl`` before it is imported."""
+    cupy, cupyx, cuda = (ModuleType(name) for name in ("cupy", "cupyx", "cupy.cuda"))
+    cupy.__version__, cupy.ndarray = "14.0.0", ndarray
+    for name in FUNCTIONS:
+        setattr(cupy, name, BY_HAND.get(name) or function(name))
+    for name in UFUNCS:
+        setattr(cupy, name, Ufunc(name))
+    cupy.abs = cupy.absolute
+    for name in SHARED:
+        setattr(cupy, name, getattr(np, name))
+    cupy.RawModule, cupy.RawKernel = raw.RawModule, raw.RawKernel
+    cupyx.scatter_add, cupyx.allow_synchronize = scatter_add, allow_synchronize
     cupy.__path__ = cuda.__path__ = []
     cupy.cuda, cupy.asarray = cuda, partial(_asarray, runtime)
     cupy.from_dlpack = partial(_from_dlpack, runtime)
@@ -322,7 +347,10 @@ def modules(runtime, nccl):
         CUDARuntimeError=CUDARuntimeError,
         getDevice=lambda: runtime.thread.device,
         getDeviceCount=lambda: runtime.machine.device_count,
-        getDeviceProperties=lambda number: {"name": b"no GPU at all"},
+        getDeviceProperties=lambda number: {
+            "name": b"no GPU at all",
+            "uuid": f"{os.getpid()} {number}".encode(),
+        },
         memcpyAsync=runtime.memcpyAsync,
         memcpyDefault=4,
         setDevice=runtime.setDevice,
@@ -330,7 +358,30 @@ def modules(runtime, nccl):
         ipcOpenMemHandle=runtime.ipcOpenMemHandle,
         ipcCloseMemHandle=runtime.ipcCloseMemHandle,
     )
-    return {"cupy": cupy, "cupy.cuda": cuda, "cupy.cuda.nccl": nccl}
+    return {"cupy": cupy, "cupyx": cupyx, "cupy.cuda": cuda, "cupy.cuda.nccl": nccl}
+
+
+def scatter_add(a, slices, value):
+    """CuPy's, which has atomic additions for these types alone."""
+    if a.dtype.name not in ("int32", "int64", "float16", "float32", "float64", "uint32", "uint64"):
+        raise TypeError(f"cupyx.scatter_add only supports ... as data type, not {a.dtype}")
+    given = [unwrapped(one, "scatter_add") for one in (a, slices, value)]
+    reads = [one for one in given if isinstance(one, np.ndarray)]
+    launch("scatter_add", partial(np.add.at, *given), reads=reads, writes=[given[0]])
+
+
+class allow_synchronize:
+    """A context in which the host may wait, or may not: then it is an error."""
+
+    def __init__(self, allow):
+        self._allow = allow
+
+    def __enter__(self):
+        self._before, counts.allowed = counts.allowed, self._allow
+        return self
+
+    def __exit__(self, *exception):
+        counts.allowed = self._before
 
 
 def _asarray(runtime, a, dtype=None, order=None):
@@ -346,8 +397,13 @@ def _unowned(runtime, owner, start, shape, dtype):
 
 
 def _from_dlpack(runtime, items):
-    """The current stream waits for the producer's, as the protocol has it."""
+    """The current stream waits for the producer's, as the protocol has it; torch's tensors on the
+    CPU stand for those on a GPU where work is prompt."""
     kind, device = items.__dlpack_device__()
+    if runtime.machine.prompt and kind == 1:
+        from mpitrain.adapters.torch.arrays import as_array
+
+        return ndarray.of(as_array(items))
     if kind not in (2, 13):
         raise BufferError("CuPy takes memory of CUDA")
     if device != runtime.thread.device:

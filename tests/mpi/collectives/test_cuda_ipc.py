@@ -7,7 +7,6 @@ import pytest
 from mpi4py import MPI
 
 from collectives import Communicator
-from collectives.algorithms import names
 from collectives.errors import InvalidBuffer
 from tests import queued_cupy
 from tests.queued_cupy import Machine, RecordedTransport
@@ -32,26 +31,6 @@ def comm(cupy):
     communicator.close()
 
 
-def all_reduce_queued(comm, cupy, algorithm):
-    """Whether it is right on this rank, if the ranks do what is left in their queues by turns; on a
-    stream of the caller's."""
-    with cupy.cuda.Stream(non_blocking=True):
-        items = comm.empty(1000, np.int64, "cupy")
-        items[...] = cupy.arange(1000) + comm.rank
-        comm.Allreduce(MPI.IN_PLACE, items, algorithm=algorithm)
-        for rank in range(comm.size):
-            if comm.rank == rank:
-                found = items.get()
-            MPI.COMM_WORLD.Barrier()
-    total = comm.size * np.arange(1000) + comm.size * (comm.size - 1) // 2
-    return np.array_equal(found, total)
-
-
-@pytest.mark.parametrize("algorithm", names("allreduce"))
-def test_peers_wait_for_what_is_queued(comm, cupy, algorithm):
-    assert all_reduce_queued(comm, cupy, algorithm)
-
-
 def test_ranks_ask_for_one_kind_of_memory(comm):
     if comm.size == 1:
         pytest.skip("for several ranks")
@@ -60,23 +39,6 @@ def test_ranks_ask_for_one_kind_of_memory(comm):
     ):
         comm.empty(10, np.int64, "numpy" if comm.rank else "cupy")
     assert not comm.empty(10).any()
-
-
-def test_a_stream_may_still_read_what_is_let_go(cupy):
-    """The caller's stream reads another rank's memory while the communicator closes."""
-    comm = Communicator(MPI.COMM_WORLD)
-    items = comm.empty(1000, np.int64, "cupy")
-    items[...] = comm.rank
-    cupy.cuda.get_current_stream().synchronize()
-    MPI.COMM_WORLD.Barrier()
-    window = comm._engine.resources.node.windows[0]
-    peer = (comm.rank + 1) % comm.size
-    stream = cupy.cuda.Stream(non_blocking=True)
-    with stream:
-        copy = window.segment(peer)[:8].copy().view(np.int64)
-    comm.close()
-    with stream:
-        assert int(copy[0]) == peer
 
 
 def test_closing_lets_go_of_the_others(comm, cupy):

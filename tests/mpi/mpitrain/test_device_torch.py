@@ -1,4 +1,4 @@
-"""Torch modules on a device, by the strict stand-in for CuPy, beside the CPU's."""
+"""Torch modules on a device, by the stand-in for CuPy, beside the CPU's."""
 
 import numpy as np
 import pytest
@@ -7,10 +7,10 @@ from mpi4py import MPI
 import mpitrain
 from collectives import Communicator
 from mpitrain.config import ConfigError
-from tests import strict_cupy
-from tests.strict_cupy import counts
+from tests import queued_cupy
 
 torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
+from tests.gpu import modules  # noqa: E402
 from tests.gpu.modules import Samples, module, run  # noqa: E402
 from tests.mpi.mpitrain.fits import SEVERAL, Sentences  # noqa: E402
 
@@ -22,8 +22,7 @@ SAME_ORDER = RANKS < 3
 
 @pytest.fixture(autouse=True)
 def cupy(monkeypatch):
-    monkeypatch.setattr(counts, "polls", 2)
-    return strict_cupy.install(monkeypatch)
+    return queued_cupy.install(monkeypatch, queued_cupy.Machine(prompt=True))
 
 
 def expect_the_cpus(**given):
@@ -38,35 +37,26 @@ def expect_the_cpus(**given):
         np.testing.assert_allclose(found[1][0], right[1][0], rtol=1e-5)
 
 
-LAYOUTS = {
-    "data": {},
-    "zero 2": {"zero": 2},
-    "zero 3": {"zero": 3},
-    "pipe": {"pipe": 2},
-    "recompute": {"recompute": True},
-}
+CHECKS = [one for one in modules.CHECKS if RANKS in one.ranks]
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_layouts_have_the_cpus_numbers(layout):
-    parallel = LAYOUTS[layout]
-    if RANKS % parallel.get("pipe", 1):
-        pytest.skip("no such layout")
-    expect_the_cpus(parallel=parallel, micro_batches=2)
+@pytest.mark.quick_on(1, 2)
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.name)
+def test_each_check_of_modules_on_a_gpu(check):
+    check.run()
 
 
 @pytest.mark.quick_on(1, 2)
 @pytest.mark.parametrize(
     "change",
     [
-        {"optimizer": lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.1), "optim": {}},
         {"optimizer": lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9), "optim": {}},
         {"run": {"compute": "bfloat16"}},
         {"loss": "mean_squared_error", "metrics": ["mae"]},
         {"classes": 4, "loss": torch.nn.CrossEntropyLoss(), "metrics": ["accuracy"]},
         {"optim": {"name": "lamb", "lr": 0.01, "clip_norm": 0.5}},
     ],
-    ids=["adamw", "momentum", "bfloat16", "our loss", "labels", "lamb"],
+    ids=["momentum", "bfloat16", "our loss", "labels", "lamb"],
 )
 def test_jobs_have_the_cpus_numbers(change):
     expect_the_cpus(**change)

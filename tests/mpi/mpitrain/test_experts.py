@@ -13,7 +13,7 @@ from mpitrain.checkpoint.saving import resume
 from mpitrain.config import ConfigError, Loss, Optim, Parallel, Sync
 from mpitrain.group import TensorGroup
 from mpitrain.start import start
-from tests import strict_cupy
+from tests import queued_cupy
 from tests.gpu.jobs import trained
 from tests.mpi.mpitrain.layouts import (
     INTERLEAVED,
@@ -30,7 +30,6 @@ from tests.mpi.mpitrain.layouts import (
 )
 from tests.mpi.mpitrain.stale import simulated
 from tests.mpi.mpitrain.test_layouts import same
-from tests.strict_cupy import counts
 
 pytestmark = pytest.mark.mpi
 
@@ -269,8 +268,7 @@ class Given(nn.Layer):
 
 @pytest.mark.quick_on(2)
 def test_on_a_device(monkeypatch):
-    monkeypatch.setattr(counts, "polls", 2)
-    strict_cupy.install(monkeypatch)
+    queued_cupy.install(monkeypatch)
     config = mixture(dtype="float32", experts=RANKS)
     right, found = (trained(device, config, 2) for device in ("cpu", "cuda"))
     np.testing.assert_allclose(found[0], right[0], rtol=1e-5)

@@ -17,13 +17,16 @@ from mpitrain.doctor.devices import judge_devices
 from mpitrain.doctor.finding import Status
 from mpitrain.objective import MeanSquaredError
 from mpitrain.training.batches import MicroBatches
-from tests import strict_cupy
-from tests.strict_cupy import counts
+from tests import queued_cupy
+from tests.queued_cupy.counts import counts
+from tests.queued_cupy.memory import POISON
 
 
 @pytest.fixture
 def cupy(monkeypatch):
-    return strict_cupy.install(monkeypatch)
+    cupy = queued_cupy.install(monkeypatch)
+    yield cupy
+    cupy.machine.expect_no_races()
 
 
 @pytest.fixture
@@ -75,7 +78,7 @@ def test_auto_takes_a_gpu_that_works(cupy, alone):
 def test_what_is_wrong_with_a_gpu_is_said(cupy, monkeypatch):
     monkeypatch.setattr(cupy.cuda.runtime, "getDeviceCount", lambda: 0)
     assert "sees no GPU" in look(0).why
-    monkeypatch.setattr(cupy.cuda.runtime, "getDeviceCount", lambda: 4)
+    cupy = queued_cupy.install(monkeypatch, queued_cupy.Machine(devices=4))
     assert [look(local).number for local in range(6)] == [0, 1, 2, 3, 0, 1]
 
     def fail():
@@ -112,7 +115,6 @@ def test_the_host_copies_nothing_but_snapshots():
 
 
 def test_a_device_puts_and_brings(cupy, monkeypatch):
-    monkeypatch.setattr(counts, "polls", 2)
     device, host = Cuda(0), np.arange(6, dtype=np.float32).reshape(2, 3)
     x = device.put(host)
     host += 1
@@ -120,7 +122,7 @@ def test_a_device_puts_and_brings(cupy, monkeypatch):
     counts.reset()
     coming = device.snapshot(x.T)
     x += 1
-    assert not coming.done
+    assert coming._host.tobytes() == bytes([POISON]) * 24  # it is not there yet
     while not coming.done:
         pass
     assert coming.get().tolist() == [[0, 3], [1, 4], [2, 5]]

@@ -1,7 +1,6 @@
 """A step on a device, on one rank: how many kernels it takes, and that nothing in it waits."""
 
 import json
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -11,17 +10,19 @@ from msgspec.structs import replace
 from mpitrain import models
 from mpitrain.config import Optim, Train
 from mpitrain.data import load
-from tests import strict_cupy
+from tests import queued_cupy
+from tests.gpu import kernels, layers, trainer
 from tests.gpu.jobs import small, trained, trainer_on
-from tests.strict_cupy import counts
+from tests.queued_cupy.counts import counts
 
 BUDGET = Path(__file__).parents[2] / "golden" / "device_budget.json"
 
 
 @pytest.fixture(autouse=True)
 def cupy(monkeypatch):
-    monkeypatch.setattr(counts, "polls", 2)
-    return strict_cupy.install(monkeypatch)
+    cupy = queued_cupy.install(monkeypatch)
+    yield cupy
+    cupy.machine.expect_no_races()
 
 
 @pytest.mark.parametrize(("name", "zero"), [("data", 0), ("zero 2", 2)])
@@ -29,8 +30,8 @@ def test_steps_keep_to_their_budget(name, zero):
     """A smaller number found goes into the file: it may not grow again."""
     kernels, waits, _ = json.loads(BUDGET.read_text())["1"][name]
     config = replace(small(zero=zero), train=Train(batch_size=8))
-    with trainer_on("cuda", config) as trainer:
-        steps = trainer.run_epoch(0)
+    with trainer_on("cuda", config) as one:
+        steps = one.run_epoch(0)
         next(steps)
         counts.reset()
         next(steps)
@@ -44,21 +45,17 @@ def test_losses_are_the_cpus():
     assert trained("cuda", config, 2) == trained("cpu", config, 2)
 
 
-@pytest.mark.parametrize("name", ["adamw", "lamb"])
-def test_a_step_has_no_wait_inside(name):
-    """Forward, backward and update, with synchronisation forbidden but for one read."""
-    import cupyx
+LONG = ("trainer.resnet", "trainer.asynchronous")
+CHECKS = [
+    pytest.param(one, id=one.name, marks=pytest.mark.slow if one.name in LONG else ())
+    for one in (*kernels.CHECKS, *layers.CHECKS, *trainer.CHECKS)
+    if 1 in one.ranks
+]
 
-    with trainer_on("cuda", replace(small(), optim=Optim(name=name, lr=1e-3))) as trainer:
-        read = trainer.parts.device.read
 
-        def once(scalars):
-            with cupyx.allow_synchronize(True):
-                return read(scalars)
-
-        trainer.parts.device.read = once
-        with cupyx.allow_synchronize(False):
-            assert len(list(islice(trainer.run_epoch(0), 2))) == 2
+@pytest.mark.parametrize("check", CHECKS)
+def test_each_check_of_one_rank(check):
+    check.run()
 
 
 def test_a_block_has_a_budget(cupy):

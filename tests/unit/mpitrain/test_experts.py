@@ -8,7 +8,7 @@ import pytest
 from mpitrain import nn
 from mpitrain.config import ConfigError, load
 from mpitrain.nn.context import Context, Terms
-from tests import strict_cupy
+from tests import queued_cupy
 from tests.unit.mpitrain.test_layers import finite_differences
 
 SHAPE = (3, 7, 6)
@@ -160,7 +160,7 @@ def test_a_repeated_pass_adds_no_loss_and_a_test_none():
 
 @pytest.mark.parametrize("top", [1, 2])
 def test_on_a_device(monkeypatch, top):
-    strict_cupy.install(monkeypatch)
+    queued_cupy.install(monkeypatch)
     import cupy
 
     layer = mixture(top=top, capacity=0.7)

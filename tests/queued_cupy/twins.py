@@ -7,7 +7,7 @@ import numpy as np
 
 from mpitrain.kernels import HOST
 from mpitrain.kernels.host import AdamOptions, SGDOptions, cross_entropy
-from tests.strict_cupy.raw import twin
+from tests.queued_cupy.raw import twin
 
 
 def moments(step_numbers):

@@ -18,18 +18,12 @@ class Counts:
         broadcast_matmuls: products of arrays of unequally many axes, by "file.py:line": CuPy copies
             both operands for them, and multiplies matrix by matrix.
         allowed: whether the host may wait.
-        polls: how often an event is asked before it is done.
-        leaving: copies to the host that are not there, (where to, what) in their order: an event
-            that is recorded takes them along.
-        timeline: does everything in virtual time and computes no numbers (tests/gpu/virtual.py).
-        backend: Queues all work instead of doing it at once (tests/queued_cupy).
+        backend: what queues the work, of the machine that is installed.
     """
 
     def __init__(self):
         self.allowed = True
-        self.polls = 0
-        self.leaving = []
-        self.timeline = self.backend = None
+        self.backend = None
         self.reset()
 
     def reset(self):
@@ -48,10 +42,6 @@ class Counts:
         """All synchronisations of the host."""
         return self.syncs.total()
 
-    def waits_in(self, package):
-        """Synchronisations of the host in the code of a package."""
-        return sum(n for (_, where), n in self.syncs.items() if where.startswith(f"{package}/"))
-
     def kernel(self, name, count=1):
         self.kernels[name] += count
 
@@ -60,8 +50,6 @@ class Counts:
         if not self.allowed:
             raise RuntimeError(f"DeviceSynchronized: {why} at {caller()}")
         self.syncs[why, caller()] += 1
-        if self.timeline is not None:
-            self.timeline.synchronize()
 
 
 def caller():
@@ -76,5 +64,5 @@ def caller():
     return f"{own}:{frame.f_lineno}"
 
 
-#: One device, one count.
+#: One process, one count.
 counts = Counts()

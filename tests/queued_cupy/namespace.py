@@ -1,10 +1,12 @@
 """The functions of ``cupy`` that the stand-in has."""
 
+from functools import partial
+
 import numpy as np
 
-from tests.strict_cupy.counts import counts
-from tests.strict_cupy.ndarray import elementwise, launch, ndarray, unwrapped, wrapped
-from tests.strict_cupy.signatures import FUNCTIONS, check
+from tests.queued_cupy.counts import counts
+from tests.queued_cupy.ndarray import awaited, elementwise, launch, ndarray, taken, unwrapped
+from tests.queued_cupy.signatures import FUNCTIONS, check
 
 #: Without a kernel.
 _VIEWS = ("broadcast_to", "moveaxis", "split")
@@ -16,7 +18,6 @@ def function(name):
 
     def call(*given, **named):
         check(name, text, given, named)
-        out = named.get("out")
         arguments = [unwrapped(one, name) for one in given]
         keywords = {key: unwrapped(value, name) for key, value in named.items()}
         if name not in ("full_like", "zeros_like", "ones_like", "where", *_NEW) and not any(
@@ -25,18 +26,32 @@ def function(name):
             raise TypeError(f"cupy.{name}() needs a cupy.ndarray, not {type(given[0])}")
 
         def run():
-            if name == "zeros_like" and counts.timeline is not None:  # memory that nobody touches
-                return np.zeros(arguments[0].shape, arguments[0].dtype)
             return getattr(np, name)(*arguments, **keywords)
 
+        arrays = list(_arrays([*given, *named.values()]))
         if name in _VIEWS:
-            return wrapped(run())
-        given = [one for one in arguments if isinstance(one, np.ndarray)]
-        found = launch(name, run, reads=given, writes=() if out is None else [out._a])
-        return out if out is not None else wrapped(found)
+            return _view(run(), arrays[0]._memory)
+        like = partial(taken, *arguments, **keywords) if name == "take" else None
+        reads = [one._a for one in arrays]
+        return launch(name, run, reads=reads, out=named.get("out"), like=like)
 
     call.__name__ = name
     return call
+
+
+def _arrays(given):
+    """The device's among arguments, those in lists, too."""
+    for one in given:
+        if isinstance(one, ndarray):
+            yield one
+        elif isinstance(one, (list, tuple)):
+            yield from _arrays(one)
+
+
+def _view(found, memory):
+    if isinstance(found, np.ndarray):
+        return ndarray.of(found, memory)
+    return [_view(one, memory) for one in found]
 
 
 #: Made from nothing of the device's.
@@ -54,21 +69,21 @@ def empty_like(prototype, dtype=None, order="K", subok=None, shape=None):
 
 def array(obj, dtype=None, copy=True, order="K", subok=False, ndmin=0, *, blocking=False):
     if isinstance(obj, ndarray):
-        given, kind = unwrapped(obj, "copy"), obj.dtype if dtype is None else dtype
-        copy, like = lambda: np.array(given, dtype, order=order), lambda: np.empty(obj.shape, kind)
-        return wrapped(launch("copy", copy, reads=[given], like=like))
+        given = unwrapped(obj, "copy")
+        return launch("copy", lambda: np.array(given, dtype, order=order), reads=[given])
     if isinstance(obj, (list, tuple)) and any(isinstance(one, ndarray) for one in obj):
         return stacked(obj, dtype)
     counts.uploads += 1
     if blocking:
         counts.sync("array(blocking=True)")
     values = np.array(obj, dtype, order=order, ndmin=ndmin)
-    return ndarray.of(values) if counts.backend is None else launch("fill", lambda: values)
+    return launch("fill", lambda: values)
 
 
 def stacked(obj, dtype):
     """One array of a list of arrays."""
-    return wrapped(launch("concatenate", lambda: np.array([one._a for one in obj], dtype)))
+    parts = unwrapped(list(obj), "concatenate")
+    return launch("concatenate", lambda: np.array(parts, dtype), reads=parts)
 
 
 def asarray(a, dtype=None, order=None, *, blocking=False):
@@ -94,7 +109,7 @@ def copyto(dst, src, casting="same_kind", where=None):
         raise TypeError(f"Unsupported type {type(src)}")
     to, given = unwrapped(dst, "copyto"), unwrapped(src, "copyto")
     copy = lambda: np.copyto(to, given, casting=casting)  # noqa: E731
-    launch("copy", copy, reads=[to, given], writes=[to], like=lambda: None)
+    launch("copy", copy, reads=[to, given], writes=[to])
 
 
 def from_dlpack(array):
@@ -111,22 +126,23 @@ def nonzero(a):
 
 def bincount(x, weights=None, minlength=None):
     _expect(x, "bincount")
-    counts.sync("bincount()")  # how long it is depends on the values
+    awaited("bincount()")  # how long it is depends on the values
     given = None if weights is None else weights._a
-    found = launch("bincount", lambda: np.bincount(x._a, given, minlength or 0), kernels=3)
-    return wrapped(found)
+    items = x._a
+    counted = lambda: np.bincount(items, given, minlength or 0)  # noqa: E731
+    return launch("bincount", counted, kernels=3, reads=[items])
 
 
 def array_equal(a1, a2, equal_nan=False):
     one, other = a1._a, a2._a
     compared = lambda: np.array_equal(one, other)  # noqa: E731
-    return wrapped(launch("array_equal", compared, kernels=2, reads=[one, other]))
+    return launch("array_equal", compared, kernels=2, reads=[one, other])
 
 
 def pad(array, pad_width, mode="constant"):
     _expect(array, "pad")
-    found = launch("pad", lambda: np.pad(array._a, pad_width, mode), kernels=2)
-    return wrapped(found)
+    given = array._a
+    return launch("pad", lambda: np.pad(given, pad_width, mode), kernels=2, reads=[given])
 
 
 class Ufunc:

@@ -3,12 +3,14 @@
 No subclass of ``numpy.ndarray``: what CuPy refuses is refused here, with its words.
 """
 
+from functools import partial
+from types import SimpleNamespace
+
 import numpy as np
 from mpi4py import MPI
 
-from tests.strict_cupy.counts import caller, counts
-from tests.strict_cupy.memory import POISON
-from tests.strict_cupy.signatures import METHODS, check
+from tests.queued_cupy.counts import caller, counts
+from tests.queued_cupy.signatures import METHODS, check
 
 _VIEWS = ("ravel", "reshape", "swapaxes", "transpose", "view")
 
@@ -16,7 +18,7 @@ _VIEWS = ("ravel", "reshape", "swapaxes", "transpose", "view")
 def unwrapped(value, where):
     """The host's array behind a device's; ``TypeError`` for an array of the host."""
     if isinstance(value, ndarray):
-        if counts.backend is not None and value.size and value._memory is not None:
+        if value.size and value._memory is not None:
             counts.backend.expect_here(value._memory.device_id, where)
         return value._a
     if isinstance(value, np.ndarray):
@@ -26,17 +28,8 @@ def unwrapped(value, where):
     return value
 
 
-def wrapped(value):
-    """The device's array of what NumPy gave, a scalar too: it lies on the device."""
-    if isinstance(value, (np.ndarray, np.generic)):
-        return ndarray.of(np.asarray(value))
-    if isinstance(value, (list, tuple)):
-        return type(value)(wrapped(one) for one in value)
-    return value
-
-
-def launch(name, run, *, kernels=1, reads=(), writes=(), like=None, flops=0):
-    """Where every kernel goes through: counted, and done at once or queued.
+def launch(name, run, *, kernels=1, reads=(), writes=(), out=None, like=None):
+    """Where every kernel goes through: counted, and queued; returns ``out`` or a new array.
 
     Args:
         name: of the operation.
@@ -45,16 +38,19 @@ def launch(name, run, *, kernels=1, reads=(), writes=(), like=None, flops=0):
         kernels: that CuPy would launch.
         reads: arrays of the host that it reads or writes, but for the result.
         writes: those among them that it writes instead of making a result.
-        like: makes an array as the result is, but for the numbers.
-        flops: of its products.
+        out: the device's array that it writes.
+        like: makes an array as the result is, but for the numbers, where ``run`` fails on others.
     """
     counts.kernel(name, kernels)
-    if counts.timeline is not None:
-        return counts.timeline.launch(name, run, like, reads, kernels, flops)
-    if counts.backend is not None:
-        return counts.backend.compute(name, run, reads, writes)
-    with np.errstate(all="ignore"):  # a GPU raises no flags
-        return run()
+    writes = writes if out is None else [out._a]
+    made = counts.backend.compute(name, run, reads, writes, like or run)
+    return made if out is None else out
+
+
+def awaited(why):
+    """The host waits, as the result depends on the values."""
+    counts.sync(why)
+    counts.backend.settle()
 
 
 class Flags:
@@ -63,19 +59,6 @@ class Flags:
     def __init__(self, flags):
         self.c_contiguous, self.f_contiguous = flags.c_contiguous, flags.f_contiguous
         self.owndata, self.forc = flags.owndata, flags.forc
-
-
-class Device:
-    """A GPU as arrays name it."""
-
-    def __init__(self, number):
-        self.id = number
-
-    def __eq__(self, other):
-        return self.id == other.id
-
-    def __hash__(self):
-        return hash(self.id)
 
 
 class ndarray:
@@ -91,19 +74,9 @@ class ndarray:
         if kind.hasobject or kind.names:
             raise ValueError(f"Unsupported dtype {kind}")
         nbytes = int(np.prod(shape)) * kind.itemsize
-        if memptr is None and counts.backend is not None:
-            memptr = counts.backend.alloc(nbytes)
-        self._memory = memptr
-        if memptr is None:
-            timed = counts.timeline is not None
-            poisoned = np.empty(nbytes, np.uint8) if timed else np.full(nbytes, POISON, np.uint8)
-            self._a = np.ndarray(shape, kind, poisoned, order=order)
-            return
-        if not nbytes:
-            self._a = np.empty(shape, kind)
-            return
-        buffer = MPI.buffer.fromaddress(memptr.ptr, nbytes)
-        self._a = np.frombuffer(buffer, kind).reshape(shape)
+        self._memory = memptr = memptr or counts.backend.alloc(nbytes)
+        buffer = MPI.buffer.fromaddress(memptr.ptr, nbytes) if nbytes else None
+        self._a = np.ndarray(shape, kind, buffer, strides=strides, order=order)
 
     @classmethod
     def of(cls, array, memory=None):
@@ -125,9 +98,7 @@ class ndarray:
 
     @property
     def device(self):
-        if counts.backend is not None:
-            return counts.backend.Device(self._memory.mem.device_id)
-        return Device(0)
+        return counts.backend.Device(getattr(self._memory, "device_id", None))
 
     @property
     def data(self):
@@ -158,7 +129,7 @@ class ndarray:
 
     @property
     def __dlpack__(self):
-        if counts.backend is not None:  # mpi4py shall take the CUDA array interface
+        if not counts.backend.machine.prompt:  # mpi4py shall take the CUDA array interface
             raise AttributeError("__dlpack__")
         return self._dlpack
 
@@ -167,7 +138,9 @@ class ndarray:
 
         from mpitrain.adapters.torch.arrays import as_tensor
 
-        return to_dlpack(as_tensor(self._a))
+        own = self._a  # whose memory torch keeps
+        kept = SimpleNamespace(__array_interface__=own.__array_interface__, array=self)
+        return to_dlpack(as_tensor(np.asarray(kept).view(own.dtype)))
 
     def __iter__(self):
         if not self.ndim:
@@ -197,9 +170,16 @@ class ndarray:
         keys, selects = _read_key(key)
         if selects:
             if masks := sum(_is_mask(one) for one in _keys(key)):
-                counts.sync("boolean mask read")
-            kernels, taken = 1 + 2 * masks, self._a
-            return wrapped(launch("take", lambda: taken[keys], kernels=kernels, reads=[taken]))
+                awaited("boolean mask read")
+            given = unwrapped(self, "take")
+            first = tuple(_first(one) for one in keys)
+            return launch(
+                "take",
+                lambda: given[keys],
+                kernels=1 + 2 * masks,
+                reads=[given, *(one for one in keys if isinstance(one, np.ndarray))],
+                like=lambda: given[first],
+            )
         found = self._a[keys]
         if not isinstance(found, np.ndarray):
             found = self._a[(*keys, None)].reshape(())
@@ -210,19 +190,18 @@ class ndarray:
             raise ValueError("non-scalar numpy.ndarray cannot be used for fill")
         if isinstance(value, (list, tuple)):
             raise ValueError(f"{type(value).__name__} cannot be used for fill")
-        keys, _ = _read_key(key)
+        keys, selects = _read_key(key)
         if masks := sum(_is_mask(one) for one in _keys(key)):
-            counts.sync("boolean mask write")
+            awaited("boolean mask write")
         source = unwrapped(value, "fill") if isinstance(value, ndarray) else value
         target = unwrapped(self, "fill")
-        part = target[(*keys, None)]  # a view, of one element, too
+        part = target if selects else target[(*keys, None)]  # a view, of one element, too
         launch(
             "fill",
             lambda: target.__setitem__(keys, source),
             kernels=1 + 2 * masks,
-            reads=[one for one in (part, source) if isinstance(one, np.ndarray)],
+            reads=[one for one in (part, source, *keys) if isinstance(one, np.ndarray)],
             writes=[part],
-            like=lambda: None,
         )
 
     def get(self, stream=None, order="C", out=None, blocking=True):
@@ -231,11 +210,9 @@ class ndarray:
         if type(out) is not np.ndarray or out.dtype != self.dtype or out.shape != self.shape:
             raise TypeError(f"Only numpy.ndarray of {self.dtype}, {self.shape} can be obtained")
         if blocking:
-            found = self._read("get()")
-            out[...] = found if counts.timeline is None else 0
+            out[...] = self._read("get()")
         else:
-            out.reshape(-1).view(np.uint8)[...] = POISON
-            counts.leaving.append((out, self._a.copy()))
+            counts.backend.leave(out, unwrapped(self, "get"))
         return out
 
     def set(self, arr, stream=None):
@@ -244,25 +221,20 @@ class ndarray:
         if arr.dtype != self.dtype or arr.shape != self.shape:
             raise TypeError(f"{arr.dtype} array of {arr.shape} cannot be set to {self.dtype}")
         counts.uploads += 1
-        if counts.timeline is not None:
-            counts.timeline.upload(self.nbytes, stream)
-        if counts.backend is not None:
-            counts.backend.write(self._a, arr, stream)
-        else:
-            self._a[...] = arr
+        counts.backend.write(self._a, arr, stream)
 
     def _read(self, why):
         """The array of the host, when all that was queued before is done."""
         counts.sync(why)
-        found = unwrapped(self, why)
-        return found if counts.backend is None else counts.backend.read(found)
+        return counts.backend.read(unwrapped(self, why))
 
     def item(self):
         return self._read("item()").item()
 
     def nonzero(self):
-        counts.sync("nonzero()")
-        return wrapped(launch("nonzero", self._a.nonzero, kernels=3))
+        awaited("nonzero()")
+        found = [partial(np.asarray, one) for one in self._a.nonzero()]
+        return tuple(launch("nonzero", one, kernels=3 * (n == 0)) for n, one in enumerate(found))
 
     def tobytes(self, order="C"):
         return self._read("tobytes()").tobytes(order)
@@ -304,6 +276,17 @@ def _read_key(key):
     return tuple(one._a if isinstance(one, ndarray) else one for one in keys), selects
 
 
+def _first(key):
+    """An index of as many elements, which are there."""
+    is_index = isinstance(key, np.ndarray) and key.dtype != bool
+    return np.zeros_like(key) if is_index else key
+
+
+def taken(array, indices, *given, **named):
+    """As ``take`` gives it, but for the numbers."""
+    return np.take(array, np.zeros_like(indices), *given, **named)
+
+
 def _is_mask(key):
     return isinstance(key, ndarray) and key.dtype == bool
 
@@ -326,19 +309,7 @@ def elementwise(ufunc, *inputs, out=None, dtype=None, casting="same_kind"):
 
     given = [one for one in arrays if isinstance(one, np.ndarray)]
 
-    def like():
-        if target is not None:
-            return target
-        few = [np.empty(0, a.dtype) if isinstance(a, np.ndarray) else a for a in arrays]
-        return np.empty(
-            np.broadcast_shapes(*(a.shape for a in given)), ufunc(*few, **options).dtype
-        )
-
-    # Integers are indices, and must be right.
-    exact = all(one.dtype.kind in "biu" for one in given)
-    writes = () if out is None else [target]
-    found = launch(name, run, reads=given, writes=writes, like=None if exact else like)
-    return wrapped(found) if out is None else out
+    return launch(name, run, reads=given, out=out)
 
 
 def matmul(a, b, out=None):
@@ -361,16 +332,7 @@ def matmul(a, b, out=None):
         target[...] = found
         return None
 
-    def like():
-        shape = np.broadcast_shapes(left.shape[:-2], right.shape[:-2])
-        return np.empty((*shape, left.shape[-2], right.shape[-1]), left.dtype)
-
-    products = like().size * left.shape[-1] if counts.timeline is not None else 0
-    found = launch(
-        "matmul", run, kernels=kernels, reads=[left, right], flops=2 * products,
-        writes=() if out is None else [target], like=like if out is None else None,
-    )  # fmt: skip
-    return wrapped(found) if out is None else out
+    return launch("matmul", run, kernels=kernels, reads=[left, right], out=out)
 
 
 def _operator(name, ufunc, *, swapped=False):
@@ -424,28 +386,6 @@ for _name, _ufunc in {"neg": np.negative, "invert": np.invert, "abs": np.absolut
     setattr(ndarray, f"__{_name}__", lambda self, ufunc=_ufunc: elementwise(ufunc, self))
 
 
-def _thin(array, axis=None, *given, **named):
-    """One of the numbers along each axis that is summed over: what it gives has the right shape."""
-    axes = {one % array.ndim for one in np.atleast_1d(range(array.ndim) if axis is None else axis)}
-    return array[tuple(slice((axis not in axes and None) or 1) for axis in range(array.ndim))]
-
-
-def _shaped(array, name, arguments, keywords):
-    """A view, or memory of its shape where CuPy would copy: without the copy."""
-    before = array._a
-    if name not in ("reshape", "ravel"):
-        return ndarray.of(getattr(before, name)(*arguments, **keywords), array._memory)
-    like = np.broadcast_to(np.empty((), before.dtype), before.shape)  # of which all are views
-    shape = getattr(like, name)(*arguments, **keywords).shape
-    try:
-        view = before.reshape(shape, copy=False)
-    except ValueError:
-        return wrapped(
-            launch("copy", None, reads=[before], like=lambda: np.empty(shape, before.dtype))
-        )
-    return ndarray.of(view, array._memory)
-
-
 def _method(name, text):
     def call(self, *given, **named):
         check(f"ndarray.{name}", text, given, named)
@@ -459,25 +399,17 @@ def _method(name, text):
         if name not in _VIEWS:
             if name == "astype" and not named.get("copy", True) and before.dtype == given[0]:
                 return self
-            copied = {"copy": before.dtype, "astype": given[0] if given else None}.get(name)
-            like = (lambda: np.empty(before.shape, copied)) if copied is not None else None
-            if name in ("sum", "mean", "max", "min") and counts.timeline is not None:
-                before = _thin(before, *arguments, **keywords)
-            out = named.get("out")
-            reads = [self._a, *(one for one in arguments if isinstance(one, np.ndarray))]
-            writes = [] if out is None else [out._a]
-            if name == "fill":
-                writes = [self._a]
-            found = launch(name, run, reads=reads, writes=writes, like=like)
-            return wrapped(found) if out is None else out
-        if counts.timeline is not None:
-            return _shaped(self, name, arguments, keywords)
+            return launch(
+                name,
+                run,
+                reads=[self._a, *(one for one in arguments if isinstance(one, np.ndarray))],
+                writes=[self._a] if name == "fill" else (),
+                out=named.get("out"),
+                like=partial(taken, self._a, *arguments, **keywords) if name == "take" else None,
+            )
         found = run()
         if found.size and not np.shares_memory(found, before):
-            if counts.backend is not None:
-                return launch("copy", run, reads=[before])
-            counts.kernel("copy")  # CuPy's contiguous copy
-            return wrapped(found)
+            return launch("copy", run, reads=[before])  # CuPy's contiguous copy
         return ndarray.of(found, self._memory)
 
     call.__name__ = name

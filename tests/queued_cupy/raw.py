@@ -1,8 +1,12 @@
-"""Kernels in CUDA C++, for which the stand-in runs functions of the same name on NumPy's arrays."""
+"""Kernels in CUDA C++, for which the stand-in runs functions of the same name on NumPy's arrays.
+
+A kernel writes what its source does not declare as ``const``."""
+
+import re
 
 import numpy as np
 
-from tests.strict_cupy.ndarray import launch, ndarray
+from tests.queued_cupy.ndarray import launch, ndarray, unwrapped
 
 _TWINS = {}
 
@@ -32,6 +36,8 @@ class RawKernel:
         if f" {name}(" not in code:
             raise ValueError(f"CUDA_ERROR_NOT_FOUND: the source has no kernel {name}")
         self.name, self.code, self.options = name, code, options
+        parameters = re.search(rf" {name}\(([^)]*)\)", code)[1].split(",")
+        self.constant = [one.strip().startswith("const ") for one in parameters]
 
     def __call__(self, grid, block, args, *, shared_mem=0, stream=None):
         _expect_extents(grid, block)
@@ -40,9 +46,11 @@ class RawKernel:
                 one, (ndarray, np.generic, int, float)
             ):
                 raise TypeError(f"Unsupported type {type(one)} as an argument of {self.name}")
-        given = [one._a if isinstance(one, ndarray) else one for one in args]
+        given = [unwrapped(one, self.name) for one in args]
         arrays = [one for one in given if isinstance(one, np.ndarray)]
-        launch(self.name, lambda: _TWINS[self.name](*given), reads=arrays, like=lambda: None)
+        writes = [one for one, is_const in zip(given, self.constant) if not is_const]
+        writes = [one for one in writes if isinstance(one, np.ndarray)]
+        launch(self.name, lambda: _TWINS[self.name](*given), reads=arrays, writes=writes)
 
 
 class RawModule:
