@@ -11,7 +11,7 @@ from typing import cast
 import numpy as np
 
 from collectives.algorithms import build, in_segments
-from collectives.calls.buffers import CallBuffer
+from collectives.calls.buffers import OPAQUE, CallBuffer
 from collectives.calls.call import Call
 from collectives.calls.native import can_be_native, fault_of_native, library, waits_for_device
 from collectives.calls.native_plan import NativePlan
@@ -143,6 +143,8 @@ class Binder:
             native = can_be_native(call) and not resources.settings.needs_messages and not fault
             situation = self._situation(call, memory, native)._replace(begun=begun)
             choice = choose(resources.table, situation)
+            if native and call.buffer.items.dtype == OPAQUE:
+                choice = Choice("native", "only the library knows its items")
             gpu = call.buffer.gpu
             nccl = choice.algorithm == "nccl"
             if nccl and gpu is not None and not resources.devices.has_nccl(gpu):
