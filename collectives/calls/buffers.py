@@ -214,7 +214,6 @@ class _Space:
                 self.dtype = _dtype(datatype, self.extent)
         #: Its type says where in this process's memory the items are.
         self.at_bottom = self.gapped and data is MPI.BOTTOM
-        #: Only the MPI library can reduce them.
         self.is_opaque = not moves and (self.gapped or self.extent != self.dtype.itemsize)
         if self.gapped and (is_on_device(self.memory) or (moves and self.extent <= 0)):
             size = self.datatype.Get_size() if self.datatype else 0

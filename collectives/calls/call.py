@@ -250,10 +250,7 @@ def combiner(op: MPI.Op, dtype: np.dtype[Any], datatype: MPI.Datatype | None) ->
         InvalidBuffer: if MPI does not define ``op`` on this type.
     """
     if dtype == OPAQUE:
-        raise InvalidBuffer(
-            "the MPI library alone reduces items with gaps or of 2 GiB and more: leave algorithm, "
-            "checksums and modelled links out, or pack them first"
-        )
+        raise InvalidBuffer("only MPI reduces items with gaps or of 2 GiB; leave the algorithm out")
     # Bits are bits, whatever they mean.
     is_number = datatype is None or datatype not in LETTERS
     for known, ufunc, kinds in _table():

@@ -4,7 +4,7 @@ import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, chain
 from operator import index
-from typing import Any, NamedTuple, NoReturn, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from mpi4py import MPI
@@ -41,8 +41,8 @@ _IN_ORDER = (
     *(MPI.COMBINER_DUP, MPI.COMBINER_RESIZED, MPI.COMBINER_CONTIGUOUS),
     *(MPI.COMBINER_VECTOR, MPI.COMBINER_HVECTOR, MPI.COMBINER_STRUCT),
 )
-#: Bytes that every MPI can pack at a time.
-_COUNTABLE = (1 << 31) - 1
+#: Items of one block; not every MPI library can count more.
+COUNTABLE = (1 << 31) - 1
 
 
 def whole_number(value: Any) -> int | None:
@@ -142,8 +142,7 @@ class Gaps:
         self._datatype = kept_type(self, datatype)
         self._blocks = [block for block in blocks if block.length]
         self._size = datatype.Get_size()
-        if (packed := self._datatype.Pack_size(1, MPI.COMM_SELF)) < self._size:
-            self._refuse(packed, self._size)
+        self._expect(self._datatype.Pack_size(1, MPI.COMM_SELF), self._size)
 
     @classmethod
     def at_bottom(cls, datatype: MPI.Datatype, blocks: Sequence[Block]) -> Self:
@@ -159,16 +158,16 @@ class Gaps:
     def pack(self, packed: Items) -> None:
         """Copies the items into ``packed``, one behind the other."""
         for memory, part in self._parts(packed, readonly=True):
-            self._expect(self._datatype.Pack(memory, part, 0, MPI.COMM_SELF), part)
+            self._expect(self._datatype.Pack(memory, part, 0, MPI.COMM_SELF), part.nbytes)
 
     def unpack(self, packed: Items) -> None:
         """Copies ``packed`` into the items; what lies in the gaps stays."""
         for memory, part in self._parts(packed, readonly=False):
-            self._expect(self._datatype.Unpack(part, 0, memory, MPI.COMM_SELF), part)
+            self._expect(self._datatype.Unpack(part, 0, memory, MPI.COMM_SELF), part.nbytes)
 
     def _parts(self, packed: Items, readonly: bool) -> Iterator[tuple[MPI.buffer, Items]]:
         """Memory of the caller's and the bytes of ``packed`` for it, as many as 31 bits count."""
-        packed, at, most = packed.view(np.uint8), 0, max(1, _COUNTABLE // self._size)
+        packed, at, most = packed.view(np.uint8), 0, max(1, COUNTABLE // self._size)
         for start, count in self._blocks:
             for first in range(start, start + count, most):
                 items = min(most, start + count - first)
@@ -177,14 +176,13 @@ class Gaps:
                 yield memory, packed[at : at + items * self._size]
                 at += items * self._size
 
-    def _expect(self, position: int, packed: Items) -> None:
-        if position != packed.nbytes:
-            self._refuse(position, packed.nbytes)
-
-    def _refuse(self, position: int, nbytes: int) -> NoReturn:
-        raise InvalidBuffer(
-            f"this MPI packs items of {nbytes} bytes into {position}; call with algorithm='native'"
-        )
+    @staticmethod
+    def _expect(position: int, nbytes: int) -> None:
+        if position < nbytes:
+            raise InvalidBuffer(
+                f"this MPI packs items of {nbytes} bytes into {position}; call with "
+                "algorithm='native'"
+            )
 
 
 def fills_its_extent(datatype: MPI.Datatype) -> bool:
@@ -208,8 +206,7 @@ def is_one_block(datatype: MPI.Datatype) -> bool:
         if datatype.combiner == MPI.COMBINER_STRUCT:
             _, *numbers = chain.from_iterable(lists)  # lengths, and where each part begins
             sizes = (length * part.Get_size() for length, part in zip(numbers, parts))
-            starts = [*numbers[len(parts) :], datatype.Get_size()]
-            if starts != [*accumulate(sizes, initial=0)]:
+            if [*numbers[len(parts) :], datatype.Get_size()] != [*accumulate(sizes, initial=0)]:
                 return False
         return all(map(is_one_block, parts))
     finally:

@@ -4,7 +4,7 @@ import mmap
 import os
 import platform
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import accumulate
 from math import prod
@@ -257,16 +257,13 @@ class NodeMemory:
                 f"{there}"
             )
         descriptor, problem, mark = -1, None, os.urandom(16)
-        try:
+        with suppress(OSError):  # found when it is read below
             if self.rank == 0:
                 descriptor = os.memfd_create("collectives")
                 os.pwrite(descriptor, mark, sum(lengths))  # behind all segments
-        except OSError as error:
-            problem = f"rank {self.rank}: {error}"
         path, mark = self.comm.bcast((f"/proc/{os.getpid()}/fd/{descriptor}", mark))
         try:
-            if self.rank != 0:
-                descriptor = os.open(path, os.O_RDWR)
+            descriptor = os.open(path, os.O_RDWR) if self.rank != 0 else descriptor
             # In another container or on another host, it may be any file of the program's.
             if os.pread(descriptor, len(mark), sum(lengths)) != mark:
                 raise OSError(f"{path} is another file here")

@@ -185,7 +185,7 @@ def test_blocks_with_gaps_of_a_type_with_gaps(comm, algorithm):
 
 
 def test_a_type_with_gaps_is_packed_in_parts_that_31_bits_count(comm, monkeypatch):
-    monkeypatch.setattr(mpi4py_spec, "_COUNTABLE", 50)  # of 48 bytes each
+    monkeypatch.setattr(mpi4py_spec, "COUNTABLE", 50)  # of 48 bytes each
     kind = MPI.DOUBLE.Create_vector(6, 1, 2).Commit()
     items = np.arange(60.0) * (comm.rank == 0)
     comm.Bcast([items, 5, kind], algorithm="chain")
