@@ -11,7 +11,7 @@ from typing import cast
 import numpy as np
 
 from collectives.algorithms import build, in_segments
-from collectives.calls.buffers import CallBuffer
+from collectives.calls.buffers import OPAQUE, CallBuffer
 from collectives.calls.call import Call
 from collectives.calls.native import can_be_native, fault_of_native, library, waits_for_device
 from collectives.calls.native_plan import NativePlan
@@ -47,7 +47,7 @@ class Binder:
         places: Places | None,
         planned: bool,
         keep: Callable[[Plan], object] | None = None,
-        begun: bool = False,
+        unordered: bool = False,
     ) -> Plan | NativePlan:
         """The plan of a call.
 
@@ -56,7 +56,7 @@ class Binder:
             planned: gives it tags and counters of its own.  A blocking call uses those of all
                 blocking calls, and names the memory by address, so that its plan does not keep it.
             keep: takes the plan of a nonblocking call in shared memory at the end of its run.
-            begun: whether the ranks may begin the runs of such plans in another order.
+            unordered: whether the ranks may begin the runs of such plans in another order.
 
         Raises:
             InvalidBuffer: buffers share memory, or their sum cannot be reproducible.
@@ -64,7 +64,7 @@ class Binder:
         """
         memory = self._resources.devices.memory(call.buffer.gpu)
         with memory.working() if is_queued(memory) else nullcontext():
-            return self._bind(call, memory, places, planned, keep, begun)
+            return self._bind(call, memory, places, planned, keep, unordered)
 
     def _bind(
         self,
@@ -73,7 +73,7 @@ class Binder:
         places: Places | None,
         planned: bool,
         keep: Callable[[Plan], object] | None,
-        begun: bool,
+        unordered: bool,
     ) -> Plan | NativePlan:
         """As :meth:`bind`; what is allocated in it is the plans' stream's."""
         resources, progress = self._resources, self._resources.progress
@@ -82,7 +82,7 @@ class Binder:
             binding = Binding("reproducible", progress, resources.take_tags() if planned else None)
             operands = staged(call, not planned, widens=False)
             return bind_exact(call, resources.transport, operands, binding)
-        algorithm, reason = self._choice(call, self.memory_of(call, places), planned, begun)
+        algorithm, reason = self._choice(call, self.memory_of(call, places), planned, unordered)
         log.info("%s: %s (%s)", call, algorithm, reason)
         if algorithm == "native":
             before = waits_for_device(call.arguments, resources.devices.is_direct)
@@ -107,7 +107,7 @@ class Binder:
                 binding = replace(binding, tags=tags)
                 return bind_shared(schedule, node, places, call.count, dtype, call.combine, binding)
             log.warning("messages instead of shared memory: %d plans use it", node.slots.most)
-        fits = not begun and self._fits_slots(call, schedule, memory)
+        fits = not unordered and self._fits_slots(call, schedule, memory)
         if fits and (slots := resources.slots) is not None:
             operands = staged(call, not planned, widens=False)
             wide = np.dtype(np.float32) if call.widens else None
@@ -134,15 +134,17 @@ class Binder:
         assert node is not None, "the places are in its memory"
         return "adopted" if node.has_edges(chain.from_iterable(places)) else "shared"
 
-    def _choice(self, call: Call, memory: Kind, planned: bool, begun: bool) -> Choice:
+    def _choice(self, call: Call, memory: Kind, planned: bool, unordered: bool) -> Choice:
         """The algorithm with all its options, and the reason for it."""
         choice = Choice(call.algorithm, call.why)
         resources, delays = self._resources, self._resources.settings.transport.delays
         if call.algorithm == "auto" or (call.algorithm == "native" and delays):
             fault = fault_of_native(call, planned)
             native = can_be_native(call) and not resources.settings.needs_messages and not fault
-            situation = self._situation(call, memory, native)._replace(begun=begun)
+            situation = self._situation(call, memory, native)._replace(unordered=unordered)
             choice = choose(resources.table, situation)
+            if native and call.buffer.items.dtype == OPAQUE:
+                choice = Choice("native", "only the library knows its items")
             gpu = call.buffer.gpu
             nccl = choice.algorithm == "nccl"
             if nccl and gpu is not None and not resources.devices.has_nccl(gpu):

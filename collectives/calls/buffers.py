@@ -27,6 +27,9 @@ from collectives.errors import InvalidBuffer
 from collectives.execution.memory import HOST, Memory, gpu_of, is_on_device
 from collectives.execution.transport.cuda_memory import CudaMemory
 
+#: The type of items that only the MPI library can reduce: with gaps, or of 2 GiB and more.
+OPAQUE = np.dtype("V0")
+
 
 @dataclass(frozen=True)
 class CallBuffer:
@@ -34,7 +37,7 @@ class CallBuffer:
 
     Attributes:
         items: contiguous 1-D view of the caller's memory, NumPy's or CuPy's; where its items have
-            ``gaps``, memory of our own that they are packed into.
+            ``gaps``, memory of our own that they are packed into; without memory if ``OPAQUE``.
         datatype: the MPI type of an item, named by the caller or inferred; ``None`` where this MPI
             has none (float16, bfloat16 on some).
         counts: items of the blocks of a v-variant; ``None`` if all are equal.
@@ -211,7 +214,8 @@ class _Space:
                 self.dtype = _dtype(datatype, self.extent)
         #: Its type says where in this process's memory the items are.
         self.at_bottom = self.gapped and data is MPI.BOTTOM
-        if self.gapped and (not moves or self.extent <= 0 or is_on_device(self.memory)):
+        self.is_opaque = not moves and (self.gapped or self.extent != self.dtype.itemsize)
+        if self.gapped and (is_on_device(self.memory) or (moves and self.extent <= 0)):
             size = self.datatype.Get_size() if self.datatype else 0
             raise InvalidBuffer(
                 f"the {role} buffer's datatype has gaps (extent {self.extent}, size {size} bytes); "
@@ -235,6 +239,8 @@ class _Space:
         for j, (start, count) in enumerate(blocks):
             asked = f"{count} were asked for" if counts is None else f"block {j} is {count} items"
             self._expect(start, count, f"{asked} from item {start} on" if start else asked)
+        if self.is_opaque:
+            return CallBuffer(np.empty(blocks[0].length, OPAQUE), self.datatype)
         if self.gapped:
             return self._packed(blocks, counts)
         starts, lengths = zip(*blocks)
@@ -247,19 +253,20 @@ class _Space:
         if self.dtype is not items.dtype or length * self.extent != items.nbytes:
             part = items.view(np.uint8)[first * self.extent : (first + length) * self.extent]
             items = part.view(self.dtype)
+        counts = _scaled(counts, self.extent, items.itemsize)
+        displacements = _scaled(displacements, self.extent, items.itemsize)
         return CallBuffer(items, self.datatype, counts, displacements, writable=self.writable)
 
     def _packed(self, blocks: list[Block], counts: tuple[int, ...] | None) -> CallBuffer:
         assert self.datatype is not None, "only a type that was named has gaps"
         size = self.datatype.Get_size()
-        packed = np.empty(sum(count for _, count in blocks), np.dtype((np.void, size)))
+        packed = np.empty(sum(count for _, count in blocks) * size, np.uint8)
         if self.at_bottom:
             gaps = Gaps.at_bottom(self.datatype, blocks)
         else:
             gaps = Gaps(self.memory, HOST.address(self.memory), self.datatype, blocks)
-        return CallBuffer(
-            packed.view(np.uint8), self.datatype, _scaled(counts, size), None, gaps, self.writable
-        )
+        lengths = _scaled(counts, size)
+        return CallBuffer(packed, self.datatype, lengths, None, gaps, self.writable)
 
     def _expect(self, start: int, count: int, asked: str) -> None:
         if not count:
@@ -288,7 +295,10 @@ def _inferred(dtype: "np.dtype[Any]") -> MPI.Datatype | None:
 
 
 def _dtype(datatype: MPI.Datatype, extent: int) -> "np.dtype[Any]":
-    """NumPy's type of items of an MPI type, or as many bytes where it has none."""
+    """NumPy's type of items of an MPI type, or as many bytes where it has none; a byte where they
+    are more than it can count."""
+    if extent > np.iinfo(np.intc).max:
+        return np.dtype(np.uint8)
     try:
         dtype = np.dtype(dtlib.to_numpy_dtype(datatype))
     except (ValueError, TypeError):

@@ -11,7 +11,7 @@ from mpi4py import MPI
 
 from collectives.algorithms import own
 from collectives.calls.arguments import Arguments
-from collectives.calls.buffers import CallBuffer
+from collectives.calls.buffers import OPAQUE, CallBuffer
 from collectives.calls.mpi4py_spec import LETTERS, kept_type
 from collectives.contracts import Contract, Member, contract
 from collectives.errors import InvalidBuffer
@@ -249,6 +249,8 @@ def combiner(op: MPI.Op, dtype: np.dtype[Any], datatype: MPI.Datatype | None) ->
     Raises:
         InvalidBuffer: if MPI does not define ``op`` on this type.
     """
+    if dtype == OPAQUE:
+        raise InvalidBuffer("only MPI reduces items with gaps or of 2 GiB; leave the algorithm out")
     # Bits are bits, whatever they mean.
     is_number = datatype is None or datatype not in LETTERS
     for known, ufunc, kinds in _table():

@@ -268,7 +268,7 @@ class Engine(Watching):
                 entry = CachedCall(arguments.op, None, location, None, call.key)
                 self._cache.remember(key, entry)
         if plan is None:
-            made = self._binder.bind(call, places, True, keep, begun=not in_order)
+            made = self._binder.bind(call, places, True, keep, unordered=not in_order)
             self.last_plan = Native(made.reason) if isinstance(made, NativePlan) else made
             return made
         plan.keep, self.last_plan = keep, plan

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from collectives.calls.mpi4py_spec import LETTERS, PREDEFINED, TYPES
-from collectives.calls.native import COUNTABLE, library
+from collectives.calls.mpi4py_spec import COUNTABLE, LETTERS, PREDEFINED, TYPES
+from collectives.calls.native import library
 from collectives.calls.native_plan import Native
 from collectives.calls.resources import Resources
 from collectives.calls.tuner import NEVER, ORDINARY, SHARED, Situation
@@ -187,7 +187,7 @@ class Limits(dict[str, Limit]):
             types = _WRAPPED if below and resources.comm.size <= 2 else _ROUNDED
         return min(below, COUNTABLE), *types, LEFT_TO_NATIVE
 
-    def of_auto(self, collective: str, unequal: bool = False, begun: bool = False) -> int:
+    def of_auto(self, collective: str, unequal: bool = False, unordered: bool = False) -> int:
         """The bytes below which ``auto`` takes the MPI library's own.  Collective at first use.
 
         No array lies in memory that the ranks share before one was asked for.
@@ -195,7 +195,6 @@ class Limits(dict[str, Limit]):
         resources = self._resources
         per_node, table = resources.facts
         memories = ORDINARY if resources.node is None or unequal else SHARED
-        call = Situation(
-            library(), collective, 0, resources.comm.size, per_node, uneven=unequal, begun=begun
-        )
+        ranks = resources.comm.size, per_node
+        call = Situation(library(), collective, 0, *ranks, uneven=unequal, unordered=unordered)
         return table.native_below(call, memories)

@@ -1,10 +1,12 @@
 """The parts of mpi4py's buffer specifications, and items of derived types that have gaps."""
 
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate, chain
 from operator import index
 from typing import Any, NamedTuple, Self
 
+import numpy as np
 from mpi4py import MPI
 
 from collectives.errors import InvalidBuffer, InvalidBufferType, UnknownType
@@ -34,6 +36,13 @@ TYPES = {name: found for name, found in MPI._typedict.items() if found.handle in
 #: MPI's types of bytes and letters, on which no arithmetic is defined.  Some libraries add them all
 #: the same, as the small integers that they are not.
 LETTERS = (MPI.BYTE, MPI.PACKED, MPI.CHAR, MPI.WCHAR, MPI.CHARACTER)
+#: Makers of types whose parts lie in order if the type fills its extent; a struct's say where.
+_IN_ORDER = (
+    *(MPI.COMBINER_DUP, MPI.COMBINER_RESIZED, MPI.COMBINER_CONTIGUOUS),
+    *(MPI.COMBINER_VECTOR, MPI.COMBINER_HVECTOR, MPI.COMBINER_STRUCT),
+)
+#: Items of one block; not every MPI library can count more.
+COUNTABLE = (1 << 31) - 1
 
 
 def whole_number(value: Any) -> int | None:
@@ -132,6 +141,8 @@ class Gaps:
         self._extent = datatype.Get_extent()[1]
         self._datatype = kept_type(self, datatype)
         self._blocks = [block for block in blocks if block.length]
+        self._size = datatype.Get_size()
+        self._expect(self._datatype.Pack_size(1, MPI.COMM_SELF), self._size)
 
     @classmethod
     def at_bottom(cls, datatype: MPI.Datatype, blocks: Sequence[Block]) -> Self:
@@ -145,31 +156,31 @@ class Gaps:
         return made
 
     def pack(self, packed: Items) -> None:
-        """Copies the items into ``packed``, bytes without gaps."""
-        position = 0
-        for memory in self._memories(readonly=True):
-            position = self._datatype.Pack(memory, packed, position, MPI.COMM_SELF)
-        self._expect(position, packed)
+        """Copies the items into ``packed``, one behind the other."""
+        for memory, part in self._parts(packed, readonly=True):
+            self._expect(self._datatype.Pack(memory, part, 0, MPI.COMM_SELF), part.nbytes)
 
     def unpack(self, packed: Items) -> None:
         """Copies ``packed`` into the items; what lies in the gaps stays."""
-        position = 0
-        for memory in self._memories(readonly=False):
-            position = self._datatype.Unpack(packed, position, memory, MPI.COMM_SELF)
-        self._expect(position, packed)
+        for memory, part in self._parts(packed, readonly=False):
+            self._expect(self._datatype.Unpack(part, 0, memory, MPI.COMM_SELF), part.nbytes)
 
-    def _memories(self, readonly: bool) -> list[MPI.buffer]:
-        return [
-            MPI.buffer.fromaddress(
-                self._address + start * self._extent, count * self._extent, readonly
-            )
-            for start, count in self._blocks
-        ]
+    def _parts(self, packed: Items, readonly: bool) -> Iterator[tuple[MPI.buffer, Items]]:
+        """Memory of the caller's and the bytes of ``packed`` for it, as many as 31 bits count."""
+        packed, at, most = packed.view(np.uint8), 0, max(1, COUNTABLE // self._size)
+        for start, count in self._blocks:
+            for first in range(start, start + count, most):
+                items = min(most, start + count - first)
+                address = self._address + first * self._extent
+                memory = MPI.buffer.fromaddress(address, items * self._extent, readonly)
+                yield memory, packed[at : at + items * self._size]
+                at += items * self._size
 
-    def _expect(self, position: int, packed: Items) -> None:
-        if position != packed.nbytes:
+    @staticmethod
+    def _expect(position: int, nbytes: int) -> None:
+        if position < nbytes:
             raise InvalidBuffer(
-                f"this MPI packs items of {packed.nbytes} bytes into {position}; call with "
+                f"this MPI packs items of {nbytes} bytes into {position}; call with "
                 "algorithm='native'"
             )
 
@@ -188,10 +199,15 @@ def is_one_block(datatype: MPI.Datatype) -> bool:
     """
     if datatype.is_predefined or not fills_its_extent(datatype):
         return fills_its_extent(datatype)
-    if datatype.combiner not in (MPI.COMBINER_DUP, MPI.COMBINER_CONTIGUOUS, MPI.COMBINER_RESIZED):
+    if datatype.combiner not in _IN_ORDER:
         return False
-    parts = datatype.Get_contents()[-1]
+    *lists, parts = datatype.Get_contents()
     try:
+        if datatype.combiner == MPI.COMBINER_STRUCT:
+            _, *numbers = chain.from_iterable(lists)  # lengths, and where each part begins
+            sizes = (length * part.Get_size() for length, part in zip(numbers, parts))
+            if [*numbers[len(parts) :], datatype.Get_size()] != [*accumulate(sizes, initial=0)]:
+                return False
         return all(map(is_one_block, parts))
     finally:
         free_types(part for part in parts if not part.is_predefined)

@@ -9,13 +9,12 @@ from mpi4py import MPI
 from collectives.calls.arguments import Arguments
 from collectives.calls.buffer_protocols import memory_of
 from collectives.calls.call import Call
+from collectives.calls.mpi4py_spec import COUNTABLE
 from collectives.errors import InvalidBuffer
 from collectives.execution.memory import gpu_of, is_on_device
 from collectives.execution.plan import Action
 from collectives.execution.transport.cuda_memory import CudaMemory
 
-#: Items of one block; not every MPI library can count more.
-COUNTABLE = (1 << 31) - 1
 #: Names of MPI's thread levels.
 THREAD_LEVELS = {
     MPI.THREAD_SINGLE: "single",

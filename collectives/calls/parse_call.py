@@ -9,7 +9,7 @@ from mpi4py import MPI
 
 from collectives.algorithms import check, find, parse
 from collectives.calls.arguments import Arguments
-from collectives.calls.buffers import CallBuffer, read_buffer, vector_buffer
+from collectives.calls.buffers import OPAQUE, CallBuffer, read_buffer, vector_buffer
 from collectives.calls.call import Call
 from collectives.calls.fast_path import nbytes_of
 from collectives.calls.mpi4py_spec import LETTERS
@@ -291,5 +291,7 @@ def _takes(spec: Any, buffer: CallBuffer | None) -> bool:
 
 def _sure_words(spec: Any, buffer: CallBuffer | None) -> Any:
     if buffer is None or buffer.datatype is None or buffer.gaps or buffer.memory is not HOST:
+        return spec
+    if buffer.items.dtype == OPAQUE:
         return spec
     return buffer.of_type(buffer.datatype)

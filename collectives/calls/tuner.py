@@ -123,7 +123,7 @@ class Table(msgspec.Struct, forbid_unknown_fields=True):
         about another's.  Shared memory does not depend on the library; native's time there does.
         """
 
-        if call.is_of_slots and (call.begun or call.uneven):
+        if call.is_of_slots and (call.unordered or call.uneven):
             return None
 
         def apart(entry: Entry) -> tuple[float, float]:
@@ -176,8 +176,8 @@ class Situation(NamedTuple):
         has_checksums: whether messages must carry checksums.
         delays: whether messages arrive as over a slower link.
         nccl: whether NCCL can do it, as far as the call alone says.
-        begun: whether it is nonblocking or persistent.  In ordinary memory of one node such a call
-            stays the library's: ranks may begin its runs in another order.
+        unordered: whether the ranks may begin its runs in another order, as of nonblocking calls
+            and plans.  In ordinary memory of one node such a call stays the library's.
     """
 
     mpi: str
@@ -192,7 +192,7 @@ class Situation(NamedTuple):
     has_checksums: bool = False
     delays: bool = False
     nccl: bool = False
-    begun: bool = False
+    unordered: bool = False
 
     @property
     def is_of_slots(self) -> bool:
@@ -282,8 +282,8 @@ def _why_not(call: Situation, entry: Entry | None) -> str:
         return "a rank alone"
     if call.collective == "barrier":
         return "barriers are not measured"
-    if call.is_of_slots and (call.begun or call.uneven):
-        return f"{'as a plan' if call.begun else 'of unequal blocks'}, in ordinary memory"
+    if call.is_of_slots and (call.unordered or call.uneven):
+        return f"{'as a plan' if call.unordered else 'of unequal blocks'}, in ordinary memory"
     if entry is None:
         nodes = "one node" if call.size == call.per_node else "several nodes"
         what = f"{call.collective}{_KINDS.get(call.memory, ' of ordinary arrays')}"

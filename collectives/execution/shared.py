@@ -1,7 +1,6 @@
 """A schedule on memory that all its ranks can address: where their buffers lie, how they are cut,
 and a plan of one rank's rounds there (``shared_rounds.py``)."""
 
-from collections.abc import Sequence
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -15,7 +14,7 @@ from collectives.execution.memory import HOST, Combine, Items, Memory, is_queued
 from collectives.execution.messages import Layout
 from collectives.execution.plan import Action, Binding, Plan
 from collectives.execution.shared_rounds import SharedBinder
-from collectives.execution.transport.flags import BLOCKING, Flag
+from collectives.execution.transport.flags import BLOCKING, all_reached
 from collectives.execution.transport.windows import Edge, Place
 from collectives.schedule import Copy, Schedule
 
@@ -91,7 +90,7 @@ def bind_shared(
         flow.schedule.algorithm,
         count * blocks * dtype.itemsize,
         bound.rounds(before, after),
-        _all_reached,
+        all_reached,
         binding,
     )
     for place in places[node.rank]:
@@ -159,7 +158,3 @@ def _edges(
         edges = node.edges(place, buffers[name].nbytes)
         found.append([Edge(*map(HOST.borrowed, edge)) for edge in edges] if borrow else edges)
     return found[0], found[1]
-
-
-def _all_reached(flags: Sequence[Flag]) -> bool:
-    return all(flag.Test() for flag in flags)

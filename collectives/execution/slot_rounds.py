@@ -21,7 +21,7 @@ from collectives.execution.memory import HOST, Combine, Items
 from collectives.execution.messages import Layout, Operands, Prepared, prepared
 from collectives.execution.plan import Action, Binding, BoundRound, Plan
 from collectives.execution.traffic import Traffic
-from collectives.execution.transport.flags import Flag, RunCount
+from collectives.execution.transport.flags import Flag, RunCount, all_reached
 from collectives.execution.transport.slots import SLOT_BYTES, InLine, SlotPair, Slots
 from collectives.schedule import Chunk, Copy, Recv, RecvReduce, Round, Schedule, Send
 
@@ -29,6 +29,8 @@ from collectives.schedule import Chunk, Copy, Recv, RecvReduce, Round, Schedule,
 _LINE = 64
 #: One part of a chunk's memory, by the number of the piece.
 Views = list[Items]
+#: A part's places in both slots, and its own memory.
+Part = tuple[tuple[Items, Items], Views]
 
 
 def bind_slots(
@@ -51,7 +53,7 @@ def bind_slots(
     # First of all, as the ranks start their plans in one order, and go on with them in any.
     first = BoundRound(starts=[place.Start], requests=[place], finish=[place.Wait])
     rounds = [first, *ready.around(bound.rounds(place), operands.after)]
-    given = schedule.collective, schedule.algorithm, ready.nbytes, rounds, _all_reached, binding
+    given = schedule.collective, schedule.algorithm, ready.nbytes, rounds, all_reached, binding
     plan = Plan(*given)
     copied = ready.nbytes if ready.before or operands.after else 0
     plan.own_nbytes = copied + sum(room.nbytes for room in bound.rooms.values())
@@ -92,33 +94,31 @@ class _Call:
 
 
 @dataclass(slots=True, eq=False)
-class _Store:
-    """A copy of the next piece into the slot whose turn it is."""
+class _InSlot:
+    """What is done with the next piece's own memory and its place in a slot."""
 
     pieces: Pieces
     pair: SlotPair
     slots: tuple[Items, Items]
-    source: Views
+    own: Views
+
+
+class _Store(_InSlot):
+    """A copy into the slot whose turn it is."""
 
     def __call__(self) -> None:
-        np.copyto(self.slots[self.pair.turn], self.source[self.pieces.at])
+        np.copyto(self.slots[self.pair.turn], self.own[self.pieces.at])
 
 
-@dataclass(slots=True, eq=False)
-class _Load:
+class _Load(_InSlot):
     """A copy of what the peer has stored, which is in the slot to which this rank stores next."""
 
-    pieces: Pieces
-    pair: SlotPair
-    slots: tuple[Items, Items]
-    target: Views
-
     def __call__(self) -> None:
-        np.copyto(self.target[self.pieces.at], self.slots[1 - self.pair.turn])
+        np.copyto(self.own[self.pieces.at], self.slots[1 - self.pair.turn])
 
 
 @dataclass(slots=True, eq=False)
-class _Reduce(_Load):
+class _Reduce(_InSlot):
     """A reduction of what the peer has stored."""
 
     operand: Views
@@ -127,9 +127,8 @@ class _Reduce(_Load):
 
     def __call__(self) -> None:
         at, slot = self.pieces.at, self.slots[1 - self.pair.turn]
-        own = self.operand[at]
-        left, right = (slot, own) if self.is_left else (own, slot)
-        self.combine(left, right, out=self.target[at])
+        given = (slot, self.operand[at]) if self.is_left else (self.operand[at], slot)
+        self.combine(*given, out=self.own[at])
 
 
 @dataclass(slots=True, eq=False)
@@ -191,8 +190,7 @@ class SlotBinder:
     def rounds(self, place: InLine) -> list[BoundRound]:
         """The rounds of all pieces, at whose end the run leaves its ``place`` in the line."""
         bound: list[BoundRound] = []
-        whole = self.count // self.room if self.room else 0
-        end = whole * self.room
+        end = self.count // self.room * self.room if self.room else 0
         for pieces in (
             Pieces(self.room, range(0, end, self.room or 1)),
             Pieces(self.count - end, range(end, self.count, self.room or 1)),
@@ -237,16 +235,16 @@ class SlotBinder:
             peer, pair = step.peer, self.pairs[step.peer]
             total = sent if isinstance(step, Send) else got
             start = total.get(peer, 0)
-            places = _in_slots(pair, start, own)
+            parts = [*zip(_in_slots(pair, start, own), own)]
             if isinstance(step, Send):
                 leaving += nbytes
                 if peer not in sent:
                     _wait(entering, self.node.flag(peer, self.counters, 0, pair))
-                moving.starts += [_Store(pieces, pair, *each) for each in zip(places, own)]
+                moving.starts += [_Store(pieces, pair, *part) for part in parts]
             else:
                 if peer not in got:
                     _wait(moving, self.node.flag(peer, self.counters, entered(number)))
-                for read in self.reads(step, pieces, [*places], own):
+                for read in self.reads(step, pieces, parts):
                     _do(moving, read)
             total[peer] = start + -(-nbytes // _LINE) * _LINE
         if sent:
@@ -261,23 +259,17 @@ class SlotBinder:
             _do(moving, self.node.tick(self.counters, moved(number)))
         return [each for each in (entering, moving) if each.starts or each.finish]
 
-    def reads(
-        self,
-        step: Recv | RecvReduce,
-        pieces: Pieces,
-        places: list[tuple[Items, Items]],
-        own: list[Views],
-    ) -> Iterator[Action]:
+    def reads(self, step: Recv | RecvReduce, pieces: Pieces, parts: list[Part]) -> Iterator[Action]:
         """The calls that put what has arrived into the memory of a step."""
         pair = self.pairs[step.peer]
         if isinstance(step, Recv):
-            yield from (_Load(pieces, pair, *each) for each in zip(places, own))
+            yield from (_Load(pieces, pair, *part) for part in parts)
             return
         if self.combine is None:
             raise ScheduleError(f"{step} reduces, but no operation was given")
         operands = self.views(step.operand or step.chunk, pieces)
-        for each in zip(places, own, operands, strict=True):
-            yield _Reduce(pieces, pair, *each, self.combine, step.peer < self.rank)
+        for part, operand in zip(parts, operands, strict=True):
+            yield _Reduce(pieces, pair, *part, operand, self.combine, step.peer < self.rank)
 
     def sends(self, number: int, pieces: Pieces) -> bool:
         """Whether this rank sends something in a round of these pieces."""
@@ -345,7 +337,3 @@ def _wait(bound: BoundRound, flag: Flag) -> None:
 def _do(bound: BoundRound, action: Action) -> None:
     bound.finish.append(action)
     bound.reductions.append(action)
-
-
-def _all_reached(flags: Sequence[Flag]) -> bool:
-    return all(flag.Test() for flag in flags)

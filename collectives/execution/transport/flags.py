@@ -8,6 +8,7 @@ with these, everything before the store is done before everything after the load
 of 8 bytes is stored and loaded as one on all of them.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from collectives.execution.plan import Action
@@ -73,6 +74,11 @@ class Flag:
 
     def Free(self) -> None:
         """Nothing to release."""
+
+
+def all_reached(flags: Sequence[Flag]) -> bool:
+    """Whether all of them have, now."""
+    return all(flag.Test() for flag in flags)
 
 
 @dataclass(eq=False)

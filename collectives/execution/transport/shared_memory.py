@@ -4,7 +4,7 @@ import mmap
 import os
 import platform
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import accumulate
 from math import prod
@@ -256,17 +256,17 @@ class NodeMemory:
                 f"the ranks ask for {sum(lengths)} bytes of shared memory, but their node has "
                 f"{there}"
             )
-        descriptor, problem = -1, None
-        try:
+        descriptor, problem, mark = -1, None, os.urandom(16)
+        with suppress(OSError):  # found when it is read below
             if self.rank == 0:
                 descriptor = os.memfd_create("collectives")
-                os.truncate(descriptor, sum(lengths))
-        except OSError as error:
-            problem = f"rank {self.rank}: {error}"
-        path = self.comm.bcast(f"/proc/{os.getpid()}/fd/{descriptor}")
+                os.pwrite(descriptor, mark, sum(lengths))  # behind all segments
+        path, mark = self.comm.bcast((f"/proc/{os.getpid()}/fd/{descriptor}", mark))
         try:
-            if self.rank != 0:
-                descriptor = os.open(path, os.O_RDWR)
+            descriptor = os.open(path, os.O_RDWR) if self.rank != 0 else descriptor
+            # In another container or on another host, it may be any file of the program's.
+            if os.pread(descriptor, len(mark), sum(lengths)) != mark:
+                raise OSError(f"{path} is another file here")
             memory = Mapping(descriptor, sum(lengths))
         except OSError as error:
             problem = f"rank {self.rank}: {error}"

@@ -9,6 +9,8 @@ import pytest
 from mpi4py import MPI
 
 from collectives import Communicator, InvalidBuffer
+from collectives.calls import mpi4py_spec
+from collectives.calls.mpi4py_spec import fills_its_extent, is_one_block
 from tests.mpi.collectives.forms import total
 
 pytestmark = pytest.mark.mpi
@@ -180,6 +182,43 @@ def test_blocks_with_gaps_of_a_type_with_gaps(comm, algorithm):
         results.append(recv)
     assert np.array_equal(*results)
     kind.Free()
+
+
+def test_a_type_with_gaps_is_packed_in_parts_that_31_bits_count(comm, monkeypatch):
+    monkeypatch.setattr(mpi4py_spec, "COUNTABLE", 50)  # of 48 bytes each
+    kind = MPI.DOUBLE.Create_vector(6, 1, 2).Commit()
+    items = np.arange(60.0) * (comm.rank == 0)
+    comm.Bcast([items, 5, kind], algorithm="chain")
+    assert np.count_nonzero(items) == (59 if comm.rank == 0 else 29)
+    kind.Free()
+
+
+def test_items_in_order_are_not_packed():
+    """As mpi4py describes more items than 31 bits count, and compilers a structure."""
+    double, ints = MPI.DOUBLE, MPI.INT.Create_contiguous(2)
+    for places, in_order in (([0, 8], True), ([8, 0], False)):
+        assert is_one_block(MPI.Datatype.Create_struct([1, 1], places, [double, ints])) == in_order
+    twice = MPI.Datatype.Create_struct([1, 1, 1], [0, 0, 16], [double, double, double])
+    assert fills_its_extent(twice) and not is_one_block(twice)
+    assert is_one_block(double.Create_vector(3, 2, 2).Create_hvector(2, 1, 48))
+
+
+@pytest.mark.parametrize("form", ["Allreduce", "Iallreduce", "Allreduce_init"])
+@pytest.mark.parametrize("how", [{}, {"algorithm": "native"}])
+def test_the_library_reduces_items_with_gaps(comm, form, how):
+    def add(left, right, _):
+        np.frombuffer(right)[::2] += np.frombuffer(left)[::2]
+
+    op, kind = MPI.Op.Create(add, commute=True), MPI.DOUBLE.Create_vector(2, 1, 2)
+    kind = kind.Create_resized(0, 32).Commit()
+    items = np.arange(12.0) + comm.rank
+    begun = getattr(comm, form)(MPI.IN_PLACE, [items, 3, kind], op, **how)
+    if form.endswith("init"):
+        begun.Start()
+    if begun is not None:
+        begun.Wait()
+    assert np.array_equal(items[::2], np.arange(12.0)[::2] * comm.size + total(comm))
+    assert np.array_equal(items[1::2], np.arange(12.0)[1::2] + comm.rank)
 
 
 WITHOUT_BYTES = {

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
+from collectives import InvalidBuffer
 from collectives.contracts import CONTRACTS, Member
 from tests.mpi.collectives.forms import fresh
 
@@ -135,3 +136,15 @@ def test_one_block_of_several_that_31_bits_do_not_count(comm, collective, algori
     if algorithm == "auto" and seen_by_two and MPI.get_vendor()[0] == "Open MPI":
         pytest.skip("plain mpi4py fails there, too")
     check(comm, collective, None, "ordinary", {"ours": OURS[collective]}.get(algorithm, algorithm))
+
+
+def test_items_of_more_bytes_than_31_bits_count(comm):
+    """One item, as programs do whose MPI counts no more; its numbers lie one behind the other."""
+    memory = np.zeros(ITEMS, np.int8)
+    kind, keep = MPI.BYTE.Create_contiguous(ITEMS).Commit(), MPI.Op.Create(lambda *_: None)
+    memory[[0, -1]] = comm.rank
+    comm.Bcast([memory, 1, kind], 1)
+    assert memory[[0, -1]].tolist() == [1, 1]
+    comm.Allreduce(MPI.IN_PLACE, [memory, 1, kind], keep)
+    with pytest.raises(InvalidBuffer, match="2 GiB"):
+        comm.Allreduce(MPI.IN_PLACE, [memory, 1, kind], keep, algorithm="ring")

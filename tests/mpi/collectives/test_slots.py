@@ -1,5 +1,6 @@
 """Slots of ordinary arrays: drawn calls and plans in turns, and lives that end in between."""
 
+import os
 import random
 
 import numpy as np
@@ -119,3 +120,17 @@ def test_slots_that_a_signal_left(monkeypatch):
         with pytest.raises(CollectiveError, match="making of slots was left"):
             comm.Allreduce(MPI.IN_PLACE, np.zeros(10_000), algorithm="ring")
         expect_well(comm, "native")
+
+
+def test_a_file_of_the_program_is_not_taken_for_the_nodes_memory(monkeypatch, tmp_path):
+    """In another PID namespace, another file may have the path of rank 0's memory."""
+    file, opened = tmp_path / "program's", os.open
+    file.write_bytes(bytes(4 << 20))
+    if MPI.COMM_WORLD.rank == 1:
+        monkeypatch.setattr(os, "open", lambda path, flags: opened(file, flags))
+    with Communicator(MPI.COMM_WORLD) as comm:
+        expect_well(comm, "ring")
+        items = np.full(10_000, 1.0 + comm.rank)
+        comm.Allreduce(MPI.IN_PLACE, items, algorithm="ring")
+        assert (items == comm.size + total(comm)).all()
+    assert not any(file.read_bytes())
