@@ -113,7 +113,7 @@ def normalise(
     function = user_objects.over_parts if data and data.in_turn else lambda given: given
     last: Any = list(layers.values())[-1] if layers else None
     form = getattr(last, "formed", as_given)
-    loss, metrics = user_objects.loss(function(given.loss), form), None
+    loss, metrics = user_objects.loss(function(given.loss), form, module, layers), None
     if isinstance(given.metrics, Mapping):
         is_torch = module is not None
         metrics = {

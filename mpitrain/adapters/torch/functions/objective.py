@@ -17,8 +17,10 @@ from mpitrain.adapters.torch.arrays import (
     named_tensors,
     on_stream_of,
 )
+from mpitrain.adapters.torch.checks.leaves import stray
 from mpitrain.adapters.torch.checks.means import EqualWeights, Sample, no_loss, shown
 from mpitrain.adapters.torch.checks.probe import MISFITS, Form, Function, Tensors, one_line, rows
+from mpitrain.adapters.torch.functions.lent import Lent
 from mpitrain.adapters.torch.functions.own_loss import COUNT, LOSS
 from mpitrain.adapters.torch.functions.reductions import Reduced, Reductions
 from mpitrain.arrays import Array, Judged, Scalar, Shape, array_namespace
@@ -41,12 +43,14 @@ class Following:
 
     Attributes:
         kept: tensors of the function by name, if it is a module; they follow from no samples.
+        lent: parameters that the function reads.
     """
 
-    def __init__(self, function: Function, form: Form = as_given) -> None:
+    def __init__(self, function: Function, form: Form = as_given, lent: Lent | None = None) -> None:
         self.__name__ = name_of(function)
         self._function, self._form = function, form
         self._moved: Moved = {}
+        self.lent = lent or Lent(None, {})
 
     @property
     def kept(self) -> dict[str, torch.Tensor]:
@@ -55,6 +59,10 @@ class Following:
         return named_tensors(self._function)
 
     def __call__(self, outputs: Any, labels: Any) -> Any:
+        with self.lent.there():
+            return self._called(outputs, labels)
+
+    def _called(self, outputs: Any, labels: Any) -> Any:
         if not isinstance(outputs, dict) or COUNT not in outputs:
             return self._of(outputs, labels)
         total, count = outputs[LOSS].sum(), outputs[COUNT].sum().detach()
@@ -87,10 +95,12 @@ class Judge:
         function: the function.
     """
 
-    def __init__(self, function: Function, what: str, form: Form = as_given) -> None:
+    def __init__(
+        self, function: Function, what: str, form: Form = as_given, lent: Lent | None = None
+    ) -> None:
         """``what`` is the function's name in errors; ``form``: that of the outputs."""
         self.function = function
-        self._there = Following(function, form)
+        self._there = Following(function, form, lent)
         self._weights = EqualWeights(self._there, f"{what}: {name_of(function)}")
 
     @property
@@ -117,7 +127,7 @@ class TorchLoss(Judge):
         ignore_index: value of labels that do not count; None: unknown.
     """
 
-    def __init__(self, function: Function, form: Form = as_given) -> None:
+    def __init__(self, function: Function, form: Form = as_given, lent: Lent | None = None) -> None:
         """``ConfigError``: the function has parameters, which nobody would train."""
         own = function.parameters() if isinstance(function, torch.nn.Module) else ()
         if any(parameter.requires_grad for parameter in own):
@@ -125,7 +135,8 @@ class TorchLoss(Judge):
                 f"loss: {name_of(function)} has parameters of its own, which nobody would train; "
                 "put them into the model"
             )
-        super().__init__(function, "loss", form)
+        super().__init__(function, "loss", form, lent)
+        self._lent = self._there.lent
         self._unused: frozenset[str] = frozenset()
         self._casts = False
         self._calls = Reductions()
@@ -149,7 +160,14 @@ class TorchLoss(Judge):
         reduced = self._calls.of(self._there, as_given(wide), as_given(truth))
         if self.reduction == "count" and not getattr(reduced.total, "requires_grad", False):
             reduced = reduced._replace(total=_constant(reduced.total, wide, self._unused))
-        by = gradients(reduced.total, wide)
+        by, by_lent = gradients(reduced.total, wide, self._lent.values)
+        wanted = [*wide.values(), *self._lent.values.values()]
+        if name := stray([reduced.total], wanted, self._lent.trained):
+            self._say(
+                f"loss: {name_of(self.function)} follows from {name} by another way than outputs "
+                "and labels, whose gradient would be lost; return what it reads from the module as "
+                "an output, with a row for each sample"
+            )
         if versions != [part._version for part in truth.values()]:
             self._say(
                 f"loss: {name_of(self.function)} changes its labels in place, which are the data's "
@@ -158,6 +176,7 @@ class TorchLoss(Judge):
         else:
             self._look(reduced, wide, truth)
         weight = (labels.size if self.reduction == "mean" else 1) / divisor
+        self._lent.add(by_lent, weight)
         used = {name: (one * weight).to(parts[name].dtype) for name, one in by.items()}
         found = {name: used.get(name, torch.zeros_like(part)) for name, part in parts.items()}
         whole = joined({name: as_array(gradient, xp) for name, gradient in found.items()})
@@ -193,7 +212,7 @@ class TorchLoss(Judge):
                     parts, found = self._tried(given, wanted)
                     self._tried(rows(given, 0), rows(wanted, 0))
                     wrong = no_loss(found)
-                    by = {} if wrong else gradients(found.total, parts)
+                    by = {} if wrong else gradients(found.total, parts)[0]
                 break
             except (*MISFITS, AttributeError, KeyError, UserWarning) as error:
                 refused = refused or error
@@ -209,6 +228,7 @@ class TorchLoss(Judge):
             ) from refused
         if wrong:
             raise ValueError(f"{name_of(self.function)} {wrong}")
+        self._lent.learn(found.total)
         # A rank may have no samples in the first batch, and must know the unused fields then, too.
         self._unused = frozenset(parts.keys() - by.keys())
         self.reduction, self.ignore_index = found.reduction, self._calls.ignore_index
@@ -285,11 +305,13 @@ def _needing_gradients(parts: dict[str, torch.Tensor]) -> dict[str, torch.Tensor
     return {name: part.requires_grad_(part.is_floating_point()) for name, part in parts.items()}
 
 
-def gradients(total: torch.Tensor, outputs: Tensors) -> dict[str, torch.Tensor]:
-    """Gradients of a loss by those outputs that it depends on."""
-    by = {name: part for name, part in outputs.items() if part.requires_grad}
-    found = torch.autograd.grad(total, list(by.values()), allow_unused=True)
-    return {name: one for name, one in zip(by, found, strict=True) if one is not None}
+def gradients(total: torch.Tensor, *groups: Tensors) -> list[dict[str, torch.Tensor]]:
+    """Gradients of a loss by those of each group's tensors that it depends on."""
+    by = [{n: part for n, part in group.items() if part.requires_grad} for group in groups]
+    every = [part for group in by for part in group.values()]
+    found = iter(torch.autograd.grad(total, every, allow_unused=True))
+    pairs = [zip(group, found, strict=False) for group in by]
+    return [{name: one for name, one in group if one is not None} for group in pairs]
 
 
 def _constant(value: Any, outputs: Tensors, unused: frozenset[str]) -> torch.Tensor:

@@ -19,6 +19,7 @@ from mpitrain.adapters.torch.arrays import (
     on_stream_of,
     tensors_of,
 )
+from mpitrain.adapters.torch.checks.leaves import Leaves
 from mpitrain.adapters.torch.checks.module import (
     examine,
     expect_alone,
@@ -31,6 +32,7 @@ from mpitrain.adapters.torch.checks.module import (
 from mpitrain.adapters.torch.checks.module_class import changing, moves, refuse
 from mpitrain.adapters.torch.checks.probe import MISFITS, Form, expect_outputs, is_due, one_line
 from mpitrain.adapters.torch.checks.shared_module import Comparison
+from mpitrain.adapters.torch.functions.lent import Lent
 from mpitrain.adapters.torch.modules.calls import Call, Watched
 from mpitrain.adapters.torch.modules.expert_parallel import expert_share
 from mpitrain.adapters.torch.modules.passes import Pass
@@ -69,6 +71,8 @@ class TorchLayer(Layer):
         experts: names of its modules that hold experts.
         whole: module whose constants this layer reports: its own, or the one that it and the layers
             after it are parts of; None for these other layers.
+        leaves: watch on what its outputs follow from.
+        lent: parameters that it holds for the loss.
     """
 
     holds = True  # autograd's saved tensors are the parameters' memory
@@ -104,10 +108,14 @@ class TorchLayer(Layer):
         self.module, self.prefix, self.plan = module, prefix, Plan()
         self.experts: Sequence[str] = ()
         self._alone: TorchLayer | None = None
+        self.lent = Lent(None, {})
         self._share = Share(module, Region(TensorGroup()))
         self._types: dict[str, torch.dtype] = {}
         self._watched = Watched(name, module, training, self._share.region, takes)
         self._meets_others = any(True for _ in stand_ins(module))
+        self.leaves = Leaves(
+            {id(p): n for n, p in self._given.named_parameters() if p.requires_grad}
+        )
         self._forwards = 0
         self._filler = 0
         self._moved: Moved = {}
@@ -119,7 +127,16 @@ class TorchLayer(Layer):
             ValueError: the ranks cannot share it equally.
         """
         own = share(self.module, self.plan, group)
+        if own.axes and self.lent.shapes:
+            raise ValueError(
+                f"holds {min(self.lent.shapes)}, and tensor ranks share it; leave the loss to "
+                "outputs and labels, or parallel.tensor out"
+            )
         return self._as(own) if own.axes else self
+
+    def hold(self, lent: Lent) -> None:
+        """Take parameters of other layers, too, for a loss that reads them."""
+        self.lent, self.tied = lent, {**self.tied, **lent.tied}
 
     def among(self, group: TensorGroup, algorithm: str) -> "TorchLayer":
         own = expert_share(self.module, self.experts, group, algorithm)
@@ -159,7 +176,7 @@ class TorchLayer(Layer):
         return {name: xp.asarray(array) for name, array in values.items()}
 
     def shapes(self) -> dict[str, Shape]:
-        return {name: tuple(p.shape) for name, p in self._trained()}
+        return {name: tuple(p.shape) for name, p in self._trained()} | self.lent.shapes
 
     def _trained(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
         return ((name, p) for name, p in self.module.named_parameters() if p.requires_grad)
@@ -262,6 +279,7 @@ class TorchLayer(Layer):
     def _forward(self, parameters: Parameters, x: Array, context: Context) -> tuple[Array, Any]:
         watched = self._watched
         own = {name: as_tensor(v).requires_grad_() for name, v in parameters.items()}
+        own = self.lent.take(own, training=context.training)
         expect_the_same_trained(watched, self._given, own.keys())
         xp, counts = array_namespace(x), len(x) > 0
         if not counts:
@@ -285,7 +303,15 @@ class TorchLayer(Layer):
                 self._examine(call, list(own.values()))
             for part in given.values():
                 part.requires_grad_(part.is_floating_point())
+            graded = {name: part for name, part in given.items() if part.requires_grad}
+            before = self.leaves.begin(own, self.prefix, graded, watched.name)
             y = call(self._learn)
+        wanted = [*own.values(), *graded.values()]
+        if context.training and (name := self.leaves.stray(y, wanted, before)):
+            watched.say(
+                f" follows from {name} by another way than its inputs, whose gradient would be "
+                "lost; hand it on as an output and an input, or put both parts into one module"
+            )
         watched.keep(context, xp)
         saved = Pass(call, own, y, call.again(), self._share.served)
         if is_due(self._forwards) and not self._meets_others:
@@ -329,9 +355,12 @@ class TorchLayer(Layer):
             return saved.backward(dy, meets=self._meets_others)
 
     def gradients(self, parameters: Parameters, kept: Any) -> Gradients:
+        found = dict(kept)
+        for name, more in self.lent.give(self.lent.shapes).items():
+            found[name] = more if found.get(name) is None else found[name] + more
         return {
             name: None if g is None else as_array(g, array_namespace(parameters[name]))
-            for name, g in kept.items()
+            for name, g in found.items()
         }
 
     def _buffers(self, like: torch.Tensor) -> dict[str, torch.Tensor]:
