@@ -29,11 +29,11 @@ from mpitrain.adapters.torch.checks.module import (
     learn,
     without_autocast,
 )
-from mpitrain.adapters.torch.checks.module_class import changing, moves, refuse
+from mpitrain.adapters.torch.checks.module_class import moves, refuse
 from mpitrain.adapters.torch.checks.probe import MISFITS, Form, expect_outputs, is_due, one_line
 from mpitrain.adapters.torch.checks.shared_module import Comparison
 from mpitrain.adapters.torch.functions.lent import Lent
-from mpitrain.adapters.torch.modules.calls import Call, Watched
+from mpitrain.adapters.torch.modules.calls import Call, Watched, changes
 from mpitrain.adapters.torch.modules.expert_parallel import expert_share
 from mpitrain.adapters.torch.modules.passes import Pass
 from mpitrain.adapters.torch.modules.regions import Region, Share
@@ -73,6 +73,7 @@ class TorchLayer(Layer):
             after it are parts of; None for these other layers.
         leaves: watch on what its outputs follow from.
         lent: parameters that it holds for the loss.
+        moving: identities of constants of the whole module that change in training.
     """
 
     holds = True  # autograd's saved tensors are the parameters' memory
@@ -108,7 +109,7 @@ class TorchLayer(Layer):
         self.module, self.prefix, self.plan = module, prefix, Plan()
         self.experts: Sequence[str] = ()
         self._alone: TorchLayer | None = None
-        self.lent = Lent(None, {})
+        self.lent, self.moving = Lent(None, {}), set[int]()
         self._share = Share(module, Region(TensorGroup()))
         self._types: dict[str, torch.dtype] = {}
         self._watched = Watched(name, module, training, self._share.region, takes)
@@ -164,7 +165,8 @@ class TorchLayer(Layer):
         found.whole, found.tied, found._filler = self.whole, self.tied, self._filler
         found.split = {name: axis for name, (axis, _) in own.axes.items()}
         found.fused = {name: blocks for name, (_, blocks) in own.axes.items()}
-        found._watched.only_loss = watched.only_loss
+        found._watched.only_loss, found._watched.state = watched.only_loss, watched.state
+        found.moving = self.moving
         found._watched.draws.part = own.region.group.rank if own.axes else 0
         return found
 
@@ -200,7 +202,7 @@ class TorchLayer(Layer):
             for part in self.whole.modules()
             if moves(part, self.whole.training)
             for buffer in part.buffers()
-        } | {id(self.whole.get_buffer(name)) for name in changing(self.whole)}
+        } | self.moving
         every = {**self.whole.state_dict(keep_vars=True), **dict(self.whole.named_buffers())}
         return {
             name: tensor.detach()
@@ -231,17 +233,44 @@ class TorchLayer(Layer):
         text = f"it cannot take a sample of shape {shape!r}: {one_line(refused)}"
         raise ValueError(text) from refused
 
-    @torch.no_grad()
     def _tried(self, x: Mapping[str, torch.Tensor]) -> Shape:
-        """Shape of the output for one sample; buffers and the generator stay as they are."""
-        set_context(self.module, RESTING, np, counts=True)
-        buffers = {name: b.clone() for name, b in self.module.named_buffers()}
-        with torch.random.fork_rng(devices=[]):
-            found = self._watched(buffers, x)
+        """Shape of the output for one sample.
+
+        Constants that the module changes are state, if it changes them alike for another sample.
+        """
+        found, moved = self._moved_by(x)
+        if moved:
+            _, others = self._moved_by({n: (part == 0).to(part) for n, part in x.items()})
+            alike = (n for n in moved if n in others and torch.equal(moved[n], others[n]))
+            self._watched.state = frozenset(alike)
+            own = named_tensors(self._given)
+            self.moving |= {id(own[name]) for name in self._watched.state}
         expect_outputs(found)
         if "" in found:
             return tuple(found[""].shape[1:])
         return Fields(joined({name: as_array(part) for name, part in found.items()}).dtype)
+
+    @torch.no_grad()
+    def _moved_by(
+        self, x: Mapping[str, torch.Tensor]
+    ) -> tuple[Mapping[str, torch.Tensor], dict[str, torch.Tensor]]:
+        """Outputs for one sample in training mode, and the constants that change in it.
+
+        The module and the generator stay as they are.
+        """
+        watched, before = self._watched, dict(self._constants())
+        set_context(self.module, RESTING, np, counts=True)
+        watched.state = frozenset(before)  # any of them may be
+        try:
+            with torch.random.fork_rng(devices=[]), watched.in_mode(training=True):
+                found = watched({name: one.clone() for name, one in before.items()}, x)
+        finally:
+            watched.state = frozenset()
+        return found, {
+            name: now
+            for name, now in watched.constants.items()
+            if name in watched.changed or not np.array_equal(as_bytes(now), as_bytes(before[name]))
+        }
 
     def formed(self, outputs: Mapping[str, Any]) -> Any:
         """Outputs by name in the form in which the module gave its latest ones."""
@@ -262,9 +291,9 @@ class TorchLayer(Layer):
         return [self._watched.verdict]
 
     def state(self, dtype: DTypeLike) -> dict[str, Array]:
-        """Running values of batch norm and vectors of spectral norm, by the buffers' names."""
-        vectors = {n: b for n, b in self.module.named_buffers() if n in self._watched.state}
-        return {name: as_array(b.double()).astype(dtype) for name, b in vectors.items()} | {
+        """Running values of batch norm, and constants that follow from parameters, by name."""
+        own = {n: b.double() for n, b in self._constants() if n in self._watched.state}
+        return {name: as_array(values).astype(dtype) for name, values in own.items()} | {
             f"{name}.{own}" if name else own: values
             for name, part in stand_ins(self.module)
             for own, values in part.state(dtype).items()
@@ -288,7 +317,8 @@ class TorchLayer(Layer):
         kinds = (*self._types.values(), *(p.dtype for p in own.values()))
         kind = next((one for one in kinds if one.is_floating_point), None)
         given = tensors_of(fields(x), kind, every=bool(self._types))
-        buffers = self._buffers(next(iter([*own.values(), *given.values()])))
+        like = next(iter([*own.values(), *given.values()]))
+        buffers = {name: one.clone() for name, one in self._buffers(like)}
         for name, kept in watched.beginning(context).items():
             buffers[name] = as_tensor(kept).to(buffers[name])
         values = {
@@ -312,6 +342,10 @@ class TorchLayer(Layer):
                 f" follows from {name} by another way than its inputs, whose gradient would be "
                 "lost; hand it on as an output and an input, or put both parts into one module"
             )
+        for name, one in self._buffers(like) if is_due(self._forwards) else ():
+            now = watched.constants.get(name, one)
+            if name not in watched.state and not np.array_equal(as_bytes(one), as_bytes(now)):
+                watched.say(changes(name))
         watched.keep(context, xp)
         saved = Pass(call, own, y, call.again(), self._share.served)
         if is_due(self._forwards) and not self._meets_others:
@@ -363,12 +397,10 @@ class TorchLayer(Layer):
             for name, g in found.items()
         }
 
-    def _buffers(self, like: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Copies of constants, or of this rank's parts, in this tensor's type if all have one."""
-        found = {}
+    def _buffers(self, like: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+        """Constants, or this rank's parts, in this tensor's type if all have one."""
         for name, constant in self._constants():
             here = moved(self._moved, name, constant, like.device)
             part = self._share.part(name, here)
             both = part.is_floating_point() and like.is_floating_point() and not self._types
-            found[name] = part.to(like.dtype if both else part.dtype).clone()
-        return found
+            yield name, part.to(like.dtype if both else part.dtype)

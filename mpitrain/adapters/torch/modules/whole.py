@@ -83,7 +83,10 @@ def layers(
     else:
         pieces = {"part0": ("", module)}
     every, holders = plan(module, splits), experts_named(module, experts)
-    own_names = {id(p): name for name, p in module.named_parameters() if p.requires_grad}
+    moving, own_names = (
+        set[int](),
+        {id(p): name for name, p in module.named_parameters() if p.requires_grad},
+    )
     found: dict[str, Layer] = {}
     owners: dict[int, str] = {}
     norms: dict[int, str] = {}
@@ -106,7 +109,7 @@ def layers(
                 tied[own] = owner
         layer.tied = tied
         layer.whole = None if found else module
-        layer.leaves.trained = own_names
+        layer.leaves.trained, layer.moving = own_names, moving
         layer.plan = every.within(prefix)
         layer.experts = [one.removeprefix(prefix) for one in holders if one.startswith(prefix)]
         found[name] = layer
