@@ -9,12 +9,18 @@ from typing import Any
 import torch
 
 from mpitrain.adapters.torch.arrays import as_tensor, on_stream_of
+from mpitrain.adapters.torch.checks.optimizer import holding, take_step
 from mpitrain.arrays import Array, Shape
 from mpitrain.config import ConfigError
+from mpitrain.nn.layer import Verdict
 from mpitrain.optim.optimizers import Beginning, Optimizer, State
 
 #: Options that an optimiser reads only when it is made.
 BEGINNINGS = ("initial_accumulator_value",)
+_INSTEAD = (
+    "keep what a parameter needs in state[p] from its first step on, use groups of parameters, or "
+    "a loop of your own with torch's DistributedDataParallel"
+)
 
 
 class TorchOptimizer(Optimizer):
@@ -34,6 +40,7 @@ class TorchOptimizer(Optimizer):
         begun: the state that it was given with.
         name: name of the class.
         trained: the group's parameters, without values.
+        verdict: fault of its steps.
     """
 
     trained: Sequence[torch.Tensor] = ()
@@ -54,6 +61,7 @@ class TorchOptimizer(Optimizer):
         kind = type(like)
         self.like, self.kind, self.whole = like, kind, whole
         self.begun: Mapping[str, Beginning] = {}
+        self.verdict = Verdict()
         self.name = kind.__name__
         self.options = options
         self._step = 0
@@ -65,6 +73,16 @@ class TorchOptimizer(Optimizer):
         self._kept: dict[Shape, dict[str, Shape]] = {}
         slots = {name for shape in shapes for name in (*self._arrays(shape), *self._single)}
         self.slots = tuple(sorted(slots))
+        if name := holding(like):
+            self._say(f"has parameters or their id() in {name}, and gets others in each step")
+        self.verdict.deferred = True
+
+    def _say(self, fault: str) -> None:
+        self.verdict.say(ConfigError(f"optimizer: a {self.name} {fault}; {_INSTEAD}"))
+
+    def _step_of(self, made: torch.optim.Optimizer) -> None:
+        if fault := take_step(made, whole=self.whole):
+            self._say(fault)
 
     def _arrays(self, shape: Shape) -> dict[str, Shape]:
         """Shapes of the state's arrays for a parameter of this shape."""
@@ -74,7 +92,7 @@ class TorchOptimizer(Optimizer):
         made = self.made(probe, self.lr)
         for _ in range(2):  # some begin to keep something in their second step
             probe.grad = torch.ones_like(probe)
-            made.step()
+            self._step_of(made)
         found: dict[str, Shape] = {}
         for name, value in made.state[probe].items():
             if name == "step":
@@ -145,7 +163,10 @@ class TorchOptimizer(Optimizer):
         given = self._state(own, parameter, self._step - 1)
         if self._step > 1:  # its first step makes its state, which is not always 0
             made.state[parameter].update(given)
-        made.step()
+        self._step_of(made)
+        kept = {name for name, one in made.state[parameter].items() if one is not None}
+        if more := kept - {*self.slots, "step"}:
+            self._say(f"begins to keep {min(more)} in step {self._step}, which no checkpoint has")
         for name in own.keys() & made.state[parameter].keys():
             after = made.state[parameter][name]
             if name in self._single:
