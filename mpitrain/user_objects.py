@@ -237,13 +237,11 @@ def own_loss(outputs: Any, labels: Any) -> Any:
     return outputs["loss"]
 
 
-def loss(
-    given: Any, form: Any, module: Any = None, layers: Mapping[str, nn.Layer] | None = None
-) -> LossFunction | None:
+def loss(given: Any, form: Any, layers: Mapping[str, nn.Layer]) -> LossFunction | None:
     """A loss from a function of torch tensors, or a class such as ``torch.nn.MSELoss``.
 
-    ``form`` gives outputs by name the module's form; the function may read parameters of the
-    ``module`` of these ``layers``.  ConfigError: the class needs arguments.
+    ``form`` gives outputs by name the module's form, of these layers; none: it is no module.
+    ConfigError: the class needs arguments.
     """
     if given is None or hasattr(given, "expect"):
         return given
@@ -252,7 +250,7 @@ def loss(
 
     if isinstance(given, type):  # as torch.nn.MSELoss
         given = _made("loss", given)
-    return TorchLoss(given, form, Lent(module, layers or {}))
+    return TorchLoss(given, form, Lent(layers))
 
 
 def over_parts(given: Any) -> Any:

@@ -7,39 +7,33 @@ import torch
 
 from mpitrain.adapters.torch.checks.probe import Tensors, is_due
 
-#: Names of a module's trained parameters, by their identity.
-Trained = Mapping[int, str]
-
 
 class Leaves:
-    """Watches what the passes of a part follow from.
+    """Watches what the passes of a part follow from; ``trained``: names of parameters by identity.
 
     A graph is walked in the first, second, fourth, eighth pass, and whenever its number of
-    operations is a new one.  A walk costs about a microsecond for each operation, other passes cost
-    two operations.
+    operations is a new one.  That costs a microsecond an operation, another pass two operations.
     """
 
-    def __init__(self, trained: Trained) -> None:
+    def __init__(self, trained: Mapping[int, str]) -> None:
         self.trained = trained
         self._passes, self._sizes = 0, set[int]()
         self._leaf = torch.empty(0, requires_grad=True)
 
-    def begin(self, parameters: Tensors, prefix: str, inputs: Tensors, name: str) -> int:
+    def begin(self, known: Tensors) -> int:
         """Begin a pass by these tensors; returns the number of operations before it."""
-        for own, one in parameters.items():
-            vars(one)["trained_as"] = f"{prefix}{own}"
-        for one in inputs.values():
-            vars(one)["trained_as"] = f"the input of {name}"
+        for name, one in known.items():
+            vars(one)["trained_as"] = name
         return self._operations()
 
-    def stray(self, outputs: Tensors, own: Iterable[torch.Tensor], before: int) -> str:
+    def stray(self, outputs: Tensors, known: Tensors, before: int) -> str:
         """As :func:`stray`, for a pass that began after ``before`` operations."""
         self._passes += 1
         size = self._operations() - before
         if size in self._sizes and not is_due(self._passes):
             return ""
         self._sizes.add(size)
-        return stray(outputs.values(), own, self.trained)
+        return stray(outputs, known, self.trained)
 
     def _operations(self) -> int:
         """Number of the operations of this thread so far that have a gradient."""
@@ -47,12 +41,12 @@ class Leaves:
         return node._sequence_nr() if node else 0
 
 
-def stray(roots: Iterable[torch.Tensor], own: Iterable[torch.Tensor], trained: Trained) -> str:
-    """What the roots follow from that is trained and none of ``own``: its name, or ""."""
-    known = set(map(id, own))
-    for leaf in leaves(roots):
+def stray(roots: Tensors, known: Tensors, trained: Mapping[int, str]) -> str:
+    """What the roots follow from that is trained and not known: its name, or ""."""
+    ids = set(map(id, known.values()))
+    for leaf in leaves(roots.values()):
         name: str = getattr(leaf, "trained_as", "") or trained.get(id(leaf), "")
-        if name and id(leaf) not in known:
+        if name and id(leaf) not in ids:
             return name
     return ""
 

@@ -12,23 +12,16 @@ _KEPT = frozenset({"state", "param_groups", "params", "defaults"})
 
 
 class Reduces(TorchDispatchMode):
-    """Notices operations that make fewer numbers of several, as norms do.
-
-    Attributes:
-        name: name of the first one; empty: there was none.
-    """
+    """Notices operations that make fewer numbers of several, as norms do, by the first's name."""
 
     name = ""
 
-    def __torch_dispatch__(
-        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        found = function(*args, **kwargs or {})
-        if not self.name and not function.is_view and torch.Tag.pointwise not in function.tags:
-            sizes = [one.numel() for one in tree_leaves(found) if isinstance(one, torch.Tensor)]
-            given = [one.numel() for one in tree_leaves(args) if isinstance(one, torch.Tensor)]
-            if sizes and max(given, default=0) > max(1, *sizes):
-                self.name = function.overloadpacket.__name__
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = op(*args, **kwargs or {})
+        if not self.name and not op.is_view and torch.Tag.pointwise not in op.tags:
+            sizes, given = ([one.numel() for one in _tensors(of)] for of in (found, args))
+            if sizes and max(given, default=0) > max(sizes):
+                self.name = op.overloadpacket.__name__
         return found
 
 
@@ -40,43 +33,42 @@ def take_step(made: torch.optim.Optimizer, *, whole: bool) -> str:
     if type(made).step.__module__.startswith("torch.optim."):
         made.step()
         return ""
-    before = dict(_held(made))
+    before = _held(made)
     with Reduces() as reduces:
         made.step()
-    after = dict(_held(made))
+    after = _held(made)
     changed = [name for name in before | after if before.get(name) != after.get(name)]
     if changed or len(made.state) > 1:
         what = ", ".join(changed[:3]) or "state of no parameter"
         return f"changes {what}, which is lost, as it is made anew for each step and piece"
     if reduces.name and not whole:
-        return f"takes numbers of a parameter together ({reduces.name})"
+        return f"takes numbers of a parameter together ({reduces.name}), which parallel.zero cuts"
     return ""
 
 
 def holding(made: torch.optim.Optimizer) -> str:
-    """Name of an attribute in which an optimiser has its parameters or their ids; or ""."""
+    """What an optimiser keeps of its parameters but in groups and state; or ""."""
     known = {id(one) for group in made.param_groups for one in group["params"]}
     for name, value in vars(made).items():
-        if name not in _KEPT and any(
-            id(one) in known or (type(one) is int and one in known) for one in _leaves(value)
-        ):
-            return name
+        held = () if name in _KEPT else _leaves(value)
+        if any(known & {id(one), one if type(one) is int else 0} for one in held):
+            return f"has parameters or their id() in {name}, and gets others in each step"
     return ""
 
 
-def _held(made: torch.optim.Optimizer) -> Iterator[tuple[str, list[object]]]:
+def _held(made: torch.optim.Optimizer) -> dict[str, list[object]]:
     """Attributes and options of an optimiser, in a form that shows changes."""
-    for name, value in (vars(made) | made.param_groups[0]).items():
-        if name not in _KEPT:
-            yield (
-                name,
-                [
-                    one
-                    if isinstance(one, (int, float, str))
-                    else (id(one), getattr(one, "_version", 0))
-                    for one in _leaves(value)
-                ],
-            )
+    own = {n: value for n, value in (vars(made) | made.param_groups[0]).items() if n not in _KEPT}
+    return {name: [_mark(one) for one in _leaves(value)] for name, value in own.items()}
+
+
+def _mark(one: object) -> object:
+    is_value = isinstance(one, (int, float, str))
+    return one if is_value else (id(one), getattr(one, "_version", 0))
+
+
+def _tensors(values: object) -> list[torch.Tensor]:
+    return [one for one in tree_leaves(values) if isinstance(one, torch.Tensor)]
 
 
 def _leaves(value: object) -> Iterator[object]:

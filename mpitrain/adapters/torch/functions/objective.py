@@ -46,11 +46,10 @@ class Following:
         lent: parameters that the function reads.
     """
 
-    def __init__(self, function: Function, form: Form = as_given, lent: Lent | None = None) -> None:
+    def __init__(self, function: Function, form: Form = as_given) -> None:
         self.__name__ = name_of(function)
-        self._function, self._form = function, form
+        self._function, self._form, self.lent = function, form, Lent({})
         self._moved: Moved = {}
-        self.lent = lent or Lent(None, {})
 
     @property
     def kept(self) -> dict[str, torch.Tensor]:
@@ -59,10 +58,6 @@ class Following:
         return named_tensors(self._function)
 
     def __call__(self, outputs: Any, labels: Any) -> Any:
-        with self.lent.there():
-            return self._called(outputs, labels)
-
-    def _called(self, outputs: Any, labels: Any) -> Any:
         if not isinstance(outputs, dict) or COUNT not in outputs:
             return self._of(outputs, labels)
         total, count = outputs[LOSS].sum(), outputs[COUNT].sum().detach()
@@ -85,7 +80,8 @@ class Following:
         if isinstance(function, torch.nn.Module) and any(t.device != device for t in kept.values()):
             there = {name: moved(self._moved, name, t, device) for name, t in kept.items()}
             return torch.func.functional_call(function, there, (outputs, labels))
-        return function(outputs, labels)
+        with self.lent.there():
+            return function(outputs, labels)
 
 
 class Judge:
@@ -95,12 +91,10 @@ class Judge:
         function: the function.
     """
 
-    def __init__(
-        self, function: Function, what: str, form: Form = as_given, lent: Lent | None = None
-    ) -> None:
+    def __init__(self, function: Function, what: str, form: Form = as_given) -> None:
         """``what`` is the function's name in errors; ``form``: that of the outputs."""
         self.function = function
-        self._there = Following(function, form, lent)
+        self._there = Following(function, form)
         self._weights = EqualWeights(self._there, f"{what}: {name_of(function)}")
 
     @property
@@ -135,8 +129,8 @@ class TorchLoss(Judge):
                 f"loss: {name_of(function)} has parameters of its own, which nobody would train; "
                 "put them into the model"
             )
-        super().__init__(function, "loss", form, lent)
-        self._lent = self._there.lent
+        super().__init__(function, "loss", form)
+        self._lent = self._there.lent = lent or Lent({})
         self._unused: frozenset[str] = frozenset()
         self._casts = False
         self._calls = Reductions()
@@ -160,9 +154,9 @@ class TorchLoss(Judge):
         reduced = self._calls.of(self._there, as_given(wide), as_given(truth))
         if self.reduction == "count" and not getattr(reduced.total, "requires_grad", False):
             reduced = reduced._replace(total=_constant(reduced.total, wide, self._unused))
-        by, by_lent = gradients(reduced.total, wide, self._lent.values)
-        wanted = [*wide.values(), *self._lent.values.values()]
-        if name := stray([reduced.total], wanted, self._lent.trained):
+        every = {**wide, **self._lent.values}
+        by = gradients(reduced.total, every)
+        if name := stray({"": reduced.total}, every, self._lent.trained):
             self._say(
                 f"loss: {name_of(self.function)} follows from {name} by another way than outputs "
                 "and labels, whose gradient would be lost; return what it reads from the module as "
@@ -176,8 +170,8 @@ class TorchLoss(Judge):
         else:
             self._look(reduced, wide, truth)
         weight = (labels.size if self.reduction == "mean" else 1) / divisor
-        self._lent.add(by_lent, weight)
-        used = {name: (one * weight).to(parts[name].dtype) for name, one in by.items()}
+        self._lent.add(by, weight)
+        used = {n: (by[n] * weight).to(part.dtype) for n, part in parts.items() if n in by}
         found = {name: used.get(name, torch.zeros_like(part)) for name, part in parts.items()}
         whole = joined({name: as_array(gradient, xp) for name, gradient in found.items()})
         self._unused = frozenset(found.keys() - used.keys())
@@ -212,7 +206,7 @@ class TorchLoss(Judge):
                     parts, found = self._tried(given, wanted)
                     self._tried(rows(given, 0), rows(wanted, 0))
                     wrong = no_loss(found)
-                    by = {} if wrong else gradients(found.total, parts)[0]
+                    by = {} if wrong else gradients(found.total, parts)
                 break
             except (*MISFITS, AttributeError, KeyError, UserWarning) as error:
                 refused = refused or error
@@ -305,13 +299,11 @@ def _needing_gradients(parts: dict[str, torch.Tensor]) -> dict[str, torch.Tensor
     return {name: part.requires_grad_(part.is_floating_point()) for name, part in parts.items()}
 
 
-def gradients(total: torch.Tensor, *groups: Tensors) -> list[dict[str, torch.Tensor]]:
-    """Gradients of a loss by those of each group's tensors that it depends on."""
-    by = [{n: part for n, part in group.items() if part.requires_grad} for group in groups]
-    every = [part for group in by for part in group.values()]
-    found = iter(torch.autograd.grad(total, every, allow_unused=True))
-    pairs = [zip(group, found, strict=False) for group in by]
-    return [{name: one for name, one in group if one is not None} for group in pairs]
+def gradients(total: torch.Tensor, outputs: Tensors) -> dict[str, torch.Tensor]:
+    """Gradients of a loss by those outputs that it depends on."""
+    by = {name: part for name, part in outputs.items() if part.requires_grad}
+    found = torch.autograd.grad(total, list(by.values()), allow_unused=True)
+    return {name: one for name, one in zip(by, found, strict=True) if one is not None}
 
 
 def _constant(value: Any, outputs: Tensors, unused: frozenset[str]) -> torch.Tensor:

@@ -17,10 +17,6 @@ from mpitrain.optim.optimizers import Beginning, Optimizer, State
 
 #: Options that an optimiser reads only when it is made.
 BEGINNINGS = ("initial_accumulator_value",)
-_INSTEAD = (
-    "keep what a parameter needs in state[p] from its first step on, use groups of parameters, or "
-    "a loop of your own with torch's DistributedDataParallel"
-)
 
 
 class TorchOptimizer(Optimizer):
@@ -73,16 +69,14 @@ class TorchOptimizer(Optimizer):
         self._kept: dict[Shape, dict[str, Shape]] = {}
         slots = {name for shape in shapes for name in (*self._arrays(shape), *self._single)}
         self.slots = tuple(sorted(slots))
-        if name := holding(like):
-            self._say(f"has parameters or their id() in {name}, and gets others in each step")
+        self._say(holding(like))
         self.verdict.deferred = True
 
     def _say(self, fault: str) -> None:
-        self.verdict.say(ConfigError(f"optimizer: a {self.name} {fault}; {_INSTEAD}"))
-
-    def _step_of(self, made: torch.optim.Optimizer) -> None:
-        if fault := take_step(made, whole=self.whole):
-            self._say(fault)
+        cure = "keep what it needs in state[p] from the first step on, or in groups, or take a loop"
+        if fault:
+            text = f"optimizer: a {self.name} {fault}; {cure} with torch's DistributedDataParallel"
+            self.verdict.say(ConfigError(text))
 
     def _arrays(self, shape: Shape) -> dict[str, Shape]:
         """Shapes of the state's arrays for a parameter of this shape."""
@@ -92,7 +86,7 @@ class TorchOptimizer(Optimizer):
         made = self.made(probe, self.lr)
         for _ in range(2):  # some begin to keep something in their second step
             probe.grad = torch.ones_like(probe)
-            self._step_of(made)
+            self._say(take_step(made, whole=self.whole))
         found: dict[str, Shape] = {}
         for name, value in made.state[probe].items():
             if name == "step":
@@ -163,10 +157,10 @@ class TorchOptimizer(Optimizer):
         given = self._state(own, parameter, self._step - 1)
         if self._step > 1:  # its first step makes its state, which is not always 0
             made.state[parameter].update(given)
-        self._step_of(made)
-        kept = {name for name, one in made.state[parameter].items() if one is not None}
-        if more := kept - {*self.slots, "step"}:
-            self._say(f"begins to keep {min(more)} in step {self._step}, which no checkpoint has")
+        self._say(take_step(made, whole=self.whole))
+        for name in made.state[parameter].keys() - {*self.slots, "step"}:
+            if made.state[parameter][name] is not None:
+                self._say(f"begins to keep {name} in step {self._step}, which no checkpoint has")
         for name in own.keys() & made.state[parameter].keys():
             after = made.state[parameter][name]
             if name in self._single:

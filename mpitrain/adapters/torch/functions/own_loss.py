@@ -83,8 +83,7 @@ class OwnLoss:
         if len(weights) != len(self._weights) or not all(map(same, weights, self._weights)):
             self._say(
                 f" weighs the means in its loss by {weights} for some samples and by "
-                f"{self._weights} for others, so that parts of a batch count as they do in no "
-                f"batch{_CURE}"
+                f"{self._weights} for others{_CURE}"
             )
 
     def _compare(self, counts: Sequence[float]) -> None:

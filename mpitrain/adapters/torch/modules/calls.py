@@ -63,7 +63,7 @@ class Watched:
         self.drew = False
         self.constants: dict[str, torch.Tensor] = {}
         self.changed: frozenset[str] = frozenset()
-        self._are_frozen = not all(p.requires_grad for p in module.parameters())
+        self._has_frozen = not all(p.requires_grad for p in module.parameters())
         self.verdict = Verdict()
         self.own_loss = OwnLoss(self.say)
         self.only_loss = False
@@ -94,8 +94,7 @@ class Watched:
 
     def _forward(self, args: Any, kwargs: Any) -> Tensors:
         states = states_of_generators()
-        constants = self._constants()
-        before = {name: _mark(one) for name, one in constants.items()}
+        before = self._marks()
         with self.source:
             outputs: Tensors = self.region.end(self.own_loss(self.module, args, kwargs))
         self.drew = reset(states)
@@ -105,10 +104,8 @@ class Watched:
             self.say(f"{fault}; cut elsewhere, or leave cuts out")
         if isinstance(self.source, Drawing) and self.source.fault:
             self.say(f": {self.source.fault}{UNKEYED}")
-        self.constants = self._constants()
-        after = {name: _mark(one) for name, one in self.constants.items()}
-        names = before.keys() | after.keys()
-        self.changed = frozenset(n for n in names if before.get(n) != after.get(n))
+        after = self._marks()
+        self.changed = frozenset(n for n in before | after if before.get(n) != after.get(n))
         for inner in self.changed - self.state:
             self.say(changes(inner))
         if self.only_loss and COUNT in outputs:
@@ -122,11 +119,11 @@ class Watched:
                 )
         return cast(outputs, self.wide)
 
-    def _constants(self) -> dict[str, torch.Tensor]:
-        """Buffers and frozen parameters, by name."""
-        if not self._are_frozen:
-            return dict(self.module.named_buffers())
-        return {n: one for n, one in named_tensors(self.module).items() if not one.requires_grad}
+    def _marks(self) -> dict[str, tuple[int, int, int]]:
+        """What changes with the constants of now, but by way of .data or NumPy in their memory."""
+        every = named_tensors(self.module) if self._has_frozen else self.module.named_buffers()
+        self.constants = {n: one for n, one in dict(every).items() if not one.requires_grad}
+        return {n: (id(one), one._version, one.data_ptr()) for n, one in self.constants.items()}
 
     def beginning(self, context: Context) -> dict[str, Array]:
         """State as it was when the step began, so that all of its micro-batches have the same."""
@@ -155,7 +152,7 @@ class Watched:
                 self.say(changes(name))
             elif not context.training and name in self.changed:
                 self.say(f" changes its {name} in a test; let it do so in training alone")
-        self._is_first = False
+        self._is_first, self.constants = False, {}
 
     @contextmanager
     def in_mode(self, *, training: bool) -> Iterator[None]:
@@ -185,11 +182,6 @@ def changes(inner: str) -> str:
         "parameters alone from the first pass on, so that micro-batches would have several of it; "
         f"keep it constant, {ELSEWHERE}"
     )
-
-
-def _mark(one: torch.Tensor) -> tuple[int, int, int]:
-    """What changes with a tensor, but for changes by way of .data or NumPy in its memory."""
-    return id(one), one._version, one.data_ptr()
 
 
 @dataclass

@@ -17,20 +17,27 @@ from mpitrain.adapters.torch.arrays import (
     moved,
     named_tensors,
     on_stream_of,
+    same,
     tensors_of,
 )
 from mpitrain.adapters.torch.checks.leaves import Leaves
 from mpitrain.adapters.torch.checks.module import (
     examine,
     expect_alone,
-    expect_given_values,
     expect_the_same_trained,
     expect_unchanged,
     learn,
     without_autocast,
 )
 from mpitrain.adapters.torch.checks.module_class import moves, refuse
-from mpitrain.adapters.torch.checks.probe import MISFITS, Form, expect_outputs, is_due, one_line
+from mpitrain.adapters.torch.checks.probe import (
+    MISFITS,
+    Form,
+    Tensors,
+    expect_outputs,
+    is_due,
+    one_line,
+)
 from mpitrain.adapters.torch.checks.shared_module import Comparison
 from mpitrain.adapters.torch.functions.lent import Lent
 from mpitrain.adapters.torch.modules.calls import Call, Watched, changes
@@ -109,14 +116,12 @@ class TorchLayer(Layer):
         self.module, self.prefix, self.plan = module, prefix, Plan()
         self.experts: Sequence[str] = ()
         self._alone: TorchLayer | None = None
-        self.lent, self.moving = Lent(None, {}), set[int]()
+        self.lent, self.moving = Lent({}), set[int]()
         self._share = Share(module, Region(TensorGroup()))
         self._types: dict[str, torch.dtype] = {}
         self._watched = Watched(name, module, training, self._share.region, takes)
         self._meets_others = any(True for _ in stand_ins(module))
-        self.leaves = Leaves(
-            {id(p): n for n, p in self._given.named_parameters() if p.requires_grad}
-        )
+        self.leaves = Leaves({id(p): n for n, p in self._given.named_parameters()})
         self._forwards = 0
         self._filler = 0
         self._moved: Moved = {}
@@ -128,16 +133,7 @@ class TorchLayer(Layer):
             ValueError: the ranks cannot share it equally.
         """
         own = share(self.module, self.plan, group)
-        if own.axes and self.lent.shapes:
-            raise ValueError(
-                f"holds {min(self.lent.shapes)}, and tensor ranks share it; leave the loss to "
-                "outputs and labels, or parallel.tensor out"
-            )
         return self._as(own) if own.axes else self
-
-    def hold(self, lent: Lent) -> None:
-        """Take parameters of other layers, too, for a loss that reads them."""
-        self.lent, self.tied = lent, {**self.tied, **lent.tied}
 
     def among(self, group: TensorGroup, algorithm: str) -> "TorchLayer":
         own = expert_share(self.module, self.experts, group, algorithm)
@@ -166,7 +162,7 @@ class TorchLayer(Layer):
         found.split = {name: axis for name, (axis, _) in own.axes.items()}
         found.fused = {name: blocks for name, (_, blocks) in own.axes.items()}
         found._watched.only_loss, found._watched.state = watched.only_loss, watched.state
-        found.moving = self.moving
+        found.moving, found.leaves.trained = self.moving, self.leaves.trained
         found._watched.draws.part = own.region.group.rank if own.axes else 0
         return found
 
@@ -233,7 +229,7 @@ class TorchLayer(Layer):
         text = f"it cannot take a sample of shape {shape!r}: {one_line(refused)}"
         raise ValueError(text) from refused
 
-    def _tried(self, x: Mapping[str, torch.Tensor]) -> Shape:
+    def _tried(self, x: Tensors) -> Shape:
         """Shape of the output for one sample.
 
         Constants that the module changes are state, if it changes them alike for another sample.
@@ -241,9 +237,9 @@ class TorchLayer(Layer):
         found, moved = self._moved_by(x)
         if moved:
             _, others = self._moved_by({n: (part == 0).to(part) for n, part in x.items()})
-            alike = (n for n in moved if n in others and torch.equal(moved[n], others[n]))
-            self._watched.state = frozenset(alike)
             own = named_tensors(self._given)
+            alike = {n for n in moved.keys() & others.keys() if same(moved[n], others[n])}
+            self._watched.state = frozenset(alike & own.keys())
             self.moving |= {id(own[name]) for name in self._watched.state}
         expect_outputs(found)
         if "" in found:
@@ -251,13 +247,8 @@ class TorchLayer(Layer):
         return Fields(joined({name: as_array(part) for name, part in found.items()}).dtype)
 
     @torch.no_grad()
-    def _moved_by(
-        self, x: Mapping[str, torch.Tensor]
-    ) -> tuple[Mapping[str, torch.Tensor], dict[str, torch.Tensor]]:
-        """Outputs for one sample in training mode, and the constants that change in it.
-
-        The module and the generator stay as they are.
-        """
+    def _moved_by(self, x: Tensors) -> tuple[Tensors, Tensors]:
+        """Outputs for a sample in training mode, and what changes of copies of the constants."""
         watched, before = self._watched, dict(self._constants())
         set_context(self.module, RESTING, np, counts=True)
         watched.state = frozenset(before)  # any of them may be
@@ -266,11 +257,9 @@ class TorchLayer(Layer):
                 found = watched({name: one.clone() for name, one in before.items()}, x)
         finally:
             watched.state = frozenset()
-        return found, {
-            name: now
-            for name, now in watched.constants.items()
-            if name in watched.changed or not np.array_equal(as_bytes(now), as_bytes(before[name]))
-        }
+        after, watched.constants = watched.constants, {}
+        kept = {n for n in after.keys() - watched.changed if same(after[n], before[n])}
+        return found, {name: after[name] for name in after.keys() - kept}
 
     def formed(self, outputs: Mapping[str, Any]) -> Any:
         """Outputs by name in the form in which the module gave its latest ones."""
@@ -333,18 +322,17 @@ class TorchLayer(Layer):
                 self._examine(call, list(own.values()))
             for part in given.values():
                 part.requires_grad_(part.is_floating_point())
-            graded = {name: part for name, part in given.items() if part.requires_grad}
-            before = self.leaves.begin(own, self.prefix, graded, watched.name)
+            known = {f"{self.prefix}{name}": one for name, one in own.items()}
+            known |= {f"the input {n} of {watched.name}": part for n, part in given.items()}
+            before = self.leaves.begin(known)
             y = call(self._learn)
-        wanted = [*own.values(), *graded.values()]
-        if context.training and (name := self.leaves.stray(y, wanted, before)):
+        if name := self.leaves.stray(y, known, before):
             watched.say(
                 f" follows from {name} by another way than its inputs, whose gradient would be "
                 "lost; hand it on as an output and an input, or put both parts into one module"
             )
         for name, one in self._buffers(like) if is_due(self._forwards) else ():
-            now = watched.constants.get(name, one)
-            if name not in watched.state and not np.array_equal(as_bytes(one), as_bytes(now)):
+            if name not in watched.state and not same(one, watched.constants.get(name, one)):
                 watched.say(changes(name))
         watched.keep(context, xp)
         saved = Pass(call, own, y, call.again(), self._share.served)
@@ -361,7 +349,6 @@ class TorchLayer(Layer):
             comparison.expect_same(training=False)
         with self._share.region.being(is_apart=True):
             examine(call)
-            expect_given_values(call, (self._given, self.module), own)
         if comparison:
             comparison.expect_same(training=True)
         self._watched.verdict.examined = True
@@ -389,12 +376,9 @@ class TorchLayer(Layer):
             return saved.backward(dy, meets=self._meets_others)
 
     def gradients(self, parameters: Parameters, kept: Any) -> Gradients:
-        found = dict(kept)
-        for name, more in self.lent.give(self.lent.shapes).items():
-            found[name] = more if found.get(name) is None else found[name] + more
         return {
             name: None if g is None else as_array(g, array_namespace(parameters[name]))
-            for name, g in found.items()
+            for name, g in self.lent.give(kept).items()
         }
 
     def _buffers(self, like: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:

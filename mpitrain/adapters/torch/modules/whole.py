@@ -83,10 +83,8 @@ def layers(
     else:
         pieces = {"part0": ("", module)}
     every, holders = plan(module, splits), experts_named(module, experts)
-    moving, own_names = (
-        set[int](),
-        {id(p): name for name, p in module.named_parameters() if p.requires_grad},
-    )
+    own_names = {id(p): name for name, p in module.named_parameters()}
+    moving = set[int]()
     found: dict[str, Layer] = {}
     owners: dict[int, str] = {}
     norms: dict[int, str] = {}
