@@ -96,7 +96,7 @@ IMPURE = {
     "state": (counting, "two results for one input"),
     "statistics": (lambda m, x: norm(x, None, None, training=True), "alone in its batch"),
     "running statistics": (
-        lambda m, x: norm(x, m.mean, torch.ones(6).to(x), training=True), "changes its mean"
+        lambda m, x: norm(x, m.mean, torch.ones(6).to(x), training=True), "alone in its batch"
     ),
     "new buffer": (moving, "part3 changes its mean"),
     "buffer in place": (lambda m, x: x + m.mean.mul_(0.9), "part3 changes its mean"),
