@@ -112,8 +112,9 @@ def normalise(
     data = own_data.given(comm, job, train, test, layers, given.classes)
     function = user_objects.over_parts if data and data.in_turn else lambda given: given
     last: Any = list(layers.values())[-1] if layers else None
+    own = layers if layers and module is not None else {}
     form = getattr(last, "formed", as_given)
-    loss, metrics = user_objects.loss(function(given.loss), form), None
+    loss, metrics = user_objects.loss(function(given.loss), form, own), None
     if isinstance(given.metrics, Mapping):
         is_torch = module is not None
         metrics = {

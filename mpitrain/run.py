@@ -114,6 +114,7 @@ def trained(
                 run.stop()
             if is_test_due(parts):
                 run.test()
+        parts.purity.expect(f"step {parts.steps_done}")  # what the last update has shown
         return run.finish(), run.tests
 
 

@@ -237,18 +237,20 @@ def own_loss(outputs: Any, labels: Any) -> Any:
     return outputs["loss"]
 
 
-def loss(given: Any, form: Any) -> LossFunction | None:
+def loss(given: Any, form: Any, layers: Mapping[str, nn.Layer]) -> LossFunction | None:
     """A loss from a function of torch tensors, or a class such as ``torch.nn.MSELoss``.
 
-    ``form`` gives outputs by name the module's form.  ConfigError: the class needs arguments.
+    ``form`` gives outputs by name the module's form, of these layers; none: it is no module.
+    ConfigError: the class needs arguments.
     """
     if given is None or hasattr(given, "expect"):
         return given
+    from mpitrain.adapters.torch.functions.lent import Lent
     from mpitrain.adapters.torch.functions.objective import TorchLoss
 
     if isinstance(given, type):  # as torch.nn.MSELoss
         given = _made("loss", given)
-    return TorchLoss(given, form)
+    return TorchLoss(given, form, Lent(layers))
 
 
 def over_parts(given: Any) -> Any:

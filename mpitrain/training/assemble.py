@@ -204,6 +204,7 @@ def _add_model(parts: Parts, variant: Variant) -> None:
         if outline.repeats:
             expect(config, "recomputed")
         outputs = expect_fitting(outline, data)
+        outline = models.build(config, data, layers=layers, loss=loss)  # a loss may tie layers
         expect_labels_in_memory(outline.loss, data)
         partition = partition_of(config, outline, layout)
         rows = []

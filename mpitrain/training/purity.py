@@ -25,7 +25,8 @@ class Purity:
         # All ranks know all layers, so that this is the same on all of them.
         self._is_tried = bool(model.verdicts())
         self._verdicts = [one for name in parts.layers for one in model.layers[name].verdicts()]
-        self._functions = [model.loss, *parts.metrics.values()]
+        steps = getattr(parts.objects.optimizer, "verdict", None)
+        self._functions = [model.loss, *parts.metrics.values(), steps]
 
     def examine(self, passes: "Passes") -> None:
         """Take two samples through all layers if a layer must be tried; collective.

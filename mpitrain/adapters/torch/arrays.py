@@ -93,6 +93,11 @@ def as_bytes(tensor: torch.Tensor) -> Array:
     return found
 
 
+def same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors of a type and shape have the same bytes."""
+    return torch.equal(one, other) or np.array_equal(as_bytes(one), as_bytes(other))
+
+
 #: Types of 16 bits, whose sums may overflow.
 NARROW = (torch.float16, torch.bfloat16)
 #: Copies of tensors on a device, by name, with the address and version of their origin; and this,

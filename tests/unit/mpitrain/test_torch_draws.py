@@ -398,6 +398,7 @@ def test_spectral_norm_is_torchs_for_any_number_of_micro_batches(old):
     own, other = (make(nn.Linear(8, 3)).double() for _ in range(2))
     other.load_state_dict(own.state_dict())
     layer, x = TorchLayer(other), np.random.default_rng(0).normal(size=(5, 8))
+    assert layer.output_shape((8,)) == (3,)
     values, state = layer.parameters(None, np, np.float64), layer.state(np.float64)
     assert not layer.constants() and len(state) == 2
     for step in range(3):

@@ -96,10 +96,10 @@ IMPURE = {
     "state": (counting, "two results for one input"),
     "statistics": (lambda m, x: norm(x, None, None, training=True), "alone in its batch"),
     "running statistics": (
-        lambda m, x: norm(x, m.mean, torch.ones(6).to(x), training=True), "changes its buffer mean"
+        lambda m, x: norm(x, m.mean, torch.ones(6).to(x), training=True), "alone in its batch"
     ),
-    "new buffer": (moving, "part3 changes its buffer mean"),
-    "buffer in place": (lambda m, x: x + m.mean.mul_(0.9), "part3 changes its buffer mean"),
+    "new buffer": (moving, "part3 changes its mean"),
+    "buffer in place": (lambda m, x: x + m.mean.mul_(0.9), "part3 changes its mean"),
     "tuple": (lambda m, x: (x, 3), "returns a int"),
 }  # fmt: skip
 

@@ -29,11 +29,10 @@ class Signs(torch.optim.Optimizer):
 
     def __init__(self, parameters, lr, times=2.0):
         super().__init__(parameters, {"lr": lr})
-        self.times, self.taken = times, 0
+        self.times = times
 
     @torch.no_grad()
     def step(self):
-        self.taken += 1
         for group in self.param_groups:
             self.move([p for p in group["params"] if p.grad is not None], group["lr"])
 
@@ -62,9 +61,48 @@ class Mixing(Signs):
 class Counting(Signs):
     """Goes by a number that no checkpoint has."""
 
+    taken = 0
+
     def move(self, parameters, rate):
+        self.taken += 1
         for p in parameters:
             p -= rate / self.taken * p.grad
+
+
+class Falling(Signs):
+    """Changes its own rate."""
+
+    def move(self, parameters, rate):
+        super().move(parameters, rate)
+        self.param_groups[0]["lr"] *= 0.9
+
+
+class Known(Signs):
+    """Knows some parameters by what they are."""
+
+    def __init__(self, parameters, lr):
+        super().__init__(parameters, lr)
+        self.known = {id(p) for p in parameters[:1]}
+
+
+class Late(Signs):
+    """Begins a mean in its fourth step."""
+
+    def move(self, parameters, rate):
+        super().move(parameters, rate)
+        for p in parameters:
+            own = self.state[p]
+            own["step"] = own.get("step", 0) + 1
+            if own["step"] > 3:
+                own.setdefault("mean", torch.zeros_like(p)).lerp_(p.grad, 0.1)
+
+
+class Clipping(Signs):
+    """Goes by a norm that only large gradients reach."""
+
+    def move(self, parameters, rate):
+        for p in parameters:
+            p -= rate * p.grad * (8 / p.grad.norm()).clamp(max=1)
 
 
 class Around(torch.optim.Optimizer):
@@ -163,7 +201,9 @@ WAY_OUT = ".*DistributedDataParallel"
     ("optimizer", "why"),
     [
         (lambda p: Mixing(p, lr=0.1), "two parameters together and apart differ" + WAY_OUT),
-        (lambda p: Counting(p, lr=0.1), "a matrix and on its pieces differ" + WAY_OUT),
+        (lambda p: Counting(p, lr=0.1), "a Counting changes taken, which is lost" + WAY_OUT),
+        (lambda p: Falling(p, lr=0.1), "a Falling changes lr, which is lost" + WAY_OUT),
+        (lambda p: Known(p, lr=0.1), r"a Known has parameters or their id\(\) in known" + WAY_OUT),
         (lambda p: Langevin(p, lr=0.1), "Langevin draws random numbers in a step" + WAY_OUT),
         (lambda p: Around(torch.optim.SGD(p, lr=0.1)), "it moved nothing" + WAY_OUT),
         (lambda p: torch.optim.LBFGS(p, lr=0.1), "LBFGS calls a closure" + WAY_OUT),
@@ -184,6 +224,18 @@ def test_optimisers_that_cannot_be_are_refused_with_the_way_out(optimizer, why):
     with pytest.raises(ConfigError, match=why):
         grouped(optimizer, given)
     assert all(torch.equal(p, torch.ones(4, 3)) for p in given.values())
+
+
+def test_what_only_some_gradients_mix_takes_whole_parameters():
+    given = {f"p{n}": torch.nn.Parameter(torch.ones(4, 3)) for n in range(2)}
+    assert grouped(lambda p: Clipping(p, lr=0.1), given)[0][0].whole
+    assert not grouped(lambda p: Signs(p, lr=0.1), given)[0][0].whole
+
+
+@pytest.mark.parametrize("epochs", [4, 6])
+def test_state_that_begins_late_is_an_error_of_all_ranks(tmp_path, epochs):
+    with pytest.raises(ConfigError, match="a Late begins to keep mean in step 4, which no chec"):
+        trained(tmp_path, lambda p: Late(p, lr=0.1), epochs=epochs)
 
 
 def test_a_code_that_has_the_momentum_takes_an_optimiser_without(tmp_path):

@@ -1,11 +1,9 @@
 """Refusal of modules by their classes, parameters and buffers."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 from torch import nn
-from torch.nn.utils.parametrizations import _SpectralNorm
-from torch.nn.utils.spectral_norm import SpectralNorm
 
 from mpitrain.adapters.torch.arrays import as_bytes, named_tensors
 from mpitrain.config import ConfigError
@@ -91,20 +89,6 @@ def keeps_running(part: nn.Module) -> bool:
 def moves(part: nn.Module, training: bool) -> bool:
     """Whether training changes running values of a part, in a module in this mode."""
     return keeps_running(part) and not is_held(part, training)
-
-
-def changing(module: nn.Module) -> Iterator[str]:
-    """Names of buffers that change in training and follow from parameters alone.
-
-    They are the vectors of the power iteration of spectral norm.
-    """
-    for prefix, part in module.named_modules():
-        own = ["_u", "_v"] if isinstance(part, _SpectralNorm) else []
-        hooks = part._forward_pre_hooks.values()
-        own += [
-            f"{h.name}{end}" for h in hooks if isinstance(h, SpectralNorm) for end in ("_u", "_v")
-        ]
-        yield from (f"{prefix}{prefix and '.'}{name}" for name in own if name in part._buffers)
 
 
 def is_held(part: nn.Module, training: bool) -> bool:

@@ -50,6 +50,7 @@ def grouped(
         own.trained = [torch.empty_like(p, device="meta") for p in asked["params"]]
         groups.append(own)
         usual = groups[0]
+        own.verdict = usual.verdict
         if not usual.lr:
             raise ConfigError("optimizer: the first group's rate, which schedules multiply, is 0")
         if own.slots != usual.slots:

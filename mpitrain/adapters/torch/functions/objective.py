@@ -17,8 +17,10 @@ from mpitrain.adapters.torch.arrays import (
     named_tensors,
     on_stream_of,
 )
+from mpitrain.adapters.torch.checks.leaves import stray
 from mpitrain.adapters.torch.checks.means import EqualWeights, Sample, no_loss, shown
 from mpitrain.adapters.torch.checks.probe import MISFITS, Form, Function, Tensors, one_line, rows
+from mpitrain.adapters.torch.functions.lent import Lent
 from mpitrain.adapters.torch.functions.own_loss import COUNT, LOSS
 from mpitrain.adapters.torch.functions.reductions import Reduced, Reductions
 from mpitrain.arrays import Array, Judged, Scalar, Shape, array_namespace
@@ -41,11 +43,12 @@ class Following:
 
     Attributes:
         kept: tensors of the function by name, if it is a module; they follow from no samples.
+        lent: parameters that the function reads.
     """
 
     def __init__(self, function: Function, form: Form = as_given) -> None:
         self.__name__ = name_of(function)
-        self._function, self._form = function, form
+        self._function, self._form, self.lent = function, form, Lent({})
         self._moved: Moved = {}
 
     @property
@@ -77,7 +80,8 @@ class Following:
         if isinstance(function, torch.nn.Module) and any(t.device != device for t in kept.values()):
             there = {name: moved(self._moved, name, t, device) for name, t in kept.items()}
             return torch.func.functional_call(function, there, (outputs, labels))
-        return function(outputs, labels)
+        with self.lent.there():
+            return function(outputs, labels)
 
 
 class Judge:
@@ -117,7 +121,7 @@ class TorchLoss(Judge):
         ignore_index: value of labels that do not count; None: unknown.
     """
 
-    def __init__(self, function: Function, form: Form = as_given) -> None:
+    def __init__(self, function: Function, form: Form = as_given, lent: Lent | None = None) -> None:
         """``ConfigError``: the function has parameters, which nobody would train."""
         own = function.parameters() if isinstance(function, torch.nn.Module) else ()
         if any(parameter.requires_grad for parameter in own):
@@ -126,6 +130,7 @@ class TorchLoss(Judge):
                 "put them into the model"
             )
         super().__init__(function, "loss", form)
+        self._lent = self._there.lent = lent or Lent({})
         self._unused: frozenset[str] = frozenset()
         self._casts = False
         self._calls = Reductions()
@@ -149,7 +154,14 @@ class TorchLoss(Judge):
         reduced = self._calls.of(self._there, as_given(wide), as_given(truth))
         if self.reduction == "count" and not getattr(reduced.total, "requires_grad", False):
             reduced = reduced._replace(total=_constant(reduced.total, wide, self._unused))
-        by = gradients(reduced.total, wide)
+        every = {**wide, **self._lent.values}
+        by = gradients(reduced.total, every)
+        if name := stray({"": reduced.total}, every, self._lent.trained):
+            self._say(
+                f"loss: {name_of(self.function)} follows from {name} by another way than outputs "
+                "and labels, whose gradient would be lost; return what it reads from the module as "
+                "an output, with a row for each sample"
+            )
         if versions != [part._version for part in truth.values()]:
             self._say(
                 f"loss: {name_of(self.function)} changes its labels in place, which are the data's "
@@ -158,7 +170,8 @@ class TorchLoss(Judge):
         else:
             self._look(reduced, wide, truth)
         weight = (labels.size if self.reduction == "mean" else 1) / divisor
-        used = {name: (one * weight).to(parts[name].dtype) for name, one in by.items()}
+        self._lent.add(by, weight)
+        used = {n: (by[n] * weight).to(part.dtype) for n, part in parts.items() if n in by}
         found = {name: used.get(name, torch.zeros_like(part)) for name, part in parts.items()}
         whole = joined({name: as_array(gradient, xp) for name, gradient in found.items()})
         self._unused = frozenset(found.keys() - used.keys())
@@ -209,6 +222,7 @@ class TorchLoss(Judge):
             ) from refused
         if wrong:
             raise ValueError(f"{name_of(self.function)} {wrong}")
+        self._lent.learn(found.total)
         # A rank may have no samples in the first batch, and must know the unused fields then, too.
         self._unused = frozenset(parts.keys() - by.keys())
         self.reduction, self.ignore_index = found.reduction, self._calls.ignore_index

@@ -9,8 +9,10 @@ from typing import Any
 import torch
 
 from mpitrain.adapters.torch.arrays import as_tensor, on_stream_of
+from mpitrain.adapters.torch.checks.optimizer import holding, take_step
 from mpitrain.arrays import Array, Shape
 from mpitrain.config import ConfigError
+from mpitrain.nn.layer import Verdict
 from mpitrain.optim.optimizers import Beginning, Optimizer, State
 
 #: Options that an optimiser reads only when it is made.
@@ -34,6 +36,7 @@ class TorchOptimizer(Optimizer):
         begun: the state that it was given with.
         name: name of the class.
         trained: the group's parameters, without values.
+        verdict: fault of its steps.
     """
 
     trained: Sequence[torch.Tensor] = ()
@@ -54,6 +57,7 @@ class TorchOptimizer(Optimizer):
         kind = type(like)
         self.like, self.kind, self.whole = like, kind, whole
         self.begun: Mapping[str, Beginning] = {}
+        self.verdict = Verdict()
         self.name = kind.__name__
         self.options = options
         self._step = 0
@@ -65,6 +69,14 @@ class TorchOptimizer(Optimizer):
         self._kept: dict[Shape, dict[str, Shape]] = {}
         slots = {name for shape in shapes for name in (*self._arrays(shape), *self._single)}
         self.slots = tuple(sorted(slots))
+        self._say(holding(like))
+        self.verdict.deferred = True
+
+    def _say(self, fault: str) -> None:
+        cure = "keep what it needs in state[p] from the first step on, or in groups, or take a loop"
+        if fault:
+            text = f"optimizer: a {self.name} {fault}; {cure} with torch's DistributedDataParallel"
+            self.verdict.say(ConfigError(text))
 
     def _arrays(self, shape: Shape) -> dict[str, Shape]:
         """Shapes of the state's arrays for a parameter of this shape."""
@@ -74,7 +86,7 @@ class TorchOptimizer(Optimizer):
         made = self.made(probe, self.lr)
         for _ in range(2):  # some begin to keep something in their second step
             probe.grad = torch.ones_like(probe)
-            made.step()
+            self._say(take_step(made, whole=self.whole))
         found: dict[str, Shape] = {}
         for name, value in made.state[probe].items():
             if name == "step":
@@ -145,7 +157,10 @@ class TorchOptimizer(Optimizer):
         given = self._state(own, parameter, self._step - 1)
         if self._step > 1:  # its first step makes its state, which is not always 0
             made.state[parameter].update(given)
-        made.step()
+        self._say(take_step(made, whole=self.whole))
+        for name in made.state[parameter].keys() - {*self.slots, "step"}:
+            if made.state[parameter][name] is not None:
+                self._say(f"begins to keep {name} in step {self._step}, which no checkpoint has")
         for name in own.keys() & made.state[parameter].keys():
             after = made.state[parameter][name]
             if name in self._single:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import partial
 from math import isclose
 from typing import Any
 
@@ -14,6 +15,9 @@ from mpitrain.fields import as_given
 
 #: Outputs of a layer in whose first rows are a sum and what counts in it, and 0 in all others.
 LOSS, COUNT = "loss", "loss_count"
+_CURE = (
+    "; give loss=function of outputs and labels that returns (sum, count), and the module no labels"
+)
 
 
 class OwnLoss:
@@ -32,6 +36,7 @@ class OwnLoss:
         self.form: Form = as_given
         self._is_there = True
         self._used: list[int] = []
+        self._weights: list[float] = []
         self._proportions: list[float] = []
 
     def __call__(self, module: torch.nn.Module, args: Any, kwargs: Any) -> dict[str, Any]:
@@ -58,18 +63,27 @@ class OwnLoss:
     def _use(self, loss: torch.Tensor, means: Sequence[CountedMean]) -> None:
         """Find the means that are in the loss, and check that it is a weighted sum of them."""
         known = [n for n, mean in enumerate(means) if mean.value.requires_grad]
-        total, self._used = torch.zeros_like(loss), []
+        total, self._used, weights = torch.zeros_like(loss), [], list[float]()
         for n in known:
             value = means[n].value
             (weight,) = torch.autograd.grad(loss, value, retain_graph=True, allow_unused=True)
             if weight is not None:
                 self._used.append(n)
+                weights.append(float(weight))
                 total += weight * value.detach()
-        if loss.isfinite() and not torch.isclose(total, loss, rtol=1e-4):
+        if not loss.isfinite():
+            return
+        if not torch.isclose(total, loss, rtol=1e-4):
             self._say(
                 " adds other things to its loss than means by torch's own losses, so that nobody "
-                "knows what it is a mean over; give loss=function of outputs and labels that "
-                "returns (sum, count), and the module no labels"
+                f"knows what it is a mean over{_CURE}"
+            )
+        self._weights = self._weights or weights
+        same = partial(isclose, rel_tol=torch.finfo(loss.dtype).eps ** 0.5)
+        if len(weights) != len(self._weights) or not all(map(same, weights, self._weights)):
+            self._say(
+                f" weighs the means in its loss by {weights} for some samples and by "
+                f"{self._weights} for others{_CURE}"
             )
 
     def _compare(self, counts: Sequence[float]) -> None:
@@ -82,6 +96,5 @@ class OwnLoss:
         if not same or not all(counts):
             self._say(
                 " has a loss of several means, over other parts of what counts for some samples "
-                "than for others, which is no mean over all; give loss=function of outputs and "
-                "labels that returns (sum, count), and the module no labels"
+                f"than for others, which is no mean over all{_CURE}"
             )

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from mpitrain.adapters.torch.arrays import as_array
+from mpitrain.adapters.torch.arrays import as_array, named_tensors
 from mpitrain.adapters.torch.checks import module_class
-from mpitrain.adapters.torch.checks.module_class import ELSEWHERE, ImpureModule, changing, is_held
+from mpitrain.adapters.torch.checks.module_class import ELSEWHERE, ImpureModule, is_held
 from mpitrain.adapters.torch.checks.probe import Form, Tensors, arguments, cast, having, options
 from mpitrain.adapters.torch.functions.own_loss import COUNT, LOSS, OwnLoss
 from mpitrain.adapters.torch.modules.drawing import Drawing, reset, seeded, states_of_generators
@@ -39,9 +39,10 @@ class Watched:
         draws: places where the module draws random numbers.
         modes: modes, by ``training``, in which it draws random numbers.
         source: origin of the random numbers of the pass.
-        state: names of the buffers that may change in training.
+        state: names of the constants that may change in training.
         drew: whether the latest pass drew numbers from torch's generators.
-        changed: buffers that the latest pass changed, by name.
+        constants: buffers and frozen parameters behind the latest pass, by name.
+        changed: names of those that it changed, as far as torch counts changes.
         own_loss: calls the module.
         only_loss: whether other outputs than the module's own loss are left out.
         narrow, wide: types of all numbers in the outputs of trials and of others, if the module has
@@ -58,15 +59,18 @@ class Watched:
         self.draws = Draws(module)
         self.modes: set[bool] = set()
         self.source: AbstractContextManager[Any] = nullcontext()
-        self.state = frozenset(changing(module))
+        self.state: frozenset[str] = frozenset()
         self.drew = False
-        self.changed: dict[str, torch.Tensor] = {}
+        self.constants: dict[str, torch.Tensor] = {}
+        self.changed: frozenset[str] = frozenset()
+        self._has_frozen = not all(p.requires_grad for p in module.parameters())
         self.verdict = Verdict()
         self.own_loss = OwnLoss(self.say)
         self.only_loss = False
         self.narrow: torch.dtype | None = None
         self.wide: torch.dtype | None = None
         self._begun: tuple[int, dict[str, Array], dict[str, Array]] | None = None
+        self._is_first = False
         self._modes = [(part, not is_held(part, training)) for part in module.modules()]
         self._has_own_modes = module_class.has_own_modes(module)
 
@@ -90,7 +94,7 @@ class Watched:
 
     def _forward(self, args: Any, kwargs: Any) -> Tensors:
         states = states_of_generators()
-        before = [(b, b._version) for b in self.module.buffers()]
+        before = self._marks()
         with self.source:
             outputs: Tensors = self.region.end(self.own_loss(self.module, args, kwargs))
         self.drew = reset(states)
@@ -100,16 +104,10 @@ class Watched:
             self.say(f"{fault}; cut elsewhere, or leave cuts out")
         if isinstance(self.source, Drawing) and self.source.fault:
             self.say(f": {self.source.fault}{UNKEYED}")
-        after = dict(self.module.named_buffers())
-        self.changed = {
-            inner: found
-            for (buffer, version), (inner, found) in zip(before, after.items())
-            if found is not buffer or found._version != version
-        }
-        for inner in self.changed.keys() - self.state:
+        after = self._marks()
+        self.changed = frozenset(n for n in before | after if before.get(n) != after.get(n))
+        for inner in self.changed - self.state:
             self.say(changes(inner))
-        if len(after) != len(before):
-            self.say(changes("a new one"))
         if self.only_loss and COUNT in outputs:
             outputs = {name: outputs[name] for name in (LOSS, COUNT)}
         for part in outputs.values():
@@ -121,6 +119,12 @@ class Watched:
                 )
         return cast(outputs, self.wide)
 
+    def _marks(self) -> dict[str, tuple[int, int, int]]:
+        """What changes with the constants of now, but by way of .data or NumPy in their memory."""
+        every = named_tensors(self.module) if self._has_frozen else self.module.named_buffers()
+        self.constants = {n: one for n, one in dict(every).items() if not one.requires_grad}
+        return {n: (id(one), one._version, one.data_ptr()) for n, one in self.constants.items()}
+
     def beginning(self, context: Context) -> dict[str, Array]:
         """State as it was when the step began, so that all of its micro-batches have the same."""
         now = {name: context.state[name] for name in self.state if name in context.state}
@@ -131,14 +135,24 @@ class Watched:
             step, arrays, values = self._begun
             if step == context.step and all(arrays[n] is now[n] for n in now):
                 return values
+        self._is_first = True
         self._begun = context.step, now, {name: array.copy() for name, array in now.items()}
         return self._begun[2]
 
     def keep(self, context: Context, xp: ModuleType) -> None:
-        """Let the context's state follow what the latest pass in training changed."""
-        for name, part in self.changed.items():
-            if context.training and name in context.state:
-                context.state[name][...] = as_array(part, xp)
+        """Let the context's state follow what the latest pass in training changed.
+
+        All micro-batches of a step must change it alike.
+        """
+        for name in self.state & context.state.keys():
+            kept, now = context.state[name], as_array(self.constants[name], xp)
+            if context.training and self._is_first:
+                kept[...] = now
+            elif context.training and not (kept == now.astype(kept.dtype)).all():
+                self.say(changes(name))
+            elif not context.training and name in self.changed:
+                self.say(f" changes its {name} in a test; let it do so in training alone")
+        self._is_first, self.constants = False, {}
 
     @contextmanager
     def in_mode(self, *, training: bool) -> Iterator[None]:
@@ -162,10 +176,11 @@ class Watched:
 
 
 def changes(inner: str) -> str:
-    """Text about a buffer that changes."""
+    """Text about a constant that changes."""
     return (
-        f" changes its buffer {inner} in its forward pass, and the trainer neither averages "
-        f"nor saves that; keep buffers constant, {ELSEWHERE}"
+        f" changes its {inner}, which needs no gradient, in its forward pass, and not by its "
+        "parameters alone from the first pass on, so that micro-batches would have several of it; "
+        f"keep it constant, {ELSEWHERE}"
     )
 
 

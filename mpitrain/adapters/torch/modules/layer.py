@@ -17,21 +17,30 @@ from mpitrain.adapters.torch.arrays import (
     moved,
     named_tensors,
     on_stream_of,
+    same,
     tensors_of,
 )
+from mpitrain.adapters.torch.checks.leaves import Leaves
 from mpitrain.adapters.torch.checks.module import (
     examine,
     expect_alone,
-    expect_given_values,
     expect_the_same_trained,
     expect_unchanged,
     learn,
     without_autocast,
 )
-from mpitrain.adapters.torch.checks.module_class import changing, moves, refuse
-from mpitrain.adapters.torch.checks.probe import MISFITS, Form, expect_outputs, is_due, one_line
+from mpitrain.adapters.torch.checks.module_class import moves, refuse
+from mpitrain.adapters.torch.checks.probe import (
+    MISFITS,
+    Form,
+    Tensors,
+    expect_outputs,
+    is_due,
+    one_line,
+)
 from mpitrain.adapters.torch.checks.shared_module import Comparison
-from mpitrain.adapters.torch.modules.calls import Call, Watched
+from mpitrain.adapters.torch.functions.lent import Lent
+from mpitrain.adapters.torch.modules.calls import Call, Watched, changes
 from mpitrain.adapters.torch.modules.expert_parallel import expert_share
 from mpitrain.adapters.torch.modules.passes import Pass
 from mpitrain.adapters.torch.modules.regions import Region, Share
@@ -69,6 +78,9 @@ class TorchLayer(Layer):
         experts: names of its modules that hold experts.
         whole: module whose constants this layer reports: its own, or the one that it and the layers
             after it are parts of; None for these other layers.
+        leaves: watch on what its outputs follow from.
+        lent: parameters that it holds for the loss.
+        moving: identities of constants of the whole module that change in training.
     """
 
     holds = True  # autograd's saved tensors are the parameters' memory
@@ -104,10 +116,12 @@ class TorchLayer(Layer):
         self.module, self.prefix, self.plan = module, prefix, Plan()
         self.experts: Sequence[str] = ()
         self._alone: TorchLayer | None = None
+        self.lent, self.moving = Lent({}), set[int]()
         self._share = Share(module, Region(TensorGroup()))
         self._types: dict[str, torch.dtype] = {}
         self._watched = Watched(name, module, training, self._share.region, takes)
         self._meets_others = any(True for _ in stand_ins(module))
+        self.leaves = Leaves({id(p): n for n, p in self._given.named_parameters()})
         self._forwards = 0
         self._filler = 0
         self._moved: Moved = {}
@@ -147,7 +161,8 @@ class TorchLayer(Layer):
         found.whole, found.tied, found._filler = self.whole, self.tied, self._filler
         found.split = {name: axis for name, (axis, _) in own.axes.items()}
         found.fused = {name: blocks for name, (_, blocks) in own.axes.items()}
-        found._watched.only_loss = watched.only_loss
+        found._watched.only_loss, found._watched.state = watched.only_loss, watched.state
+        found.moving, found.leaves.trained = self.moving, self.leaves.trained
         found._watched.draws.part = own.region.group.rank if own.axes else 0
         return found
 
@@ -159,7 +174,7 @@ class TorchLayer(Layer):
         return {name: xp.asarray(array) for name, array in values.items()}
 
     def shapes(self) -> dict[str, Shape]:
-        return {name: tuple(p.shape) for name, p in self._trained()}
+        return {name: tuple(p.shape) for name, p in self._trained()} | self.lent.shapes
 
     def _trained(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
         return ((name, p) for name, p in self.module.named_parameters() if p.requires_grad)
@@ -183,7 +198,7 @@ class TorchLayer(Layer):
             for part in self.whole.modules()
             if moves(part, self.whole.training)
             for buffer in part.buffers()
-        } | {id(self.whole.get_buffer(name)) for name in changing(self.whole)}
+        } | self.moving
         every = {**self.whole.state_dict(keep_vars=True), **dict(self.whole.named_buffers())}
         return {
             name: tensor.detach()
@@ -214,17 +229,37 @@ class TorchLayer(Layer):
         text = f"it cannot take a sample of shape {shape!r}: {one_line(refused)}"
         raise ValueError(text) from refused
 
-    @torch.no_grad()
-    def _tried(self, x: Mapping[str, torch.Tensor]) -> Shape:
-        """Shape of the output for one sample; buffers and the generator stay as they are."""
-        set_context(self.module, RESTING, np, counts=True)
-        buffers = {name: b.clone() for name, b in self.module.named_buffers()}
-        with torch.random.fork_rng(devices=[]):
-            found = self._watched(buffers, x)
+    def _tried(self, x: Tensors) -> Shape:
+        """Shape of the output for one sample.
+
+        Constants that the module changes are state, if it changes them alike for another sample.
+        """
+        found, moved = self._moved_by(x)
+        if moved:
+            _, others = self._moved_by({n: (part == 0).to(part) for n, part in x.items()})
+            own = named_tensors(self._given)
+            alike = {n for n in moved.keys() & others.keys() if same(moved[n], others[n])}
+            self._watched.state = frozenset(alike & own.keys())
+            self.moving |= {id(own[name]) for name in self._watched.state}
         expect_outputs(found)
         if "" in found:
             return tuple(found[""].shape[1:])
         return Fields(joined({name: as_array(part) for name, part in found.items()}).dtype)
+
+    @torch.no_grad()
+    def _moved_by(self, x: Tensors) -> tuple[Tensors, Tensors]:
+        """Outputs for a sample in training mode, and what changes of copies of the constants."""
+        watched, before = self._watched, dict(self._constants())
+        set_context(self.module, RESTING, np, counts=True)
+        watched.state = frozenset(before)  # any of them may be
+        try:
+            with torch.random.fork_rng(devices=[]), watched.in_mode(training=True):
+                found = watched({name: one.clone() for name, one in before.items()}, x)
+        finally:
+            watched.state = frozenset()
+        after, watched.constants = watched.constants, {}
+        kept = {n for n in after.keys() - watched.changed if same(after[n], before[n])}
+        return found, {name: after[name] for name in after.keys() - kept}
 
     def formed(self, outputs: Mapping[str, Any]) -> Any:
         """Outputs by name in the form in which the module gave its latest ones."""
@@ -245,9 +280,9 @@ class TorchLayer(Layer):
         return [self._watched.verdict]
 
     def state(self, dtype: DTypeLike) -> dict[str, Array]:
-        """Running values of batch norm and vectors of spectral norm, by the buffers' names."""
-        vectors = {n: b for n, b in self.module.named_buffers() if n in self._watched.state}
-        return {name: as_array(b.double()).astype(dtype) for name, b in vectors.items()} | {
+        """Running values of batch norm, and constants that follow from parameters, by name."""
+        own = {n: b.double() for n, b in self._constants() if n in self._watched.state}
+        return {name: as_array(values).astype(dtype) for name, values in own.items()} | {
             f"{name}.{own}" if name else own: values
             for name, part in stand_ins(self.module)
             for own, values in part.state(dtype).items()
@@ -262,6 +297,7 @@ class TorchLayer(Layer):
     def _forward(self, parameters: Parameters, x: Array, context: Context) -> tuple[Array, Any]:
         watched = self._watched
         own = {name: as_tensor(v).requires_grad_() for name, v in parameters.items()}
+        own = self.lent.take(own, training=context.training)
         expect_the_same_trained(watched, self._given, own.keys())
         xp, counts = array_namespace(x), len(x) > 0
         if not counts:
@@ -270,7 +306,8 @@ class TorchLayer(Layer):
         kinds = (*self._types.values(), *(p.dtype for p in own.values()))
         kind = next((one for one in kinds if one.is_floating_point), None)
         given = tensors_of(fields(x), kind, every=bool(self._types))
-        buffers = self._buffers(next(iter([*own.values(), *given.values()])))
+        like = next(iter([*own.values(), *given.values()]))
+        buffers = {name: one.clone() for name, one in self._buffers(like)}
         for name, kept in watched.beginning(context).items():
             buffers[name] = as_tensor(kept).to(buffers[name])
         values = {
@@ -285,7 +322,18 @@ class TorchLayer(Layer):
                 self._examine(call, list(own.values()))
             for part in given.values():
                 part.requires_grad_(part.is_floating_point())
+            known = {f"{self.prefix}{name}": one for name, one in own.items()}
+            known |= {f"the input {n} of {watched.name}": part for n, part in given.items()}
+            before = self.leaves.begin(known)
             y = call(self._learn)
+        if name := self.leaves.stray(y, known, before):
+            watched.say(
+                f" follows from {name} by another way than its inputs, whose gradient would be "
+                "lost; hand it on as an output and an input, or put both parts into one module"
+            )
+        for name, one in self._buffers(like) if is_due(self._forwards) else ():
+            if name not in watched.state and not same(one, watched.constants.get(name, one)):
+                watched.say(changes(name))
         watched.keep(context, xp)
         saved = Pass(call, own, y, call.again(), self._share.served)
         if is_due(self._forwards) and not self._meets_others:
@@ -301,7 +349,6 @@ class TorchLayer(Layer):
             comparison.expect_same(training=False)
         with self._share.region.being(is_apart=True):
             examine(call)
-            expect_given_values(call, (self._given, self.module), own)
         if comparison:
             comparison.expect_same(training=True)
         self._watched.verdict.examined = True
@@ -331,15 +378,13 @@ class TorchLayer(Layer):
     def gradients(self, parameters: Parameters, kept: Any) -> Gradients:
         return {
             name: None if g is None else as_array(g, array_namespace(parameters[name]))
-            for name, g in kept.items()
+            for name, g in self.lent.give(kept).items()
         }
 
-    def _buffers(self, like: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Copies of constants, or of this rank's parts, in this tensor's type if all have one."""
-        found = {}
+    def _buffers(self, like: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+        """Constants, or this rank's parts, in this tensor's type if all have one."""
         for name, constant in self._constants():
             here = moved(self._moved, name, constant, like.device)
             part = self._share.part(name, here)
             both = part.is_floating_point() and like.is_floating_point() and not self._types
-            found[name] = part.to(like.dtype if both else part.dtype).clone()
-        return found
+            yield name, part.to(like.dtype if both else part.dtype)

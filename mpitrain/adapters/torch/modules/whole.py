@@ -83,6 +83,8 @@ def layers(
     else:
         pieces = {"part0": ("", module)}
     every, holders = plan(module, splits), experts_named(module, experts)
+    own_names = {id(p): name for name, p in module.named_parameters()}
+    moving = set[int]()
     found: dict[str, Layer] = {}
     owners: dict[int, str] = {}
     norms: dict[int, str] = {}
@@ -105,6 +107,7 @@ def layers(
                 tied[own] = owner
         layer.tied = tied
         layer.whole = None if found else module
+        layer.leaves.trained, layer.moving = own_names, moving
         layer.plan = every.within(prefix)
         layer.experts = [one.removeprefix(prefix) for one in holders if one.startswith(prefix)]
         found[name] = layer
@@ -218,7 +221,8 @@ def _whole(tensor: Tensor, part: Array, grid: ProcessGrid) -> Array:
 def _in_module(layer: Layer) -> dict[str, str]:
     """Names in the whole module, by the names in the layer."""
     if isinstance(layer, TorchLayer):
-        return {own: layer.prefix + own for own in (*layer.shapes(), *layer.state(np.float32))}
+        every = layer.shapes().keys() - layer.lent.shapes.keys() | layer.state(np.float32).keys()
+        return {own: layer.prefix + own for own in every}
     inner = layer.layers if isinstance(layer, Chain) else {}
     return {
         full_name(name, own): full

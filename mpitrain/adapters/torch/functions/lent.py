@@ -1,0 +1,86 @@
+"""Parameters of a program's module that its loss reads beside the outputs."""
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+
+from mpitrain.adapters.torch.checks.leaves import leaves
+from mpitrain.adapters.torch.checks.probe import Tensors, having
+from mpitrain.arrays import Shape
+
+_NAME = "{} of the loss"
+
+
+class Lent:
+    """What the last layer holds for the loss: parameters of other layers, and some of its own.
+
+    They are tied to those that are trained, so that each layout brings their values to the loss and
+    adds up their gradients.
+
+    Attributes:
+        trained: names of the module's parameters, by identity.
+        shapes, tied: shapes and full names of other layers' parameters, by names in the last layer.
+        values: the parameters of the latest pass that the loss reads.
+    """
+
+    def __init__(self, layers: Mapping[str, Any]) -> None:
+        """Nothing is read yet; ``layers`` are those of a module, or none."""
+        self._layers, self._trains = layers, False
+        first: Any = next(iter(layers.values()), None)
+        self.trained: Mapping[int, str] = first.leaves.trained if first else {}
+        self._names, self._gradients = dict[str, str](), dict[str, torch.Tensor]()
+        self.shapes, self.tied = dict[str, Shape](), dict[str, str]()
+        self.values: Tensors = {}
+
+    def learn(self, total: torch.Tensor) -> None:
+        """Let the last layer hold what a loss follows from, on all ranks.
+
+        Raises:
+            ValueError: ranks share parts, whose parameters do not lie where the loss is taken.
+        """
+        names = {name for leaf in leaves([total]) if (name := self.trained.get(id(leaf)))}
+        if not names:
+            return
+        layers = [*self._layers.values()]
+        self._module, last = layers[0].whole, layers[-1]
+        if any(layer.experts or layer.plan.splits for layer in layers):
+            raise ValueError(
+                f"it reads {min(names)} of a model that experts= or splits= share among ranks; "
+                "return it from the module as an output, with a row for each sample"
+            )
+        every = dict(self._module.named_parameters(remove_duplicate=False))
+        for name, layer in self._layers.items():
+            for own in layer.shapes().keys() - layer.tied.keys():
+                full = self.trained[id(every[layer.prefix + own])]
+                if full in names and layer is last:
+                    self._names[full] = own
+                elif full in names:
+                    there = self._names[full] = _NAME.format(full)
+                    self.tied[there], self.shapes[there] = f"{name}.{own}", layer.shapes()[own]
+        last.lent, last.tied = self, {**last.tied, **self.tied}
+
+    def take(self, given: Tensors, *, training: bool) -> dict[str, torch.Tensor]:
+        """The layer's own ones of the parameters of a pass; the loss has the others."""
+        self.values = {_NAME.format(full): given[own] for full, own in self._names.items()}
+        self._trains = training
+        return {name: one for name, one in given.items() if name not in self.tied}
+
+    def there(self) -> AbstractContextManager[None]:
+        """The program's module has the values of the latest pass within this block."""
+        if not self.values:
+            return nullcontext()
+        return having(self._module, {n.removesuffix(_NAME[2:]): p for n, p in self.values.items()})
+
+    def add(self, gradients: Tensors, weight: float) -> None:
+        """Add the gradients of a micro-batch's loss, if it trains."""
+        for full, own in self._names.items() if self._trains else ():
+            if (one := gradients.get(_NAME.format(full))) is not None:
+                self._gradients[own] = self._gradients.get(own, 0) + (one * weight).to(one.dtype)
+
+    def give(self, kept: dict[str, Any]) -> dict[str, Any]:
+        """The last layer's gradients, with the sums of the loss's since the last call."""
+        more, self._gradients = self._gradients, {}
+        found: dict[str, Any] = dict.fromkeys(self.shapes) | kept
+        return found | {n: g if found[n] is None else found[n] + g for n, g in more.items()}

@@ -1,0 +1,166 @@
+"""What module and loss share beside outputs, and what moves without a gradient: as in torch."""
+
+from copy import deepcopy
+
+import pytest
+from mpi4py import MPI
+
+import mpitrain
+from mpitrain.config import ConfigError
+from mpitrain.metrics.records import Step
+
+torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
+torch.set_num_threads(1)
+pytestmark = pytest.mark.mpi
+RANKS = MPI.COMM_WORLD.size
+mse = torch.nn.functional.mse_loss
+X = torch.randn(24, 6, generator=torch.Generator().manual_seed(5)).double()
+DATA = torch.utils.data.TensorDataset(X, X.sin().sum(1, keepdim=True))
+LAYOUTS = {
+    "data": {},
+    "micro-batches": {"micro_batches": 2},
+    "recomputed": {"recompute": True},
+    "zero 3": {"parallel": {"zero": 3}},
+    "pipe": {"parallel": {"pipe": min(RANKS, 3)}, "micro_batches": 6},
+}
+
+
+class Follows(torch.nn.Module):
+    """Adds a teacher, which follows the layer in each step, and steps that it counts."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(8, 8)
+        self.teacher = deepcopy(self.layer).requires_grad_(False)
+        self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x):
+        if self.training:
+            with torch.no_grad():
+                self.steps += 1
+                for slow, fast in zip(self.teacher.parameters(), self.layer.parameters()):
+                    self.follow(slow, fast, x)
+        return self.layer(x) + self.teacher(x) + 0.01 * self.steps
+
+    def follow(self, slow, fast, x):
+        slow.lerp_(fast, 0.1)
+
+
+class Replaces(Follows):
+    def follow(self, slow, fast, x):
+        slow.data = 0.9 * slow.data + 0.1 * fast.data
+
+
+class Begins(Follows):
+    """The teacher follows samples, from the third step on, in a way that torch does not count."""
+
+    def follow(self, slow, fast, x):
+        if self.steps > 2 and slow.dim() > 1:
+            slow.data.add_(x.mean())
+
+
+class Puts(torch.nn.Linear):
+    """Hands on more than its outputs."""
+
+    def __init__(self, there):
+        super().__init__(6, 8)
+        self.there = there
+
+    def forward(self, x):
+        y = super().forward(x)
+        self.there.update(scale=self.weight.norm(), mean=y.square().mean())
+        return y
+
+
+class Scales(torch.nn.Linear):
+    def __init__(self, there):
+        super().__init__(8, 1)
+        self.there = there
+
+    def forward(self, x):
+        return super().forward(x) * self.there["scale"]
+
+
+def model(middle, there):
+    torch.manual_seed(0)
+    there["net"] = torch.nn.Sequential(
+        torch.nn.Linear(6, 8), middle(), torch.nn.Tanh(), torch.nn.Linear(8, 1)
+    )
+    return there["net"].double()
+
+
+def penalised(there):
+    def loss(outputs, labels):
+        net = there["net"]
+        every = sum(p.square().sum() for p in net.parameters() if p.requires_grad)
+        return mse(outputs, labels) * (1 + net[3].weight.norm()) + 0.1 * every
+
+    return loss
+
+
+def losses_of_torch(net, loss, epochs):
+    found, own = [], torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
+    for _ in range(epochs):
+        for x, y in torch.utils.data.DataLoader(DATA, batch_size=12):
+            own.zero_grad()
+            found.append(loss(net(x), y))
+            found[-1].backward()
+            own.step()
+    return [float(one.detach()) for one in found], net
+
+
+def losses_of_trainer(folder, net, loss, epochs=2, **more):
+    found = []
+    trainer = mpitrain.Trainer(
+        model=net, loss=loss, epochs=epochs,
+        optimizer=lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9),
+        train_data=torch.utils.data.DataLoader(DATA, batch_size=12),
+        run={"dir": str(folder)}, **more,
+    )  # fmt: skip
+    with trainer:
+        trainer.fit(on_record=lambda r: found.append(r.loss) if isinstance(r, Step) else None)
+        return found, trainer.module
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("middle", [lambda: torch.nn.Linear(8, 8), Follows, Replaces])
+def test_losses_that_read_parameters_and_teachers_that_follow_are_as_in_torch(
+    folder, middle, layout
+):
+    alone, there = {}, {}
+    wanted, own = losses_of_torch(model(middle, alone), penalised(alone), 3)
+    net, more = model(middle, there), LAYOUTS[layout]
+    losses_of_trainer(folder, net, penalised(there), **more)
+    found, module = losses_of_trainer(folder, model(middle, there), penalised(there), 3, **more)
+    assert found == pytest.approx(wanted, rel=1e-12)
+    for name, value in own.state_dict().items():
+        torch.testing.assert_close(module.state_dict()[name], value, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("zero", [0, 3])
+@pytest.mark.parametrize(
+    ("net", "loss", "message"),
+    [
+        (
+            lambda there: torch.nn.Sequential(Puts(there), Scales(there)),
+            lambda there: mse,
+            r"part1 follows from 0\.weight by another way than its inputs",
+        ),
+        (
+            lambda there: torch.nn.Sequential(Puts(there), torch.nn.Linear(8, 1)),
+            lambda there: lambda y, t: mse(y, t) + there.get("mean", 0),
+            r"follows from 0\.\w+ by another way than outputs and labels.*as an output, with a row",
+        ),
+        (
+            lambda there: model(Begins, {}),
+            lambda there: mse,
+            r"part1 changes its teacher\.weight, which needs no gradient",
+        ),
+    ],
+)
+def test_other_ways_than_inputs_and_outputs_are_told_on_all_ranks(folder, net, loss, message, zero):
+    there = {}
+    with pytest.raises(ConfigError, match=message):
+        losses_of_trainer(
+            folder, net(there).double(), loss(there), epochs=8, parallel={"zero": zero}
+        )
