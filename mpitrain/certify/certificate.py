@@ -1,12 +1,9 @@
 """Runs of a program, alone and on all ranks, and the verdicts on them."""
 
 import os
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from importlib.util import find_spec
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import msgspec
@@ -24,18 +21,6 @@ from mpitrain.ranks.together import SharedError, all_or_nobody, by_rank_0
 Tables = Mapping[str, Mapping[str, Any]]
 _ALONE = "COLLECTIVES_ALONE"
 _SINGLE = 2.0**-23
-
-
-def script(path: Path) -> Callable[[], None]:
-    """A script as a program; its arguments are in ``sys.argv``."""
-    code = compile(path.read_bytes(), path, "exec")
-
-    def program() -> None:
-        module = sys.modules["__main__"] = ModuleType("__main__")
-        module.__file__ = str(path)
-        exec(code, vars(module))
-
-    return program
 
 
 @contextmanager
@@ -81,20 +66,19 @@ class Certifier:
 
         def act() -> bool:
             own: Tables = {"parallel": msgspec.to_builtins(Parallel())}
-            whole = {"train": {"micro_batches": 1}}
+            whole: Tables = {**own, "train": {"micro_batches": 1}}
             with _alone():
                 try:
-                    found = self._run(own | whole)
+                    found = self._run(whole)
                 except Abstained:
                     raise
                 except Exception:  # some programs have numbers of one type alone
                     self.is_double = False
-                    found = self._run(own | whole)
+                    found = self._run(whole)
                 if found.has_means:  # over micro-batches, as the layouts take them
-                    whole = {}
-                    found = self._run(own)
+                    found = self._run(whole := own)
                 found.eps = max(found.eps, self._eps)
-                moved = self._run(own | whole, moved=found.eps)
+                moved = self._run(whole, moved=found.eps)
             self._right = found, limits(found, moved)
             return self.is_double
 

@@ -61,12 +61,13 @@ def judge(
 ) -> Verdict:
     """The verdict on a run of so many ranks, which begins behind step ``first``."""
     right = Record(right.initial, right.steps[first:])
-    for number, (own, other) in enumerate(zip(right.steps, found.steps), first + 1):
-        if why := _other_samples(own.samples, other.samples, ranks):
-            return Verdict("FAIL" if found.is_ours else why[0], f"samples of step {number}", why[1])
+    for number, (step, taken) in enumerate(zip(right.steps, found.steps), first + 1):
+        if told := _other_samples(step.samples, taken.samples, ranks):
+            word, text = told
+            return Verdict("FAIL" if found.is_ours else word, f"samples of step {number}", text)
     if len(right.steps) != len(found.steps):
-        why = f"there are {len(found.steps)}, and {len(right.steps)} of one process"
-        return Verdict("FAIL", "number of steps", why)
+        text = f"there are {len(found.steps)}, and {len(right.steps)} of one process"
+        return Verdict("FAIL", "number of steps", text)
     allowed = allowed[:1] + allowed[1 + 3 * first :]
     every = zip(quantities(right, first), quantities(found, first), allowed, strict=True)
     for (where, own), (_, other), most in every:
@@ -120,7 +121,7 @@ def _told(
         ratio = float(one @ two / (one @ one))
     gap = abs(one - two).max()
     nearest = Fraction(ratio).limit_denominator(64) if np.isfinite(ratio) else Fraction(1)
-    is_ratio = abs(two - float(nearest) * one).max() <= most[name] * max(1, abs(nearest))
+    is_ratio = abs(two - float(nearest) * one).max() <= most[name] * max(1.0, abs(float(nearest)))
     if nearest == 1 or not is_ratio:
         return f"{name} differs by up to {gap:.2g}, beyond {most[name]:.1g}{also}"
     causes = {

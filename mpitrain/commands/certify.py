@@ -5,11 +5,10 @@ import json
 import os
 import shlex
 import shutil
-import sys
 import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack, redirect_stdout
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from collectives.commands.arguments import positive, rank_count
 from collectives.commands.program import add_verbose
@@ -47,13 +46,18 @@ def add(commands: "Commands") -> None:
         "run N ranks as threads of this process, without a launcher; not for torch.distributed"
     )
     add("--virtual", type=rank_count, default=0, metavar="N", help=virtual)
+    usual = {"topology": "flat", "alpha": 1.5, "bandwidth": 25.0, "slower": 1.0}
+    parser.set_defaults(**usual, async_progress=False, costs=None)
     add_verbose(parser)
 
 
 def run(comm: "Communicator", options: argparse.Namespace) -> int:
     """Certify on all ranks, and print the verdicts; returns the exit status."""
+    from collectives.virtual.generators import script
+    from mpitrain import trainer
     from mpitrain.certify.certificate import Certifier
     from mpitrain.certify.compare import CODES, Verdict
+    from mpitrain.certify.loops import install
     from mpitrain.certify.record import MUTATIONS
     from mpitrain.config import ConfigError
     from mpitrain.ranks.together import by_rank_0
@@ -67,7 +71,13 @@ def run(comm: "Communicator", options: argparse.Namespace) -> int:
 
     layouts = {words: _tables(words) for words in options.layouts} or {"its own": {}}
     is_script = options.config.suffix == ".py"
-    program = _script(options) if is_script else _job(comm, options)
+    if is_script:
+        if not options.config.is_file():
+            raise ConfigError(f"there is no file {options.config}")
+        install(trainer)
+        program = script(options.config, *options.behind)
+    else:
+        program = _job(comm, options)
     folder = by_rank_0(comm, lambda: tempfile.mkdtemp(prefix=".certify-", dir="."), OSError)
     with ExitStack() as stack:
         if comm.rank == 0 or not options.virtual:  # threads have one output
@@ -116,16 +126,6 @@ def _tables(words: str) -> dict[str, Any]:
     return tables
 
 
-def _script(options: argparse.Namespace) -> Callable[[], None]:
-    from mpitrain import trainer
-    from mpitrain.certify.certificate import script
-    from mpitrain.certify.loops import install
-
-    install(trainer)
-    sys.argv, sys.path[0] = [str(options.config), *options.behind], str(options.config.parent)
-    return script(options.config)
-
-
 def _job(comm: "Communicator", options: argparse.Namespace) -> Callable[[], None]:
     from mpi4py import MPI
 
@@ -136,7 +136,7 @@ def _job(comm: "Communicator", options: argparse.Namespace) -> Callable[[], None
     install(ranks)
 
     def program() -> None:
-        loop = ranks._loop(MPI.COMM_WORLD, config)
+        loop = ranks._loop(cast(Any, MPI.COMM_WORLD), config)
         while loop.parts.steps_done < loop.parts.total_steps:
             list(loop.run_epoch(loop.parts.epoch))
 
