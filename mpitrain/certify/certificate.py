@@ -1,6 +1,7 @@
 """Runs of a program, alone and on all ranks, and the verdicts on them."""
 
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from importlib.util import find_spec
@@ -55,7 +56,7 @@ class Certifier:
         self._comm, self._program, self._folder, self._last = comm, program, folder, last
         self._begin, self._right = remembered(), (Record(), list[dict[str, float]]())
         self._watched: Callable[[Session], Any] = nullcontext
-        self.is_double, self._batches, self._eps = True, 1, 0.0
+        self.is_double, self._batches, self._eps, self._layouts = True, 1, 0.0, 0
         if is_script and find_spec("torch"):
             from mpitrain.certify.scripts import watched
 
@@ -63,34 +64,41 @@ class Certifier:
 
     def refer(self) -> Verdict:
         """Run one process twice, and say whether others can be compared with it."""
+        verdict = Verdict("PASS", "", "")
+        if self._comm.rank == 0:
+            try:
+                with _alone():
+                    self._right = self._one_process()
+            except Exception as error:
+                verdict = _refused(error)
+        others = MPI.Intracomm(self._comm).Ibarrier()
+        while not others.Test():
+            time.sleep(0.05)  # another call would keep a core busy
+        verdict, self.is_double = self._comm.bcast((verdict, self.is_double))
+        return verdict
 
-        def act() -> bool:
-            own: Tables = {"parallel": msgspec.to_builtins(Parallel())}
-            whole: Tables = {**own, "train": {"micro_batches": 1}}
-            with _alone():
-                try:
-                    found = self._run(whole)
-                except Abstained:
-                    raise
-                except Exception:  # some programs have numbers of one type alone
-                    self.is_double = False
-                    found = self._run(whole)
-                if found.has_means:  # over micro-batches, as the layouts take them
-                    found = self._run(whole := own)
-                found.eps = max(found.eps, self._eps)
-                moved = self._run(whole, moved=found.eps)
-            self._right = found, limits(found, moved)
-            return self.is_double
-
+    def _one_process(self) -> tuple[Record, list[dict[str, float]]]:
+        """The whole batch in one process, and the limits of differences from it."""
+        own: Tables = {"parallel": msgspec.to_builtins(Parallel())}
+        whole: Tables = {**own, "train": {"micro_batches": 1}}
         try:
-            self.is_double = by_rank_0(self._comm, act, Exception)
-        except Exception as error:
-            return _refused(error)
-        return Verdict("PASS", "", "")
+            found = self._run(whole)
+        except Abstained:
+            raise
+        except Exception:  # some programs have numbers of one type alone
+            if not self.is_double:
+                raise
+            self.is_double = False
+            found = self._run(whole)
+        if found.has_means:  # over micro-batches, as the layouts take them
+            found = self._run(whole := own)
+        found.eps = max(found.eps, self._eps)
+        return found, limits(found, self._run(whole, moved=found.eps))
 
     def certify(self, layout: Tables, mutation: str = "") -> Verdict:
         """The verdict on a layout, perhaps with a mistake in it."""
         half = self._last // 2
+        self._layouts += 1
         try:
             found = self._run(layout, mutation=mutation, save_at=half)
             verdict = self._judged(found, is_mutated=bool(mutation))
@@ -104,29 +112,34 @@ class Certifier:
         return again._replace(where=f"{again.where} of a run that went on from step {half}")
 
     def _judged(self, found: Record, first: int = 0, *, is_mutated: bool = False) -> Verdict:
-        """The verdict, if need be beside a reference with the batches of all ranks, or one that is
-        moved as far as float32 rounds, as some modules compute parts in it."""
-        kept = self._right, self._batches, self._eps
-        ranks, act = self._comm.size, lambda: judge(*self._right, found, self._comm.size, first)
-        verdict = by_rank_0(self._comm, act, Exception)
-        if is_mutated or found.eps > 1e-9:
+        """The verdict; if need be, beside another reference.
+
+        That has the batches of all ranks, or it is moved as far as float32 rounds, in which some
+        modules compute parts.
+        """
+
+        def act() -> Verdict:
+            return judge(*self._right, found, self._comm.size, first)
+
+        verdict, kept = by_rank_0(self._comm, act, Exception), self._right
+        if is_mutated or verdict.verdict == "PASS":
             return verdict
-        if "ABSTAIN: samples" in f"{verdict.verdict}: {verdict.where}" and self._batches == 1:
-            self._batches = ranks
-            self.refer()
-            verdict = by_rank_0(self._comm, act, Exception)
-        if verdict.verdict == "FAIL" and not self._eps:
-            self._eps = _SINGLE
-            self.refer()
-            other = by_rank_0(self._comm, act, Exception)
-            if other.verdict == "PASS":
+        if verdict.verdict == "FAIL":
+            is_new, self._eps = self._eps == 0 and self.is_double, _SINGLE
+        else:
+            is_new, self._batches = self._batches == 1 and not found.is_ours, self._comm.size
+        if is_new and self.refer().verdict == "PASS":
+            other = self._judged(found, first)
+            if other.verdict != "FAIL":
                 return other
-            self._right, self._batches, self._eps = kept
+            self._right, self._eps = kept, 0.0
         return verdict
 
     def _run(self, tables: Tables, **how: Any) -> Record:
         """The record of a run on the ranks of ``MPI.COMM_WORLD``; its errors are theirs."""
-        run = {"dir": self._folder} | ({"dtype": "float64"} if self.is_double else {})
+        run = {"dir": f"{self._folder}/{self._layouts}"} | (
+            {"dtype": "float64"} if self.is_double else {}
+        )
         session, comm = (
             Session(self._last, {**tables, "run": run}, self.is_double, **how),
             MPI.COMM_WORLD,
