@@ -114,8 +114,8 @@ class Certifier:
     def _judged(self, found: Record, first: int = 0, *, is_mutated: bool = False) -> Verdict:
         """The verdict; if need be, beside another reference.
 
-        That has the batches of all ranks, or it is moved as far as float32 rounds, in which some
-        modules compute parts.
+        The other one has the batches of all ranks, or it is moved as far as float32 rounds, in which
+        some modules compute parts.
         """
 
         def act() -> Verdict:

@@ -26,7 +26,7 @@ class Verdict(NamedTuple):
 
 
 def quantities(record: Record, first: int = 0) -> Iterator[tuple[str, Mapping[str, Array]]]:
-    """What is compared, in order, with its name; ``first``: steps before the record."""
+    """Quantities in the order of comparison, by name; ``first``: steps before the record."""
     yield "initial parameters", {} if first else record.initial
     for number, step in enumerate(record.steps, first + 1):
         yield f"loss of step {number}", {"the loss": np.array(step.loss)}
@@ -112,7 +112,7 @@ def _told(
     most: Mapping[str, float],
     ranks: int,
 ) -> str:
-    """What differs first, as a ratio where it is one number, and the likely cause."""
+    """The first difference, as a ratio where it is one number, and the likely cause."""
     name, also = names[0], f" (and {len(names) - 1} more of {len(own)})" * (len(names) > 1)
     one, two = (np.ravel(array[name]).astype(float) for array in (own, other))
     if one.size != two.size:

@@ -112,7 +112,7 @@ class _Watch:
         return found
 
     def agree(self, own: StepReport, **how: Any) -> Agreed:
-        """What the ranks agree on, with the gradients that belong to it."""
+        """Agree on a step, and note its gradients."""
         parts, mutation = self._parts, self._session.mutation
         for piece in parts.store.pieces:
             if mutation == "scale":

@@ -1,4 +1,4 @@
-"""What a program computes in its first steps, and how a run is made to say so."""
+"""The first steps of a program, and how a run is made to record them."""
 
 import threading
 from collections.abc import Callable, Mapping

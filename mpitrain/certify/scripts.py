@@ -22,7 +22,7 @@ from collectives.torch.register import take_over
 from mpitrain.arrays import Array
 from mpitrain.certify.record import Enough, Session, Step
 
-#: What wrappers put into the names of parameters.
+#: Words that wrappers put into the names of parameters.
 _WRAPPERS = re.compile(r"\b(module|_orig_mod|_checkpoint_wrapped_module)\.")
 
 
