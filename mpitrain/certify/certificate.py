@@ -50,14 +50,22 @@ class Certifier:
         folder: str,
         last: int,
         *,
-        is_script: bool,
+        sees_torch: bool,
     ) -> None:
-        """``program`` trains on ``MPI.COMM_WORLD``, for ``last`` steps; ``folder``: of its runs."""
+        """Nothing runs yet.
+
+        Args:
+            comm: all ranks.
+            program: trains on the ranks of ``MPI.COMM_WORLD``.
+            folder: of its runs.
+            last: number of the last step.
+            sees_torch: whether optimisers of torch are watched, beside the trainer.
+        """
         self._comm, self._program, self._folder, self._last = comm, program, folder, last
         self._begin, self._right = remembered(), (Record(), list[dict[str, float]]())
         self._watched: Callable[[Session], Any] = nullcontext
         self.is_double, self._batches, self._eps, self._layouts = True, 1, 0.0, 0
-        if is_script and find_spec("torch"):
+        if sees_torch and find_spec("torch"):
             from mpitrain.certify.scripts import watched
 
             self._watched = watched
@@ -101,6 +109,10 @@ class Certifier:
         self._layouts += 1
         try:
             found = self._run(layout, mutation=mutation, save_at=half)
+            if layout and not found.is_ours:
+                return Verdict(
+                    "ERROR", "", "the script has a layout of its own; leave --layouts out"
+                )
             verdict = self._judged(found, is_mutated=bool(mutation))
             if verdict.verdict != "PASS" or mutation or not (found.is_ours and half):
                 return verdict
@@ -114,8 +126,8 @@ class Certifier:
     def _judged(self, found: Record, first: int = 0, *, is_mutated: bool = False) -> Verdict:
         """The verdict; if need be, beside another reference.
 
-        The other one has the batches of all ranks, or it is moved as far as float32 rounds, in which
-        some modules compute parts.
+        The other one has the batches of all ranks, or it is moved as far as float32 rounds, as some
+        modules compute parts in it.
         """
 
         def act() -> Verdict:
