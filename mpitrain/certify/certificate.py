@@ -57,7 +57,7 @@ class Certifier:
         Args:
             comm: all ranks.
             program: trains on the ranks of ``MPI.COMM_WORLD``.
-            folder: of its runs.
+            folder: scratch folder of the runs.
             last: number of the last step.
             sees_torch: whether optimisers of torch are watched, beside the trainer.
         """
@@ -142,7 +142,7 @@ class Certifier:
             is_new, self._batches = self._batches == 1 and not found.is_ours, self._comm.size
         if is_new and self.refer().verdict == "PASS":
             other = self._judged(found, first)
-            if other.verdict != "FAIL":
+            if verdict.verdict == "ABSTAIN" or other.verdict != "FAIL":
                 return other
             self._right, self._eps = kept, 0.0
         return verdict

@@ -82,7 +82,7 @@ def run(comm: "Communicator", options: argparse.Namespace) -> int:
     with ExitStack() as stack:
         if comm.rank == 0 or not options.virtual:  # threads have one output
             stack.enter_context(redirect_stdout(stack.enter_context(open(os.devnull, "w"))))
-        sees_torch = is_script and not options.virtual  # whose groups are those of a process
+        sees_torch = is_script and not options.virtual  # a process has one group
         found = Certifier(comm, program, folder, options.steps, sees_torch=sees_torch)
         right = found.refer()
         if right.verdict != "PASS":
