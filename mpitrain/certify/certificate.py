@@ -108,7 +108,7 @@ class Certifier:
         half = self._last // 2
         self._layouts += 1
         try:
-            found = self._run(layout, mutation=mutation, save_at=half)
+            found = self._run(layout, self._layouts, mutation=mutation, save_at=half)
             if layout and not found.is_ours:
                 return Verdict(
                     "ERROR", "", "the script has a layout of its own; leave --layouts out"
@@ -116,7 +116,7 @@ class Certifier:
             verdict = self._judged(found, is_mutated=bool(mutation))
             if verdict.verdict != "PASS" or mutation or not (found.is_ours and half):
                 return verdict
-            again = self._judged(self._run(layout, goes_on=True), half)
+            again = self._judged(self._run(layout, self._layouts, goes_on=True), half)
         except Exception as error:
             return _refused(error)
         if again.verdict == "PASS":
@@ -147,11 +147,9 @@ class Certifier:
             self._right, self._eps = kept, 0.0
         return verdict
 
-    def _run(self, tables: Tables, **how: Any) -> Record:
-        """The record of a run on the ranks of ``MPI.COMM_WORLD``; its errors are theirs."""
-        run = {"dir": f"{self._folder}/{self._layouts}"} | (
-            {"dtype": "float64"} if self.is_double else {}
-        )
+    def _run(self, tables: Tables, number: int = 0, **how: Any) -> Record:
+        """The record of a run on the ranks of ``MPI.COMM_WORLD``, in a folder by number."""
+        run = {"dir": f"{self._folder}/{number}"} | ({"dtype": "float64"} if self.is_double else {})
         session, comm = (
             Session(self._last, {**tables, "run": run}, self.is_double, **how),
             MPI.COMM_WORLD,
