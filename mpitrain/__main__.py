@@ -17,7 +17,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         (EX_TEMPFAIL) if training was asked to stop and can go on.
     """
     given = list(sys.argv[1:] if argv is None else argv)
-    if any(word.startswith("--virtual") for word in given):
+    words = given[: given.index("--")] if "--" in given else given
+    if any(word.startswith("--virtual") for word in words):
         options = arguments.parse(given)
         from collectives.virtual import install
 

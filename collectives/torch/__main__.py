@@ -34,7 +34,7 @@ def main() -> None:
         check_launch()
     except LaunchError as error:
         parser.exit(2, f"{parser.prog}: {error}\n")
-    changes = take_over() + _name_ranks()
+    changes = take_over() + name_ranks()
     if given.explain and MPI.COMM_WORLD.rank == 0:
         print(*changes, sep="\n", flush=True)
     sys.argv = [given.script, *given.arguments]
@@ -46,7 +46,7 @@ def main() -> None:
             runpy.run_path(given.script, run_name="__main__")
 
 
-def _name_ranks() -> list[str]:
+def name_ranks() -> list[str]:
     """Sets the variables from which scripts read their rank, as torchrun does."""
     from mpi4py import MPI
 

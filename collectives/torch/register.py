@@ -3,6 +3,7 @@
 Nothing here starts MPI: that happens when a program makes its first group.
 """
 
+import functools
 import os
 import warnings
 from collections.abc import Iterator
@@ -62,6 +63,7 @@ def register() -> None:
         register_rendezvous_handler("mpi", _rendezvous)
 
 
+@functools.cache
 def take_over() -> list[str]:
     """Lets programs that name "mpi", or nothing, run on this backend.
 

@@ -3,10 +3,10 @@
 import argparse
 import sys
 from pathlib import Path
-from types import ModuleType
 
 from collectives.commands.arguments import add_virtual, network, rank_count
 from collectives.virtual import Deadlock, VirtualCluster, end_process, install
+from collectives.virtual.generators import script
 
 
 def main() -> int:
@@ -18,20 +18,11 @@ def main() -> int:
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
     options = parser.parse_args()
     install()
-    text = options.program.read_bytes()
-    code = compile(text, options.program, "exec")
-    sys.argv = [str(options.program), *options.arguments]
-    sys.path[0] = str(options.program.parent)
+    program = script(options.program, *options.arguments)
     modelled = network(options, options.ranks)
     cluster = VirtualCluster(
         options.ranks, modelled, slower=options.slower, async_progress=options.async_progress
     )
-
-    def program() -> None:
-        module = sys.modules["__main__"] = ModuleType("__main__")
-        module.__file__ = str(options.program)
-        exec(code, vars(module))
-
     try:
         cluster.run(program)
     except Deadlock as error:

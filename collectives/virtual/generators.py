@@ -7,6 +7,8 @@ import random
 import sys
 from collections.abc import Callable
 from copy import deepcopy
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from numpy.random import mtrand
@@ -37,3 +39,16 @@ def remembered() -> Callable[[], None]:
 def copy_own() -> None:
     """Draw from a copy from now on, as of NumPy the generator itself is remembered."""
     mtrand.set_bit_generator(deepcopy(mtrand.get_bit_generator()))
+
+
+def script(path: Path, *arguments: str) -> Callable[[], None]:
+    """A function that runs a file as the program of a rank, with these arguments."""
+    code = compile(path.read_bytes(), path, "exec")
+    sys.argv, sys.path[0] = [str(path), *arguments], str(path.parent)
+
+    def program() -> None:
+        module = sys.modules["__main__"] = ModuleType("__main__")
+        module.__file__ = str(path)
+        exec(code, vars(module))
+
+    return program

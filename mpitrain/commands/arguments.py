@@ -17,14 +17,14 @@ from collectives.commands.arguments import (
     rank_count,
 )
 from collectives.commands.program import add_commands, add_verbose, add_version, parsed
-from mpitrain.commands import offline
+from mpitrain.commands import certify, offline
 from mpitrain.commands.offline import add_job
 
 if TYPE_CHECKING:
     from collectives.commands.program import Commands
 
 #: Commands that start MPI; the others run anywhere.
-RANKS = ("train", "eval", "find-lr", "profile", "doctor")
+RANKS = ("train", "certify", "eval", "find-lr", "profile", "doctor")
 
 
 def needs_ranks(argv: Sequence[str]) -> bool:
@@ -44,7 +44,8 @@ def parse(argv: Sequence[str], *, speak: bool = True) -> argparse.Namespace:
         options.behind, options.set_behind = behind, []
         if options.command == "train" and not options.virtual:
             _expect_no_model(options)
-        if behind and options.config is not None and options.config.suffix != ".py":
+        is_job = options.config is not None and options.config.suffix != ".py"
+        if behind and is_job:
             train = parsed(_parser(), ["train", str(options.config), *behind])
             options.set_behind = train.set
         return options
@@ -61,8 +62,9 @@ def _expect_no_model(options: argparse.Namespace) -> None:
 
 
 def _cut(argv: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
-    """The words of ``submit``, and what stands behind ``--``, which is the program's."""
-    if "--" not in argv or next((w for w in argv if not w.startswith("-")), "") != "submit":
+    """The words of a command that takes programs, and what stands behind ``--``, the program's."""
+    command = next((word for word in argv if not word.startswith("-")), "")
+    if "--" not in argv or command not in ("submit", "certify"):
         return argv, ()
     at = argv.index("--")
     return argv[:at], argv[at + 1 :]
@@ -71,7 +73,7 @@ def _cut(argv: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=program("mpitrain"),
-        description="Distributed training on MPI.  Start train, eval, find-lr, profile and doctor "
+        description=f"Distributed training on MPI.  Start {', '.join(RANKS[:-1])} and {RANKS[-1]} "
         "with mpirun or srun, one process a rank; without a launcher they run as a single rank.  "
         "The other commands need no ranks.",
     )
@@ -79,6 +81,7 @@ def _parser() -> argparse.ArgumentParser:
     add_verbose(parser)
     commands = add_commands(parser, dest="command")
     _add_train(commands)
+    certify.add(commands)
     _add_trials(commands)
     _add_machine(commands)
     offline.add(commands)

@@ -40,14 +40,16 @@ _LAYOUT = (
 def run(options: argparse.Namespace) -> None:
     """Print a job's layout, and others beside it."""
     config = load(options.config, options.set)
-    others = [load(options.config, [*options.set, *_beside(words)]) for words in options.against]
+    against = [beside(words, "--against") for words in options.against]
+    others = [load(options.config, [*options.set, *words]) for words in against]
     print(explain(config, machine(options), others, is_counted=bool(options.flops)))
 
 
-def _beside(words: str) -> list[str]:
+def beside(words: str, option: str) -> list[str]:
     """Overrides of a job file for a layout such as ``data=2,pipe=2``; other keys are left out.
 
-    A key is one of [parallel], or ``micro_batches``; ConfigError: it is another one.
+    A key is one of [parallel], or ``micro_batches``; ConfigError: it is another one, which the
+    error calls an ``option``'s.
     """
     usual = Parallel()
     found = [f"parallel.{key}={toml(getattr(usual, key))}" for key in _LAYOUT]
@@ -55,7 +57,7 @@ def _beside(words: str) -> list[str]:
         key = word.partition("=")[0].strip().removeprefix("parallel.")
         if "=" not in word or "." in key:
             raise ConfigError(
-                f"--against takes keys of [parallel], or micro_batches, as in 'data=2,pipe=2', not "
+                f"{option} takes keys of [parallel], or micro_batches, as in 'data=2,pipe=2', not "
                 f"{word!r}; the model, data and batch are the job's"
             )
         place = "train." if key == "micro_batches" else "parallel."

@@ -25,6 +25,7 @@ from collectives.files import check_regular
 from mpitrain import data
 from mpitrain.checkpoint import CheckpointError
 from mpitrain.checkpoint.saving import checkpoints, resume
+from mpitrain.commands import certify
 from mpitrain.commands.arguments import parse
 from mpitrain.config import Config, ConfigError, Server, Sync, expect, load
 from mpitrain.config.own import brought
@@ -265,6 +266,7 @@ def doctor(comm: MPI.Intracomm, options: argparse.Namespace) -> int:
 
 _COMMANDS = {
     "train": train,
+    "certify": certify.run,
     "eval": evaluate,
     "find-lr": find_lr,
     "profile": profile,

@@ -25,13 +25,13 @@ def add(commands: "Commands") -> None:
     text = "find the fastest layouts of a job: all axes, ZeRO, schedules, micro-batches, cuts"
     parser = commands.add_parser("search", help=text)
     add_arguments(parser)
-    parser.add_argument("-o", "--output", type=_file, help="file for the first one's keys, in TOML")
+    parser.add_argument("-o", "--output", type=file, help="file for the first one's keys, in TOML")
     text = "train the first K layouts for some steps with mpiexec, and put the fastest one first"
     parser.add_argument("--time", type=positive, metavar="K", help=text)
     parser.set_defaults(act=run)
 
 
-def _file(text: str) -> Path:
+def file(text: str) -> Path:
     """A file in a folder that is there, so that a search is not lost."""
     path = Path(text)
     if path.is_dir() or not path.parent.is_dir():

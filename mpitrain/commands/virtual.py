@@ -1,4 +1,4 @@
-"""``train --virtual``: a job on virtual ranks of one process, on the clock of a modelled network.
+"""``--virtual``: a job on virtual ranks of one process, on the clock of a modelled network.
 
 Import it after :func:`collectives.virtual.install`.
 """
@@ -17,7 +17,7 @@ from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 from collectives.commands.arguments import network
 from collectives.virtual import Deadlock, VirtualCluster, end_process, here
 from mpitrain.commands import ranks
-from mpitrain.config import ConfigError, load
+from mpitrain.config import Config, ConfigError, load
 from mpitrain.metrics.reader import read_records
 from mpitrain.metrics.records import Step
 from mpitrain.metrics.words import digits
@@ -30,10 +30,11 @@ _BACKWARD = {"B": 1.0, "I": 0.5, "W": 0.5}
 
 
 def run(argv: Sequence[str], options: argparse.Namespace) -> int:
-    """Run a command on virtual ranks, and write the report; returns the exit code."""
+    """Run a command on virtual ranks, and write the report of training; returns the exit code."""
+    trains = options.command == "train"
     try:
         profile = read_profile(options.costs) if options.costs else None
-        config = load(options.config, options.set)
+        config = load(options.config, options.set) if trains else Config()
         if config.parallel.node_shared:
             raise ConfigError(
                 "--virtual: each rank is a node, and shares no memory; set parallel.node_shared = "
@@ -44,7 +45,9 @@ def run(argv: Sequence[str], options: argparse.Namespace) -> int:
     except (ConfigError, ProfileError, ValueError) as error:
         print(f"mpitrain: {error}", file=sys.stderr)
         return 2
-    _hook(profile)
+    if trains:
+        _hook(profile)
+        argv = [*argv, "--set", "run.trace=true"]
     cluster = VirtualCluster(
         options.virtual,
         modelled,
@@ -52,14 +55,13 @@ def run(argv: Sequence[str], options: argparse.Namespace) -> int:
         slower=options.slower,
         async_progress=options.async_progress,
     )
-    traced = ["--set", "run.trace=true"]
     try:
         with threadpool_limits(1):  # a rank has a core
-            codes = cluster.run(lambda: ranks.run([*argv, *traced]))
+            codes = cluster.run(lambda: ranks.run(argv))
     except Deadlock as error:
         print(f"mpitrain: {error}", file=sys.stderr)
         end_process(1)  # the ranks' clean-up could only wait again
-    if not any(codes):
+    if trains and not any(codes):
         _tell(cluster, folder, f"{options.topology}, computing by {options.costs or 'CPU time'}")
     return max(codes)
 

@@ -53,7 +53,7 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Config:
         reason = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(f"cannot read the job file {path}: {reason}") from error
     for override in overrides:
-        _apply(tables, override)
+        apply(tables, override)
     run = tables.setdefault("run", {})
     if isinstance(run, dict):
         run.setdefault("dir", f"runs/{path.stem}")
@@ -175,7 +175,8 @@ def _with_data_beside(path: Path, job: Config) -> Config:
     return replace(job, data=data, parallel=parallel, own=replace(job.own, **own))
 
 
-def _apply(tables: dict[str, Any], override: str) -> None:
+def apply(tables: dict[str, Any], override: str) -> None:
+    """Set a key of tables as ``table.key=value`` says; ConfigError: it says something else."""
     place, equals, text = override.partition("=")
     *parents, key = place.strip().split(".")
     if not equals or not key or not parents:

@@ -26,7 +26,10 @@ DEEPER = {
     "collectives.failure.processes": "ranks find processes as the guards against dead ranks do",
     "collectives.torch": "the name of torch's backend, for the sentence that asks for it",
     "collectives.torch.backend": "codecs of DDP's buckets run among a group's collectives",
+    "collectives.torch.__main__": "certify names a script's ranks as the launcher of torch does",
+    "collectives.torch.register": "certify gives a script the backend that the launcher gives it",
     "collectives.virtual": "train --virtual runs the ranks in one process",
+    "collectives.virtual.generators": "certify begins each run with the generators of the first",
     "collectives.execution.waiting": "ranks wait alike in pipelines and in collectives",
 }
 

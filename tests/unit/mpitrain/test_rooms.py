@@ -24,6 +24,7 @@ FLOORS = (
     {"federated", "search"},
     {"start"},
     {"trainer"},
+    {"certify"},
     {"commands"},
     {"__main__", "__init__"},
 )

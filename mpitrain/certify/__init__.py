@@ -1,0 +1,1 @@
+"""Comparison of a program in several layouts with one process that trains the whole batch."""

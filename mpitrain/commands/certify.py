@@ -1,0 +1,154 @@
+"""``mpitrain certify``: layouts of a program beside one process that trains the whole batch."""
+
+import argparse
+import json
+import os
+import shlex
+import shutil
+import tempfile
+from collections.abc import Callable
+from contextlib import ExitStack, redirect_stdout
+from typing import TYPE_CHECKING, Any, cast
+
+from collectives.commands.arguments import positive, rank_count
+from collectives.commands.program import add_verbose
+from collectives.files import replace
+from mpitrain.commands.offline import add_job
+from mpitrain.commands.search import file
+
+if TYPE_CHECKING:
+    from collectives import Communicator
+    from collectives.commands.program import Commands
+
+
+def add(commands: "Commands") -> None:
+    """Adds the command."""
+    parser = commands.add_parser(
+        "certify",
+        allow_abbrev=False,  # --virtual is looked for before anything is parsed
+        help="compare layouts of a job or a script with one process that trains the whole batch",
+        description="Take the first steps in one process and in each layout on all ranks; compare "
+        "samples, initial parameters, losses, gradients before clipping, parameters, and a run "
+        "that goes on from a checkpoint.  CONFIG is a job file, an example or a script with an "
+        "mpitrain.Trainer or for torch.distributed, whose arguments stand behind --.  Exit status: "
+        "0 PASS, 3 FAIL, 4 ABSTAIN (no verdict can be found), 1 and 2 ERROR.",
+        epilog="example: mpirun -n 4 %(prog)s train.py --layouts data=4 pipe=2,zero=2 -- --lr 0.1",
+    )
+    add_job(parser)
+    add = parser.add_argument
+    layouts = "keys of [parallel], or micro_batches, for each layout (the program's own)"
+    add("--layouts", nargs="+", default=[], metavar="KEYS", help=layouts)
+    add("--steps", type=positive, default=4, help="steps that are compared (4)")
+    planted = "plant mistakes, too; where one passes, a certificate proves nothing"
+    add("--mutate", action="store_true", help=planted)
+    add("--json", type=file, metavar="FILE", help="file for the certificate")
+    virtual = (
+        "run N ranks as threads of this process, without a launcher; not for torch.distributed"
+    )
+    add("--virtual", type=rank_count, default=0, metavar="N", help=virtual)
+    usual = {"topology": "flat", "alpha": 1.5, "bandwidth": 25.0, "slower": 1.0}
+    parser.set_defaults(**usual, async_progress=False, costs=None)
+    add_verbose(parser)
+
+
+def run(comm: "Communicator", options: argparse.Namespace) -> int:
+    """Certify on all ranks, and print the verdicts; returns the exit status."""
+    from collectives.virtual.generators import script
+    from mpitrain import trainer
+    from mpitrain.certify.certificate import Certifier
+    from mpitrain.certify.compare import CODES, Verdict
+    from mpitrain.certify.loops import install
+    from mpitrain.certify.record import MUTATIONS
+    from mpitrain.config import ConfigError
+    from mpitrain.ranks.together import by_rank_0
+
+    rows = list[dict[str, str]]()
+
+    def note(layout: str, mutation: str, found: Verdict) -> str:
+        again = _again(options, comm.size, layout)
+        rows.append({"layout": layout, "mutation": mutation, **found._asdict(), "repeat": again})
+        return found.verdict
+
+    layouts = {words: _tables(words) for words in options.layouts} or {"its own": {}}
+    is_script = options.config.suffix == ".py"
+    if is_script:
+        if not options.config.is_file():
+            raise ConfigError(f"there is no file {options.config}")
+        install(trainer)
+        program = script(options.config, *options.behind)
+    else:
+        program = _job(comm, options)
+    folder = by_rank_0(comm, lambda: tempfile.mkdtemp(prefix=".certify-", dir="."), OSError)
+    with ExitStack() as stack:
+        if comm.rank == 0 or not options.virtual:  # threads have one output
+            stack.enter_context(redirect_stdout(stack.enter_context(open(os.devnull, "w"))))
+        sees_torch = is_script and not options.virtual  # a process has one group
+        found = Certifier(comm, program, folder, options.steps, sees_torch=sees_torch)
+        right = found.refer()
+        if right.verdict != "PASS":
+            note("one process", "", right)
+            layouts = {}
+        for words, tables in layouts.items():
+            verdict = note(words, "", found.certify(tables))
+            for mistake in MUTATIONS if options.mutate and verdict == "PASS" else ():
+                note(words, mistake, found.certify(tables, mistake))
+    missed = [row for row in rows if row["mutation"] and row["verdict"] != "FAIL"]
+    every = [row["verdict"] for row in rows if not row["mutation"]] + ["ABSTAIN"] * bool(missed)
+    worst = max(every, key=list(CODES).index)
+    numbers = "float64" if found.is_double else "the program's own type"
+
+    def tell() -> None:
+        shutil.rmtree(folder, ignore_errors=True)
+        print(f"{comm.size} ranks beside one process, in {numbers}")
+        for row in rows:
+            print("  ".join(filter(None, list(row.values())[:-1])))
+        for row in rows:
+            if not row["mutation"] and row["verdict"] != "PASS":
+                print(f"again: {row['repeat']}")
+        if missed:
+            print("nothing is proved where a planted mistake passed")
+        print(worst)
+        if options.json:
+            told = {"verdict": worst, "ranks": comm.size, "numbers": numbers, "rows": rows}
+            replace(options.json, json.dumps(told, indent=1) + "\n")
+
+    by_rank_0(comm, tell, OSError, ConfigError)
+    return CODES[worst]
+
+
+def _tables(words: str) -> dict[str, Any]:
+    """The tables of a layout."""
+    from mpitrain.commands.plan import beside
+    from mpitrain.config.reading import apply
+
+    tables = dict[str, Any]()
+    for override in beside(words, "--layouts"):
+        apply(tables, override)
+    return tables
+
+
+def _job(comm: "Communicator", options: argparse.Namespace) -> Callable[[], None]:
+    from mpi4py import MPI
+
+    from mpitrain.certify.loops import install
+    from mpitrain.commands import ranks
+
+    config = ranks.load_once(comm, options)
+    install(ranks)
+
+    def program() -> None:
+        loop = ranks._loop(cast(Any, MPI.COMM_WORLD), config)
+        while loop.parts.steps_done < loop.parts.total_steps:
+            list(loop.run_epoch(loop.parts.epoch))
+
+    return program
+
+
+def _again(options: argparse.Namespace, ranks: int, layout: str) -> str:
+    """The command that certifies one layout."""
+    start = [] if options.virtual else ["mpirun", "-n", str(ranks)]
+    words = [*start, "mpitrain", "certify", str(options.config), "--steps", str(options.steps)]
+    words += ["--virtual", str(ranks)] if options.virtual else []
+    words += [word for one in options.set for word in ("--set", one)]
+    words += ["--layouts", layout] if layout in options.layouts else []
+    return shlex.join([*words, *(["--", *options.behind] if options.behind else [])])

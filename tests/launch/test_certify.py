@@ -1,0 +1,83 @@
+"""``mpitrain certify`` on a job and on scripts, as a user starts it."""
+
+import json
+
+import pytest
+
+from tests.launch.programs import ROOT, needs_launcher, needs_torch, run, scratch
+
+pytestmark = scratch
+MISTAKES = {"scale", "drop", "repeat", "stale"}
+
+
+def certified(folder, *words, ranks=None, status=0):
+    """The certificate."""
+    told = ("--json", "certificate.json", "--steps", "2")
+    arguments = ("-m", "mpitrain", "certify", words[0], *told, *words[1:])
+    done = run(folder, *arguments, ranks=ranks, seconds=600)
+    assert done.returncode == status, done.stdout + done.stderr
+    return json.loads((folder / "certificate.json").read_text())
+
+
+def test_a_job_passes_in_its_layouts_and_planted_mistakes_do_not(tmp_path):
+    layouts = ("data=2", "pipe=2,zero=2", "tensor=2")
+    job = ROOT / "jobs" / "examples" / "digits_mlp.toml"
+    found = certified(tmp_path, job, "--virtual", 2, "--mutate", "--layouts", *layouts)
+    assert (found["verdict"], found["numbers"]) == ("PASS", "float64")
+    rows = {(row["layout"], row["mutation"]): row["verdict"] for row in found["rows"]}
+    assert rows == {
+        (words, mistake): "FAIL" if mistake else "PASS"
+        for words in layouts
+        for mistake in ("", *MISTAKES)
+    }
+    assert not [*tmp_path.glob(".certify-*")]
+
+
+SCRIPT = """
+import sys
+import torch, torch.distributed as dist
+from torch.nn import Dropout, Linear, Sequential
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+dist.init_process_group("mpi")
+torch.manual_seed(0)
+x = torch.randn(64, 8)
+data = TensorDataset(x, x.sin().sum(1, keepdim=True))
+net = Sequential(Linear(8, 16), Dropout(float(sys.argv[1])), Linear(16, 1))
+model = DistributedDataParallel(net)
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+for inputs, targets in DataLoader(data, 8, sampler=DistributedSampler(data)):
+    optimizer.zero_grad()
+    torch.nn.functional.mse_loss(model(inputs), targets).backward()
+    if len(sys.argv) > 2:
+        model.module[0].weight.grad *= dist.get_world_size()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+    optimizer.step()
+"""
+
+
+@needs_launcher
+@needs_torch
+@pytest.mark.parametrize(
+    ("words", "status", "where", "text"),
+    [
+        (("0", "--mutate"), 0, "", "2 steps"),
+        pytest.param(
+            *(("0.5",), 4, "loss of step 1", "Dropout draws torch's random numbers"),
+            marks=pytest.mark.slow,
+        ),
+        (("0", "wrong"), 3, "gradients of step 1", "0.weight is 2 of one process's"),
+    ],
+)
+def test_a_script_with_a_batch_a_rank(tmp_path, words, status, where, text):
+    """Clipping and AdamW hide the factor from the losses."""
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    own = [word for word in words if word != "--mutate"]
+    options = ["--mutate"] if "--mutate" in words else []
+    found = certified(tmp_path, script, *options, "--", *own, ranks=2, status=status)
+    first, *others = found["rows"]
+    assert first["where"] == where and text in first["text"]
+    assert {row["mutation"] for row in others} == (MISTAKES if options else set())
+    assert {row["verdict"] for row in others} <= {"FAIL"}
+    assert first["repeat"].endswith(f"--steps 2 -- {' '.join(own)}")
