@@ -13,7 +13,6 @@ import torch
 from mpi4py import MPI
 
 from collectives.communicator import Communicator
-from collectives.errors import CollectiveError
 from collectives.shared_pool import SharedPool
 from collectives.torch.order import Order
 from collectives.torch.roots import Roots
@@ -138,6 +137,8 @@ class GroupMemory:
         if self._near is None:
             return
         storage = tensor.untyped_storage() if is_bucket else None
+        if storage is not None and not storage.resizable():  # NumPy has a view of it
+            storage = None
         sums = 0 if storage is None else self._sums.get(storage, 0)
         told = roots.told(sums == _SUMS)
         everybody = MPI.Intracomm.Iallreduce(self._comm, MPI.IN_PLACE, told, MPI.MIN)
@@ -146,17 +147,16 @@ class GroupMemory:
         if storage is not None:
             self._sums[storage] = sums + 1
         if told[-1]:
-            try:
-                self._near.share(tensor)
-            except (CollectiveError, MemoryError) as error:  # on all ranks
-                log.info("a bucket of DDP's stays in ordinary memory: %s", error)
+            assert storage is not None, "it is a bucket on all ranks"
+            with self._near._engine.changing_memory("moving a bucket"):
+                self._near._engine.resources.move(storage)
 
 
 def is_called_by_reducer() -> bool:
     """Whether C++ code of torch's backward pass has called this package, as DDP's reducer does.
 
-    Its buckets are never resized, which shared memory forbids; those of other callers may be, as
-    FSDP1's are.
+    While it waits, nobody else has its buckets, whose memory moves; those of other callers may be
+    in use.
     """
     frame = sys._getframe(1)
     while frame.f_globals.get("__name__", "").startswith("collectives."):
