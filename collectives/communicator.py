@@ -132,8 +132,8 @@ class Communicator(  # type: ignore[misc]
         first calls of two communicators in another order, as MPI lets nonblocking calls and
         threads do, would wait for one another: prepare both before.  Then several threads can make
         calls, each on communicators of its own, and a nonblocking call in ordinary memory waits
-        for nobody.  In memory of :meth:`empty`, calls of ours still meet, and so do first calls on a
-        GPU.
+        for nobody.  In memory of :meth:`empty`, calls of ours still meet, and so do first calls on
+        a GPU.
 
         Cost: about a millisecond, once.
 

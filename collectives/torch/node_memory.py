@@ -24,8 +24,8 @@ log = logging.getLogger("collectives")
 _SUMS = 2
 #: Bytes in which numbers of 16 bits are widened, piece by piece: they stay in the cache.
 _ROOM_BYTES = 1 << 20
-#: Bytes of a group's pools on each rank, for the program and for results.
-_POOL_BYTES, _RESULT_BYTES = 3 << 26, 1 << 26
+#: Bytes of a group's pool on each rank.
+_POOL_BYTES = 3 << 26
 #: Bytes of a rank's block from which a call between hosts takes the ring.
 _FAR_BYTES = 256 << 10
 
@@ -52,7 +52,6 @@ class GroupMemory:
         is_far = comm.ranks_per_node == 1 < comm.size and not comm.is_reproducible
         self._ring_from = comm.size * _FAR_BYTES if is_far else sys.maxsize
         self._pool: SharedPool | None = None
-        self._results: SharedPool | None = None
         self._taken: set[int] = set()
         self._guard = threading.Lock()
         self._room: torch.Tensor | None = None
@@ -60,7 +59,6 @@ class GroupMemory:
             self._near = comm.Dup()
             self._near.prepare()
             self._pool = SharedPool(self._near, limit=_POOL_BYTES)
-            self._results = SharedPool(self._near, 1, _RESULT_BYTES)
         self._sums: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
     def way(self, nbytes: int) -> tuple[Communicator, str | None]:
@@ -73,7 +71,7 @@ class GroupMemory:
         """Frees the communicator.  Collective."""
         if self._near is not None:
             self._near.Free()
-        self._near = self._pool = self._results = None
+        self._near = self._pool = None
 
     def take(self, items: int, dtype: torch.dtype) -> torch.Tensor:
         """A tensor in shared memory where that can be, with whatever is in it.
@@ -95,21 +93,6 @@ class GroupMemory:
             self._order.now(self._record, "shared memory", take)
             self._taken.add(nbytes)
         return torch.frombuffer(made[0], dtype=dtype)
-
-    def shared(self, result: torch.Tensor, nbytes: int) -> torch.Tensor:
-        """Memory for the result of a call of so many bytes, or the result's own, in shared memory
-        where that can be, as it is faster if the result lies there, too.
-
-        It has a pool of its own, as a program may keep all that :meth:`take` has.  Collective at
-        the first use of a size.
-        """
-        if self._near is None or self._results is None or nbytes <= SMALL:
-            return result
-        memory = self._results.take(result.nbytes)
-        node = self._near._engine.resources.node
-        if node is not None and node.locate(result.data_ptr(), result.nbytes) is not None:
-            return result
-        return torch.frombuffer(memory, dtype=result.dtype)
 
     def room(self, items: int, dtype: torch.dtype) -> torch.Tensor:
         """Memory for the wider form of numbers, or for a piece of them.  Collective at first use.

@@ -140,7 +140,7 @@ class NodeMemory:
         self.windows.add(Moved(segments, self.rank, storage), storage)
 
     def close(self) -> None:
-        """Lets go of the other ranks' device memory, and of storages; arrays of :meth:`empty` on the
+        """Lets go of the other ranks' device memory and storages; arrays of :meth:`empty` on the
         host stay.  Collective."""
         for number, window in self.windows.in_use():
             if is_queued(window.memory) and window.lent is not None:
