@@ -242,15 +242,9 @@ class Soak:
         assert self.comm is not None
         count, kept = rng.randint(1, 4), rng.randint(0, 1)
         del self.shop.shared[kept:]
+        self.doing = "Communicator.empty"
         while len(self.shop.shared) < count:
-            if rng.random() < 0.5:
-                self.doing = "Communicator.empty"
-                self.shop.shared.append(self.comm.empty(ROOM, np.uint8))
-            else:
-                self.doing = "Communicator.share"
-                start = 8 * self.shop.rank_draws.randint(0, 1000)
-                ordinary = np.zeros(ROOM + start, np.uint8)[start:]
-                self.shop.shared.append(self.comm.share(ordinary))
+            self.shop.shared.append(self.comm.empty(ROOM, np.uint8))
 
     def _carry_out(self, drawn: Drawn, rng: random.Random) -> None:
         """One call from beginning to end, or, nonblocking, its beginning."""

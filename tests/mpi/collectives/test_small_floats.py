@@ -43,7 +43,9 @@ MEMORY = {
     "arrays": lambda comm, items: items,
     "shared arrays": lambda comm, items: filled(comm.empty(items.shape, items.dtype), items),
     "tensors": lambda comm, items: tensor_of(items),
-    "adopted tensors": lambda comm, items: tensor_of(comm.share(items)),
+    "shared tensors": lambda comm, items: tensor_of(
+        filled(comm.empty(items.shape, items.dtype), items)
+    ),
 }
 
 
