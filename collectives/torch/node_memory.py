@@ -133,6 +133,8 @@ class GroupMemory:
             assert storage is not None, "it is a bucket on all ranks"
             with self._near._engine.changing_memory("moving a bucket"):
                 self._near._engine.resources.move(storage)
+            # torch then refuses to resize what it has moved, in which it would crash.
+            torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
 
 
 def is_called_by_reducer() -> bool:
