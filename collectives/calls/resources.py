@@ -218,17 +218,14 @@ class Resources:
 
     def move(self, storage: Movable) -> None:
         """Has torch move a storage of each rank into the node's memory, where that can be.
-
-        Raises:
-            MemoryError: on all ranks: there is no room for their counters.
-        """
+        Collective."""
         if self._alone:
             return
         try:
             if self.node is None:
                 self.node = NodeMemory(self.channel)
             self.node.move(storage)
-        except InvalidBuffer as error:  # on all ranks
+        except (InvalidBuffer, MemoryError) as error:  # on all ranks
             log.warning("a bucket of DDP's stays in ordinary memory: %s", error)
 
     @property
