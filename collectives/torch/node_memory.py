@@ -1,7 +1,6 @@
 """A group's large collectives: through memory that its ranks share, where they are on one node, and
 beside the program, where each is on a host of its own."""
 
-import os
 import sys
 import threading
 import weakref
@@ -56,8 +55,6 @@ class GroupMemory:
         if 1 < comm.size == comm.ranks_per_node:
             self._near = comm.Dup()
             self._near.prepare()
-            cores = set[int]().union(*self._near.allgather(os.sched_getaffinity(0)))
-            order.shares_core = len(cores) < 2 * comm.size
             self._pool = SharedPool(self._near, limit=_POOL_BYTES)
         self._sums: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 

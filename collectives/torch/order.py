@@ -3,7 +3,6 @@
 import collections
 import sys
 import threading
-import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -26,8 +25,6 @@ NO_TIMEOUT = timedelta(milliseconds=-1)
 _SWITCH_SECONDS = 1e-4
 #: Seconds between two looks for calls that nobody waits for, and looks before the thread sleeps.
 _LOOK_SECONDS, _LOOKS = 1e-4, 10
-#: Seconds after which calls of a backward pass go on beside it.
-_GRACE_SECONDS = 0.02
 #: Seconds between two looks of a caller at whether another thread has run its call.
 _TURN_SECONDS = 5e-4
 
@@ -149,7 +146,7 @@ class CollectiveWork(AnyWork):
                 self._future = self._future_behind(self._gate)
                 if self.is_done:
                     self._gate.set_result(None)
-        if not self.is_done and not self._order.is_held:
+        if not self.is_done:
             self._order.wake()  # who waits for a future cannot help
         return self._future
 
@@ -161,15 +158,11 @@ class Order:
     Callbacks of a future run with the lock held, and collectives that they call run at once: so
     these have the same place in the order on all ranks, whoever runs them.
 
-    Where a rank has one core, the thread leaves it to a backward pass that makes calls: it begins
-    at the end of the pass, as DDP's reducer then waits, or after a while.
-
     Where MPI gives less than ``MPI_THREAD_MULTIPLE`` there is no thread: a call runs when the
     program waits for it, asks for it, or makes a later call that blocks.
 
     Attributes:
         has_thread: whether a thread of the group's may run calls.
-        shares_core: whether the thread has to share a core with the program.
         calls: the calls that wait for their turn.
         runs: held by whoever runs a call; again where a callback calls.
         futures: guards the futures of the calls.
@@ -186,8 +179,6 @@ class Order:
         self._thread: threading.Thread | None = None
         self._is_asleep = False
         self._bell = threading.Event()
-        self.shares_core = False
-        self._pass, self._held_until = -1, 0.0
         self._ends = False
 
     def now(
@@ -214,14 +205,12 @@ class Order:
         self.calls.append(work)
         if not self.has_thread:
             return
-        if self.shares_core:
-            self._hold()
         if self._thread is None:
             sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_SECONDS))
             self._thread = threading.Thread(target=self._serve, name=NAME, daemon=True)
             self._thread.start()
         elif self._is_asleep:
-            self._ring()
+            self.wake()
 
     def help(self, work: CollectiveWork) -> None:
         """Runs calls until this one has ended."""
@@ -260,22 +249,6 @@ class Order:
 
     def wake(self) -> None:
         """Lets the thread run what there is, now."""
-        self._held_until = 0.0
-        self._ring()
-
-    @property
-    def is_held(self) -> bool:
-        """Whether the thread leaves the core to a backward pass."""
-        return time.monotonic() < self._held_until
-
-    def _hold(self) -> None:
-        """Leaves the core to the backward pass that makes this call, if it is its first one."""
-        number = torch._C._current_graph_task_id()
-        if number not in (-1, self._pass):
-            self._pass, self._held_until = number, time.monotonic() + _GRACE_SECONDS
-            torch.autograd.Variable._execution_engine.queue_callback(self.wake)
-
-    def _ring(self) -> None:
         self._is_asleep = False
         self._bell.set()
 
@@ -302,9 +275,7 @@ class Order:
         a small call that its caller waits for."""
         looks = 0
         while not self._ends:
-            if self.calls and self.is_held:
-                self._bell.wait(_GRACE_SECONDS)
-            elif self.calls:
+            if self.calls:
                 self.catch_up()
                 looks = 0
             elif looks < _LOOKS:

@@ -12,8 +12,6 @@ import torch.distributed._functional_collectives as functional  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
-from collectives.torch import order  # noqa: E402
-
 pytestmark = [
     pytest.mark.mpi,
     pytest.mark.quick_on(2, 3),
@@ -122,25 +120,3 @@ def test_a_call_keeps_the_memory_that_its_tensor_had():
         others = [torch.zeros(1000) for _ in range(4)]  # which may get memory that is free
         work.wait()
         assert (tensor == 7).all() and not any(other.any() for other in others)
-
-
-@pytest.mark.parametrize("is_waited_for", [False, True])
-def test_calls_of_a_backward_pass_go_on_beside_it_or_at_its_end(monkeypatch, is_waited_for):
-    group = dist.new_group()
-    monkeypatch.setattr(group._get_backend(torch.device("cpu")).order, "shares_core", True)
-    monkeypatch.setattr(order, "_GRACE_SECONDS", 1e-3 if is_waited_for else 1e9)
-    found, futures = torch.full((50_000,), RANK + 1.0), []
-
-    def hook(gradient):
-        work = dist.all_reduce(found, group=group, async_op=True)
-        futures.append(work.get_future())
-        while is_waited_for and not work.is_completed():
-            time.sleep(1e-3)
-        assert is_waited_for or not futures[0].done()
-
-    leaf = torch.ones(1, requires_grad=True)
-    leaf.register_hook(hook)
-    leaf.sum().backward()
-    futures[0].wait()
-    assert found[0] == found[-1] == P * (P + 1) / 2
-    dist.destroy_process_group(group)
