@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from mpitrain.arrays import Array, Gradients
 from mpitrain.group import share
 from mpitrain.parallel.arena import DATA, Arena, Bucket
-from mpitrain.parallel.store import Allocate, Piece, Reduction, Store
+from mpitrain.parallel.store import Allocate, Piece, Reduction, Store, zero_others
 from mpitrain.parallel.summation import Sum, SumsInFlight
 
 
@@ -25,6 +25,7 @@ class WholeGradients(Store):
         self.gradients = gradients
         self.gradients[...] = 0
         self._totals = arena.views(gradients)
+        self._tensors = [arena.inside(b, gradients[b.start : b.stop]) for b in self.buckets]
         self._sums: dict[Bucket, Sum] = {}
         self._in_flight = SumsInFlight(self.buckets)
         self._ready: set[int] = set()
@@ -42,15 +43,8 @@ class WholeGradients(Store):
                 self._sums[bucket] = self.bind(bucket, own, shards[index] if shards else None)
         self.describe(self._sums)
 
-    def reset(self) -> None:
-        self.used.clear()
-        self.gradients[...] = 0
-
     def accumulate(self, layer: int, gradients: Gradients) -> None:
-        self.note_used(layer, gradients)
-        for name, total in self._totals[layer].items():
-            if (gradient := gradients[name]) is not None:
-                total += gradient
+        self.add(layer, gradients, self._totals[layer], self.used)
 
     def ready(self, layer: int) -> None:
         self._ready.add(layer)
@@ -63,6 +57,8 @@ class WholeGradients(Store):
     def wait(self) -> float:
         summation = self.reduction.summation
         if summation.needs_all:
+            for tensors in self._tensors:
+                zero_others(tensors, self.used)
             summation.prepare(self.gradients, self.reduction.groups[DATA].size)
         self._ready.update(*(bucket.layers for bucket in self.buckets))
         self._start()
@@ -80,6 +76,7 @@ class WholeGradients(Store):
         for bucket in self.buckets[self._started :]:
             if not bucket.layers <= self._ready:
                 return
+            zero_others(self._tensors[self._started], self.used)
             if bucket in self._sums:
                 self._in_flight.start(bucket, self._sums[bucket])
             self._started += 1

@@ -8,11 +8,12 @@
 """
 
 from functools import partial
+from typing import NamedTuple
 
 from mpitrain.arrays import Array, Gradients, Parameters, array_namespace
 from mpitrain.parallel.arena import COPIES, DATA, SPREAD, SUMMED, Arena, Bucket
 from mpitrain.parallel.data_parallel import WholeGradients
-from mpitrain.parallel.store import Allocate, Piece, Reduction, Store
+from mpitrain.parallel.store import Allocate, Piece, Reduction, Store, zero_others
 from mpitrain.parallel.summation import Sum, SumsInFlight
 
 #: Groups of ranks that have the same layers.
@@ -30,6 +31,14 @@ class ShardedOptimizer(WholeGradients):
         super().__init__(arena, reduction, allocate(arena.size, initial.dtype))
         _hold_whole(self, parameters)
         self.bind_sums([piece.gradients for piece in self.pieces])
+
+
+class _Partial(NamedTuple):
+    """Gradients of a bucket in a backward pass; ``layers`` and ``tensors`` are there."""
+
+    flat: Array
+    layers: set[int]
+    tensors: set[str]
 
 
 class ScatteredGradients(Store):
@@ -50,17 +59,20 @@ class ScatteredGradients(Store):
             if bucket.group not in _OF_A_STAGE
             and len(set(self.comm(bucket).allgather(replicas))) > 1
         ]
-        self._partial: dict[Bucket, tuple[Array, set[int]]] = {}
+        self._partial: dict[Bucket, _Partial] = {}
+        self._summed: set[Bucket] = set()
         self._in_flight = SumsInFlight(self.buckets)
 
+    def reset(self) -> None:
+        super().reset()
+        self._summed.clear()
+
     def accumulate(self, layer: int, gradients: Gradients) -> None:
-        self.note_used(layer, gradients)
         for bucket in self.buckets:
             if layer in bucket.layers:
-                flat, seen = self._partial.get(bucket) or self._fresh(bucket)
-                for name, total in self.arena.within(layer, bucket, flat).items():
-                    if (gradient := gradients[name]) is not None:
-                        total += gradient
+                flat, seen, known = self._partial.get(bucket) or self._fresh(bucket)
+                self.add(layer, gradients, self.arena.within(layer, bucket, flat), known)
+                self.used |= known
                 seen.add(layer)
                 if seen == bucket.layers and bucket not in self._once:
                     self._begin(bucket)
@@ -74,18 +86,22 @@ class ScatteredGradients(Store):
             self._begin(bucket)
         return self._in_flight.wait()
 
-    def _fresh(self, bucket: Bucket) -> tuple[Array, set[int]]:
+    def _fresh(self, bucket: Bucket) -> _Partial:
         like = self.pieces[0].parameters
-        flat = array_namespace(like).zeros(bucket.stop - bucket.start, like.dtype)
-        self._partial[bucket] = flat, set[int]()
+        flat = array_namespace(like).empty(bucket.stop - bucket.start, like.dtype)
+        self._partial[bucket] = _Partial(flat, set(), set())
         return self._partial[bucket]
 
     def _begin(self, bucket: Bucket) -> None:
         with self._in_flight.timed():
-            whole, _ = self._partial.get(bucket) or self._fresh(bucket)
+            whole, _, known = self._partial.get(bucket) or self._fresh(bucket)
             del self._partial[bucket]
+            zero_others(self.arena.inside(bucket, whole), known)
             gradients = self.pieces[self.buckets.index(bucket)].gradients
-            shard = array_namespace(whole).empty(gradients.size, whole.dtype)
+            is_first = bucket not in self._summed
+            self._summed.add(bucket)
+            xp = array_namespace(whole)
+            shard = gradients if is_first else xp.empty(gradients.size, whole.dtype)
             its_sum = self.bind(bucket, whole, shard)
 
         self._in_flight.start(bucket, its_sum, partial(_add, gradients, shard, its_sum))
@@ -175,7 +191,8 @@ class ShardedParameters(ScatteredGradients):
 
 def _add(total: Array, shard: Array, its_sum: Sum) -> None:
     its_sum.Free()
-    total += shard
+    if shard is not total:
+        total += shard
 
 
 def _hold_whole(store: Store, parameters: Array) -> None:
