@@ -1,6 +1,6 @@
 """Data parallelism: each replica keeps all gradients, and sums them bucket by bucket."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from mpitrain.arrays import Array, Gradients
 from mpitrain.group import share
@@ -17,6 +17,7 @@ class WholeGradients(Store):
     Attributes:
         gradients: flat array in the arena's layout.
         overlaps: whether sums start while layers below are still to be computed.
+        beside: moves other communication along.
     """
 
     def __init__(self, arena: Arena, reduction: Reduction, gradients: Array) -> None:
@@ -28,6 +29,7 @@ class WholeGradients(Store):
         self._tensors = [arena.inside(b, gradients[b.start : b.stop]) for b in self.buckets]
         self._sums: dict[Bucket, Sum] = {}
         self._in_flight = SumsInFlight(self.buckets)
+        self.beside: Callable[[], None] = lambda: None
         self._ready: set[int] = set()
         self._started = 0
         self.overlaps = reduction.overlap and not reduction.summation.needs_all
@@ -53,6 +55,7 @@ class WholeGradients(Store):
 
     def progress(self) -> None:
         self._in_flight.progress()
+        self.beside()
 
     def wait(self) -> float:
         summation = self.reduction.summation

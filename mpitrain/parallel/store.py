@@ -66,14 +66,6 @@ class Weights(Protocol):
         """End the use of a layer's parameters."""
 
 
-class Sink(Protocol):
-    """Receiver of gradients: a store."""
-
-    def accumulate(self, layer: int, gradients: Gradients) -> None: ...
-    def ready(self, layer: int) -> None: ...
-    def progress(self) -> None: ...
-
-
 @dataclass(frozen=True)
 class Reduction:
     """How gradients are summed.

@@ -8,7 +8,6 @@
 """
 
 from functools import partial
-from typing import NamedTuple
 
 from mpitrain.arrays import Array, Gradients, Parameters, array_namespace
 from mpitrain.parallel.arena import COPIES, DATA, SPREAD, SUMMED, Arena, Bucket
@@ -33,14 +32,6 @@ class ShardedOptimizer(WholeGradients):
         self.bind_sums([piece.gradients for piece in self.pieces])
 
 
-class _Partial(NamedTuple):
-    """Gradients of a bucket in a backward pass; ``layers`` and ``tensors`` are there."""
-
-    flat: Array
-    layers: set[int]
-    tensors: set[str]
-
-
 class ScatteredGradients(Store):
     """Own shards of the gradients, into which the sum of each backward pass is added.
 
@@ -59,7 +50,8 @@ class ScatteredGradients(Store):
             if bucket.group not in _OF_A_STAGE
             and len(set(self.comm(bucket).allgather(replicas))) > 1
         ]
-        self._partial: dict[Bucket, _Partial] = {}
+        #: Gradients in a backward pass, and the layers and the tensors that are there.
+        self._partial: dict[Bucket, tuple[Array, set[int], set[str]]] = {}
         self._summed: set[Bucket] = set()
         self._in_flight = SumsInFlight(self.buckets)
 
@@ -86,10 +78,10 @@ class ScatteredGradients(Store):
             self._begin(bucket)
         return self._in_flight.wait()
 
-    def _fresh(self, bucket: Bucket) -> _Partial:
+    def _fresh(self, bucket: Bucket) -> tuple[Array, set[int], set[str]]:
         like = self.pieces[0].parameters
         flat = array_namespace(like).empty(bucket.stop - bucket.start, like.dtype)
-        self._partial[bucket] = _Partial(flat, set(), set())
+        self._partial[bucket] = flat, set(), set()
         return self._partial[bucket]
 
     def _begin(self, bucket: Bucket) -> None:
@@ -98,10 +90,10 @@ class ScatteredGradients(Store):
             del self._partial[bucket]
             zero_others(self.arena.inside(bucket, whole), known)
             gradients = self.pieces[self.buckets.index(bucket)].gradients
-            is_first = bucket not in self._summed
+            shard = gradients
+            if bucket in self._summed:
+                shard = array_namespace(whole).empty(gradients.size, whole.dtype)
             self._summed.add(bucket)
-            xp = array_namespace(whole)
-            shard = gradients if is_first else xp.empty(gradients.size, whole.dtype)
             its_sum = self.bind(bucket, whole, shard)
 
         self._in_flight.start(bucket, its_sum, partial(_add, gradients, shard, its_sum))

@@ -164,12 +164,6 @@ class TorchLayer(Layer):
     def _trained(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
         return ((name, p) for name, p in self.module.named_parameters() if p.requires_grad)
 
-    def _constants(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Buffers and frozen parameters."""
-        yield from self.module.named_buffers()
-        frozen = ((name, p) for name, p in self.module.named_parameters() if not p.requires_grad)
-        yield from ((name, p.detach()) for name, p in frozen)
-
     def brought(self) -> dict[str, Array]:
         """The bytes of parameters and buffers."""
         return {name: as_bytes(tensor) for name, tensor in named_tensors(self.module).items()}
@@ -337,8 +331,10 @@ class TorchLayer(Layer):
     def _buffers(self, like: torch.Tensor) -> dict[str, torch.Tensor]:
         """Copies of constants, or of this rank's parts, in this tensor's type if all have one."""
         found = {}
-        for name, constant in self._constants():
-            here = moved(self._moved, name, constant, like.device)
+        for name, constant in named_tensors(self.module).items():
+            if isinstance(constant, torch.nn.Parameter) and constant.requires_grad:
+                continue
+            here = moved(self._moved, name, constant.detach(), like.device)
             part = self._share.part(name, here)
             both = part.is_floating_point() and like.is_floating_point() and not self._types
             found[name] = part.to(like.dtype if both else part.dtype).clone()
