@@ -131,10 +131,7 @@ class Store(ABC):
         """Add the gradients of all of a layer's parameters; None counts as 0, and as no use."""
 
     def add(self, layer: int, gradients: Gradients, totals: Parameters, known: set[str]) -> None:
-        """Add a layer's gradients to ``totals``; the first ones of a tensor are stored there.
-
-        ``known`` has the names of the tensors that are there, and gets those that come.
-        """
+        """Add a layer's gradients to ``totals``; store those of tensors not yet ``known``."""
         names = self.arena.names(layer)
         for own, total in totals.items():
             if (gradient := gradients[own]) is not None:

@@ -55,20 +55,17 @@ class ScatteredGradients(Store):
         self._summed: set[Bucket] = set()
         self._in_flight = SumsInFlight(self.buckets)
 
-    def reset(self) -> None:
-        super().reset()
-        self._summed.clear()
-
     def accumulate(self, layer: int, gradients: Gradients) -> None:
         for bucket in self.buckets:
             if layer in bucket.layers:
-                flat, seen, known = self._partial.get(bucket) or self._fresh(bucket)
+                if bucket not in self._partial:
+                    self._partial[bucket] = self._fresh(bucket)
+                flat, seen, known = self._partial[bucket]
                 self.add(layer, gradients, self.arena.within(layer, bucket, flat), known)
                 self.used |= known
                 seen.add(layer)
                 if seen == bucket.layers and bucket not in self._once:
                     self._begin(bucket)
-        self.progress()
 
     def progress(self) -> None:
         self._in_flight.progress()
@@ -76,18 +73,16 @@ class ScatteredGradients(Store):
     def wait(self) -> float:
         for bucket in [b for b in self.buckets if b in self._partial or b in self._once]:
             self._begin(bucket)
+        self._summed.clear()
         return self._in_flight.wait()
 
     def _fresh(self, bucket: Bucket) -> tuple[Array, set[int], set[str]]:
         like = self.pieces[0].parameters
-        flat = array_namespace(like).empty(bucket.stop - bucket.start, like.dtype)
-        self._partial[bucket] = flat, set(), set()
-        return self._partial[bucket]
+        return array_namespace(like).empty(bucket.stop - bucket.start, like.dtype), set(), set()
 
     def _begin(self, bucket: Bucket) -> None:
         with self._in_flight.timed():
-            whole, _, known = self._partial.get(bucket) or self._fresh(bucket)
-            del self._partial[bucket]
+            whole, _, known = self._partial.pop(bucket, None) or self._fresh(bucket)
             zero_others(self.arena.inside(bucket, whole), known)
             gradients = self.pieces[self.buckets.index(bucket)].gradients
             shard = gradients

@@ -98,9 +98,8 @@ class Watched:
     @property
     def is_known(self) -> bool:
         """Whether the module is torch's own alone, and has nothing to be watched."""
-        module, is_alone = self.module, type(self.region) is Region
-        plain = type(module) in _KNOWN and "forward" not in vars(module)
-        return plain and is_alone and not has_hooks(module)
+        is_plain = type(self.module) in _KNOWN and "forward" not in vars(self.module)
+        return is_plain and type(self.region) is Region and not has_hooks(self.module)
 
     def _forward(self, args: Any, kwargs: Any) -> Tensors:
         if self.is_known:
