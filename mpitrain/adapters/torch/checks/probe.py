@@ -86,12 +86,12 @@ def having(module: torch.nn.Module, values: Mapping[str, torch.Tensor]) -> Itera
     ]
     given = {id(tensor): values[name] for _, _, tensor, name in places if name in values}
     for own, key, tensor, _ in places:
-        own[key] = given.get(id(tensor), tensor)  # type: ignore[assignment]
+        own[key] = given.get(id(tensor), tensor)
     try:
         yield
     finally:
         for own, key, tensor, _ in places:
-            own[key] = tensor  # type: ignore[assignment]
+            own[key] = tensor
 
 
 def options(module: torch.nn.Module) -> dict[str, Any]:
