@@ -82,7 +82,8 @@ class ScatteredGradients(Store):
 
     def _begin(self, bucket: Bucket) -> None:
         with self._in_flight.timed():
-            whole, _, known = self._partial.pop(bucket, None) or self._fresh(bucket)
+            begun = self._partial.pop(bucket, None)
+            whole, _, known = begun or self._fresh(bucket)
             zero_others(self.arena.inside(bucket, whole), known)
             gradients = self.pieces[self.buckets.index(bucket)].gradients
             shard = gradients
@@ -90,7 +91,6 @@ class ScatteredGradients(Store):
                 shard = array_namespace(whole).empty(gradients.size, whole.dtype)
             self._summed.add(bucket)
             its_sum = self.bind(bucket, whole, shard)
-
         self._in_flight.start(bucket, its_sum, partial(_add, gradients, shard, its_sum))
 
 
