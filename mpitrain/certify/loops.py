@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from mpitrain.arrays import Array
-from mpitrain.certify.record import HERE, Abstained, Enough, Session, Taken
+from mpitrain.certify.record import HERE, Abstained, Enough, Recorded, Session
 from mpitrain.checkpoint import Writer
 from mpitrain.checkpoint.recipe import recipe_of
 from mpitrain.checkpoint.saving import checkpoints, resume, save
@@ -97,7 +97,7 @@ class _LoopWatch:
         found = self._step(batch)
         (loss,) = [one.loss for one in found if isinstance(one, records.Step)] or [np.nan]
         parameters = self._whole(lambda piece: piece.parameters)
-        session.record.steps.append(Taken(samples, loss, self._gradients, parameters))
+        session.record.steps.append(Recorded(samples, loss, self._gradients, parameters))
         if session.mutation == "stale":
             for piece, values in zip(parts.store.pieces, self._first, strict=True):
                 piece.parameters[...] = values

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 from collectives.torch.__main__ import name_ranks
 from collectives.torch.register import take_over
 from mpitrain.arrays import Array
-from mpitrain.certify.record import Enough, Session, Taken
+from mpitrain.certify.record import Enough, Recorded, Session
 
 #: Words that wrappers put into the names of parameters.
 _WRAPPERS = re.compile(r"\b(module|_orig_mod|_checkpoint_wrapped_module)\.")
@@ -137,7 +137,7 @@ class _TorchWatch:
         samples = sorted(chain.from_iterable(self._comm.allgather(self._samples)))
         loss = self._comm.allreduce(self._loss) / self._comm.size
         parameters = {name: _whole(one) for name, one in known.items()}
-        self._record.steps.append(Taken(samples, loss, gradients, parameters))
+        self._record.steps.append(Recorded(samples, loss, gradients, parameters))
         self._reset()
         with torch.no_grad():
             for name, one in known.items() if self._session.mutation == "stale" else ():
