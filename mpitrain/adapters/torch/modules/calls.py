@@ -135,7 +135,7 @@ class Watched:
         return cast(outputs, self.wide)
 
     def _marks(self) -> dict[str, tuple[int, int, int]]:
-        """What changes with the constants of now, but by way of .data or NumPy in their memory."""
+        """Marks of the constants; changes by .data or NumPy in their memory do not show."""
         every = named_tensors(self.module) if self._has_frozen else self.module.named_buffers()
         self.constants = {n: one for n, one in dict(every).items() if not one.requires_grad}
         return {n: (id(one), one._version, one.data_ptr()) for n, one in self.constants.items()}
