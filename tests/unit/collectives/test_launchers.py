@@ -1,13 +1,10 @@
 """What processes are told by launchers, and which of them are refused."""
 
-from pathlib import Path
-
 import pytest
 
 from collectives.errors import LaunchError
 from collectives.launchers import LAUNCHERS, PREFIXES, check_launch, excess
 
-ROOT = Path(__file__).parents[3]
 #: What one process of several was told, as the launchers' own output and sources have it.
 TOLD = {
     "srun": {
