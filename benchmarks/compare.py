@@ -110,6 +110,10 @@ def peers(paths: list[Path]) -> str:
                 [bytes_in_words(size), *beside, *ours, _cell_of(min(own, default=None), "native")]
             )
         )
+    stores = [told.environment.store_ns[1] for told in files if told.environment.store_ns]
+    if stores:
+        span = f"{min(stores):.1f} to {max(stores):.1f} ns"
+        lines += ["", f"A store to a line that the other core has read since took {span}."]
     return "\n".join(lines)
 
 

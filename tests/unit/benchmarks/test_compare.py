@@ -13,10 +13,10 @@ RECORD = {
 }  # fmt: skip
 
 
-def written(folder, name, rows, mpi="A"):
+def written(folder, name, rows, mpi="A", stores=None):
     """A benchmark's file of these rows on top of ``RECORD``."""
     path = folder / f"{name}.json"
-    about = {"mpi": mpi, "threads": "single"}
+    about = {"mpi": mpi, "threads": "single", "store_ns": stores}
     content = {"environment": about, "results": [RECORD | row for row in rows]}
     path.write_text(json.dumps(content))
     return str(path)
@@ -104,6 +104,14 @@ def test_peers_tell_what_auto_does_for_ordinary_arrays_and_for_those_of_empty(ca
     cells = capsys.readouterr().out.splitlines()[2].strip("| ").split(" | ")
     beside = ["30.0 (1.25)", "40.0 (1.67)"]
     assert cells == ["1 MiB", *beside, "24.0", "1.25", "1.46", "10.0", "3.00", "3.50", "4.00"]
+
+
+def test_peers_say_the_states_of_the_machine(capsys, tmp_path):
+    rows = [NATIVE, {}]
+    files = [written(tmp_path, n, rows, stores=[2.0, ns]) for n, ns in [("A", 26.0), ("B", 2.5)]]
+    assert main(["--peers", *files]) == 0
+    told = "A store to a line that the other core has read since took 2.5 to 26.0 ns."
+    assert capsys.readouterr().out.splitlines()[-1] == told
 
 
 def test_peers_of_a_broadcast_are_in_place(capsys, tmp_path):
