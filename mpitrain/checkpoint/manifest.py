@@ -16,7 +16,6 @@ import msgspec
 from msgspec import Meta, Struct
 
 from collectives.files import check_regular
-from mpitrain.checkpoint.recipe import Recipe
 from mpitrain.config import Config
 from mpitrain.config.numbers import NonNegative, Positive
 from mpitrain.data.places import StreamPlace
@@ -118,7 +117,7 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
         data: digest of the training data.
         state: tensors of the section ``state``, which are no parameters, as the running mean of a
             batch norm.
-        recipe: everything else that decided on the numbers.
+        order: order of the samples, as text.
         names: for each entry of a torch module's ``state_dict``, the name of the tensor here, or
             of the constant in its file.
         constants: name of the file of constants, which checkpoints of a run share; empty: none.
@@ -134,7 +133,7 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     pieces: list[SavedPiece]
     data: str = ""
     state: list[str] = []
-    recipe: Recipe = Recipe({}, {}, {}, "")
+    order: str = ""
     names: dict[str, str] = {}
     constants: str = ""
 

@@ -153,9 +153,6 @@ class Streamed(OwnSamples):
             self._read(0)
         return self.cursor.first[0]
 
-    def read_anew(self) -> None:
-        replace(self, cursor=_Cursor())._read(0)
-
     def with_states(self) -> tuple["Streamed", str]:
         """These samples, with states if one is right near the beginning; why it is not, or "".
 

@@ -8,7 +8,7 @@ from math import sqrt
 from msgspec import UNSET, UnsetType
 
 from mpitrain.metrics.records import Served, Step
-from mpitrain.server.service_log import Push
+from mpitrain.server.shard import Push
 
 
 def next_meeting(first: int, end: int, window: int, every: int) -> int:

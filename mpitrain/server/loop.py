@@ -1,7 +1,7 @@
 """Jobs with servers, or with one copy for all ranks: steps from one meeting to the next."""
 
 from collections.abc import Generator
-from pathlib import Path
+from functools import partial
 from time import perf_counter
 
 from mpi4py import MPI
@@ -25,8 +25,6 @@ from mpitrain.server.hogwild import NodeCopy
 from mpitrain.server.messages import check_size
 from mpitrain.server.roles import Members, Roles, roles
 from mpitrain.server.serve import Serving
-from mpitrain.server.service_log import Begun, LogError, ServiceLog
-from mpitrain.server.service_order import RoundRobin
 from mpitrain.server.store import ServerStore, Spread, WorkerStore
 from mpitrain.server.work import Worker
 from mpitrain.step.agreement import NonFinite
@@ -128,10 +126,9 @@ class ServedLoop(Loop):
         #: Micro-batches of each worker.
         self._reads = [reads(pipeline, report, place) for place in places]
         self._micro_batches = passes.parts
-        serving = _serving(parts, members)
         self._side: Serving | Worker
-        if serving:
-            self._side = Serving(parts, members, *serving)
+        if members.is_server:
+            self._side = Serving(parts, members)
         else:
             self._side = Worker(parts, members, passes, self._reads[parts.comm.rank])
 
@@ -152,16 +149,12 @@ class ServedLoop(Loop):
         Raises:
             NonFinite: on all ranks; nothing that is not finite was pushed.
             ConfigError: besides, on all ranks; a parameter has no part in the loss.
-            LogError: on all ranks; a server cannot write its log.
         """
         parts, start = self.parts, perf_counter()
         parts.expect_open()
         first, count = parts.steps_done, len(batch.indices)
-        together(parts.comm, lambda: self._side.begin(first, count), LogError)
-        own = together(
-            parts.comm, lambda: self._side.act(batch, first),
-            DataError, NonFinite, ConfigError, LogError,
-        )  # fmt: skip
+        act = partial(self._side.act, batch, first)
+        own = together(parts.comm, act, DataError, NonFinite, ConfigError)
         own.seconds = perf_counter() - start
         pulling = {self._members.roles.server(0): own.pulling} if own.losses else {}
         parts.account.add(own.seconds, own.pushing, pulling)
@@ -193,12 +186,3 @@ class ServedLoop(Loop):
 
         roles = self._members.roles
         return [sum(map(own, roles.members(group))) for group in range(roles.groups)]
-
-
-def _serving(parts: Parts, members: Members) -> tuple[RoundRobin, ServiceLog] | None:
-    """This server's order of service and log; None on a worker."""
-    if not members.is_server:
-        return None
-    every = members.roles
-    begun = Begun(1, members.number, every.servers, every.groups, 0)
-    return RoundRobin(every.groups), ServiceLog(Path(parts.config.run.dir), begun)

@@ -9,7 +9,23 @@ from mpitrain.arrays import Array
 from mpitrain.optim.optimizers import State
 from mpitrain.parallel.store import Piece
 from mpitrain.server.corrections import Correction
-from mpitrain.server.service_log import Pull, Push
+
+
+@dataclass(frozen=True)
+class Push:
+    """A group's gradient was applied; with ``bound = 0``, when the last one of its clock came.
+
+    Attributes:
+        clock, clocks: first batch, and number of batches.
+        lag: pushes, since the last meeting, that the parameters lack on which it was computed.
+        behind: clocks of the slowest worker that they lack, at most ``bound``: the own clock less
+            the slowest one's at the pull.
+    """
+
+    clock: int
+    clocks: int
+    lag: int
+    behind: int
 
 
 @dataclass(eq=False)
@@ -60,13 +76,12 @@ class Shard:
         """Whether a worker is at most ``limit`` clocks ahead of the slowest (Ho et al. 2013)."""
         return self.limit is None or min(self.clocks) >= self.clocks[worker] - self.limit
 
-    def pull(self, worker: int, clock: int, out: Array) -> Pull:
-        """Write the parameters for a worker of this clock to ``out``, of shape (elements,)."""
+    def pull(self, worker: int, out: Array) -> None:
+        """Write the parameters for a worker to ``out``, of shape (elements,)."""
         out[...] = self.piece.parameters
         self._correction.on_pull(out, self.state, self.rate(self.step))
         self._last[worker] = self.version, min(self.clocks)
         self._first[worker] = self._first[worker] or self._last[worker]
-        return Pull(worker=worker, clock=clock, version=self.version)
 
     def push(self, worker: int, clock: int, clocks: int, gradient: Array, pulled: Array) -> Push:
         """Apply a gradient of shape (elements,), or with ``limit`` 0 the sum of all workers' when
@@ -78,22 +93,13 @@ class Shard:
         version, slowest = self._first[worker] or self._last[worker]
         self._first[worker] = None
         lag = 0 if self.limit == 0 else self.version - version
-        told = Push(
-            worker=worker,
-            clock=clock,
-            clocks=clocks,
-            pulled=version,
-            version=self.version,
-            lag=lag,
-            behind=clock - slowest,
-        )
         if self.limit == 0:
             self._collect(worker, clock, gradient)
         else:
             self._apply(gradient, lag, pulled)
         self.clocks[worker] = clock + clocks
         self.version += 1
-        return told
+        return Push(clock, clocks, lag, behind=clock - slowest)
 
     def _apply(self, gradient: Array, lag: int, pulled: Array) -> None:
         own = self.piece.gradients

@@ -48,9 +48,6 @@ class Worker:
         #: Gradients that are not pushed yet, where a push has several.
         self._kept = np.zeros_like(store.gradients) if self._server.push > 1 else store.gradients
 
-    def begin(self, first: int, count: int) -> None:
-        """Prepare nothing."""
-
     def act(self, batch: Batch, first: int) -> RankReport:
         """Take all batches, in turn and at this worker's pace.
 
