@@ -34,12 +34,6 @@ def exchanged(
         return []
     sync, dense = config.sync, _dense(config, shapes, replicas, itemsize)
     sends = f"a rank sends {in_words(dense)}"
-    if sync.kind == "quorum":
-        most = (replicas - 1) * itemsize * sum(map(prod, shapes))
-        return [
-            f"gradients: rank 0 sends {in_words(most)} a step and receives as much, waiting for "
-            f"{sync.needed(replicas)} of {replicas} workers; {_rate(most, seconds)}"
-        ]
     if sync.combine == "adasum":
         dense = adasum_bytes(shapes, replicas, itemsize) / replicas
         sends, codes = f"a rank sends {in_words(dense)}", ""

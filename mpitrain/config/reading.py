@@ -24,6 +24,15 @@ from mpitrain.config.validation import Config
 
 Kind = TypeVar("Kind")
 
+_QUORUM = "servers have it: set server.ranks = 1, server.bound = 0 and server.quorum"
+#: Keys and values that jobs had, and what to write instead.
+_GONE = {
+    "sync.kind = 'quorum'": _QUORUM,
+    "sync.quorum": _QUORUM,
+    "sync.behind": _QUORUM,
+    "compress.exchange": "codes go in two phases; leave it out",
+}
+
 #: Bytes of a job file; more is something else, as a device that never ends.
 _LARGEST = 1 << 20
 
@@ -215,6 +224,8 @@ def _check_names(value: object, kind: Any, path: tuple[str, ...]) -> None:
 
 
 def _unknown(what: str, subject: str, word: str, known: Any) -> str:
+    if way := _GONE.get(subject):
+        return f"{subject} has gone; {way}"
     return f"{subject}: unknown {what}; {hint(word, known, 'expected one of')}"
 
 

@@ -149,19 +149,6 @@ def synced(steps: Sequence[Step]) -> str:
     found = [step.sync for step in steps if step.sync]
     if not found:
         return ""
-    if taken := [one.taken for one in found if one.taken]:
-        present = sum(sum(map(bool, workers)) for workers in taken)
-        late = sum(
-            s != step.step
-            for step in steps
-            if step.sync
-            for workers in step.sync.taken
-            for s in workers
-        )
-        return (
-            f"gradients of {present / len(taken):.3g} of {len(taken[0])} workers in a step, on "
-            f"average; {counted(late, 'gradient')} came late"
-        )
     return (
         f"{counted(found[-1].exchanges, 'exchange')} in {counted(steps[-1].step, 'step')}; the "
         f"workers strayed from what they all had by {max(one.drift for one in found):.2g} of it at "

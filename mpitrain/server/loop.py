@@ -156,7 +156,8 @@ class ServedLoop(Loop):
         act = partial(self._side.act, batch, first)
         own = together(parts.comm, act, DataError, NonFinite, ConfigError)
         own.seconds = perf_counter() - start
-        pulling = {self._members.roles.server(0): own.pulling} if own.losses else {}
+        is_worker = own.pushes is None
+        pulling = {self._members.roles.server(0): own.pulling} if is_worker else {}
         parts.account.add(own.seconds, own.pushing, pulling)
         with parts.span("meet", "communicate"):
             parts.refresh()

@@ -29,6 +29,7 @@ class Serving:
             parts.rates.common,
             len(leaders),
             own.limit,
+            own.needed(len(leaders)),
             correction(own, len(leaders)),
         )
         self._clients = Clients(parts, members)
@@ -88,20 +89,22 @@ class Serving:
         return kind is MessageKind.PUSH or self._shard.may_pull(worker)
 
     def _serve(self, worker: int) -> list[Push]:
-        """Answer a pull, or apply and give a push."""
+        """Answer a pull, or apply a push; gives one that counts."""
         shard, clients = self._shard, self._clients
         step, (kind, clock, clocks) = shard.step, clients.inbox[worker].header()
         out = clients.sending(worker)
-        pushes = []
+        pushed = None
         if kind is MessageKind.PULL:
             shard.pull(worker, out)
+            # A synchronous worker whose step is over takes up the one that is open.
+            clock = max(clock, shard.step) if shard.limit == 0 else clock
             clients.answer(worker, MessageKind.PARAMETERS, clock)
         else:
-            pushes.append(shard.push(worker, clock, clocks, clients.pushed(worker), out))
+            pushed = shard.push(worker, clock, clocks, clients.pushed(worker), out)
         clients.listen(worker)
         if step < shard.step < self._stop_at:
             begin(self._parts, shard.step)
-        return pushes
+        return [pushed] if pushed else []
 
     def _refuse(self, ready: set[int]) -> None:
         """Tell those who want parameters to stop; what the others push is not applied."""

@@ -58,7 +58,6 @@ LAYOUTS = {
     "codes": ["compress.codec=topk:keep=0.1"],
     "local": ["sync.kind=local", "sync.period=4", "sync.outer=nesterov", "sync.fragments=2"],
     "delayed": ["sync.kind=delayed", "sync.period=2", "sync.delay=3"],
-    "quorum of all": ["sync.kind=quorum", "sync.quorum=1.0"],
     "servers": ["server.ranks=1", "server.bound=0"],
     "clients": [
         "model.layers=1",

@@ -97,9 +97,8 @@ def test_deep_gradient_compression_of_all_is_momentum_of_all(comm, layout):
     np.testing.assert_allclose(found[:, 0], expected[:, 0], rtol=1e-9)
 
 
-@pytest.mark.parametrize("exchange", ["two_phase", "gathered"])
-def test_replicas_stay_equal_and_what_is_left_out_is_small(comm, exchange):
-    config = coded(mlp(), exchange=exchange)
+def test_replicas_stay_equal_and_what_is_left_out_is_small(comm):
+    config = coded(mlp())
     with start(comm, config) as trainer:
         for record in islice(trainer.run_epoch(0), 5):
             trainer.parts.check_replicas("after a step")
@@ -238,20 +237,16 @@ def test_a_run_with_coded_shards_goes_on_bit_by_bit(comm, folder, layout):
     assert_goes_on(comm, in_folder(config, folder))
 
 
-@pytest.mark.parametrize("between", ["two_phase", "gathered"])
-def test_on_another_number_of_replicas_the_sum_of_what_was_left_out_stays(comm, folder, between):
-    """From all ranks to one, to the ranks but the last one, and back to all.
-
-    Gathered codes have no owners, whose residuals the first replica takes up.
-    """
+def test_on_another_number_of_replicas_the_sum_of_what_was_left_out_stays(comm, folder):
+    """From all ranks to one, to the ranks but the last one, and back to all."""
     whole = in_folder(job("mlp", batch_size=24, micro_batches=1), folder)
     fewer = comm.Split(0 if comm.rank < max(1, RANKS - 1) else MPI.UNDEFINED)
 
     def total(group, trainer):
         return sum(group.allreduce(values) for values in residuals(trainer).values())
 
-    def steps(group, sums, exchange="two_phase", go_on=True):
-        config = coded(whole, exchange=exchange)
+    def steps(group, sums, go_on=True):
+        config = coded(whole)
         with Communicator(group) as own, start(own, config) as trainer:
             if go_on:
                 resume(trainer.parts, allow_changes=True)
@@ -264,10 +259,10 @@ def test_on_another_number_of_replicas_the_sum_of_what_was_left_out_stays(comm, 
     steps(comm, sums, go_on=False)
     comm.Barrier()
     if comm.rank == 0:
-        steps(MPI.COMM_SELF, sums, between)
+        steps(MPI.COMM_SELF, sums)
     comm.Barrier()
     if fewer != MPI.COMM_NULL:
-        steps(fewer, sums, between)
+        steps(fewer, sums)
         fewer.Free()
     comm.Barrier()
     if comm.rank > 0:

@@ -107,7 +107,6 @@ def segment(group, config, given, until, *, goes_on):
     return given, skipped
 
 
-@pytest.mark.parametrize("exchange", ["two_phase", "gathered"])
 @pytest.mark.parametrize(
     ("steps", "codec"),
     [pytest.param(500, codec, marks=pytest.mark.slow) for codec in CODECS]
@@ -115,13 +114,8 @@ def segment(group, config, given, until, *, goes_on):
         pytest.param(24, CODECS[4], marks=pytest.mark.quick_on(2, 3)),
     ],
 )
-def test_through_skipped_steps_checkpoints_and_other_ranks(comm, folder, steps, codec, exchange):
+def test_through_skipped_steps_checkpoints_and_other_ranks(comm, folder, steps, codec):
     """All ranks, one of them, all but the last, and all again; every eighth step is skipped."""
-    if exchange == "gathered":
-        if steps < 100 or not codec.startswith(("threshold", "int", "sign")):
-            pytest.skip("this code is not gathered, or was")
-    elif codec.startswith(("topk", "randomk", "blocks")):
-        exchange = "auto"
     epochs = -(-steps // (COUNT // BATCH))
     optim = Optim(lr=RATE, momentum=0.0, reference_batch=0)
     config = Config(
@@ -129,7 +123,7 @@ def test_through_skipped_steps_checkpoints_and_other_ranks(comm, folder, steps, 
         optim=optim,
         train=Train(epochs=epochs, batch_size=BATCH),
         checkpoint=Checkpoint(),
-        compress=Compress(codec, "on", least=1, exchange=exchange),
+        compress=Compress(codec, "on", least=1),
     )
     given, skipped = np.zeros((IN, OUT)), 0
     groups = [

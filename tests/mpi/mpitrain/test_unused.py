@@ -10,7 +10,7 @@ from mpi4py import MPI
 
 from mpitrain.config import ConfigError
 from tests.mpi.mpitrain.fits import RANKS, assert_interrupted_alike, layouts
-from tests.mpi.mpitrain.unused_twins import Case, Turns, check, check_quorum
+from tests.mpi.mpitrain.unused_twins import Case, Turns, check
 
 torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
 torch.set_num_threads(1)
@@ -96,12 +96,6 @@ def test_servers_refuse_it(folder):
     test = {"test_data": Turns(30, 2, CASE.special), "dir": str(folder / "other")}
     with case.trainer(folder, **model, **test) as trainer:
         assert len(trainer.fit()) == 1
-
-
-@pytest.mark.skipif(RANKS < 2, reason="a quorum")
-def test_a_quorum_leaves_it_alone(comm, folder):
-    sync = {"kind": "quorum", "quorum": 1.0, "behind": 2}
-    assert not check_quorum(in_settings(CASE, sync=sync), comm, folder)
 
 
 class TwoNorms(torch.nn.Module):

@@ -12,7 +12,7 @@ from mpitrain.compress import CODECS, parse
 from mpitrain.compress.dgc import DGC
 from mpitrain.config import method_table as methods
 from tests.mpi.mpitrain.fits import RANKS
-from tests.mpi.mpitrain.unused_twins import Case, check, check_quorum
+from tests.mpi.mpitrain.unused_twins import Case, check
 
 torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
 pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
@@ -125,12 +125,6 @@ def of_workers(draw):
     return found
 
 
-def of_quorums():
-    quorum = {"quorum": st.sampled_from([1.0, 0.3]), "behind": st.integers(1, 4)}
-    sync = st.fixed_dictionaries({"kind": st.just("quorum")} | quorum)
-    return st.fixed_dictionaries({"sync": sync})
-
-
 #: Sentences with which the trainer may refuse a drawn job.
 REFUSALS = (
     r"keeps nothing that drifts apart",
@@ -147,7 +141,7 @@ REFUSALS = (
 )  # fmt: skip
 WAYS = {"every step": (of_every_step, check), "workers": (of_workers, check)}
 if RANKS > 1:
-    WAYS |= {"pipelines": (of_pipelines, check), "quorums": (of_quorums, check_quorum)}
+    WAYS |= {"pipelines": (of_pipelines, check)}
 
 
 class Drawing:
@@ -208,8 +202,8 @@ class Drawing:
         return next((f"rank {rank}: {w}" for rank, (_, w) in enumerate(every) if w), "")
 
 
-#: A quorum trains twice, on another data set; few drawn modules can be cut into four.
-QUICK = [(way, FEW) for way in WAYS if way != "quorums" and (way != "pipelines" or RANKS < 4)]
+#: Few drawn modules can be cut into four.
+QUICK = [(way, FEW) for way in WAYS if way != "pipelines" or RANKS < 4]
 SLOW = [pytest.param(way, MANY, marks=pytest.mark.slow) for way in WAYS]
 
 

@@ -4,7 +4,7 @@ A loop has the whole batch, or workers that meet now and then.
 """
 
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
@@ -314,50 +314,4 @@ def check(case, comm, folder):
     if case.has_twin:
         for name, value in twins.end().items():
             np.testing.assert_allclose(found[name], value, rtol=1e-6, atol=1e-7, err_msg=name)
-    return ""
-
-
-class Pixels(torch.nn.Module):
-    """Digits as :class:`Enter` takes them; bright corners are special."""
-
-    def forward(self, x):
-        x = x.flatten(1).double()
-        return x[:, 26:32], (x[:, [1, 15]] > 0.5).double()
-
-
-def of_digits(outputs, labels):
-    return torch.nn.functional.mse_loss(outputs["y"][:, 0], labels / 10.0)
-
-
-def check_quorum(case, comm, folder):
-    """All of the workers are a quorum that does as every step does; with fewer, what is never used
-    and what ranks have in common are the same.  Gives back why it is refused; collective."""
-    digits = {"train_data": None, "data": {"name": "digits"}, "loss": of_digits, "steps": 5}
-    parts = replace(case, whole=False)
-    digits["model"] = lambda: torch.nn.Sequential(Pixels(), *parts.model())
-    found = []
-    try:
-        for sync in ({}, case.settings["sync"]):
-            changed = digits | {"sync": sync, "dir": str(folder / str(len(found)))}
-            with case.trainer(folder, **changed) as trainer:
-                trainer.fit()
-                found.append((dict(trainer.parts.updater.left_out), trainer.module.state_dict()))
-    except ConfigError as error:
-        return str(error)
-    (counts, wanted), (left_out, values) = found
-    whole = np.concatenate([value.numpy().ravel() for value in values.values()])
-    every = comm.allgather(whole)
-    assert np.isfinite(whole).all()
-    assert all(np.array_equal(whole, other) for other in every), "ranks differ"
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(7)
-        begin = digits["model"]().state_dict()
-    for name, known in trainer.parts.objects.names.items():
-        if counts.get(known) == 5:
-            assert left_out[known] == 5, f"{name} has been used"
-            assert torch.equal(values[name], begin[name]), f"{name} has moved"
-    if case.sync["quorum"] == 1:
-        assert left_out == counts
-        for name, value in wanted.items():
-            np.testing.assert_allclose(values[name], value, rtol=1e-6, atol=1e-7, err_msg=name)
     return ""

@@ -201,10 +201,6 @@ def test_a_profile_of_another_model_is_refused(tmp_path):
             {"sync": Sync(kind="delayed", period=1, delay=4)},
             "workers' ways: a rank sends 1.5 MB every step, 1.5 MB a step, behind 4 steps, 4.0 ms",
         ),
-        (
-            {"sync": Sync(kind="quorum", quorum=0.5)},
-            "gradients: rank 0 sends 3 MB a step and receives as much, waiting for 2 of 4 workers",
-        ),
         ({"sync": Sync(combine="adasum")}, "gradients: a rank sends 1.5 MB a step as they are"),
         (
             {"parallel": Parallel(zero=2), "train": Train(micro_batches=3)},
