@@ -18,7 +18,6 @@ from msgspec import Meta, Struct
 from collectives.files import check_regular
 from mpitrain.config import Config
 from mpitrain.config.numbers import NonNegative, Positive
-from mpitrain.data.places import StreamPlace
 from mpitrain.training.early_stopping import Seen
 
 MANIFEST = "manifest.json"
@@ -79,7 +78,6 @@ class Progress(Struct, frozen=True, forbid_unknown_fields=True):
         per_step: most updates in a step; more than one where workers push to servers.
         rate_factor: factor on all rates that the program has set.
         measured: values of the tests that rates follow, in turn; None: not finite.
-        place: where a stream was that keeps states; None: it is read from its beginning.
         epoch, samples: epoch of the next step, and how many of its samples were seen; None: old.
     """
 
@@ -93,7 +91,6 @@ class Progress(Struct, frozen=True, forbid_unknown_fields=True):
     per_step: Annotated[int, Meta(ge=1, le=2**31)] = 1
     rate_factor: NonNegative = 1.0
     measured: list[float | None] = []
-    place: StreamPlace | None = None
     epoch: Steps | None = None
     samples: Steps = 0
 

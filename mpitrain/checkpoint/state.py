@@ -104,7 +104,6 @@ def collect(parts: "Parts") -> tuple[dict[str, Array], list[SavedPiece], Manifes
             parts.updates_per_step,
             parts.rates.factor,
             parts.measured_rates.values[:] if parts.measured_rates else [],
-            parts.feed.place(),
             parts.epoch,
             parts.seen,
         ),
@@ -199,7 +198,6 @@ def restore(
     parts.updates_per_step = max(parts.updates_per_step, progress.per_step)
     parts.watch.tested = progress.tested
     parts.rates.factor = progress.rate_factor
-    parts.feed.go_on(progress.place)
     for text in parts.watch.seen.keys() & progress.seen.keys():
         parts.watch.seen[text] = progress.seen[text]
     if parts.scale.enabled:
