@@ -78,7 +78,7 @@ class Progress(Struct, frozen=True, forbid_unknown_fields=True):
         per_step: most updates in a step; more than one where workers push to servers.
         rate_factor: factor on all rates that the program has set.
         measured: values of the tests that rates follow, in turn; None: not finite.
-        epoch, samples: epoch of the next step, and how many of its samples were seen; None: old.
+        epoch, samples: epoch of the next step, and how many of its samples were seen.
     """
 
     step: Steps
@@ -91,7 +91,7 @@ class Progress(Struct, frozen=True, forbid_unknown_fields=True):
     per_step: Annotated[int, Meta(ge=1, le=2**31)] = 1
     rate_factor: NonNegative = 1.0
     measured: list[float | None] = []
-    epoch: Steps | None = None
+    epoch: Steps = 0
     samples: Steps = 0
 
     def __post_init__(self) -> None:

@@ -1,8 +1,7 @@
 """A job's parameters and optimiser state as pieces of tensors, and back."""
 
 from collections.abc import Iterator
-from dataclasses import replace
-from itertools import islice, product
+from itertools import product
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -213,10 +212,6 @@ def _go_on(parts: "Parts", checkpoint: CheckpointReader) -> list[str]:
     """
     progress, sampler, notes = checkpoint.manifest.progress, parts.sampler, list[str]()
     parts.steps_done, epoch, seen = progress.step, progress.epoch, progress.samples
-    if epoch is None:
-        before = replace(sampler, batch_size=checkpoint.job.train.batch_size)
-        epoch, steps = divmod(progress.step, before.steps_per_epoch)
-        seen = sum(map(len, islice(before.batches(epoch), steps)))
     if seen and checkpoint.manifest.order != origin_of(parts).order:
         notes = [f"the samples have another order, so that {seen} of epoch {epoch} come again"]
         seen, parts.watch.tested = 0, progress.step  # no test is missing here

@@ -25,11 +25,16 @@ from mpitrain.config.validation import Config
 Kind = TypeVar("Kind")
 
 _QUORUM = "servers have it: set server.ranks = 1, server.bound = 0 and server.quorum"
+_BOUND = "set a smaller server.bound, or correct = 'predict'"
 #: Keys and values that jobs had, and what to write instead.
 _GONE = {
     "sync.kind = 'quorum'": _QUORUM,
     "sync.quorum": _QUORUM,
     "sync.behind": _QUORUM,
+    "sync.mix": "an exchange of local takes effect at once; leave it out, or set kind = 'delayed'",
+    "server.correct = 'rate'": _BOUND,
+    "server.correct = 'delay'": _BOUND,
+    "server.compensation": _BOUND,
     "compress.exchange": "codes go in two phases; leave it out",
 }
 

@@ -30,11 +30,7 @@ class Server(Struct, frozen=True, forbid_unknown_fields=True):
             steps of plain gradient descent on its own copy.  More than 1 needs ``bound = "none"``.
         push: clocks from one push to the next (Downpour's n_push), which sends the sum of their
             gradients.  More than 1 needs ``bound = "none"``.
-        correct: correction of gradients of older parameters.  ``rate`` divides the rate by 1 + the
-            lag (Zhang et al. 2016); ``delay`` adds ``compensation`` * g * g * (now - pulled) to the
-            gradient g (DC-ASGD, Zheng et al. 2017); ``predict`` lets workers pull the parameters
-            that momentum leads to.
-        compensation: factor of ``delay``.
+        correct: ``predict`` lets workers pull the parameters that momentum leads to.
         window: steps after which all ranks meet, with nothing on its way.  They also meet at the
             end of an epoch and at a checkpoint.
         hogwild: instead of servers, all ranks update one copy of the recommender in their node's
@@ -49,8 +45,7 @@ class Server(Struct, frozen=True, forbid_unknown_fields=True):
     groups: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
     fetch: Count = 1
     push: Count = 1
-    correct: Literal["none", "rate", "delay", "predict"] = "none"
-    compensation: Annotated[float, Meta(ge=0)] = 0.04
+    correct: Literal["none", "predict"] = "none"
     window: Count = 64
     hogwild: bool | Literal["tables"] = False
 

@@ -82,14 +82,12 @@ class Sync(Struct, frozen=True, forbid_unknown_fields=True):
             sum of what is orthogonal, for each tensor (Maleki et al. 2021).
         period: steps from one exchange to the next, of ``local`` and ``delayed``.
         start: first steps, in which the workers talk as in ``every_step`` (post-local SGD).
-        delay: steps after which an exchange takes effect; it is under way meanwhile.
+        delay: steps after which an exchange of ``delayed`` takes effect; it is under way meanwhile.
         outer: optimiser that takes the mean change of the workers in ``local`` for a gradient:
             ``plain``, which gives the average of their weights; ``nesterov:lr=0.7,momentum=0.9`` or
             ``momentum:...``.
         fragments: parts of the model that ``local`` exchanges one after the other, each once in
             ``period`` steps.
-        mix: part of its own weights that a worker keeps when an exchange of ``local`` with a
-            ``delay`` takes effect; 0 forgets what it did in the meantime.
         state: optimiser state of a worker after an exchange of ``local``: its ``own``, or the one
             that is ``averaged`` over all workers, at the price of its bytes.
         agree: steps of ``local`` and ``delayed`` after which all ranks tell each other of losses,
@@ -103,7 +101,6 @@ class Sync(Struct, frozen=True, forbid_unknown_fields=True):
     delay: Whole = 0
     outer: str = "plain"
     fragments: Count = 1
-    mix: Part = 0.5
     state: Literal["own", "averaged"] = "own"
     agree: Count = 1
 

@@ -64,8 +64,9 @@ _READ: Mapping[str, _Readers] = {
     "parallel.links": _Readers("parallel.partition", ("auto",)),
     "parallel.weights": _STALE,
     "parallel.window": _STALE,
-    **dict.fromkeys(("sync.outer", "sync.fragments", "sync.mix", "sync.state"), _LOCAL),
-    **dict.fromkeys(("sync.period", "sync.start", "sync.delay", "sync.agree"), _DRIFTING),
+    **dict.fromkeys(("sync.outer", "sync.fragments", "sync.state"), _LOCAL),
+    **dict.fromkeys(("sync.period", "sync.start", "sync.agree"), _DRIFTING),
+    "sync.delay": _Readers("sync.kind", ("delayed",)),
     **dict.fromkeys(
         [f"server.{key}" for key in ("bound", "quorum", "groups", "fetch", "push", "correct")],
         _SERVERS,

@@ -231,12 +231,6 @@ def _local(s: Sync) -> Faults:
         parse_outer(s.outer)
     except ValueError as error:
         yield "sync.outer", str(error)
-    if s.delay >= s.period:
-        yield (
-            "sync.delay",
-            f"local has at most one exchange of a fragment under way: delay = {s.delay} must be "
-            f"less than period = {s.period}, or set kind = 'delayed'",
-        )
     if s.fragments > s.period:
         yield (
             "sync.fragments",
@@ -244,11 +238,6 @@ def _local(s: Sync) -> Faults:
         )
     if s.state == "averaged" and s.fragments > 1:
         yield "sync.state", "averaged goes with the whole model at once; set fragments = 1"
-    if s.state == "averaged" and s.delay:
-        yield (
-            "sync.state",
-            "an optimiser's state cannot be averaged late; set delay = 0, or state = 'own'",
-        )
 
 
 def _server(job: Tables) -> Faults:

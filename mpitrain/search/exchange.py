@@ -49,7 +49,7 @@ def exchange(
     if sync.kind == "delayed":
         kept += 3 + 2 * max(1, ceil(sync.delay / sync.period))
     else:
-        kept += 3 + (sync.outer != "plain") + (sync.delay > 0)
+        kept += 3 + (sync.outer != "plain")
     return ReplicaExchange(share, sync.period, sync.delay, by_nodes, kept)
 
 

@@ -1,6 +1,7 @@
 """Jobs with servers, or with one copy for all ranks: steps from one meeting to the next."""
 
 from collections.abc import Generator
+from dataclasses import replace
 from functools import partial
 from time import perf_counter
 
@@ -13,14 +14,14 @@ from mpitrain.config import Compress, Config, ConfigError, expect
 from mpitrain.data import DataError
 from mpitrain.group import TensorGroup, share
 from mpitrain.metrics.records import Step
-from mpitrain.optim.groups import Grouping
+from mpitrain.optim.groups import Grouping, ParameterGroup
+from mpitrain.optim.optimizers import Adam
 from mpitrain.parallel.arena import DATA
 from mpitrain.parallel.grid import Layout, use_once
 from mpitrain.parallel.store import Store
 from mpitrain.pipeline.runtime import reads
 from mpitrain.ranks.together import together
 from mpitrain.server.account import next_meeting, steps
-from mpitrain.server.corrections import with_decay_in_parts
 from mpitrain.server.hogwild import NodeCopy
 from mpitrain.server.messages import check_size
 from mpitrain.server.roles import Members, Roles, roles
@@ -73,7 +74,7 @@ class ServerPlacing:
     def _group(self, parts: Parts, grouping: Grouping) -> Grouping:
         own = parts.config.server
         part = 1.0 if own.synchronous else own.push / self.members.roles.groups
-        return with_decay_in_parts(grouping, part)
+        return _with_decay_in_parts(grouping, part)
 
 
 def _with_servers(parts: Parts, members: Members, flat: Array) -> Store:
@@ -92,6 +93,28 @@ def _with_servers(parts: Parts, members: Members, flat: Array) -> Store:
     store.algorithm = "parameter servers"
     store.reason = "no bound" if bound is None else f"bound {bound}"
     return store
+
+
+def _with_decay_in_parts(usual: Grouping, part: float) -> Grouping:
+    """Groups with ``part`` of the weight decay in each push, so that a step has all of it.
+
+    AdamW's decay stays: each push is a step of the whole rate there, and its decay a part of that
+    step.
+    """
+    known: dict[int, ParameterGroup] = {}
+
+    def grouped(name: str) -> ParameterGroup:
+        found = usual(name)
+        optimizer = found.optimizer
+        if isinstance(optimizer, Adam) and optimizer.decoupled:
+            return found
+        if id(found) not in known:
+            decay = optimizer.weight_decay * part  # type: ignore[attr-defined]
+            scaled = replace(optimizer, weight_decay=decay)  # type: ignore[type-var]
+            known[id(found)] = replace(found, optimizer=scaled)
+        return known[id(found)]  # one group for equal tensors, which are updated together
+
+    return grouped
 
 
 class ServedLoop(Loop):

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from time import perf_counter
 
 from mpitrain.server.account import RankReport
-from mpitrain.server.corrections import correction
 from mpitrain.server.messages import Clients, MessageKind
 from mpitrain.server.roles import Members
 from mpitrain.server.shard import Push, Shard
@@ -30,7 +29,7 @@ class Serving:
             len(leaders),
             own.limit,
             own.needed(len(leaders)),
-            correction(own, len(leaders)),
+            own.correct == "predict",
         )
         self._clients = Clients(parts, members)
         parts.opened.callback(self._clients.free)
@@ -92,15 +91,14 @@ class Serving:
         """Answer a pull, or apply a push; gives one that counts."""
         shard, clients = self._shard, self._clients
         step, (kind, clock, clocks) = shard.step, clients.inbox[worker].header()
-        out = clients.sending(worker)
         pushed = None
         if kind is MessageKind.PULL:
-            shard.pull(worker, out)
+            shard.pull(worker, clients.sending(worker))
             # A synchronous worker whose step is over takes up the one that is open.
             clock = max(clock, shard.step) if shard.limit == 0 else clock
             clients.answer(worker, MessageKind.PARAMETERS, clock)
         else:
-            pushed = shard.push(worker, clock, clocks, clients.pushed(worker), out)
+            pushed = shard.push(worker, clock, clocks, clients.pushed(worker))
         clients.listen(worker)
         if step < shard.step < self._stop_at:
             begin(self._parts, shard.step)

@@ -8,7 +8,6 @@ import numpy as np
 from mpitrain.arrays import Array
 from mpitrain.optim.optimizers import State
 from mpitrain.parallel.store import Piece
-from mpitrain.server.corrections import Correction
 
 
 @dataclass(frozen=True)
@@ -42,7 +41,8 @@ class Shard:
         workers: number of workers that push.
         limit: most clocks ahead of the slowest worker; None: any number.
         needed: gradients of a clock that make a step where ``limit`` is 0.
-        correction: makes the correction for the time between two meetings.
+        looks_ahead: whether workers pull ``w - rate * E[lag] * velocity``, to which momentum will
+            have moved w by then (SpecTrain, Chen et al. 2018, for pipelines).
         squares: squared norm of the sum of a clock's gradients, by clock, with ``bound = 0``.
     """
 
@@ -53,7 +53,7 @@ class Shard:
     workers: int
     limit: int | None
     needed: int
-    correction: Callable[[], Correction]
+    looks_ahead: bool = False
 
     def __post_init__(self) -> None:
         self.meet(0)
@@ -63,7 +63,8 @@ class Shard:
         self.clocks = [clock] * self.workers
         self.version = 0
         self.squares: dict[int, float] = {}
-        self._correction = self.correction()
+        #: Sum and number of the lags, and of one that is usual where all workers are equally fast.
+        self._lags = np.array([self.workers - 1, 1])
         #: The clock whose gradients are summed where ``limit`` is 0, and those that have come.
         self._open, self._round = clock, dict[int, Array]()
         #: Version and least clock at each worker's last pull, and at the first since its last push.
@@ -85,37 +86,32 @@ class Shard:
     def pull(self, worker: int, out: Array) -> None:
         """Write the parameters for a worker to ``out``, of shape (elements,)."""
         out[...] = self.piece.parameters
-        self._correction.on_pull(out, self.state, self.rate(self.step))
+        total, count = self._lags
+        if self.looks_ahead and total:
+            out -= self.rate(self.step) * (total / count) * self.state["velocity"]
         self._last[worker] = self.version, min(self.clocks)
         self._first[worker] = self._first[worker] or self._last[worker]
 
-    def push(
-        self, worker: int, clock: int, clocks: int, gradient: Array, pulled: Array
-    ) -> Push | None:
+    def push(self, worker: int, clock: int, clocks: int, gradient: Array) -> Push | None:
         """Apply a gradient of shape (elements,), or with ``limit`` 0 the sum of as many as are
         needed when they have come; None: this one came later, and is dropped.
 
-        It is of ``clocks`` batches from ``clock`` on; ``pulled``: the parameters that the worker
-        was last sent.
+        It is of ``clocks`` batches from ``clock`` on.
         """
         version, slowest = self._first[worker] or self._last[worker]
         self._first[worker] = None
         told = None
         if self.limit != 0:
             told = Push(clock, clocks, self.version - version, clock - slowest)
-            self._apply(gradient, told.lag, pulled)
+            self._lags += told.lag, 1
+            self.piece.gradients[...] = gradient
+            self.update(self.rate(self.step), self.step)
         elif clock == self._open:
             told = Push(clock, clocks, lag=0, behind=0)
             self._collect(worker, clock, gradient)
         self.clocks[worker] = clock + clocks
         self.version += 1
         return told
-
-    def _apply(self, gradient: Array, lag: int, pulled: Array) -> None:
-        own = self.piece.gradients
-        own[...] = gradient
-        factor = self._correction.on_push(own, lag, pulled, self.piece.parameters)
-        self.update(self.rate(self.step) * factor, self.step)
 
     def _collect(self, worker: int, clock: int, gradient: Array) -> None:
         """The sum in the order of the workers, as the ``parameter_server`` all-reduce has it."""

@@ -147,8 +147,6 @@ def test_one_group_is_synchronous_bit_by_bit(comm, folder):
 ASYNCHRONOUS = {
     "bound 1": dict(bound=1),
     "no bound": dict(bound="none"),
-    "rate": dict(bound=3, correct="rate"),
-    "delay": dict(bound="none", correct="delay", compensation=2.0),
     "predict": dict(bound=2, correct="predict"),
     "fetch 3, push 2": dict(bound="none", fetch=3, push=2),
     "push 4": dict(bound="none", push=4),

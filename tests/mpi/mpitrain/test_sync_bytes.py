@@ -19,9 +19,7 @@ STEPS = 12
 STRATEGIES = {
     "local": lambda own: Local(own, Sync(kind="local", period=3, outer="plain")),
     "diloco": lambda own: Local(own, Sync(kind="local", period=4, outer="nesterov")),
-    "fragments": lambda own: Local(
-        own, Sync(kind="local", period=6, outer="plain", fragments=3, delay=1)
-    ),
+    "fragments": lambda own: Local(own, Sync(kind="local", period=6, outer="plain", fragments=3)),
     "delayed": lambda own: Delayed(own, Sync(kind="delayed", period=2, delay=3)),
     "each step": lambda own: Delayed(own, Sync(kind="delayed", period=1, delay=0)),
 }

@@ -243,6 +243,7 @@ GPT = ["model.kind=gpt", "data.name=text", "data.path=x", "model.width=8"]
         (["sync.period=5"], "sync.period: sync.kind = 'every_step' does not read it, 'local' and"),
         (["sync.kind=delayed", "sync.fragments=2"], "sync.fragments: sync.kind = 'delayed' does"),
         (["sync.kind=quorum"], "sync.kind = 'quorum' has gone; servers have it: set server.ranks"),
+        (["sync.kind=local", "sync.delay=1"], "'local' does not read it, 'delayed' does"),
         (["compress.exchange=gathered"], "compress.exchange has gone; codes go in two phases"),
         (["parallel.profile=p.json"], "parallel.profile: parallel.partition = 'even' does not"),
         (["model.kind=mlp", "model.channels=[8]"], "model.channels: model.kind = 'mlp' does not"),

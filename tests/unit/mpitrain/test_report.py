@@ -191,14 +191,6 @@ def test_settings_that_differ_come_first(folder):
     assert "optim.lr" in rest and "optim.lr" not in first
 
 
-def test_a_trace_tells_the_time_of_ranks_that_did_not_end():
-    found = facts.ranks(facts.traced(traced()).ranks)
-    assert found[0].waited_for == {1: 6.0} and found[0].waiting == 6.0
-    assert found[0].computing == pytest.approx(3.1)
-    assert found[1].waited_for == {}
-    assert facts.ranks([]) == [] and facts.traced([]).ranks == []
-
-
 def test_the_slowest_is_who_spends_least_in_meetings():
     """Three ranks wait 8 s for rank 2 in sums of gradients and 1 s at the ends of steps."""
     times = [RankTime(0, 0, 1.0, 8.5, {}, 1.0, 0) for _ in range(4)]

@@ -11,7 +11,6 @@ from mpitrain.optim.optimizers import SGD
 from mpitrain.parallel.arena import DATA
 from mpitrain.parallel.store import Piece
 from mpitrain.server.account import next_meeting
-from mpitrain.server.corrections import correction
 from mpitrain.server.messages import MessageKind, ParameterMessage, check_size
 from mpitrain.server.roles import Roles, roles
 from mpitrain.server.shard import Shard
@@ -35,7 +34,7 @@ class Descent:
 
         self.shard = Shard(
             piece, self.state, update, lambda step: 0.5, workers, self.table.limit,
-            self.table.needed(workers), correction(self.table, workers),
+            self.table.needed(workers), self.table.correct == "predict",
         )  # fmt: skip
         self.sent = [np.empty_like(self.values) for _ in range(workers)]
 
@@ -45,7 +44,7 @@ class Descent:
 
     def push(self, worker, clock, gradient, clocks=1):
         gradient = np.array(gradient, np.float32)
-        return self.shard.push(worker, clock, clocks, gradient, self.sent[worker])
+        return self.shard.push(worker, clock, clocks, gradient)
 
 
 def test_a_worker_waits_while_it_is_further_ahead_than_the_bound():
@@ -159,26 +158,6 @@ def test_disjoint_supports_have_one_result_in_any_order(order):
     np.testing.assert_array_equal(one.values, start.astype(np.float32) - step)
 
 
-def test_the_rate_is_divided_by_one_and_the_lag():
-    one = Descent([0.0], 3, bound="none", correct="rate")
-    for worker in range(3):
-        one.pull(worker, 0)
-    for worker in range(3):
-        one.push(worker, 0, [1.0])
-    assert one.rates == [0.5, 0.5 / 2, 0.5 / 3]
-
-
-def test_delay_compensation_of_a_quadratic_is_its_gradient_now():
-    """Of (w - 1)^2 / 2 at w = 2, where g * g is the Hessian: the compensated one is exact."""
-    one = Descent([2.0], 2, bound="none", correct="delay", compensation=1.0)
-    one.pull(0, 0)
-    one.pull(1, 0)
-    one.push(1, 0, [1.0])
-    assert one.values[0] == 1.5  # a lag of 0: as it is
-    one.push(0, 0, [1.0])
-    assert one.values[0] == 1.5 - 0.5 * (1.5 - 1.0)
-
-
 def test_momentum_is_looked_ahead_by_the_mean_lag():
     one = Descent([0.0], 2, momentum=0.5, bound="none", correct="predict")
     one.pull(0, 0)
@@ -262,9 +241,10 @@ def test_a_message_is_its_header_and_its_numbers():
         (["server.groups=9"], "server.groups: 9 groups would push by themselves; beyond 8"),
         (["server.fetch=2"], "server.fetch: a bound counts clocks"),
         (["server.push=2"], "server.push: a bound counts clocks"),
-        (["server.bound=0", "server.correct=rate"], "server.correct: server.bound = 0 has no"),
+        (["server.bound=0", "server.correct=predict"], "server.correct: server.bound = 0 has no"),
         (["server.correct=predict", "optim.momentum=0"], "server.correct: predict looks ahead"),
         (["server.quorum=0.5"], "server.quorum: one server leaves out late pushes; set ranks = 1"),
+        (["server.correct=rate"], "server.correct = 'rate' has gone; set a smaller server.bound"),
         (["server.bound=-2"], "server.bound: Expected `int` >= -1"),
         (["server.bound=many"], "server.bound = 'many': unknown value; expected one of"),
         (["server.servers=2"], "server.servers: unknown key"),

@@ -48,9 +48,7 @@ def test_outer_optimisers_that_cannot_be(text, why):
 @pytest.mark.parametrize(
     ("sync", "tables", "why"),
     [
-        ({**LOCAL, "period": 4, "delay": 4}, {}, "delay = 4 must be less than period = 4"),
         ({**LOCAL, "period": 4, "fragments": 5}, {}, "5 fragments need as many steps"),
-        ({**LOCAL, "delay": 1, "state": "averaged"}, {}, "set delay = 0, or state = 'own'"),
         ({**LOCAL, "fragments": 2, "state": "averaged"}, {}, "set fragments = 1"),
         (
             {**LOCAL, "agree": 4},
@@ -70,7 +68,7 @@ def test_what_does_not_go_together(sync, tables, why):
 
 
 def test_what_does():
-    job({**LOCAL, "period": 8, "fragments": 4, "delay": 7, "outer": "nesterov", "agree": 8})
+    job({**LOCAL, "period": 8, "fragments": 4, "outer": "nesterov", "agree": 8})
     job({**DELAYED, "period": 2, "delay": 9}, parallel={"pipe": 2, "tensor": 1})
     job({**DELAYED, "period": 2, "delay": 2}, compress={"codec": "bf16"})
 
@@ -79,7 +77,7 @@ def test_what_does():
     "sync",
     [
         Sync("local", period=3, start=2),
-        Sync("local", period=7, fragments=3, delay=4, start=1),
+        Sync("local", period=7, fragments=3, start=1),
         Sync("local", period=4, fragments=4),
         Sync("delayed", period=2, delay=5),
         Sync("delayed", period=1, delay=1, start=3),
