@@ -9,7 +9,6 @@ from msgspec.structs import replace
 
 from collectives import Communicator
 from mpitrain.checkpoint.saving import resume
-from mpitrain.compress import CODECS
 from mpitrain.config import Compress, Optim
 from mpitrain.metrics.records import Skipped
 from mpitrain.start import start
@@ -107,33 +106,6 @@ def test_replicas_stay_equal_and_what_is_left_out_is_small(comm):
             assert 0 < np.abs(left).max() < 2**-7 * max(1.0, 4 * largest), record
 
 
-#: Others than the defaults, for gradients of a small model.
-TRAINED = {
-    "topk": "topk:keep=0.1",
-    "dgc": "dgc:keep=0.1,momentum=0.5,clip=10",
-    "randomk": "randomk:keep=0.3",
-    "blocks": "blocks:keep=0.3,block=16",
-    "threshold": "threshold:tau=0.01",
-    "rotate": "rotate+int4",
-}
-
-
-@pytest.mark.slow
-@pytest.mark.at_most(5)
-@pytest.mark.parametrize("name", CODECS)
-def test_the_loss_falls_and_replicas_stay_equal(comm, name):
-    config = mlp()
-    optim = replace(
-        config.optim, momentum=0.0, nesterov=False, lr=0.02 if name == "signum" else config.optim.lr
-    )
-    config = replace(config, optim=optim, compress=Compress(TRAINED.get(name, name), least=1))
-    with start(comm, config) as trainer:
-        losses = [record.loss for record in islice(trainer.run_epoch(0), 14)]
-        trainer.parts.check_replicas("after some steps")
-    print(f"{name}: from {losses[0]:.4g} to {losses[-1]:.4g}")
-    assert sum(losses[-3:]) < 0.97 * sum(losses[:3]), losses
-
-
 KEEPING = ("sign", "signum", "dgc:keep=0.1", "topk:keep=0.1", "powersgd:rank=2", "terngrad",
            "blocks")  # fmt: skip
 
@@ -141,21 +113,6 @@ KEEPING = ("sign", "signum", "dgc:keep=0.1", "topk:keep=0.1", "powersgd:rank=2",
 @pytest.mark.parametrize("layout", CODED)
 def test_a_run_that_was_interrupted_goes_on_bit_by_bit(comm, folder, layout):
     config = coded(job("gpt", "float32", **layouts("gpt", RANKS)[layout]))
-    assert_goes_on(comm, in_folder(config, folder), residuals)
-
-
-@pytest.mark.at_most(5)
-@pytest.mark.slow
-@pytest.mark.parametrize("codec", KEEPING)
-@pytest.mark.parametrize("layout", ["data", "pipe, 1f1b", "zero 1"])
-def test_every_code_remembers_what_it_must(comm, folder, codec, layout):
-    if codec == "signum" and layout != "data":
-        pytest.skip("votes have no shards, and tied embeddings of two stages have no votes")
-    config = job("gpt", "float32", **layouts("gpt", RANKS)[layout])
-    start = 1
-    if codec.startswith("dgc"):
-        config, start = replace(config, optim=Optim(momentum=0.0)), 0
-    config = coded(config, codec, "auto", start=start)
     assert_goes_on(comm, in_folder(config, folder), residuals)
 
 

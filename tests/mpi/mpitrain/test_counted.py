@@ -176,18 +176,6 @@ def test_every_layout_has_the_numbers_of_torchs_own_loop(comm, folder, name, lay
         assert_same(steps_of(trainer), torchs_own(trainer, loss, clip))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("seed", range(8))
-def test_drawn_samples(comm, folder, seed, layout):
-    draw = np.random.default_rng(seed)
-    loss = LOSSES[draw.choice(list(LOSSES))]
-    data = Drawn(seed, masked=loss is masked, left_out=draw.uniform(0, 0.7))
-    changed = {"batch_size": int(draw.integers(10, 20)), **LAYOUTS[layout]}
-    with made(folder, loss, data=data, **changed) as trainer:
-        assert_same(steps_of(trainer), torchs_own(trainer, loss))
-
-
 @pytest.mark.parametrize("name", ["lars", pytest.param("lamb", marks=pytest.mark.slow)])
 def test_layerwise_rates_see_the_means(comm, folder, name):
     """As of one process, on which nothing is summed over ranks."""

@@ -266,27 +266,6 @@ def test_without_memory_a_model_is_cut_or_shared():
     assert nowhere.fastest(1) == []
 
 
-@pytest.mark.slow
-def test_a_model_of_70_billion_parameters_is_laid_out_on_64_gpus(tmp_path, capsys):
-    job = tmp_path / "job.toml"
-    job.write_text(
-        '[data]\nname = "tokens"\npath = "none"\nvocabulary = 32000\ncontext = 4096\n'
-        '[model]\nkind = "gpt"\nlayers = 80\nheads = 64\nwidth = 8192\n'
-        '[optim]\nname = "adamw"\n[train]\nbatch_size = 64\n'
-    )
-    tables = tmp_path / "found.toml"
-    words = ["search", str(job), "-n", "64", "--nodes", "8", "--flops", "4e14", "--memory", "70"]
-    assert main([*words, "--top", "3", "-o", str(tables)]) == 0
-    shown = capsys.readouterr().out
-    assert "refused: " in shown
-    assert "beyond 70 GiB of a rank" in shown
-    text = job.read_text().replace("[train]\n", "") + tables.read_text()
-    together = tmp_path / "together.toml"
-    together.write_text(text.replace("batch_size = 64\n", "") + "batch_size = 64\n")
-    found = load(Path(together), []).parallel
-    assert found.pipe * found.tensor * found.data * found.context == 64
-
-
 @pytest.mark.parametrize(
     ("name", "why"), [("none/found.toml", "in a folder that is there"), (".", "is no file")]
 )
