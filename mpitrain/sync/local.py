@@ -39,13 +39,9 @@ class Local(Anchored):
         like = workers.parameters
         self._velocity = np.zeros_like(like if self._outer else like[:0])
 
-    def _starting(self, done: int) -> list[Exchange]:
-        """The exchanges that start after ``done`` steps."""
-        pairs, period = zip(self.exchanges, self._sync.offsets, strict=True), self._sync.period
-        return [one for one, offset in pairs if done > 0 and (done - offset) % period == 0]
-
     def _after(self, done: int) -> None:
-        starting = self._starting(done)
+        pairs, period = zip(self.exchanges, self._sync.offsets, strict=True), self._sync.period
+        starting = [one for one, offset in pairs if done > 0 and (done - offset) % period == 0]
         if self.keeps_all and self._outer is None:
             for exchange in starting:  # in floating point x - (x - w) is not w
                 chosen = exchange.chosen

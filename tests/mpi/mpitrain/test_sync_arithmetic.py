@@ -230,23 +230,6 @@ def test_weights_are_those_of_the_papers(comm, sync):
     strategy.close()
 
 
-def test_an_outer_optimiser_of_rate_1_is_the_average_bit_by_bit(comm):
-    found = []
-    for kind in ("plain", "momentum:lr=1,momentum=0", "nesterov:lr=1,momentum=0"):
-        own = workers(comm, np.float32)
-        strategy = Local(own, Sync(kind="local", period=3, outer=kind))
-        draw = np.random.default_rng(comm.rank)
-        for step in range(9):
-            own.parameters[...] -= (0.1 * draw.standard_normal(12)).astype(np.float32)
-            strategy.after_step(step)
-        found.append(strategy.anchor.copy())
-        strategy.close()
-    np.testing.assert_array_equal(found[1], found[2])
-    if comm.size > 1:  # one worker by itself takes its weights as they are
-        np.testing.assert_array_equal(found[0], found[1])
-    np.testing.assert_allclose(found[0], found[1], rtol=1e-6)
-
-
 def test_first_steps_are_those_of_one_process(comm):
     """Post-local SGD: the gradients are averaged, then the weights."""
     own = workers(comm)

@@ -16,7 +16,6 @@ from mpitrain.commands.search import refusal
 from mpitrain.config import Config, ConfigError, Data, Model, expect_read, load
 from mpitrain.data.dataset import Dataset, Samples
 from mpitrain.parallel.grid import Layout
-from mpitrain.pipeline.partition import Costs, NoPartition, partition
 from mpitrain.pipeline.profiles import LayerProfile
 from mpitrain.search.axes import Axes
 from mpitrain.search.candidates import Candidate
@@ -152,35 +151,6 @@ def test_the_search_finds_the_cheapest_layout_of_all(seed):
 def stops(sizes):
     """Where stages of these sizes begin, and where the last one ends."""
     return np.cumsum([0, *sizes]).tolist()
-
-
-@pytest.mark.parametrize("seed", range(40))
-def test_for_many_micro_batches_it_is_the_partition_of_pipedream(seed):
-    rng = np.random.default_rng(seed)
-    layers, workers = int(rng.integers(1, 7)), int(rng.integers(1, 6))
-    profile = [
-        LayerProfile(str(i), *rng.uniform(0.1, 1, 2), *rng.choice([0, 1e5, 1e6], 2))
-        for i in range(layers)
-    ]
-    costs = Costs(profile, 1e6)
-    seconds = {}
-    for replicas in range(1, workers + 1):
-        seconds[replicas] = np.full((layers + 1, layers + 1), np.inf)
-        for first, stop in combinations(range(layers + 1), 2):
-            message = costs.message(stop - 1) if stop < layers else 0.0
-            seconds[replicas][first, stop] = max(costs.stage(first, stop, replicas), message)
-    found = fastest_cut(seconds, lambda replicas, _: seconds[replicas], workers, 1e9)
-    try:
-        expected = partition(costs, workers).seconds
-    except NoPartition:
-        expected = None
-    slowest = None
-    if found is not None:
-        ends = stops(found.sizes)
-        slowest = max(
-            seconds[n][a, b] for a, b, n in zip(ends, ends[1:], found.replicas, strict=False)
-        )
-    assert slowest == (None if expected is None else pytest.approx(expected))
 
 
 def gpt(layers=4, width=64, heads=4, context=32, vocabulary=100, **tables):
