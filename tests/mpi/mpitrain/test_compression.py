@@ -106,10 +106,6 @@ def test_replicas_stay_equal_and_what_is_left_out_is_small(comm):
             assert 0 < np.abs(left).max() < 2**-7 * max(1.0, 4 * largest), record
 
 
-KEEPING = ("sign", "signum", "dgc:keep=0.1", "topk:keep=0.1", "powersgd:rank=2", "terngrad",
-           "blocks")  # fmt: skip
-
-
 @pytest.mark.parametrize("layout", CODED)
 def test_a_run_that_was_interrupted_goes_on_bit_by_bit(comm, folder, layout):
     config = coded(job("gpt", "float32", **layouts("gpt", RANKS)[layout]))
