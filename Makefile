@@ -157,7 +157,7 @@ seeded: install
 	$(BIN)/python -m tests.seeded
 
 layouts-%: install
-	PYTHONPATH=. $(BIN)/python -m collectives.virtual -n $* tests/soak/layouts.py --rounds $(ROUNDS)
+	PYTHONPATH=. $(BIN)/python -m collectives.virtual -n $* tests/drawn_layouts.py --rounds $(ROUNDS)
 
 bench: install
 	mkdir -p runs

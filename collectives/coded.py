@@ -1,14 +1,13 @@
 """All-reduces of codes: fewer bytes than the numbers have, and not quite the numbers.
 
-Codes do not add up; what they decode to does.  In :class:`TwoPhase`, each rank sends every other
+Codes do not add up; what they decode to does.  Each rank sends every other
 one the code of its shard; the owner of a shard decodes and adds what came in rank order, encodes
 the sum again and sends it to all.  A contribution is rounded twice, on any number of ranks (a ring
 that coded every hop would round it p - 1 times), and all ranks decode the same bytes, so that the
 result is bitwise the same on all of them.
 
 Two-phase is the exchange of 1-bit Adam (Tang et al. 2021), of ZeRO++ (Wang et al. 2023) and of
-bfloat16 sums that do not lose their small terms.  :class:`Gathered` rounds once and sends p/2 times
-as much.
+bfloat16 sums that do not lose their small terms.
 """
 
 from collections.abc import Iterator, Sequence
@@ -152,49 +151,6 @@ class TwoPhase(Phased):
 
     def _draw(self, part: int) -> np.random.Generator:
         return self._coding.dice.draw(self._coding.place, part)
-
-
-class Gathered(Phased):
-    """The sum of vectors by codes: an all-gather of all codes, which each rank decodes and adds.
-
-    Cost, with codes of c(n) bytes: (p-1) c(n) bytes sent by a rank, p passes of decoding.  A
-    contribution is rounded once.  With codes of b bits it sends less than a dense all-reduce of
-    float32 for p < 64/b.
-
-    Attributes:
-        sent: bytes that this rank sends in a run.
-    """
-
-    def __init__(self, comm: Communicator, coding: Coding, own: Array, total: Array) -> None:
-        """Binds it; collective.  Arguments as of :class:`TwoPhase`."""
-        codec = coding.codec
-        self.algorithm = f"gathered {codec}"
-        _expect_fitting(own, total, [own.size], None)
-        self._coding, self._codec, self._own, self._total = coding, codec, own, total
-        self._residual, self._rank = coding.residual, comm.rank
-        self._codes = comm.empty((comm.size, codec.nbytes(own.size)), np.uint8)
-        self._sum = np.empty(own.size, _WIDE)
-        self._decoded = np.empty(own.size, own.dtype)
-        self.sent = (comm.size - 1) * self._codes.shape[1]
-        plans: list[AnyPlan] = []
-        if comm.size > 1:
-            plans = [comm.Allgather_init(MPI.IN_PLACE, self._codes, algorithm="ring")]
-        super().__init__(comm, plans)
-
-    def phases(self) -> Iterator[Part]:
-        own, mine = self._own, self._codes[self._rank]
-        if self._residual:
-            self._residual.add_to(own)
-        self._codec.encode(own, mine, partial(self._coding.dice.draw, self._coding.place, 0))
-        if self._residual:
-            self._codec.decode(mine, self._decoded)
-            self._residual.keep(own, self._decoded)
-        yield from self._plans
-        self._sum[...] = 0
-        for code in self._codes:
-            self._codec.decode(code, self._decoded)
-            self._sum += self._decoded
-        self._total[...] = self._sum
 
 
 def _expect_fitting(own: Array, total: Array, lengths: list[int], shard: int | None) -> None:

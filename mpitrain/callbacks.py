@@ -15,7 +15,7 @@ from mpi4py import MPI
 from collectives import provenance
 from collectives.failure.abort import aborts
 from mpitrain.checkpoint import CheckpointError, Writer
-from mpitrain.checkpoint.recipe import recipe_of
+from mpitrain.checkpoint.changes import origin_of
 from mpitrain.checkpoint.saving import checkpoints, resume, save
 from mpitrain.config import ConfigError
 from mpitrain.metrics import recorder, tensorboard
@@ -230,7 +230,7 @@ def running(
         tensorboard.check()
     folder = Path(config.run.dir)
     with locked(comm, folder):
-        recipe_of(parts)  # before any step, which may change values in the program's own objects
+        origin_of(parts)  # before any step: those that follow from parameters move in them
         resumed = resume(parts, allow_changes=allow_changes) if go_on else None
         writer = Writer(
             comm,

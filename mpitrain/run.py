@@ -151,13 +151,10 @@ class SynchronousLoop(Loop):
         parts.expect_open()
         parts.before_step(parts)
         state_before = {name: values.copy() for name, values in parts.state.items()}
-        loss: Scalar = 0.0
-        source, comm_seconds = None, 0.0
-        if parts.strategy.computes(number):
-            parts.store.reset()
-            parts.summation.begin(number, parts.scale.value)
-            source = self._source(batch)
-            loss, comm_seconds = forward_backward(parts, parts.passes, number, source)
+        parts.store.reset()
+        parts.summation.begin(number, parts.scale.value)
+        source = self._source(batch)
+        loss, comm_seconds = forward_backward(parts, parts.passes, number, source)
         report = parts.account.report(loss, comm_seconds, source)
         agreed = parts.strategy.agree(number, parts.gradient, report)
         parts.account.agreed()
@@ -171,7 +168,7 @@ class SynchronousLoop(Loop):
         if agreed.finite:
             self._descend(agreed)
             return self._finish(batch, report, agreed)
-        unfit = source.unfit() if source else ""
+        unfit = source.unfit()
         if agreed.nothing_counts and not unfit:
             unfit = NOTHING_COUNTS
         if self._ledger is None:

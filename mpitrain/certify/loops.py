@@ -11,7 +11,7 @@ import numpy as np
 from mpitrain.arrays import Array
 from mpitrain.certify.record import HERE, Abstained, Enough, Recorded, Session
 from mpitrain.checkpoint import Writer
-from mpitrain.checkpoint.recipe import recipe_of
+from mpitrain.checkpoint.changes import origin_of
 from mpitrain.checkpoint.saving import checkpoints, resume, save
 from mpitrain.config import Config
 from mpitrain.metrics import records
@@ -73,7 +73,7 @@ class _LoopWatch:
         self._step, self._agree = loop.step, parts.gradient.agree
         self._names = {own: name for name, own in parts.objects.names.items()}
         self._gradients = dict[str, Array]()
-        recipe_of(parts)
+        origin_of(parts)
         if session.goes_on:
             resume(parts)
         kind = str(np.dtype(parts.passes.dtype))

@@ -98,9 +98,4 @@ def _sources(
             return [name]
         return [f"{name}@{number}" for number in numbers]  # where each replica kept its part
     replica, replicas = parts.grid.data.rank, parts.grid.data.size
-    taken = [f"{name}@{number}" for number in numbers if number % replicas == replica]
-    # Owners keep something only where sums are coded again, which depends on the ranks.
-    lost = kept.when_alone
-    if replica == 0 and lost and tensor.name in checkpoint.named(f"{EXCHANGE}{lost}"):
-        taken.append(f"{EXCHANGE}{lost}")
-    return taken
+    return [f"{name}@{number}" for number in numbers if number % replicas == replica]

@@ -16,10 +16,8 @@ import msgspec
 from msgspec import Meta, Struct
 
 from collectives.files import check_regular
-from mpitrain.checkpoint.recipe import Recipe
 from mpitrain.config import Config
 from mpitrain.config.numbers import NonNegative, Positive
-from mpitrain.data.places import StreamPlace
 from mpitrain.training.early_stopping import Seen
 
 MANIFEST = "manifest.json"
@@ -80,8 +78,7 @@ class Progress(Struct, frozen=True, forbid_unknown_fields=True):
         per_step: most updates in a step; more than one where workers push to servers.
         rate_factor: factor on all rates that the program has set.
         measured: values of the tests that rates follow, in turn; None: not finite.
-        place: where a stream was that keeps states; None: it is read from its beginning.
-        epoch, samples: epoch of the next step, and how many of its samples were seen; None: old.
+        epoch, samples: epoch of the next step, and how many of its samples were seen.
     """
 
     step: Steps
@@ -94,8 +91,7 @@ class Progress(Struct, frozen=True, forbid_unknown_fields=True):
     per_step: Annotated[int, Meta(ge=1, le=2**31)] = 1
     rate_factor: NonNegative = 1.0
     measured: list[float | None] = []
-    place: StreamPlace | None = None
-    epoch: Steps | None = None
+    epoch: Steps = 0
     samples: Steps = 0
 
     def __post_init__(self) -> None:
@@ -118,7 +114,7 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
         data: digest of the training data.
         state: tensors of the section ``state``, which are no parameters, as the running mean of a
             batch norm.
-        recipe: everything else that decided on the numbers.
+        order: order of the samples, as text.
         names: for each entry of a torch module's ``state_dict``, the name of the tensor here, or
             of the constant in its file.
         constants: name of the file of constants, which checkpoints of a run share; empty: none.
@@ -134,7 +130,7 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     pieces: list[SavedPiece]
     data: str = ""
     state: list[str] = []
-    recipe: Recipe = Recipe({}, {}, {}, "")
+    order: str = ""
     names: dict[str, str] = {}
     constants: str = ""
 

@@ -4,9 +4,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mpitrain.checkpoint.changes import kept_constants, origin_of
 from mpitrain.checkpoint.manifest import CheckpointError
 from mpitrain.checkpoint.reader import newest
-from mpitrain.checkpoint.recipe import kept_constants, recipe_of
 from mpitrain.checkpoint.state import collect, restore
 from mpitrain.checkpoint.writer import Writer
 from mpitrain.config import Config
@@ -53,7 +53,7 @@ def resume(parts: "Parts", *, allow_changes: bool = False) -> Resumed | None:
         if refused:
             raise CheckpointError(f"no checkpoint can be used: {'; '.join(refused)}")
         return None
-    recipe_of(parts)
+    origin_of(parts)
     act = partial(restore, parts, checkpoint, allow_changes=allow_changes)
     notes = together(parts.comm, act, CheckpointError, DataError)
     parts.refresh()

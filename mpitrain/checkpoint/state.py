@@ -1,8 +1,7 @@
 """A job's parameters and optimiser state as pieces of tensors, and back."""
 
 from collections.abc import Iterator
-from dataclasses import replace
-from itertools import islice, product
+from itertools import product
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -10,7 +9,8 @@ import numpy as np
 
 from mpitrain.arrays import Array, Shape
 from mpitrain.checkpoint import exchange, workers
-from mpitrain.checkpoint.export import constants_of
+from mpitrain.checkpoint.changes import differences, origin_of
+from mpitrain.checkpoint.export import read_constants
 from mpitrain.checkpoint.manifest import (
     EXCHANGE_STATE,
     CheckpointError,
@@ -20,7 +20,6 @@ from mpitrain.checkpoint.manifest import (
     SavedPiece,
 )
 from mpitrain.checkpoint.reader import CheckpointReader
-from mpitrain.checkpoint.recipe import ORDER, differences, name_of_constants, settled_recipe_of
 from mpitrain.parallel.arena import Tensor
 from mpitrain.parallel.store import overlaps
 from mpitrain.step.update import AVERAGE
@@ -65,7 +64,7 @@ def collect(parts: "Parts") -> tuple[dict[str, Array], list[SavedPiece], Manifes
 
     Collective; it changes nothing of the training.
     """
-    recipe = settled_recipe_of(parts)
+    origin = origin_of(parts)
     together = workers.together(parts)
     found = _Collected(parts.config.run.dtype)
     for index, piece in enumerate(parts.store.pieces):
@@ -104,7 +103,6 @@ def collect(parts: "Parts") -> tuple[dict[str, Array], list[SavedPiece], Manifes
             parts.updates_per_step,
             parts.rates.factor,
             parts.measured_rates.values[:] if parts.measured_rates else [],
-            parts.feed.place(),
             parts.epoch,
             parts.seen,
         ),
@@ -116,9 +114,9 @@ def collect(parts: "Parts") -> tuple[dict[str, Array], list[SavedPiece], Manifes
         pieces=[],
         data=parts.data_digest,
         state=list(state),
-        recipe=recipe,
+        order=origin.order,
         names=dict(parts.objects.names),
-        constants=name_of_constants(recipe, parts.objects.names),
+        constants=origin.constants,
     )
     return found.arrays, found.pieces, manifest
 
@@ -128,8 +126,9 @@ def restore(
 ) -> list[str]:
     """Restores a job from a checkpoint that any layout of the same job wrote.
 
-    Not collective: call :func:`~mpitrain.checkpoint.recipe.recipe_of` before, and ``parts.refresh``
-    when all ranks have returned.  ``allow_changes``: go on with another job, as far as it fits.
+    Not collective: call :func:`~mpitrain.checkpoint.changes.origin_of` before, and
+    ``parts.refresh`` when all ranks have returned.  ``allow_changes``: go on with another job, as
+    far as it fits.
 
     Returns sentences on differences from the run before.  CheckpointError: it is another model's,
     of other numbers, data or order of samples.
@@ -141,7 +140,7 @@ def restore(
     lacking = [pair for pair in pairs if pair not in there]
     new = [f"{section} of {name}" for section, name in lacking]
     notes = _check_job(parts, checkpoint, new, allow_changes=allow_changes)
-    constants = constants_of(checkpoint) if lacking else {}
+    constants = read_constants(checkpoint) if lacking else {}
     were = {own: checkpoint.manifest.names.get(name) for name, own in parts.objects.names.items()}
 
     def saved(section: str, name: str, shape: Shape) -> Array | None:
@@ -198,7 +197,6 @@ def restore(
     parts.updates_per_step = max(parts.updates_per_step, progress.per_step)
     parts.watch.tested = progress.tested
     parts.rates.factor = progress.rate_factor
-    parts.feed.go_on(progress.place)
     for text in parts.watch.seen.keys() & progress.seen.keys():
         parts.watch.seen[text] = progress.seen[text]
     if parts.scale.enabled:
@@ -214,12 +212,7 @@ def _go_on(parts: "Parts", checkpoint: CheckpointReader) -> list[str]:
     """
     progress, sampler, notes = checkpoint.manifest.progress, parts.sampler, list[str]()
     parts.steps_done, epoch, seen = progress.step, progress.epoch, progress.samples
-    if epoch is None:
-        before = replace(sampler, batch_size=checkpoint.job.train.batch_size)
-        epoch, steps = divmod(progress.step, before.steps_per_epoch)
-        seen = sum(map(len, islice(before.batches(epoch), steps)))
-    then, now = (one.options.get(ORDER) for one in (checkpoint.manifest.recipe, parts.recipe))
-    if seen and then not in (None, now):
+    if seen and checkpoint.manifest.order != origin_of(parts).order:
         notes = [f"the samples have another order, so that {seen} of epoch {epoch} come again"]
         seen, parts.watch.tested = 0, progress.step  # no test is missing here
     left = sum(1 for _ in sampler.batches(epoch, seen))
@@ -274,13 +267,10 @@ def _check_job(
                 "in another run.dir or without --resume, or go on all the same with "
                 "--allow-changes, in a program fit(resume=True, allow_changes=True)"
             )
-        notes.append(f"goes on with another job: {found[0]}{more}")
+        notes.append(f"goes on with another job: {'; '.join(found)}")
     if new:
         notes.append(
             f"{len(new)} arrays begin anew, as {', '.join(new[:3])}: parameters as they were while "
             "constant, or as the model has them, and the optimiser's state as at its first step"
         )
-    recipe = checkpoint.manifest.recipe
-    if recipe.code and recipe.bytecode != parts.recipe.bytecode:
-        notes.append("another Python has written the checkpoint, so that code was not compared")
     return notes

@@ -10,7 +10,6 @@ from math import inf, prod
 import msgspec
 
 from mpitrain.auto_stages import auto_stages_on
-from mpitrain.commands.exchanged import exchanged
 from mpitrain.commands.machine import MOST_RANKS, machine
 from mpitrain.commands.steps import table
 from mpitrain.config import Config, ConfigError, Parallel, Server, load
@@ -97,7 +96,7 @@ def explain(
         return "\n".join(_with_servers(served, found, job, search))
     lines = [stages] * bool(stages) + [
         *_stages(found, job),
-        *_predicted(found, job, is_counted=is_counted),
+        *_predicted(found, is_counted=is_counted),
     ]
     held = {f"rank of stage {stage}": own for stage, own in enumerate(found.step.memory)}
     lines += _beyond(held, cluster.memory)
@@ -142,21 +141,21 @@ def _stages(found: Planned, job: Job) -> list[str]:
     return lines
 
 
-def _predicted(found: Planned, job: Job, *, is_counted: bool) -> list[str]:
+def _predicted(found: Planned, *, is_counted: bool) -> list[str]:
     """Time of a step and bytes that ranks send in it."""
-    config, layout, step = found.config, found.layout, found.step
-    samples, ranks = config.train.batch_size, layout.ranks
+    sync, step = found.config.sync, found.step
+    samples, ranks = found.config.train.batch_size, found.layout.ranks
     cores = ranks if is_counted else len(os.sched_getaffinity(0))
     lines = predicted(step, samples, ranks, cores)
     sent = {key: value for key, value in step.sent.items() if value}
     if sent:
         each = ", ".join(f"{in_words(value)} {_PURPOSE[key]}" for key, value in sent.items())
         lines.append(f"a rank sends at most {in_words(sum(sent.values()))} a step: {each}")
-    summed = layout.replicas[found.widest] * layout.context
-    itemsize = found.costs[0].numerics.stored
-    names, is_spread = found.names(found.widest), layout.experts != 1
-    shapes = job.summed_shapes(names, layout.tensor, is_spread=is_spread)
-    return lines + exchanged(config, shapes, summed, itemsize, step.computing)
+    if shared := sent.get("gradients"):
+        behind = sync.delay / sync.period if sync.drifts and sync.delay else 1.0
+        rate = 8e-9 * shared / (behind * step.computing)
+        lines.append(f"gradients: {digits(rate)} Gb/s to keep up with computing")
+    return lines
 
 
 def _beyond(ranks: Mapping[str, float], limit: float) -> list[str]:

@@ -47,7 +47,6 @@ from mpitrain.ranks.stop import GO_ON, Stopped, stop_flag
 from mpitrain.ranks.threads import limit_blas_threads
 from mpitrain.ranks.together import all_or_nobody, by_rank_0, together
 from mpitrain.run import train as run_training
-from mpitrain.server import LogError
 from mpitrain.start import start
 from mpitrain.step.agreement import NonFinite
 from mpitrain.step.precision import compute_type
@@ -83,7 +82,7 @@ def run(argv: Sequence[str]) -> int:
                     return _COMMANDS[options.command](comm, options)
             except (ConfigError, DataError, UnknownAlgorithm) as error:
                 return complain(comm, error, 2)
-            except (NonFinite, ReplicaMismatch, CheckpointError, LogError, RoundError) as error:
+            except (NonFinite, ReplicaMismatch, CheckpointError, RoundError) as error:
                 return complain(comm, error, 1)
             except Stopped:  # rank 0 has printed why
                 return GO_ON

@@ -2,7 +2,7 @@
 
 | kind                 | what adds up | collective                          | examples   |
 | -------------------- | ------------ | ----------------------------------- | ---------- |
-| :class:`Codec`       | decoded ones | two-phase, or gathered              | int8, sign |
+| :class:`Codec`       | decoded ones | two-phase                           | int8, sign |
 | :class:`LinearCodec` | the codes    | all-reduces of the codes, by phases | PowerSGD   |
 | :class:`Sparse`      | supports     | the sparse all-reduce               | top-k      |
 

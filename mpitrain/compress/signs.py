@@ -114,10 +114,10 @@ class Signum(Named):
     """A vote of signs, each the sign of a rank's own momentum (Bernstein et al. 2018).
 
     A code stands for +1 or -1 a number.  In a two-phase exchange an owner adds those of all ranks
-    and sends the sign of the sum: the majority's sign, and + where ranks are divided equally.  A
-    gathered exchange would give the sum of signs.  Bytes: n/8 each way.  Biased, without feedback:
-    the vote has no size, so the rate is one for Adam, and the optimiser needs no momentum.  A
-    minority cannot turn an element in which the others agree.
+    and sends the sign of the sum: the majority's sign, and + where ranks are divided equally.
+    Bytes: n/8 each way.  Biased, without feedback: the vote has no size, so the rate is one for
+    Adam, and the optimiser needs no momentum.  A minority cannot turn an element in which the
+    others agree.
 
     Attributes:
         momentum: decay of a rank's own mean of gradients; 0 is signSGD.

@@ -104,7 +104,6 @@ ONE_SUM = "one sum of whole tensors in a step"
 ONE_TYPE = "one type of number"
 POSITIONS = "layers that work position by position"
 RANK_GRADIENTS = "the gradients of each rank by themselves"
-READABLE = "samples whose reading cannot fail on one rank alone"
 READS = "samples that the rank reads itself"
 REPLICAS = "replicas of the same parameters"
 REPLICATED = "a copy of every parameter on each replica"
@@ -118,7 +117,6 @@ SKIPPING = "steps that all ranks can skip together"
 SOME_ROWS = "updates that change a sample's rows alone"
 STATE_PLACE = "to say where the optimiser state lies"
 STEPS = "steps that all ranks take together"
-SUMMED = "codes that are summed over the replicas"
 VELOCITY = "the velocity of sgd"
 WHOLE_LAYERS = "whole layers on each rank"
 WHOLE_SUM = "the whole sum on each rank"
@@ -216,8 +214,6 @@ _CODECS = (
            used=lambda job: isinstance(code := codec(job), DGC) and bool(code.clip)),
     Method("vote", "a codec that votes", {"compress.codec": "signum"},
            (WHOLE_SUM, REPLICA_SUMS, SIZES), used=lambda job: getattr(codec(job), "votes", False)),
-    Method("gathered", "exchange = 'gathered'", {"compress.exchange": "gathered"},
-           (WHOLE_SUM, SUMMED), beside={"compress.codec": "int8:rounding=stochastic"}),
 )
 
 _WORKERS = (REPLICA_STATE, REPLICATED, WIDTHS, CLOCK, HOST, WORKER_GRADIENTS)
@@ -237,12 +233,6 @@ _SYNC = (
            {CODED: "begins an exchange before the last one's residual is known"},
            lambda job: job.sync.kind == "delayed" and job.sync.delay > job.sync.period,
            instead="set sync.delay to at most sync.period"),
-    Method("quorum", "a quorum", {"sync.kind": "quorum"}, (*_WORKERS, ONE_RANK, READABLE),
-           {CHECKED: "sends gradients without", CLOCK: "sums without the last workers",
-            CODED: "gathers gradients at one rank as they are",
-            DELAYED: "sends gradients at once",
-            EXCHANGE: "leaves out the last workers", FORWARD: "lets workers be ahead of others",
-            LOSS_SCALE: "sums gradients of several steps"}, _is("sync", "kind", "quorum")),
     Method("adasum", "adasum", {"sync.combine": "adasum"},
            (EXCHANGE, ONE_SUM, REPLICA_SUMS, REPLICATED, WIDTHS, HOST), {CODED: "is no sum"}),
     Method("agree", "sync.agree above 1", {"sync.agree": 2}, (),
@@ -259,8 +249,7 @@ _SERVERS = (
             DEATHS: "waits for workers one by one", DELAYED: "has messages that are not",
             EXCHANGE: "takes each gradient by itself", FORWARD: "lets workers be ahead of others",
             GRADIENT: "has a part of each tensor", REPLICAS: "lets workers be ahead of others",
-            SKIPPING: "never skips one", STEPS: "lets workers be ahead of others",
-            SUMMED: "takes each gradient by itself"}),
+            SKIPPING: "never skips one", STEPS: "lets workers be ahead of others"}),
     Method("predict", "correct = 'predict'", {"server.correct": "predict"}, (VELOCITY, ALIKE),
            used=_is("server", "correct", "predict"),
            beside={"server.ranks": 1, "optim.momentum": 0.9}),
@@ -340,10 +329,10 @@ _MODELS = (
             POSITIONS: "has any layers"},
            instead="take one of mpitrain's by model.kind"),
     Method("own-data", "data of the program", {"own.data": "methods.py:data"}, (),
-           {JOB_MODEL: "has others", READABLE: "runs code for each"},
+           {JOB_MODEL: "has others"},
            instead="take data by their name, as data.name = 'arrays'"),
     Method("workers", "a process that reads ahead", {"data.workers": 1}, (),
-           {READABLE: "may fail by itself", READS: "reads them ahead"}),
+           {READS: "reads them ahead"}),
 )
 
 #: Methods that no key chooses: a caller knows that they are used.

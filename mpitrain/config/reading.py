@@ -24,6 +24,20 @@ from mpitrain.config.validation import Config
 
 Kind = TypeVar("Kind")
 
+_QUORUM = "servers have it: set server.ranks = 1, server.bound = 0 and server.quorum"
+_BOUND = "set a smaller server.bound, or correct = 'predict'"
+#: Keys and values that jobs had, and what to write instead.
+_GONE = {
+    "sync.kind = 'quorum'": _QUORUM,
+    "sync.quorum": _QUORUM,
+    "sync.behind": _QUORUM,
+    "sync.mix": "an exchange of local takes effect at once; leave it out, or set kind = 'delayed'",
+    "server.correct = 'rate'": _BOUND,
+    "server.correct = 'delay'": _BOUND,
+    "server.compensation": _BOUND,
+    "compress.exchange": "codes go in two phases; leave it out",
+}
+
 #: Bytes of a job file; more is something else, as a device that never ends.
 _LARGEST = 1 << 20
 
@@ -215,6 +229,8 @@ def _check_names(value: object, kind: Any, path: tuple[str, ...]) -> None:
 
 
 def _unknown(what: str, subject: str, word: str, known: Any) -> str:
+    if way := _GONE.get(subject):
+        return f"{subject} has gone; {way}"
     return f"{subject}: unknown {what}; {hint(word, known, 'expected one of')}"
 
 

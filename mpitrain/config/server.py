@@ -1,5 +1,6 @@
 """The table of a job whose parameters lie with servers, and what does not go with them."""
 
+from math import ceil
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
@@ -20,17 +21,16 @@ class Server(Struct, frozen=True, forbid_unknown_fields=True):
             optimiser's state of it.  0: there are none, and all ranks sum their gradients.
         bound: clocks that a worker may be ahead of the slowest one (stale synchronous parallel, Ho
             et al. 2013).  0: synchronous.  ``"none"``, or -1: any number.
+        quorum: share of the groups for whose gradients a step of ``bound = 0`` waits; the server
+            scales their sum to that of all, and drops those that come later (backup workers, Chen
+            et al. 2016).  Less than 1 needs ``ranks = 1``.
         groups: groups of workers: a group sums its gradients, and one of its workers pulls and
             pushes for it.  0: each worker is a group.  At most 8, unless ``bound = 0``.
         fetch: clocks from one pull to the next (Downpour's n_fetch); in between, a worker takes
             steps of plain gradient descent on its own copy.  More than 1 needs ``bound = "none"``.
         push: clocks from one push to the next (Downpour's n_push), which sends the sum of their
             gradients.  More than 1 needs ``bound = "none"``.
-        correct: correction of gradients of older parameters.  ``rate`` divides the rate by 1 + the
-            lag (Zhang et al. 2016); ``delay`` adds ``compensation`` * g * g * (now - pulled) to the
-            gradient g (DC-ASGD, Zheng et al. 2017); ``predict`` lets workers pull the parameters
-            that momentum leads to.
-        compensation: factor of ``delay``.
+        correct: ``predict`` lets workers pull the parameters that momentum leads to.
         window: steps after which all ranks meet, with nothing on its way.  They also meet at the
             end of an epoch and at a checkpoint.
         hogwild: instead of servers, all ranks update one copy of the recommender in their node's
@@ -41,11 +41,11 @@ class Server(Struct, frozen=True, forbid_unknown_fields=True):
 
     ranks: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
     bound: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | Literal["none"] = 3
+    quorum: Annotated[float, Meta(gt=0, le=1)] = 1.0
     groups: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
     fetch: Count = 1
     push: Count = 1
-    correct: Literal["none", "rate", "delay", "predict"] = "none"
-    compensation: Annotated[float, Meta(ge=0)] = 0.04
+    correct: Literal["none", "predict"] = "none"
     window: Count = 64
     hogwild: bool | Literal["tables"] = False
 
@@ -53,6 +53,11 @@ class Server(Struct, frozen=True, forbid_unknown_fields=True):
     def limit(self) -> int | None:
         """The bound; None if there is none."""
         return None if self.bound in (-1, "none") else int(self.bound)
+
+    def needed(self, groups: int) -> int:
+        """Groups for which a synchronous step waits."""
+        # Rounding errors do not count: 0.95 of 20 groups are 19.
+        return max(1, ceil(round(self.quorum * groups, 9)))
 
     @property
     def synchronous(self) -> bool:

@@ -1,10 +1,9 @@
 """The tables that say how workers exchange: when, with whom, and by which codec."""
 
-from math import ceil
-from typing import Annotated, Literal
+from typing import Literal
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Struct
 
 from mpitrain.config.numbers import Count, Part, Positive, Whole
 
@@ -19,17 +18,12 @@ class Compress(Struct, frozen=True, forbid_unknown_fields=True):
             gradients; ``auto``: where the codec needs it.
         start: first steps without a codec.
         least: elements below which a matrix travels as it is; vectors always do.
-        exchange: path of codes that do not add up: ``two_phase`` sends each shard to its owner and
-            the owner's sum to all; ``gathered`` sends all codes to all, which rounds once, not
-            twice; ``auto`` is ``gathered`` on two ranks, where it sends no more, else
-            ``two_phase``.
     """
 
     codec: str = "none"
     feedback: Literal["auto", "on", "off"] = "auto"
     start: Whole = 0
     least: Whole = 1024
-    exchange: Literal["auto", "two_phase", "gathered"] = "auto"
 
 
 class Outer(Struct, frozen=True, forbid_unknown_fields=True):
@@ -82,41 +76,33 @@ class Sync(Struct, frozen=True, forbid_unknown_fields=True):
             ``local``: each trains by itself, and after every ``period`` steps they average their
             weights (local SGD; DiLoCo with ``outer``).  ``delayed``: they average the last
             ``period`` steps' updates, which take effect ``delay`` steps later (delayed gradient
-            averaging).  ``quorum``: they sum the gradients of each step, and leave out those that
-            come last.
+            averaging).
         combine: combination of the workers' gradients in ``every_step``, and of their changes in
             ``local``: the ``mean``; or ``adasum``, which is the mean of what is parallel and the
             sum of what is orthogonal, for each tensor (Maleki et al. 2021).
         period: steps from one exchange to the next, of ``local`` and ``delayed``.
         start: first steps, in which the workers talk as in ``every_step`` (post-local SGD).
-        delay: steps after which an exchange takes effect; it is under way meanwhile.
+        delay: steps after which an exchange of ``delayed`` takes effect; it is under way meanwhile.
         outer: optimiser that takes the mean change of the workers in ``local`` for a gradient:
             ``plain``, which gives the average of their weights; ``nesterov:lr=0.7,momentum=0.9`` or
             ``momentum:...``.
         fragments: parts of the model that ``local`` exchanges one after the other, each once in
             ``period`` steps.
-        mix: part of its own weights that a worker keeps when an exchange of ``local`` with a
-            ``delay`` takes effect; 0 forgets what it did in the meantime.
         state: optimiser state of a worker after an exchange of ``local``: its ``own``, or the one
             that is ``averaged`` over all workers, at the price of its bytes.
         agree: steps of ``local`` and ``delayed`` after which all ranks tell each other of losses,
             norms and requests to stop, in one message; the records of these steps come together.
-        quorum: share of the workers for which a step of ``quorum`` waits.
-        behind: steps that the others may be ahead of a worker in ``quorum`` before they wait.
     """
 
-    kind: Literal["every_step", "local", "delayed", "quorum"] = "every_step"
+    kind: Literal["every_step", "local", "delayed"] = "every_step"
     combine: Literal["mean", "adasum"] = "mean"
     period: Count = 50
     start: Whole = 0
     delay: Whole = 0
     outer: str = "plain"
     fragments: Count = 1
-    mix: Part = 0.5
     state: Literal["own", "averaged"] = "own"
     agree: Count = 1
-    quorum: Annotated[float, Meta(gt=0, le=1)] = 0.95
-    behind: Count = 4
 
     @property
     def drifts(self) -> bool:
@@ -139,8 +125,3 @@ class Sync(Struct, frozen=True, forbid_unknown_fields=True):
                 turns, past = divmod(started - offset, self.period)
                 found, since = found + turns + 1, min(since, past)
         return found, since
-
-    def needed(self, workers: int) -> int:
-        """Workers for which a step of ``quorum`` waits."""
-        # Rounding errors do not count: 0.95 of 20 workers are 19.
-        return max(1, ceil(round(self.quorum * workers, 9)))

@@ -28,7 +28,6 @@ _WIDE = _Readers("model.kind", ("mlp", "convnet", "vgg", "recommender"))
 _GPT = _Readers("model.kind", ("gpt",))
 _LOCAL = _Readers("sync.kind", ("local",))
 _DRIFTING = _Readers("sync.kind", ("local", "delayed"))
-_QUORUM = _Readers("sync.kind", ("quorum",))
 _SERVERS = _Readers("server.hogwild", (False,))
 
 _READ: Mapping[str, _Readers] = {
@@ -65,11 +64,11 @@ _READ: Mapping[str, _Readers] = {
     "parallel.links": _Readers("parallel.partition", ("auto",)),
     "parallel.weights": _STALE,
     "parallel.window": _STALE,
-    **dict.fromkeys(("sync.outer", "sync.fragments", "sync.mix", "sync.state"), _LOCAL),
-    **dict.fromkeys(("sync.period", "sync.start", "sync.delay", "sync.agree"), _DRIFTING),
-    **dict.fromkeys(("sync.quorum", "sync.behind"), _QUORUM),
+    **dict.fromkeys(("sync.outer", "sync.fragments", "sync.state"), _LOCAL),
+    **dict.fromkeys(("sync.period", "sync.start", "sync.agree"), _DRIFTING),
+    "sync.delay": _Readers("sync.kind", ("delayed",)),
     **dict.fromkeys(
-        [f"server.{key}" for key in ("bound", "groups", "fetch", "push", "correct")],
+        [f"server.{key}" for key in ("bound", "quorum", "groups", "fetch", "push", "correct")],
         _SERVERS,
     ),
 }

@@ -202,22 +202,16 @@ def _compress(job: Tables) -> Faults:
 
 def codec_faults(c: Compress, codec: compress.AnyCodec) -> Faults:
     """Keys of a [compress] table that do not fit its codec."""
-    is_linear, feedback = isinstance(codec, compress.LinearCodec), feedback_of(codec)
-    if is_linear and c.exchange != "auto":
-        yield "compress.exchange", f"{codec} adds up and goes by all-reduces; leave exchange out"
+    feedback = feedback_of(codec)
     if c.feedback == "on" and feedback == "never":
         yield "compress.feedback", f"what {codec} leaves out would grow; set feedback = 'off'"
     if c.feedback == "off" and isinstance(codec, Remembering) and feedback == "on":
         yield "compress.feedback", f"what {codec} keeps is its momentum, too; leave feedback out"
-    if isinstance(codec, compress.Sparse) and c.exchange != "auto":
-        yield "compress.exchange", f"{codec} goes by the sparse all-reduce; leave exchange out"
     if isinstance(codec, DGC) and c.start:
         yield (
             "compress.start",
             f"{codec} warms up by itself, see its option warmup; leave start out",
         )
-    if getattr(codec, "votes", False) and c.exchange == "gathered":
-        yield "compress.codec", f"{codec} needs the owners of two_phase"
 
 
 def _sync(job: Tables) -> Faults:
@@ -230,8 +224,6 @@ def _sync(job: Tables) -> Faults:
             f"checkpoints are written where the ranks agree: checkpoint.every = "
             f"{job.checkpoint.every} must be a multiple of {s.agree}",
         )
-    if s.kind == "quorum" and job.parallel.algorithm not in ("auto", "parameter_server"):
-        yield "parallel.algorithm", "quorum sums as parameter_server does; leave it out"
 
 
 def _local(s: Sync) -> Faults:
@@ -239,12 +231,6 @@ def _local(s: Sync) -> Faults:
         parse_outer(s.outer)
     except ValueError as error:
         yield "sync.outer", str(error)
-    if s.delay >= s.period:
-        yield (
-            "sync.delay",
-            f"local has at most one exchange of a fragment under way: delay = {s.delay} must be "
-            f"less than period = {s.period}, or set kind = 'delayed'",
-        )
     if s.fragments > s.period:
         yield (
             "sync.fragments",
@@ -252,11 +238,6 @@ def _local(s: Sync) -> Faults:
         )
     if s.state == "averaged" and s.fragments > 1:
         yield "sync.state", "averaged goes with the whole model at once; set fragments = 1"
-    if s.state == "averaged" and s.delay:
-        yield (
-            "sync.state",
-            "an optimiser's state cannot be averaged late; set delay = 0, or state = 'own'",
-        )
 
 
 def _server(job: Tables) -> Faults:
@@ -282,6 +263,8 @@ def _server(job: Tables) -> Faults:
             )
     if is_server and own.correct != "none" and own.synchronous:
         yield "server.correct", "server.bound = 0 has no older gradients; set 'none'"
+    if own.quorum < 1 and (not own.synchronous or own.ranks != 1):
+        yield "server.quorum", "one server leaves out late pushes; set ranks = 1 and bound = 0"
     if own.correct == "predict" and not job.optim.momentum:
         yield "server.correct", "predict looks ahead along the momentum of sgd; set optim.momentum"
 

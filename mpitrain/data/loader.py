@@ -6,7 +6,7 @@ import signal
 import sys
 from collections import deque
 from collections.abc import Generator, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -17,9 +17,7 @@ from collectives.errors import words
 from mpitrain.arrays import Array
 from mpitrain.data.dataset import DataError, Indexed, Samples
 from mpitrain.data.map_style import OwnSamples
-from mpitrain.data.places import StreamPlace
 from mpitrain.data.slots import Room, Slot, Told
-from mpitrain.data.stream import Streamed, WritePlace
 
 #: Requests of a process at a time: one under way, one waiting.
 _AHEAD = 2
@@ -36,13 +34,11 @@ class Request:
         part: ``"train"`` or ``"test"``.
         epoch: epoch of the samples.
         indices: their indices.
-        place: place in a stream at which a run goes on; None: nothing new of it.
     """
 
     part: str
     epoch: int
     indices: Array
-    place: StreamPlace | None = None
 
 
 class Loader:
@@ -64,9 +60,6 @@ class Loader:
         """
         self.workers = workers
         self._parts = parts
-        self._last = -1
-        self._told: dict[int, Told | str] = {}
-        self._goes_on: StreamPlace | None = None
         self._room = Room(parts, most) if workers else None
         self._turn = 0
         self._processes: list[Any] = []
@@ -109,67 +102,33 @@ class Loader:
         """
         if not self._room:
             for request in requests:
-                yield _read(self._parts, self._placed(request))
+                yield _read(self._parts, request)
             return
-        rest, under_way = iter(requests), deque[tuple[int, str]]()
-        self._told.clear()
+        rest, under_way = iter(requests), deque[int]()
         while True:
             for request in islice(rest, len(self._slots) - len(under_way)):
-                under_way.append((self._ask(request), request.part))
+                under_way.append(self._ask(request))
             if not under_way:
                 return
-            number, part = under_way.popleft()
-            if part == "train":
-                self._last = number
-            told = self._told.pop(number, None) or self._answer(number)
+            number = under_way.popleft()
+            told = self._answer(number)
             if isinstance(told, str):
                 raise DataError(told)
             found = self._room.samples(self._slots[number % len(self._slots)], told)
             # The slot will be written again.
             yield Samples(found.inputs.copy(), found.labels.copy())
 
-    def place(self) -> StreamPlace | None:
-        """Place in the stream behind the samples that were read last, if it keeps states.
-
-        A process writes it once it has served the requests under way.
-
-        Raises:
-            DataError: the stream does not give its state, or what follows cannot be read.
-        """
-        if not self._room:
-            return _written(_place(self._parts))
-        if self._last < 0:
-            return None
-        worker = self._last % self.workers
-        self._send(worker, (self._last, None))
-        found = self._answer(self._last, keeps=True)
-        if isinstance(found, str):
-            raise DataError(found)
-        return found
-
-    def go_on(self, place: StreamPlace | None) -> None:
-        """Let the stream begin at this place, which some request of its epoch is behind."""
-        self._goes_on = place
-
-    def _placed(self, request: Request) -> Request:
-        if self._goes_on is None or request.part != "train":
-            return request
-        place, self._goes_on = self._goes_on, None
-        return replace(request, place=place)
-
     def _ask(self, request: Request) -> int:
         number, self._turn = self._turn, self._turn + 1
-        self._send(number % self.workers, (number, self._placed(request)))
-        return number
-
-    def _send(self, worker: int, asked: tuple[int, Request | None]) -> None:
+        worker = number % self.workers
         try:
-            self._pipes[worker].send(asked)
+            self._pipes[worker].send((number, request))
         except OSError as error:
             raise DataError(self._gone(worker)) from error
+        return number
 
-    def _answer(self, number: int, *, keeps: bool = False) -> Any:
-        """Answer to the request of this number; drops or keeps those to others before it."""
+    def _answer(self, number: int) -> Any:
+        """Answer to the request of this number; drops those to others before it."""
         worker = number % self.workers
         while True:
             try:
@@ -178,8 +137,6 @@ class Loader:
                 raise DataError(self._gone(worker)) from error
             if found == number:
                 return told
-            if keeps:
-                self._told[found] = told
 
     def _gone(self, worker: int) -> str:
         process = self._processes[worker]
@@ -200,8 +157,6 @@ class Loader:
 
 def _read(parts: Mapping[str, Indexed], request: Request) -> Samples:
     samples = parts[request.part]
-    if request.place and isinstance(samples, Streamed):
-        samples.go_on(request.place)
     if isinstance(samples, OwnSamples):
         samples = samples.in_epoch(request.epoch)
     return samples[request.indices]
@@ -227,44 +182,22 @@ def _work(
         other.close()
     if torch := sys.modules.get("torch"):
         torch.set_num_threads(1)  # a fork has no other threads
-    places: dict[int, WritePlace | str | None] = {}
     while True:
         try:
             number, request = pipe.recv()
         except (EOFError, OSError):  # also where it was closed before it had read all answers
             return
-        told: Told | StreamPlace | str | None
+        told: Told | str
         try:
-            if request is None:
-                told = _written(places[number])
-            else:
-                slot = slots[number % len(slots)]
-                told = room.put(slot, _read(parts, request))
-                if request.part == "train":  # places behind the last answer and ahead
-                    places = dict([*places.items(), (number, _place(parts))][-_AHEAD - 1 :])
+            told = room.put(slots[number % len(slots)], _read(parts, request))
         except DataError as error:
             told = str(error)
         except Exception as error:
-            told = f"samples {request and request.indices}: {words(error)}"
+            told = f"samples {request.indices}: {words(error)}"
         try:
             pipe.send((number, told))
         except OSError:
             return
-
-
-def _place(parts: Mapping[str, Indexed]) -> WritePlace | str | None:
-    """The place in the stream to train on, if it keeps states; a text: why it does not give it."""
-    train = parts["train"]
-    try:
-        return train.place() if isinstance(train, Streamed) else None
-    except DataError as error:
-        return str(error)
-
-
-def _written(place: WritePlace | str | None) -> StreamPlace | None:
-    if isinstance(place, str):
-        raise DataError(place)
-    return place and place()
 
 
 def _end(processes: list[Any], pipes: list[Connection]) -> None:

@@ -117,10 +117,6 @@ class OwnSamples:
         in_turn = _is_followed(found) and "" not in self._arrays_of(what, found)[1]
         return left_out, in_turn, draws
 
-    def read_anew(self) -> None:
-        """Reads a sample in this process, beside all passes."""
-        self.first()
-
     def _read(self, index: int) -> Any:
         seed_generators(self.seed, 1, self.epoch + 1, index)
         try:

@@ -51,20 +51,13 @@ def given(
         return None
 
     def made() -> tuple[Dataset, list[str]]:
-        own, why = _samples("train_data", train, job), ""
-        if isinstance(own, Streamed):
-            own, why = own.with_states()
+        own = _samples("train_data", train, job)
         others = None if test is None else _samples("test_data", test.tested(), job)
         varies = any(one is not None and one.collate is not None for one in (own, others))
         if others is not None:
             _expect_alike(own, others, varies=varies)
         left_out, in_turn, draws = own.outline()
         said = [f"the model does not see {one}, which is no number" for one in left_out]
-        if why:
-            said.append(
-                "a run that goes on reads train_data from the beginning of its epoch, as its "
-                f"state_dict does not bring it back: {why}"
-            )
         if draws:
             said.append(
                 "collate_fn draws random numbers, which differ from layout to layout; draw them in "

@@ -80,7 +80,8 @@ class OwnOrder(Sampler):
 
     @property
     def described(self) -> str:
-        return hashlib.blake2b(np.concatenate([*self.batches(0)]).tobytes()).hexdigest()
+        digest = hashlib.blake2b(np.concatenate([*self.batches(0)]).tobytes(), digest_size=8)
+        return f"indices of digest {digest.hexdigest()}"
 
     def batches(self, epoch: int, seen: int = 0) -> Iterator[Array]:
         """See :class:`Sampler`; a batch of which a part was seen is the rest of it.

@@ -1,20 +1,15 @@
-"""Checks of what lies between the ranks: devices, transports, messages, clocks, tuning."""
+"""Checks of what lies between the ranks: devices, transports, messages."""
 
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from time import time
 from typing import NamedTuple
 
 from mpi4py import MPI
 
-from collectives import Communicator
 from collectives.bench.point_to_point import half_round_trip
-from collectives.calls.native import library
-from collectives.calls.tuner import Situation, choose, load
 from collectives.execution.transport.cuda_probe import probe
 from mpitrain.doctor.finding import Finding, gathered, in_parts, leader, ok, warn
-from mpitrain.metrics.trace import ahead
 
 #: Prefixes of the environment variables that choose a transport, of each MPI library.
 _CHOICES = (
@@ -23,11 +18,6 @@ _CHOICES = (
 )  # fmt: skip
 _VARIABLES_SHOWN = 6
 _LARGE = 4 << 20
-_CLOCK_TRIPS = 10
-#: Bytes of the all-reduce by which the tuning is judged.
-_JUDGED = 512 << 10
-#: Seconds that clocks may differ: time stamps of one run are compared across nodes.
-_APART_S = 1.0
 
 
 class Links(NamedTuple):
@@ -149,48 +139,3 @@ def judge_messages(found: list[tuple[float, float]]) -> Finding:
             "'network' for the interface (UCX_NET_DEVICES, OMPI_MCA_btl_tcp_if_include)",
         )
     return ok(text)
-
-
-def clocks(comm: MPI.Intracomm, folder: Path) -> Finding:
-    """How far the ranks' clocks are from rank 0's."""
-
-    def local() -> float:
-        return ahead(comm, range(1, comm.size), _CLOCK_TRIPS, time)
-
-    return gathered(comm, "clocks", local, judge_clocks)
-
-
-def judge_clocks(found: list[float]) -> Finding:
-    apart = max(found) - min(found)
-    if apart > _APART_S:
-        worst = max(range(len(found)), key=lambda rank: abs(found[rank]))
-        return warn(
-            f"{apart:.2f} s apart; rank {worst}'s is furthest from rank 0's",
-            "run NTP or chrony on the nodes",
-        )
-    return ok(f"within {1e3 * apart:.1f} ms")
-
-
-def tuning(comm: MPI.Intracomm, folder: Path) -> Finding:
-    """Whether ``auto`` knows this allocation."""
-
-    def look(own: Communicator) -> tuple[bool, str]:
-        per_node = own.ranks_per_node
-        own.close()
-        table = load()
-        call = Situation(library(), "allreduce", _JUDGED, comm.size, per_node)
-        return table.entry(call) is not None, choose(table, call).reason
-
-    return in_parts(comm, "tuning", [lambda _: Communicator(comm), look], judge_tuning)
-
-
-def judge_tuning(found: list[tuple[bool, str]]) -> Finding:
-    """Judge whether rank 0's table was measured here or on a machine like this."""
-    measured, reason = found[0]
-    if len(found) > 1 and not measured:
-        tune = f"mpirun -n {len(found)} python -m collectives tune -o tuned.json"
-        return warn(
-            f"auto: {reason.partition('; ')[0]}",
-            f"measure this allocation: {tune}",
-        )
-    return ok(f"auto: {reason}")

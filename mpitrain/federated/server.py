@@ -1,6 +1,5 @@
 """The server's step: the mean change of the clients is the gradient that its optimiser takes."""
 
-from math import sqrt
 from typing import cast
 
 import numpy as np
@@ -56,12 +55,7 @@ class ServerOptimizer(Updater):
             rate = np.empty(piece.parameters.size)
             for _, part in overlaps(self._store.arena.tensors, piece):
                 three = piece.parameters, piece.gradients, direction
-                norms = [_norm(array[part]) for array in three]
+                norms = [float(np.linalg.norm(array[part].astype(np.float64))) for array in three]
                 rate[part] = lr * self.optimizer.ratio(*norms)
             rates.append(rate.astype(piece.parameters.dtype))
         return rates
-
-
-def _norm(x: Array) -> float:
-    wide = x.astype(np.float64, copy=False)
-    return sqrt(float(wide @ wide))

@@ -43,7 +43,7 @@ class Served(Struct, frozen=True):
     """Work of the servers on the gradients of a step.
 
     Attributes:
-        pushes: pushes to each server.
+        pushes: pushes to each server that count in the step.
         lag, lag_max: pushes that were missing in the parameters of a gradient, mean and largest
             over all servers.
         behind_max: clocks by which the slowest worker was behind, at most ``server.bound``.
@@ -67,19 +67,13 @@ class Synced(Struct, frozen=True):
         since: steps since the last one.
         drift: distance of the workers' weights from their common ones, relative to the norm of
             these, just before the last reported exchange.
-        taken: with a quorum, the steps of each worker's gradients in the sum: this one, an
-            earlier one that came late, or none.
     """
 
     exchanges: int
     since: int
     drift: float = 0.0
-    taken: list[list[int]] = []
 
     def __str__(self) -> str:
-        if self.taken:
-            there = sum(bool(steps) for steps in self.taken)
-            return f"gradients of {there} of {len(self.taken)} workers"
         return f"exchange {self.exchanges}, drift {self.drift:.2g}"
 
 

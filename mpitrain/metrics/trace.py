@@ -3,7 +3,7 @@
 import json
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from time import perf_counter
@@ -77,7 +77,7 @@ class Trace:
         zero = comm.bcast(perf_counter())
         clocks = comm.allgather(_clock())
         elsewhere = [rank for rank, clock in enumerate(clocks) if clock != clocks[0]]
-        self._zero = zero + ahead(comm, elsewhere, _TRIPS, perf_counter)
+        self._zero = zero + _ahead(comm, elsewhere)
 
     @contextmanager
     def to_file(
@@ -191,9 +191,7 @@ def _clock() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text()
 
 
-def ahead(
-    comm: MPI.Intracomm, ranks: Iterable[int], trips: int, clock: Callable[[], float]
-) -> float:
+def _ahead(comm: MPI.Intracomm, ranks: Iterable[int]) -> float:
     """Seconds that this rank's clock is ahead of rank 0's; collective.
 
     The fastest of some round trips bounds the error by half of itself (Cristian 1989).  Only
@@ -201,14 +199,14 @@ def ahead(
     """
     best = (float("inf"), 0.0)
     for rank in ranks:
-        for _ in range(trips):
+        for _ in range(_TRIPS):
             if comm.rank == 0:
                 comm.recv(source=rank)
-                comm.send(clock(), rank)
+                comm.send(perf_counter(), rank)
             elif comm.rank == rank:
-                there = clock()
+                there = perf_counter()
                 comm.send(None, 0)
                 theirs = comm.recv(source=0)
-                back = clock()
+                back = perf_counter()
                 best = min(best, (back - there, (there + back) / 2 - theirs))
     return best[1]

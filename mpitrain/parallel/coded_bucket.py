@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from collectives.codec import Residual
-from collectives.coded import Coding, Gathered, TwoPhase
+from collectives.coded import Coding, TwoPhase
 from collectives.phased import Part, Phased
 from mpitrain.arrays import Array
 from mpitrain.compress.codec import LinearCodec, Remembering, Sketch, Sparse
@@ -74,8 +74,6 @@ class CodedSum(Phased):
         if isinstance(codec, Sparse):
             return SparseSum(comm, codec, packed, memory, dice)
         own, total, counts = packed.coded.array, packed.coded.total, packed.coded.counts
-        if how.gathers(comm.size) and counts is None:
-            return Gathered(comm, Coding(codec, memory, None, dice, self._place), own, total)
         if how.feedback and counts is None:
             shard = packed.part.stop - packed.part.start
             self.owner_residual = Residual(np.zeros(shard, total.dtype))
@@ -117,12 +115,10 @@ class CodedSum(Phased):
 
     def kept(self) -> Iterator[KeptElements]:
         """Values kept, by elements of the arena."""
-        packed, alone = self.packed, "" if self.owner_residual else "owner"
+        packed = self.packed
         for name, values in self.memory.arrays.items() if self.memory else ():
             part = slice(0, values.size)
-            yield from packed.kept(
-                name, values, part, coded=True, is_per_replica=True, when_alone=alone
-            )
+            yield from packed.kept(name, values, part, coded=True, is_per_replica=True)
         for name, values in self.rest_memory.arrays.items() if self.rest_memory else ():
             yield from packed.kept(
                 name, values, packed.rest.shard, coded=False, is_per_replica=False, is_shared=True

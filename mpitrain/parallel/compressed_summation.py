@@ -41,11 +41,6 @@ class CodingOptions:
         """Whether the gradients of a tensor are coded."""
         return self.votes or (len(shape) > 1 and prod(shape) >= self.table.least)
 
-    def gathers(self, ranks: int) -> bool:
-        """Whether codes of a ``Codec`` are gathered by all ranks, not added up by owners."""
-        by_itself = self.table.exchange == "auto" and ranks == 2 and not self.votes
-        return self.table.exchange == "gathered" or by_itself
-
 
 @dataclass
 class CompressedSummation(Summation):

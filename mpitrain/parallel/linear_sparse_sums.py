@@ -1,6 +1,6 @@
 """Sums of a bucket's coded tensors, by the collective for the kind of codec.
 
-A ``Codec`` has :class:`~collectives.coded.TwoPhase` and :class:`~collectives.coded.Gathered`.
+A ``Codec`` has :class:`~collectives.coded.TwoPhase`.
 """
 
 from abc import abstractmethod

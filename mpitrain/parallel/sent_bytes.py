@@ -59,8 +59,6 @@ def coded_bytes(
         return sent + dense_bytes(codec.nbytes(coded, itemsize), ranks)
     if isinstance(codec, Sparse):
         return sent + sparse_bytes(n, pairs, ranks, itemsize)
-    if how.gathers(ranks):
-        return sent + ranks * (ranks - 1) * codec.nbytes(n)
     return sent + 2 * ranks * (ranks - 1) * codec.nbytes(shards(n, ranks)[0])
 
 

@@ -96,7 +96,6 @@ class KeptElements:
         values: memory of the values, of shape (elements,).
         is_per_replica: whether each replica has its own values, whose sum counts; else each element
             is kept once, by one replica.
-        when_alone: name of values that take these up on layouts where no rank keeps these.
         is_shared: whether all ranks that have an element keep the same value.
     """
 
@@ -104,7 +103,6 @@ class KeptElements:
     start: int
     values: Array
     is_per_replica: bool
-    when_alone: str = ""
     is_shared: bool = False
 
 

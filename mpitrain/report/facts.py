@@ -11,7 +11,6 @@ import msgspec
 from mpitrain.config import Config, by_key
 from mpitrain.metrics.reader import Log
 from mpitrain.metrics.records import Epoch, RankTime, Start, Step, Times
-from mpitrain.metrics.trace import Span
 from mpitrain.metrics.words import counted, in_words, measured
 
 #: A rank is named if waits for it take at least this share of all communication.
@@ -60,24 +59,6 @@ def ranks(times: Sequence[RankTime]) -> list[Rank]:
         waiting = time.meeting + sum(time.waiting.values())
         found.append(Rank(time.computing, time.reducing, waiting, dict(whom), time.memory))
     return found
-
-
-def traced(spans: Sequence[Span]) -> Times:
-    computing: dict[int, float] = defaultdict(float)
-    reducing: dict[int, float] = defaultdict(float)
-    waiting: dict[int, dict[int, float]] = defaultdict(lambda: defaultdict(float))
-    for span in spans:
-        seconds = span.stop - span.start
-        if span.category == "wait" and "source" in span.arguments:
-            waiting[span.rank][span.arguments["source"]] += seconds
-        elif span.category in ("wait", "communicate"):
-            reducing[span.rank] += seconds
-        else:
-            computing[span.rank] += seconds
-    count = 1 + max((span.rank for span in spans), default=-1)
-    return Times(
-        [RankTime(0, 0, computing[r], reducing[r], dict(waiting[r]), 0.0, 0) for r in range(count)]
-    )
 
 
 def waited_for(found: Sequence[Rank]) -> dict[int, float]:
@@ -149,19 +130,6 @@ def synced(steps: Sequence[Step]) -> str:
     found = [step.sync for step in steps if step.sync]
     if not found:
         return ""
-    if taken := [one.taken for one in found if one.taken]:
-        present = sum(sum(map(bool, workers)) for workers in taken)
-        late = sum(
-            s != step.step
-            for step in steps
-            if step.sync
-            for workers in step.sync.taken
-            for s in workers
-        )
-        return (
-            f"gradients of {present / len(taken):.3g} of {len(taken[0])} workers in a step, on "
-            f"average; {counted(late, 'gradient')} came late"
-        )
     return (
         f"{counted(found[-1].exchanges, 'exchange')} in {counted(steps[-1].step, 'step')}; the "
         f"workers strayed from what they all had by {max(one.drift for one in found):.2g} of it at "

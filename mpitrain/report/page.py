@@ -44,8 +44,8 @@ def write_report(run: Path) -> Path:
     if not steps:
         raise ValueError(f"{log.path} has no run with a step in it")
     spans, why = _trace(run / TRACE_FILE, start.ranks)
-    times = log.last(Times) or facts.traced(spans)
-    ranks = facts.ranks(times.ranks)
+    times = log.last(Times)
+    ranks = facts.ranks(times.ranks if times else ())
     name = os.fsencode(run.resolve().name).decode("utf-8", "backslashreplace")
     parts = [
         f"<h1>{escape(name)}</h1>",
@@ -107,10 +107,7 @@ def _folded(title: str, body: str) -> str:
 def _times(ranks: Sequence[facts.Rank]) -> str:
     """A bar for each rank, with its waits for others."""
     if not ranks:
-        return (
-            '<p class="note">A run writes the time of each rank when it ends or is stopped; with '
-            "run.trace = true it is in the trace, too.</p>"
-        )
+        return '<p class="note">A run writes the time of each rank when it ends or is stopped.</p>'
     key = "".join(f'<span><i class="{kind}"></i>{name}</span>' for name, kind in _PARTS.items())
     longest = max(rank.seconds for rank in ranks) or 1.0
     bars = [_bar(number, rank, longest) for number, rank in enumerate(ranks)]

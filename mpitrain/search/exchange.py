@@ -38,21 +38,18 @@ def exchange(
     sent, kept, by_nodes = plain, 0.0, config.parallel.node_shared
     if sync.combine == "adasum":
         sent = adasum_bytes(shapes, ranks, itemsize)
-    elif sync.kind == "quorum":  # the messages of all others end at rank 0
-        sent *= ranks
     elif config.compress.codec != "none":
         how = compression(config.compress)
         sent = summed_bytes(how, shapes, ranks, itemsize, is_sharded=is_sharded)
         kept = _kept(how)
     share = sent / plain if plain else 1.0
     if not sync.drifts:
-        delay = 0 if sync.kind == "quorum" else None
-        return ReplicaExchange(share, 1, delay, by_nodes, kept)
+        return ReplicaExchange(share, 1, None, by_nodes, kept)
     share += numerics.slots * (sync.state == "averaged")
     if sync.kind == "delayed":
         kept += 3 + 2 * max(1, ceil(sync.delay / sync.period))
     else:
-        kept += 3 + (sync.outer != "plain") + (sync.delay > 0)
+        kept += 3 + (sync.outer != "plain")
     return ReplicaExchange(share, sync.period, sync.delay, by_nodes, kept)
 
 

@@ -1,6 +1,6 @@
 """A job as the search sees it: its model, and the costs of the layers."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from math import gcd
@@ -84,7 +84,7 @@ class Job:
 
         @cache
         def ours(tensor: int, ranks: int, is_sharded: bool, is_spread: bool) -> ReplicaExchange:
-            shapes = self.summed_shapes(self.model.layers, tensor, is_spread=is_spread)
+            shapes = self._summed_shapes(tensor, is_spread=is_spread)
             found = exchange(config, shapes, ranks, numerics, is_sharded=is_sharded)
             return replace(found, coding=coding * (ranks > 1))
 
@@ -103,16 +103,14 @@ class Job:
             told,
         )
 
-    def summed_shapes(self, names: Iterable[str], tensor: int, *, is_spread: bool) -> list[Shape]:
-        """Shapes of a rank's parameters in some layers whose gradients all replicas sum.
+    def _summed_shapes(self, tensor: int, *, is_spread: bool) -> list[Shape]:
+        """Shapes of a rank's parameters whose gradients all replicas sum.
 
-        Args:
-            names: the layers.
-            tensor: ranks that share each of them.
-            is_spread: whether each replica has some of the experts or tables only.
+        ``tensor``: ranks that share each layer; ``is_spread``: each replica has some of the experts
+        or tables only.
         """
         shapes: list[Shape] = []
-        for name, own, shape in self.model.trained_in(names):
+        for name, own, shape in self.model.trained_in(self.model.layers):
             layer = self.model.layers[name]
             if not is_spread or own not in {*layer.placed, *layer.spread}:
                 axis = layer.split.get(own)

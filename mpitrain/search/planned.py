@@ -49,11 +49,6 @@ class Planned:
         parts = self.config.train.micro_batches
         return ", ".join([str(self.layout), *extras, f"{parts} micro-batches"])
 
-    @property
-    def widest(self) -> int:
-        """The stage of most replicas."""
-        return max(range(self.layout.stages), key=lambda stage: self.layout.replicas[stage])
-
     def names(self, stage: int) -> list[str]:
         """The layers of a stage."""
         return [name for chunk in self.cut.of_stage(stage) for name in chunk]

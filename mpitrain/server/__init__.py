@@ -1,12 +1,9 @@
 """Parameters that lie with servers: workers pull them, and push gradients when they have them.
 
 A run goes from one *meeting* of all ranks to the next.  Between two meetings each worker takes its
-part of every batch, in turn and at its own pace; servers apply what arrives in the order in which
-they serve it, and write that order down.  A run that is given the log serves in the same order, and
-ends with the same bits.
+part of every batch, in turn and at its own pace; servers apply what arrives, each worker in turn.
 """
 
 from mpitrain.server.loop import ServedLoop, ServerPlacing
-from mpitrain.server.service_log import LogError
 
-__all__ = ["LogError", "ServedLoop", "ServerPlacing"]
+__all__ = ["ServedLoop", "ServerPlacing"]

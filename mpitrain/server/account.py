@@ -8,7 +8,7 @@ from math import sqrt
 from msgspec import UNSET, UnsetType
 
 from mpitrain.metrics.records import Served, Step
-from mpitrain.server.service_log import Push
+from mpitrain.server.shard import Push
 
 
 def next_meeting(first: int, end: int, window: int, every: int) -> int:
@@ -28,13 +28,13 @@ class RankReport:
     """Report of a rank at a meeting, on the batches since the last one.
 
     Attributes:
-        losses: part of the mean loss of this worker's group, by batch; empty on a server.
+        losses: part of the mean loss of this worker's group, by batch.
         norms: Euclidean norm of the gradient of this worker's group, by batch.
         leads: whether this worker sends the messages of its group.
         seconds, reading, pulling: since the last meeting, of reading samples, of pulling.
         pushing: seconds of pushing; on a server, of waiting for messages.
         sent: bytes sent to servers or workers, by clock.
-        pushes: pushes that a server applied.
+        pushes: pushes that a server applied; None on a worker.
         moved: bytes sent in all messages and collectives, and bytes moved in shared memory.
         squares: squared norm of the sum of a clock's gradients, in the part that is updated here.
     """
@@ -47,7 +47,7 @@ class RankReport:
     pulling: float = 0.0
     pushing: float = 0.0
     sent: Counter[int] = field(default_factory=Counter)
-    pushes: Sequence[Push] = ()
+    pushes: Sequence[Push] | None = None
     moved: tuple[int, int] = (0, 0)
     squares: dict[int, float] = field(default_factory=dict)
 
@@ -72,8 +72,8 @@ def steps(
         rate: the learning rate of a step.
         shares: samples of each group in a batch with this number of samples.
     """
-    workers = [one for one in told if one.losses]
-    servers = [one for one in told if not one.losses]
+    workers = [one for one in told if one.pushes is None]
+    servers = [one for one in told if one.pushes is not None]
     leaders = [one for one in workers if one.leads]
     seconds = sum(one.seconds for one in told) / len(told) / len(batches)
     spent = sum(one.seconds for one in workers)
@@ -84,7 +84,8 @@ def steps(
     sent, shared = (sum(part) / len(told) / len(batches) for part in zip(*(t.moved for t in told)))
     found = []
     for clock, samples in enumerate(batches, first):
-        norms = [one.norms[clock] for one in leaders]
+        norms = [one.norms[clock] for one in leaders if clock in one.norms]
+        losses = [one.losses[clock] for one in leaders if clock in one.losses]
         if squares := [one.squares[clock] for one in told if clock in one.squares]:
             norm = sqrt(sum(squares))
         else:
@@ -96,7 +97,8 @@ def steps(
                 step=clock + 1,
                 epoch=epoch,
                 samples=samples,
-                loss=sum(one.losses[clock] for one in leaders),
+                # A worker that a quorum has left behind skips batches.
+                loss=sum(losses) * (len(leaders) / len(losses)),
                 grad_norm=norm,
                 lr=rate(clock),
                 seconds=seconds,
@@ -117,7 +119,7 @@ def _served(
 ) -> Served | UnsetType:
     if not servers:
         return UNSET
-    own = [[p for p in one.pushes if p.clock + p.clocks - 1 == clock] for one in servers]
+    own = [[p for p in one.pushes or () if p.clock + p.clocks - 1 == clock] for one in servers]
     every = [push for pushes in own for push in pushes]
     return Served(
         pushes=len(own[0]),

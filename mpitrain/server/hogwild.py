@@ -122,11 +122,11 @@ class HogwildTables(Unlocked):
         self._pieces = [piece for piece in store.pieces if piece.group != SPREAD]
         self._has_ended = False
 
-    def pull(self, clock: int) -> bool:
-        """Wait until all ranks have made their updates; False: one has failed."""
+    def pull(self, clock: int) -> int | None:
+        """Wait until all ranks have made their updates; None: one has failed."""
         self._begins(clock)
         self._has_ended = self._store.meet(False)
-        return not self._has_ended
+        return None if self._has_ended else clock
 
     def push(self, clock: int, clocks: int, gradient: Array, rate: float) -> None:
         """Take a step along the gradient, without a lock in tables, else in the own pieces."""

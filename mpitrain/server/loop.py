@@ -1,7 +1,8 @@
 """Jobs with servers, or with one copy for all ranks: steps from one meeting to the next."""
 
 from collections.abc import Generator
-from pathlib import Path
+from dataclasses import replace
+from functools import partial
 from time import perf_counter
 
 from mpi4py import MPI
@@ -13,20 +14,18 @@ from mpitrain.config import Compress, Config, ConfigError, expect
 from mpitrain.data import DataError
 from mpitrain.group import TensorGroup, share
 from mpitrain.metrics.records import Step
-from mpitrain.optim.groups import Grouping
+from mpitrain.optim.groups import Grouping, ParameterGroup
+from mpitrain.optim.optimizers import Adam
 from mpitrain.parallel.arena import DATA
 from mpitrain.parallel.grid import Layout, use_once
 from mpitrain.parallel.store import Store
 from mpitrain.pipeline.runtime import reads
 from mpitrain.ranks.together import together
 from mpitrain.server.account import next_meeting, steps
-from mpitrain.server.corrections import with_decay_in_parts
 from mpitrain.server.hogwild import NodeCopy
 from mpitrain.server.messages import check_size
 from mpitrain.server.roles import Members, Roles, roles
 from mpitrain.server.serve import Serving
-from mpitrain.server.service_log import Begun, LogError, ServiceLog
-from mpitrain.server.service_order import RoundRobin
 from mpitrain.server.store import ServerStore, Spread, WorkerStore
 from mpitrain.server.work import Worker
 from mpitrain.step.agreement import NonFinite
@@ -75,7 +74,7 @@ class ServerPlacing:
     def _group(self, parts: Parts, grouping: Grouping) -> Grouping:
         own = parts.config.server
         part = 1.0 if own.synchronous else own.push / self.members.roles.groups
-        return with_decay_in_parts(grouping, part)
+        return _with_decay_in_parts(grouping, part)
 
 
 def _with_servers(parts: Parts, members: Members, flat: Array) -> Store:
@@ -94,6 +93,28 @@ def _with_servers(parts: Parts, members: Members, flat: Array) -> Store:
     store.algorithm = "parameter servers"
     store.reason = "no bound" if bound is None else f"bound {bound}"
     return store
+
+
+def _with_decay_in_parts(usual: Grouping, part: float) -> Grouping:
+    """Groups with ``part`` of the weight decay in each push, so that a step has all of it.
+
+    AdamW's decay stays: each push is a step of the whole rate there, and its decay a part of that
+    step.
+    """
+    known: dict[int, ParameterGroup] = {}
+
+    def grouped(name: str) -> ParameterGroup:
+        found = usual(name)
+        optimizer = found.optimizer
+        if isinstance(optimizer, Adam) and optimizer.decoupled:
+            return found
+        if id(found) not in known:
+            decay = optimizer.weight_decay * part  # type: ignore[attr-defined]
+            scaled = replace(optimizer, weight_decay=decay)  # type: ignore[type-var]
+            known[id(found)] = replace(found, optimizer=scaled)
+        return known[id(found)]  # one group for equal tensors, which are updated together
+
+    return grouped
 
 
 class ServedLoop(Loop):
@@ -128,10 +149,9 @@ class ServedLoop(Loop):
         #: Micro-batches of each worker.
         self._reads = [reads(pipeline, report, place) for place in places]
         self._micro_batches = passes.parts
-        serving = _serving(parts, members)
         self._side: Serving | Worker
-        if serving:
-            self._side = Serving(parts, members, *serving)
+        if members.is_server:
+            self._side = Serving(parts, members)
         else:
             self._side = Worker(parts, members, passes, self._reads[parts.comm.rank])
 
@@ -152,18 +172,15 @@ class ServedLoop(Loop):
         Raises:
             NonFinite: on all ranks; nothing that is not finite was pushed.
             ConfigError: besides, on all ranks; a parameter has no part in the loss.
-            LogError: on all ranks; a server cannot write its log.
         """
         parts, start = self.parts, perf_counter()
         parts.expect_open()
         first, count = parts.steps_done, len(batch.indices)
-        together(parts.comm, lambda: self._side.begin(first, count), LogError)
-        own = together(
-            parts.comm, lambda: self._side.act(batch, first),
-            DataError, NonFinite, ConfigError, LogError,
-        )  # fmt: skip
+        act = partial(self._side.act, batch, first)
+        own = together(parts.comm, act, DataError, NonFinite, ConfigError)
         own.seconds = perf_counter() - start
-        pulling = {self._members.roles.server(0): own.pulling} if own.losses else {}
+        is_worker = own.pushes is None
+        pulling = {self._members.roles.server(0): own.pulling} if is_worker else {}
         parts.account.add(own.seconds, own.pushing, pulling)
         with parts.span("meet", "communicate"):
             parts.refresh()
@@ -193,12 +210,3 @@ class ServedLoop(Loop):
 
         roles = self._members.roles
         return [sum(map(own, roles.members(group))) for group in range(roles.groups)]
-
-
-def _serving(parts: Parts, members: Members) -> tuple[RoundRobin, ServiceLog] | None:
-    """This server's order of service and log; None on a worker."""
-    if not members.is_server:
-        return None
-    every = members.roles
-    begun = Begun(1, members.number, every.servers, every.groups, 0)
-    return RoundRobin(every.groups), ServiceLog(Path(parts.config.run.dir), begun)

@@ -104,9 +104,12 @@ class ParameterExchange:
         self.sent: Counter[int] = Counter()
         self.squares: dict[int, float] = {}
 
-    def pull(self, clock: int) -> bool:
-        """Make the worker's parameters those to compute the batch ``clock`` on; False: stop."""
-        return True
+    def pull(self, clock: int) -> int | None:
+        """Make the worker's parameters those to compute a batch on.
+
+        Returns ``clock``, or a later batch if its step is over without it; None: stop.
+        """
+        return clock
 
     def push(self, clock: int, clocks: int, gradient: Array, rate: float) -> None:
         """Use a gradient of ``clocks`` batches from ``clock`` on, which may change at once.
@@ -212,17 +215,18 @@ class Servers(ParameterExchange):
         self._pulls = [wire.Recv_init(pull.buffer, rank, _TAG) for rank, _, pull, _ in to]
         self._asks = [wire.Send_init(ask.buffer, rank, _TAG) for rank, _, _, ask in to]
 
-    def pull(self, clock: int) -> bool:
-        """Replace the parameters by the servers'; false if a server says stop."""
+    def pull(self, clock: int) -> int | None:
+        """Replace the parameters by the servers'; None: a server says stop."""
         MPI.Prequest.Startall(self._pulls)
         self._ask(MessageKind.PULL, clock)
         with self._comm.waiting("the parameters of the servers", by_all=False):
             MPI.Request.Waitall(self._pulls)
-        if any(message.header()[0] is MessageKind.STOP for message in self._pulled):
-            return False
+        kinds, clocks, _ = zip(*(message.header() for message in self._pulled), strict=True)
+        if MessageKind.STOP in kinds:
+            return None
         for part, message in zip(self._parts, self._pulled, strict=True):
             self._parameters[part] = message.values
-        return True
+        return max(clocks)
 
     def push(self, clock: int, clocks: int, gradient: Array, rate: float) -> None:
         """Send each server its part of a gradient, which may change at once.

@@ -5,12 +5,9 @@ from collections.abc import Sequence
 from time import perf_counter
 
 from mpitrain.server.account import RankReport
-from mpitrain.server.corrections import correction
 from mpitrain.server.messages import Clients, MessageKind
 from mpitrain.server.roles import Members
-from mpitrain.server.service_log import Pull, Push, ServiceLog
-from mpitrain.server.service_order import RoundRobin
-from mpitrain.server.shard import Shard
+from mpitrain.server.shard import Push, Shard
 from mpitrain.server.work import begin
 from mpitrain.training.loop import Batch
 from mpitrain.training.parts import Parts
@@ -19,11 +16,10 @@ from mpitrain.training.parts import Parts
 class Serving:
     """A rank that serves its shard of the parameters to workers."""
 
-    def __init__(self, parts: Parts, members: Members, order: RoundRobin, log: ServiceLog) -> None:
-        """Bind the messages; the log is closed with the parts."""
-        parts.opened.callback(log.close)
+    def __init__(self, parts: Parts, members: Members) -> None:
+        """Bind the messages."""
         updater, piece, own = parts.updater, parts.store.pieces[0], parts.config.server
-        self._parts, self._order, self._log = parts, order, log
+        self._parts = parts
         self._workers = leaders = members.roles.leaders()
         self._shard = Shard(
             piece,
@@ -32,50 +28,33 @@ class Serving:
             parts.rates.common,
             len(leaders),
             own.limit,
-            correction(own, len(leaders)),
+            own.needed(len(leaders)),
+            own.correct == "predict",
         )
         self._clients = Clients(parts, members)
         parts.opened.callback(self._clients.free)
         self._stop_at = 0
 
-    def begin(self, first: int, count: int) -> None:
-        """Find the order of service of the next steps.
-
-        Raises:
-            LogError: the own log cannot be written.
-        """
-        self._log.begin(first)
-        self._order.begin()
-
     def act(self, batch: Batch, first: int) -> RankReport:
-        """Serve until all workers have taken all batches, or have failed.
-
-        Raises:
-            LogError: the own log cannot be written.
-        """
-        stop = first + len(batch.indices)
-        events, failed, idle = self._serve_all(first, stop)
-        if not failed:
-            self._log.add(first, stop, events)
+        """Serve until all workers have taken all batches, or have failed."""
+        pushes, idle = self._serve_all(first, first + len(batch.indices))
         sent, self._clients.sent = self._clients.sent, Counter()
-        pushes = [event for event in events if isinstance(event, Push)]
         return RankReport(pushing=idle, sent=sent, pushes=pushes, squares=self._shard.squares)
 
-    def _serve_all(self, first: int, stop: int) -> tuple[list[Pull | Push], bool, float]:
-        """Serve the batches ``first <= i < stop``.
+    def _serve_all(self, first: int, stop: int) -> tuple[list[Push], float]:
+        """Serve the batches ``first <= i < stop``; gives the pushes, and seconds of waiting.
 
-        Returns:
-            The served pulls and pushes, in order; whether a worker has failed; seconds of waiting
-            for messages.
+        Each worker in turn: one that was served comes last.  MPI promises no fairness of receives
+        from any source, and might never hear one.
         """
         shard, clients = self._shard, self._clients
         shard.meet(first)
         self._stop_at = stop
-        running, ready = set(range(len(self._workers))), set[int]()
+        running, ready, last = set(range(len(self._workers))), set[int](), -1
         for worker in running:
             clients.listen(worker)
         begin(self._parts, first)
-        events: list[Pull | Push] = []
+        pushes: list[Push] = []
         failed, wait, idle = False, True, 0.0
         while running:
             start = perf_counter()
@@ -89,12 +68,13 @@ class Serving:
                 self._refuse(ready)
                 wait = True
                 continue
-            chosen = self._order.next({w for w in ready if self._may_be_served(w)})
-            wait = chosen is None
-            if chosen is not None:
-                ready.remove(chosen)
-                events.append(self._serve(chosen))
-        return events, failed, idle
+            due = [worker for worker in ready if self._may_be_served(worker)]
+            wait = not due
+            if due:
+                last = min(due, key=lambda worker: (worker <= last, worker))
+                ready.remove(last)
+                pushes += self._serve(last)
+        return pushes, idle
 
     def _arrived(self, silent: set[int], *, wait: bool) -> Sequence[int]:
         if not wait:
@@ -107,20 +87,22 @@ class Serving:
         kind, _, _ = self._clients.inbox[worker].header()
         return kind is MessageKind.PUSH or self._shard.may_pull(worker)
 
-    def _serve(self, worker: int) -> Pull | Push:
+    def _serve(self, worker: int) -> list[Push]:
+        """Answer a pull, or apply a push; gives one that counts."""
         shard, clients = self._shard, self._clients
         step, (kind, clock, clocks) = shard.step, clients.inbox[worker].header()
-        out = clients.sending(worker)
-        done: Pull | Push
+        pushed = None
         if kind is MessageKind.PULL:
-            done = shard.pull(worker, clock, out)
+            shard.pull(worker, clients.sending(worker))
+            # A synchronous worker whose step is over takes up the one that is open.
+            clock = max(clock, shard.step) if shard.limit == 0 else clock
             clients.answer(worker, MessageKind.PARAMETERS, clock)
         else:
-            done = shard.push(worker, clock, clocks, clients.pushed(worker), out)
+            pushed = shard.push(worker, clock, clocks, clients.pushed(worker))
         clients.listen(worker)
         if step < shard.step < self._stop_at:
             begin(self._parts, shard.step)
-        return done
+        return [pushed] if pushed else []
 
     def _refuse(self, ready: set[int]) -> None:
         """Tell those who want parameters to stop; what the others push is not applied."""

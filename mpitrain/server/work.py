@@ -48,9 +48,6 @@ class Worker:
         #: Gradients that are not pushed yet, where a push has several.
         self._kept = np.zeros_like(store.gradients) if self._server.push > 1 else store.gradients
 
-    def begin(self, first: int, count: int) -> None:
-        """Prepare nothing."""
-
     def act(self, batch: Batch, first: int) -> RankReport:
         """Take all batches, in turn and at this worker's pace.
 
@@ -78,29 +75,32 @@ class Worker:
         return told
 
     def _until(self, first: int, stop: int, reading: Iterable[tuple[list[Array], Held]]) -> None:
-        """Take the batches ``first <= i < stop``."""
-        clock = first
+        """Take the batches ``first <= i < stop``, but those whose steps are over."""
+        clock, pulled = first, first - 1
         try:
             for clock, (batches, held) in enumerate(reading, first):
-                if (clock - first) % self._server.fetch == 0 and not self._pull(clock):
-                    break
-                self._clock(clock, batches[0], held)
-                self._push(clock, first, stop)
+                if pulled < clock and (clock - first) % self._server.fetch == 0:
+                    if (found := self._pull(clock)) is None:
+                        break
+                    pulled = found
+                if pulled <= clock:
+                    self._clock(clock, batches[0], held)
+                    self._push(clock, first, stop)
         except (DataError, NonFinite, ConfigError):
             self._end(MessageKind.FAILED, clock)
             raise
         self._end(MessageKind.DONE, clock)
 
-    def _pull(self, clock: int) -> bool:
+    def _pull(self, clock: int) -> int | None:
         start = perf_counter()
-        goes_on = self._link is None or self._link.pull(clock)
+        found = self._link.pull(clock) if self._link else clock
         if self._group.size > 1:
-            goes_on = self._group.bcast(goes_on)
-            if goes_on:
+            found = self._group.bcast(found)
+            if found is not None:
                 self._group.Bcast(self._parameters, 0, algorithm="native")
         self._parts.passes.forget()
         self._told.pulling += perf_counter() - start
-        return goes_on
+        return found
 
     def _clock(self, clock: int, batch: Array, held: Held) -> None:
         source = self._passes.source(held, [batch])

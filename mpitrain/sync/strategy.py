@@ -7,38 +7,27 @@ from mpitrain.parallel.summation import Keeper
 from mpitrain.step.agreement import Agreed, StepReport
 from mpitrain.step.gradient import GlobalGradient
 
-#: For each worker the steps, counted from 1, whose gradients are in a mean.
-Taken = tuple[tuple[int, ...], ...]
-
 
 class Strategy:
     """Synchronises in every step: the store sums the gradients, and nothing else is needed.
 
     In a step, the worker computes its gradients and calls :meth:`agree`, updates its weights unless
     the step is skipped, and calls :meth:`after_step`.  Steps are counted from 0.  All methods are
-    collective over all ranks except :meth:`computes`, :meth:`progress`, and those that return
-    arrays.
+    collective over all ranks except :meth:`progress` and those that return arrays.
 
-    Other strategies override what differs: Local SGD and delayed averaging synchronise in
-    :meth:`after_step`, a quorum in :meth:`agree`.
+    Local SGD and delayed averaging override what differs, and synchronise in :meth:`after_step`.
 
     Attributes:
         algorithm: algorithm that sums the workers' numbers; empty: the store's algorithm.
         reason: why this algorithm was chosen.
         strayed: distance from the anchor; see :class:`~mpitrain.step.agreement.StepReport`.
-        taken: steps of each worker in the last mean; empty: every step has all gradients.
         keepers: objects that keep other state from step to step than the arrays below.
     """
 
     algorithm = ""
     reason = ""
     strayed = (0.0, 0.0)
-    taken: Taken = ()
     keepers: Sequence[Keeper] = ()
-
-    def computes(self, step: int) -> bool:
-        """Whether this rank computes gradients in the step; else it only follows."""
-        return True
 
     def agree(self, step: int, gradient: GlobalGradient, own: StepReport) -> Agreed:
         """Complete the gradients that the update takes, and report the step."""

@@ -159,8 +159,7 @@ class Account:
         sync = self._parts.config.sync
         if sync.kind == "every_step":
             return UNSET
-        taken = [list(one) for one in self._parts.strategy.taken]
-        return Synced(*sync.exchanges(step), self._drift, taken)
+        return Synced(*sync.exchanges(step), self._drift)
 
     def straggler(self, step: int, spent: Array) -> Straggler | None:
         """The rank that kept the others waiting since the last call, or None.

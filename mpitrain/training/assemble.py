@@ -269,7 +269,7 @@ def _add_update(parts: Parts, variant: Variant) -> None:
     parts.updater = together(parts.comm, updater, ConfigError)
     make = variant.synchronise
     parts.strategy = make(parts.store) if make else build.strategy_of(parts)
-    parts.counting = build.counting(parts, replica_comm, is_changed=make is not None)
+    parts.counting = build.counting(parts, is_changed=make is not None)
     if parts.counting and isinstance(parts.store, WholeGradients):
         parts.store.overlaps = False
     parts.opened.callback(parts.strategy.close)

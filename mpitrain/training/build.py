@@ -7,14 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from mpi4py import MPI
 
 from collectives import Communicator
 from collectives.codec import Dice
 from mpitrain.arrays import Array
 from mpitrain.compress import parse
-from mpitrain.config import Compress, Config, ConfigError, Optim, expect
-from mpitrain.data.map_style import OwnSamples
+from mpitrain.config import Compress, Config, ConfigError, Optim
 from mpitrain.objective import reduction_of
 from mpitrain.optim.optimizers import LAMB, LARS, SGD, Adam, Optimizer
 from mpitrain.parallel.adasum_sum import Adasum
@@ -26,7 +24,7 @@ from mpitrain.parallel.store import Allocate, Reduction, Store
 from mpitrain.parallel.summation import Dense, Summation
 from mpitrain.parallel.zero import ShardedGradients, ShardedOptimizer, ShardedParameters
 from mpitrain.ranks.together import together
-from mpitrain.sync import Delayed, Local, Quorum, Strategy, Workers
+from mpitrain.sync import Delayed, Local, Strategy, Workers
 from mpitrain.sync.workers import layer_numbers
 from mpitrain.training.parts import Parts
 
@@ -125,19 +123,16 @@ def in_replicas(parts: Parts, flat: Array) -> tuple[Store, Communicator | None]:
     return kind(arena, flat, reduction(config, comms, replica), allocate), replica_comm
 
 
-def counting(parts: Parts, worker: Communicator | None, *, is_changed: bool) -> Communicator | None:
+def counting(parts: Parts, *, is_changed: bool) -> Communicator | None:
     """Ranks whose counts divide gradients before their sum, as :class:`Parts` says.
 
-    ``worker``: the ranks of this replica if it has its own gradient; ``is_changed``: whether the
-    strategy changes gradients before the ranks agree on a step.
+    ``is_changed``: whether the strategy changes gradients before the ranks agree on a step.
     """
     config = parts.config
     if reduction_of(parts.model.loss) != "count":
         return None
     if config.server.ranks or config.server.hogwild:  # a worker's group, or all ranks
         return parts.store.reduction.groups[DATA]
-    if config.sync.kind == "quorum":
-        return worker
     is_coded = config.compress.codec != "none" and config.sync.kind == "every_step"
     return parts.comm if is_changed or (is_coded and config.parallel.zero < 2) else None
 
@@ -163,9 +158,6 @@ def strategy_of(parts: Parts) -> Strategy:
     config, store, updater = parts.config, parts.store, parts.updater
     if not isinstance(store, Replicated) or config.sync.kind == "every_step":
         return Strategy()  # the configuration allows no other one here
-    may_fail = config.data.workers > 0 or isinstance(parts.data.train, OwnSamples)
-    if config.sync.kind == "quorum" and parts.comm.allreduce(may_fail, MPI.LOR):
-        expect(config, "own-data")
     replica = parts.grid.data.rank
     workers = Workers(
         comm=parts.grid.data,
@@ -192,7 +184,5 @@ def strategy_of(parts: Parts) -> Strategy:
             found = Local(workers, s)
         case "delayed":
             found = Delayed(workers, s)
-        case "quorum":
-            found = Quorum(workers, s)
     store.algorithm, store.reason, store.beside = found.algorithm, found.reason, found.progress
     return found

@@ -1,6 +1,5 @@
 """Reading the samples of the micro-batches that this rank needs, for steps and tests."""
 
-import logging
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from copy import copy
@@ -14,7 +13,6 @@ from mpitrain.arrays import Array
 from mpitrain.data import DataError, Samples
 from mpitrain.data.loader import Loader, Request
 from mpitrain.data.map_style import OwnSamples
-from mpitrain.data.places import StreamPlace
 from mpitrain.fields import described
 from mpitrain.ranks.together import together
 from mpitrain.training.batches import part
@@ -22,8 +20,6 @@ from mpitrain.training.compatibility import expect_labels
 
 if TYPE_CHECKING:
     from mpitrain.training.parts import Parts
-
-log = logging.getLogger("mpitrain")
 
 #: The samples of micro-batches, by number.
 Held = Mapping[int, Samples]
@@ -122,35 +118,6 @@ class Feed:
                     f"{what} are {found.dtype} of shape {found.shape[1:]}, and those of the first "
                     f"sample {first.dtype} of shape {first.shape[1:]}; all must be alike"
                 )
-
-    def place(self) -> StreamPlace | None:
-        """Place in a stream that keeps states, behind what some rank read; collective.
-
-        None, with a warning of rank 0, where a rank's stream does not give it: a run that goes on
-        reads the epoch from its beginning.
-        """
-        if not self._may_fail:
-            return None
-        own, why = None, ""
-        try:
-            own = self._loader.place()
-        except DataError as error:
-            why = str(error)
-        every = self._comm.allgather((own.epoch, own.position, why) if own else (-1, -1, why))
-        if wrong := [why for *_, why in every if why]:
-            if self._comm.rank == 0:
-                log.warning(
-                    "a run that goes on from this checkpoint reads train_data from the beginning "
-                    "of its epoch: %s",
-                    wrong[0],
-                )
-            return None
-        furthest = every.index(max(every))
-        return self._comm.bcast(own, furthest) if max(every)[0] > -1 else None
-
-    def go_on(self, place: StreamPlace | None) -> None:
-        """Let the next read of a stream begin at this place of an epoch."""
-        self._loader.go_on(place)
 
     def close(self) -> None:
         """End the processes."""

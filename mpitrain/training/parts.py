@@ -155,7 +155,7 @@ class Parts:
         stopping: whether a rank was asked to stop; the same on all ranks.
         ending: reason for which the program ends training; the same on all ranks.
         updates_per_step: largest number of updates in a step since the beginning.
-        recipe: description of the program's own objects, once a checkpoint asks for it.
+        origin: see :func:`mpitrain.checkpoint.changes.origin_of`; None before the first call.
     """
 
     comm: Communicator
@@ -197,7 +197,7 @@ class Parts:
     stopping: bool = False
     ending: str = ""
     updates_per_step: int = 1
-    recipe: Any = None
+    origin: Any = None
     is_closed: bool = False
 
     @property

@@ -58,7 +58,6 @@ LAYOUTS = {
     "codes": ["compress.codec=topk:keep=0.1"],
     "local": ["sync.kind=local", "sync.period=4", "sync.outer=nesterov", "sync.fragments=2"],
     "delayed": ["sync.kind=delayed", "sync.period=2", "sync.delay=3"],
-    "quorum of all": ["sync.kind=quorum", "sync.quorum=1.0"],
     "servers": ["server.ranks=1", "server.bound=0"],
     "clients": [
         "model.layers=1",
@@ -185,79 +184,3 @@ def test_it_goes_on_in_another_layout_with_fewer_ranks(tmp_path, uninterrupted):
     found, expected = parameters(tmp_path), uninterrupted("pipe")
     for name, values in expected.items():
         np.testing.assert_allclose(found[name], values, rtol=0, atol=2e-3)
-
-
-STREAM = '''
-import copy, os, signal, sys
-import torch
-import mpitrain
-from mpitrain.metrics.records import Step
-
-
-class Shuffled(torch.utils.data.IterableDataset):
-    """A buffer that shuffles, with all of its state."""
-
-    kept, read = None, []
-
-    def __len__(self):
-        return 200
-
-    def __iter__(self):
-        self.at, self.buffer, self.draw = 0, [], torch.Generator().manual_seed(3)
-        if self.kept:
-            self.at, self.buffer = self.kept["at"], list(self.kept["buffer"])
-            self.draw.set_state(self.kept["draw"])
-        while self.at < 200 or self.buffer:
-            while self.at < 200 and len(self.buffer) < 9:
-                self.read.append(self.at)
-                self.buffer.append(torch.randn(4) + self.at / 100)
-                self.at += 1
-            x = self.buffer.pop(torch.randint(len(self.buffer), (), generator=self.draw))
-            yield x, x.sum(0, keepdim=True).sin()
-
-    def state_dict(self):
-        return {"at": self.at, "buffer": self.buffer, "draw": self.draw.get_state()}
-
-    def load_state_dict(self, state):
-        self.kept = state
-
-
-def made(folder):
-    return mpitrain.Trainer(
-        model=lambda: torch.nn.Sequential(
-            torch.nn.Linear(4, 8), torch.nn.Dropout(0.1), torch.nn.Linear(8, 1)
-        ),
-        train_data=Shuffled(), loss=torch.nn.functional.mse_loss, batch_size=8, epochs=2, seed=5,
-        optim={"name": "adam", "lr": 0.01}, checkpoint={"every": 3}, dir=folder,
-    )
-
-
-def dies(record):
-    last = trainer.comm.rank == trainer.comm.size - 1
-    if last and isinstance(record, Step) and record.step == 14:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
-resume = sys.argv[1] == "resume"
-trainer = made("killed")
-Shuffled.read.clear()
-trainer.fit(resume=resume, on_record=None if resume else dies)
-assert min(Shuffled.read[:20]) > 40, Shuffled.read
-whole = made("whole")
-whole.fit()
-found, wanted = trainer.module.state_dict(), whole.module.state_dict()
-assert found.keys() == wanted.keys()
-for name, values in wanted.items():
-    assert torch.equal(found[name], values), name
-'''
-
-
-@programs.needs_torch
-@pytest.mark.parametrize("ranks", [2, pytest.param(1, marks=pytest.mark.slow)])
-def test_a_stream_goes_on_from_its_state_in_the_middle_of_an_epoch(tmp_path, ranks):
-    """It reads nothing of what was before, and ends with the weights of a run not killed."""
-    (tmp_path / "program.py").write_text(STREAM)
-    killed = programs.run(tmp_path, "program.py", "begin", ranks=ranks)
-    assert killed.returncode != 0 and list(tmp_path.glob("killed/checkpoints/step-*"))
-    resumed = programs.run(tmp_path, "program.py", "resume", ranks=ranks)
-    assert resumed.returncode == 0, resumed.stderr

@@ -3,7 +3,6 @@
 import os
 import re
 import signal
-import subprocess
 import time
 from importlib.util import find_spec
 
@@ -12,7 +11,7 @@ import pytest
 
 from mpitrain.checkpoint.export import find
 from tests.launch import programs
-from tests.launch.programs import MPITRAIN, ROOT, ended, run, scratch
+from tests.launch.programs import ROOT, ended, scratch
 from tests.processes import running
 
 EXAMPLE = ROOT / "jobs" / "examples" / "server.toml"
@@ -47,14 +46,6 @@ def equal(found, expected):
 
 
 @pytest.mark.slow
-def test_the_example_without_locks_learns(tmp_path):
-    out = train(tmp_path, ranks=2, example=EXAMPLE.with_name("hogwild.toml"))
-    assert "2 ranks (2 workers)" in out and "by Hogwild (one copy, without locks)" in out
-    losses = [float(loss) for loss in re.findall(r"^ +\d+ +([\d.]+)", out, re.MULTILINE)]
-    assert losses[-1] < losses[0] - 0.05
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 2])
 def test_a_rank_that_is_frozen_is_named_by_who_waits_for_it(tmp_path, rank):
     process = start(tmp_path, "--fault", f"freeze rank={rank} step=35", COLLECTIVES_TIMEOUT="15")
@@ -84,27 +75,3 @@ def test_a_request_to_stop_is_obeyed_at_the_next_meeting(tmp_path):
     assert step % 4 == 0 or step % 23 == 0
     out = train(tmp_path, *options, "--resume", "--set", f"train.steps={step + 3}")
     assert f"resumed after step {step}" in out
-
-
-@pytest.mark.slow
-def test_other_commands_on_its_folder(tmp_path):
-    train(tmp_path, "--set", "train.steps=20", "--set", "server.bound=none")
-    setting = ["--set", f"run.dir={tmp_path}/run", "--set", "train.steps=20"]
-    program = ("-m", "mpitrain")
-    done = run(ROOT, *program, "eval", EXAMPLE, *setting, ranks=2)
-    assert done.returncode == 0 and "test accuracy" in done.stdout
-    done = run(ROOT, *program, "find-lr", EXAMPLE)
-    assert done.returncode == 2 and "find-lr needs steps that all ranks take" in done.stderr
-    done = run(ROOT, *program, "train", EXAMPLE, *setting)
-    assert done.returncode == 2
-    assert "server.ranks = 1 of 1 rank leaves no worker; start 2 ranks or more" in done.stderr
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(find_spec("matplotlib") is None, reason="matplotlib is not installed")
-def test_its_report_has_the_lags(tmp_path):
-    train(tmp_path, "--set", "train.steps=20")
-    subprocess.run([*MPITRAIN, "report", str(tmp_path / "run")], cwd=ROOT, check=True)
-    page = (tmp_path / "run" / "report.html").read_text()
-    assert "2 workers, 1 server" in page
-    assert re.search(r"40 pushes on parameters that lacked [\d.]+ on average, \d at most", page)

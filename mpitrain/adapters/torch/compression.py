@@ -52,7 +52,6 @@ class Compression:
         *,
         start: int = 0,
         least: int = 1024,
-        exchange: str = "auto",
         feedback: str = "auto",
         seed: int = 0,
     ) -> None:
@@ -66,7 +65,7 @@ class Compression:
             raise CodecError("'none' is no codec; leave the hook out, or name one")
         try:
             table = converted(
-                dict(codec=codec, start=start, least=least, exchange=exchange, feedback=feedback),
+                dict(codec=codec, start=start, least=least, feedback=feedback),
                 Compress,
             )
             if isinstance(parsed := parse(codec), DGC) and parsed.clip:

@@ -6,7 +6,7 @@ from mpi4py import MPI
 
 from collectives import CollectiveError, Communicator, InvalidBuffer
 from collectives.codec import Dice, Residual, shards
-from collectives.coded import Coding, Gathered, TwoPhase
+from collectives.coded import Coding, TwoPhase
 
 pytestmark = pytest.mark.mpi
 LENGTHS = (0, 1, 3, 8, 257)
@@ -87,26 +87,13 @@ def test_the_first_phase_alone_is_a_reduce_scatter(comm, n):
         plan.Free()
 
 
-@pytest.mark.parametrize("n", LENGTHS)
-def test_gathered_codes_are_rounded_once(comm, n):
-    own = given(comm.rank, n, np.float32)
-    plan = Gathered(comm, Coding(Steps()), own, own)  # in place
-    plan.Start()
-    plan.Wait()
-    every = [round_trip(Steps(), given(rank, n, np.float32)) for rank in range(comm.size)]
-    assert np.array_equal(own, np.sum(every, axis=0, dtype=np.float64).astype(np.float32))
-    plan.Free()
-
-
-@pytest.mark.parametrize("kind", [TwoPhase, Gathered])
-def test_what_was_sent_and_what_is_left_add_up_bit_by_bit(comm, kind):
+def test_what_was_sent_and_what_is_left_add_up_bit_by_bit(comm):
     """Quarters and a grid of ones: every sum is exact."""
     n, steps = 37, 60
     left, total = Residual(np.zeros(n)), np.empty(n)
     server = Residual(np.zeros(shards(n, comm.size)[comm.rank]))
     own = np.empty(n)
-    coding = Coding(Steps(1.0), left, server if kind is TwoPhase else None)
-    plan = kind(comm, coding, own, total)
+    plan = TwoPhase(comm, Coding(Steps(1.0), left, server), own, total)
     rng, sums = np.random.default_rng([5, comm.rank]), np.zeros((2, n))
     for step in range(steps):
         own[...] = rng.integers(-9, 10, n) / 4
@@ -122,8 +109,7 @@ def test_what_was_sent_and_what_is_left_add_up_bit_by_bit(comm, kind):
         sums += before, total
     given_all = np.sum(comm.allgather(sums[0]), axis=0)
     kept_all = np.sum(comm.allgather(left.value), axis=0)
-    if kind is TwoPhase:
-        kept_all += np.concatenate(comm.allgather(server.value))
+    kept_all += np.concatenate(comm.allgather(server.value))
     assert np.array_equal(given_all, sums[1] + kept_all)
     assert np.abs(kept_all).max() > 0
     plan.Free()
@@ -198,9 +184,8 @@ def test_a_sum_that_was_left_in_the_middle_says_so(comm):
     assert not total.any()
 
 
-@pytest.mark.parametrize("kind", [TwoPhase, Gathered])
-def test_a_sum_that_was_freed_says_so(comm, kind):
-    plan = kind(comm, Coding(Steps()), np.ones(4), np.zeros(4))
+def test_a_sum_that_was_freed_says_so(comm):
+    plan = TwoPhase(comm, Coding(Steps()), np.ones(4), np.zeros(4))
     plan.Start()
     plan.Wait()
     plan.Free()

@@ -19,7 +19,6 @@ from mpitrain.training.evaluation import averaged, evaluate
 from mpitrain.training.parts import UserObjects
 from tests.mpi.mpitrain.layouts import (
     changed,
-    close,
     equal,
     few,
     in_folder,
@@ -64,16 +63,6 @@ def alone():
     plain = replace(plain, train=replace(config.train, micro_batches=1))
     with Communicator(MPI.COMM_SELF) as one:
         return trained(one, plain)
-
-
-@pytest.mark.parametrize("layout", few("gpt", RANKS))
-def test_every_layout_has_the_averages_of_one_process(comm, alone, layout):
-    config = averaging(job("gpt", **layouts("gpt", RANKS)[layout]))
-    _, averages, by_hand, test = trained(comm, config)
-    _, expected, _, expected_test = alone
-    equal(averages, by_hand)
-    close(averages, expected, rtol=0, atol=1e-10)
-    assert test.test_loss == pytest.approx(expected_test.test_loss, rel=1e-10)
 
 
 @pytest.mark.parametrize("layout", few("gpt", RANKS))

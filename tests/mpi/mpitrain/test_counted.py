@@ -176,18 +176,6 @@ def test_every_layout_has_the_numbers_of_torchs_own_loop(comm, folder, name, lay
         assert_same(steps_of(trainer), torchs_own(trainer, loss, clip))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("seed", range(8))
-def test_drawn_samples(comm, folder, seed, layout):
-    draw = np.random.default_rng(seed)
-    loss = LOSSES[draw.choice(list(LOSSES))]
-    data = Drawn(seed, masked=loss is masked, left_out=draw.uniform(0, 0.7))
-    changed = {"batch_size": int(draw.integers(10, 20)), **LAYOUTS[layout]}
-    with made(folder, loss, data=data, **changed) as trainer:
-        assert_same(steps_of(trainer), torchs_own(trainer, loss))
-
-
 @pytest.mark.parametrize("name", ["lars", pytest.param("lamb", marks=pytest.mark.slow)])
 def test_layerwise_rates_see_the_means(comm, folder, name):
     """As of one process, on which nothing is summed over ranks."""
@@ -370,28 +358,3 @@ def test_the_packages_own_loss_leaves_labels_out(comm, folder):
         made(folder, **given | {"loss": "cross_entropy", "dir": str(folder / "all")}) as trainer,
     ):
         trainer.fit()
-
-
-def test_a_quorum_of_all_takes_the_mean_of_the_workers_means(comm, folder):
-    data = Drawn(4, left_out=0.3)
-    labels = np.array(data.y)
-    rows = np.arange(len(labels)) % 4 > 0
-    labels[rows] = abs(labels[rows]) % 3  # something counts in each worker's part
-    if comm.rank == 0:
-        np.savez(folder / "drawn.npz", inputs=data.x, labels=labels)
-    comm.Barrier()
-    table = {"name": "arrays", "path": str(folder / "drawn.npz"), "test_fraction": 0.01}
-    given = dict(train_data=None, data=table, model={"kind": "mlp", "hidden": [8]}, dtype="float64")
-    given |= dict(
-        loss={"ignore_index": -100},
-        optim={"name": "sgd", "momentum": 0.0},
-        batch_size=6 * comm.size,
-    )
-    given |= dict(epochs=2, steps=9)
-    found = []
-    for kind in ("quorum", "local"):  # which is compared with torch's own loop above
-        sync = {"quorum": {"quorum": 1.0}, "local": {"period": 1}}[kind] | {"kind": kind}
-        with mpitrain.Trainer(comm, **given, sync=sync, dir=str(folder / kind)) as trainer:
-            trainer.fit()
-            found.append(trainer.parts.store.parameters.copy())
-    np.testing.assert_allclose(*found, rtol=1e-10, atol=1e-13)

@@ -1,15 +1,11 @@
 """Experts on several ranks against all experts in one process: numbers, bytes, checkpoints."""
 
-from itertools import islice
-
 import numpy as np
 import pytest
 from mpi4py import MPI
 from msgspec.structs import replace
 
-from collectives import Communicator
 from mpitrain import nn
-from mpitrain.checkpoint.saving import resume
 from mpitrain.config import ConfigError, Loss, Optim, Parallel, Sync
 from mpitrain.group import TensorGroup
 from mpitrain.start import start
@@ -20,15 +16,10 @@ from tests.mpi.mpitrain.layouts import (
     ZB_V,
     ZERO_BUBBLE,
     alone,
-    assert_goes_on,
-    close,
     curve,
     equal,
-    in_folder,
     job,
-    keep,
 )
-from tests.mpi.mpitrain.stale import simulated
 from tests.mpi.mpitrain.test_layouts import same
 
 pytestmark = pytest.mark.mpi
@@ -152,31 +143,6 @@ def test_narrow_numbers(comm):
     np.testing.assert_allclose(found[:, 0], right[:, 0], rtol=5e-3)
 
 
-@pytest.mark.parametrize("layout", few("zero 3", "groups, zero 1", "sequence, zero 3"))
-def test_a_run_goes_on_bit_by_bit(comm, folder, layout):
-    assert_goes_on(comm, in_folder(mixture(dtype="float32", **LAYOUTS[layout]), folder))
-
-
-@pytest.mark.parametrize("layout", few("zero 3", "groups, zero 1", "sequence, zero 3"))
-def test_a_checkpoint_moves_to_other_layouts(comm, folder, layout):
-    there = in_folder(mixture(**LAYOUTS[layout]), folder)
-    plain = in_folder(mixture(micro_batches=1), folder)
-    with start(comm, there) as trainer:
-        records = list(islice(trainer.run_epoch(0), 2))
-        keep(trainer)
-    with Communicator(MPI.COMM_SELF) as one, start(one, plain) as trainer:
-        assert resume(trainer.parts).step == 2
-        records += list(islice(trainer.run_epoch(0), 1))
-        if comm.rank == 0:
-            keep(trainer)
-    comm.Barrier()
-    with start(comm, there) as trainer:
-        assert resume(trainer.parts).step == 3
-        records += list(islice(trainer.run_epoch(0), 1))
-    losses = [record.loss for record in records]
-    np.testing.assert_allclose(losses, alone(mixture(), 4)[0][:, 0], rtol=1e-10)
-
-
 #: Spaces, the second of the characters in order.
 IGNORED = Loss(ignore_index=1)
 
@@ -210,18 +176,6 @@ STALE = {
     4: [dict(pipe=2, experts=2), dict(pipe=2, context=2, experts=2, weights="vertical")],
     8: [dict(pipe=4, experts=2), dict(pipe=2, context=2, experts=4), dict(pipe=2, tensor=2)],
 }
-
-
-@pytest.mark.parametrize("layout", STALE.get(RANKS, [{}]), ids=str)
-def test_asynchronous_stages_train_as_a_simulation_of_their_stale_weights(comm, layout):
-    """With drops, both losses and a tied table; another window begins after three steps."""
-    optim = Optim(lr=0.1, reference_batch=0, momentum=0.5, weight_decay=0.01)
-    parallel = Parallel(**layout, schedule="asynchronous", window=3)
-    config = replace(mixture(), optim=optim, parallel=parallel)
-    found, parameters = curve(comm, config, 6)
-    losses, expected = simulated(config, 6)
-    np.testing.assert_allclose(found[:, 0], losses, rtol=1e-10)
-    close(parameters, expected, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("top", [1, 2])

@@ -475,16 +475,6 @@ def test_a_torch_module_is_trained_as_layers_are(comm, split_off):
     assert not split_off
 
 
-@pytest.mark.slow
-def test_thousands_of_clients(comm):
-    config = job(clients=1400, sample=300, take=256, spread=0.5, rounds=2, weigh="work")
-    found, records = rounds(comm, config)
-    assert [(r.asked, r.taken, r.dropped) for r in records if isinstance(r, Round)] == [
-        (300, 256, 44)
-    ] * 2
-    np.testing.assert_array_equal(found, alone(comm, config)[0])
-
-
 def test_the_draws_are_those_of_the_table(comm):
     with mpitrain.Trainer(comm, job(sample=5, split="dirichlet")) as trainer:
         sizes = np.array([len(part) for part in trainer.loop.clients])

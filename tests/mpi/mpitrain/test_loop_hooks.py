@@ -11,7 +11,7 @@ import mpitrain
 from mpitrain.config import ConfigError
 from mpitrain.metrics.records import Epoch, Saved, Step, Summary
 from mpitrain.ranks.stop import Stopped
-from tests.mpi.mpitrain.fits import assert_alike, layouts, made, mse, net, torchs_own
+from tests.mpi.mpitrain.fits import assert_alike, layouts, made, mse, net
 from tests.mpi.mpitrain.layouts import StopsAfter
 
 torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
@@ -28,10 +28,6 @@ def adamw(parameters):
     """Two groups, of which the second has a rate of its own."""
     first, *rest = parameters
     return torch.optim.AdamW([{"params": rest}, {"params": [first], "lr": 0.03}], lr=0.1)
-
-
-def sgd(parameters):
-    return torch.optim.SGD(parameters, lr=0.02, momentum=0.9)
 
 
 def plateau(optimizer):
@@ -135,36 +131,6 @@ def test_by_a_metric_with_a_direction(folder):
         list(trainer.run_epoch(0))
     with pytest.raises(ConfigError, match="follows tests, and the job has nothing to test on"):
         job(folder, schedule=plateau, test_data=None, metrics=None)
-
-
-class Field(torch.nn.Module):
-    """An energy and its gradient by the input, which the loss differentiates again."""
-
-    def __init__(self):
-        super().__init__()
-        self.net = net()
-
-    def forward(self, x):
-        with torch.enable_grad():  # tests are without gradients
-            x = x.detach().requires_grad_()
-            energy = self.net(x)
-            (slope,) = torch.autograd.grad(energy.sum(), x, create_graph=True)
-        return energy, slope
-
-
-def of_both(outputs, label):
-    energy, slope = outputs
-    return mse(energy, label) + (slope.norm(dim=1) - 1).square().mean()
-
-
-@pytest.mark.parametrize("parallel", [{}, {"zero": 3}, {"recompute": True}], ids=str)
-def test_a_module_may_differentiate_by_its_input(folder, parallel):
-    """A gradient penalty is a loss of the module's own second output."""
-    given = {"model": Field, "loss": of_both, "metrics": {}, "parallel": parallel}
-    with made(folder, optimizer=sgd, **given) as trainer:
-        trainer.fit()
-    module, _ = torchs_own(trainer, sgd, None, make=Field, loss=of_both)
-    assert_alike(trainer.module, module)
 
 
 @pytest.mark.parametrize("parallel", layouts())

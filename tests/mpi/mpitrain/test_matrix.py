@@ -71,23 +71,6 @@ def test_links_change_seconds_and_no_loss(comm, folder):
         assert sorted(path.name for path in folder.iterdir()) == left and kept.exists()
 
 
-@pytest.mark.slow
-def test_layouts_train_the_same_and_what_cannot_be_says_why(comm, folder):
-    wanted = [cell(layout=layout, link=THIN) for layout in ("data", "pipe x data", "zero 1")]
-    wanted += [cell("signum", "zero 1"), cell("nonsense")]
-    matrix = run(comm, folder, wanted, EXTENT, "again")
-    plain = matrix.cells[cell(link=THIN).key]
-    for one in wanted[:3]:
-        found = matrix.cells[one.key]
-        if one.layout == "pipe x data" and comm.size % 2:
-            assert found.state == "refused" and "parallel" in found.why
-        else:
-            np.testing.assert_allclose(found.losses, plain.losses, rtol=1e-4)
-    assert matrix.cells[wanted[3].key].state == "refused"
-    assert "ZeRO-1 gives each a shard" in matrix.cells[wanted[3].key].why
-    assert "nonsense" in matrix.cells[wanted[4].key].why
-
-
 def test_workers_that_train_by_themselves(comm, folder):
     wanted = [cell(method, link=THIN) for method in (DENSE, "local")]
     matrix = run(comm, folder, wanted, Extent(9, 60.0), "again")

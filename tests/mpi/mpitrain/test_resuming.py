@@ -6,9 +6,7 @@ from itertools import islice
 import numpy as np
 import pytest
 from mpi4py import MPI
-from msgspec.structs import replace
 
-from collectives import Communicator
 from mpitrain.checkpoint import CheckpointError, CheckpointReader, Writer
 from mpitrain.checkpoint.saving import checkpoints, resume, save
 from mpitrain.config import ConfigError
@@ -23,7 +21,6 @@ from tests.mpi.mpitrain.layouts import (
     StopsAfter,
     assert_goes_on,
     changed,
-    curve,
     equal,
     few,
     in_folder,
@@ -66,27 +63,6 @@ def test_a_fresh_run_leaves_no_trace_of_an_earlier_one(comm, folder):
     comm.Barrier()
     with start(comm, config) as trainer, pytest.raises(ConfigError, match=r"trace\.json cannot"):
         train(trainer)
-
-
-@pytest.mark.parametrize("layout", FEW)
-def test_a_run_goes_on_in_another_layout(comm, folder, layout):
-    config = in_folder(job("gpt", **layouts("gpt", RANKS)[layout]), folder)
-    plain = replace(job("gpt", micro_batches=1), run=config.run)
-    with Communicator(MPI.COMM_SELF) as one:
-        expected, _ = curve(one, plain, steps=6)
-        if comm.rank == 0:
-            with start(one, plain) as trainer:
-                list(islice(trainer.run_epoch(0), 2))
-                keep(trainer)
-    comm.Barrier()
-    with start(comm, config) as trainer:
-        assert resume(trainer.parts).step == 2
-        records = list(islice(trainer.run_epoch(0), 2))
-        keep(trainer)
-    with Communicator(MPI.COMM_SELF) as one, start(one, plain) as trainer:
-        assert resume(trainer.parts).step == 4
-        records += list(islice(trainer.run_epoch(0), 2))
-    np.testing.assert_allclose([r.loss for r in records], expected[2:, 0], rtol=1e-10)
 
 
 def saved(comm, folder, steps=(1, 2, 3)):

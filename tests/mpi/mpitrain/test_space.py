@@ -10,7 +10,6 @@ from msgspec.structs import replace
 
 from collectives import Communicator
 from mpitrain import nn
-from mpitrain.checkpoint.saving import resume
 from mpitrain.config import Config, ConfigError, Model, Optim, Parallel, Run, Train
 from mpitrain.data.dataset import Dataset, Samples
 from mpitrain.group import TensorGroup, share
@@ -26,13 +25,9 @@ from mpitrain.training.evaluation import evaluate
 from mpitrain.training.parts import UserObjects
 from tests.mpi.mpitrain.layouts import (
     alone,
-    assert_goes_on,
-    changed,
     close,
     curve,
-    in_folder,
     job,
-    keep,
     whole,
 )
 
@@ -251,30 +246,6 @@ def test_batch_norm_and_tests_of_own_layers(comm):
     assert many[1] == pytest.approx(one[1], rel=1e-10) and many[2] == one[2]
     close(many[3], one[3], rtol=1e-10, atol=1e-12)
     close(many[4], one[4], rtol=0, atol=1e-10)
-
-
-@pytest.mark.quick_on(2)
-def test_a_run_goes_on_with_the_same_bits(comm, folder):
-    assert_goes_on(comm, in_folder(spatial("resnet", zero=1), folder))
-
-
-@pytest.mark.quick_on(2)
-def test_a_checkpoint_moves_between_layouts(comm, folder):
-    """From ranks that share rows to replicas, and back."""
-    config = in_folder(spatial(zero=2), folder)
-    moved = changed(config, parallel={"space": 1, "zero": 1})
-    expected, parameters = alone(config, 6)
-    found = []
-    for layout in (config, moved, config):
-        with start(comm, layout) as trainer:
-            if found:
-                resume(trainer.parts)
-            records = list(islice(trainer.run_epoch(0), 2))
-            found += [(record.loss, record.grad_norm) for record in records]
-            keep(trainer)
-            last = whole(comm, trainer)
-    np.testing.assert_allclose(found, expected, rtol=1e-10)
-    close(last, parameters, rtol=0, atol=1e-10)
 
 
 @pytest.mark.skipif(RANKS != 2, reason="no other rank changes this")

@@ -94,31 +94,6 @@ def test_noise_is_the_same_in_every_layout(comm, folder):
     assert tests[-1].test_loss == pytest.approx(alone[-1].test_loss, rel=1e-11)
 
 
-class Late(Turns):
-    """Its state has what a checkpoint does not keep, but near the beginning."""
-
-    def __iter__(self):
-        for self.at, found in enumerate(super().__iter__()):
-            if self.at >= getattr(self, "begins", 0):
-                yield found
-
-    def state_dict(self):
-        return {"at": self.at + 1, "seen": {1} if self.at > 9 else []}
-
-    def load_state_dict(self, state):
-        self.begins = state["at"]
-
-
-@pytest.mark.quick_on(2)
-@pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.slow), 1])
-def test_a_state_that_cannot_be_kept_costs_no_checkpoint(comm, folder, caplog, workers):
-    changed = given(train_data=Late(100, 1, jitter=0.0), workers=workers)
-    assert_interrupted_alike(folder, changed, {})
-    warned = [record.getMessage() for record in caplog.records if "goes on" in record.getMessage()]
-    assert len(warned) == (comm.rank == 0)
-    assert all("a checkpoint keeps no set in a state" in said for said in warned)
-
-
 def test_what_one_rank_cannot_read_all_say(folder):
     # Of the last rank's first part of an epoch; the digest reads 8.
     wrong = (RANKS - 1, 24 - 1)

@@ -49,7 +49,7 @@ KINDS = {
     "local": Sync(kind="local", period=3),
     "post-local": Sync(kind="local", period=3, start=2),
     "diloco": Sync(kind="local", period=4, outer="nesterov:lr=0.7,momentum=0.9"),
-    "streaming": Sync(kind="local", period=4, outer="nesterov", fragments=3, delay=2, mix=0.5),
+    "fragments": Sync(kind="local", period=4, outer="nesterov", fragments=3),
     "delayed": Sync(kind="delayed", period=2, delay=3),
     "delayed, later": Sync(kind="delayed", period=1, delay=4, start=1),
 }
@@ -57,7 +57,7 @@ KINDS = {
 
 SLOW = pytest.mark.slow
 #: All of them, most marked slow.
-ONE_QUICK = [pytest.param(kind, marks=() if kind == "streaming" else SLOW) for kind in KINDS]
+ONE_QUICK = [pytest.param(kind, marks=() if kind == "fragments" else SLOW) for kind in KINDS]
 FEW_QUICK = [
     pytest.param(kind, marks=() if kind in ("diloco", "delayed") else SLOW) for kind in KINDS
 ]
@@ -180,7 +180,7 @@ def test_layouts_train_as_workers_do_that_know_of_no_layout(comm, layout, kind):
     close(together, mean, rtol=1e-7, atol=1e-10)
 
 
-FEW = ["delayed", *(pytest.param(k, marks=SLOW) for k in ("local", "diloco", "streaming"))]
+FEW = ["delayed", *(pytest.param(k, marks=SLOW) for k in ("local", "diloco", "fragments"))]
 
 
 @pytest.mark.parametrize("name", ["lamb", pytest.param("adam", marks=SLOW)])
@@ -316,7 +316,7 @@ def test_where_one_worker_overflows_all_skip_the_step(comm, kind):
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("codec", [pytest.param("bf16", marks=SLOW), "powersgd:rank=2"])
 @pytest.mark.parametrize(
-    "kind", [pytest.param("local", marks=SLOW), "delayed", pytest.param("streaming", marks=SLOW)]
+    "kind", [pytest.param("local", marks=SLOW), "delayed", pytest.param("fragments", marks=SLOW)]
 )
 def test_ways_go_by_codes_and_what_these_leave_out_is_kept(comm, folder, kind, codec):
     sync = replace(KINDS[kind], delay=min(KINDS[kind].delay, 2))
@@ -470,7 +470,7 @@ def test_what_cannot_be_is_refused_on_all_ranks(comm):
         start(comm, replace(mlp(), sync=Sync(kind="local", fragments=4)))
     layers = {"flat": nn.Flatten(), "linear": nn.Linear(64, 16), "norm": nn.BatchNorm(16)}
     layers["out"] = nn.Linear(16, 10)
-    for sync in (*KINDS.values(), Sync(kind="quorum")) if RANKS > 1 else ():
+    for sync in KINDS.values() if RANKS > 1 else ():
         with pytest.raises(ConfigError, match="batch norm needs forward passes of all workers"):
             start(comm, replace(mlp(), sync=sync), objects=UserObjects(layers=layers))
 

@@ -177,9 +177,8 @@ class Averaging:
             ahead = way if self.outer == "nesterov" else 0
             again = self.momentum if self.outer == "nesterov" else 1
             self.anchor[part] -= self.rate * (ahead + again * velocity[part])
-            mix = sync.mix if sync.delay else 0
             for w in self.weights:
-                w[part] = (1 - mix) * self.anchor[part] + mix * w[part]
+                w[part] = self.anchor[part]
 
     def _delayed(self, done):
         """Literally: the mean takes the place of one's own updates."""
@@ -197,8 +196,8 @@ class Averaging:
 
 OUTERS = ("plain", "momentum:lr=0.5,momentum=0.75", "nesterov")
 SYNCS = [
-    Sync("local", period=4, outer=outer, delay=delay, mix=0.25, fragments=fragments)
-    for outer, delay, fragments in product(OUTERS, (0, 2), (1, 3))
+    Sync("local", period=4, outer=outer, fragments=fragments)
+    for outer, fragments in product(OUTERS, (1, 3))
 ]
 SYNCS += [
     Sync("delayed", period=period, delay=delay)
@@ -229,23 +228,6 @@ def test_weights_are_those_of_the_papers(comm, sync):
     run(comm, strategy, 22, compare)
     strategy.quiesce()
     strategy.close()
-
-
-def test_an_outer_optimiser_of_rate_1_is_the_average_bit_by_bit(comm):
-    found = []
-    for kind in ("plain", "momentum:lr=1,momentum=0", "nesterov:lr=1,momentum=0"):
-        own = workers(comm, np.float32)
-        strategy = Local(own, Sync(kind="local", period=3, outer=kind))
-        draw = np.random.default_rng(comm.rank)
-        for step in range(9):
-            own.parameters[...] -= (0.1 * draw.standard_normal(12)).astype(np.float32)
-            strategy.after_step(step)
-        found.append(strategy.anchor.copy())
-        strategy.close()
-    np.testing.assert_array_equal(found[1], found[2])
-    if comm.size > 1:  # one worker by itself takes its weights as they are
-        np.testing.assert_array_equal(found[0], found[1])
-    np.testing.assert_allclose(found[0], found[1], rtol=1e-6)
 
 
 def test_first_steps_are_those_of_one_process(comm):
@@ -340,16 +322,12 @@ class LateSum:
 
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("late", [pytest.param(0, marks=pytest.mark.slow), 3, 6])
-@pytest.mark.parametrize("kind", ["delayed", "streaming"])
-def test_nobody_waits_for_what_is_not_due(comm, kind, late):
+def test_nobody_waits_for_what_is_not_due(comm, late):
     """A link of ``late`` steps, and exchanges that take effect ``late`` steps later."""
     link = Late(late)
     own = workers(comm, summation=lambda: link)
     plain = workers(comm, summation=lambda: Dense("ring"))
-    sync = {
-        "delayed": Sync("delayed", period=2, delay=late),
-        "streaming": Sync("local", period=7, outer="nesterov", delay=late, fragments=2),
-    }[kind]
+    sync = Sync("delayed", period=2, delay=late)
     strategy, other = made(own, sync), made(plain, sync)
     for step in range(20):
         link.step = step

@@ -9,10 +9,9 @@ from mpitrain.config import Compress, Sync
 from mpitrain.parallel.compressed_summation import CompressedSummation
 from mpitrain.parallel.sent_bytes import coded_bytes, dense_bytes
 from mpitrain.parallel.summation import Dense
-from mpitrain.sync import Delayed, Local, Quorum
+from mpitrain.sync import Delayed, Local
 from mpitrain.training import build
 from tests.mpi.mpitrain import test_sync_arithmetic as arithmetic
-from tests.mpi.mpitrain.test_quorum import sums
 
 pytestmark = [pytest.mark.mpi, pytest.mark.quick_on(3)]
 P = MPI.COMM_WORLD.size
@@ -20,9 +19,7 @@ STEPS = 12
 STRATEGIES = {
     "local": lambda own: Local(own, Sync(kind="local", period=3, outer="plain")),
     "diloco": lambda own: Local(own, Sync(kind="local", period=4, outer="nesterov")),
-    "fragments": lambda own: Local(
-        own, Sync(kind="local", period=6, outer="plain", fragments=3, delay=1)
-    ),
+    "fragments": lambda own: Local(own, Sync(kind="local", period=6, outer="plain", fragments=3)),
     "delayed": lambda own: Delayed(own, Sync(kind="delayed", period=2, delay=3)),
     "each step": lambda own: Delayed(own, Sync(kind="delayed", period=1, delay=0)),
 }
@@ -65,19 +62,3 @@ def test_workers_send_an_all_reduce_a_period(monkeypatch, kind, widths, codec):
     elif how:
         once = coded_bytes(how, shapes, P, 8)
     assert sent == TIMES[kind] * once
-
-
-@pytest.mark.parametrize("widths", [(5, 9, 3), (1,)], ids=["odd", "fewer than ranks"])
-def test_a_quorum_sends_gradients_to_the_first_and_means_to_all(monkeypatch, widths):
-    """Each with 13 numbers of the step, 8 steps of each worker, and a mark of each tensor."""
-    monkeypatch.setattr(arithmetic, "WIDTHS", widths)
-    with Communicator(MPI.COMM_WORLD) as comm:
-        traffic = comm.count_traffic()
-        quorum = Quorum(arithmetic.workers(comm), Sync("quorum", quorum=1.0))
-        before = traffic.sent
-        sums(comm, quorum, STEPS, lambda worker, step: arithmetic.gradient(comm, worker, step))
-        quorum.quiesce()
-        sent = comm.allreduce(traffic.sent - before)
-        quorum.close()
-    message = 8 * (13 + 8 * P + len(widths) + sum(widths))
-    assert sent == STEPS * 2 * (P - 1) * message

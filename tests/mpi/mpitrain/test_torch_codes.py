@@ -119,12 +119,9 @@ def test_a_gradient_that_is_no_number_on_one_rank_is_none_on_all(comm):
         ("nosuch", {}, "no code"),
         ("auto", {}, "there is no codec"),
         ("none", {}, "is no codec"),
-        ("signum", {"exchange": "gathered"}, "owners"),
         ("qsgd", {"feedback": "on"}, "would grow"),
         ("dgc", {"start": 3}, "warms up"),
         ("dgc:clip=1", {}, "of which a hook has a bucket"),
-        ("powersgd", {"exchange": "gathered"}, "leave exchange out"),
-        ("int8", {"exchange": "ring"}, "ring"),
         ("int8", {"start": -1}, "^start: .*>= 0, got -1"),
     ],
 )

@@ -1,21 +1,15 @@
-"""Drawn modules of which the loss uses now this and now that, and torch's loops beside them.
+"""Modules of which the loss uses now this and now that, and torch's own loop beside them."""
 
-A loop has the whole batch, or workers that meet now and then.
-"""
-
-from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
 
-from mpitrain.config import ConfigError
-from mpitrain.config.sync import parse_outer
-from mpitrain.group import share
-from tests.mpi.mpitrain.fits import RANKS, made
+from tests.mpi.mpitrain.fits import made
 
 torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
 WIDTH = 6
+RATE, DECAY = 0.01, 0.3
 
 
 class Turns(torch.utils.data.IterableDataset):
@@ -107,31 +101,24 @@ class Case:
 
     Attributes:
         trees: of each branch when it is used, and the branches behind it.
-        tied: the last branch has the weight of the first.
         whole: the module is no Sequential.
         special: numbers of the samples of each kind.
         samples, batch_size, micro_batches: of training.
-        optimizer: keys of [optim].
         own: the job makes the optimiser, and not torch.
         settings: other tables.
     """
 
     trees: tuple
-    tied: bool
     whole: bool
     special: tuple
     samples: int
     batch_size: int
     micro_batches: int
-    optimizer: dict
     own: bool
     settings: dict = field(default_factory=dict)
 
     def model(self):
-        branches = [Branch(tree) for tree in self.trees]
-        if self.tied:
-            branches[-1].linear.weight = branches[0].linear.weight
-        parts = torch.nn.Sequential(Enter(), *branches, Leave())
+        parts = torch.nn.Sequential(Enter(), *map(Branch, self.trees), Leave())
         return (Whole(parts) if self.whole else parts).double()  # all bits of the trainer's
 
     def begin(self):
@@ -144,18 +131,15 @@ class Case:
 
     def torchs(self, parameters):
         """The optimiser of torch."""
-        found = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
-        options = {k: v for k, v in self.optimizer.items() if k in _OF_TORCH}
-        return found[self.optimizer["name"]](parameters, **options)
+        return torch.optim.AdamW(parameters, lr=RATE, weight_decay=DECAY)
 
     def given(self):
         """Arguments of the trainer."""
-        optim = dict(self.optimizer)
         if self.own:
-            given = {"optim": optim | {"reference_batch": 0}}
+            optim = {"name": "adamw", "lr": RATE, "weight_decay": DECAY, "reference_batch": 0}
+            given = {"optim": optim}
         else:
-            beside = {k: optim[k] for k in ("clip_norm", "average")}
-            given = {"optimizer": self.torchs, "optim": beside}
+            given = {"optimizer": self.torchs}
         given |= {"model": self.model, "loss": of_one, "metrics": None, "test_data": None}
         given |= {"train_data": self.data(), "batch_size": self.batch_size, "epochs": 1}
         return given | self.settings | {"micro_batches": self.micro_batches}
@@ -163,201 +147,33 @@ class Case:
     def trainer(self, folder, comm=None, **changed):
         return made(folder, comm, **self.given() | changed)
 
-    # -- what is promised
 
-    @property
-    def sync(self):
-        return {"kind": "every_step", "start": 0, "period": 50} | self.settings.get("sync", {})
-
-    @property
-    def coded(self):
-        """A code of each step's gradients, which sends later what it keeps back; none of a
-        gradient that a node shares, as there is one node."""
-        shared = self.settings.get("parallel", {}).get("node_shared", False)
-        return "compress" in self.settings and self.sync["kind"] == "every_step" and not shared
-
-    @property
-    def workers(self):
-        return RANKS // self.settings.get("parallel", {}).get("pipe", 1)
-
-    @property
-    def has_twin(self):
-        """Whether torch's own loop ends with the same numbers."""
-        sync = self.sync
-        late = sync["kind"] == "delayed" or sync.get("delay") or sync.get("fragments", 1) > 1
-        other = sync.get("combine", "mean") != "mean" or sync.get("state", "own") != "own"
-        return (
-            self.optimizer["name"] not in ("lamb", "lars")
-            and "compress" not in self.settings
-            and not late
-            and not other
-        )
-
-
-_OF_TORCH = ("lr", "momentum", "nesterov", "weight_decay")
-
-
-class Twins:
-    """Workers of torch alone, in one process; in each step they do as the trainer promises.
-
-    Attributes:
-        left_out: of each worker, in how many steps it had no use for a parameter.
-    """
-
-    def __init__(self, case):
-        self.case, self.begin = case, case.begin()
-        self.workers = [case.begin() for _ in range(case.workers)]
-        optimizer = case.torchs if case.has_twin else torch.optim.SGD
-        self.optimizers = [optimizer(list(one.parameters())) for one in self.workers]
-        self.averages = [deepcopy(one) for one in self.workers]
-        self.anchor = deepcopy(self.begin)
-        kind, outer = parse_outer(case.sync.get("outer", "plain"))
-        options = {"lr": outer.lr, "momentum": outer.momentum, "nesterov": kind == "nesterov"}
-        self.outer = torch.optim.SGD(self.anchor.parameters(), **options)
-        self.left_out = [{} for _ in self.workers]
-        batches = torch.utils.data.DataLoader(case.data(), case.batch_size)
-        for step, batch in enumerate(batches):
-            self._step(step, batch)
-
-    def _step(self, step, batch):
-        sync = self.case.sync
-        for number, one in enumerate(self.workers):
-            self._backward(number, one, batch)
-        together = sync["kind"] == "every_step" or step < sync["start"]
-        if together:
-            for copies in zip(*(one.parameters() for one in self.workers), strict=True):
-                found = [p.grad for p in copies if p.grad is not None]
-                for p in copies:
-                    p.grad = sum(found) / len(copies) if found else None
-        for number, one in enumerate(self.workers):
-            self._update(number, one, step)
-        if not together and (step + 1 - sync["start"]) % sync["period"] == 0:
-            self._meet()
-        elif together:
-            self.anchor.load_state_dict(self.workers[0].state_dict())
-
-    def _backward(self, number, module, batch):
-        """Gradients of a worker's micro-batches, times the number of workers."""
-        (x, special), y = batch
-        count, parts = len(self.workers), self.case.micro_batches * len(self.workers)
-        module.zero_grad()
-        for part in range(number, parts, count):
-            own = share(len(x), part, parts)
-            if len(x[own]):
-                given = (x[own], special[own])
-                outputs = module(*given) if self.case.whole else module(given)
-                (of_one(outputs, y[own]) * (count * len(x[own]) / len(x))).backward()
-
-    def _update(self, number, module, step):
-        case, counts = self.case, self.left_out[number]
-        for name, p in module.named_parameters():
-            # A code sends later what it has kept back.
-            if p.grad is None and (not case.coded or counts.get(name, 0) == step):
-                counts[name] = counts.get(name, 0) + 1
-        own = [p.grad for p in module.parameters() if p.grad is not None]
-        norm = torch.stack([g.norm() for g in own]).norm().item() if own else 0.0
-        for gradient in own if 0 < case.optimizer["clip_norm"] < norm else ():
-            gradient *= min(1.0, case.optimizer["clip_norm"] / (norm + 1e-6))
-        self.optimizers[number].step()
-        keeps = case.optimizer["average"]
-        for mean, p in zip(self.averages[number].parameters(), module.parameters(), strict=True):
-            mean.data += (1 - keeps) * (p.data - mean.data)
-
-    def _meet(self):
-        """The anchor goes the workers' mean way, and they go on from there."""
-        for p, mean in zip(self.anchor.parameters(), _means(self.workers), strict=True):
-            p.grad = p.data - mean
-        self.outer.step()
-        for one in self.workers:
-            one.load_state_dict(self.anchor.state_dict())
-
-    def end(self):
-        """Values that tests use and the trained module has."""
-        found = deepcopy(self.begin)
-        averaged = self.averages if self.case.optimizer["average"] else self.workers
-        for p, mean in zip(found.parameters(), _means(averaged), strict=True):
-            p.data.copy_(mean)
-        return found.state_dict()
-
-    def never_used(self):
-        """Names of the parameters that no worker has ever used."""
-        steps = -(-self.case.samples // self.case.batch_size)
-        counts = [{n for n, c in own.items() if c == steps} for own in self.left_out]
-        return set.intersection(*counts)
-
-
-def _means(modules):
-    every = zip(*(one.parameters() for one in modules), strict=True)
-    return [torch.stack([p.data for p in copies]).mean(0) for copies in every]
+def twin(case):
+    """The module that torch has trained, and in how many steps it had no use for a parameter."""
+    module, left_out = case.begin(), {}
+    optimizer = case.torchs(module.parameters())
+    for (x, special), y in torch.utils.data.DataLoader(case.data(), case.batch_size):
+        optimizer.zero_grad()
+        of_one(module(x, special) if case.whole else module((x, special)), y).backward()
+        for name, parameter in module.named_parameters():
+            if parameter.grad is None:
+                left_out[name] = left_out.get(name, 0) + 1
+        optimizer.step()
+    return module, left_out
 
 
 def check(case, comm, folder):
-    """The trainer does as the twins.  Gives back why it has refused, if it has; collective."""
-    try:
-        with case.trainer(folder) as trainer:
-            trainer.fit()
-            left_out = dict(trainer.parts.updater.left_out)
-    except ConfigError as error:
-        return str(error)
-    found = {name: value.clone() for name, value in trainer.module.state_dict().items()}
+    """The trainer does as torch's loop; collective."""
+    with case.trainer(folder) as trainer:
+        trainer.fit()
+        left_out = dict(trainer.parts.updater.left_out)
+    found = trainer.module.state_dict()
     whole = np.concatenate([value.numpy().ravel() for value in found.values()])
     every = comm.allgather((left_out, whole))  # before anything that one rank alone may find
     assert np.isfinite(whole).all()
     assert all(np.array_equal(whole, other) for _, other in every), "ranks differ"
-    twins, begin = Twins(case), case.begin().state_dict()
-    for name in twins.never_used():
-        assert torch.equal(found[name], begin[name]), f"{name} has moved"
-    if case.workers < RANKS:  # each stage has its own
-        left_out = {name: steps for part, _ in every for name, steps in part.items()}
-    own = twins.left_out[comm.rank if case.workers == RANKS else 0]
-    assert left_out == {trainer.parts.objects.names[name]: steps for name, steps in own.items()}
-    if case.has_twin:
-        for name, value in twins.end().items():
-            np.testing.assert_allclose(found[name], value, rtol=1e-6, atol=1e-7, err_msg=name)
-    return ""
-
-
-class Pixels(torch.nn.Module):
-    """Digits as :class:`Enter` takes them; bright corners are special."""
-
-    def forward(self, x):
-        x = x.flatten(1).double()
-        return x[:, 26:32], (x[:, [1, 15]] > 0.5).double()
-
-
-def of_digits(outputs, labels):
-    return torch.nn.functional.mse_loss(outputs["y"][:, 0], labels / 10.0)
-
-
-def check_quorum(case, comm, folder):
-    """All of the workers are a quorum that does as every step does; with fewer, what is never used
-    and what ranks have in common are the same.  Gives back why it is refused; collective."""
-    digits = {"train_data": None, "data": {"name": "digits"}, "loss": of_digits, "steps": 5}
-    parts = replace(case, whole=False)
-    digits["model"] = lambda: torch.nn.Sequential(Pixels(), *parts.model())
-    found = []
-    try:
-        for sync in ({}, case.settings["sync"]):
-            changed = digits | {"sync": sync, "dir": str(folder / str(len(found)))}
-            with case.trainer(folder, **changed) as trainer:
-                trainer.fit()
-                found.append((dict(trainer.parts.updater.left_out), trainer.module.state_dict()))
-    except ConfigError as error:
-        return str(error)
-    (counts, wanted), (left_out, values) = found
-    whole = np.concatenate([value.numpy().ravel() for value in values.values()])
-    every = comm.allgather(whole)
-    assert np.isfinite(whole).all()
-    assert all(np.array_equal(whole, other) for other in every), "ranks differ"
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(7)
-        begin = digits["model"]().state_dict()
-    for name, known in trainer.parts.objects.names.items():
-        if counts.get(known) == 5:
-            assert left_out[known] == 5, f"{name} has been used"
-            assert torch.equal(values[name], begin[name]), f"{name} has moved"
-    if case.sync["quorum"] == 1:
-        assert left_out == counts
-        for name, value in wanted.items():
-            np.testing.assert_allclose(values[name], value, rtol=1e-6, atol=1e-7, err_msg=name)
-    return ""
+    module, steps = twin(case)
+    left_out = {name: count for part, _ in every for name, count in part.items()}
+    assert left_out == {trainer.parts.objects.names[name]: count for name, count in steps.items()}
+    for name, value in module.state_dict().items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-6, atol=1e-7, err_msg=name)

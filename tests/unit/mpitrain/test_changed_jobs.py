@@ -26,7 +26,7 @@ def model(frozen=False, more=False):
     return found
 
 
-def fitted(place, resume=False, **job):
+def fitted(place, resume=False, allow_changes=True, **job):
     """Samples of each epoch, records, and the module."""
     given = {"model": model, "train_data": data(), "epochs": 2, "batch_size": 8} | job
     given.setdefault("optimizer", lambda p: torch.optim.SGD(p, lr=0.1))
@@ -39,7 +39,8 @@ def fitted(place, resume=False, **job):
             return step(batch)
 
         trainer.loop.step = noted
-        trainer.fit(resume=resume, allow_changes=resume, on_record=records.append)
+        go_on = resume and allow_changes
+        trainer.fit(resume=resume, allow_changes=go_on, on_record=records.append)
     return epochs, records, trainer.module
 
 
@@ -151,6 +152,40 @@ def test_what_a_checkpoint_lacks_begins_as_at_the_first_step(tmp_path, before, a
     wanted = mean if "optim" in after else list(wanted.parameters())
     for found, one in zip(module.parameters(), wanted, strict=True):
         torch.testing.assert_close(found.detach(), one.detach(), rtol=1e-12, atol=1e-12)
+
+
+def steady(value=1.0):
+    found = nn.Sequential(*model(), nn.Linear(1, 1).double().requires_grad_(False))
+    nn.init.constant_(found[3].weight, value)
+    nn.init.constant_(found[3].bias, 0.0)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"optimizer": of("Adam")}, "own.optimizer was SGD, and is Adam"),
+        ({"batch_size": 16}, "train.batch_size was 8, and is 16"),
+        ({"train_data": of_lists(8)}, "the order of samples was 64 samples by seed 0"),
+        ({"model": lambda: steady(2.0)}, "frozen parameters or buffers had other values"),
+        (
+            {"train_data": torch.utils.data.TensorDataset(*(2 * one for one in data().tensors))},
+            "had other data",
+        ),
+    ],
+)
+def test_a_change_is_refused_by_its_name_and_taken_where_it_is_allowed(tmp_path, change, said):
+    job = {"model": steady, "test_data": data(8)}
+    _, _, whole = fitted(tmp_path / "whole", **job)
+    fitted(tmp_path, steps=3, **job)
+    with pytest.raises(CheckpointError, match=f"{said}.*--allow-changes"):
+        fitted(tmp_path, resume=True, allow_changes=False, **job | change)
+    _, records, module = fitted(tmp_path, resume=True, **job)
+    assert notes(records) == []
+    for found, one in zip(module.parameters(), whole.parameters(), strict=True):
+        assert torch.equal(found, one)
+    _, records, _ = fitted(tmp_path, resume=True, epochs=3, **job | change)
+    assert said in notes(records)[0]
 
 
 def test_a_parameter_of_another_name_is_noticed(tmp_path):

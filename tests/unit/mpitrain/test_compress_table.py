@@ -27,12 +27,9 @@ def job(codec, sync=None, optim=None, parallel=None, **how):
         ("none", {"start": 3}, "name a codec"),
         ("nosuch", {}, "there is no codec 'nosuch'"),
         ("auto", {}, "there is no codec 'auto'"),
-        ("powersgd", {"exchange": "gathered"}, "powersgd adds up and goes by all-reduces"),
-        ("topk", {"exchange": "two_phase"}, "topk goes by the sparse all-reduce"),
         ("terngrad", {"feedback": "on"}, "what terngrad leaves out would grow"),
         ("dgc", {"optim": SGD, "feedback": "off"}, "what dgc keeps is its momentum"),
         ("dgc", {"optim": SGD, "start": 3}, "dgc warms up by itself"),
-        ("signum", {"exchange": "gathered"}, "signum needs the owners of two_phase"),
         ("bf16", {"parallel": {"zero": 3}, "feedback": "on"}, "ZeRO-3 needs a codec that keeps no"),
     ],
 )

@@ -11,11 +11,9 @@ from mpitrain.doctor.finding import runs_of
 from mpitrain.doctor.memory import Shared, judge_node_memory, judge_windows
 from mpitrain.doctor.network import (
     Links,
-    judge_clocks,
     judge_gpus,
     judge_messages,
     judge_network,
-    judge_tuning,
     links,
 )
 from mpitrain.doctor.placement import Cores, Place, judge_cores, judge_ranks, visible_gpus
@@ -68,13 +66,6 @@ def cores_of(affinity, threads=1):
         (judge_messages, [(1e-6, 1e-3), (2e-6, 1e-3)], OK, ""),
         (judge_messages, [(5e-3, 1e-3), (5e-3, 1e-3)], WARN, ""),
         (judge_messages, [(1e-6, 1.0), (1e-6, 1.0)], WARN, ""),
-        (judge_clocks, [0.0, 1e-4, -1e-4], OK, ""),
-        (judge_clocks, [0.0, 0.1, -3.0], WARN,
-         "3.10 s apart; rank 2's is furthest from rank 0's"),
-        (judge_tuning, [(True, "1.8x native, measured on 2")] * 2, OK, ""),
-        (judge_tuning, [(False, "a rank alone")], OK, ""),
-        (judge_tuning, [(False, "allreduce was not measured; tune measures it")] * 2, WARN,
-         "auto: allreduce was not measured"),
         (partial(judge_checkpoints, Path("runs")), [(True, 1 << 40), (True, 0)], OK, ""),
         (partial(judge_checkpoints, Path("runs")), [(True, 1 << 20)], WARN, ""),
         (partial(judge_checkpoints, Path("runs")), [(True, 1 << 40), (False, 0), (False, 0)], FAIL,
@@ -91,8 +82,6 @@ def test_fixes_name_what_to_set():
     places = [Place(0, "a", 0), Place(0, "a", 0), Place(2, "b", 0)]
     assert "--ntasks-per-node" in judge_ranks(places).fix
     assert "OMP_NUM_THREADS" in judge_cores([cores_of(range(4), 4)] * 2).fix
-    fix = judge_tuning([(False, "allreduce was not measured")] * 2).fix
-    assert fix.endswith("mpirun -n 2 python -m collectives tune -o tuned.json")
     assert judge_ranks([Place(0, "a", 1)] * 2).text == "a: ranks 0-1, 1 GPU"
     assert judge_ranks([Place(0, "a", 4, True)] * 2).text == "a: ranks 0-1, 4 GPUs"
 

@@ -14,7 +14,6 @@ DEEPER = {
     "collectives.bench.point_to_point": "doctor times a message as tune does",
     "collectives.calls.native": "doctor looks up the tuning table as a call does",
     "collectives.analysis.topology": "the search's links are those that the simulator knows",
-    "collectives.calls.tuner": "doctor says what auto would choose on this machine",
     "collectives.commands.arguments": "numbers on both command lines are read alike",
     "collectives.commands.program": "both command lines have --version and -v",
     "collectives.execution.memory": "doctor tries the node's memory alone, with no collective",

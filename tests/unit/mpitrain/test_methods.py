@@ -94,8 +94,8 @@ def test_the_command_answers_for_a_combination(capsys, names, answers):
 
 
 def test_a_method_that_is_not_there_is_said_to_be_near_another(capsys):
-    assert main(["methods", "pip", "quorun"]) == 2
-    assert "there is no method 'quorun'; did you mean 'quorum'?" in capsys.readouterr().err
+    assert main(["methods", "pip", "clientz"]) == 2
+    assert "there is no method 'clientz'; did you mean 'clients'?" in capsys.readouterr().err
 
 
 def test_a_pipeline_of_a_gpt_does_not_vote(empty):

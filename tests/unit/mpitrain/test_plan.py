@@ -95,7 +95,6 @@ EXCHANGES = [
     ({"compress": {"codec": "bf16", "least": 0}}, {"node_shared": True}, 3 / 7 + 0.5 / 7),
     ({"sync": {"kind": "local", "period": 10}}, {}, 0.1),
     ({"sync": {"kind": "local", "period": 10, "state": "averaged"}}, {}, 0.2),
-    ({"sync": {"kind": "quorum"}}, {}, 8),
 ]
 
 

@@ -191,14 +191,6 @@ def test_settings_that_differ_come_first(folder):
     assert "optim.lr" in rest and "optim.lr" not in first
 
 
-def test_a_trace_tells_the_time_of_ranks_that_did_not_end():
-    found = facts.ranks(facts.traced(traced()).ranks)
-    assert found[0].waited_for == {1: 6.0} and found[0].waiting == 6.0
-    assert found[0].computing == pytest.approx(3.1)
-    assert found[1].waited_for == {}
-    assert facts.ranks([]) == [] and facts.traced([]).ranks == []
-
-
 def test_the_slowest_is_who_spends_least_in_meetings():
     """Three ranks wait 8 s for rank 2 in sums of gradients and 1 s at the ends of steps."""
     times = [RankTime(0, 0, 1.0, 8.5, {}, 1.0, 0) for _ in range(4)]
@@ -404,11 +396,3 @@ def test_workers_that_train_by_themselves_are_told_of():
     )
     assert facts.sent(steps) == "1 kB a step and rank, 4 kB in all"
     assert str(steps[-1].sync) == "exchange 2, drift 0.04"
-    taken = [[[1], [], [1]], [[2], [1], [2]]]
-    quorum = [
-        msgspec.structs.replace(step, step=n, sync=Synced(n, 0, 0.0, taken[n - 1])) for n in (1, 2)
-    ]
-    assert facts.synced(quorum) == (
-        "gradients of 2.5 of 3 workers in a step, on average; 1 gradient came late"
-    )
-    assert str(quorum[0].sync) == "gradients of 2 of 3 workers"

@@ -16,7 +16,6 @@ from mpitrain.commands.search import refusal
 from mpitrain.config import Config, ConfigError, Data, Model, expect_read, load
 from mpitrain.data.dataset import Dataset, Samples
 from mpitrain.parallel.grid import Layout
-from mpitrain.pipeline.partition import Costs, NoPartition, partition
 from mpitrain.pipeline.profiles import LayerProfile
 from mpitrain.search.axes import Axes
 from mpitrain.search.candidates import Candidate
@@ -154,35 +153,6 @@ def stops(sizes):
     return np.cumsum([0, *sizes]).tolist()
 
 
-@pytest.mark.parametrize("seed", range(40))
-def test_for_many_micro_batches_it_is_the_partition_of_pipedream(seed):
-    rng = np.random.default_rng(seed)
-    layers, workers = int(rng.integers(1, 7)), int(rng.integers(1, 6))
-    profile = [
-        LayerProfile(str(i), *rng.uniform(0.1, 1, 2), *rng.choice([0, 1e5, 1e6], 2))
-        for i in range(layers)
-    ]
-    costs = Costs(profile, 1e6)
-    seconds = {}
-    for replicas in range(1, workers + 1):
-        seconds[replicas] = np.full((layers + 1, layers + 1), np.inf)
-        for first, stop in combinations(range(layers + 1), 2):
-            message = costs.message(stop - 1) if stop < layers else 0.0
-            seconds[replicas][first, stop] = max(costs.stage(first, stop, replicas), message)
-    found = fastest_cut(seconds, lambda replicas, _: seconds[replicas], workers, 1e9)
-    try:
-        expected = partition(costs, workers).seconds
-    except NoPartition:
-        expected = None
-    slowest = None
-    if found is not None:
-        ends = stops(found.sizes)
-        slowest = max(
-            seconds[n][a, b] for a, b, n in zip(ends, ends[1:], found.replicas, strict=False)
-        )
-    assert slowest == (None if expected is None else pytest.approx(expected))
-
-
 def gpt(layers=4, width=64, heads=4, context=32, vocabulary=100, **tables):
     """A job of a GPT, and its data without any file."""
     config = Config(
@@ -264,27 +234,6 @@ def test_without_memory_a_model_is_cut_or_shared():
     assert any("GiB of a rank" in why for why in tight.refused)
     nowhere = Search(alike(8), Machine(4, 4, 1.0, memory=1.0), 32, numerics)
     assert nowhere.fastest(1) == []
-
-
-@pytest.mark.slow
-def test_a_model_of_70_billion_parameters_is_laid_out_on_64_gpus(tmp_path, capsys):
-    job = tmp_path / "job.toml"
-    job.write_text(
-        '[data]\nname = "tokens"\npath = "none"\nvocabulary = 32000\ncontext = 4096\n'
-        '[model]\nkind = "gpt"\nlayers = 80\nheads = 64\nwidth = 8192\n'
-        '[optim]\nname = "adamw"\n[train]\nbatch_size = 64\n'
-    )
-    tables = tmp_path / "found.toml"
-    words = ["search", str(job), "-n", "64", "--nodes", "8", "--flops", "4e14", "--memory", "70"]
-    assert main([*words, "--top", "3", "-o", str(tables)]) == 0
-    shown = capsys.readouterr().out
-    assert "refused: " in shown
-    assert "beyond 70 GiB of a rank" in shown
-    text = job.read_text().replace("[train]\n", "") + tables.read_text()
-    together = tmp_path / "together.toml"
-    together.write_text(text.replace("batch_size = 64\n", "") + "batch_size = 64\n")
-    found = load(Path(together), []).parallel
-    assert found.pipe * found.tensor * found.data * found.context == 64
 
 
 @pytest.mark.parametrize(

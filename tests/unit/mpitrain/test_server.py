@@ -1,9 +1,8 @@
-"""Parameter servers without messages: staleness, order of service, corrections, the log."""
+"""Parameter servers without messages: staleness, quorums, corrections."""
 
 from itertools import permutations
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import pytest
 
@@ -12,18 +11,8 @@ from mpitrain.optim.optimizers import SGD
 from mpitrain.parallel.arena import DATA
 from mpitrain.parallel.store import Piece
 from mpitrain.server.account import next_meeting
-from mpitrain.server.corrections import correction
 from mpitrain.server.messages import MessageKind, ParameterMessage, check_size
 from mpitrain.server.roles import Roles, roles
-from mpitrain.server.service_log import (
-    Begun,
-    LogError,
-    Pull,
-    Push,
-    ServiceLog,
-    name,
-)
-from mpitrain.server.service_order import RoundRobin
 from mpitrain.server.shard import Shard
 
 
@@ -45,17 +34,17 @@ class Descent:
 
         self.shard = Shard(
             piece, self.state, update, lambda step: 0.5, workers, self.table.limit,
-            correction(self.table, workers),
+            self.table.needed(workers), self.table.correct == "predict",
         )  # fmt: skip
         self.sent = [np.empty_like(self.values) for _ in range(workers)]
 
     def pull(self, worker, clock):
         assert self.shard.may_pull(worker)
-        return self.shard.pull(worker, clock, self.sent[worker])
+        self.shard.pull(worker, self.sent[worker])
 
     def push(self, worker, clock, gradient, clocks=1):
         gradient = np.array(gradient, np.float32)
-        return self.shard.push(worker, clock, clocks, gradient, self.sent[worker])
+        return self.shard.push(worker, clock, clocks, gradient)
 
 
 def test_a_worker_waits_while_it_is_further_ahead_than_the_bound():
@@ -82,7 +71,7 @@ def test_no_bound_holds_nobody():
         one.push(0, clock, [1.0])
     one.pull(1, 0)
     told = one.push(1, 0, [1.0])
-    assert (told.pulled, told.version, told.lag, told.behind) == (50, 50, 0, 0)
+    assert (told.lag, told.behind) == (0, 0)
 
 
 def test_the_lag_counts_pushes_since_the_pull():
@@ -93,7 +82,7 @@ def test_the_lag_counts_pushes_since_the_pull():
     one.pull(1, 1)
     assert one.push(1, 1, [1.0]).lag == 0
     told = one.push(0, 0, [1.0])
-    assert (told.pulled, told.version, told.lag) == (0, 2, 2)
+    assert told.lag == 2
     assert one.shard.clocks == [1, 2] and one.shard.step == 1
     assert one.values[0] == -1.5
 
@@ -106,7 +95,7 @@ def test_a_push_of_several_clocks_has_the_lag_of_the_oldest_parameters():
     one.pull(0, 1)
     one.pull(0, 2)
     told = one.push(0, 0, [1.0], clocks=3)
-    assert (told.pulled, told.lag) == (0, 1)
+    assert told.lag == 1
     assert one.shard.clocks == [3, 3]
 
 
@@ -127,6 +116,32 @@ def test_without_lag_gradients_are_summed_in_the_order_of_the_workers(order):
     assert one.shard.squares == {0: float(total) ** 2}
 
 
+@pytest.mark.parametrize(
+    ("quorum", "workers", "needed"),
+    [(0.95, 20, 19), (0.95, 40, 38), (0.95, 2, 2), (0.5, 3, 2), (0.01, 4, 1), (1.0, 7, 7)],
+)
+def test_a_quorum_is_rounded_up(quorum, workers, needed):
+    assert Server(ranks=1, bound=0, quorum=quorum).needed(workers) == needed
+
+
+def test_a_quorum_steps_without_the_last_and_drops_what_comes_late():
+    one = Descent([0.0], 3, bound=0, quorum=0.6)
+    for worker in range(3):
+        one.pull(worker, 0)
+    one.push(2, 0, [4.0])
+    assert one.values[0] == 0 and one.shard.step == 0 and not one.shard.may_pull(2)
+    one.push(0, 0, [2.0])
+    assert one.values[0] == -0.5 * 6 * 3 / 2 and one.shard.step == 1
+    assert one.shard.may_pull(0) and one.shard.may_pull(2)
+    assert one.push(1, 0, [99.0]) is None
+    assert one.values[0] == -4.5 and one.rates == [0.5]
+    one.pull(1, 1)
+    one.pull(0, 1)
+    assert one.push(1, 1, [1.0]).lag == 0
+    one.push(0, 1, [1.0])
+    assert one.values[0] == -6 and one.shard.squares == {0: 81.0, 1: 9.0}
+
+
 @pytest.mark.parametrize("order", [*permutations(range(4))])
 def test_disjoint_supports_have_one_result_in_any_order(order):
     """Sparse gradients that never meet: no order of the pushes changes a bit (Niu et al. 2011)."""
@@ -141,26 +156,6 @@ def test_disjoint_supports_have_one_result_in_any_order(order):
         one.push(worker, 0, gradients[worker])
     step = np.float32(0.5) * gradients.sum(0).astype(np.float32)
     np.testing.assert_array_equal(one.values, start.astype(np.float32) - step)
-
-
-def test_the_rate_is_divided_by_one_and_the_lag():
-    one = Descent([0.0], 3, bound="none", correct="rate")
-    for worker in range(3):
-        one.pull(worker, 0)
-    for worker in range(3):
-        one.push(worker, 0, [1.0])
-    assert one.rates == [0.5, 0.5 / 2, 0.5 / 3]
-
-
-def test_delay_compensation_of_a_quadratic_is_its_gradient_now():
-    """Of (w - 1)^2 / 2 at w = 2, where g * g is the Hessian: the compensated one is exact."""
-    one = Descent([2.0], 2, bound="none", correct="delay", compensation=1.0)
-    one.pull(0, 0)
-    one.pull(1, 0)
-    one.push(1, 0, [1.0])
-    assert one.values[0] == 1.5  # a lag of 0: as it is
-    one.push(0, 0, [1.0])
-    assert one.values[0] == 1.5 - 0.5 * (1.5 - 1.0)
 
 
 def test_momentum_is_looked_ahead_by_the_mean_lag():
@@ -189,83 +184,7 @@ def test_after_a_meeting_nothing_is_left():
     assert (one.shard.clocks, one.shard.version, one.shard.step) == ([7, 7], 0, 7)
     one.pull(1, 7)
     told = one.push(1, 7, [1.0])
-    assert (told.pulled, told.version, told.lag, told.behind) == (0, 0, 0, 0)
-
-
-def test_nobody_waits_for_more_than_one_of_each_other():
-    turns, waited = RoundRobin(4), [0] * 4
-    served = []
-    for _ in range(200):  # all always have one more
-        served.append(turns.next({0, 1, 2, 3}))
-    assert served[:5] == [0, 1, 2, 3, 0]
-    rng = np.random.default_rng(1)
-    ready = {0, 1, 2}
-    for _ in range(1000):  # worker 3 comes now and then, the others at once
-        chosen = turns.next(ready)
-        for worker in ready - {chosen}:
-            waited[worker] += 1
-        assert max(waited) <= 3
-        waited[chosen] = 0
-        ready = (ready - {chosen}) | {0, 1, 2} | ({3} if rng.random() < 0.1 else set())
-    assert RoundRobin(2).next(set()) is None
-
-
-def push(worker, clock, version, lag=0):
-    return Push(
-        worker=worker, clock=clock, clocks=1, pulled=version - lag, version=version, lag=lag,
-        behind=0,
-    )  # fmt: skip
-
-
-def logged(folder, step=0, windows=((0, 4), (4, 8), (8, 10))):
-    log = ServiceLog(folder, Begun(1, server=0, servers=1, workers=2, step=0))
-    for _ in range(2):  # the second changes nothing
-        log.begin(step)
-    for first, stop in windows:
-        log.add(first, stop, [Pull(0, first, 0), push(0, first, 0)])
-    log.close()
-    return folder / name(0)
-
-
-def stops(path):
-    lines = [msgspec.json.decode(line) for line in path.open()]
-    return [one["stop"] for one in lines if one["event"] == "window"]
-
-
-def test_a_run_that_goes_on_replaces_what_came_after_its_checkpoint(tmp_path):
-    logged(tmp_path)
-    path = logged(tmp_path, 4, windows=((4, 6),))
-    lines = [msgspec.json.decode(line) for line in path.open()]
-    assert [one["step"] for one in lines if one["event"] == "begun"] == [0, 4]
-    assert stops(path) == [4, 6]
-    logged(tmp_path, windows=())  # a new run
-    assert len(path.read_bytes().splitlines()) == 1
-
-
-def test_a_log_that_was_cut_off_ends_before_its_last_window(tmp_path):
-    path = logged(tmp_path)
-    data = path.read_bytes()
-    for length in range(data.index(b'{"event":"window","first":8'), len(data), 7):
-        path.write_bytes(data[:length])
-        logged(tmp_path, 8, windows=((8, 10),))
-        assert stops(path) == [4, 8, 10]
-    path.write_bytes(data[:-1])  # only the end of the last line is missing
-    logged(tmp_path, 10, windows=((10, 12),))
-    assert stops(path) == [4, 8, 10, 12]
-
-
-def test_a_log_that_cannot_be_written(tmp_path):
-    (tmp_path / "file").touch()
-    with pytest.raises(LogError, match=r"cannot be written: .*; make room or choose another"):
-        logged(tmp_path / "file")
-
-
-def test_logs_of_more_servers_go(tmp_path):
-    others = {"server-02.jsonl", "server-x.jsonl"}
-    for file in ("server-2.jsonl", *others):
-        (tmp_path / file).touch()
-    logged(tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} == {"server-0.jsonl", *others}
+    assert (told.lag, told.behind) == (0, 0)
 
 
 @pytest.mark.parametrize(
@@ -322,8 +241,10 @@ def test_a_message_is_its_header_and_its_numbers():
         (["server.groups=9"], "server.groups: 9 groups would push by themselves; beyond 8"),
         (["server.fetch=2"], "server.fetch: a bound counts clocks"),
         (["server.push=2"], "server.push: a bound counts clocks"),
-        (["server.bound=0", "server.correct=rate"], "server.correct: server.bound = 0 has no"),
+        (["server.bound=0", "server.correct=predict"], "server.correct: server.bound = 0 has no"),
         (["server.correct=predict", "optim.momentum=0"], "server.correct: predict looks ahead"),
+        (["server.quorum=0.5"], "server.quorum: one server leaves out late pushes; set ranks = 1"),
+        (["server.correct=rate"], "server.correct = 'rate' has gone; set a smaller server.bound"),
         (["server.bound=-2"], "server.bound: Expected `int` >= -1"),
         (["server.bound=many"], "server.bound = 'many': unknown value; expected one of"),
         (["server.servers=2"], "server.servers: unknown key"),

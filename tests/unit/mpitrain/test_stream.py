@@ -1,18 +1,15 @@
 """Samples in turn: the same whoever asks for which, and what is dropped on the way."""
 
-import copy
 import random
 import sys
 from contextlib import closing
 
-import msgspec
 import numpy as np
 import pytest
 
 from mpitrain.data import DataError, Sampler
 from mpitrain.data.loader import Loader, Request
 from mpitrain.data.map_style import OwnSamples
-from mpitrain.data.places import StreamPlace, state_in, text_of
 from mpitrain.data.stream import Stream, Streamed, is_stream
 
 
@@ -101,159 +98,6 @@ def test_processes_that_read_ahead_change_nothing(workers):
 def test_what_cannot_be_read(data, why):
     with pytest.raises(DataError, match=why):
         read(data, 0, range(20))
-
-
-class Shuffled:
-    """Samples that a buffer shuffles, which the state has until some sample is read."""
-
-    def __init__(self, forgets=99, sticks=False):
-        self.forgets, self.sticks, self.state, self.read = forgets, sticks, [], []
-
-    def __len__(self):
-        return 40
-
-    def __iter__(self):
-        self.at, self.buffer, self.draw = 0, [], np.random.default_rng(5)
-        if self.state:
-            self.at, self.buffer, drawn = copy.deepcopy(self.state[0])
-            self.draw.bit_generator.state = drawn
-        while self.at < 40 or self.buffer:
-            while self.at < 40 and len(self.buffer) < 6:
-                self.read.append(self.at)
-                self.buffer.append(np.array([float(self.at), np.inf]))
-                self.at += 1
-            found = self.buffer.pop(self.draw.integers(len(self.buffer)))
-            yield found + random.random(), int(found[0]) % 7
-
-    def state_dict(self):
-        return self.at, self.buffer if self.at < self.forgets else [], self.draw.bit_generator.state
-
-    def load_state_dict(self, state):
-        self.state = self.state if self.sticks else []
-        self.state[:] = [state]
-
-
-class OfIterator:
-    """One whose iterator has the state."""
-
-    def __init__(self):
-        self.read = []
-
-    def __len__(self):
-        return 40
-
-    def __iter__(self):
-        return Numbers(self.read)
-
-
-class Numbers:
-    def __init__(self, read):
-        self.at, self.read = 0, read
-
-    def __iter__(self):
-        return self
-
-    def __next__(self):
-        if self.at == 40:
-            raise StopIteration
-        self.read.append(self.at)
-        self.at += 1
-        return np.array([self.at, random.random()]), self.at % 7
-
-    def state_dict(self):
-        return {"at": self.at}
-
-    def load_state_dict(self, state):
-        self.at = state["at"]
-
-
-def streamed(data):
-    return Streamed(data, np.float64, seed=3).with_states()
-
-
-@pytest.mark.parametrize(
-    "kind", [Shuffled, OfIterator, lambda: Stream(Shuffled(), 40), lambda: Shuffled(forgets=9)]
-)
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_run_that_goes_on_loads_the_state_and_reads_no_sample_before(kind, workers):
-    """One that forgets, as that of ``datasets``, is found out, and read from the beginning."""
-    asked = [Request("train", e, np.arange(i, i + 4)) for e in (0, 1) for i in range(0, 40, 8)]
-    (own, why), places, wanted = streamed(kind()), [], []
-    assert not why
-    with closing(Loader({"train": own, "test": own}, workers, 5)) as loader:
-        for samples in loader.read(asked):
-            wanted.append(samples)
-            places.append(loader.place())
-    assert [(place.epoch, place.position) for place in places[:2]] == [(0, 4), (0, 12)]
-    data = kind()
-    (own, _), saved = streamed(data), msgspec.json.encode(places[1])
-    read = getattr(data, "source", data).read
-    read.clear()
-    with closing(Loader({"train": own, "test": own}, workers, 5)) as loader:
-        loader.go_on(msgspec.json.decode(saved, type=StreamPlace))
-        for samples, expected in zip(loader.read(asked[2:]), wanted[2:], strict=True):
-            np.testing.assert_array_equal(samples.inputs, expected.inputs)
-            np.testing.assert_array_equal(samples.labels, expected.labels)
-    reads_all = getattr(data, "forgets", 99) == 9
-    assert workers or (0 in read[:12]) == reads_all
-
-
-def test_states_that_do_not_bring_a_pass_back_are_not_loaded():
-    own, why = streamed(Shuffled(forgets=0))
-    assert why == "other samples follow"
-    assert len(own[:5]) == 5
-    assert own.place() is None
-    Shuffled.state_dict, kept = lambda self: {"at": {1}}, Shuffled.state_dict
-    try:
-        assert "a checkpoint keeps no set in a state" in streamed(Shuffled())[1]
-    finally:
-        Shuffled.state_dict = kept
-    assert streamed(Noisy())[1] == ""
-    with pytest.raises(DataError, match="does not begin anew once its load_state_dict was called"):
-        streamed(Shuffled(sticks=True))
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_state_is_written_where_a_place_is_asked_for_alone(workers, monkeypatch):
-    """However large it is; tests between do not move the place."""
-    state = lambda self: (self.at, {1} if self.at > 20 else self.buffer, {})  # noqa: E731
-    (own, why), asked = streamed(Shuffled()), np.arange(4)
-    assert not why
-    monkeypatch.setattr(Shuffled, "state_dict", state)
-    parts = {"train": own, "test": Streamed(Noisy(40), np.float64)}
-    with closing(Loader(parts, workers, 4)) as loader:
-        read = lambda part, *at: list(  # noqa: E731
-            loader.read(Request(part, 0, first + asked) for first in at)
-        )
-        read("train", 0, 8)
-        assert loader.place().position == 12
-        read("test", *range(0, 40, 4))
-        assert loader.place().position == 12
-        assert len(read("train", 16, 20, 24)) == 3
-        with pytest.raises(DataError, match="a checkpoint keeps no set in a state"):
-            loader.place()
-        assert len(read("train", 28, 32)) == 2
-
-
-def test_a_state_in_text_is_the_state():
-    torch = pytest.importorskip("torch")
-    for unlike in (np.zeros(2, [("a", "i8")]), np.ma.masked_array([1, 2], [True, False])):
-        with pytest.raises(TypeError, match="a checkpoint keeps no"):
-            text_of(unlike)
-    state = {
-        np.int64(5): {np.float32(0.5): 1},
-        "generator": torch.Generator().manual_seed(3).get_state(),
-        "python": random.getstate(),
-        2: [1 << 127, None, True, -np.inf, (b"x", "y"), {}],
-        "values": np.arange(6.0).reshape(2, 3),
-    }
-    found = state_in(text_of(state))
-    assert torch.equal(found.pop("generator"), state.pop("generator"))
-    np.testing.assert_array_equal(found.pop("values"), state.pop("values"))
-    assert found == state
-    for text in ("__import__('os')", "{b'kind': ('array', '|O', (1,), b'12345678')}", "{"):
-        with pytest.raises((ValueError, SyntaxError)):
-            state_in(text)
 
 
 def test_a_generator_is_begun_anew_in_each_epoch():

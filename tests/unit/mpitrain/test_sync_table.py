@@ -8,7 +8,7 @@ import pytest
 from mpitrain.config import Config, Sync
 from mpitrain.config.sync import Outer, parse_outer
 
-LOCAL, DELAYED, QUORUM = ({"kind": kind} for kind in ("local", "delayed", "quorum"))
+LOCAL, DELAYED = ({"kind": kind} for kind in ("local", "delayed"))
 
 
 def job(sync, **tables):
@@ -48,11 +48,8 @@ def test_outer_optimisers_that_cannot_be(text, why):
 @pytest.mark.parametrize(
     ("sync", "tables", "why"),
     [
-        ({**LOCAL, "period": 4, "delay": 4}, {}, "delay = 4 must be less than period = 4"),
         ({**LOCAL, "period": 4, "fragments": 5}, {}, "5 fragments need as many steps"),
-        ({**LOCAL, "delay": 1, "state": "averaged"}, {}, "set delay = 0, or state = 'own'"),
         ({**LOCAL, "fragments": 2, "state": "averaged"}, {}, "set fragments = 1"),
-        (QUORUM, {"parallel": {"algorithm": "ring"}}, "parallel.algorithm: quorum sums as"),
         (
             {**LOCAL, "agree": 4},
             {"checkpoint": {"every": 6}},
@@ -71,29 +68,20 @@ def test_what_does_not_go_together(sync, tables, why):
 
 
 def test_what_does():
-    job({**LOCAL, "period": 8, "fragments": 4, "delay": 7, "outer": "nesterov", "agree": 8})
+    job({**LOCAL, "period": 8, "fragments": 4, "outer": "nesterov", "agree": 8})
     job({**DELAYED, "period": 2, "delay": 9}, parallel={"pipe": 2, "tensor": 1})
     job({**DELAYED, "period": 2, "delay": 2}, compress={"codec": "bf16"})
-    job(QUORUM, optim={"name": "lamb", "average": 0.9})
-
-
-@pytest.mark.parametrize(
-    ("quorum", "workers", "needed"),
-    [(0.95, 20, 19), (0.95, 40, 38), (0.95, 2, 2), (0.5, 3, 2), (0.01, 4, 1), (1.0, 7, 7)],
-)
-def test_a_quorum_is_rounded_up(quorum, workers, needed):
-    assert Sync(kind="quorum", quorum=quorum).needed(workers) == needed
 
 
 @pytest.mark.parametrize(
     "sync",
     [
         Sync("local", period=3, start=2),
-        Sync("local", period=7, fragments=3, delay=4, start=1),
+        Sync("local", period=7, fragments=3, start=1),
         Sync("local", period=4, fragments=4),
         Sync("delayed", period=2, delay=5),
         Sync("delayed", period=1, delay=1, start=3),
-        Sync("quorum"),
+        Sync(),
     ],
 )
 def test_exchanges_are_those_that_a_run_has_counted(sync):

@@ -1,0 +1,81 @@
+"""Differences of a job from the one that wrote a checkpoint, and the constants of its model."""
+
+import hashlib
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from mpitrain.config import Config, by_key
+
+if TYPE_CHECKING:
+    from mpitrain.checkpoint.reader import CheckpointReader
+    from mpitrain.training.parts import Parts
+
+#: Keys that make it another training, on any layout of ranks; own objects have no files.
+_DECISIVE = re.compile(
+    r"(model|loss|compress)\..*|data\.(?!workers|path).*|own\.(?!schedule|splits|experts|cuts).*"
+    r"|federated\.(?!rounds).*|optim\.name|run\.(seed|random|dtype|compute)|train\.batch_size"
+    r"|train\.epochs"
+)
+
+
+class Origin(NamedTuple):
+    """Order of the samples, as text, and the name of the file of the model's constants."""
+
+    order: str
+    constants: str
+
+
+def kept_constants(parts: "Parts") -> dict[str, Any]:
+    """Frozen parameters and buffers in a torch module's ``state_dict``, by the names there."""
+    wanted = set(parts.objects.names.values())
+    found = {name.removeprefix("part0."): one for name, one in parts.model.constants().items()}
+    return {name: tensor for name, tensor in found.items() if name in wanted}
+
+
+def name_of_file(constants: Mapping[str, Any]) -> str:
+    """Name of a file of constants, which depends on their names and values; empty for none."""
+    found = hashlib.blake2b(digest_size=16)
+    for name, one in sorted(constants.items()):
+        tensor = one.detach().cpu().contiguous()
+        found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        found.update(tensor.reshape(-1).view(sys.modules["torch"].uint8).numpy())
+    return f"constants-{found.hexdigest()}.safetensors" if constants else ""
+
+
+def origin_of(parts: "Parts") -> Origin:
+    """What a run began with on rank 0 at the first call; collective."""
+    if parts.origin is None:
+        own = None
+        if parts.comm.rank == 0:
+            own = Origin(parts.sampler.described, name_of_file(kept_constants(parts)))
+        parts.origin = parts.comm.bcast(own)
+    return parts.origin
+
+
+def _decisive(job: Config) -> dict[str, object]:
+    """Values, by key.  Epochs are those of each client; else they only say when to end."""
+    return {
+        key: str(value).rpartition(":")[2] if key.startswith("own.") else value
+        for key, value in by_key(msgspec.to_builtins(job)).items()
+        if _DECISIVE.fullmatch(key) and (job.federated.clients or key != "train.epochs")
+    }
+
+
+def differences(parts: "Parts", checkpoint: "CheckpointReader") -> Iterator[str]:
+    """Differences that make it another training; digests compare constants and data."""
+    then, now, manifest = _decisive(checkpoint.job), _decisive(parts.config), checkpoint.manifest
+    for key in then:
+        if key in now and then[key] != now[key]:
+            yield f"{key} was {then[key]}, and is {now[key]}"
+    order, constants = origin_of(parts)
+    if manifest.order != order:
+        yield f"the order of samples was {manifest.order}, and is {order}"
+    if manifest.constants != constants:
+        yield "frozen parameters or buffers had other values"
+    if manifest.data != parts.data_digest:
+        path = parts.config.data.path
+        yield f"it had other data: what data.path = {path!r} holds has changed since"
