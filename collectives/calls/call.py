@@ -12,7 +12,7 @@ from mpi4py import MPI
 from collectives.algorithms import own
 from collectives.calls.arguments import Arguments
 from collectives.calls.buffers import OPAQUE, CallBuffer
-from collectives.calls.mpi4py_spec import LETTERS, kept_type
+from collectives.calls.mpi4py_spec import LETTERS
 from collectives.contracts import Contract, Member, contract
 from collectives.errors import InvalidBuffer
 from collectives.execution.memory import Combine, Items, is_on_device
@@ -118,8 +118,8 @@ class Call:
         """A key of the plan: calls with equal keys can use the same plan.
 
         It names memory by address, length and type.  ``None`` for a call whose plan cannot be used
-        again: its types may be freed, and other types get their handles; and with gaps, the plan
-        would keep the caller's memory.
+        again: its types may be freed, and other types get their handles; and the plan would keep
+        the caller's memory.
         """
         datatype = self.buffer.datatype
         types = (b.datatype for b in (self.send, self.recv) if b is not None)
@@ -250,7 +250,10 @@ def combiner(op: MPI.Op, dtype: np.dtype[Any], datatype: MPI.Datatype | None) ->
         InvalidBuffer: if MPI does not define ``op`` on this type.
     """
     if dtype == OPAQUE:
-        raise InvalidBuffer("only MPI reduces items with gaps or of 2 GiB; leave the algorithm out")
+        raise InvalidBuffer(
+            "only MPI reduces items of derived types; leave the algorithm out, or name the type of "
+            "the numbers"
+        )
     # Bits are bits, whatever they mean.
     is_number = datatype is None or datatype not in LETTERS
     for known, ufunc, kinds in _table():
@@ -279,7 +282,7 @@ class _ReduceLocal:
 
     def __init__(self, op: MPI.Op, datatype: MPI.Datatype) -> None:
         self.op = op
-        self.datatype = kept_type(self, datatype)
+        self.datatype = datatype
 
     def __call__(self, left: Items, right: Items, /, *, out: Items) -> None:
         result = right.copy()
