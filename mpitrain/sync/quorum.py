@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from collectives.execution.waiting import give_way
+from collectives import give_way
 from mpitrain.arrays import Array
 from mpitrain.config import Sync
 from mpitrain.parallel.summation import KeptElements
