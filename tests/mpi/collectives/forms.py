@@ -1,6 +1,7 @@
-"""A collective in MPI's three forms, and sums that say whether a communicator is well."""
+"""A collective in MPI's three forms, buffers in some, and sums that say whether all is well."""
 
 import numpy as np
+import pytest
 from mpi4py import MPI
 
 from collectives import Communicator
@@ -24,6 +25,38 @@ def run_once(plan):
     plan.Start()
     plan.Wait()
     plan.Free()
+
+
+class Exported:
+    """Memory by DLPack alone."""
+
+    def __init__(self, items):
+        self.items = items
+
+    def __dlpack__(self, **options):
+        return self.items.__dlpack__(**options)
+
+    def __dlpack_device__(self):
+        return self.items.__dlpack_device__()
+
+
+class Interface:
+    """Host memory by CUDA's array interface, as NumPy's own has it."""
+
+    def __init__(self, items):
+        self.items = items
+        self.__cuda_array_interface__ = items.__array_interface__
+
+
+def by_address(items):
+    return MPI.buffer.fromaddress(MPI.Get_address(items), items.nbytes)
+
+
+def tensor_of(items):
+    """torch's tensor on an array of one of ml_dtypes' types."""
+    torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
+    integers = items.view(np.int16 if items.itemsize == 2 else np.uint8)
+    return torch.from_numpy(integers).view(getattr(torch, items.dtype.name))
 
 
 def total(comm):
