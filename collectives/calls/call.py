@@ -15,7 +15,7 @@ from collectives.calls.buffers import OPAQUE, CallBuffer
 from collectives.calls.mpi4py_spec import LETTERS
 from collectives.contracts import Contract, Member, contract
 from collectives.errors import InvalidBuffer
-from collectives.execution.memory import Combine, Items, is_on_device
+from collectives.execution.memory import INTEGER, OPERATIONS, Combine, Items, is_on_device
 from collectives.execution.messages import Counts
 from collectives.schedule import Schedule
 
@@ -208,35 +208,17 @@ def _identity(op: MPI.Op | None) -> object:
     return op.handle if op.is_predefined else (id(op),)
 
 
+def named(name: str) -> MPI.Op:
+    """MPI's operation of this name, in small letters."""
+    op: MPI.Op = getattr(MPI, name.upper())
+    return op
+
+
 def _name(op: MPI.Op) -> str:
     """Handles of operations that users made differ between ranks, so those have one name."""
-    predefined = ("SUM", "PROD", "MAX", "MIN", "MAXLOC", "MINLOC")
-    logical = ("LAND", "LOR", "LXOR", "BAND", "BOR", "BXOR")
-    known = (name for name in (*predefined, *logical) if op == getattr(MPI, name))
     commutes = "commutes" if op.is_commutative else "does not commute"
+    known = (name.upper() for name in (*OPERATIONS, "maxloc", "minloc") if op == named(name))
     return next(known, f"of the user's that {commutes}")
-
-
-#: Kinds of numbers that operations take (MPI 4.1, section 6.9.2), as NumPy's kind letters.
-_NUMBER = "iufcV"  # V: ml_dtypes' bfloat16 and its relatives
-_REAL = "iufV"
-_INTEGER = "iu"
-_LOGICAL = "iub"
-
-
-def _table() -> list[tuple[MPI.Op, np.ufunc, str]]:
-    return [
-        (MPI.SUM, np.add, _NUMBER),
-        (MPI.PROD, np.multiply, _NUMBER),
-        (MPI.MAX, np.maximum, _REAL),
-        (MPI.MIN, np.minimum, _REAL),
-        (MPI.LAND, np.logical_and, _LOGICAL),
-        (MPI.LOR, np.logical_or, _LOGICAL),
-        (MPI.LXOR, np.logical_xor, _LOGICAL),
-        (MPI.BAND, np.bitwise_and, _INTEGER),
-        (MPI.BOR, np.bitwise_or, _INTEGER),
-        (MPI.BXOR, np.bitwise_xor, _INTEGER),
-    ]
 
 
 def combiner(op: MPI.Op, dtype: np.dtype[Any], datatype: MPI.Datatype | None) -> Combine:
@@ -256,11 +238,11 @@ def combiner(op: MPI.Op, dtype: np.dtype[Any], datatype: MPI.Datatype | None) ->
         )
     # Bits are bits, whatever they mean.
     is_number = datatype is None or datatype not in LETTERS
-    for known, ufunc, kinds in _table():
-        if op == known:
+    for name, (ufunc, kinds) in OPERATIONS.items():
+        if op == named(name):
             if dtype.kind not in kinds or dtype.type is np.void:
                 raise InvalidBuffer(f"MPI defines no {ufunc.__name__} on {dtype}")
-            if not (is_number or kinds is _INTEGER):
+            if not (is_number or kinds is INTEGER):
                 assert datatype is not None, "or it would be one"
                 raise InvalidBuffer(
                     f"MPI defines no {ufunc.__name__} on {datatype.name}, as it does not say what "

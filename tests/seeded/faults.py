@@ -161,10 +161,10 @@ FAULTS = [
     ),
     Fault(
         "call: bitwise or for exclusive or",
-        "tests/mpi/collectives/test_collectives.py",
-        "collectives/calls/call.py",
-        "(MPI.BXOR, np.bitwise_xor, _INTEGER)",
-        "(MPI.BXOR, np.bitwise_or, _INTEGER)",
+        "tests/mpi/collectives/test_drawn.py",
+        "collectives/execution/memory.py",
+        '"bxor": (np.bitwise_xor, INTEGER)',
+        '"bxor": (np.bitwise_or, INTEGER)',
     ),
     Fault(
         "engine: native calls do not end the plans under way",

@@ -47,10 +47,7 @@ BAD = {
     "both must have the same type": lambda: (np.zeros(3, "f4"), np.zeros(3)),
     "has 2 items, but 3 go with": lambda: (np.zeros(2), np.zeros(3)),
     "holds 3 items, but 5 were asked for": lambda: (np.zeros(3), [np.zeros(3), 5, MPI.DOUBLE]),
-    "items of derived types": lambda: (
-        None,
-        [np.zeros(4), 1, MPI.DOUBLE.Create_vector(2, 1, 2).Commit()],
-    ),
+    "items of derived types": lambda: (None, [np.zeros(4), 1, MPI.DOUBLE.Create_contiguous(4)]),
     "no whole number": lambda: (None, [np.zeros(3, "u1"), MPI.DOUBLE]),
     "Python objects": lambda: (None, np.array([object()])),
     "is a list|1 to 4 parts": lambda: (None, [1, 2, 3, 4, 5]),
