@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from collectives import Communicator
+from collectives import CheckedTransport, Communicator, Link, delayed
 from collectives.algorithms import find, names
 from collectives.calls.mpi4py_spec import TYPES
 from collectives.contracts import CONTRACTS, Member
@@ -45,10 +45,15 @@ STAYS = 77
 
 
 @pytest.fixture(scope="module")
-def plain():
-    """A communicator without shared memory, whose calls are mostly left to the library unread."""
-    with Communicator(MPI.COMM_WORLD) as made:
-        yield made
+def comms(comm):
+    """One with shared memory, one without, and two whose messages have something around them."""
+    link = delayed(Link((1e-4, 3e-4), 1e9))
+    with (
+        Communicator(MPI.COMM_WORLD) as plain,
+        Communicator(MPI.COMM_WORLD, transport=CheckedTransport) as checked,
+        Communicator(MPI.COMM_WORLD, transport=link) as late,
+    ):
+        yield comm, plain, comm, checked, late
 
 
 class Pool:
@@ -239,7 +244,7 @@ class Drawn:
     "calls", [15, pytest.param(300, marks=[pytest.mark.slow, pytest.mark.at_most(5)])]
 )
 @pytest.mark.parametrize(("collective", "algorithm"), EVERYTHING)
-def test_drawn_calls_have_the_numbers_of_numpy(comm, plain, collective, algorithm, calls):
-    pool = Pool(comm.empty(1 << 23, np.uint8))
+def test_drawn_calls_have_the_numbers_of_numpy(comms, collective, algorithm, calls):
+    pool = Pool(comms[0].empty(1 << 23, np.uint8))
     for seed in range(calls):
-        Drawn((comm, plain)[seed % 3 // 2], pool, collective, algorithm, seed).check()
+        Drawn(comms[seed % 5], pool, collective, algorithm, seed).check()
