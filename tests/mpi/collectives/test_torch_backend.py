@@ -184,31 +184,6 @@ def test_another_backend_stands_beside_it(ranks):
     dist.destroy_process_group(group)
 
 
-def test_messages(ranks, rank):
-    right, left = (rank + 1) % len(ranks), (rank - 1) % len(ranks)
-    received = torch.empty(3, 2).t()
-    dist.isend(torch.full((2, 3), 1.0 * rank), right)  # nobody waits for it
-    work = dist.irecv(received, left)
-    work.wait()
-    assert work.is_completed() and received.tolist() == [[1.0 * left] * 3] * 2
-    ops = [
-        dist.P2POp(dist.isend, torch.full((5,), 1.0 * rank), right),
-        dist.P2POp(dist.irecv, got := torch.empty(5), left),
-    ]
-    for work in dist.batch_isend_irecv(ops):
-        work.wait()
-    assert got.tolist() == [1.0 * left] * 5
-    if rank:
-        dist.send(torch.tensor(rank), 0)
-    else:
-        sources = []
-        for _ in ranks[1:]:
-            value = torch.tensor(0)
-            sources.append(dist.recv(value))
-            assert value.item() == sources[-1]
-        assert sorted(sources) == list(ranks[1:])
-
-
 def test_a_message_that_a_future_waits_for_holds_up_no_other(ranks, rank):
     right, left = (rank + 1) % len(ranks), (rank - 1) % len(ranks)
     received = torch.empty(1)
@@ -267,15 +242,6 @@ def test_tensors_of_inference_mode_are_reduced_in_the_background(ranks, op, dtyp
     dist.all_reduce(outside := torch.ones(1 << 20, dtype=dtype), group=group)
     assert (outside == len(ranks)).all()
     dist.destroy_process_group(group)
-
-
-def test_objects(ranks, rank):
-    every = [None] * len(ranks)
-    dist.all_gather_object(every, {"rank": rank})
-    assert every == [{"rank": r} for r in ranks]
-    objects = [rank, "x" * rank]
-    dist.broadcast_object_list(objects, len(ranks) - 1)
-    assert objects == [ranks[-1], "x" * ranks[-1]]
 
 
 def test_a_storage_can_be_resized_afterwards():
