@@ -3,18 +3,9 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from time import perf_counter
-from typing import Protocol
 
 from collectives.communicator import AnyPlan, Communicator
-from collectives.execution.progress import Moving
-
-
-class Part(Protocol):
-    """A part of a :class:`Phased`: a plan, or several as one."""
-
-    def Start(self) -> object: ...
-
-    def Test(self) -> bool: ...
+from collectives.execution.progress import Moving, Part
 
 
 class Phased(ABC):

@@ -17,7 +17,7 @@ from collectives.calls.nccl import bind_nccl, fault_of_nccl
 from collectives.calls.reproducible import bind_exact, is_rounded
 from collectives.calls.resources import Resources
 from collectives.calls.tuner import Choice, Kind, Situation, choose
-from collectives.compile.cost import segments_for
+from collectives.compile.cost import Model, best_segments, count
 from collectives.errors import CollectiveError
 from collectives.execution.memory import HOST, Items, Memory, is_queued
 from collectives.execution.messages import Operands, bind
@@ -143,12 +143,14 @@ class Binder:
         if "segments=auto" not in choice.algorithm:
             return choice
         table = self._resources.table
-        alpha, beta = 1e-6 * table.alpha_us, 1e-9 / table.bandwidth_GBs
+        model = Model(1e-6 * table.alpha_us, 1e-9 / table.bandwidth_GBs, 0.0)
         algorithm = in_segments(
             call.collective,
             choice.algorithm,
             call.member.size,
-            lambda schedule: segments_for(schedule, call.known_nbytes, alpha, beta),
+            lambda schedule: best_segments(
+                count(schedule).latency, call.known_nbytes / schedule.chunks, model
+            ),
         )
         return choice._replace(algorithm=algorithm)
 
