@@ -7,6 +7,8 @@ from time import perf_counter
 from collectives.communicator import AnyPlan, Communicator
 from collectives.execution.progress import Moving, Part
 
+__all__ = ["Part", "Phased"]
+
 
 class Phased(ABC):
     """Plans one after the other with work in between, as one plan.

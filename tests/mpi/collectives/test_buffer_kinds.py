@@ -237,57 +237,6 @@ def test_buffers_that_share_memory_are_refused(comm, shared):
             comm.Allreduce(send, recv, algorithm="butterfly")
 
 
-@pytest.mark.parametrize("items", [3, 100_000])
-def test_numbers_of_the_other_byte_order(comm, items):
-    """MPI has no type for them, so they are never native, however few."""
-    mine = np.arange(items, dtype=">f8")
-    total, whole = np.zeros_like(mine), np.zeros(items * comm.size, ">f8")
-    comm.Allreduce(mine, total)
-    assert np.array_equal(total, comm.size * mine)
-    comm.Allgather(mine, whole)
-    assert np.array_equal(whole, np.tile(mine, comm.size))
-
-
-@pytest.mark.quick_on(3)
-@pytest.mark.parametrize("dtype", ["S3", "U2", "V5", "u1,u2", "u4,u4,u4", "f4,f8"])
-@pytest.mark.parametrize("count", [0, 1, 2, 5])
-def test_items_of_any_number_of_bytes(comm, dtype, count):
-    """NumPy types that MPI has no type for; only bytes move."""
-    dtype = np.dtype(dtype)
-    rng = np.random.default_rng(count)
-    whole = np.frombuffer(rng.bytes(comm.size * count * dtype.itemsize), dtype)
-    mine = whole[comm.rank * count :][:count]
-    bytes_type = MPI.BYTE.Create_contiguous(dtype.itemsize).Commit()
-    counts = [count] * comm.size
-    for start, algorithm in (
-        (comm.Bcast, "auto"),
-        (comm.Bcast, "binomial_tree"),
-        (comm.Ibcast, "auto"),
-        (comm.Allgather, "auto"),
-        (comm.Allgather, "ring"),
-        (comm.Iallgather, "direct"),
-        (comm.Allgatherv, "auto"),
-        (comm.Iallgatherv, "auto"),
-    ):
-        for typed in (False, True, comm.rank == 0, comm.rank > 0):
-            room = np.zeros(comm.size * count, dtype)
-            if comm.rank == 0:
-                room[...] = whole
-            name = start.__name__.lower()
-            buffers = [[room]] if "bcast" in name else [[mine], [room]]
-            if name.endswith("v"):
-                buffers[1] += [counts, None]
-            elif not typed:
-                buffers = [buffer for (buffer,) in buffers]
-            if typed:
-                buffers = [[*buffer, bytes_type] for buffer in buffers]
-            request = start(*buffers, algorithm=algorithm)
-            if request is not None:
-                request.Wait()
-            assert room.tobytes() == whole.tobytes()
-    bytes_type.Free()
-
-
 @pytest.mark.parametrize("algorithm", ["binomial_tree", "native", "auto"])
 def test_addresses_in_a_type_from_the_bottom_of_memory(comm, algorithm):
     """Two arrays and a part of a third in one broadcast, as C programs send structures."""

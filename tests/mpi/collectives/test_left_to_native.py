@@ -147,25 +147,6 @@ def test_what_is_no_array_of_mpi_types_is_read(comm):
         vector.Free()
 
 
-@pytest.mark.parametrize("dtype", ["S4", ">f8", "M8[ns]", "i4,f8"])
-@pytest.mark.parametrize("bytes_on", ["no rank", "all ranks", "rank 0"])
-def test_what_the_other_buffer_is_counts_as_well(comm, dtype, bytes_on):
-    """mpi4py takes none of these types; here they are moved as bytes, whatever the first buffer
-    is said to be."""
-    own = np.zeros(3, dtype)
-    own.view(np.uint8)[:] = comm.rank + 1
-    gathered = np.zeros(own.nbytes * comm.size, np.uint8)
-    is_bytes = {"no rank": False, "all ranks": True, "rank 0": comm.rank == 0}[bytes_on]
-    for method in ("Allgather", "Gather"):
-        gathered[:] = 0
-        getattr(comm, method)(own, gathered if is_bytes else gathered.view(dtype))
-        if method == "Allgather" or comm.rank == 0:
-            expected = np.repeat(np.arange(comm.size) + 1, own.nbytes)
-            np.testing.assert_array_equal(gathered, expected)
-    comm.Bcast(own)
-    assert np.all(own.view(np.uint8) == 1)
-
-
 def test_two_ranks_leave_sums_of_16_bits_to_the_library(comm):
     """It rounds their sum once, as ours does; those of more ranks it rounds with every rank."""
     if np.dtype(np.float16) not in fast_path.DTYPES:

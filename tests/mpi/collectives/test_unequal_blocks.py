@@ -92,19 +92,6 @@ def test_counts_that_do_not_fit(comm):
         comm.Reduce_scatter(room, np.zeros(3), [3] * (comm.size + 1), algorithm="ring")
 
 
-@pytest.mark.parametrize("algorithm", ["pairwise", "linear", "auto"])
-def test_alltoall_in_place_as_a_plan(comm, algorithm):
-    """Where Open MPI's own nonblocking one is wrong."""
-    for seed in range(4):
-        table = np.random.default_rng(seed).choice([0, 2400, 8930, 12500], (comm.size, comm.size))
-        counts = np.maximum(table, table.T)[comm.rank].tolist()
-        mine = np.random.default_rng([seed, comm.rank]).integers(0, 9, sum(counts), np.int32)
-        expected, got = np.zeros_like(mine), mine.copy()
-        MPI.COMM_WORLD.Alltoallv([mine, counts], [expected, counts])
-        comm.Ialltoallv(MPI.IN_PLACE, [got, counts], algorithm=algorithm).Wait()
-        assert np.array_equal(got, expected)
-
-
 @pytest.mark.parametrize("algorithm", ["dissemination", "native", "auto"])
 def test_barrier(comm, algorithm):
     """Nobody is through before the last has come."""
