@@ -1,7 +1,8 @@
 """Carries out the calls of a communicator: finds or binds a plan for each, and runs it."""
 
+import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from mpi4py import MPI
@@ -19,12 +20,11 @@ from collectives.calls.resources import Resources
 from collectives.calls.settings import Settings
 from collectives.calls.turn import Turn
 from collectives.calls.validate import Validator
-from collectives.calls.watching import Watching
 from collectives.errors import CollectiveError
 from collectives.execution.plan import Plan
 from collectives.execution.traffic import Traffic
 from collectives.execution.transport.shared_memory import Meeting
-from collectives.failure import WatchedPlan
+from collectives.failure import Watchdog, WatchedPlan
 
 AnyPlan = Plan | NativePlan | WatchedPlan
 #: A nonblocking call under way.
@@ -33,10 +33,13 @@ Begun = Plan | NativeRequest | WatchedPlan
 IN_PLACE = MPI.IN_PLACE
 
 
-class Engine(Watching):
+class Engine:
     """The state of one communicator: its duplicate for messages, its plans, its memory.
 
     Attributes:
+        comm: the communicator.
+        progress: plans that are under way.
+        watchdog: watches all calls, if there is a timeout.
         settings: options of the communicator.
         last_plan: plan of the last call.
         library: mpi4py's methods, for calls that go to the MPI library unparsed.
@@ -46,7 +49,11 @@ class Engine(Watching):
         self.settings = settings
         self.library: Any = MPI.Intracomm
         self.resources = Resources(comm, settings)
-        super().__init__(comm, settings.timeout, self.resources.progress)
+        self.comm, self.progress = comm, self.resources.progress
+        timeout = settings.timeout
+        self.watchdog = Watchdog(MPI.Intracomm(comm), timeout) if timeout else None
+        #: Watches blocks that wait for other ranks; see :meth:`watch`.
+        self._block_watchdog = self.watchdog
         self._underway = self.progress.plans
         self.last_plan: AnyPlan | Native | None = None
         self._limits = Limits(self.resources)
@@ -55,6 +62,40 @@ class Engine(Watching):
         self._cache = PlanCache()
         self._rendezvous = Rendezvous(self.resources, self._limits.of_auto)
         self._binder = Binder(self.resources)
+
+    def watch(self) -> None:
+        """Starts a watchdog of :meth:`waiting` alone if settings name no timeout.
+
+        It sees no collectives on arrays, as ranks leave different numbers of them to MPI.
+        """
+        may_watch = self.settings.timeout is None and self._block_watchdog is None
+        if may_watch and self.comm.size > 1:
+            self._block_watchdog = Watchdog(MPI.Intracomm(self.comm))
+            weakref.finalize(self, self._block_watchdog.drop).atexit = False
+
+    def close_watchdog(self) -> None:
+        """Ends the watch."""
+        if self._block_watchdog is not None:
+            self._block_watchdog.close()
+            self._block_watchdog = self.watchdog = None
+
+    def waiting(self, what: str, by_all: bool = True) -> AbstractContextManager[None]:
+        """A block that waits for other ranks; ``by_all``: all ranks enter it, in the same order."""
+        watchdog = self._block_watchdog
+        return watchdog.waiting(what, numbered=by_all) if watchdog else nullcontext()
+
+    def after_plans(self, what: str) -> AbstractContextManager[None]:
+        """A block that all ranks enter, after the plans under way have ended."""
+        if self._block_watchdog is None:  # ten times as fast as a generator
+            self.progress.drain()
+            return nullcontext()
+        return self._after_plans(what)
+
+    @contextmanager
+    def _after_plans(self, what: str) -> Iterator[None]:
+        with self.waiting(what):
+            self.progress.drain()
+            yield
 
     def count(self, traffic: Traffic | None) -> None:
         """Counts in ``traffic`` what plans send that are made from now on; ``None`` stops that."""
