@@ -262,7 +262,7 @@ class Drawn:
 
 
 @pytest.mark.parametrize(
-    "calls", [15, pytest.param(300, marks=[pytest.mark.slow, pytest.mark.at_most(5)])]
+    "calls", [10, pytest.param(300, marks=[pytest.mark.slow, pytest.mark.at_most(5)])]
 )
 @pytest.mark.parametrize(("collective", "algorithm"), EVERYTHING)
 def test_drawn_calls_have_the_numbers_of_numpy(comms, collective, algorithm, calls):
