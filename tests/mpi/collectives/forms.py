@@ -5,9 +5,15 @@ import pytest
 from mpi4py import MPI
 
 from collectives import Communicator
+from collectives.contracts import Member, contract
+from tests.local.references import reference
 
 #: Ways to make a call; ``None``, the plain one, as ``blocking``.
 FORMS = ("blocking", "nonblocking", "persistent")
+
+
+#: Methods that are not called as their collective.
+METHODS = {"reduce_scatter": "Reduce_scatter_block", "broadcast": "Bcast"}
 
 
 def run(comm, form, name, *given, **how):
@@ -69,6 +75,19 @@ def expect_sum(comm, items, algorithm=None, plus=0, form="blocking"):
     items[...] = comm.rank + plus
     run(comm, form, "Allreduce", MPI.IN_PLACE, items, algorithm=algorithm)
     assert (items == total(comm) + plus * comm.size).all()
+
+
+def sent(collective, comm, count, dtype, rank, root=0, seed=0):
+    """What ``rank`` sends: whole numbers whose sums every type represents."""
+    items = count * contract(collective).send_blocks(Member(rank, comm.size, root))
+    return np.random.default_rng([seed, rank]).integers(0, 8, items).astype(dtype)
+
+
+def wanted(collective, comm, count, dtype, root=0, seed=0):
+    """What this rank must receive; ``None`` if nothing."""
+    everybody = [sent(collective, comm, count, dtype, r, root, seed) for r in range(comm.size)]
+    found = reference(collective, everybody, comm.rank, root)
+    return None if found is None else found.astype(dtype)
 
 
 def fresh():

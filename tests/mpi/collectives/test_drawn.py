@@ -19,7 +19,15 @@ from collectives.algorithms import find, names
 from collectives.calls.fast_path import DTYPES as DTYPES_OF_MPI
 from collectives.calls.mpi4py_spec import TYPES
 from collectives.contracts import CONTRACTS, Member
-from tests.mpi.collectives.forms import FORMS, Exported, Interface, by_address, run, tensor_of
+from tests.mpi.collectives.forms import (
+    FORMS,
+    METHODS,
+    Exported,
+    Interface,
+    by_address,
+    run,
+    tensor_of,
+)
 
 pytestmark = pytest.mark.mpi
 
@@ -29,7 +37,6 @@ EVERYTHING = [
     if collective != "barrier"  # which has a test of its own
     for algorithm in (*names(collective), "native", "auto")
 ]
-METHODS = {"broadcast": "Bcast", "reduce_scatter": "Reduce_scatter_block"}
 NARROW = [np.float16, ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2]
 NARROW += [ml_dtypes.float8_e4m3fnuz, ml_dtypes.float8_e5m2fnuz]
 SMALL = ["i1", "u1", "i2", "u2"]
