@@ -158,7 +158,7 @@ class Drawn:
         self.empty = pool.empty if rng.integers(2) and comm._engine.resources.node else np.empty
         self.member = Member(comm.rank, size, self.root)
 
-    def __str__(self):
+    def __repr__(self):
         said = ("algorithm", "dtype", "op", "count", "root", "form", "in_place", "unequal", "gap")
         return f"{self.contract.collective}: { ({name: getattr(self, name) for name in said}) }"
 
