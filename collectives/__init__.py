@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from collectives.communicator import AnyPlan, Communicator
     from collectives.execution.transport.checked import CheckedTransport
     from collectives.execution.transport.delayed import Link, delayed
-    from collectives.execution.transport.mpi import MPITransport
+    from collectives.execution.transport.mpi import Envelope, MPITransport
+    from collectives.execution.waiting import give_way
     from collectives.failure.abort import abort_on_exception
     from collectives.launchers import check_launch
     from collectives.shared_pool import SharedPool
@@ -40,12 +41,14 @@ _WHERE = {
     "AnyPlan": "collectives.communicator",
     "CheckedTransport": "collectives.execution.transport.checked",
     "Communicator": "collectives.communicator",
+    "Envelope": "collectives.execution.transport.mpi",
     "Link": "collectives.execution.transport.delayed",
     "MPITransport": "collectives.execution.transport.mpi",
     "SharedPool": "collectives.shared_pool",
     "abort_on_exception": "collectives.failure.abort",
     "check_launch": "collectives.launchers",
     "delayed": "collectives.execution.transport.delayed",
+    "give_way": "collectives.execution.waiting",
     "provenance": "collectives.about",
     "sparse_allreduce": "collectives.sparse",
 }
@@ -68,6 +71,7 @@ __all__ = [
     "CollectiveError",
     "Communicator",
     "CorruptMessage",
+    "Envelope",
     "InvalidBuffer",
     "LaunchError",
     "Link",
@@ -81,6 +85,7 @@ __all__ = [
     "abort_on_exception",
     "check_launch",
     "delayed",
+    "give_way",
     "provenance",
     "register",
     "sparse_allreduce",

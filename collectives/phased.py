@@ -3,18 +3,11 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from time import perf_counter
-from typing import Protocol
 
 from collectives.communicator import AnyPlan, Communicator
-from collectives.execution.progress import Moving
+from collectives.execution.progress import Moving, Part
 
-
-class Part(Protocol):
-    """A part of a :class:`Phased`: a plan, or several as one."""
-
-    def Start(self) -> object: ...
-
-    def Test(self) -> bool: ...
+__all__ = ["Part", "Phased"]
 
 
 class Phased(ABC):

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from collectives import LaunchError
 from collectives.about import load_mpi
-from collectives.commands.program import while_read
+from collectives.commands import while_read
 from mpitrain.commands import arguments, offline
 
 

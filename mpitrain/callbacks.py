@@ -13,7 +13,7 @@ import msgspec
 from mpi4py import MPI
 
 from collectives import provenance
-from collectives.failure.abort import aborts
+from collectives.failure import aborts
 from mpitrain.checkpoint import CheckpointError, Writer
 from mpitrain.checkpoint.changes import origin_of
 from mpitrain.checkpoint.saving import checkpoints, resume, save

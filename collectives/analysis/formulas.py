@@ -40,17 +40,25 @@ def _up(p: int) -> int:
     return ceil(log2(p))
 
 
+def _in_shards(steps: Callable[[int], float]) -> Seconds:
+    """Of a reduce-scatter and an all-gather, of so many messages in a row each."""
+    return lambda c, m, p: 2 * steps(p) * c.alpha + (p - 1) / p * m * (2 * c.beta + c.gamma)
+
+
+_SHARDS = "2(p-1)(alpha + beta m/p) + (p-1) gamma m/p"
+_HALVES = "2 log2 p alpha + (p-1)/p m (2 beta + gamma)"
+
 FORMULAS = (
     Formula(
         "ring",
-        "2(p-1)(alpha + beta m/p) + (p-1) gamma m/p",
-        lambda c, m, p: 2 * (p - 1) * (c.alpha + c.beta * m / p) + (p - 1) * c.gamma * m / p,
+        _SHARDS,
+        _in_shards(lambda p: p - 1),
         difference="Rodriguez's 'AllReduce-Ring' is what we call direct",
     ),
     Formula(
         "direct",
-        "2(p-1)(alpha + beta m/p) + (p-1) gamma m/p",
-        lambda c, m, p: 2 * (p - 1) * (c.alpha + c.beta * m / p) + (p - 1) * c.gamma * m / p,
+        _SHARDS,
+        _in_shards(lambda p: p - 1),
         book="T_ring = 2(L + T'/P)",
         book_seconds=lambda c, m, p: 2 * (c.alpha + c.beta * m / p),
         difference="Rodriguez gives each rank p-1 ports; with one, its messages follow one another",
@@ -64,22 +72,12 @@ FORMULAS = (
         book_seconds=lambda c, m, p: floor(log2(p)) * (c.alpha + c.beta * m),
         difference="the same but for the reduction",
     ),
-    Formula(
-        "halving_doubling",
-        "2 log2 p alpha + (p-1)/p m (2 beta + gamma)",
-        lambda c, m, p: 2 * log2(p) * c.alpha + (p - 1) / p * m * (2 * c.beta + c.gamma),
-        powers_only=True,
-    ),
-    Formula(
-        "swing",
-        "2 log2 p alpha + (p-1)/p m (2 beta + gamma)",
-        lambda c, m, p: 2 * log2(p) * c.alpha + (p - 1) / p * m * (2 * c.beta + c.gamma),
-        powers_only=True,
-    ),
+    Formula("halving_doubling", _HALVES, _in_shards(log2), powers_only=True),
+    Formula("swing", _HALVES, _in_shards(log2), powers_only=True),
     Formula(
         "circulant",
-        "2 log2 p alpha + (p-1)/p m (2 beta + gamma)",
-        lambda c, m, p: 2 * _up(p) * c.alpha + (p - 1) / p * m * (2 * c.beta + c.gamma),
+        _HALVES,
+        _in_shards(_up),
         powers_only=True,
         difference="for every p, plus one alpha for each message whose blocks wrap round the end",
     ),

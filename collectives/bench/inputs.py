@@ -8,23 +8,10 @@ import numpy.typing as npt
 
 from collectives.contracts import Member, contract
 from collectives.errors import needed
-from collectives.execution.memory import is_on_device
+from collectives.execution.memory import OPERATIONS, is_on_device
 
 Items = npt.NDArray[Any]
 
-#: NumPy's function of an operation by its name on the command line.
-OPERATIONS = {
-    "sum": np.add,
-    "prod": np.multiply,
-    "max": np.maximum,
-    "min": np.minimum,
-    "land": np.logical_and,
-    "lor": np.logical_or,
-    "lxor": np.logical_xor,
-    "band": np.bitwise_and,
-    "bor": np.bitwise_or,
-    "bxor": np.bitwise_xor,
-}
 #: nccl-tests' names of types, beside NumPy's.
 ALIASES = {"float": "float32", "double": "float64", "half": "float16"}
 
@@ -102,7 +89,7 @@ def expected(
         ]
         total = sent[0][here]
         for items in sent[1:]:
-            total = OPERATIONS[op](total, items[here]).astype(dtype)
+            total = OPERATIONS[op][0](total, items[here]).astype(dtype)
         received.append(total)
     return np.concatenate(received) if received else None
 

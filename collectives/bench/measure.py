@@ -15,6 +15,7 @@ from collectives.bench import inputs
 from collectives.bench.device import ByTheHost, Row
 from collectives.bench.overlap import overlap
 from collectives.calls.arguments import Arguments
+from collectives.calls.call import named
 from collectives.calls.mpi4py_spec import TYPES
 from collectives.communicator import Communicator
 from collectives.contracts import CONTRACTS, Member, contract
@@ -164,7 +165,7 @@ class Buffers:
             case.collective,
             MPI.IN_PLACE if self.send is None else spec(self.send, blocks.send_blocks(member)),
             spec(self.recv, blocks.recv_blocks(member)),
-            getattr(MPI, case.op.upper()) if blocks.reduces else None,
+            named(case.op) if blocks.reduces else None,
         )
 
     def quiet(self) -> None:

@@ -1,7 +1,6 @@
 """From a call to the plan that carries it out: chooses the algorithm, then binds its schedule."""
 
 import logging
-from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -18,7 +17,7 @@ from collectives.calls.nccl import bind_nccl, fault_of_nccl
 from collectives.calls.reproducible import bind_exact, is_rounded
 from collectives.calls.resources import Resources
 from collectives.calls.tuner import Choice, Kind, Situation, choose
-from collectives.compile.cost import segments_for
+from collectives.compile.cost import Model, best_segments, count
 from collectives.errors import CollectiveError
 from collectives.execution.memory import HOST, Items, Memory, is_queued
 from collectives.execution.messages import Operands, bind
@@ -45,7 +44,6 @@ class Binder:
         call: Call,
         places: Places | None,
         planned: bool,
-        keep: Callable[[Plan], object] | None = None,
         unordered: bool = False,
     ) -> Plan | NativePlan:
         """The plan of a call.
@@ -54,7 +52,6 @@ class Binder:
             places: where all ranks' buffers lie, if that is in the node's memory.
             planned: gives it tags and counters of its own.  A blocking call uses those of all
                 blocking calls, and names the memory by address, so that its plan does not keep it.
-            keep: takes the plan of a nonblocking call in shared memory at the end of its run.
             unordered: whether the ranks may begin the runs of such plans in another order.
 
         Raises:
@@ -63,16 +60,10 @@ class Binder:
         """
         memory = self._resources.devices.memory(call.buffer.gpu)
         with memory.working() if is_queued(memory) else nullcontext():
-            return self._bind(call, memory, places, planned, keep, unordered)
+            return self._bind(call, memory, places, planned, unordered)
 
     def _bind(
-        self,
-        call: Call,
-        memory: Memory,
-        places: Places | None,
-        planned: bool,
-        keep: Callable[[Plan], object] | None,
-        unordered: bool,
+        self, call: Call, memory: Memory, places: Places | None, planned: bool, unordered: bool
     ) -> Plan | NativePlan:
         """As :meth:`bind`; what is allocated in it is the plans' stream's."""
         resources, progress = self._resources, self._resources.progress
@@ -87,7 +78,7 @@ class Binder:
             before = waits_for_device(call.arguments, resources.devices.is_direct)
             return NativePlan(resources.comm, call.arguments, reason, progress, before)
         progress.expect_whole()
-        binding = Binding(reason, progress, None, memory, met=not planned, keep=keep)
+        binding = Binding(reason, progress, None, memory, met=not planned)
         if algorithm == "nccl":
             if resources.settings.needs_messages:
                 raise CollectiveError(
@@ -110,9 +101,8 @@ class Binder:
         if fits and (slots := resources.slots) is not None:
             operands = staged(call, not planned, widens=False)
             wide = np.dtype(np.float32) if call.widens else None
-            binding = replace(binding, keep=None)
             return bind_slots(schedule, slots, operands, call.combine, binding, wide)
-        binding = replace(binding, tags=resources.take_tags() if planned else None, keep=None)
+        binding = replace(binding, tags=resources.take_tags() if planned else None)
         operands = staged(call, not planned, call.widens, memory)
         transport = resources.devices.transport_of(call.buffer.gpu)
         return bind(schedule, transport, operands, call.combine, binding)
@@ -153,12 +143,14 @@ class Binder:
         if "segments=auto" not in choice.algorithm:
             return choice
         table = self._resources.table
-        alpha, beta = 1e-6 * table.alpha_us, 1e-9 / table.bandwidth_GBs
+        model = Model(1e-6 * table.alpha_us, 1e-9 / table.bandwidth_GBs, 0.0)
         algorithm = in_segments(
             call.collective,
             choice.algorithm,
             call.member.size,
-            lambda schedule: segments_for(schedule, call.known_nbytes, alpha, beta),
+            lambda schedule: best_segments(
+                count(schedule).latency, call.known_nbytes / schedule.chunks, model
+            ),
         )
         return choice._replace(algorithm=algorithm)
 
@@ -185,8 +177,8 @@ class Binder:
 def staged(call: Call, borrow: bool, widens: bool, memory: Memory = HOST) -> Operands:
     """The operands of a call: the caller's buffers, or copies where a plan cannot work on these.
 
-    Blocks of a v-variant may lie anywhere in the caller's buffer, and derived types may have gaps:
-    both are packed.  Numbers of 16 and 8 bits are reduced in 32 bits by every algorithm, so that
+    Blocks of a v-variant, and items of derived types, may lie anywhere in the caller's buffer: both
+    are packed.  Numbers of 16 and 8 bits are reduced in 32 bits by every algorithm, so that
     the result is rounded once and not with every rank.
 
     Args:

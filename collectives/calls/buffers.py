@@ -16,7 +16,6 @@ from collectives.calls.mpi4py_spec import (
     Block,
     Gaps,
     fills_its_extent,
-    is_one_block,
     named_type,
     number,
     numbers,
@@ -27,7 +26,7 @@ from collectives.errors import InvalidBuffer
 from collectives.execution.memory import HOST, Memory, gpu_of, is_on_device
 from collectives.execution.transport.cuda_memory import CudaMemory
 
-#: The type of items that only the MPI library can reduce: with gaps, or of 2 GiB and more.
+#: The type of items that only the MPI library can reduce: those of derived types.
 OPAQUE = np.dtype("V0")
 
 
@@ -36,7 +35,7 @@ class CallBuffer:
     """Memory as MPI sees it: ``items.size`` items of one type.
 
     Attributes:
-        items: contiguous 1-D view of the caller's memory, NumPy's or CuPy's; where its items have
+        items: contiguous 1-D view of the caller's memory, NumPy's or CuPy's; where there are
             ``gaps``, memory of our own that they are packed into; without memory if ``OPAQUE``.
         datatype: the MPI type of an item, named by the caller or inferred; ``None`` where this MPI
             has none (float16, bfloat16 on some).
@@ -127,12 +126,12 @@ def read_buffer(
         role: ``"send"`` or ``"receive"``, for messages; a receive buffer must be writable.
         blocks: blocks that the collective puts into this buffer; as in mpi4py, a given count is
             that of one block, and displacements are in items.
-        moves: the collective only moves data, so types with gaps are packed.
+        moves: the collective only moves data, so items of derived types are packed.
         readonly: a receive buffer that this rank only reads, as the root of a broadcast does.
 
     Raises:
         InvalidBuffer: the memory is not contiguous, not writable, too short, or of a kind that
-            nobody can read, or its type has gaps and the collective does not only move data.
+            nobody can read.
     """
     data, count, displacement, named = parts(spec)
     readonly = readonly or role == "send"
@@ -197,30 +196,26 @@ class _Space:
         self.datatype = _inferred(self.memory.dtype)
         self.dtype = self.memory.dtype
         self.extent = self.memory.itemsize
-        self.gapped = False
+        self.gapped = self.is_opaque = self.is_packed = False
         #: Items of a type without bytes are nothing, however many there are.
         self.is_of_nothing = False
         if named is not None:
             self.datatype = datatype = named_type(named, role)
-            self.extent = datatype.Get_extent()[1]
-            # A reduction goes item by item, so the order of the numbers in one plays no part; and
-            # the pair types of MAXLOC may have gaps, which nobody looks at.
-            whole = is_one_block(datatype) if moves else fills_its_extent(datatype)
-            self.is_of_nothing = moves and not datatype.Get_size()
-            self.gapped = not (
-                whole or self.is_of_nothing or (datatype.is_predefined and not moves)
-            )
-            if not self.gapped:  # the extent may be the distance of two addresses
+            size, self.extent = datatype.Get_size(), datatype.Get_extent()[1]
+            self.is_of_nothing = moves and not size
+            self.is_opaque = not (moves or datatype.is_predefined)
+            # In a reduction, nobody looks at the gaps of the pair types of MAXLOC.
+            self.gapped = (moves or self.is_opaque) and not fills_its_extent(datatype)
+            self.is_packed = moves and bool(size) and (self.gapped or not datatype.is_predefined)
+            if datatype.is_predefined and not self.is_packed:
                 self.dtype = _dtype(datatype, self.extent)
+            if self.is_packed and (is_on_device(self.memory) or self.extent <= 0):
+                raise InvalidBuffer(
+                    f"the {role} buffer's datatype is derived (extent {self.extent}, size {size} "
+                    "bytes); pack it first, or call with algorithm='native'"
+                )
         #: Its type says where in this process's memory the items are.
-        self.at_bottom = self.gapped and data is MPI.BOTTOM
-        self.is_opaque = not moves and (self.gapped or self.extent != self.dtype.itemsize)
-        if self.gapped and (is_on_device(self.memory) or (moves and self.extent <= 0)):
-            size = self.datatype.Get_size() if self.datatype else 0
-            raise InvalidBuffer(
-                f"the {role} buffer's datatype has gaps (extent {self.extent}, size {size} bytes); "
-                "pack it first, or call with algorithm='native'"
-            )
+        self.at_bottom = self.is_packed and data is MPI.BOTTOM
 
     def whole_items(self, start: int) -> int:
         """How many items there are from item ``start`` on."""
@@ -241,7 +236,7 @@ class _Space:
             self._expect(start, count, f"{asked} from item {start} on" if start else asked)
         if self.is_opaque:
             return CallBuffer(np.empty(blocks[0].length, OPAQUE), self.datatype)
-        if self.gapped:
+        if self.is_packed:
             return self._packed(blocks, counts)
         starts, lengths = zip(*blocks)
         first, length = starts[0] if lengths[0] else 0, sum(lengths)
@@ -258,7 +253,7 @@ class _Space:
         return CallBuffer(items, self.datatype, counts, displacements, writable=self.writable)
 
     def _packed(self, blocks: list[Block], counts: tuple[int, ...] | None) -> CallBuffer:
-        assert self.datatype is not None, "only a type that was named has gaps"
+        assert self.datatype is not None, "it was named"
         size = self.datatype.Get_size()
         packed = np.empty(sum(count for _, count in blocks) * size, np.uint8)
         if self.at_bottom:
@@ -295,10 +290,7 @@ def _inferred(dtype: "np.dtype[Any]") -> MPI.Datatype | None:
 
 
 def _dtype(datatype: MPI.Datatype, extent: int) -> "np.dtype[Any]":
-    """NumPy's type of items of an MPI type, or as many bytes where it has none; a byte where they
-    are more than it can count."""
-    if extent > np.iinfo(np.intc).max:
-        return np.dtype(np.uint8)
+    """NumPy's type of items of one of MPI's own types, or as many bytes where it has none."""
     try:
         dtype = np.dtype(dtlib.to_numpy_dtype(datatype))
     except (ValueError, TypeError):

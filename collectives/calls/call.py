@@ -12,10 +12,10 @@ from mpi4py import MPI
 from collectives.algorithms import own
 from collectives.calls.arguments import Arguments
 from collectives.calls.buffers import OPAQUE, CallBuffer
-from collectives.calls.mpi4py_spec import LETTERS, kept_type
+from collectives.calls.mpi4py_spec import LETTERS
 from collectives.contracts import Contract, Member, contract
 from collectives.errors import InvalidBuffer
-from collectives.execution.memory import Combine, Items, is_on_device
+from collectives.execution.memory import INTEGER, OPERATIONS, Combine, Items, is_on_device
 from collectives.execution.messages import Counts
 from collectives.schedule import Schedule
 
@@ -118,8 +118,8 @@ class Call:
         """A key of the plan: calls with equal keys can use the same plan.
 
         It names memory by address, length and type.  ``None`` for a call whose plan cannot be used
-        again: its types may be freed, and other types get their handles; and with gaps, the plan
-        would keep the caller's memory.
+        again: its types may be freed, and other types get their handles; and the plan would keep
+        the caller's memory.
         """
         datatype = self.buffer.datatype
         types = (b.datatype for b in (self.send, self.recv) if b is not None)
@@ -208,35 +208,17 @@ def _identity(op: MPI.Op | None) -> object:
     return op.handle if op.is_predefined else (id(op),)
 
 
+def named(name: str) -> MPI.Op:
+    """MPI's operation of this name, in small letters."""
+    op: MPI.Op = getattr(MPI, name.upper())
+    return op
+
+
 def _name(op: MPI.Op) -> str:
     """Handles of operations that users made differ between ranks, so those have one name."""
-    predefined = ("SUM", "PROD", "MAX", "MIN", "MAXLOC", "MINLOC")
-    logical = ("LAND", "LOR", "LXOR", "BAND", "BOR", "BXOR")
-    known = (name for name in (*predefined, *logical) if op == getattr(MPI, name))
     commutes = "commutes" if op.is_commutative else "does not commute"
+    known = (name.upper() for name in (*OPERATIONS, "maxloc", "minloc") if op == named(name))
     return next(known, f"of the user's that {commutes}")
-
-
-#: Kinds of numbers that operations take (MPI 4.1, section 6.9.2), as NumPy's kind letters.
-_NUMBER = "iufcV"  # V: ml_dtypes' bfloat16 and its relatives
-_REAL = "iufV"
-_INTEGER = "iu"
-_LOGICAL = "iub"
-
-
-def _table() -> list[tuple[MPI.Op, np.ufunc, str]]:
-    return [
-        (MPI.SUM, np.add, _NUMBER),
-        (MPI.PROD, np.multiply, _NUMBER),
-        (MPI.MAX, np.maximum, _REAL),
-        (MPI.MIN, np.minimum, _REAL),
-        (MPI.LAND, np.logical_and, _LOGICAL),
-        (MPI.LOR, np.logical_or, _LOGICAL),
-        (MPI.LXOR, np.logical_xor, _LOGICAL),
-        (MPI.BAND, np.bitwise_and, _INTEGER),
-        (MPI.BOR, np.bitwise_or, _INTEGER),
-        (MPI.BXOR, np.bitwise_xor, _INTEGER),
-    ]
 
 
 def combiner(op: MPI.Op, dtype: np.dtype[Any], datatype: MPI.Datatype | None) -> Combine:
@@ -250,14 +232,17 @@ def combiner(op: MPI.Op, dtype: np.dtype[Any], datatype: MPI.Datatype | None) ->
         InvalidBuffer: if MPI does not define ``op`` on this type.
     """
     if dtype == OPAQUE:
-        raise InvalidBuffer("only MPI reduces items with gaps or of 2 GiB; leave the algorithm out")
+        raise InvalidBuffer(
+            "only MPI reduces items of derived types; leave the algorithm out, or name the type of "
+            "the numbers"
+        )
     # Bits are bits, whatever they mean.
     is_number = datatype is None or datatype not in LETTERS
-    for known, ufunc, kinds in _table():
-        if op == known:
+    for name, (ufunc, kinds) in OPERATIONS.items():
+        if op == named(name):
             if dtype.kind not in kinds or dtype.type is np.void:
                 raise InvalidBuffer(f"MPI defines no {ufunc.__name__} on {dtype}")
-            if not (is_number or kinds is _INTEGER):
+            if not (is_number or kinds is INTEGER):
                 assert datatype is not None, "or it would be one"
                 raise InvalidBuffer(
                     f"MPI defines no {ufunc.__name__} on {datatype.name}, as it does not say what "
@@ -279,7 +264,7 @@ class _ReduceLocal:
 
     def __init__(self, op: MPI.Op, datatype: MPI.Datatype) -> None:
         self.op = op
-        self.datatype = kept_type(self, datatype)
+        self.datatype = datatype
 
     def __call__(self, left: Items, right: Items, /, *, out: Items) -> None:
         result = right.copy()

@@ -1,8 +1,8 @@
 """Carries out the calls of a communicator: finds or binds a plan for each, and runs it."""
 
+import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import partial
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from mpi4py import MPI
@@ -15,17 +15,16 @@ from collectives.calls.fast_path import Limits, nbytes_of
 from collectives.calls.native import waits_for_device
 from collectives.calls.native_plan import Native, NativePlan, NativeRequest
 from collectives.calls.plan_cache import CachedCall, Key, PlanCache
-from collectives.calls.rendezvous import Location, Rendezvous, all_have
+from collectives.calls.rendezvous import Rendezvous
 from collectives.calls.resources import Resources
 from collectives.calls.settings import Settings
 from collectives.calls.turn import Turn
 from collectives.calls.validate import Validator
-from collectives.calls.watching import Watching
 from collectives.errors import CollectiveError
 from collectives.execution.plan import Plan
 from collectives.execution.traffic import Traffic
 from collectives.execution.transport.shared_memory import Meeting
-from collectives.failure import WatchedPlan
+from collectives.failure import Watchdog, WatchedPlan
 
 AnyPlan = Plan | NativePlan | WatchedPlan
 #: A nonblocking call under way.
@@ -34,10 +33,13 @@ Begun = Plan | NativeRequest | WatchedPlan
 IN_PLACE = MPI.IN_PLACE
 
 
-class Engine(Watching):
+class Engine:
     """The state of one communicator: its duplicate for messages, its plans, its memory.
 
     Attributes:
+        comm: the communicator.
+        progress: plans that are under way.
+        watchdog: watches all calls, if there is a timeout.
         settings: options of the communicator.
         last_plan: plan of the last call.
         library: mpi4py's methods, for calls that go to the MPI library unparsed.
@@ -47,7 +49,11 @@ class Engine(Watching):
         self.settings = settings
         self.library: Any = MPI.Intracomm
         self.resources = Resources(comm, settings)
-        super().__init__(comm, settings.timeout, self.resources.progress)
+        self.comm, self.progress = comm, self.resources.progress
+        timeout = settings.timeout
+        self.watchdog = Watchdog(MPI.Intracomm(comm), timeout) if timeout else None
+        #: Watches blocks that wait for other ranks; see :meth:`watch`.
+        self._block_watchdog = self.watchdog
         self._underway = self.progress.plans
         self.last_plan: AnyPlan | Native | None = None
         self._limits = Limits(self.resources)
@@ -56,6 +62,40 @@ class Engine(Watching):
         self._cache = PlanCache()
         self._rendezvous = Rendezvous(self.resources, self._limits.of_auto)
         self._binder = Binder(self.resources)
+
+    def watch(self) -> None:
+        """Starts a watchdog of :meth:`waiting` alone if settings name no timeout.
+
+        It sees no collectives on arrays, as ranks leave different numbers of them to MPI.
+        """
+        may_watch = self.settings.timeout is None and self._block_watchdog is None
+        if may_watch and self.comm.size > 1:
+            self._block_watchdog = Watchdog(MPI.Intracomm(self.comm))
+            weakref.finalize(self, self._block_watchdog.drop).atexit = False
+
+    def close_watchdog(self) -> None:
+        """Ends the watch."""
+        if self._block_watchdog is not None:
+            self._block_watchdog.close()
+            self._block_watchdog = self.watchdog = None
+
+    def waiting(self, what: str, by_all: bool = True) -> AbstractContextManager[None]:
+        """A block that waits for other ranks; ``by_all``: all ranks enter it, in the same order."""
+        watchdog = self._block_watchdog
+        return watchdog.waiting(what, numbered=by_all) if watchdog else nullcontext()
+
+    def after_plans(self, what: str) -> AbstractContextManager[None]:
+        """A block that all ranks enter, after the plans under way have ended."""
+        if self._block_watchdog is None:  # ten times as fast as a generator
+            self.progress.drain()
+            return nullcontext()
+        return self._after_plans(what)
+
+    @contextmanager
+    def _after_plans(self, what: str) -> Iterator[None]:
+        with self.waiting(what):
+            self.progress.drain()
+            yield
 
     def count(self, traffic: Traffic | None) -> None:
         """Counts in ``traffic`` what plans send that are made from now on; ``None`` stops that."""
@@ -206,79 +246,31 @@ class Engine(Watching):
         watchdog = self.watchdog
         with self._turn:
             if watchdog is None:
-                return self._make(arguments, algorithm, repeats, in_order=in_order)
+                return self._make(arguments, algorithm, in_order)
             call = watchdog.enter(arguments, str(algorithm or self.settings.algorithm))
             try:
-                plan = self._make(arguments, algorithm, repeats, in_order=in_order)
-                return WatchedPlan(plan, call, watchdog)
+                return WatchedPlan(self._make(arguments, algorithm, in_order), call, watchdog)
             finally:
                 watchdog.leave(call, completes=repeats)
 
     def begin(self, arguments: Arguments, algorithm: Algorithm | str | None = None) -> Begun:
         """Begins a nonblocking call."""
-        if self.watchdog is not None or self.settings.check:
-            return self.make(arguments, algorithm, repeats=False).begin()
         with self._turn:
-            key = self._cache.key(arguments, algorithm)
-            entry = None if key is None else self._cache.find(key := ("begun", *key))
-            plan, meeting = (None, None) if entry is None else self._begun_before(entry, arguments)
-            return (plan or self._make(arguments, algorithm, False, key, meeting)).begin()
-
-    def _begun_before(
-        self, entry: CachedCall, arguments: Arguments
-    ) -> tuple[Plan | None, Meeting | None]:
-        """The plan of an earlier nonblocking call if all ranks have it, and what they brought."""
-        parsed, location = entry.parsed, entry.location
-        assert location is not None, "the ranks met for it"
-        plan = self._cache.take(parsed, location)
-        if plan is None:
-            return None, None
-        meeting = self._rendezvous.meet_again(location, plan)
-        if meeting is None or not all_have(meeting, plan):
-            plan.Free()
-            return None, meeting
-        plan.keep, self.last_plan = partial(self._keep_begun, parsed, location, arguments), plan
-        return plan, meeting
+            return self.make(arguments, algorithm, repeats=False).begin()
 
     def _make(
-        self,
-        arguments: Arguments,
-        algorithm: Algorithm | str | None,
-        repeats: bool,
-        key: Key | None = None,
-        meeting: Meeting | None = None,
-        in_order: bool = False,
+        self, arguments: Arguments, algorithm: Algorithm | str | None, in_order: bool
     ) -> Plan | NativePlan:
-        """A plan that can run beside others; for one run, an earlier plan if all ranks have it."""
+        """A plan that can run beside others."""
         if algorithm is None:
             algorithm = self._validator.default(arguments.collective)
         call = self._validator.call(arguments, algorithm, ", as a plan")
-        location, places, plan, keep = self._rendezvous.location(call), None, None, None
+        location, places = self._rendezvous.location(call), None
         if location is not None:
-            if meeting is None:
-                plan = None if repeats else self._cache.take(call.key, location)
-                meeting = self._rendezvous.meet(location, plan)
-            places = self._rendezvous.places(meeting, call)
-            if plan is not None and not all_have(meeting, plan):
-                plan.Free()
-                plan = None
-        if location and places and not (repeats or call.is_on_device):
-            keep = partial(self._keep_begun, call.key, location, call)
-            if key is not None:
-                entry = CachedCall(arguments.op, None, location, None, call.key)
-                self._cache.remember(key, entry)
-        if plan is None:
-            made = self._binder.bind(call, places, True, keep, unordered=not in_order)
-            self.last_plan = Native(made.reason) if isinstance(made, NativePlan) else made
-            return made
-        plan.keep, self.last_plan = keep, plan
-        return plan
-
-    def _keep_begun(self, parsed: Key | None, location: Location, _: object, plan: Plan) -> None:
-        """Keeps a plan that has ended for the next nonblocking call on the same memory, which the
-        third argument has kept until now."""
-        if self.resources.node is None or not self._cache.keep(parsed, location, plan):
-            plan.Free()
+            places = self._rendezvous.places(self._rendezvous.meet(location), call)
+        made = self._binder.bind(call, places, planned=True, unordered=not in_order)
+        self.last_plan = Native(made.reason) if isinstance(made, NativePlan) else made
+        return made
 
     def leaves_to_native(
         self, algorithm: object, collective: str, own: Any, other: Any = None, blocks: int = 1

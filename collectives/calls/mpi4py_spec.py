@@ -1,8 +1,7 @@
-"""The parts of mpi4py's buffer specifications, and items of derived types that have gaps."""
+"""The parts of mpi4py's buffer specifications, and items of derived types, packed."""
 
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import accumulate, chain
 from operator import index
 from typing import Any, NamedTuple, Self
 
@@ -36,11 +35,6 @@ TYPES = {name: found for name, found in MPI._typedict.items() if found.handle in
 #: MPI's types of bytes and letters, on which no arithmetic is defined.  Some libraries add them all
 #: the same, as the small integers that they are not.
 LETTERS = (MPI.BYTE, MPI.PACKED, MPI.CHAR, MPI.WCHAR, MPI.CHARACTER)
-#: Makers of types whose parts lie in order if the type fills its extent; a struct's say where.
-_IN_ORDER = (
-    *(MPI.COMBINER_DUP, MPI.COMBINER_RESIZED, MPI.COMBINER_CONTIGUOUS),
-    *(MPI.COMBINER_VECTOR, MPI.COMBINER_HVECTOR, MPI.COMBINER_STRUCT),
-)
 #: Items of one block; not every MPI library can count more.
 COUNTABLE = (1 << 31) - 1
 
@@ -189,28 +183,6 @@ def fills_its_extent(datatype: MPI.Datatype) -> bool:
     """Whether its items, one behind the other, leave no byte between them."""
     size = datatype.Get_size()
     return datatype.Get_extent() == datatype.Get_true_extent() == (0, size)
-
-
-def is_one_block(datatype: MPI.Datatype) -> bool:
-    """Whether its numbers are known to lie one behind the other, in this order.
-
-    A type may fill its extent and have them in another order, as the one of a transposed matrix
-    does.
-    """
-    if datatype.is_predefined or not fills_its_extent(datatype):
-        return fills_its_extent(datatype)
-    if datatype.combiner not in _IN_ORDER:
-        return False
-    *lists, parts = datatype.Get_contents()
-    try:
-        if datatype.combiner == MPI.COMBINER_STRUCT:
-            _, *numbers = chain.from_iterable(lists)  # lengths, and where each part begins
-            sizes = (length * part.Get_size() for length, part in zip(numbers, parts))
-            if [*numbers[len(parts) :], datatype.Get_size()] != [*accumulate(sizes, initial=0)]:
-                return False
-        return all(map(is_one_block, parts))
-    finally:
-        free_types(part for part in parts if not part.is_predefined)
 
 
 def kept_type(user: object, datatype: MPI.Datatype) -> MPI.Datatype:

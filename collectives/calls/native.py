@@ -24,12 +24,6 @@ THREAD_LEVELS = {
 }
 
 
-def release() -> str:
-    """Vendor and version, as in ``Open MPI 5.0.8``."""
-    vendor, version = MPI.get_vendor()
-    return f"{vendor} {'.'.join(map(str, version))}"
-
-
 def library() -> str:
     """The vendor, and the thread level where it is not the highest: MPICH, for one, has faster
     collectives for programs of one thread."""

@@ -54,8 +54,11 @@ class NativePlan:
             weakref.finalize(self, free_types, types.values()).atexit = False
         self._run = partial(getattr(MPI.Intracomm, name), comm, *given)
         self._start = partial(getattr(MPI.Intracomm, f"I{name.lower()}"), comm, *given)
-        self._request: MPI.Request = MPI.REQUEST_NULL
+        self._request = self._of(MPI.REQUEST_NULL)
         self._freed = False
+
+    def _of(self, request: MPI.Request, buffers: Any = None) -> "NativeRequest":
+        return NativeRequest(request, self.collective, self.reason, self._progress, buffers)
 
     def __call__(self) -> None:
         """Runs the collective to its end, on all ranks in this way: MPI's blocking collectives
@@ -80,15 +83,15 @@ class NativePlan:
             self._traffic.leave()
         if self._before is not None:
             self._before()
-        self._request = self._start()
+        self._request = self._of(self._start())
 
     def begin(self) -> "NativeRequest":
         """Starts its only run; the plan cannot be used after it."""
         self.Start()
-        request, self._request = self._request, MPI.REQUEST_NULL
-        buffers = self._start.args
+        begun = self._of(self._request, self._start.args)
+        self._request = self._of(MPI.REQUEST_NULL)
         self.Free()
-        return NativeRequest(request, self.collective, self.reason, self._progress, buffers)
+        return begun
 
     def Test(self) -> bool:
         """Makes progress; returns whether it has completed."""
@@ -96,11 +99,7 @@ class NativePlan:
 
     def Wait(self, status: object = None) -> None:
         """Completes it; plans that this thread has started go on meanwhile."""
-        if self._progress.here:
-            while not self._request.Test():
-                self._progress.advance()
-        else:
-            self._request.Wait()
+        self._request.Wait()
 
     def synchronize(self) -> None:
         """As :meth:`Wait`: the library queues nothing."""

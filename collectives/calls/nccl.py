@@ -38,8 +38,8 @@ _METHODS = {
 
 def _operation(op: MPI.Op | None) -> str:
     """NCCL's name of an operation; empty if it has none."""
-    known = ((MPI.SUM, "SUM"), (MPI.PROD, "PROD"), (MPI.MAX, "MAX"), (MPI.MIN, "MIN"))
-    return next((name for one, name in known if one == op), "")
+    known = ("SUM", "PROD", "MAX", "MIN")
+    return next((name for name in known if getattr(MPI, name) == op), "")
 
 
 def fault_of_nccl(call: Call) -> str:

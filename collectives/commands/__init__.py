@@ -1,1 +1,25 @@
 """The commands of ``python -m collectives``."""
+
+from collectives.commands.arguments import (
+    above_zero,
+    add_virtual,
+    count,
+    network,
+    not_negative,
+    positive,
+    rank_count,
+)  # fmt: skip
+from collectives.commands.program import (
+    Commands,
+    add_commands,
+    add_verbose,
+    add_version,
+    parsed,
+    show_log,
+    while_read,
+)  # fmt: skip
+
+__all__ = [
+    "Commands", "above_zero", "add_commands", "add_verbose", "add_version", "add_virtual", "count",
+    "network", "not_negative", "parsed", "positive", "rank_count", "show_log", "while_read",
+]  # fmt: skip

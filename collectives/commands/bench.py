@@ -19,6 +19,7 @@ from collectives.commands.arguments import above_zero, count, known, not_negativ
 from collectives.commands.program import Commands, add_verbose, refuse, show_log
 from collectives.contracts import CONTRACTS
 from collectives.errors import CollectiveError, UnknownAlgorithm
+from collectives.execution.memory import OPERATIONS
 from collectives.files import is_stream
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ def _add_flags(add: Callable[..., object]) -> None:
     add("--repeats", type=positive, default=7, help="repeats; the median is printed (7)")
     checked = "1: check results bit by bit (1)"
     add("-c", "--check", type=int, choices=(0, 1), default=1, help=checked)
-    add("-o", "--op", choices=inputs.OPERATIONS, default="sum", help="reduction (sum)")
+    add("-o", "--op", choices=OPERATIONS, default="sum", help="reduction (sum)")
     add("-d", "--datatype", default="float", help="NumPy's or nccl-tests' name (float)")
     average = "combine the ranks' times: 0 rank 0, 1 mean, 2 min, 3 max (3)"
     add("-a", "--average", type=int, choices=(0, 1, 2, 3), default=3, help=average)

@@ -87,12 +87,6 @@ class Model(NamedTuple):
     gamma: float
 
 
-def segments_for(schedule: Schedule, nbytes: int, alpha: float, beta: float) -> int:
-    """:func:`best_segments` of a schedule on buffers of ``nbytes``."""
-    messages = count(schedule).latency
-    return best_segments(messages, nbytes / schedule.chunks, Model(alpha, beta, 0.0))
-
-
 def best_segments(messages: int, nbytes: float, model: Model) -> int:
     """The number of segments that makes a schedule of so many messages in a row fastest.
 

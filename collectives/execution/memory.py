@@ -33,6 +33,25 @@ class Combine(Protocol):
         """Puts ``left (op) right`` into ``out``, which may be either of them."""
 
 
+#: Kinds of numbers that operations take (MPI 4.1, section 6.9.2), as NumPy's kind letters; ``V``
+#: is of ml_dtypes' bfloat16 and its relatives.
+_NUMBER, _REAL, _LOGICAL, INTEGER = "iufcV", "iufV", "iub", "iu"
+#: NumPy's function of an operation, and the kinds of numbers that it takes, by MPI's name in small
+#: letters.
+OPERATIONS: dict[str, tuple[np.ufunc, str]] = {
+    "sum": (np.add, _NUMBER),
+    "prod": (np.multiply, _NUMBER),
+    "max": (np.maximum, _REAL),
+    "min": (np.minimum, _REAL),
+    "land": (np.logical_and, _LOGICAL),
+    "lor": (np.logical_or, _LOGICAL),
+    "lxor": (np.logical_xor, _LOGICAL),
+    "band": (np.bitwise_and, INTEGER),
+    "bor": (np.bitwise_or, INTEGER),
+    "bxor": (np.bitwise_xor, INTEGER),
+}
+
+
 class HostMemory:
     """NumPy's arrays."""
 

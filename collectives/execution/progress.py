@@ -17,7 +17,21 @@ FORKED = (
 )
 
 
-class Moving(Protocol):
+class Testable(Protocol):
+    """A plan, or a request of mpi4py's."""
+
+    def Test(self) -> bool:
+        """Moves it along; returns whether it is complete."""
+
+
+class Part(Testable, Protocol):
+    """A persistent plan, several as one, or a persistent request of mpi4py's."""
+
+    def Start(self) -> object:
+        """Starts a run."""
+
+
+class Moving(Testable, Protocol):
     """A plan, which a rank that waits must move along.
 
     Attributes:
@@ -25,9 +39,6 @@ class Moving(Protocol):
     """
 
     among: "list[Moving]"
-
-    def Test(self) -> bool:
-        """Move it along; whether it is complete."""
 
     def abandon(self) -> None:
         """Give it up in the middle."""

@@ -7,7 +7,8 @@ that, as the package's entry points tell torch of the name.
 Importing this package imports neither torch nor MPI.
 """
 
-from typing import NamedTuple
+from importlib import import_module
+from typing import Any, NamedTuple
 
 #: Name of the backend in ``init_process_group``.
 NAME = "collectives"
@@ -22,6 +23,16 @@ class GroupOptions(NamedTuple):
     """
 
     reproducible: bool = False
+
+
+#: Modules of the names that need torch.
+_WHERE = {"backend_of": "backend", "name_ranks": "__main__", "take_over": "register"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_WHERE[name]}"), name)
 
 
 __all__ = ["NAME", "GroupOptions"]

@@ -5,7 +5,11 @@
 """
 
 from collectives.virtual.cluster import VirtualCluster
+from collectives.virtual.generators import copy_own, remembered, script
 from collectives.virtual.install import end_process, install
 from collectives.virtual.rank import Deadlock, here
 
-__all__ = ["Deadlock", "VirtualCluster", "end_process", "here", "install"]
+__all__ = [
+    "Deadlock", "VirtualCluster", "copy_own", "end_process", "here", "install", "remembered",
+    "script",
+]  # fmt: skip

@@ -11,7 +11,7 @@ import msgspec
 from mpi4py import MPI
 
 from collectives.errors import words
-from collectives.virtual.generators import copy_own, remembered
+from collectives.virtual import copy_own, remembered
 from mpitrain.certify.compare import Judgement, judge, limits
 from mpitrain.certify.record import HERE, Abstained, Enough, Record, Session
 from mpitrain.config import Parallel

@@ -17,8 +17,7 @@ from torch.nn.utils import clip_grad
 from torch.optim import optimizer as optimizers
 from torch.utils._pytree import tree_leaves
 
-from collectives.torch.__main__ import name_ranks
-from collectives.torch.register import take_over
+from collectives.torch import name_ranks, take_over
 from mpitrain.arrays import Array
 from mpitrain.certify.record import Enough, Recorded, Session
 

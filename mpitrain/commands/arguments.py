@@ -9,19 +9,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from collectives.about import program
-from collectives.commands.arguments import (
+from collectives.commands import (
     above_zero,
+    add_commands,
+    add_verbose,
+    add_version,
     add_virtual,
     not_negative,
+    parsed,
     positive,
     rank_count,
 )
-from collectives.commands.program import add_commands, add_verbose, add_version, parsed
 from mpitrain.commands import certify, offline
 from mpitrain.commands.offline import add_job
 
 if TYPE_CHECKING:
-    from collectives.commands.program import Commands
+    from collectives.commands import Commands
 
 #: Commands that start MPI; the others run anywhere.
 RANKS = ("train", "certify", "eval", "find-lr", "profile", "doctor")

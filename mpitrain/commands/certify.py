@@ -10,15 +10,14 @@ from collections.abc import Callable
 from contextlib import ExitStack, redirect_stdout
 from typing import TYPE_CHECKING, Any, cast
 
-from collectives.commands.arguments import positive, rank_count
-from collectives.commands.program import add_verbose
+from collectives.commands import add_verbose, positive, rank_count
 from collectives.files import replace
 from mpitrain.commands.offline import add_job
 from mpitrain.commands.search import file
 
 if TYPE_CHECKING:
     from collectives import Communicator
-    from collectives.commands.program import Commands
+    from collectives.commands import Commands
 
 
 def add(commands: "Commands") -> None:
@@ -53,7 +52,7 @@ def add(commands: "Commands") -> None:
 
 def run(comm: "Communicator", options: argparse.Namespace) -> int:
     """Certify on all ranks, and print the verdicts; returns the exit status."""
-    from collectives.virtual.generators import script
+    from collectives.virtual import script
     from mpitrain import trainer
     from mpitrain.certify.certificate import Certifier
     from mpitrain.certify.compare import CODES, Judgement

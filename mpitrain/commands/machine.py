@@ -4,8 +4,8 @@ import argparse
 
 import numpy as np
 
-from collectives.analysis.topology import NETWORK, NODE, LinkCost
-from collectives.commands.arguments import above_zero, not_negative, positive
+from collectives.analysis import NETWORK, NODE, LinkCost
+from collectives.commands import above_zero, not_negative, positive
 from mpitrain.config import ConfigError
 from mpitrain.search.links import measured
 from mpitrain.search.machine import Machine

@@ -14,7 +14,7 @@ from mpitrain.config.numbers import toml
 from mpitrain.config.validation import faults
 
 if TYPE_CHECKING:
-    from collectives.commands.program import Commands
+    from collectives.commands import Commands
 
 #: Rows of the table; commands have none, because a job file does not choose them.
 _ROWS = [method for method in METHODS if method.title != "this command"]

@@ -5,13 +5,13 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from collectives.commands.arguments import above_zero, positive
+from collectives.commands import above_zero, positive
 from mpitrain.commands import methods, schedules, search, submitting
 from mpitrain.commands.machine import add_machine
 from mpitrain.config import ConfigError
 
 if TYPE_CHECKING:
-    from collectives.commands.program import Commands
+    from collectives.commands import Commands
 
 
 #: Layers times workers that the dynamic program divides in a few hours.

@@ -19,8 +19,8 @@ from collectives import (
     UnknownAlgorithm,
     abort_on_exception,
 )
-from collectives.analysis.pictures import expect_picture
-from collectives.commands.program import show_log
+from collectives.analysis import expect_picture
+from collectives.commands import show_log
 from collectives.files import check_regular
 from mpitrain import data
 from mpitrain.checkpoint import CheckpointError

@@ -5,14 +5,14 @@ from math import lcm
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from collectives.commands.arguments import above_zero, positive
+from collectives.commands import above_zero, positive
 from collectives.files import replace
 from mpitrain.config import ConfigError
 from mpitrain.pipeline.actions import loop
 from mpitrain.pipeline.schedules import SCHEDULES, PublishedSchedule
 
 if TYPE_CHECKING:
-    from collectives.commands.program import Commands
+    from collectives.commands import Commands
 
 #: Passes of a schedule that are proved and drawn in a minute.
 _MOST = 1 << 15

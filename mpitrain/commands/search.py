@@ -8,14 +8,14 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
-from collectives.commands.arguments import positive
+from collectives.commands import positive
 from collectives.files import replace as replace_file
 from mpitrain.config import Config, ConfigError, load
 from mpitrain.config.numbers import toml
 from mpitrain.config.tables import Tables
 
 if TYPE_CHECKING:
-    from collectives.commands.program import Commands
+    from collectives.commands import Commands
     from mpitrain.search.candidates import Candidate
     from mpitrain.search.layouts import Found, Refusal, Search
 

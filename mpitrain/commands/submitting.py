@@ -6,7 +6,7 @@ import sys
 from dataclasses import fields
 from pathlib import Path
 
-from collectives.commands.arguments import count
+from collectives.commands import count
 from mpitrain.commands import submit as scripts
 from mpitrain.config import ConfigError, load
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
-from collectives.commands.arguments import network
+from collectives.commands import network
 from collectives.virtual import Deadlock, VirtualCluster, end_process, here
 from mpitrain.commands import ranks
 from mpitrain.config import Config, ConfigError, load

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from collectives.analysis.user_code import executed
+from collectives.analysis import executed
 from collectives.errors import words
 from mpitrain.config import ConfigError, Own
 

@@ -15,7 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from collectives import ScheduleError, UnknownAlgorithm, algorithms
-from collectives.analysis.user_code import resolve
+from collectives.analysis import resolve
 from collectives.errors import hint
 from mpitrain.config import examples
 from mpitrain.config.tables import ConfigError

@@ -8,7 +8,6 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives import InvalidBuffer
-from collectives.execution.memory import HOST
 from collectives.execution.transport.shared_memory import NodeMemory
 from mpitrain.doctor.finding import Finding, fail, in_parts, ok, warn
 
@@ -42,7 +41,7 @@ def node_memory(comm: MPI.Intracomm, folder: Path) -> Finding:
         if memory is None:
             return Shared(True, problem)
         peer = (node.rank + 1) % node.size
-        place = memory.locate(HOST.address(array), array.nbytes)
+        place = memory.locate(array.ctypes.data, array.nbytes)
         seen = memory.view(peer, place, 1, array.dtype)[0]
         node.Barrier()  # dropping the array releases the memory
         return Shared(bool(seen == _MARK + peer), "")

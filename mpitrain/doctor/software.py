@@ -8,8 +8,8 @@ from pathlib import Path
 
 from mpi4py import MPI
 
-from collectives import LaunchError, check_launch
-from collectives.calls.native import THREAD_LEVELS, release
+from collectives import LaunchError, check_launch, provenance
+from collectives.calls.native import THREAD_LEVELS
 from mpitrain.doctor.finding import Finding, fail, gathered, ok, warn
 
 _NEEDED = ("mpi4py", "numpy")
@@ -45,7 +45,7 @@ def library(comm: MPI.Intracomm, folder: Path) -> Finding:
 
     def local() -> tuple[str, list[str]]:
         standard = ".".join(map(str, MPI.Get_version()))
-        text = f"{release()}, MPI standard {standard}"
+        text = f"{provenance()['mpi']}, MPI standard {standard}"
         abi = getattr(MPI, "Get_abi_version", lambda: (-1, -1))()
         if abi[0] >= 1:
             text += f", ABI {'.'.join(map(str, abi))}"

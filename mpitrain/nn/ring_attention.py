@@ -20,8 +20,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from collectives import Communicator
-from collectives.execution.waiting import give_way
+from collectives import Communicator, give_way
 from mpitrain.arrays import Array, array_namespace
 from mpitrain.nn.layer import widened
 from mpitrain.nn.positions import Positions, Tile

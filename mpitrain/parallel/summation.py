@@ -19,8 +19,7 @@ from typing import ClassVar, NamedTuple, Protocol
 
 from mpi4py import MPI
 
-from collectives import Communicator, CorruptMessage
-from collectives.execution.waiting import give_way
+from collectives import Communicator, CorruptMessage, give_way
 from mpitrain.arrays import Array
 from mpitrain.parallel.arena import Arena, Bucket
 

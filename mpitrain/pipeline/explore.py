@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from collectives.analysis.page import fill
+from collectives.analysis import fill
 from mpitrain.pipeline.actions import Pipeline, Update
 from mpitrain.pipeline.replay import replay
 from mpitrain.pipeline.schedules import PipelineSchedule

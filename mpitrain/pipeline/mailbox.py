@@ -8,10 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from mpi4py import MPI
 
-from collectives import Communicator
-from collectives.execution.transport import Bytes
-from collectives.execution.transport.mpi import Envelope
-from collectives.execution.waiting import give_way
+from collectives import Communicator, Envelope, give_way
+from collectives.codec import Bytes
 from mpitrain.arrays import Array, Shape
 from mpitrain.device import HOST, Device, Later
 from mpitrain.fields import marked, marks, resized, sizes, unused

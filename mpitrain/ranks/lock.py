@@ -17,7 +17,7 @@ import msgspec
 from mpi4py import MPI
 from msgspec import Struct
 
-from collectives.failure.processes import find
+from collectives.failure import find
 from collectives.files import check_regular
 from mpitrain.config import ConfigError
 from mpitrain.files import is_at

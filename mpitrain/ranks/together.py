@@ -11,7 +11,7 @@ from typing import Self, TypeVar, cast
 
 from mpi4py import MPI
 
-from collectives.failure.abort import aborts, end_job, note_shared
+from collectives.failure import aborts, end_job, note_shared
 from mpitrain.ranks.shrink import is_death
 
 

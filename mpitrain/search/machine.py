@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
 
-from collectives.analysis.topology import NETWORK, NODE, LinkCost
+from collectives.analysis import NETWORK, NODE, LinkCost
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from collectives.analysis.topology import LinkCost
+from collectives.analysis import LinkCost
 from mpitrain.pipeline.actions import Pipeline
 from mpitrain.search.candidates import Candidate
 from mpitrain.search.cuts import Cut, Seconds, fastest_cut

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from collectives.analysis.topology import LinkCost
+from collectives.analysis import LinkCost
 from mpitrain.pipeline.simulate import PassTimes
 from mpitrain.search.candidates import Candidate
 from mpitrain.search.machine import Machine

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from collectives.execution.waiting import give_way
+from collectives import give_way
 from mpitrain.arrays import Array
 from mpitrain.parallel.arena import Bucket, Tensor
 from mpitrain.parallel.summation import Dense, Sum, Summand, Summation

@@ -8,7 +8,7 @@ from typing import TypedDict, Unpack
 from mpi4py import MPI
 
 from collectives import CheckedTransport, Communicator
-from collectives.failure.abort import aborts
+from collectives.failure import aborts
 from mpitrain import models
 from mpitrain.arrays import Shape
 from mpitrain.config import Config, ConfigError, expect

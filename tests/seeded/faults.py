@@ -76,7 +76,7 @@ FAULTS = [
     # Schedules bound to memory.
     Fault(
         "messages: tags counted over all peers",
-        "tests/mpi/collectives/test_collectives.py",
+        "tests/mpi/collectives/test_drawn.py",
         "collectives/execution/messages.py",
         "route = (Send if isinstance(step, Send) else Recv, step.peer)",
         "route = (Send if isinstance(step, Send) else Recv, 0)",
@@ -125,7 +125,7 @@ FAULTS = [
     ),
     Fault(
         "shared memory: two meetings use the same words",
-        "tests/mpi/collectives/test_collectives.py",
+        "tests/mpi/collectives/test_drawn.py",
         "collectives/execution/transport/shared_memory.py",
         "for first in (SLOTS * _LINE, SLOTS * _LINE + WORDS):",
         "for first in (SLOTS * _LINE, SLOTS * _LINE):",
@@ -133,14 +133,14 @@ FAULTS = [
     # Calls.
     Fault(
         "plan cache: a plan found whatever the length",
-        "tests/mpi/collectives/test_collectives.py",
+        "tests/mpi/collectives/test_drawn.py",
         "collectives/calls/plan_cache.py",
         "return _address(buffer), buffer.nbytes, buffer.dtype\n    if buffer is None",
         "return _address(buffer), buffer.dtype\n    if buffer is None",
     ),
     Fault(
         "call: a plan found whatever the operation",
-        "tests/mpi/collectives/test_collectives.py",
+        "tests/mpi/collectives/test_drawn.py",
         "collectives/calls/call.py",
         "            _identity(self.op),\n",
         "",
@@ -161,10 +161,10 @@ FAULTS = [
     ),
     Fault(
         "call: bitwise or for exclusive or",
-        "tests/mpi/collectives/test_collectives.py",
-        "collectives/calls/call.py",
-        "(MPI.BXOR, np.bitwise_xor, _INTEGER)",
-        "(MPI.BXOR, np.bitwise_or, _INTEGER)",
+        "tests/mpi/collectives/test_drawn.py",
+        "collectives/execution/memory.py",
+        '"bxor": (np.bitwise_xor, INTEGER)',
+        '"bxor": (np.bitwise_or, INTEGER)',
     ),
     Fault(
         "engine: native calls do not end the plans under way",

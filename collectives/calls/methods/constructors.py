@@ -2,34 +2,18 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import wraps
-from typing import Any, Concatenate, ParamSpec, Self
+from typing import Any, Self
 
 from mpi4py import MPI
 
 from collectives.calls.engine import Engine
+from collectives.calls.methods.objects import after_plans
 from collectives.errors import CollectiveError
 
-P = ParamSpec("P")
 
-
-def made(
-    method: Callable[Concatenate[Any, P], Any], by_all: bool = True
-) -> Callable[Concatenate[Any, P], Any]:
-    """mpi4py's method, whose communicator gets the settings of this one.
-
-    Args:
-        by_all: whether all ranks call it, so that the plans under way can be ended first.
-    """
-    what = method.__name__.lower()
-
-    @wraps(method)
-    def called(self: Any, *given: P.args, **named: P.kwargs) -> Any:
-        engine = self._engine
-        with engine.after_plans(what) if by_all else engine.waiting(what, by_all=False):
-            return self._like(method(self, *given, **named))
-
-    return called
+def made(method: Callable[..., Any], by_all: bool = True) -> Callable[..., Any]:
+    """mpi4py's method, whose communicator gets the settings of this one."""
+    return after_plans(method, by_all=by_all, end=lambda self, comm: self._like(comm))
 
 
 class Constructors(MPI.Intracomm):

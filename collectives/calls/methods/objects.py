@@ -13,18 +13,25 @@ R = TypeVar("R")
 
 
 def after_plans(
-    method: Callable[Concatenate[Any, P], R], what: str = ""
+    method: Callable[Concatenate[Any, P], R],
+    what: str = "",
+    by_all: bool = True,
+    end: Callable[[Any, R], R] = lambda _, found: found,
 ) -> Callable[Concatenate[Any, P], R]:
     """mpi4py's method, once the plans of this communicator that are under way have ended.
 
     Args:
         what: the method in the words of the watchdog; by default its name.
+        by_all: whether all ranks call it, so that the plans under way can be ended first.
+        end: from the communicator and what the method returns to the result.
     """
+    what = what or method.__name__.lower()
 
     @wraps(method)
     def called(self: Any, *given: P.args, **named: P.kwargs) -> R:
-        with self._engine.after_plans(what or method.__name__.lower()):
-            return method(self, *given, **named)
+        engine = self._engine
+        with engine.after_plans(what) if by_all else engine.waiting(what, by_all=False):
+            return end(self, method(self, *given, **named))
 
     return called
 

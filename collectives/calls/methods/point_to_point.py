@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Iterable
 from functools import wraps
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from mpi4py import MPI
 
 from collectives.calls.engine import Engine
+from collectives.execution.progress import Part, Testable
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -135,27 +136,13 @@ class PointToPoint:
             self._engine.progress.advance()
 
 
-class Startable(Protocol):
-    """A persistent plan, or a persistent request of mpi4py's."""
-
-    def Start(self) -> None:
-        """Starts a run."""
-
-
-class Testable(Protocol):
-    """A plan, or a request of mpi4py's."""
-
-    def Test(self) -> bool:
-        """Makes progress; returns whether it has completed."""
-
-
 class Requests:
     """Starts and completes plans and requests together; MPI's own ``Startall`` and ``Waitall`` know
     nothing of plans, and would not move them along."""
 
     _engine: Engine
 
-    def Startall(self, plans: Iterable[Startable]) -> None:
+    def Startall(self, plans: Iterable[Part]) -> None:
         """Starts persistent plans, and mpi4py's persistent requests, in this order, the same on all
         ranks."""
         for plan in plans:

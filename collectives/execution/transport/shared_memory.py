@@ -35,7 +35,7 @@ _LINE = 8  # a cache line in 8-byte words: two ranks never write to the same one
 #: Plans in flight at a time that can be told apart.
 SLOTS = 512
 #: How many 8-byte words each rank can bring to :meth:`NodeMemory.meet`.
-WORDS = 6
+WORDS = 5
 
 
 #: The words that each rank brought to a meeting.

@@ -9,8 +9,7 @@ from mpi4py import MPI
 from torch.nn.parallel import DistributedDataParallel
 
 from collectives.codec import Dice
-from collectives.torch import NAME
-from collectives.torch.backend import backend_of
+from collectives.torch import NAME, backend_of
 from mpitrain.adapters.torch.arrays import NARROW, as_array, as_tensor
 from mpitrain.compress import CodecError, parse
 from mpitrain.compress.dgc import DGC

@@ -1,12 +1,19 @@
-"""A collective in MPI's three forms, and sums that say whether a communicator is well."""
+"""A collective in MPI's three forms, buffers in some, and sums that say whether all is well."""
 
 import numpy as np
+import pytest
 from mpi4py import MPI
 
 from collectives import Communicator
+from collectives.contracts import Member, contract
+from tests.local.references import reference
 
 #: Ways to make a call; ``None``, the plain one, as ``blocking``.
 FORMS = ("blocking", "nonblocking", "persistent")
+
+
+#: Methods that are not called as their collective.
+METHODS = {"reduce_scatter": "Reduce_scatter_block", "broadcast": "Bcast"}
 
 
 def run(comm, form, name, *given, **how):
@@ -26,6 +33,38 @@ def run_once(plan):
     plan.Free()
 
 
+class Exported:
+    """Memory by DLPack alone."""
+
+    def __init__(self, items):
+        self.items = items
+
+    def __dlpack__(self, **options):
+        return self.items.__dlpack__(**options)
+
+    def __dlpack_device__(self):
+        return self.items.__dlpack_device__()
+
+
+class Interface:
+    """Host memory by CUDA's array interface, as NumPy's own has it."""
+
+    def __init__(self, items):
+        self.items = items
+        self.__cuda_array_interface__ = items.__array_interface__
+
+
+def by_address(items):
+    return MPI.buffer.fromaddress(MPI.Get_address(items), items.nbytes)
+
+
+def tensor_of(items):
+    """torch's tensor on an array of one of ml_dtypes' types."""
+    torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
+    integers = items.view(np.int16 if items.itemsize == 2 else np.uint8)
+    return torch.from_numpy(integers).view(getattr(torch, items.dtype.name))
+
+
 def total(comm):
     """The sum of all ranks."""
     return comm.size * (comm.size - 1) // 2
@@ -36,6 +75,19 @@ def expect_sum(comm, items, algorithm=None, plus=0, form="blocking"):
     items[...] = comm.rank + plus
     run(comm, form, "Allreduce", MPI.IN_PLACE, items, algorithm=algorithm)
     assert (items == total(comm) + plus * comm.size).all()
+
+
+def sent(collective, comm, count, dtype, rank, root=0, seed=0):
+    """What ``rank`` sends: whole numbers whose sums every type represents."""
+    items = count * contract(collective).send_blocks(Member(rank, comm.size, root))
+    return np.random.default_rng([seed, rank]).integers(0, 8, items).astype(dtype)
+
+
+def wanted(collective, comm, count, dtype, root=0, seed=0):
+    """What this rank must receive; ``None`` if nothing."""
+    everybody = [sent(collective, comm, count, dtype, r, root, seed) for r in range(comm.size)]
+    found = reference(collective, everybody, comm.rank, root)
+    return None if found is None else found.astype(dtype)
 
 
 def fresh():

@@ -14,7 +14,6 @@ from collectives import (
     delayed,
     sparse_allreduce,
 )
-from collectives.algorithms import names
 from collectives.calls import resources
 from collectives.sparse import SparseAllreduce
 from mpitrain.pipeline.mailbox import Expected, Mailbox, Spec
@@ -67,48 +66,6 @@ def exchange_activations(comm, latency=0.0):
         )
         assert monotonic() - begin >= latency
     mailbox.finish()
-
-
-@pytest.mark.parametrize("algorithm", [*names("allreduce"), "auto"])
-@pytest.mark.parametrize("count", [0, 1, 1000])
-def test_allreduce(wrapped, algorithm, count):
-    mine = np.arange(count, dtype=np.float64) + wrapped.rank
-    out = np.empty_like(mine)
-    p = wrapped.size
-    wrapped.Allreduce(mine, out, algorithm=algorithm)
-    np.testing.assert_array_equal(out, p * np.arange(count) + p * (p - 1) / 2)
-    request = wrapped.Iallreduce(MPI.IN_PLACE, mine, algorithm=algorithm)
-    while not request.Test():
-        pass
-    np.testing.assert_array_equal(mine, out)
-
-
-def test_other_collectives(wrapped):
-    p, rank = wrapped.size, wrapped.rank
-    found = np.empty(p, np.int32)
-    wrapped.Allgather(np.array([rank], np.int32), found)
-    assert found.tolist() == list(range(p))
-    wrapped.Alltoall(np.arange(p, dtype=np.int32) + 10 * rank, found)
-    assert found.tolist() == [10 * r + rank for r in range(p)]
-    wrapped.Bcast(found, root=p - 1)
-    assert found.tolist() == [10 * r + p - 1 for r in range(p)]
-    one = np.empty(1, np.int32)
-    wrapped.Reduce_scatter_block(np.arange(p, dtype=np.int32), one)
-    assert one[0] == p * rank
-    wrapped.Scatter(found, one, root=0)
-    assert one[0] == 10 * rank + p - 1
-    wrapped.Gather(one, found if rank == 0 else None, root=0)
-    wrapped.Scan(np.array([1], np.int32), one)
-    assert one[0] == rank + 1
-    wrapped.Barrier()
-    with wrapped.Split(rank % 2) as half:
-        assert half.delays_messages == wrapped.delays_messages
-        assert half.checks_messages == wrapped.checks_messages
-        total = np.array([1.0])
-        half.Allreduce(MPI.IN_PLACE, total)
-        assert total[0] == half.size
-        assert half.last_plan.algorithm != "native"
-        half.close()
 
 
 def test_sparse_sums(wrapped):

@@ -375,6 +375,12 @@ def plain():
     made.Free()
 
 
+@pytest.fixture(scope="module")
+def strict():
+    with Communicator(MPI.COMM_WORLD, algorithm="ring", check=True) as made:
+        yield made
+
+
 @pytest.mark.parametrize("name", TABLE)
 def test_it_does_what_mpi4pys_does(comm, plain, name):
     expected = tried(plain, name)
@@ -384,13 +390,16 @@ def test_it_does_what_mpi4pys_does(comm, plain, name):
 
 
 @pytest.mark.parametrize("name", [*COMMUNICATORS, *OTHERS])
-def test_what_is_made_of_ours_is_ours_or_mpi4pys(comm, name):
+def test_what_is_made_of_ours_is_ours_or_mpi4pys(strict, name):
+    comm = strict
     try:
         made = TABLE[name](comm)
     except (MPI.Exception, NotImplementedError):
         pytest.skip("this MPI has none")
     assert isinstance(made, Communicator) == (name in COMMUNICATORS)
     if name in COMMUNICATORS:
+        handed_on = name not in ("fromhandle", "f2py", "fromint")
+        assert not handed_on or made._engine.settings == comm._engine.resources.handed_on
         made.Allreduce(MPI.IN_PLACE, items := np.ones(3), algorithm="ring")
         assert (items == made.size).all()
         made.Free()

@@ -144,5 +144,5 @@ def test_items_of_more_bytes_than_31_bits_count(comm):
     comm.Bcast([memory, 1, kind], 1)
     assert memory[[0, -1]].tolist() == [1, 1]
     comm.Allreduce(MPI.IN_PLACE, [memory, 1, kind], keep)
-    with pytest.raises(InvalidBuffer, match="2 GiB"):
+    with pytest.raises(InvalidBuffer, match="derived types"):
         comm.Allreduce(MPI.IN_PLACE, [memory, 1, kind], keep, algorithm="ring")

@@ -343,32 +343,6 @@ def test_a_communicator_that_closes_ends_its_plans():
     assert (items == total(comm)).all()
 
 
-@pytest.mark.parametrize("way", ["Clone", "Dup", "Dup_with_info", "Idup", "Create", "halves"])
-def test_communicators_made_of_ours_are_ours(way):
-    with Communicator(MPI.COMM_WORLD, algorithm="ring", check=True) as comm:
-        made = {
-            "Dup_with_info": lambda: comm.Dup_with_info(MPI.INFO_NULL),
-            "Create": lambda: comm.Create(comm.Get_group()),
-            "halves": lambda: comm.Split(comm.rank % 2, comm.rank),
-        }.get(way, getattr(comm, way, None))()
-        if way == "Idup":
-            made, request = made
-            request.Wait()
-        assert type(made) is Communicator
-        wanted = sum(range(comm.rank % 2, comm.size, 2)) if way == "halves" else total(comm)
-        items = np.full(30, comm.rank)
-        made.Allreduce(MPI.IN_PLACE, items)
-        assert (items == wanted).all() and made.last_plan.algorithm == "ring"
-        window = made.empty(30)
-        window[...] = comm.rank
-        made.Allreduce(MPI.IN_PLACE, window)
-        assert (window == wanted).all()
-        if made.size > 1:
-            with pytest.raises(MismatchError):
-                made.Allreduce(MPI.IN_PLACE, np.zeros(3 + (made.rank == 0)))
-        made.Free()
-
-
 def test_a_communicator_that_was_freed_says_so():
     for algorithm in ("auto", "native", "ring"):
         with Communicator(MPI.COMM_WORLD) as comm:

@@ -200,16 +200,6 @@ def test_extremes_have_no_order(comm, count):
     assert RANK or same_bits(found, np.tile([np.nan, 0.0], count))
 
 
-@pytest.mark.parametrize("count", [4, 64, 5000])
-def test_sums_of_bytes_go_round(comm, count):
-    """Open MPI's own end at 127 in long arrays, whoever comes next."""
-    mine = np.full(count, 100 if RANK % 2 == 0 else -100, np.int8)
-    comm.Allreduce(mine, found := np.empty(count, np.int8))
-    assert (found == np.int8(100 * (SIZE % 2))).all()
-    comm.Allreduce(np.full(count, 100, np.int8), found)
-    assert (found == (100 * SIZE + 128) % 256 - 128).all()
-
-
 @pytest.mark.mpi(min_size=2)
 def test_ranks_with_another_setting_are_found_by_checking():
     with Communicator(MPI.COMM_WORLD, reproducible=RANK == 0, check=True) as comm:

@@ -15,8 +15,8 @@ from collectives.contracts import Member, contract
 from collectives.execution import slot_rounds
 from collectives.execution.transport import slots
 from collectives.execution.transport.shared_memory import NodeMemory
-from tests.mpi.collectives.forms import expect_well, total
-from tests.mpi.collectives.test_collectives import NAMES, sent, wanted
+from tests.mpi.collectives.forms import METHODS as NAMES
+from tests.mpi.collectives.forms import expect_well, sent, total, wanted
 
 pytestmark = [pytest.mark.mpi(min_size=2)]
 

@@ -9,7 +9,7 @@ import pytest
 from mpi4py import MPI
 
 from collectives import Communicator, InvalidBuffer
-from tests.mpi.collectives.forms import FORMS, run
+from tests.mpi.collectives.forms import FORMS, run, tensor_of
 
 pytestmark = pytest.mark.mpi
 
@@ -32,25 +32,6 @@ COUNT = 5
 SMALLEST = 2.0**-4
 
 
-def tensor_of(items):
-    torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
-    integers = items.view(np.int16 if items.itemsize == 2 else np.uint8)
-    return torch.from_numpy(integers).view(getattr(torch, items.dtype.name))
-
-
-#: What has the memory, and whether the ranks share it.
-MEMORY = {
-    "arrays": lambda comm, items: items,
-    "shared arrays": lambda comm, items: filled(comm.empty(items.shape, items.dtype), items),
-    "tensors": lambda comm, items: tensor_of(items),
-}
-
-
-def filled(target, items):
-    target[...] = items
-    return target
-
-
 def sent(rank, blocks, kind):
     """Numbers that the type has, whose sums of some ranks float32 has."""
     numbers = np.random.default_rng([7, rank]).integers(-16, 17, COUNT * blocks)
@@ -63,52 +44,8 @@ def total(ranks, blocks, kind):
     return np.sum(numbers, axis=0).astype(np.float32).astype(KINDS[kind])
 
 
-def calls(comm, kind):
-    """For each method: its arguments but the receive buffer, that one's length, and what comes."""
-    size, rank, everybody = comm.size, comm.rank, range(comm.size)
-    counts = [COUNT] * size
-    whole = total(everybody, size, kind).reshape(size, -1)
-    gathered = np.concatenate([sent(r, 1, kind) for r in everybody])
-    crossed = np.concatenate([sent(r, size, kind).reshape(size, -1)[rank] for r in everybody])
-    mine, all_mine = sent(rank, 1, kind), sent(rank, size, kind)
-    return {
-        "Allreduce": ([mine], 1, total(everybody, 1, kind)),
-        "Reduce": ([mine], 1, total(everybody, 1, kind) if rank == 0 else None),
-        "Scan": ([mine], 1, total(range(rank + 1), 1, kind)),
-        "Exscan": ([mine], 1, total(range(rank), 1, kind) if rank else None),
-        "Reduce_scatter_block": ([all_mine], 1, whole[rank]),
-        "Reduce_scatter": ([all_mine, counts], 1, whole[rank]),
-        "Allgather": ([mine], size, gathered),
-        "Allgatherv": ([mine], size, gathered),
-        "Alltoall": ([all_mine], size, crossed),
-        "Alltoallv": ([all_mine], size, crossed),
-        "Gather": ([mine], size, gathered if rank == 0 else None),
-        "Gatherv": ([mine], size, gathered if rank == 0 else None),
-        "Scatter": ([all_mine], 1, sent(0, size, kind).reshape(size, -1)[rank]),
-        "Scatterv": ([all_mine], 1, sent(0, size, kind).reshape(size, -1)[rank]),
-    }
-
-
 def bits(items):
     return np.asarray(items).view(np.uint8)
-
-
-@all_kinds
-@pytest.mark.parametrize("memory", MEMORY)
-@all_ways
-def test_all_collectives_take_them_and_round_sums_once(comm, kind, memory, way):
-    make = MEMORY[memory]
-    for name, (given, blocks, wanted) in calls(comm, kind).items():
-        there = [np.array(items) for items in given[:1]] + given[1:]
-        received = np.zeros(COUNT * blocks, KINDS[kind])
-        place = make(comm, received)
-        run(comm, way, name, make(comm, there[0]), place, *there[1:])
-        received = place if memory == "shared arrays" else received
-        if wanted is not None:
-            assert np.array_equal(bits(received), bits(wanted)), name
-    buffer = sent(comm.rank, 1, kind)
-    run(comm, way, "Bcast", tensor_of(buffer) if "tensors" in memory else buffer)
-    assert np.array_equal(bits(buffer), bits(sent(0, 1, kind)))
 
 
 def test_memory_is_there_by_their_names(comm):
@@ -116,22 +53,6 @@ def test_memory_is_there_by_their_names(comm):
     assert all(comm.empty(3, name).dtype == ml_dtypes.bfloat16 for name in names)
     assert comm.empty(3, "float8_e5m2").dtype == ml_dtypes.float8_e5m2
     assert comm.empty(3, "torch.float32").dtype == np.float32
-
-
-@all_kinds
-@pytest.mark.parametrize("algorithm", ["auto", "ring", "direct", "butterfly"])
-def test_other_operations_and_lengths_in_place(comm, kind, algorithm):
-    """Products of powers of two are exact."""
-    for count in (0, 1, 1000):
-        for op, function in (("MAX", np.max), ("MIN", np.min), ("PROD", np.prod)):
-            everybody = [
-                np.exp2(np.random.default_rng(rank).integers(-1, 2, count))
-                for rank in range(comm.size)
-            ]
-            items = everybody[comm.rank].astype(KINDS[kind])
-            where = tensor_of(items) if HAS_TORCH and comm.rank % 2 and count else items
-            comm.Allreduce(MPI.IN_PLACE, where, op=getattr(MPI, op), algorithm=algorithm)
-            assert np.array_equal(items.astype(float), function(everybody, axis=0))
 
 
 @pytest.mark.parametrize(

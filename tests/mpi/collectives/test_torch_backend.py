@@ -1,8 +1,6 @@
 """Groups of ``torch.distributed`` over MPI, on the ranks of this job."""
 
 import copy
-import functools
-import math
 import time
 
 import pytest
@@ -22,19 +20,6 @@ pytestmark = [
 ]
 INTEGERS = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
 WHOLE = [*INTEGERS, torch.uint16, torch.uint32, torch.uint64]
-NARROW = [torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2]
-REALS = [torch.float32, torch.float64, *NARROW]
-COMPLEX = [torch.complex64, torch.complex128]
-OPS = {
-    "SUM": sum,
-    "PRODUCT": math.prod,
-    "MIN": min,
-    "MAX": max,
-    "AVG": lambda values: sum(values) / len(values),
-    "BAND": lambda values: functools.reduce(int.__and__, values),
-    "BOR": lambda values: functools.reduce(int.__or__, values),
-    "BXOR": lambda values: functools.reduce(int.__xor__, values),
-}
 
 
 @pytest.fixture
@@ -51,40 +36,6 @@ def sharded(tensor):
     from torch.distributed.tensor import distribute_tensor, init_device_mesh
 
     return distribute_tensor(tensor, init_device_mesh("cpu", (dist.get_world_size(),)))
-
-
-def of_rank(r, shape, dtype):
-    """Small whole numbers, another tensor on each rank."""
-    values = torch.arange(math.prod(shape)).reshape(shape) % 3 + r % 2 + 1
-    return values.to(dtype)
-
-
-@pytest.mark.parametrize("shape", [(), (0,), (7,), (4, 3)])
-@pytest.mark.parametrize("op", OPS)
-@pytest.mark.parametrize("dtype", [*INTEGERS, *REALS, *COMPLEX], ids=str)
-def test_sums_and_other_reductions(ranks, rank, dtype, op, shape):
-    is_float = dtype.is_floating_point or dtype.is_complex
-    if (op.startswith("B") and is_float) or (dtype.is_complex and op in ("MIN", "MAX", "PRODUCT")):
-        with pytest.raises(ValueError, match="RedOpType"):
-            dist.all_reduce(of_rank(rank, shape, dtype), getattr(dist.ReduceOp, op))
-        return
-    tensor = of_rank(rank, shape, dtype)
-    every = [of_rank(r, shape, dtype).reshape(-1).tolist() for r in ranks]
-    dist.all_reduce(tensor, getattr(dist.ReduceOp, op))
-    exact = [OPS[op](list(values)) for values in zip(*every, strict=True)]
-    expected = torch.tensor(exact, dtype=torch.complex128 if dtype.is_complex else torch.float64)
-    expected = expected.to(torch.float32 if dtype in NARROW else dtype).to(dtype)
-    assert tensor.reshape(-1).tolist() == expected.tolist()
-
-
-@pytest.mark.parametrize("dtype", COMPLEX, ids=str)
-def test_means_of_complex_numbers_are_those_of_their_parts(ranks, rank, dtype):
-    parts = torch.arange(-30, 30).view(-1, 2).to(dtype.to_real())
-    tensor = torch.view_as_complex(parts.clone())
-    part = tensor if rank == 0 else torch.zeros_like(tensor)
-    mean = torch.empty_like(tensor)
-    dist.reduce_scatter(mean, [part] * len(ranks), dist.ReduceOp.AVG)
-    assert torch.equal(torch.view_as_real(mean), parts / len(ranks))
 
 
 @pytest.mark.parametrize("count", [47, 100_003])
@@ -115,76 +66,11 @@ def test_integers_wrap_in_sums_and_never_in_means(ranks, rank, dtype, op, count)
         assert torch.equal(sparse.to_dense(), expected) and sparse.is_coalesced()
 
 
-def test_booleans_are_any_and_all(rank, ranks):
-    for op, expected in [("SUM", True), ("MAX", True), ("PRODUCT", len(ranks) == 1)]:
-        tensor = torch.tensor([rank == 0, False])
-        dist.all_reduce(tensor, getattr(dist.ReduceOp, op))
-        assert tensor.tolist() == [expected, False]
-
-
 def test_sixteen_bits_are_rounded_once(ranks, rank):
     values = [1.0] + [2.0**-9] * (len(ranks) - 1)
     tensor = torch.tensor([values[rank]] * 5, dtype=torch.bfloat16)
     dist.all_reduce(tensor)
     assert tensor.tolist() == [torch.tensor(sum(values)).bfloat16().item()] * 5
-
-
-def test_parts_are_multiplied_first(ranks):
-    tensor = torch.ones(3)
-    dist.all_reduce(tensor, dist._make_nccl_premul_sum(2.0))
-    assert tensor.tolist() == [2.0 * len(ranks)] * 3
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool, torch.int64], ids=str)
-@pytest.mark.parametrize("strided", [False, True])
-def test_copies(ranks, rank, dtype, strided):
-    def tensor(r, rows=2):
-        made = torch.arange(rows * 6).reshape(rows, 6) + r
-        return (made[:, ::2] if strided else made[:, :3].contiguous()).to(dtype)
-
-    def room(rows=2):
-        return (
-            torch.empty(rows, 6, dtype=dtype)[:, ::2]
-            if strided
-            else torch.empty(rows, 3, dtype=dtype)
-        )
-
-    mine, every = tensor(rank), [tensor(r) for r in ranks]
-    got = [room() for _ in ranks]
-    dist.all_gather(got, mine)
-    assert all(map(torch.equal, got, every))
-    got = room(2 * len(ranks))
-    dist.all_gather_into_tensor(got, mine)
-    assert torch.equal(got, torch.cat(every))
-    last, got = len(ranks) - 1, room()
-    dist.broadcast(got.copy_(mine), last)
-    assert torch.equal(got, every[last])
-    got = [room() for _ in ranks] if rank == last else None
-    dist.gather(mine, got, last)
-    assert got is None or all(map(torch.equal, got, every))
-    got = room()
-    dist.scatter(got, [tensor(10 * r) for r in ranks] if rank == last else None, last)
-    assert torch.equal(got, tensor(10 * rank))
-    got = room(len(ranks))
-    dist.all_to_all_single(got, torch.cat([tensor(rank + 3 * r, 1) for r in ranks]))
-    assert torch.equal(got, torch.cat([tensor(r + 3 * rank, 1) for r in ranks]))
-
-
-def test_unequal_blocks(ranks, rank):
-    got = [torch.empty(r) for r in ranks]
-    dist.all_gather(got, torch.full((rank,), 1.0 * rank))
-    assert [part.tolist() for part in got] == [[1.0 * r] * r for r in ranks]
-    out = torch.empty(rank + 1)
-    dist.reduce_scatter(out, [torch.full((r + 1,), 1.0 * rank) for r in ranks])
-    assert out.tolist() == [sum(ranks)] * (rank + 1)
-    got = torch.empty(sum(r + rank for r in ranks), 2)
-    sent = torch.full((sum(r + rank for r in ranks), 2), 1.0 * rank)
-    sizes = [r + rank for r in ranks]
-    dist.all_to_all_single(got, sent, sizes, sizes)
-    assert got.tolist() == [[1.0 * r] * 2 for r in ranks for _ in range(r + rank)]
-    lists = [torch.empty(r + rank) for r in ranks]
-    dist.all_to_all(lists, [torch.full((r + rank,), 1.0 * rank) for r in ranks])
-    assert [part.tolist() for part in lists] == [[1.0 * r] * (r + rank) for r in ranks]
 
 
 def test_blocks_that_mpi_cannot_count_go_in_rows(ranks, rank, monkeypatch):
@@ -194,25 +80,6 @@ def test_blocks_that_mpi_cannot_count_go_in_rows(ranks, rank, monkeypatch):
     sizes = [r + rank for r in ranks]
     dist.all_to_all_single(got, sent, sizes, sizes)
     assert got.tolist() == [[10 * r + rank] * 3 for r in ranks for _ in range(r + rank)]
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_blocks_of_sums(ranks, rank, dtype):
-    source = torch.arange(2 * len(ranks), dtype=dtype) + rank
-    out = torch.empty(2, dtype=dtype)
-    dist.reduce_scatter_tensor(out, source, dist.ReduceOp.AVG)
-    mean = sum(ranks) / len(ranks)
-    assert out.tolist() == [2 * rank + mean, 2 * rank + 1 + mean]
-    total = torch.full((3,), 1.0 + rank, dtype=dtype)
-    dist.reduce(total, 0)
-    assert rank or total.tolist() == [sum(r + 1 for r in ranks)] * 3
-
-
-def test_an_input_in_its_output_is_gathered_in_place(ranks, rank):
-    whole = torch.zeros(2 * len(ranks))
-    mine = whole[2 * rank : 2 * rank + 2].fill_(rank)
-    dist.all_gather_into_tensor(whole, mine)
-    assert whole.tolist() == [float(r) for r in ranks for _ in range(2)]
 
 
 def test_indices_of_sparse_tensors_differ(ranks, rank):
@@ -317,31 +184,6 @@ def test_another_backend_stands_beside_it(ranks):
     dist.destroy_process_group(group)
 
 
-def test_messages(ranks, rank):
-    right, left = (rank + 1) % len(ranks), (rank - 1) % len(ranks)
-    received = torch.empty(3, 2).t()
-    dist.isend(torch.full((2, 3), 1.0 * rank), right)  # nobody waits for it
-    work = dist.irecv(received, left)
-    work.wait()
-    assert work.is_completed() and received.tolist() == [[1.0 * left] * 3] * 2
-    ops = [
-        dist.P2POp(dist.isend, torch.full((5,), 1.0 * rank), right),
-        dist.P2POp(dist.irecv, got := torch.empty(5), left),
-    ]
-    for work in dist.batch_isend_irecv(ops):
-        work.wait()
-    assert got.tolist() == [1.0 * left] * 5
-    if rank:
-        dist.send(torch.tensor(rank), 0)
-    else:
-        sources = []
-        for _ in ranks[1:]:
-            value = torch.tensor(0)
-            sources.append(dist.recv(value))
-            assert value.item() == sources[-1]
-        assert sorted(sources) == list(ranks[1:])
-
-
 def test_a_message_that_a_future_waits_for_holds_up_no_other(ranks, rank):
     right, left = (rank + 1) % len(ranks), (rank - 1) % len(ranks)
     received = torch.empty(1)
@@ -400,15 +242,6 @@ def test_tensors_of_inference_mode_are_reduced_in_the_background(ranks, op, dtyp
     dist.all_reduce(outside := torch.ones(1 << 20, dtype=dtype), group=group)
     assert (outside == len(ranks)).all()
     dist.destroy_process_group(group)
-
-
-def test_objects(ranks, rank):
-    every = [None] * len(ranks)
-    dist.all_gather_object(every, {"rank": rank})
-    assert every == [{"rank": r} for r in ranks]
-    objects = [rank, "x" * rank]
-    dist.broadcast_object_list(objects, len(ranks) - 1)
-    assert objects == [ranks[-1], "x" * ranks[-1]]
 
 
 def test_a_storage_can_be_resized_afterwards():

@@ -14,15 +14,15 @@ pytestmark = [
     pytest.mark.quick_on(2, 3),
     pytest.mark.usefixtures("world"),
 ]
-SWEEP = pytest.param(2, 1000, marks=[pytest.mark.slow, pytest.mark.at_most(4)])
+SWEEP = pytest.param(3, 1000, marks=[pytest.mark.slow, pytest.mark.at_most(4)])
 
 
-@pytest.mark.parametrize(("seed", "calls"), [(1, 60), SWEEP])
+@pytest.mark.parametrize(("seed", "calls"), [(1, 60), (2, 400), SWEEP])
 def test_drawn_calls_have_the_results_of_gloo(seed, calls):
     """Ranks differ in how tensors lie, in splits that they leave out, in when they wait."""
-    report = run_drawn(seed, calls, gloo=calls < 1000)
+    report = run_drawn(seed, calls, gloo=calls < 100)
     assert not report.differences, str(report)
-    assert calls < 1000 or {*report.calls} == {*KINDS}
+    assert calls < 100 or {*report.calls} == {*KINDS}
 
 
 def test_groups_of_the_same_other_ranks_are_two():

@@ -8,7 +8,6 @@ from mpi4py import MPI
 torch = pytest.importorskip("torch")
 dist = pytest.importorskip("torch.distributed")
 
-import torch.distributed._functional_collectives as functional  # noqa: E402
 import torch.distributed.nn.functional as nn  # noqa: E402
 
 from collectives.torch import differentiable  # noqa: E402
@@ -49,10 +48,6 @@ def exchanged(xs, sizes=None):
     return [[blocks(x, sizes)[r] for x in xs] for r in range(P)]
 
 
-def joined(lists):
-    return [[torch.cat(parts)] for parts in lists]
-
-
 def only_on_last(r, outputs):
     return outputs if r == LAST else [0 * out for out in outputs]
 
@@ -61,33 +56,15 @@ def room(rows):
     return torch.empty(rows, 3, dtype=torch.float64)
 
 
-def waited(tensor):
-    return [functional.wait_tensor(tensor)]
-
-
-SUM = lambda xs: [[sum(xs)]] * P  # noqa: E731
 MEAN = lambda xs: [[sum(xs) / P]] * P  # noqa: E731
 ALL = lambda xs: [list(xs)] * P  # noqa: E731
-JOINED = lambda xs: [[torch.cat(xs)]] * P  # noqa: E731
-BLOCK = lambda xs: [[blocks(sum(xs))[r]] for r in range(P)]  # noqa: E731
 UNEQUAL_BLOCK = lambda xs: [[blocks(sum(xs), ROWS)[r]] for r in range(P)]  # noqa: E731
-OF_LAST = lambda xs: [[xs[LAST]]] * P  # noqa: E731
 #: What this rank calls on its tensor, all ranks' results by one process, and the ranks' shapes.
 CALLS = {
-    "nn.all_reduce": (lambda x: [nn.all_reduce(x * 1)], SUM, EQUAL),
     "nn.all_reduce, mean": (lambda x: [nn.all_reduce(x * 1, dist.ReduceOp.AVG)], MEAN, EQUAL),
-    "nn.all_gather": (nn.all_gather, ALL, EQUAL),
-    "nn.reduce_scatter": (lambda x: [nn.reduce_scatter(room(2), blocks(x))], BLOCK, EQUAL),
-    "nn.all_to_all_single": (
-        lambda x: [nn.all_to_all_single(torch.empty_like(x), x)],
-        lambda xs: joined(exchanged(xs)), EQUAL),
-    "nn.all_to_all_single, unequal": (
-        lambda x: [nn.all_to_all_single(room(P * ROWS[RANK]), x, [ROWS[RANK]] * P, ROWS)],
-        lambda xs: joined(exchanged(xs, ROWS)), FOR_BLOCKS),
     "nn.all_to_all, unequal": (
         lambda x: nn.all_to_all([room(ROWS[RANK]) for _ in range(P)], blocks(x, ROWS)),
         lambda xs: exchanged(xs, ROWS), FOR_BLOCKS),
-    "nn.broadcast": (lambda x: [nn.broadcast(x * 1, LAST)], OF_LAST, EQUAL),
     "nn.reduce": (
         lambda x: only_on_last(RANK, [nn.reduce(x * 1, LAST)]),
         lambda xs: [only_on_last(r, [sum(xs)]) for r in range(P)], EQUAL),
@@ -97,18 +74,6 @@ CALLS = {
     "nn.scatter": (
         lambda x: [nn.scatter(blocks(x), LAST)],
         lambda xs: [[blocks(xs[LAST])[r]] for r in range(P)], EQUAL),
-    "functional.all_reduce": (
-        lambda x: waited(functional.all_reduce(x, "sum", dist.group.WORLD)), SUM, EQUAL),
-    "functional.all_gather_tensor_autograd": (
-        lambda x: waited(functional.all_gather_tensor_autograd(x, 0, dist.group.WORLD)),
-        JOINED, EQUAL),
-    "functional.reduce_scatter_tensor_autograd": (
-        lambda x: waited(functional.reduce_scatter_tensor_autograd(x, "sum", 0, dist.group.WORLD)),
-        BLOCK, EQUAL),
-    "functional.all_to_all_single_autograd, unequal": (
-        lambda x: waited(
-            functional.all_to_all_single_autograd(x, [ROWS[RANK]] * P, ROWS, dist.group.WORLD)),
-        lambda xs: joined(exchanged(xs, ROWS)), FOR_BLOCKS),
     "all_gather, unequal": (differentiable.all_gather, ALL, UNEQUAL),
     "reduce_scatter, unequal": (
         lambda x: [differentiable.reduce_scatter(blocks(x, ROWS))], UNEQUAL_BLOCK, FOR_BLOCKS),

@@ -31,66 +31,6 @@ def group():
     dist.destroy_process_group(made)
 
 
-def values(rank, rows=2 * P):
-    return torch.arange(3.0 * rows).view(rows, 3) % 7 + rank
-
-
-EVERY = [values(r) for r in range(P)]
-TOTAL = sum(EVERY)
-#: A call on this rank's tensor and on room for a result; the result.
-CALLS = {
-    "all_reduce": (lambda x, _, **how: (x, dist.all_reduce(x, **how)), TOTAL),
-    "maximum": (lambda x, _, **how: (x, dist.all_reduce(x, dist.ReduceOp.MAX, **how)), EVERY[-1]),
-    "broadcast": (lambda x, _, **how: (x, dist.broadcast(x, LAST, **how)), EVERY[LAST]),
-    "reduce": (
-        lambda x, _, **how: (x, dist.reduce(x, LAST, **how)),
-        TOTAL if RANK == LAST else EVERY[RANK],
-    ),
-    "all_gather": (
-        lambda x, room, **how: (out := room(2 * P * P), dist.all_gather_into_tensor(out, x, **how)),
-        torch.cat(EVERY),
-    ),
-    "reduce_scatter": (
-        lambda x, room, **how: (out := room(2), dist.reduce_scatter_tensor(out, x, **how)),
-        TOTAL[2 * RANK : 2 * RANK + 2],
-    ),
-    "all_to_all": (
-        lambda x, room, **how: (out := room(2 * P), dist.all_to_all_single(out, x, **how)),
-        torch.cat([x[2 * RANK : 2 * RANK + 2] for x in EVERY]),
-    ),
-}
-
-
-@pytest.mark.parametrize("later", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("name", CALLS)
-def test_ranks_may_differ_in_how_their_tensors_lie(group, name, dtype, later):
-    """Contiguous tensors take another road than those with gaps."""
-    call, expected = CALLS[name]
-    for has_gaps in (False, RANK == 0, RANK == LAST):
-
-        def room(rows, has_gaps=has_gaps):
-            made = torch.empty(rows, 6, dtype=dtype)
-            return made[:, ::2] if has_gaps else made[:, :3].contiguous()
-
-        mine = room(2 * P).copy_(values(RANK))
-        found, work = call(mine, room, group=group, async_op=later)
-        if later:
-            assert work.wait()
-        assert torch.equal(found, expected.to(dtype))
-
-
-@pytest.mark.parametrize("rows", [1, 40_000])
-def test_ranks_may_leave_out_the_splits_of_equal_blocks(group, rows):
-    sent = torch.arange(rows * P) + 1000 * RANK
-    expected = torch.cat([(torch.arange(rows * P) + 1000 * r).split(rows)[RANK] for r in range(P)])
-    splits = [rows] * P
-    for outs, ins in [(splits, splits), (None, splits), (splits, None)]:
-        given = (outs, ins) if RANK == 0 else (None, None)
-        dist.all_to_all_single(got := torch.zeros_like(sent), sent, *given, group)
-        assert torch.equal(got, expected)
-
-
 @pytest.mark.parametrize("items", [1, 40_000])
 def test_all_ranks_gather_in_place_or_none_does(group, items, monkeypatch):
     """MPI wants it so; an input may lie in its output on some ranks alone."""
@@ -118,16 +58,6 @@ def test_blocking_calls_come_after_those_in_the_background(group):
         dist.broadcast(tensor, LAST, group)
         assert work.is_completed() and tensor.tolist() == [P] * 2
         assert sent[-1] == turn * P
-
-
-def test_an_output_may_be_a_block_of_its_input(group):
-    for items, dtype in ((2, torch.float32), (40_000, torch.float32), (40_000, torch.bfloat16)):
-        total = sum(torch.arange(P * items) % 97 + r for r in range(P))
-        for block in (0, RANK):
-            source = (torch.arange(P * items) % 97 + RANK).to(dtype)
-            own = source[block * items :][:items]
-            dist.reduce_scatter_tensor(own, source, group=group)
-            assert torch.equal(own, total[RANK * items :][:items].to(dtype))
 
 
 def test_calls_are_numbered_with_their_roots_for_the_watchdog(group):

@@ -6,90 +6,11 @@ import pytest
 from mpi4py import MPI
 
 from collectives import Communicator, InvalidBuffer, MismatchError, UnknownAlgorithm
-from collectives.algorithms import ALGORITHMS
 from collectives.calls.tuner import load
 
 pytestmark = pytest.mark.mpi
 
 SIZE = MPI.COMM_WORLD.size
-
-
-def able(collective):
-    return [*(a.name for a in ALGORITHMS if a.collective == collective and a.uneven), "auto"]
-
-
-VECTORS = {
-    "Allgatherv": "allgather",
-    "Alltoallv": "alltoall",
-    "Gatherv": "gather",
-    "Scatterv": "scatter",
-    "Reduce_scatter": "reduce_scatter",
-}
-
-
-def drawn(comm, name, seed, gap, in_place=False):
-    """A call with blocks of drawn lengths: its arguments, and the array that receives."""
-    size, rank, root = comm.size, comm.rank, seed % comm.size
-    table = np.random.default_rng(seed).integers(0, 9, (size, size))
-    counts, numbers = table[0].tolist(), np.random.default_rng([seed, rank])
-    own, whole = numbers.random(counts[rank]), numbers.random(sum(counts) + gap * size)
-
-    def blocks(array, lengths):
-        starts = np.cumsum([0, *lengths[:-1]]) + gap * np.arange(size)
-        if in_place and name in ("Allgatherv", "Gatherv"):
-            array[starts[rank] :][: own.size] = own
-        return [array, lengths, starts.tolist(), MPI.DOUBLE]
-
-    if name == "Alltoallv":
-        sends, recvs = table[rank].tolist(), table[:, rank].tolist()
-        found = np.full(sum(recvs) + gap * size, -1.0)
-        sent = numbers.random(sum(sends) + gap * size)
-        return [blocks(sent, sends), blocks(found, recvs)], found
-    if name == "Reduce_scatter":
-        mine = numbers.integers(0, 99, sum(counts))
-        found = mine[: counts[rank]] if in_place else np.zeros(counts[rank], int)
-        given = [MPI.IN_PLACE, mine] if in_place else [mine, found]
-        return [*given, np.array(counts)], found
-    at_root = rank == root
-    if name == "Scatterv":
-        found = np.zeros_like(own)
-        recv = MPI.IN_PLACE if in_place and at_root else found
-        return [blocks(whole, counts) if at_root else None, recv, root], found
-    found = np.full(whole.size, -1.0)
-    if name == "Allgatherv":
-        return [MPI.IN_PLACE if in_place else own, blocks(found, counts)], found
-    send = MPI.IN_PLACE if in_place and at_root else own
-    return [send, blocks(found, counts) if at_root else None, root], found
-
-
-@pytest.mark.parametrize("gap", [0, 2])
-@pytest.mark.parametrize(
-    ("name", "algorithm"), [(n, a) for n, collective in VECTORS.items() for a in able(collective)]
-)
-def test_blocks_of_drawn_lengths(comm, name, algorithm, gap):
-    """What native gives, in every form, and in place."""
-    for seed in range(8):
-        arguments, expected = drawn(comm, name, seed, gap)
-        getattr(comm, name)(*arguments, algorithm="native")
-        arguments, found = drawn(comm, name, seed, gap)
-        getattr(comm, name)(*arguments, algorithm=algorithm)
-        assert np.array_equal(found, expected)
-        arguments, found = drawn(comm, name, seed, gap)
-        getattr(comm, f"I{name.lower()}")(*arguments, algorithm=algorithm).Wait()
-        assert np.array_equal(found, expected)
-        arguments, found = drawn(comm, name, seed, gap)
-        plan = getattr(comm, f"{name}_init")(*arguments, algorithm=algorithm)
-        for _ in range(2):
-            found[...] = -1
-            plan()
-            assert np.array_equal(found, expected)
-        plan.Free()
-        if name == "Alltoallv":
-            continue  # as a plan: below
-        arguments, found = drawn(comm, name, seed, gap, in_place=True)
-        getattr(comm, name)(*arguments, algorithm=algorithm)
-        if name != "Scatterv" or comm.rank != seed % comm.size:
-            assert np.array_equal(found, expected)
 
 
 @pytest.mark.parametrize("algorithm", ["native", "auto", "direct"])
@@ -169,19 +90,6 @@ def test_counts_that_do_not_fit(comm):
         comm.Allgatherv(np.zeros(1), [room, ones], algorithm="bruck")
     with pytest.raises(InvalidBuffer, match="one for each rank, not"):
         comm.Reduce_scatter(room, np.zeros(3), [3] * (comm.size + 1), algorithm="ring")
-
-
-@pytest.mark.parametrize("algorithm", ["pairwise", "linear", "auto"])
-def test_alltoall_in_place_as_a_plan(comm, algorithm):
-    """Where Open MPI's own nonblocking one is wrong."""
-    for seed in range(4):
-        table = np.random.default_rng(seed).choice([0, 2400, 8930, 12500], (comm.size, comm.size))
-        counts = np.maximum(table, table.T)[comm.rank].tolist()
-        mine = np.random.default_rng([seed, comm.rank]).integers(0, 9, sum(counts), np.int32)
-        expected, got = np.zeros_like(mine), mine.copy()
-        MPI.COMM_WORLD.Alltoallv([mine, counts], [expected, counts])
-        comm.Ialltoallv(MPI.IN_PLACE, [got, counts], algorithm=algorithm).Wait()
-        assert np.array_equal(got, expected)
 
 
 @pytest.mark.parametrize("algorithm", ["dissemination", "native", "auto"])

@@ -12,7 +12,7 @@ from collectives.analysis.fit import fit, read
 from collectives.analysis.formulas import FORMULAS
 from collectives.analysis.simulate import Machine, simulate
 from collectives.analysis.topology import LinkCost, Topology
-from collectives.compile.cost import Model, best_segments, count, segments_for
+from collectives.compile.cost import Model, best_segments, count
 from collectives.errors import CollectiveError, UnknownAlgorithm
 
 MODEL = Model(2e-6, 1e-9, 3e-10)
@@ -132,7 +132,7 @@ def test_segments_by_the_cost_model():
     assert best_segments(1, 1e6, MODEL) == 1
     assert best_segments(9, 1e6, MODEL) == round((8 * MODEL.beta * 1e6 / MODEL.alpha) ** 0.5)
     chain = build("broadcast", "chain", 9)
-    best = segments_for(chain, 1 << 24, MODEL.alpha, MODEL.beta)
+    best = best_segments(count(chain).latency, (1 << 24) / chain.chunks, MODEL)
     times = {
         k: simulate(build("broadcast", f"chain:segments={k}", 9), 1 << 24, MACHINE)
         for k in (best // 3, best, best * 3)
