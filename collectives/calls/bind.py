@@ -110,8 +110,10 @@ class Binder:
         if fits and (slots := resources.slots) is not None:
             operands = staged(call, not planned, widens=False)
             wide = np.dtype(np.float32) if call.widens else None
-            binding = replace(binding, keep=None)
-            return bind_slots(schedule, slots, operands, call.combine, binding, wide)
+            tags = resources.take_tags() if planned and len(slots.ranks) < size else None
+            binding = replace(binding, tags=tags, keep=None)
+            given = call.combine, binding, wide, resources.transport
+            return bind_slots(schedule, slots, operands, *given)
         binding = replace(binding, tags=resources.take_tags() if planned else None, keep=None)
         operands = staged(call, not planned, call.widens, memory)
         transport = resources.devices.transport_of(call.buffer.gpu)

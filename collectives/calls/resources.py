@@ -150,12 +150,16 @@ class Resources:
         """Number of ranks on the fullest node."""
         if self._ranks_per_node is None:
             self.progress.drain()
-            node = self.comm.Split_type(MPI.COMM_TYPE_SHARED)
+            node = self.split_by_node()
             most = np.array([node.size])
             self.comm.Allreduce(MPI.IN_PLACE, most, MPI.MAX)
             self._ranks_per_node = int(most[0])
             node.Free()
         return self._ranks_per_node
+
+    def split_by_node(self) -> MPI.Intracomm:
+        """The ranks of this node; collective."""
+        return MPI.Intracomm(self.comm.Split_type(MPI.COMM_TYPE_SHARED))
 
     @property
     def table(self) -> Table:
@@ -230,13 +234,13 @@ class Resources:
 
     @property
     def slots(self) -> Slots | None:
-        """Slots for ordinary arrays, where the ranks can have them.  Collective at first use."""
+        """Slots for ordinary arrays, where ranks share nodes.  Collective at first use."""
         if self._has_slots and self._slots is None:
             # Another rank may wait for a plan of ours before it comes here.
             self.wait(self.channel.Ibarrier())
-            self._has_slots = self.comm.size > 1 and not self._alone
+            self._has_slots = self.ranks_per_node > 1
             try:
-                self._slots = Slots(NodeMemory(self.channel)) if self._has_slots else None
+                self._slots = self._made_slots() if self._has_slots else None
             except (InvalidBuffer, MemoryError) as error:  # on all ranks
                 log.warning("messages instead of slots: %s", error)
                 self._has_slots = False
@@ -244,6 +248,27 @@ class Resources:
                 self.progress.leave("the making of slots", error)
                 raise
         return self._slots
+
+    def _made_slots(self) -> Slots:
+        """Slots of the ranks of this node; errors are raised on all ranks of all nodes."""
+        comm, problem = self.channel, None
+        if self.ranks_per_node < comm.size:
+            comm = self.split_by_node()
+        try:
+            made = Slots(NodeMemory(comm), comm.allgather(self.comm.rank))
+        except (InvalidBuffer, MemoryError) as error:  # on all ranks of the node
+            problem = error
+        try:
+            self.agreed("slots", problem)
+        except BaseException:
+            self._let_go(comm)
+            raise
+        return made
+
+    def _let_go(self, comm: MPI.Intracomm) -> None:
+        """Frees a node's communicator; collective."""
+        if comm != self.channel:
+            comm.Free()
 
     @property
     def _alone(self) -> bool:
@@ -273,7 +298,9 @@ class Resources:
     def revoke(self) -> None:
         """Ends all waits in the duplicate, and lets go of it."""
         self.devices.revoke()
-        self._slots = None
+        if self._slots is not None:
+            self._slots.node.comm.Revoke()
+            self._slots = None
         self.node = None
         if self._transport is not None:
             self._transport.channel.Revoke()
@@ -284,6 +311,7 @@ class Resources:
         self.devices.close()
         if self._slots is not None:
             self._slots.node.close()
+            self._let_go(self._slots.node.comm)
             self._slots = None
         if self.node is not None:
             self.node.close()

@@ -1,9 +1,12 @@
-"""A rank's rounds through slots of the node's memory: for ordinary arrays of ranks of one node.
+"""A rank's rounds through slots of the node's memory: for ordinary arrays.
 
 The buffers are cut into pieces, which run one after the other, so that a message of a piece fits
 into a slot: ``Send`` is a copy into it, ``Recv`` a copy out of it, and ``RecvReduce`` reads its
 operand there.  All steps from one rank to another in a round are one message.  Pieces of one length
 share their calls, which find their memory by the number of the piece.
+
+What goes to another node is the transport's.  It is on its way while the ranks of a node use their
+slots, so a schedule in segments reduces some of them in the node while others are on the wire.
 """
 
 import weakref
@@ -11,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -18,9 +22,9 @@ import numpy as np
 from collectives.compile.dataflow import entered, moved
 from collectives.errors import ScheduleError
 from collectives.execution.memory import HOST, Combine, Items
-from collectives.execution.messages import Layout, Operands, Prepared, prepared
+from collectives.execution.messages import Layout, Operands, Prepared, Turns, prepared
 from collectives.execution.plan import Action, Binding, BoundRound, Plan
-from collectives.execution.traffic import Traffic
+from collectives.execution.transport import Request, Transport
 from collectives.execution.transport.flags import Flag, RunCount, all_reached
 from collectives.execution.transport.slots import SLOT_BYTES, InLine, SlotPair, Slots
 from collectives.schedule import Chunk, Copy, Recv, RecvReduce, Round, Schedule, Send
@@ -40,15 +44,17 @@ def bind_slots(
     combine: Combine | None,
     binding: Binding,
     wide: "np.dtype[Any] | None" = None,
+    transport: Transport | None = None,
 ) -> Plan:
     """A plan for a ``schedule`` that :func:`fits_slots`, of equal blocks, on arrays of the host.
 
     Args:
         wide: the type in which items travel and are reduced; the buffers' own by default.
+        transport: carries messages to the ranks of other nodes, if there are some.
     """
-    ready = prepared(schedule, slots.node.rank, operands, HOST)
-    combine, traffic = combine and HOST.combine(combine), binding.progress.traffic
-    bound = SlotBinder(schedule, slots, ready, combine, wide, traffic)
+    ready = prepared(schedule, slots.rank, operands, HOST)
+    combine = combine and HOST.combine(combine)
+    bound = SlotBinder(schedule, slots, ready, combine, wide, binding, transport)
     place = InLine(slots.line)
     # First of all, as the ranks start their plans in one order, and go on with them in any.
     first = BoundRound(starts=[place.Start], requests=[place], finish=[place.Wait])
@@ -56,7 +62,8 @@ def bind_slots(
     given = schedule.collective, schedule.algorithm, ready.nbytes, rounds, all_reached, binding
     plan = Plan(*given)
     copied = ready.nbytes if ready.before or operands.after else 0
-    plan.own_nbytes = copied + sum(room.nbytes for room in bound.rooms.values())
+    rooms = *bound.rooms.values(), *bound.arrivals.values()
+    plan.own_nbytes = copied + sum(room.nbytes for room in rooms)
     place.plan = weakref.ref(plan)
     return plan
 
@@ -101,6 +108,29 @@ class _InSlot:
     pair: SlotPair
     slots: tuple[Items, Items]
     own: Views
+
+
+@dataclass(slots=True, eq=False)
+class _Message:
+    """The next piece's message to or from another node, in the shape of a request."""
+
+    pieces: Pieces
+    requests: list[Request]
+    testall: Callable[[Sequence[Any]], bool]
+
+    def Start(self) -> None:
+        self.requests[self.pieces.at].Start()
+
+    def Test(self) -> bool:
+        return self.testall([self.requests[self.pieces.at]])
+
+    def Wait(self) -> None:
+        self.requests[self.pieces.at].Wait()
+
+    def Free(self) -> None:
+        """Pieces share their rounds, so it is called for each of them."""
+        while self.requests:
+            self.requests.pop().Free()
 
 
 class _Store(_InSlot):
@@ -150,6 +180,8 @@ class SlotBinder:
 
     Attributes:
         rooms: memory of one piece, which all pieces use, in the place of a buffer.
+        arrivals: memory in which messages of other nodes wait to be reduced, by their number in
+            the round and their length.
     """
 
     def __init__(
@@ -159,10 +191,14 @@ class SlotBinder:
         ready: Prepared,
         combine: Combine | None,
         wide: "np.dtype[Any] | None",
-        traffic: Traffic | None,
+        binding: Binding,
+        transport: Transport | None,
     ) -> None:
-        self.node, self.rank, self.combine = slots.node, slots.node.rank, combine
-        self.counters, self.pairs, self.traffic = slots.counters, slots.pairs, traffic
+        self.slots, self.node, self.rank, self.combine = slots, slots.node, slots.rank, combine
+        self.counters, self.pairs = slots.counters, slots.pairs
+        self.transport, self.turns = transport, Turns(binding.tags)
+        self.traffic = binding.progress.traffic
+        self.arrivals: dict[tuple[int, int], Items] = {}
         self.program = list(schedule.rounds(self.rank))
         self.chunks = schedule.chunks
         self.period, self.most = _extent(schedule)
@@ -221,10 +257,11 @@ class SlotBinder:
 
     def round(self, number: int, pieces: Pieces, steps: Round) -> list[BoundRound]:
         """Round ``number`` of these pieces."""
-        entering, moving = BoundRound(), BoundRound()
+        entering, moving, landing = BoundRound(), BoundRound(), BoundRound()
+        reducing = landing if self.is_crossed(steps, pieces) else moving
         sent: dict[int, int] = {}  # bytes of a slot, by peer
         got: dict[int, int] = {}
-        leaving = 0
+        messages = leaving = 0
         for step in steps:
             own = self.views(step.chunk, pieces)
             if not (nbytes := sum(views[0].nbytes for views in own)):
@@ -232,32 +269,90 @@ class SlotBinder:
             if isinstance(step, Copy):
                 moving.starts += _copies(pieces, own, self.views(step.source, pieces))
                 continue
+            if isinstance(step, Send):
+                leaving += nbytes
+                messages += step.peer not in sent
+            if step.peer not in self.pairs:
+                self.message(step, pieces, own, entering, landing)
+                continue
             peer, pair = step.peer, self.pairs[step.peer]
             total = sent if isinstance(step, Send) else got
             start = total.get(peer, 0)
             parts = [*zip(_in_slots(pair, start, own), own)]
             if isinstance(step, Send):
-                leaving += nbytes
                 if peer not in sent:
-                    _wait(entering, self.node.flag(peer, self.counters, 0, pair))
+                    _wait(entering, self.slots.flag(peer, 0, pair))
                 moving.starts += [_Store(pieces, pair, *part) for part in parts]
             else:
                 if peer not in got:
-                    _wait(moving, self.node.flag(peer, self.counters, entered(number)))
+                    _wait(moving, self.slots.flag(peer, entered(number)))
                 for read in self.reads(step, pieces, parts):
-                    _do(moving, read)
+                    _do(reducing, read)
             total[peer] = start + -(-nbytes // _LINE) * _LINE
+        if self.traffic is not None and messages:
+            moving.starts.append(partial(self.traffic.send, messages, leaving))
         if sent:
-            if self.traffic is not None:
-                moving.starts.append(partial(self.traffic.send, len(sent), leaving))
             moving.starts.append(self.node.tick(self.counters, entered(number)))
         for peer in {**sent, **got}:
             runs = self.node.runs[self.counters]
-            _do(moving, _Swap(self.pairs[peer], runs, moved(number), peer in sent, peer in got))
+            _do(reducing, _Swap(self.pairs[peer], runs, moved(number), peer in sent, peer in got))
         if got and not self.sends((number + 1) % self.period, pieces):
             # Else the next count says that this rank has read its messages.
-            _do(moving, self.node.tick(self.counters, moved(number)))
-        return [each for each in (entering, moving) if each.starts or each.finish]
+            _do(reducing, self.node.tick(self.counters, moved(number)))
+        landing.finish = [*(one.Wait for one in landing.requests), *landing.reductions]
+        return [each for each in (entering, moving, landing) if each.starts or each.finish]
+
+    def is_crossed(self, steps: Round, pieces: Pieces) -> bool:
+        """Whether this rank reduces in a round what it exchanges with another node there, so that
+        the steps must keep their order."""
+        one = Pieces(pieces.length, pieces.starts[:1])
+        near, far = list[Items](), list[Items]()
+        for step in steps:
+            if not isinstance(step, Copy):
+                chunks = (step.chunk, getattr(step, "operand", None) or step.chunk)
+                found = [views[0] for chunk in chunks for views in self.views(chunk, one)]
+                if step.peer not in self.pairs:
+                    far += found
+                elif isinstance(step, RecvReduce):
+                    near += found
+        return any(np.may_share_memory(a, b) for a, b in product(near, far))
+
+    def message(
+        self,
+        step: Send | Recv | RecvReduce,
+        pieces: Pieces,
+        own: list[Views],
+        entering: BoundRound,
+        landing: BoundRound,
+    ) -> None:
+        """Adds the messages of a step to or from another node: they start when this rank enters
+        the round, and it waits for them last of all."""
+        assert self.transport is not None, "other ranks are on this node"
+        is_sent = isinstance(step, Send)
+        init = self.transport.send_init if is_sent else self.transport.recv_init
+        operands = self.views(getattr(step, "operand", None) or step.chunk, pieces)
+        for views, operand in zip(own, operands, strict=True):
+            arriving, length = views, views[0].size
+            if not length:
+                continue
+            if isinstance(step, RecvReduce):
+                key = len(landing.requests), length
+                room = self.arrivals.setdefault(key, HOST.empty(length, self.dtype))
+                arriving = [room] * len(views)
+                pair = (arriving, operand) if step.peer < self.rank else (operand, arriving)
+                reduce = partial(_into, self.expected(step))
+                landing.reductions.append(_Call(pieces, reduce, (*pair, views)))
+            tag = self.turns.tag(step)
+            requests = [init(items.view(np.uint8), step.peer, tag) for items in arriving]
+            message = _Message(pieces, requests, self.transport.testall)
+            entering.starts.append(message.Start)
+            landing.requests.append(message)
+
+    def expected(self, step: RecvReduce) -> Combine:
+        """The reduction of a step that reduces."""
+        if self.combine is None:
+            raise ScheduleError(f"{step} reduces, but no operation was given")
+        return self.combine
 
     def reads(self, step: Recv | RecvReduce, pieces: Pieces, parts: list[Part]) -> Iterator[Action]:
         """The calls that put what has arrived into the memory of a step."""
@@ -265,16 +360,16 @@ class SlotBinder:
         if isinstance(step, Recv):
             yield from (_Load(pieces, pair, *part) for part in parts)
             return
-        if self.combine is None:
-            raise ScheduleError(f"{step} reduces, but no operation was given")
+        combine = self.expected(step)
         operands = self.views(step.operand or step.chunk, pieces)
         for part, operand in zip(parts, operands, strict=True):
-            yield _Reduce(pieces, pair, *part, operand, self.combine, step.peer < self.rank)
+            yield _Reduce(pieces, pair, *part, operand, combine, step.peer < self.rank)
 
     def sends(self, number: int, pieces: Pieces) -> bool:
-        """Whether this rank sends something in a round of these pieces."""
+        """Whether this rank sends something through slots in a round of these pieces."""
         steps = self.program[number] if number < len(self.program) else ()
-        sent = (step.chunk for step in steps if isinstance(step, Send))
+        near = self.pairs
+        sent = (step.chunk for step in steps if isinstance(step, Send) and step.peer in near)
         return any(views[0].size for chunk in sent for views in self.views(chunk, pieces))
 
     def views(self, chunk: Chunk, pieces: Pieces, outside: bool = False) -> list[Views]:
@@ -327,6 +422,10 @@ def _copies(pieces: Pieces, targets: list[Views], sources: list[Views]) -> Itera
         one, other = (HOST.address(views[0]) for views in pair)
         if one != other:
             yield _Call(pieces, np.copyto, pair)
+
+
+def _into(combine: Combine, left: Items, right: Items, out: Items) -> None:
+    combine(left, right, out=out)
 
 
 def _wait(bound: BoundRound, flag: Flag) -> None:

@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 
 from collectives.algorithms import ALGORITHMS, build
+from collectives.algorithms.segments import segmented
 from collectives.contracts import contract
 from collectives.execution import slot_rounds
+from collectives.execution.local import connect
 from collectives.execution.messages import Operands
 from collectives.execution.plan import Binding
 from collectives.execution.slot_rounds import bind_slots
@@ -63,12 +65,18 @@ def placed(schedule, rank, inputs, in_place):
     return Operands(send, recv), recv
 
 
-def run(schedules, in_place, choose, dtype=float, wide=None):
-    """Each rank's plans one after the other; ``choose`` says who is tried first."""
-    size, shared = schedules[0].size, {}
+def run(schedules, in_place, choose, dtype=float, wide=None, local=0):
+    """Each rank's plans one after the other; ``choose`` says who is tried first.
+
+    ``local``: ranks of a node, the last of which may have fewer; 0: all are on one.
+    """
+    size = schedules[0].size
+    transports, nodes = connect(size), defaultdict(dict)
 
     def calls(rank):
-        slots = Slots(SlotNode(rank, size, shared))
+        node, place = divmod(rank, local or size)
+        ranks = range(size)[node * (local or size) :][: local or size]
+        slots = Slots(SlotNode(place, len(ranks), nodes[node]), ranks)
         for turn, schedule in enumerate(schedules):
             rng = np.random.default_rng(turn)
             members = [schedule.member(each)._replace(chunks=1) for each in range(size)]
@@ -77,11 +85,12 @@ def run(schedules, in_place, choose, dtype=float, wide=None):
             operands, recv = placed(schedule, rank, inputs[rank].copy(), in_place)
             combine = np.maximum if schedule.contract.idempotent else np.add
             if operands.send is not None or operands.recv is not None:
-                plan = bind_slots(schedule, slots, operands, combine, Binding(), wide)
+                given = operands, combine, Binding(), wide, transports[rank]
+                plan = bind_slots(schedule, slots, *given)
                 for bound in plan.rounds:
                     for call in (*bound.starts, *bound.finish):
                         flag = getattr(call, "__self__", None)
-                        while isinstance(flag, Flag) and not flag.Test():
+                        while isinstance(flag, (Flag, slot_rounds._Message)) and not flag.Test():
                             yield False
                         call()
                         yield True
@@ -116,6 +125,16 @@ def test_one_run_follows_another_in_any_order_of_the_ranks(schedule):
         run([schedule, schedule, one_sided, schedule], False, choose)
         if contract(schedule.collective).in_place is not None:
             run([schedule, one_sided, schedule], True, choose)
+
+
+@pytest.mark.parametrize("local", [1, 2, 3])
+@pytest.mark.parametrize("schedule", [*everywhere()])
+def test_messages_to_other_nodes_go_beside_the_slots(schedule, local):
+    in_segments = segmented(schedule, 3, overlap=True)
+    for choose in orders(schedule.size):
+        run([schedule, in_segments], False, choose, local=local)
+        if contract(schedule.collective).in_place is not None:
+            run([in_segments, schedule], True, choose, local=local)
 
 
 @pytest.mark.parametrize("schedule", [*everywhere()])
