@@ -9,7 +9,7 @@ from typing import cast
 
 import numpy as np
 
-from collectives.algorithms import build, in_segments
+from collectives.algorithms import build, in_segments, own
 from collectives.calls.buffers import OPAQUE, CallBuffer
 from collectives.calls.call import Call
 from collectives.calls.native import can_be_native, fault_of_native, library, waits_for_device
@@ -112,7 +112,8 @@ class Binder:
             wide = np.dtype(np.float32) if call.widens else None
             tags = resources.take_tags() if planned and len(slots.ranks) < size else None
             binding = replace(binding, tags=tags, keep=None)
-            given = call.combine, binding, wide, resources.transport
+            name = algorithm, *own(call.collective, algorithm)
+            given = call.combine, binding, wide, resources.extent(schedule, name)
             return bind_slots(schedule, slots, operands, *given)
         binding = replace(binding, tags=resources.take_tags() if planned else None, keep=None)
         operands = staged(call, not planned, call.widens, memory)

@@ -17,6 +17,7 @@ from collectives.errors import CollectiveError, InvalidBuffer
 from collectives.execution.memory import Items
 from collectives.execution.messages import TAGS_PER_PLAN
 from collectives.execution.progress import Progress
+from collectives.execution.slot_rounds import Extent, extent_of
 from collectives.execution.tags import Mask, TagPool, Tags
 from collectives.execution.transport.cuda_memory import CudaMemory
 from collectives.execution.transport.delayed import clock
@@ -24,6 +25,7 @@ from collectives.execution.transport.mpi import MPITransport, largest_tag
 from collectives.execution.transport.shared_memory import NodeMemory
 from collectives.execution.transport.slots import Slots
 from collectives.execution.transport.windows import Movable
+from collectives.schedule import Schedule
 
 log = logging.getLogger("collectives")
 
@@ -46,6 +48,7 @@ class Resources:
         self._transport: MPITransport | None = None
         self._slots: Slots | None = None
         self._has_slots = not settings.needs_messages
+        self._extents: dict[tuple[object, ...], Extent] = {}
         # No cached_property: before Python 3.12, one lock of all communicators is held in it, and
         # ranks that come to two communicators in another order would wait for one another.
         self._ranks_per_node: int | None = None
@@ -255,7 +258,7 @@ class Resources:
         if self.ranks_per_node < comm.size:
             comm = self.split_by_node()
         try:
-            made = Slots(NodeMemory(comm), comm.allgather(self.comm.rank))
+            made = Slots(NodeMemory(comm), comm.allgather(self.comm.rank), self.transport)
         except (InvalidBuffer, MemoryError) as error:  # on all ranks of the node
             problem = error
         try:
@@ -264,6 +267,16 @@ class Resources:
             self._let_go(comm)
             raise
         return made
+
+    def extent(self, schedule: Schedule, name: tuple[str, ...]) -> Extent:
+        """The extent of a schedule, by names that no other one has.  Collective at first use."""
+        key = schedule.collective, name, schedule.chunks, schedule.root
+        if key not in self._extents:
+            most = np.array(extent_of(schedule, [self.comm.rank]))
+            self.wait(self.channel.Iallreduce(MPI.IN_PLACE, most, MPI.MAX))
+            period, chunks = most.tolist()
+            self._extents[key] = period, chunks
+        return self._extents[key]
 
     def _let_go(self, comm: MPI.Intracomm) -> None:
         """Frees a node's communicator; collective."""

@@ -11,7 +11,7 @@ slots, so a schedule in segments reduces some of them in the node while others a
 
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -24,7 +24,7 @@ from collectives.errors import ScheduleError
 from collectives.execution.memory import HOST, Combine, Items
 from collectives.execution.messages import Layout, Operands, Prepared, Turns, prepared
 from collectives.execution.plan import Action, Binding, BoundRound, Plan
-from collectives.execution.transport import Request, Transport
+from collectives.execution.transport import Request
 from collectives.execution.transport.flags import Flag, RunCount, all_reached
 from collectives.execution.transport.slots import SLOT_BYTES, InLine, SlotPair, Slots
 from collectives.schedule import Chunk, Copy, Recv, RecvReduce, Round, Schedule, Send
@@ -35,6 +35,8 @@ _LINE = 64
 Views = list[Items]
 #: A part's places in both slots, and its own memory.
 Part = tuple[tuple[Items, Items], Views]
+#: Rounds of the longest program, and chunks of the largest message; the same on all ranks.
+Extent = tuple[int, int]
 
 
 def bind_slots(
@@ -44,17 +46,18 @@ def bind_slots(
     combine: Combine | None,
     binding: Binding,
     wide: "np.dtype[Any] | None" = None,
-    transport: Transport | None = None,
+    extent: Extent | None = None,
 ) -> Plan:
     """A plan for a ``schedule`` that :func:`fits_slots`, of equal blocks, on arrays of the host.
 
     Args:
         wide: the type in which items travel and are reduced; the buffers' own by default.
-        transport: carries messages to the ranks of other nodes, if there are some.
+        extent: of all ranks' rounds; found in them by default.
     """
     ready = prepared(schedule, slots.rank, operands, HOST)
     combine = combine and HOST.combine(combine)
-    bound = SlotBinder(schedule, slots, ready, combine, wide, binding, transport)
+    extent = extent or extent_of(schedule, range(schedule.size))
+    bound = SlotBinder(schedule, slots, ready, combine, wide, binding, extent)
     place = InLine(slots.line)
     # First of all, as the ranks start their plans in one order, and go on with them in any.
     first = BoundRound(starts=[place.Start], requests=[place], finish=[place.Wait])
@@ -192,16 +195,16 @@ class SlotBinder:
         combine: Combine | None,
         wide: "np.dtype[Any] | None",
         binding: Binding,
-        transport: Transport | None,
+        extent: Extent,
     ) -> None:
         self.slots, self.node, self.rank, self.combine = slots, slots.node, slots.rank, combine
         self.counters, self.pairs = slots.counters, slots.pairs
-        self.transport, self.turns = transport, Turns(binding.tags)
+        self.turns = Turns(binding.tags)
         self.traffic = binding.progress.traffic
         self.arrivals: dict[tuple[int, int], Items] = {}
         self.program = list(schedule.rounds(self.rank))
         self.chunks = schedule.chunks
-        self.period, self.most = _extent(schedule)
+        self.period, self.most = extent
         self.buffers = ready.buffers
         self.dtype = wide or ready.dtype
         self.blocks = {name: len(layout.starts) - 1 for name, layout in ready.layouts.items()}
@@ -327,9 +330,10 @@ class SlotBinder:
     ) -> None:
         """Adds the messages of a step to or from another node: they start when this rank enters
         the round, and it waits for them last of all."""
-        assert self.transport is not None, "other ranks are on this node"
+        transport = self.slots.transport
+        assert transport is not None, "other ranks are on this node"
         is_sent = isinstance(step, Send)
-        init = self.transport.send_init if is_sent else self.transport.recv_init
+        init = transport.send_init if is_sent else transport.recv_init
         operands = self.views(getattr(step, "operand", None) or step.chunk, pieces)
         for views, operand in zip(own, operands, strict=True):
             arriving, length = views, views[0].size
@@ -344,7 +348,7 @@ class SlotBinder:
                 landing.reductions.append(_Call(pieces, reduce, (*pair, views)))
             tag = self.turns.tag(step)
             requests = [init(items.view(np.uint8), step.peer, tag) for items in arriving]
-            message = _Message(pieces, requests, self.transport.testall)
+            message = _Message(pieces, requests, transport.testall)
             entering.starts.append(message.Start)
             landing.requests.append(message)
 
@@ -394,10 +398,10 @@ class SlotBinder:
         return found
 
 
-def _extent(schedule: Schedule) -> tuple[int, int]:
-    """Rounds of the longest program, and chunks of the largest message."""
+def extent_of(schedule: Schedule, ranks: Iterable[int]) -> Extent:
+    """Rounds of the longest program of these ranks, and chunks of their largest message."""
     period = most = 1
-    for rank in range(schedule.size):
+    for rank in ranks:
         for number, steps in enumerate(schedule.rounds(rank)):
             sent: dict[int, int] = defaultdict(int)
             for step in steps:

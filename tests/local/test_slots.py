@@ -76,7 +76,7 @@ def run(schedules, in_place, choose, dtype=float, wide=None, local=0):
     def calls(rank):
         node, place = divmod(rank, local or size)
         ranks = range(size)[node * (local or size) :][: local or size]
-        slots = Slots(SlotNode(place, len(ranks), nodes[node]), ranks)
+        slots = Slots(SlotNode(place, len(ranks), nodes[node]), ranks, transports[rank])
         for turn, schedule in enumerate(schedules):
             rng = np.random.default_rng(turn)
             members = [schedule.member(each)._replace(chunks=1) for each in range(size)]
@@ -85,8 +85,7 @@ def run(schedules, in_place, choose, dtype=float, wide=None, local=0):
             operands, recv = placed(schedule, rank, inputs[rank].copy(), in_place)
             combine = np.maximum if schedule.contract.idempotent else np.add
             if operands.send is not None or operands.recv is not None:
-                given = operands, combine, Binding(), wide, transports[rank]
-                plan = bind_slots(schedule, slots, *given)
+                plan = bind_slots(schedule, slots, operands, combine, Binding(), wide)
                 for bound in plan.rounds:
                     for call in (*bound.starts, *bound.finish):
                         flag = getattr(call, "__self__", None)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from collectives.execution.plan import Plan
-from collectives.execution.transport import Bytes
+from collectives.execution.transport import Bytes, Transport
 from collectives.execution.transport.flags import BLOCKING, Flag, RunCount
 from collectives.execution.waiting import give_way
 
@@ -104,12 +104,14 @@ class Slots:
     Attributes:
         node: the memory, with counters; nothing else counts in it.
         ranks: the communicator's numbers of the node's ranks; by default, all are on it.
+        transport: carries messages to other nodes, if there are some.
         line: the runs that have begun; the first one has the slots.
         pairs: the pairs of this rank, by peer.
     """
 
     node: "NodeMemory"
     ranks: Sequence[int] = ()
+    transport: Transport | None = None
     line: deque[InLine] = field(default_factory=deque)
     counters = BLOCKING
 
