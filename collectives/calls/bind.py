@@ -9,7 +9,7 @@ from typing import cast
 
 import numpy as np
 
-from collectives.algorithms import build, in_segments, own
+from collectives.algorithms import build, in_segments, on_nodes, own
 from collectives.calls.buffers import OPAQUE, CallBuffer
 from collectives.calls.call import Call
 from collectives.calls.native import can_be_native, fault_of_native, library, waits_for_device
@@ -113,7 +113,7 @@ class Binder:
             tags = resources.take_tags() if planned and len(slots.ranks) < size else None
             binding = replace(binding, tags=tags, keep=None)
             name = algorithm, *own(call.collective, algorithm)
-            given = call.combine, binding, wide, resources.extent(schedule, name)
+            given = call.combine, binding, resources.extent(schedule, name), wide
             return bind_slots(schedule, slots, operands, *given)
         binding = replace(binding, tags=resources.take_tags() if planned else None, keep=None)
         operands = staged(call, not planned, call.widens, memory)
@@ -149,6 +149,10 @@ class Binder:
                 choice = choose(resources.table, situation._replace(nccl=False))
             if fault and not delays:
                 choice = choice._replace(reason=fault)
+        per_node, _ = resources.facts
+        if 1 < per_node < call.member.size and resources.is_even and call.proved is None:
+            on = on_nodes(call.collective, choice.algorithm, per_node)
+            choice = choice._replace(algorithm=on)
         return self._in_segments(call, choice)
 
     def _in_segments(self, call: Call, choice: Choice) -> Choice:
@@ -181,6 +185,7 @@ class Binder:
             delays=settings.transport.delays,
             uneven=call.counts is not None,
             memory=memory,
+            even=self._resources.is_even,
             nccl=not (settings.needs_messages or fault_of_nccl(call)),
         )
 

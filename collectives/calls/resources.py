@@ -37,6 +37,7 @@ class Resources:
         devices: the GPUs, where buffers are on them.
         node: memory that all ranks can address, once some was asked for and can be had.
         progress: the communicator's plans that are under way.
+        is_even: whether all nodes have as many ranks, numbered node by node; known with ``facts``.
     """
 
     def __init__(self, comm: MPI.Intracomm, settings: Settings) -> None:
@@ -52,6 +53,7 @@ class Resources:
         # No cached_property: before Python 3.12, one lock of all communicators is held in it, and
         # ranks that come to two communicators in another order would wait for one another.
         self._ranks_per_node: int | None = None
+        self.is_even = True
         self._table: Table | None = None
         self.devices = Devices(self)
 
@@ -153,16 +155,14 @@ class Resources:
         """Number of ranks on the fullest node."""
         if self._ranks_per_node is None:
             self.progress.drain()
-            node = self.split_by_node()
-            most = np.array([node.size])
-            self.comm.Allreduce(MPI.IN_PLACE, most, MPI.MAX)
-            self._ranks_per_node = int(most[0])
+            node = self.comm.Split_type(MPI.COMM_TYPE_SHARED)
+            ranks = node.allgather(self.comm.rank)
+            told = np.array([node.size, -node.size, ranks[-1] - ranks[0]])
+            self.comm.Allreduce(MPI.IN_PLACE, told, MPI.MAX)
+            self._ranks_per_node = most = int(told[0])
+            self.is_even = told.tolist() == [most, -most, most - 1]
             node.Free()
         return self._ranks_per_node
-
-    def split_by_node(self) -> MPI.Intracomm:
-        """The ranks of this node; collective."""
-        return MPI.Intracomm(self.comm.Split_type(MPI.COMM_TYPE_SHARED))
 
     @property
     def table(self) -> Table:
@@ -256,16 +256,12 @@ class Resources:
         """Slots of the ranks of this node; errors are raised on all ranks of all nodes."""
         comm, problem = self.channel, None
         if self.ranks_per_node < comm.size:
-            comm = self.split_by_node()
+            comm = MPI.Intracomm(self.comm.Split_type(MPI.COMM_TYPE_SHARED))
         try:
             made = Slots(NodeMemory(comm), comm.allgather(self.comm.rank), self.transport)
         except (InvalidBuffer, MemoryError) as error:  # on all ranks of the node
             problem = error
-        try:
-            self.agreed("slots", problem)
-        except BaseException:
-            self._let_go(comm)
-            raise
+        self.agreed("slots", problem)
         return made
 
     def extent(self, schedule: Schedule, name: tuple[str, ...]) -> Extent:
@@ -274,14 +270,8 @@ class Resources:
         if key not in self._extents:
             most = np.array(extent_of(schedule, [self.comm.rank]))
             self.wait(self.channel.Iallreduce(MPI.IN_PLACE, most, MPI.MAX))
-            period, chunks = most.tolist()
-            self._extents[key] = period, chunks
+            self._extents[key] = most.tolist()
         return self._extents[key]
-
-    def _let_go(self, comm: MPI.Intracomm) -> None:
-        """Frees a node's communicator; collective."""
-        if comm != self.channel:
-            comm.Free()
 
     @property
     def _alone(self) -> bool:
@@ -324,7 +314,8 @@ class Resources:
         self.devices.close()
         if self._slots is not None:
             self._slots.node.close()
-            self._let_go(self._slots.node.comm)
+            if self._slots.node.comm != self.channel:
+                self._slots.node.comm.Free()
             self._slots = None
         if self.node is not None:
             self.node.close()

@@ -5,8 +5,8 @@ into a slot: ``Send`` is a copy into it, ``Recv`` a copy out of it, and ``RecvRe
 operand there.  All steps from one rank to another in a round are one message.  Pieces of one length
 share their calls, which find their memory by the number of the piece.
 
-What goes to another node is the transport's.  It is on its way while the ranks of a node use their
-slots, so a schedule in segments reduces some of them in the node while others are on the wire.
+What goes to another node is the transport's, and on its way while the ranks use their slots: of a
+schedule in segments, some are on the wire while others are reduced in the node.
 """
 
 import weakref
@@ -36,7 +36,7 @@ Views = list[Items]
 #: A part's places in both slots, and its own memory.
 Part = tuple[tuple[Items, Items], Views]
 #: Rounds of the longest program, and chunks of the largest message; the same on all ranks.
-Extent = tuple[int, int]
+Extent = Sequence[int]
 
 
 def bind_slots(
@@ -45,18 +45,17 @@ def bind_slots(
     operands: Operands,
     combine: Combine | None,
     binding: Binding,
+    extent: Extent,
     wide: "np.dtype[Any] | None" = None,
-    extent: Extent | None = None,
 ) -> Plan:
     """A plan for a ``schedule`` that :func:`fits_slots`, of equal blocks, on arrays of the host.
 
     Args:
+        extent: :func:`extent_of` all ranks.
         wide: the type in which items travel and are reduced; the buffers' own by default.
-        extent: of all ranks' rounds; found in them by default.
     """
     ready = prepared(schedule, slots.rank, operands, HOST)
     combine = combine and HOST.combine(combine)
-    extent = extent or extent_of(schedule, range(schedule.size))
     bound = SlotBinder(schedule, slots, ready, combine, wide, binding, extent)
     place = InLine(slots.line)
     # First of all, as the ranks start their plans in one order, and go on with them in any.
@@ -183,8 +182,7 @@ class SlotBinder:
 
     Attributes:
         rooms: memory of one piece, which all pieces use, in the place of a buffer.
-        arrivals: memory in which messages of other nodes wait to be reduced, by their number in
-            the round and their length.
+        arrivals: memory in which messages of other nodes wait to be reduced.
     """
 
     def __init__(
@@ -201,7 +199,7 @@ class SlotBinder:
         self.counters, self.pairs = slots.counters, slots.pairs
         self.turns = Turns(binding.tags)
         self.traffic = binding.progress.traffic
-        self.arrivals: dict[tuple[int, int], Items] = {}
+        self.arrivals: dict[tuple[int, int, int], Items] = {}
         self.program = list(schedule.rounds(self.rank))
         self.chunks = schedule.chunks
         self.period, self.most = extent
@@ -276,7 +274,7 @@ class SlotBinder:
                 leaving += nbytes
                 messages += step.peer not in sent
             if step.peer not in self.pairs:
-                self.message(step, pieces, own, entering, landing)
+                self.message(step, pieces, landing)
                 continue
             peer, pair = step.peer, self.pairs[step.peer]
             total = sent if isinstance(step, Send) else got
@@ -289,7 +287,7 @@ class SlotBinder:
             else:
                 if peer not in got:
                     _wait(moving, self.slots.flag(peer, entered(number)))
-                for read in self.reads(step, pieces, parts):
+                for read in self.reads(step, pieces, parts, pair):
                     _do(reducing, read)
             total[peer] = start + -(-nbytes // _LINE) * _LINE
         if self.traffic is not None and messages:
@@ -302,72 +300,53 @@ class SlotBinder:
         if got and not self.sends((number + 1) % self.period, pieces):
             # Else the next count says that this rank has read its messages.
             _do(reducing, self.node.tick(self.counters, moved(number)))
+        entering.starts = [one.Start for one in landing.requests]
         landing.finish = [*(one.Wait for one in landing.requests), *landing.reductions]
         return [each for each in (entering, moving, landing) if each.starts or each.finish]
 
     def is_crossed(self, steps: Round, pieces: Pieces) -> bool:
         """Whether this rank reduces in a round what it exchanges with another node there, so that
         the steps must keep their order."""
-        one = Pieces(pieces.length, pieces.starts[:1])
-        near, far = list[Items](), list[Items]()
-        for step in steps:
-            if not isinstance(step, Copy):
-                chunks = (step.chunk, getattr(step, "operand", None) or step.chunk)
-                found = [views[0] for chunk in chunks for views in self.views(chunk, one)]
-                if step.peer not in self.pairs:
-                    far += found
-                elif isinstance(step, RecvReduce):
-                    near += found
-        return any(np.may_share_memory(a, b) for a, b in product(near, far))
 
-    def message(
-        self,
-        step: Send | Recv | RecvReduce,
-        pieces: Pieces,
-        own: list[Views],
-        entering: BoundRound,
-        landing: BoundRound,
-    ) -> None:
-        """Adds the messages of a step to or from another node: they start when this rank enters
-        the round, and it waits for them last of all."""
+        def first(step: Send | Recv | RecvReduce) -> Iterator[Items]:
+            for chunk in (step.chunk, getattr(step, "operand", None) or step.chunk):
+                yield from (views[0] for views in self.views(chunk, pieces))
+
+        messages = [step for step in steps if not isinstance(step, Copy)]
+        far = [one for step in messages if step.peer not in self.pairs for one in first(step)]
+        near = [s for s in messages if s.peer in self.pairs and isinstance(s, RecvReduce)]
+        return any(np.may_share_memory(*pair) for s in near for pair in product(first(s), far))
+
+    def message(self, step: Send | Recv | RecvReduce, pieces: Pieces, landing: BoundRound) -> None:
+        """Adds a message to or from another node."""
         transport = self.slots.transport
         assert transport is not None, "other ranks are on this node"
-        is_sent = isinstance(step, Send)
-        init = transport.send_init if is_sent else transport.recv_init
-        operands = self.views(getattr(step, "operand", None) or step.chunk, pieces)
-        for views, operand in zip(own, operands, strict=True):
-            arriving, length = views, views[0].size
-            if not length:
-                continue
-            if isinstance(step, RecvReduce):
-                key = len(landing.requests), length
-                room = self.arrivals.setdefault(key, HOST.empty(length, self.dtype))
-                arriving = [room] * len(views)
-                pair = (arriving, operand) if step.peer < self.rank else (operand, arriving)
-                reduce = partial(_into, self.expected(step))
-                landing.reductions.append(_Call(pieces, reduce, (*pair, views)))
-            tag = self.turns.tag(step)
-            requests = [init(items.view(np.uint8), step.peer, tag) for items in arriving]
-            message = _Message(pieces, requests, transport.testall)
-            entering.starts.append(message.Start)
-            landing.requests.append(message)
+        init = transport.send_init if isinstance(step, Send) else transport.recv_init
+        ends = own = self.views(step.chunk, pieces)
+        if isinstance(step, RecvReduce):
+            keys = [(len(landing.requests), n, views[0].size) for n, views in enumerate(own)]
+            rooms = [self.arrivals.setdefault(k, HOST.empty(k[-1], self.dtype)) for k in keys]
+            pair = SlotPair((rooms[0], rooms[0]), 0)  # which nobody swaps
+            landing.reductions += self.reads(step, pieces, [*zip(zip(rooms, rooms), own)], pair)
+            ends = [[room] * len(pieces.starts) for room in rooms]
+        for views in ends:
+            if views[0].size:
+                tag = self.turns.tag(step)
+                requests = [init(items.view(np.uint8), step.peer, tag) for items in views]
+                landing.requests.append(_Message(pieces, requests, transport.testall))
 
-    def expected(self, step: RecvReduce) -> Combine:
-        """The reduction of a step that reduces."""
-        if self.combine is None:
-            raise ScheduleError(f"{step} reduces, but no operation was given")
-        return self.combine
-
-    def reads(self, step: Recv | RecvReduce, pieces: Pieces, parts: list[Part]) -> Iterator[Action]:
+    def reads(
+        self, step: Recv | RecvReduce, pieces: Pieces, parts: list[Part], pair: SlotPair
+    ) -> Iterator[Action]:
         """The calls that put what has arrived into the memory of a step."""
-        pair = self.pairs[step.peer]
         if isinstance(step, Recv):
             yield from (_Load(pieces, pair, *part) for part in parts)
             return
-        combine = self.expected(step)
+        if self.combine is None:
+            raise ScheduleError(f"{step} reduces, but no operation was given")
         operands = self.views(step.operand or step.chunk, pieces)
         for part, operand in zip(parts, operands, strict=True):
-            yield _Reduce(pieces, pair, *part, operand, combine, step.peer < self.rank)
+            yield _Reduce(pieces, pair, *part, operand, self.combine, step.peer < self.rank)
 
     def sends(self, number: int, pieces: Pieces) -> bool:
         """Whether this rank sends something through slots in a round of these pieces."""
@@ -408,7 +387,7 @@ def extent_of(schedule: Schedule, ranks: Iterable[int]) -> Extent:
                 if isinstance(step, Send):
                     sent[step.peer] += step.chunk.length
             period, most = max(period, number + 1), max(most, *sent.values(), 0)
-    return period, most
+    return [period, most]
 
 
 def _in_slots(pair: SlotPair, start: int, own: Sequence[Views]) -> Iterator[tuple[Items, Items]]:
@@ -426,10 +405,6 @@ def _copies(pieces: Pieces, targets: list[Views], sources: list[Views]) -> Itera
         one, other = (HOST.address(views[0]) for views in pair)
         if one != other:
             yield _Call(pieces, np.copyto, pair)
-
-
-def _into(combine: Combine, left: Items, right: Items, out: Items) -> None:
-    combine(left, right, out=out)
 
 
 def _wait(bound: BoundRound, flag: Flag) -> None:

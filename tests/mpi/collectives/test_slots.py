@@ -11,11 +11,13 @@ from collectives import CollectiveError, Communicator
 from collectives.algorithms import ALGORITHMS
 from collectives.calls import bind
 from collectives.calls.arguments import Arguments
+from collectives.calls.resources import Resources
 from collectives.contracts import Member, contract
 from collectives.execution import slot_rounds
 from collectives.execution.transport import slots
 from collectives.execution.transport.shared_memory import NodeMemory
-from tests.mpi.collectives.forms import expect_well, total
+from collectives.execution.transport.slots import InLine
+from tests.mpi.collectives.forms import FORMS, expect_well, run, total
 from tests.mpi.collectives.test_collectives import NAMES, sent, wanted
 
 pytestmark = [pytest.mark.mpi(min_size=2)]
@@ -68,8 +70,20 @@ class Drawn:
             assert np.array_equal(self.recv, expected), (self.how, self.count, self.dtype)
 
 
+def pretend(monkeypatch, local):
+    """From now on, each node has so many ranks, and the last one has the rest."""
+
+    class Pretended(MPI.Intracomm):
+        def Split_type(self, kind):
+            return self.Split(self.rank // local)
+
+    monkeypatch.setattr(Resources, "comm", property(lambda self: Pretended(self._given)))
+
+
+@pytest.mark.parametrize("local", [8, pytest.param(2, marks=pytest.mark.mpi(min_size=3))])
 @pytest.mark.parametrize("seed", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 3))])
-def test_drawn_calls_and_plans_take_turns(monkeypatch, seed):
+def test_drawn_calls_and_plans_take_turns(monkeypatch, seed, local):
+    pretend(monkeypatch, local)
     for module in (slots, slot_rounds):
         monkeypatch.setattr(module, "SLOT_BYTES", SLOT)
     monkeypatch.setattr(bind, "SLOTS_FROM_BYTES", 1)
@@ -134,3 +148,33 @@ def test_a_file_of_the_program_is_not_taken_for_the_nodes_memory(monkeypatch, tm
         comm.Allreduce(MPI.IN_PLACE, items, algorithm="ring")
         assert (items == comm.size + total(comm)).all()
     assert not any(file.read_bytes())
+
+
+def is_through_slots(plan):
+    return any(isinstance(each, InLine) for bound in plan.rounds for each in bound.requests)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, np.int64, np.complex64])
+@pytest.mark.parametrize("inter", ["ring", "butterfly"])
+@pytest.mark.mpi(min_size=3)
+def test_nodes_reduce_in_slots_while_messages_are_on_their_way(monkeypatch, dtype, inter):
+    """Beside a sum in more digits; the last node of an odd number of ranks has one."""
+    world = MPI.COMM_WORLD
+    pretend(monkeypatch, 2)
+    monkeypatch.setattr(bind, "SLOTS_FROM_BYTES", 1)
+    algorithm = f"hierarchical:inter={inter},segments=4" + ",local=2" * (world.size % 2 == 0)
+    digits = 0 if dtype is np.int64 else 4 * np.finfo(dtype).eps
+    with Communicator(world) as comm:
+        for count in (0, 1, world.size - 1, 1001, 1_000_003):
+            inputs = [np.random.default_rng(n).random(count) for n in range(world.size)]
+            inputs = [(100 * one).astype(dtype) for one in inputs]
+            results = [np.empty(count, dtype)]
+            comm.Allreduce(inputs[world.rank], results[0], algorithm=algorithm)
+            assert is_through_slots(comm.last_plan) or not count
+            for form in FORMS:
+                results.append(inputs[world.rank].copy())
+                run(comm, form, "Allreduce", MPI.IN_PLACE, results[-1], algorithm=algorithm)
+            (bits,) = {*world.allgather(results[0].tobytes())}
+            assert all(one.tobytes() == bits for one in results)
+            exact = np.sum(inputs, axis=0, dtype=np.complex128)
+            np.testing.assert_allclose(results[0], exact, rtol=digits)
