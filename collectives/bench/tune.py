@@ -74,7 +74,7 @@ def tune(
                 print(f"pass {number + 1} of {options.passes}: {collective}, {memory}", flush=True)
             kind, ours = np.dtype(np.float32), candidates(collective, comm.size)
             if collective == "allreduce" and comm.nodes > 1:
-                ours.append("hierarchical:segments=16")
+                ours.append("hierarchical:intra=direct,segments=16")
             results = [
                 measure(comm, Case(collective, nbytes, kind, "sum", ours, options.repeats, memory))
                 for nbytes in lengths

@@ -3,6 +3,7 @@
 import os
 import random
 
+import msgspec
 import numpy as np
 import pytest
 from mpi4py import MPI
@@ -11,7 +12,9 @@ from collectives import CollectiveError, Communicator
 from collectives.algorithms import ALGORITHMS
 from collectives.calls import bind
 from collectives.calls.arguments import Arguments
+from collectives.calls.native import library
 from collectives.calls.resources import Resources
+from collectives.calls.tuner import Entry, Rule, Table
 from collectives.contracts import Member, contract
 from collectives.execution import slot_rounds
 from collectives.execution.transport import slots
@@ -70,12 +73,12 @@ class Drawn:
             assert np.array_equal(self.recv, expected), (self.how, self.count, self.dtype)
 
 
-def pretend(monkeypatch, local):
-    """From now on, each node has so many ranks, and the last one has the rest."""
+def pretend(monkeypatch, node):
+    """From now on, ``node(rank)`` is the node of a rank."""
 
     class Pretended(MPI.Intracomm):
         def Split_type(self, kind):
-            return self.Split(self.rank // local)
+            return self.Split(node(self.rank))
 
     monkeypatch.setattr(Resources, "comm", property(lambda self: Pretended(self._given)))
 
@@ -83,7 +86,7 @@ def pretend(monkeypatch, local):
 @pytest.mark.parametrize("local", [8, pytest.param(2, marks=pytest.mark.mpi(min_size=3))])
 @pytest.mark.parametrize("seed", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 3))])
 def test_drawn_calls_and_plans_take_turns(monkeypatch, seed, local):
-    pretend(monkeypatch, local)
+    pretend(monkeypatch, lambda rank: rank // local)
     for module in (slots, slot_rounds):
         monkeypatch.setattr(module, "SLOT_BYTES", SLOT)
     monkeypatch.setattr(bind, "SLOTS_FROM_BYTES", 1)
@@ -160,7 +163,7 @@ def is_through_slots(plan):
 def test_nodes_reduce_in_slots_while_messages_are_on_their_way(monkeypatch, dtype, inter):
     """Beside a sum in more digits; the last node of an odd number of ranks has one."""
     world = MPI.COMM_WORLD
-    pretend(monkeypatch, 2)
+    pretend(monkeypatch, lambda rank: rank // 2)
     monkeypatch.setattr(bind, "SLOTS_FROM_BYTES", 1)
     algorithm = f"hierarchical:inter={inter},segments=4" + ",local=2" * (world.size % 2 == 0)
     digits = 0 if dtype is np.int64 else 4 * np.finfo(dtype).eps
@@ -178,3 +181,24 @@ def test_nodes_reduce_in_slots_while_messages_are_on_their_way(monkeypatch, dtyp
             assert all(one.tobytes() == bits for one in results)
             exact = np.sum(inputs, axis=0, dtype=np.complex128)
             np.testing.assert_allclose(results[0], exact, rtol=digits)
+
+
+@pytest.mark.mpi(min_size=3)
+@pytest.mark.parametrize("by_node", [True, False])
+def test_auto_follows_nodes_of_as_many_ranks(monkeypatch, tmp_path, by_node):
+    size = MPI.COMM_WORLD.size
+    pretend(monkeypatch, lambda rank: rank // 2 if by_node else rank % -(-size // 2))
+    rules = [Rule(0, "hierarchical:segments=4", 2.0)]
+    entry = Entry(library(), "allreduce", "numpy", size, 2, rules)
+    path = tmp_path / "tuned.json"
+    path.write_bytes(msgspec.json.encode(Table(1, {}, 1.0, 10.0, [entry])))
+    items = np.full(30_000, 1.0)
+    with Communicator(MPI.COMM_WORLD, tuning=path) as comm:
+        comm.Allreduce(MPI.IN_PLACE, items)
+        assert (items == size).all()
+        if by_node and size % 2 == 0:
+            assert comm.last_plan.algorithm.startswith("hierarchical:local=2")
+            assert is_through_slots(comm.last_plan)
+        else:
+            assert "measured on" in comm.last_plan.reason and "cannot" in comm.last_plan.reason
+            assert comm.last_plan.algorithm == "native"
