@@ -112,14 +112,6 @@ def in_segments(collective: str, algorithm: str, size: int, best: Callable[[Sche
     return f"{name}:{','.join(f'{key}={value}' for key, value in options.items())}"
 
 
-def on_nodes(collective: str, algorithm: str, local: int) -> str:
-    """``algorithm``; where it follows the nodes and does not say how many ranks they have, that."""
-    name, options = parse(algorithm)
-    known = {} if name in ("native", "nccl") else find(collective, name).options
-    follows = "local" in known and "local" not in options
-    return f"{algorithm}{',' if options else ':'}local={local}" if follows else algorithm
-
-
 def build(
     collective: str,
     algorithm: str,
@@ -168,7 +160,6 @@ __all__ = [
     "check_default",
     "find",
     "names",
-    "on_nodes",
     "own",
     "parse",
 ]

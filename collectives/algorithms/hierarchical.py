@@ -21,8 +21,7 @@ def allreduce(size: int, local: int = 0, intra: str = "ring", inter: str = "ring
     rank sends 1/local of the buffer over the network.
 
     Args:
-        local: ranks of a node; 0: as many as nodes, as nearly as can be.  A call on several nodes
-            fills in theirs.
+        local: ranks of a node; 0: as many as nodes, as nearly as can be.
         intra: names the reduce-scatter and the all-gather.
         inter: names the all-reduce.
     """

@@ -9,7 +9,7 @@ from typing import cast
 
 import numpy as np
 
-from collectives.algorithms import build, in_segments, on_nodes, own
+from collectives.algorithms import build, in_segments, own
 from collectives.calls.buffers import OPAQUE, CallBuffer
 from collectives.calls.call import Call
 from collectives.calls.native import can_be_native, fault_of_native, library, waits_for_device
@@ -149,10 +149,6 @@ class Binder:
                 choice = choose(resources.table, situation._replace(nccl=False))
             if fault and not delays:
                 choice = choice._replace(reason=fault)
-        per_node, _ = resources.facts
-        if 1 < per_node < call.member.size and resources.is_even and call.proved is None:
-            on = on_nodes(call.collective, choice.algorithm, per_node)
-            choice = choice._replace(algorithm=on)
         return self._in_segments(call, choice)
 
     def _in_segments(self, call: Call, choice: Choice) -> Choice:

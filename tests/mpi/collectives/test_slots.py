@@ -138,8 +138,10 @@ def test_slots_that_a_signal_left(monkeypatch):
         expect_well(comm, "native")
 
 
-def test_a_file_of_the_program_is_not_taken_for_the_nodes_memory(monkeypatch, tmp_path):
+@pytest.mark.parametrize("local", [8, pytest.param(2, marks=pytest.mark.mpi(min_size=3))])
+def test_a_file_of_the_program_is_not_taken_for_the_nodes_memory(monkeypatch, tmp_path, local):
     """In another PID namespace, another file may have the path of rank 0's memory."""
+    pretend(monkeypatch, lambda rank: rank // local)
     file, opened = tmp_path / "program's", os.open
     file.write_bytes(bytes(4 << 20))
     if MPI.COMM_WORLD.rank == 1:
@@ -197,7 +199,7 @@ def test_nodes_reduce_in_slots_meanwhile(monkeypatch, through_slots, dtype, inte
 def test_auto_follows_nodes_of_as_many_ranks(monkeypatch, through_slots, tmp_path, by_node):
     size = MPI.COMM_WORLD.size
     pretend(monkeypatch, lambda rank: rank // 2 if by_node else rank % -(-size // 2))
-    rules = [Rule(0, "hierarchical:segments=4", 2.0)]
+    rules = [Rule(0, "hierarchical:local=2,segments=4", 2.0)]
     entry = Entry(library(), "allreduce", "numpy", size, 2, rules)
     path = tmp_path / "tuned.json"
     path.write_bytes(msgspec.json.encode(Table(1, {}, 1.0, 10.0, [entry])))
