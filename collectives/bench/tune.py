@@ -73,6 +73,9 @@ def tune(
             if comm.rank == 0:
                 print(f"pass {number + 1} of {options.passes}: {collective}, {memory}", flush=True)
             kind, ours = np.dtype(np.float32), candidates(collective, comm.size)
+            local = comm.ranks_per_node
+            if collective == "allreduce" and local < comm.size and comm.size % local == 0:
+                ours.append(f"hierarchical:local={local},intra=direct,segments=16")
             results = [
                 measure(comm, Case(collective, nbytes, kind, "sum", ours, options.repeats, memory))
                 for nbytes in lengths

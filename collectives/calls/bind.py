@@ -8,7 +8,7 @@ from typing import cast
 
 import numpy as np
 
-from collectives.algorithms import build, in_segments
+from collectives.algorithms import build, in_segments, own
 from collectives.calls.buffers import OPAQUE, CallBuffer
 from collectives.calls.call import Call
 from collectives.calls.native import can_be_native, fault_of_native, library, waits_for_device
@@ -101,7 +101,11 @@ class Binder:
         if fits and (slots := resources.slots) is not None:
             operands = staged(call, not planned, widens=False)
             wide = np.dtype(np.float32) if call.widens else None
-            return bind_slots(schedule, slots, operands, call.combine, binding, wide)
+            tags = resources.take_tags() if planned and len(slots.ranks) < size else None
+            binding = replace(binding, tags=tags)
+            name = algorithm, *own(call.collective, algorithm)
+            given = call.combine, binding, resources.extent(schedule, name), wide
+            return bind_slots(schedule, slots, operands, *given)
         binding = replace(binding, tags=resources.take_tags() if planned else None)
         operands = staged(call, not planned, call.widens, memory)
         transport = resources.devices.transport_of(call.buffer.gpu)
@@ -170,6 +174,7 @@ class Binder:
             delays=settings.transport.delays,
             uneven=call.counts is not None,
             memory=memory,
+            even=self._resources.is_even,
             nccl=not (settings.needs_messages or fault_of_nccl(call)),
         )
 

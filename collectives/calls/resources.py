@@ -17,6 +17,7 @@ from collectives.errors import CollectiveError, InvalidBuffer
 from collectives.execution.memory import Items
 from collectives.execution.messages import TAGS_PER_PLAN
 from collectives.execution.progress import Progress
+from collectives.execution.slot_rounds import Extent, extent_of
 from collectives.execution.tags import Mask, TagPool, Tags
 from collectives.execution.transport.cuda_memory import CudaMemory
 from collectives.execution.transport.delayed import clock
@@ -24,6 +25,7 @@ from collectives.execution.transport.mpi import MPITransport, largest_tag
 from collectives.execution.transport.shared_memory import NodeMemory
 from collectives.execution.transport.slots import Slots
 from collectives.execution.transport.windows import Movable
+from collectives.schedule import Schedule
 
 log = logging.getLogger("collectives")
 
@@ -35,6 +37,7 @@ class Resources:
         devices: the GPUs, where buffers are on them.
         node: memory that all ranks can address, once some was asked for and can be had.
         progress: the communicator's plans that are under way.
+        is_even: whether all nodes have as many ranks, numbered node by node; known with ``facts``.
     """
 
     def __init__(self, comm: MPI.Intracomm, settings: Settings) -> None:
@@ -46,9 +49,11 @@ class Resources:
         self._transport: MPITransport | None = None
         self._slots: Slots | None = None
         self._has_slots = not settings.needs_messages
+        self._extents: dict[tuple[object, ...], Extent] = {}
         # No cached_property: before Python 3.12, one lock of all communicators is held in it, and
         # ranks that come to two communicators in another order would wait for one another.
         self._ranks_per_node: int | None = None
+        self.is_even = True
         self._table: Table | None = None
         self.devices = Devices(self)
 
@@ -151,9 +156,11 @@ class Resources:
         if self._ranks_per_node is None:
             self.progress.drain()
             node = self.comm.Split_type(MPI.COMM_TYPE_SHARED)
-            most = np.array([node.size])
-            self.comm.Allreduce(MPI.IN_PLACE, most, MPI.MAX)
-            self._ranks_per_node = int(most[0])
+            ranks = node.allgather(self.comm.rank)
+            told = np.array([node.size, -node.size, ranks[-1] - ranks[0]])
+            self.comm.Allreduce(MPI.IN_PLACE, told, MPI.MAX)
+            self._ranks_per_node = most = int(told[0])
+            self.is_even = told.tolist() == [most, -most, most - 1]
             node.Free()
         return self._ranks_per_node
 
@@ -230,13 +237,13 @@ class Resources:
 
     @property
     def slots(self) -> Slots | None:
-        """Slots for ordinary arrays, where the ranks can have them.  Collective at first use."""
+        """Slots for ordinary arrays, where ranks share nodes.  Collective at first use."""
         if self._has_slots and self._slots is None:
             # Another rank may wait for a plan of ours before it comes here.
             self.wait(self.channel.Ibarrier())
-            self._has_slots = self.comm.size > 1 and not self._alone
+            self._has_slots = self.ranks_per_node > 1
             try:
-                self._slots = Slots(NodeMemory(self.channel)) if self._has_slots else None
+                self._slots = self._made_slots() if self._has_slots else None
             except (InvalidBuffer, MemoryError) as error:  # on all ranks
                 log.warning("messages instead of slots: %s", error)
                 self._has_slots = False
@@ -244,6 +251,27 @@ class Resources:
                 self.progress.leave("the making of slots", error)
                 raise
         return self._slots
+
+    def _made_slots(self) -> Slots:
+        """Slots of the ranks of this node; errors are raised on all ranks of all nodes."""
+        comm, problem = self.channel, None
+        if self.ranks_per_node < comm.size:
+            comm = MPI.Intracomm(self.comm.Split_type(MPI.COMM_TYPE_SHARED))
+        try:
+            made = Slots(NodeMemory(comm), comm.allgather(self.comm.rank), self.transport)
+        except (InvalidBuffer, MemoryError) as error:  # on all ranks of the node
+            problem = error
+        self.agreed("slots", problem)
+        return made
+
+    def extent(self, schedule: Schedule, name: tuple[str, ...]) -> Extent:
+        """The extent of a schedule, by names that no other one has.  Collective at first use."""
+        key = schedule.collective, name, schedule.chunks, schedule.root
+        if key not in self._extents:
+            most = np.array(extent_of(schedule, [self.comm.rank]))
+            self.wait(self.channel.Iallreduce(MPI.IN_PLACE, most, MPI.MAX))
+            self._extents[key] = most.tolist()
+        return self._extents[key]
 
     @property
     def _alone(self) -> bool:
@@ -273,7 +301,9 @@ class Resources:
     def revoke(self) -> None:
         """Ends all waits in the duplicate, and lets go of it."""
         self.devices.revoke()
-        self._slots = None
+        if self._slots is not None:
+            self._slots.node.comm.Revoke()
+            self._slots = None
         self.node = None
         if self._transport is not None:
             self._transport.channel.Revoke()
@@ -284,6 +314,8 @@ class Resources:
         self.devices.close()
         if self._slots is not None:
             self._slots.node.close()
+            if self._slots.node.comm != self.channel:
+                self._slots.node.comm.Free()
             self._slots = None
         if self.node is not None:
             self.node.close()

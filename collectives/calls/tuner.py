@@ -159,6 +159,7 @@ class Situation(NamedTuple):
         nccl: whether NCCL can do it, as far as the call alone says.
         unordered: whether the ranks may begin its runs in another order, as of nonblocking calls
             and plans.  In ordinary memory of one node such a call stays the library's.
+        even: whether all nodes have as many ranks, numbered node by node.
     """
 
     mpi: str
@@ -174,6 +175,7 @@ class Situation(NamedTuple):
     delays: bool = False
     nccl: bool = False
     unordered: bool = False
+    even: bool = True
 
     @property
     def is_of_slots(self) -> bool:
@@ -190,10 +192,13 @@ class Situation(NamedTuple):
 
     def allows(self, algorithm: str) -> bool:
         """Whether ``algorithm`` can serve the call."""
-        name, _ = parse(algorithm)
+        name, options = parse(algorithm)
         if name in ("native", "nccl"):
             return self.native if name == "native" else self.nccl
         entry = find(self.collective, name)
+        follows = self.even and options.get("local", self.per_node) == self.per_node
+        if "local" in entry.options and not follows:
+            return False
         ordered = self.commutes or entry.keeps_order or contract(self.collective).idempotent
         return ordered and (entry.uneven or not self.uneven)
 

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
 from typing import Any, NamedTuple, Self
@@ -13,6 +13,7 @@ from collectives.errors import InvalidBuffer, ScheduleError
 from collectives.execution.device_plan import Gate, behind, plan_class
 from collectives.execution.memory import Combine, Items, Memory, is_queued
 from collectives.execution.plan import Action, Binding, BoundRound, Plan
+from collectives.execution.tags import Tags
 from collectives.execution.traffic import Traffic
 from collectives.execution.transport import Bytes, Request, Transport
 from collectives.execution.transport.cuda_memory import CudaMemory
@@ -72,10 +73,9 @@ class _Binder:
     buffers: dict[str, Items]
     layouts: dict[str, Layout]
     combine: Combine | None
-    tag: int
+    turns: "Turns"
     memory: Memory
     traffic: Traffic | None
-    messages: Counter[tuple[type, int]] = field(default_factory=Counter)
 
     def view(self, chunk: Chunk) -> Items:
         return self.buffers[chunk.buffer][self.layouts[chunk.buffer].items(chunk)]
@@ -118,7 +118,7 @@ class _Binder:
                 if self.memory.address(source) != self.memory.address(target):
                     copies.append(partial(self.memory.copy, target, source))
                 continue
-            tag = self.next_tag(step)
+            tag = self.turns.tag(step)
             if isinstance(step, Send):
                 parts = self.parts(target)
                 sends += [self.transport.send_init(part, step.peer, tag) for part in parts]
@@ -162,11 +162,19 @@ class _Binder:
         memory, longest = items.view(np.uint8), self.transport.longest
         return [memory[start : start + longest] for start in range(0, memory.size, longest)]
 
-    def next_tag(self, step: Send | Recv | RecvReduce) -> int:
-        """The k-th message from one rank to another has the same tag at both ends."""
-        route = (Send if isinstance(step, Send) else Recv, step.peer)
-        self.messages[route] += 1
-        return self.tag + (self.messages[route] - 1) % TAGS_PER_PLAN
+
+class Turns:
+    """Tags of a plan's messages: the k-th from one rank to another has the same at both ends."""
+
+    def __init__(self, tags: Tags | None) -> None:
+        self._first = 0 if tags is None else (tags.number + 1) * TAGS_PER_PLAN
+        self._messages: Counter[tuple[bool, int]] = Counter()
+
+    def tag(self, step: Send | Recv | RecvReduce) -> int:
+        """The tag of the next message of this step's direction and peer."""
+        route = isinstance(step, Send), step.peer
+        self._messages[route] += 1
+        return self._first + (self._messages[route] - 1) % TAGS_PER_PLAN
 
 
 @dataclass(frozen=True)
@@ -207,17 +215,16 @@ def bind(
         InvalidBuffer: the sizes do not fit the collective.
     """
     binding = binding or Binding()
-    memory, tags = binding.memory, binding.tags
+    memory, turns = binding.memory, Turns(binding.tags)
     ready = prepared(schedule, transport.rank, operands, memory)
     layout = ready.layouts["workspace"]
     room = layout.offset(schedule.workspace) if schedule.workspace else 0
     buffers = {**ready.buffers, "workspace": memory.empty(room, ready.dtype)}
     if combine is not None:
         combine = memory.combine(combine)
-    tag = 0 if tags is None else (tags.number + 1) * TAGS_PER_PLAN
     traffic = binding.progress.traffic
     program = list(schedule.rounds(transport.rank))
-    given = program, transport, buffers, ready.layouts, combine, tag, memory, traffic
+    given = program, transport, buffers, ready.layouts, combine, turns, memory, traffic
     rounds = ready.around(_Binder(*given).rounds(), operands.after)
     return plan_class(binding)(
         schedule.collective, schedule.algorithm, ready.nbytes, rounds, transport.testall, binding

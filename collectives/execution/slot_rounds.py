@@ -1,16 +1,20 @@
-"""A rank's rounds through slots of the node's memory: for ordinary arrays of ranks of one node.
+"""A rank's rounds through slots of the node's memory: for ordinary arrays.
 
 The buffers are cut into pieces, which run one after the other, so that a message of a piece fits
 into a slot: ``Send`` is a copy into it, ``Recv`` a copy out of it, and ``RecvReduce`` reads its
 operand there.  All steps from one rank to another in a round are one message.  Pieces of one length
 share their calls, which find their memory by the number of the piece.
+
+What goes to another node is the transport's, and on its way while the ranks use their slots: of a
+schedule in segments, some are on the wire while others are reduced in the node.
 """
 
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -18,9 +22,9 @@ import numpy as np
 from collectives.compile.dataflow import entered, moved
 from collectives.errors import ScheduleError
 from collectives.execution.memory import HOST, Combine, Items
-from collectives.execution.messages import Layout, Operands, Prepared, prepared
+from collectives.execution.messages import Layout, Operands, Prepared, Turns, prepared
 from collectives.execution.plan import Action, Binding, BoundRound, Plan
-from collectives.execution.traffic import Traffic
+from collectives.execution.transport import Request
 from collectives.execution.transport.flags import Flag, RunCount, all_reached
 from collectives.execution.transport.slots import SLOT_BYTES, InLine, SlotPair, Slots
 from collectives.schedule import Chunk, Copy, Recv, RecvReduce, Round, Schedule, Send
@@ -31,6 +35,8 @@ _LINE = 64
 Views = list[Items]
 #: A part's places in both slots, and its own memory.
 Part = tuple[tuple[Items, Items], Views]
+#: Rounds of the longest program, and chunks of the largest message; the same on all ranks.
+Extent = Sequence[int]
 
 
 def bind_slots(
@@ -39,16 +45,18 @@ def bind_slots(
     operands: Operands,
     combine: Combine | None,
     binding: Binding,
+    extent: Extent,
     wide: "np.dtype[Any] | None" = None,
 ) -> Plan:
     """A plan for a ``schedule`` that :func:`fits_slots`, of equal blocks, on arrays of the host.
 
     Args:
+        extent: :func:`extent_of` all ranks.
         wide: the type in which items travel and are reduced; the buffers' own by default.
     """
-    ready = prepared(schedule, slots.node.rank, operands, HOST)
-    combine, traffic = combine and HOST.combine(combine), binding.progress.traffic
-    bound = SlotBinder(schedule, slots, ready, combine, wide, traffic)
+    ready = prepared(schedule, slots.rank, operands, HOST)
+    combine = combine and HOST.combine(combine)
+    bound = SlotBinder(schedule, slots, ready, combine, wide, binding, extent)
     place = InLine(slots.line)
     # First of all, as the ranks start their plans in one order, and go on with them in any.
     first = BoundRound(starts=[place.Start], requests=[place], finish=[place.Wait])
@@ -56,7 +64,8 @@ def bind_slots(
     given = schedule.collective, schedule.algorithm, ready.nbytes, rounds, all_reached, binding
     plan = Plan(*given)
     copied = ready.nbytes if ready.before or operands.after else 0
-    plan.own_nbytes = copied + sum(room.nbytes for room in bound.rooms.values())
+    rooms = *bound.rooms.values(), *bound.arrivals.values()
+    plan.own_nbytes = copied + sum(room.nbytes for room in rooms)
     place.plan = weakref.ref(plan)
     return plan
 
@@ -101,6 +110,29 @@ class _InSlot:
     pair: SlotPair
     slots: tuple[Items, Items]
     own: Views
+
+
+@dataclass(slots=True, eq=False)
+class _Message:
+    """The next piece's message to or from another node, in the shape of a request."""
+
+    pieces: Pieces
+    requests: list[Request]
+    testall: Callable[[Sequence[Any]], bool]
+
+    def Start(self) -> None:
+        self.requests[self.pieces.at].Start()
+
+    def Test(self) -> bool:
+        return self.testall([self.requests[self.pieces.at]])
+
+    def Wait(self) -> None:
+        self.requests[self.pieces.at].Wait()
+
+    def Free(self) -> None:
+        """Pieces share their rounds, so it is called for each of them."""
+        while self.requests:
+            self.requests.pop().Free()
 
 
 class _Store(_InSlot):
@@ -150,6 +182,7 @@ class SlotBinder:
 
     Attributes:
         rooms: memory of one piece, which all pieces use, in the place of a buffer.
+        arrivals: memory in which messages of other nodes wait to be reduced.
     """
 
     def __init__(
@@ -159,13 +192,17 @@ class SlotBinder:
         ready: Prepared,
         combine: Combine | None,
         wide: "np.dtype[Any] | None",
-        traffic: Traffic | None,
+        binding: Binding,
+        extent: Extent,
     ) -> None:
-        self.node, self.rank, self.combine = slots.node, slots.node.rank, combine
-        self.counters, self.pairs, self.traffic = slots.counters, slots.pairs, traffic
+        self.slots, self.node, self.rank, self.combine = slots, slots.node, slots.rank, combine
+        self.counters, self.pairs = slots.counters, slots.pairs
+        self.turns = Turns(binding.tags)
+        self.traffic = binding.progress.traffic
+        self.arrivals: dict[tuple[int, int, int], Items] = {}
         self.program = list(schedule.rounds(self.rank))
         self.chunks = schedule.chunks
-        self.period, self.most = _extent(schedule)
+        self.period, self.most = extent
         self.buffers = ready.buffers
         self.dtype = wide or ready.dtype
         self.blocks = {name: len(layout.starts) - 1 for name, layout in ready.layouts.items()}
@@ -221,10 +258,11 @@ class SlotBinder:
 
     def round(self, number: int, pieces: Pieces, steps: Round) -> list[BoundRound]:
         """Round ``number`` of these pieces."""
-        entering, moving = BoundRound(), BoundRound()
+        entering, moving, landing = BoundRound(), BoundRound(), BoundRound()
+        reducing = landing if self.is_crossed(steps, pieces) else moving
         sent: dict[int, int] = {}  # bytes of a slot, by peer
         got: dict[int, int] = {}
-        leaving = 0
+        messages = leaving = 0
         for step in steps:
             own = self.views(step.chunk, pieces)
             if not (nbytes := sum(views[0].nbytes for views in own)):
@@ -232,36 +270,75 @@ class SlotBinder:
             if isinstance(step, Copy):
                 moving.starts += _copies(pieces, own, self.views(step.source, pieces))
                 continue
+            if isinstance(step, Send):
+                leaving += nbytes
+                messages += step.peer not in sent
+            if step.peer not in self.pairs:
+                self.message(step, pieces, landing)
+                continue
             peer, pair = step.peer, self.pairs[step.peer]
             total = sent if isinstance(step, Send) else got
             start = total.get(peer, 0)
             parts = [*zip(_in_slots(pair, start, own), own)]
             if isinstance(step, Send):
-                leaving += nbytes
                 if peer not in sent:
-                    _wait(entering, self.node.flag(peer, self.counters, 0, pair))
+                    _wait(entering, self.slots.flag(peer, 0, pair))
                 moving.starts += [_Store(pieces, pair, *part) for part in parts]
             else:
                 if peer not in got:
-                    _wait(moving, self.node.flag(peer, self.counters, entered(number)))
-                for read in self.reads(step, pieces, parts):
-                    _do(moving, read)
+                    _wait(moving, self.slots.flag(peer, entered(number)))
+                for read in self.reads(step, pieces, parts, pair):
+                    _do(reducing, read)
             total[peer] = start + -(-nbytes // _LINE) * _LINE
+        if self.traffic is not None and messages:
+            moving.starts.append(partial(self.traffic.send, messages, leaving))
         if sent:
-            if self.traffic is not None:
-                moving.starts.append(partial(self.traffic.send, len(sent), leaving))
             moving.starts.append(self.node.tick(self.counters, entered(number)))
         for peer in {**sent, **got}:
             runs = self.node.runs[self.counters]
-            _do(moving, _Swap(self.pairs[peer], runs, moved(number), peer in sent, peer in got))
+            _do(reducing, _Swap(self.pairs[peer], runs, moved(number), peer in sent, peer in got))
         if got and not self.sends((number + 1) % self.period, pieces):
             # Else the next count says that this rank has read its messages.
-            _do(moving, self.node.tick(self.counters, moved(number)))
-        return [each for each in (entering, moving) if each.starts or each.finish]
+            _do(reducing, self.node.tick(self.counters, moved(number)))
+        entering.starts = [one.Start for one in landing.requests]
+        landing.finish = [*(one.Wait for one in landing.requests), *landing.reductions]
+        return [each for each in (entering, moving, landing) if each.starts or each.finish]
 
-    def reads(self, step: Recv | RecvReduce, pieces: Pieces, parts: list[Part]) -> Iterator[Action]:
+    def is_crossed(self, steps: Round, pieces: Pieces) -> bool:
+        """Whether this rank reduces in a round what it exchanges with another node there, so that
+        the steps must keep their order."""
+
+        def first(step: Send | Recv | RecvReduce) -> Iterator[Items]:
+            for chunk in (step.chunk, getattr(step, "operand", None) or step.chunk):
+                yield from (views[0] for views in self.views(chunk, pieces))
+
+        messages = [step for step in steps if not isinstance(step, Copy)]
+        far = [one for step in messages if step.peer not in self.pairs for one in first(step)]
+        near = [s for s in messages if s.peer in self.pairs and isinstance(s, RecvReduce)]
+        return any(np.may_share_memory(*pair) for s in near for pair in product(first(s), far))
+
+    def message(self, step: Send | Recv | RecvReduce, pieces: Pieces, landing: BoundRound) -> None:
+        """Adds a message to or from another node."""
+        transport = self.slots.transport
+        assert transport is not None, "other ranks are on this node"
+        init = transport.send_init if isinstance(step, Send) else transport.recv_init
+        ends = own = self.views(step.chunk, pieces)
+        if isinstance(step, RecvReduce):
+            keys = [(len(landing.requests), n, views[0].size) for n, views in enumerate(own)]
+            rooms = [self.arrivals.setdefault(k, HOST.empty(k[-1], self.dtype)) for k in keys]
+            pair = SlotPair((rooms[0], rooms[0]), 0)  # which nobody swaps
+            landing.reductions += self.reads(step, pieces, [*zip(zip(rooms, rooms), own)], pair)
+            ends = [[room] * len(pieces.starts) for room in rooms]
+        for views in ends:
+            if views[0].size:
+                tag = self.turns.tag(step)
+                requests = [init(items.view(np.uint8), step.peer, tag) for items in views]
+                landing.requests.append(_Message(pieces, requests, transport.testall))
+
+    def reads(
+        self, step: Recv | RecvReduce, pieces: Pieces, parts: list[Part], pair: SlotPair
+    ) -> Iterator[Action]:
         """The calls that put what has arrived into the memory of a step."""
-        pair = self.pairs[step.peer]
         if isinstance(step, Recv):
             yield from (_Load(pieces, pair, *part) for part in parts)
             return
@@ -272,9 +349,10 @@ class SlotBinder:
             yield _Reduce(pieces, pair, *part, operand, self.combine, step.peer < self.rank)
 
     def sends(self, number: int, pieces: Pieces) -> bool:
-        """Whether this rank sends something in a round of these pieces."""
+        """Whether this rank sends something through slots in a round of these pieces."""
         steps = self.program[number] if number < len(self.program) else ()
-        sent = (step.chunk for step in steps if isinstance(step, Send))
+        near = self.pairs
+        sent = (step.chunk for step in steps if isinstance(step, Send) and step.peer in near)
         return any(views[0].size for chunk in sent for views in self.views(chunk, pieces))
 
     def views(self, chunk: Chunk, pieces: Pieces, outside: bool = False) -> list[Views]:
@@ -299,17 +377,17 @@ class SlotBinder:
         return found
 
 
-def _extent(schedule: Schedule) -> tuple[int, int]:
-    """Rounds of the longest program, and chunks of the largest message."""
+def extent_of(schedule: Schedule, ranks: Iterable[int]) -> Extent:
+    """Rounds of the longest program of these ranks, and chunks of their largest message."""
     period = most = 1
-    for rank in range(schedule.size):
+    for rank in ranks:
         for number, steps in enumerate(schedule.rounds(rank)):
             sent: dict[int, int] = defaultdict(int)
             for step in steps:
                 if isinstance(step, Send):
                     sent[step.peer] += step.chunk.length
             period, most = max(period, number + 1), max(most, *sent.values(), 0)
-    return period, most
+    return [period, most]
 
 
 def _in_slots(pair: SlotPair, start: int, own: Sequence[Views]) -> Iterator[tuple[Items, Items]]:

@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 
 from collectives.algorithms import ALGORITHMS, build
+from collectives.algorithms.segments import segmented
 from collectives.contracts import contract
 from collectives.execution import slot_rounds
+from collectives.execution.local import connect
 from collectives.execution.messages import Operands
 from collectives.execution.plan import Binding
-from collectives.execution.slot_rounds import bind_slots
+from collectives.execution.slot_rounds import bind_slots, extent_of
 from collectives.execution.transport import slots as transport
 from collectives.execution.transport.flags import Flag, RunCount, Tick
 from collectives.execution.transport.slots import Slots
@@ -63,12 +65,18 @@ def placed(schedule, rank, inputs, in_place):
     return Operands(send, recv), recv
 
 
-def run(schedules, in_place, choose, dtype=float, wide=None):
-    """Each rank's plans one after the other; ``choose`` says who is tried first."""
-    size, shared = schedules[0].size, {}
+def run(schedules, in_place, choose, dtype=float, wide=None, local=0):
+    """Each rank's plans one after the other; ``choose`` says who is tried first.
+
+    ``local``: ranks of a node, the last of which may have fewer; 0: all are on one.
+    """
+    size = schedules[0].size
+    transports, nodes = connect(size), defaultdict(dict)
 
     def calls(rank):
-        slots = Slots(SlotNode(rank, size, shared))
+        node, place = divmod(rank, local or size)
+        ranks = range(size)[node * (local or size) :][: local or size]
+        slots = Slots(SlotNode(place, len(ranks), nodes[node]), ranks, transports[rank])
         for turn, schedule in enumerate(schedules):
             rng = np.random.default_rng(turn)
             members = [schedule.member(each)._replace(chunks=1) for each in range(size)]
@@ -77,11 +85,12 @@ def run(schedules, in_place, choose, dtype=float, wide=None):
             operands, recv = placed(schedule, rank, inputs[rank].copy(), in_place)
             combine = np.maximum if schedule.contract.idempotent else np.add
             if operands.send is not None or operands.recv is not None:
-                plan = bind_slots(schedule, slots, operands, combine, Binding(), wide)
+                extent = extent_of(schedule, range(size))
+                plan = bind_slots(schedule, slots, operands, combine, Binding(), extent, wide)
                 for bound in plan.rounds:
                     for call in (*bound.starts, *bound.finish):
                         flag = getattr(call, "__self__", None)
-                        while isinstance(flag, Flag) and not flag.Test():
+                        while isinstance(flag, (Flag, slot_rounds._Message)) and not flag.Test():
                             yield False
                         call()
                         yield True
@@ -93,12 +102,12 @@ def run(schedules, in_place, choose, dtype=float, wide=None):
     interleave(runs, choose, schedules)
 
 
-def everywhere():
+def everywhere(*quick):
     for algorithm in ALGORITHMS:
         if algorithm.collective == "barrier":
             continue
         for size in (2, 3, 4, 5):
-            marks = pytest.mark.slow if size in (2, 4) else ()
+            marks = pytest.mark.slow if size not in (quick or (3, 5)) else ()
             name = f"{algorithm.collective}-{algorithm.name}-{size}"
             yield pytest.param(algorithm.schedule(size), marks=marks, id=name)
 
@@ -116,6 +125,16 @@ def test_one_run_follows_another_in_any_order_of_the_ranks(schedule):
         run([schedule, schedule, one_sided, schedule], False, choose)
         if contract(schedule.collective).in_place is not None:
             run([schedule, one_sided, schedule], True, choose)
+
+
+@pytest.mark.parametrize("local", [2, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 3))])
+@pytest.mark.parametrize("schedule", [*everywhere(4)])
+def test_messages_to_other_nodes_go_beside_the_slots(schedule, local):
+    in_segments = segmented(schedule, 3, overlap=True)
+    for choose in [*orders(schedule.size)][::3]:
+        run([schedule, in_segments], False, choose, local=local)
+        if contract(schedule.collective).in_place is not None:
+            run([in_segments, schedule], True, choose, local=local)
 
 
 @pytest.mark.parametrize("schedule", [*everywhere()])
@@ -138,7 +157,7 @@ def test_a_plan_that_copies_its_input_begins_in_line_and_counts_the_copy():
     """Ranks start plans in one order; which of them goes on first is each rank's own."""
     slots, items = Slots(SlotNode(0, 2, {})), np.zeros(2 * COUNT)
     given = build("alltoall", "pairwise", 2), slots, Operands(None, items, aside=True)
-    plan = bind_slots(*given, None, Binding())
+    plan = bind_slots(*given, None, Binding(), extent_of(given[0], range(2)))
     plan.Start()
     assert [place.plan() for place in slots.line] == [plan]
     assert plan.own_nbytes >= items.nbytes

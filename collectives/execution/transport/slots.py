@@ -8,13 +8,13 @@ line that another one has read since, processors may take many times as long.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from collectives.execution.plan import Plan
-from collectives.execution.transport import Bytes
-from collectives.execution.transport.flags import BLOCKING, RunCount
+from collectives.execution.transport import Bytes, Transport
+from collectives.execution.transport.flags import BLOCKING, Flag, RunCount
 from collectives.execution.waiting import give_way
 
 if TYPE_CHECKING:
@@ -97,22 +97,28 @@ class InLine:
 
 @dataclass(eq=False)
 class Slots:
-    """The slots of one communicator, all of whose ranks are on one node.  Making it is collective.
+    """The slots of a communicator's ranks on this node.  Making it is collective.
 
     A pair takes 1 MiB, once a schedule has used it.
 
     Attributes:
         node: the memory, with counters; nothing else counts in it.
+        ranks: the communicator's numbers of the node's ranks; by default, all are on it.
+        transport: carries messages to other nodes, if there are some.
         line: the runs that have begun; the first one has the slots.
         pairs: the pairs of this rank, by peer.
     """
 
     node: "NodeMemory"
+    ranks: Sequence[int] = ()
+    transport: Transport | None = None
     line: deque[InLine] = field(default_factory=deque)
     counters = BLOCKING
 
     def __post_init__(self) -> None:
         rank, size = self.node.rank, self.node.size
+        self.ranks = self.ranks or range(size)
+        self.rank = self.ranks[rank]
         # Each rank's memory has the slots of its pairs with higher ranks.
         segments = self.node.allocate(2 * SLOT_BYTES * (size - 1 - rank))
         self.pairs: dict[int, SlotPair] = {}
@@ -120,4 +126,8 @@ class Slots:
             low, high = sorted((rank, peer))
             start = 2 * SLOT_BYTES * (high - low - 1)
             one, other = segments[low][start : start + 2 * SLOT_BYTES].reshape(2, -1)
-            self.pairs[peer] = SlotPair((one, other), int(rank > peer))
+            self.pairs[self.ranks[peer]] = SlotPair((one, other), int(rank > peer))
+
+    def flag(self, peer: int, value: int, runs: RunCount | None = None) -> Flag:
+        """The condition that ``peer`` has counted up to ``value``."""
+        return self.node.flag(self.ranks.index(peer), self.counters, value, runs)

@@ -3,6 +3,7 @@
 import os
 import random
 
+import msgspec
 import numpy as np
 import pytest
 from mpi4py import MPI
@@ -11,12 +12,15 @@ from collectives import CollectiveError, Communicator
 from collectives.algorithms import ALGORITHMS
 from collectives.calls import bind
 from collectives.calls.arguments import Arguments
+from collectives.calls.native import library
+from collectives.calls.resources import Resources
+from collectives.calls.tuner import Entry, Rule, Table
 from collectives.contracts import Member, contract
 from collectives.execution import slot_rounds
 from collectives.execution.transport import slots
 from collectives.execution.transport.shared_memory import NodeMemory
+from tests.mpi.collectives.forms import FORMS, expect_well, run, sent, total, wanted
 from tests.mpi.collectives.forms import METHODS as NAMES
-from tests.mpi.collectives.forms import expect_well, sent, total, wanted
 
 pytestmark = [pytest.mark.mpi(min_size=2)]
 
@@ -68,8 +72,20 @@ class Drawn:
             assert np.array_equal(self.recv, expected), (self.how, self.count, self.dtype)
 
 
+def pretend(monkeypatch, node):
+    """From now on, ``node(rank)`` is the node of a rank."""
+
+    class Pretended(MPI.Intracomm):
+        def Split_type(self, kind):
+            return self.Split(node(self.rank))
+
+    monkeypatch.setattr(Resources, "comm", property(lambda self: Pretended(self._given)))
+
+
+@pytest.mark.parametrize("local", [8, pytest.param(2, marks=pytest.mark.mpi(min_size=3))])
 @pytest.mark.parametrize("seed", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 3))])
-def test_drawn_calls_and_plans_take_turns(monkeypatch, seed):
+def test_drawn_calls_and_plans_take_turns(monkeypatch, seed, local):
+    pretend(monkeypatch, lambda rank: rank // local)
     for module in (slots, slot_rounds):
         monkeypatch.setattr(module, "SLOT_BYTES", SLOT)
     monkeypatch.setattr(bind, "SLOTS_FROM_BYTES", 1)
@@ -122,8 +138,10 @@ def test_slots_that_a_signal_left(monkeypatch):
         expect_well(comm, "native")
 
 
-def test_a_file_of_the_program_is_not_taken_for_the_nodes_memory(monkeypatch, tmp_path):
+@pytest.mark.parametrize("local", [8, pytest.param(2, marks=pytest.mark.mpi(min_size=3))])
+def test_a_file_of_the_program_is_not_taken_for_the_nodes_memory(monkeypatch, tmp_path, local):
     """In another PID namespace, another file may have the path of rank 0's memory."""
+    pretend(monkeypatch, lambda rank: rank // local)
     file, opened = tmp_path / "program's", os.open
     file.write_bytes(bytes(4 << 20))
     if MPI.COMM_WORLD.rank == 1:
@@ -134,3 +152,64 @@ def test_a_file_of_the_program_is_not_taken_for_the_nodes_memory(monkeypatch, tm
         comm.Allreduce(MPI.IN_PLACE, items, algorithm="ring")
         assert (items == comm.size + total(comm)).all()
     assert not any(file.read_bytes())
+
+
+@pytest.fixture
+def through_slots(monkeypatch):
+    """The algorithms of the plans through slots that are bound."""
+    found, bound = [], bind.bind_slots
+
+    def told(schedule, *given):
+        found.append(schedule.algorithm)
+        return bound(schedule, *given)
+
+    monkeypatch.setattr(bind, "bind_slots", told)
+    return found
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, np.int64, np.complex64])
+@pytest.mark.parametrize("inter", ["ring", "butterfly"])
+@pytest.mark.mpi(min_size=3)
+def test_nodes_reduce_in_slots_meanwhile(monkeypatch, through_slots, dtype, inter):
+    """Beside a sum in more digits; the last node of an odd number of ranks has one."""
+    world = MPI.COMM_WORLD
+    pretend(monkeypatch, lambda rank: rank // 2)
+    monkeypatch.setattr(bind, "SLOTS_FROM_BYTES", 1)
+    algorithm = f"hierarchical:inter={inter},segments=4" + ",local=2" * (world.size % 2 == 0)
+    digits = 0 if dtype is np.int64 else 4 * np.finfo(dtype).eps
+    with Communicator(world) as comm:
+        for count in (0, 1, world.size - 1, 1001, 1_000_003):
+            inputs = [np.random.default_rng(n).random(count) for n in range(world.size)]
+            inputs = [(100 * one).astype(dtype) for one in inputs]
+            results = [np.empty(count, dtype)]
+            comm.Allreduce(inputs[world.rank], results[0], algorithm=algorithm)
+            assert bool(through_slots) == bool(count)
+            for form in FORMS:
+                results.append(inputs[world.rank].copy())
+                run(comm, form, "Allreduce", MPI.IN_PLACE, results[-1], algorithm=algorithm)
+            assert results[0].tobytes() == results[1].tobytes()
+            exact = np.sum(inputs, axis=0, dtype=np.complex128)
+            for result in results:
+                assert len({*world.allgather(result.tobytes())}) == 1
+                np.testing.assert_allclose(result, exact, rtol=digits)
+
+
+@pytest.mark.mpi(min_size=3)
+@pytest.mark.parametrize("by_node", [True, False])
+def test_auto_follows_nodes_of_as_many_ranks(monkeypatch, through_slots, tmp_path, by_node):
+    size = MPI.COMM_WORLD.size
+    pretend(monkeypatch, lambda rank: rank // 2 if by_node else rank % -(-size // 2))
+    rules = [Rule(0, "hierarchical:local=2,segments=4", 2.0)]
+    entry = Entry(library(), "allreduce", "numpy", size, 2, rules)
+    path = tmp_path / "tuned.json"
+    path.write_bytes(msgspec.json.encode(Table(1, {}, 1.0, 10.0, [entry])))
+    items = np.full(30_000, 1.0)
+    with Communicator(MPI.COMM_WORLD, tuning=path) as comm:
+        comm.Allreduce(MPI.IN_PLACE, items)
+        assert (items == size).all()
+        if by_node and size % 2 == 0:
+            assert comm.last_plan.algorithm.startswith("hierarchical:local=2")
+            assert through_slots
+        else:
+            assert "measured on" in comm.last_plan.reason and "cannot" in comm.last_plan.reason
+            assert comm.last_plan.algorithm == "native"

@@ -64,6 +64,11 @@ def test_one_node_says_nothing_about_several():
     assert choice.algorithm == "native"
 
 
+def test_what_follows_the_nodes_needs_all_of_them_alike():
+    assert chosen(1 << 20, 16, 8, even=False).algorithm == "native"
+    assert chosen(1 << 20, 16, 4).algorithm == "native"
+
+
 @pytest.mark.parametrize(
     ("situation", "why"),
     [
