@@ -8,7 +8,7 @@ from typing import cast
 
 import numpy as np
 
-from collectives.algorithms import build, in_segments, own
+from collectives.algorithms import build, in_segments, own, parse
 from collectives.calls.buffers import OPAQUE, CallBuffer
 from collectives.calls.call import Call
 from collectives.calls.native import can_be_native, fault_of_native, library, waits_for_device
@@ -98,7 +98,9 @@ class Binder:
                 return bind_shared(schedule, node, places, call.count, dtype, call.combine, binding)
             log.warning("messages instead of shared memory: %d plans use it", node.slots.most)
         fits = not unordered and self._fits_slots(call, schedule, memory)
-        if fits and (slots := resources.slots) is not None:
+        slots = resources.slots if fits else None
+        # On several nodes, only what says how many ranks they have was written for them.
+        if slots and (len(slots.ranks) == size or "local" in parse(algorithm)[1]):
             operands = staged(call, not planned, widens=False)
             wide = np.dtype(np.float32) if call.widens else None
             tags = resources.take_tags() if planned and len(slots.ranks) < size else None

@@ -45,7 +45,8 @@ class Drawn:
         self.send = self.array(self.count * blocks.send_blocks(self.member), own)
         self.recv = self.array(self.count * blocks.recv_blocks(self.member), own)
         self.at = None if place is None else place * self.count
-        self.how = {"algorithm": algorithm.name + rng.choice(["", "", ":segments=3"])}
+        nodes = ":local=1" if "local" in algorithm.options else ":"
+        self.how = {"algorithm": algorithm.name + nodes + rng.choice(["", "", ",segments=3"])}
         if blocks.rooted:
             self.how["root"] = self.root
         self.name = NAMES.get(self.collective, self.collective.capitalize())
@@ -175,7 +176,7 @@ def test_nodes_reduce_in_slots_meanwhile(monkeypatch, through_slots, dtype, inte
     world = MPI.COMM_WORLD
     pretend(monkeypatch, lambda rank: rank // 2)
     monkeypatch.setattr(bind, "SLOTS_FROM_BYTES", 1)
-    algorithm = f"hierarchical:inter={inter},segments=4" + ",local=2" * (world.size % 2 == 0)
+    algorithm = f"hierarchical:local={2 - world.size % 2},inter={inter},segments=4"
     digits = 0 if dtype is np.int64 else 4 * np.finfo(dtype).eps
     with Communicator(world) as comm:
         for count in (0, 1, world.size - 1, 1001, 1_000_003):
