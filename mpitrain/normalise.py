@@ -121,13 +121,16 @@ def normalise(
             for name, one in given.metrics.items()
         }
     names: Mapping[str, str] = {}
+    shadow = None
     if module is not None:
         from mpitrain.adapters.torch.modules.whole import names_in
 
         names = names_in(module, layers or {})
         if layers and given.loss is user_objects.own_loss and metrics is None:
             last.give_only_loss()
-    objects = UserObjects(data, layers, loss, metrics, optimizer, grouping, schedule, names)
+        if job.run.shadow and not comm.rank:
+            shadow = user_objects.shadow(module, layers or {}, given, job)
+    objects = UserObjects(data, layers, loss, metrics, optimizer, grouping, schedule, shadow, names)
     return job, objects, module
 
 

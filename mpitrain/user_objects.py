@@ -143,6 +143,16 @@ def beside_training(module: Any) -> "OwnModule":
     return OwnModule(module)
 
 
+def shadow(
+    module: Any, layers: Mapping[str, nn.Layer], given: Given, job: Config
+) -> Callable[[Any, Any], None]:
+    """What compares the first steps of a torch module with plain torch."""
+    from mpitrain.adapters.torch.shadow.shadow import Shadow
+
+    factory = given.optimizer if given.makes_optimizer else None
+    return Shadow(module, layers, factory, given.schedule, job)
+
+
 def kinds(module: Any) -> dict[str, object]:
     """Types of a torch module's parts, by name; for torch's own classes with their options."""
     return {

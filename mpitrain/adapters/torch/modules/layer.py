@@ -32,6 +32,8 @@ from mpitrain.adapters.torch.checks.module_class import changing, moves, refuse
 from mpitrain.adapters.torch.checks.probe import MISFITS, Form, expect_outputs, is_due, one_line
 from mpitrain.adapters.torch.checks.shared_module import Comparison
 from mpitrain.adapters.torch.modules.calls import Call, Watched
+from mpitrain.adapters.torch.modules.drawing import Drawing
+from mpitrain.adapters.torch.modules.draws import DrawPlace, Where
 from mpitrain.adapters.torch.modules.expert_parallel import expert_share
 from mpitrain.adapters.torch.modules.passes import Pass
 from mpitrain.adapters.torch.modules.regions import Region, Share
@@ -240,6 +242,22 @@ class TorchLayer(Layer):
         kinds = [kind for kind in self._types.values() if kind.is_floating_point]
         self._watched.narrow = max(kinds, key=lambda kind: torch.finfo(kind).eps)
         self._watched.wide = torch.float64 if torch.float64 in kinds else torch.float32
+
+    @property
+    def draws(self) -> bool:
+        """Whether the module draws random numbers in training."""
+        return True in self._watched.modes
+
+    def drawn(self) -> Iterator[tuple[DrawPlace, Where]]:
+        """Where the latest pass has drawn random numbers, and whose they are."""
+        source, where = self._watched.source, self._watched.draws.where
+        shapes = source.shapes if isinstance(source, Drawing) else {}
+        yield from ((place, where[place]) for place in shapes if place in where)
+
+    @property
+    def keeps_types(self) -> bool:
+        """Whether it computes with each parameter in a type of its own."""
+        return bool(self._types)
 
     def verdicts(self) -> list[Verdict]:
         return [self._watched.verdict]
