@@ -293,7 +293,7 @@ def _loss_of(loss: LossFunction, raw: Any, labels: Array) -> tuple[torch.Tensor,
     parts = [
         (outputs[n] * as_tensor(dy).to(outputs[n]) * times).sum() for n, dy in fields(by).items()
     ]
-    return torch.stack(parts).sum(), torch.as_tensor(float(value) * times)
+    return torch.stack(parts).sum(), torch.tensor(float(value) * times, dtype=torch.float64)
 
 
 def _leaves(total: torch.Tensor) -> list[torch.nn.Parameter]:
