@@ -20,9 +20,6 @@ from mpitrain.adapters.torch.arrays import (
     tensors_of,
 )
 from mpitrain.adapters.torch.checks.module import (
-    examine,
-    expect_alone,
-    expect_given_values,
     expect_the_same_trained,
     expect_unchanged,
     learn,
@@ -145,6 +142,7 @@ class TorchLayer(Layer):
         takes, training = watched.takes, watched.training
         found = TorchLayer(own.module, watched.name, self.prefix, takes=takes, training=training)
         found._given, found._alone = self._given, self
+        found._watched.verdict.compares = True
         found._share, found._watched.region = own, own.region
         found.whole, found.tied, found._filler = self.whole, self.tied, self._filler
         found.split = {name: axis for name, (axis, _) in own.axes.items()}
@@ -299,30 +297,26 @@ class TorchLayer(Layer):
         self._forwards += 1
         used = [values[name] for name in own]
         with expect_unchanged(watched, used, bitwise=is_due(self._forwards)):
-            if counts and not watched.verdict.examined:
-                self._examine(call, list(own.values()))
+            if self._alone and counts and watched.verdict.compares:
+                self._examine(call, self._alone)
+            if counts and context.training not in watched.seen:
+                self._learn(call)
             for part in given.values():
                 part.requires_grad_(part.is_floating_point())
             y = call(self._learn)
         watched.keep(context, xp)
         saved = Pass(call, own, y, call.again(), self._share.served)
-        if is_due(self._forwards) and not self._meets_others:
-            expect_alone(call, call.as_tried(y), self._forwards % len(x))
         found = joined({name: as_array(part, xp) for name, part in y.items()})
         return found if counts else found[:0], saved
 
-    def _examine(self, call: Call, own: Sequence[torch.Tensor]) -> None:
-        """Try the module on its first batch; tensor ranks compare their shares with the whole."""
-        comparison = None
-        if self._alone:
-            comparison = Comparison(self._share, call, self._alone._watched)
-            comparison.expect_same(training=False)
-        with self._share.region.being(is_apart=True):
-            examine(call)
-            expect_given_values(call, (self._given, self.module), own)
-        if comparison:
-            comparison.expect_same(training=True)
-        self._watched.verdict.examined = True
+    def _examine(self, call: Call, alone: "TorchLayer") -> None:
+        """Compare this rank's share, on its first batch, with the whole module."""
+        comparison = Comparison(self._share, call, alone._watched)
+        comparison.expect_same(training=False)
+        for training in (True, False):
+            self._learn(call.of(training=training, samples=np.arange(len(call))))
+        comparison.expect_same(training=True)
+        self._watched.verdict.compares = False
 
     def _learn(self, call: Call) -> None:
         with self._share.region.being(is_apart=True):

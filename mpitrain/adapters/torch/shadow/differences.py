@@ -50,7 +50,9 @@ class Difference(NamedTuple):
         """The difference in words, with the parameter's ``name`` in the module."""
         square = float((self.wanted * self.wanted).sum())
         ratio = float((self.found * self.wanted).sum()) / square if square else 0.0
-        rest = float((self.found - ratio * self.wanted).norm()) / max(float(self.found.norm()), _TINY)
+        rest = float((self.found - ratio * self.wanted).norm()) / max(
+            float(self.found.norm()), _TINY
+        )
         near, cause = Fraction(ratio).limit_denominator(64), self.cause
         if not self.found.any():
             how = "is 0, and not so in torch"
