@@ -87,7 +87,7 @@ def normalise(
     module, layers = user_objects.model(given, job.run.seed, lambda: own_data.first(job, train))
     optimizer = given.optimizer
     if given.makes_optimizer:
-        groups, grouping, options = user_objects.optimizer(optimizer, module, layers)
+        groups, grouping, options = user_objects.optimizer(optimizer, module, layers, job)
         optimizer = groups[0]
         if schedule is not None:
             from mpitrain.adapters.torch.functions.scheduler import TorchSchedule
