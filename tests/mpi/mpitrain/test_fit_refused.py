@@ -207,18 +207,6 @@ def test_a_sample_of_another_shape_ends_all(comm, folder, part):
         made(folder, **{part: Wider(100, 1)}, batch_size=RANKS, epochs=1).fit()
 
 
-class Held(torch.nn.Module):
-    """A function that holds on to a module, beside a norm, for which the module is copied."""
-
-    def __init__(self):
-        super().__init__()
-        self.a, self.norm, self.b = torch.nn.Linear(6, 6), torch.nn.BatchNorm1d(6), net()
-        self.f = lambda x: self.a(x)
-
-    def forward(self, x):
-        return self.b(self.norm(self.f(x)))
-
-
 class Tables(torch.nn.Module):
     """Changes its parameters as it goes forward."""
 
@@ -264,7 +252,6 @@ def rooted(y, t):
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"model": lambda: Held().double()}, "uses values of parameters that it is not given"),
         ({"model": Tables}, "changes its parameters in its forward pass"),
         ({"model": with_own_hook, "cuts": ["enter"]}, "its own hooks belong to no part"),
         ({"model": hooked}, r"0.weight has a hook on its gradient"),
@@ -337,29 +324,27 @@ class Impure(torch.nn.Module):
             return self.lin(x).mean(0)
         if self.how == "counts":
             return self.lin(x) + torch.poisson(x.abs())
-        if self.calls > 25 and MPI.COMM_WORLD.rank == RANKS - 1:
+        if self.calls > 5 and MPI.COMM_WORLD.rank == RANKS - 1:
             return self.lin(x) + torch.rand(x.shape, dtype=x.dtype)
         return self.lin(x)
 
 
 @pytest.mark.parametrize(
-    ("how", "where", "message"),
+    ("how", "message"),
     [
-        ("mixes", 0, "part1 gives a sample another result, or none, when it is alone"),
-        ("mixes", -1, "gives a sample another result, or none, when it is alone"),
-        ("one row", -1, "cannot take a sample of shape"),
-        ("counts", -1, "draws random numbers by torch.ops.aten.poisson; do without, or set run.r"),
-        ("later", -1, "draws random numbers"),
+        ("mixes", "step 1: the loss is .*: the module gives samples other outputs than in one"),
+        ("one row", "cannot take a sample of shape"),
+        ("counts", "draws random numbers by torch.ops.aten.poisson; do without, or set run.r"),
+        ("later", "draws random numbers"),
     ],
 )
 @pytest.mark.parametrize("zero", [0, pytest.param(3, marks=pytest.mark.slow)])
-def test_no_pure_function_is_an_error_of_all_ranks(comm, folder, how, where, message, zero):
-    """Any stage may have it, and all ranks have one message."""
+def test_no_pure_function_is_an_error_of_all_ranks(comm, folder, how, message, zero):
+    """All ranks have one message."""
 
     def model():
         layers = [torch.nn.Linear(6, 16), *(torch.nn.Linear(16, 16) for _ in range(RANKS))]
-        layers.insert(1 if where == 0 else len(layers), Impure(how))
-        return torch.nn.Sequential(*layers, torch.nn.Linear(16, 1))
+        return torch.nn.Sequential(*layers, Impure(how), torch.nn.Linear(16, 1))
 
     parallel = {"zero": zero} if zero else {"pipe": RANKS}
     with pytest.raises(ConfigError, match=message) as raised:

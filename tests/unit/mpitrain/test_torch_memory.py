@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
 nn = torch.nn
 
-from mpitrain.adapters.torch import TorchLayer, layers  # noqa: E402
+from mpitrain.adapters.torch import layers  # noqa: E402
 
 #: How a tensor of the shape (4, 4) may lie in memory of 48 numbers.
 VIEWS = {
@@ -99,17 +99,3 @@ def test_running_values_of_two_batch_norms():
     with pytest.raises(ValueError, match=r"running_mean and .*running_mean are two tensors in one"):
         layers(nn.Sequential(one, other))
     assert layers(nn.Sequential(nn.Sequential(one, one)))
-
-
-def test_a_function_that_looks_at_the_memory_of_a_parameter():
-    import numpy as np
-
-    module = nn.Linear(4, 4)
-    seen = module.weight.detach()
-    module.register_forward_hook(lambda part, x, y: y + seen.sum())
-    layer = TorchLayer(module)
-    values = layer.parameters(np.random.default_rng(0), np, np.float32)
-    kept = module.weight.detach().clone()
-    with pytest.raises(ValueError, match="uses values of parameters that it is not given"):
-        layer.forward(values, np.ones((2, 4), np.float32))
-    assert torch.equal(module.weight, kept)

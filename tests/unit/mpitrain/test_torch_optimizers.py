@@ -50,33 +50,6 @@ class Norms(Signs):
             p -= rate * p.grad / p.grad.norm()
 
 
-class Mixing(Signs):
-    """Goes by all parameters at once."""
-
-    def move(self, parameters, rate):
-        norm = sum(p.grad.square().sum() for p in parameters).sqrt()
-        for p in parameters:
-            p -= rate * p.grad / norm
-
-
-class Counting(Signs):
-    """Goes by a number that no checkpoint has."""
-
-    def move(self, parameters, rate):
-        for p in parameters:
-            p -= rate / self.taken * p.grad
-
-
-class Around(torch.optim.Optimizer):
-    """Moves the parameters of another one alone."""
-
-    def __init__(self, base):
-        vars(self).update(vars(base), base=base)
-
-    def step(self):
-        self.base.step()
-
-
 TAKEN = {
     "subclass": lambda p: Subclass(p, lr=0.05, momentum=0.9),
     "arguments of its own": lambda p: Renamed(p, 0.02),
@@ -146,26 +119,12 @@ def unlike(parameters):
     return torch.optim.Adam([{"params": [second]}, {"params": [first], "amsgrad": True}])
 
 
-class Langevin(torch.optim.SGD):
-    """Adds noise to what it updates."""
-
-    @torch.no_grad()
-    def step(self, closure=None):
-        super().step(closure)
-        for p in self.param_groups[0]["params"]:
-            p.add_(torch.randn_like(p), alpha=0.01)
-
-
 WAY_OUT = ".*DistributedDataParallel"
 
 
 @pytest.mark.parametrize(
     ("optimizer", "why"),
     [
-        (lambda p: Mixing(p, lr=0.1), "two parameters together and apart differ" + WAY_OUT),
-        (lambda p: Counting(p, lr=0.1), "a matrix and on its pieces differ" + WAY_OUT),
-        (lambda p: Langevin(p, lr=0.1), "Langevin draws random numbers in a step" + WAY_OUT),
-        (lambda p: Around(torch.optim.SGD(p, lr=0.1)), "it moved nothing" + WAY_OUT),
         (lambda p: torch.optim.LBFGS(p, lr=0.1), "LBFGS calls a closure" + WAY_OUT),
         (lambda p: torch.optim.SparseAdam(p, lr=0.1), "does not support dense" + WAY_OUT),
         (lambda p: 3, "gives a int, and an optimiser of torch is needed"),

@@ -11,7 +11,7 @@ from torch import nn
 from mpitrain.adapters.torch.arrays import as_bytes
 from mpitrain.adapters.torch.checks.probe import MISFITS, Tensors, alike
 from mpitrain.adapters.torch.functions.own_loss import COUNT, LOSS
-from mpitrain.adapters.torch.modules.calls import UNKEYED, Call, Watched
+from mpitrain.adapters.torch.modules.calls import UNKEYED, Call, Watched, changes
 from mpitrain.adapters.torch.modules.drawing import Drawing
 from mpitrain.adapters.torch.modules.draws import DrawPlace
 from mpitrain.arrays import Shape
@@ -92,12 +92,17 @@ def learn(call: Call) -> None:
     """
     watched, draws, mode = call.watched, call.watched.draws, call.context.training
     last = len(call) - 1
+    names = [name for name, _ in watched.module.named_buffers() if name in call.values]
+    kept = [(name, call.values[name], call.values[name].clone()) for name in names]
     two, three = (call.of(rows, samples=np.arange(len(rows))) for rows in ([0, last], [0, last, 0]))
     shapes: list[dict[DrawPlace, Shape]] = []
     while len(shapes) < 2:
         was_plain, given = draws.plain, (three if shapes else two).of()
         given.tried()
         watched.seen.add(mode)
+        for name, one, before in kept:  # torch does not count every change
+            if not torch.equal(one, before):
+                watched.say(changes(name))
         if not watched.changes_input and any(map(_is_changed, given.x.values())):
             watched.changes_input = True
             if len(given.x) > 1:
@@ -116,9 +121,9 @@ def learn(call: Call) -> None:
         watched.say(f": {fault}{UNKEYED}")
         return
     known = [draws.where[place] for place in places if place in draws.where]
-    if any(own.axis is not None and own.shape[own.axis] > 1 for own in known):
-        if not keeps_samples_apart(two):
-            draws.interleave(places & draws.where.keys())
+    has_several = any(own.axis is not None and own.shape[own.axis] > 1 for own in known)
+    if has_several and not keeps_samples_apart(two):
+        draws.interleave(places & draws.where.keys())
 
 
 def _is_changed(part: torch.Tensor) -> bool:

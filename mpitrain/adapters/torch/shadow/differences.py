@@ -130,7 +130,7 @@ def _pairs(
     *several: Mapping[str, torch.Tensor | None],
 ) -> Iterator[tuple[str, *tuple[torch.Tensor, ...]]]:
     """Tensors of the same name in float64, where one of them has any; None is 0."""
-    for name, one in several[1].items():
+    for name in several[1]:
         own = [other.get(name) for other in several]
         like = next((part for part in own if part is not None), None)
         if like is not None and like.numel() and name in several[0]:

@@ -1,7 +1,8 @@
 """Comparison of the first steps with plain torch."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -11,8 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from mpitrain.adapters.torch.checks.probe import MISFITS, one_line
+from mpitrain.adapters.torch.checks.probe import MISFITS, Tensors, one_line
 from mpitrain.adapters.torch.functions.objective import TorchLoss
+from mpitrain.adapters.torch.modules.whole import trained
 from mpitrain.adapters.torch.shadow.differences import Difference, first, first_parameter
 from mpitrain.adapters.torch.shadow.sides import Ours, Plain
 from mpitrain.arrays import Array
@@ -55,6 +57,7 @@ class Shadow:
                 Plain(deepcopy(module), layers, job.run.dtype) for _ in range(2)
             )
             self._plain.optimise(factory, schedule)
+            self._own = trained(module, layers)
         except Exception as error:  # the program's code may raise anything
             self._stop(error)
 
@@ -104,10 +107,11 @@ class Shadow:
         if ours.draws and not context.keyed:
             return self._stop("no copy draws the numbers of run.random = 'local'")
         drawn = ours.drawn(context)
-        wanted, other = (
-            side.take(samples, loss, drawn, moved=side is self._twin)
-            for side in (plain, self._twin)
-        )
+        with self._given(ours.values):
+            wanted, other = (
+                side.take(samples, loss, drawn, moved=side is self._twin)
+                for side in (plain, self._twin)
+            )
         if random_states()[:3] != before:
             raise ConfigError(
                 "the module or the loss draws random numbers that are not torch's, which would "
@@ -136,6 +140,18 @@ class Shadow:
         by_epoch = parts.config.optim.schedule_by == "epoch"
         if not by_epoch or not (step + 1) % parts.sampler.steps_per_epoch:
             plain.end_of_row()
+
+    @contextmanager
+    def _given(self, values: Tensors) -> Iterator[None]:
+        """The program's own module has these values meanwhile, for functions that hold on to it."""
+        before = {name: p.detach().clone() for name, p in self._own.items()}
+        for name, p in self._own.items():
+            p.data.copy_(values[name])
+        try:
+            yield
+        finally:
+            for name, p in self._own.items():
+                p.data.copy_(before[name])
 
     def _expect(self, wrong: Difference | None, indices: Array) -> None:
         """Raise ConfigError if there is a difference."""
