@@ -311,6 +311,15 @@ class Autocast(nn.Module):
             return self.inner(x)
 
 
+class Again(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.3), nn.Tanh())
+
+    def forward(self, x):
+        return torch.utils.checkpoint.checkpoint(self.inner, x, use_reentrant=False)
+
+
 def noisy():
     return nn.Sequential(
         nn.Linear(6, 8), nn.Dropout(0.3), nn.Sequential(nn.Tanh(), nn.Dropout(0.2)), nn.Linear(8, 1)
@@ -348,6 +357,7 @@ RIGHT = {
     "spectral norm": {"model": lambda: nn.Sequential(
         nn.utils.parametrizations.spectral_norm(nn.Linear(6, 8)), nn.Linear(8, 1))},
     "attention": {"model": attending},
+    "checkpoints": {"model": lambda: nn.Sequential(Again(), nn.Linear(6, 1))},
     "tied": {"model": Tied, "cuts": ["one"]},
     "micro-batches": {"micro_batches": 3},
     "sum and count": {"loss": counted},

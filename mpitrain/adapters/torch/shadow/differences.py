@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -114,7 +114,7 @@ def first(found: Found, wanted: Found, moved: Found) -> Difference | None:
 def first_parameter(found: Tensors, wanted: Tensors, before: Tensors) -> Difference | None:
     """The first parameter that an update by the same gradients moves elsewhere."""
     for name, ours, own, old in _pairs(found, wanted, before):
-        eps = torch.finfo(own.dtype).eps
+        eps = torch.finfo(wanted[name].dtype).eps
         allowed = _TIMES * eps * _most(own) + eps**0.5 * _most(own - old)
         if not _most(ours - own) <= allowed:
             return Difference(
@@ -126,21 +126,15 @@ def first_parameter(found: Tensors, wanted: Tensors, before: Tensors) -> Differe
     return None
 
 
-def _pairs(
-    *several: Mapping[str, torch.Tensor | None],
-) -> Iterator[tuple[str, *tuple[torch.Tensor, ...]]]:
+def _pairs(*several: Mapping[str, torch.Tensor | None]) -> Iterator[tuple[str, Any, Any, Any]]:
     """Tensors of the same name in float64, where one of them has any; None is 0."""
     for name in several[1]:
         own = [other.get(name) for other in several]
         like = next((part for part in own if part is not None), None)
         if like is not None and like.numel() and name in several[0]:
-            yield (
-                name,
-                *(
-                    torch.zeros(like.shape, dtype=torch.float64) if part is None else part.double()
-                    for part in own
-                ),
-            )
+            none = torch.zeros(like.shape, dtype=torch.float64)
+            a, b, c = (none if part is None else part.double().nan_to_num() for part in own)
+            yield name, a, b, c
 
 
 def _most(values: torch.Tensor) -> float:

@@ -100,24 +100,24 @@ class Plain:
         if moved:
             x = {name: _moved(part) for name, part in x.items()}
         args, kwargs = arguments(x, options(self.module), self._form)
-        with source(self._draws), torch.autograd.graph.saved_tensors_hooks(saved, lambda one: one):
+        drawn = source(self._draws)
+        with drawn, torch.autograd.graph.saved_tensors_hooks(saved, lambda one: one):
             raw = self.module(*args, **kwargs)
             total, value = _loss_of(loss, raw, samples.labels)
-        own = self.parameters
-        if strangers := [
-            tuple(p.shape) for p in _leaves(total) if id(p) not in map(id, own.values())
-        ]:
-            raise ConfigError(
-                f"the module or the loss uses a parameter of shape {strangers[0]} that is not the "
-                "module's own, as a function does that holds on to a module; its gradient would be "
-                "lost: let parameters be reached by attributes of the module"
-            )
-        by = torch.autograd.grad(total, list(own.values()), allow_unused=True)
-        outputs, _ = outputs_of(raw)
-        return Found(
-            float(value.detach()), dict(zip(own, by)), {n: p.detach() for n, p in outputs.items() if p.dim()},
-            max(kinds, key=lambda kind: torch.finfo(kind).eps),
-        )  # fmt: skip
+        own = list(self.parameters.values())
+        for leaf in _leaves(total):
+            if all(leaf is not p for p in own):
+                raise ConfigError(
+                    f"the module or the loss uses a parameter of shape {tuple(leaf.shape)} that is "
+                    "not the module's own, as a function does that holds on to a module; its "
+                    "gradient would be lost: let attributes of the module lead to parameters"
+                )
+        with drawn.again() if isinstance(drawn, Drawing) else nullcontext():
+            by = torch.autograd.grad(total, own, allow_unused=True)
+        gradients = dict(zip(self.parameters, by, strict=True))
+        outputs = {n: p.detach() for n, p in outputs_of(raw)[0].items() if p.dim()}
+        narrow = max(kinds, key=lambda kind: torch.finfo(kind).eps)
+        return Found(float(value.detach()), gradients, outputs, narrow)
 
     def step(
         self, gradients: Mapping[str, Any], optim: Any, rates: Mapping[int, float]
