@@ -90,10 +90,12 @@ def first(found: Found, wanted: Found, moved: Found) -> Difference | None:
         ours.shape != own.shape or differs(ours, own, other, _most(own))
         for _, ours, own, other in every
     )
-    losses = [torch.tensor(one.loss, dtype=torch.float64) for one in (found, wanted, moved)]
-    if differs(*losses, abs(wanted.loss)):
+    loss, right, near = (
+        torch.tensor(one.loss, dtype=torch.float64) for one in (found, wanted, moved)
+    )
+    if differs(loss, right, near, abs(wanted.loss)):
         return Difference(
-            "the loss", "", losses[0], losses[1],
+            "the loss", "", loss, right,
             "it is no mean over samples with equal weights, or compares samples of a batch; return "
             "(sum, count)" if same_outputs and every else
             "the module gives samples other outputs than in one batch: it mixes samples, uses "
