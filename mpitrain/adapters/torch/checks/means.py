@@ -106,8 +106,8 @@ class EqualWeights:
         try:
             with Wide():
                 wide, other_wide = map(_as_wide_sample, (own, other))
-                both = map(self._values, (wide, other_wide))
-                return self._beside(wide, other_wide, *both, _IN_FLOAT64)
+                one, two = map(self._values, (wide, other_wide))
+                return self._beside(wide, other_wide, one, two, _IN_FLOAT64)
         except MISFITS:  # the function cannot compute in float64
             return self._beside(own, other, found, alone, _OTHERWISE)
 
