@@ -147,7 +147,7 @@ def beside_training(module: Any) -> "OwnModule":
 def shadow(
     module: Any, layers: Mapping[str, nn.Layer], given: Given, job: Config
 ) -> Callable[[Any, Any], None]:
-    """What compares the first steps of a torch module with plain torch."""
+    """The function that compares the first steps of a torch module with plain torch."""
     from mpitrain.adapters.torch.shadow.shadow import Shadow
 
     factory = given.optimizer if given.makes_optimizer else None

@@ -65,8 +65,8 @@ class UserObjects:
         schedule: replaces ``optim.schedule`` and ``optim.warmup_epochs``: ``schedule(step)`` is the
             factor on the scaled rate, as in torch's LambdaLR.  Steps count from 0; they are epochs
             with ``optim.schedule_by = "epoch"``.  Rank 0 calls it for all steps before the first.
-        shadow: what rank 0 calls with the parts and each batch before its step, to compare it with
-            what the program would train without the trainer.
+        shadow: function that rank 0 calls with the parts and each of the first batches, to compare
+            its step with that of plain torch.
         names: name of a tensor here, by its name in the torch module's ``state_dict``.
     """
 

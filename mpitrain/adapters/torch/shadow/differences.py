@@ -15,7 +15,7 @@ _TINY = torch.finfo(torch.float64).tiny
 
 
 @dataclass
-class Found:
+class Passed:
     """What one side has for a few samples.
 
     Attributes:
@@ -70,13 +70,13 @@ class Difference(NamedTuple):
         return f"{self.what}{name and f' of {name}'} {how}: {cause}"
 
 
-def first(found: Found, wanted: Found, moved: Found) -> Difference | None:
+def first(found: Passed, wanted: Passed, moved: Passed) -> Difference | None:
     """The first difference beyond rounding, if there is one.
 
     Args:
-        found: what the trainer's layers have.
-        wanted: what plain torch has.
-        moved: what it has with inputs and parameters that are moved by one ulp.
+        found: results of the trainer's layers.
+        wanted: results of plain torch.
+        moved: its results with inputs and parameters that are moved by one ulp.
     """
     eps = torch.finfo(wanted.narrow).eps
 

@@ -19,7 +19,7 @@ from mpitrain.adapters.torch.modules.draws import DrawPlace, Draws, Where
 from mpitrain.adapters.torch.modules.layer import TorchLayer
 from mpitrain.adapters.torch.modules.stand_ins import stand_ins
 from mpitrain.adapters.torch.modules.whole import trained
-from mpitrain.adapters.torch.shadow.differences import Found
+from mpitrain.adapters.torch.shadow.differences import Passed
 from mpitrain.arrays import Array
 from mpitrain.config import ConfigError
 from mpitrain.data import Samples
@@ -87,7 +87,7 @@ class Plain:
 
     def take(
         self, samples: Samples, loss: LossFunction, source: "Keyed", *, moved: bool = False
-    ) -> Found:
+    ) -> Passed:
         """Loss, gradients and outputs of some samples, with ``moved`` inputs."""
         kinds = {self.kind}
 
@@ -117,7 +117,7 @@ class Plain:
         gradients = dict(zip(self.parameters, by, strict=True))
         outputs = {n: p.detach() for n, p in outputs_of(raw)[0].items() if p.dim()}
         narrow = max(kinds, key=lambda kind: torch.finfo(kind).eps)
-        return Found(float(value.detach()), gradients, outputs, narrow)
+        return Passed(float(value.detach()), gradients, outputs, narrow)
 
     def step(
         self, gradients: Mapping[str, Any], optim: Any, rates: Mapping[int, float]
@@ -179,7 +179,7 @@ class Ours:
 
     def take(
         self, samples: Samples, loss: LossFunction, context: Context, *, moved: bool = False
-    ) -> Found:
+    ) -> Passed:
         """Loss, gradients and outputs; each layer takes all micro-batches before the next does."""
         inputs, labels, count = samples.inputs, samples.labels, len(samples)
         if moved:
@@ -214,7 +214,7 @@ class Ours:
                         gradients[full] = one.clone() if now is None else now + one
         outputs = as_tensors(fields(np.concatenate(xs)))
         value = float(sum(one for one, *_ in parts)) * times
-        return Found(value, gradients, outputs)
+        return Passed(value, gradients, outputs)
 
     def formed(self, outputs: Mapping[str, Any]) -> Any:
         """Outputs by name in the form in which the last layer has given its latest ones."""
@@ -230,7 +230,7 @@ class Ours:
         return any(layer.draws for layer in self.layers.values())
 
     def drawn(self, context: Context) -> "Keyed":
-        """What gives the whole module the numbers of the latest pass."""
+        """The source that gives the whole module the numbers of the latest pass."""
         where = {}
         for layer in self.layers.values():
             for place, own in layer.drawn():
