@@ -223,7 +223,7 @@ class TorchLoss(Judge):
             raise ValueError(str(self.fault).removeprefix("loss: "))
 
     def anew(self, form: Form) -> "TorchLoss":
-        """The same loss, which has seen nothing, of outputs in this form."""
+        """This loss for outputs in another form, as one that has seen nothing."""
         found = copy(self)
         Judge.__init__(found, self.function, "loss", form)
         found._calls = Reductions()

@@ -16,7 +16,7 @@ _TINY = torch.finfo(torch.float64).tiny
 
 @dataclass
 class Passed:
-    """What one side has for a few samples.
+    """Results of one side for a few samples.
 
     Attributes:
         loss: the loss.
@@ -35,9 +35,9 @@ class Difference(NamedTuple):
     """Numbers that are not torch's.
 
     Attributes:
-        what, name: what they are, and of which parameter.
+        what, name: their kind, and the name of the parameter.
         found, wanted: ours and torch's, of one shape.
-        cause: what the likely cause is.
+        cause: the likely cause.
     """
 
     what: str
