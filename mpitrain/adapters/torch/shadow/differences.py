@@ -35,7 +35,8 @@ class Difference(NamedTuple):
     """Numbers that are not torch's.
 
     Attributes:
-        what, name: their kind, and the name of the parameter.
+        what: kind of the numbers, as "the gradient".
+        name: name of the parameter; empty for the loss.
         found, wanted: ours and torch's, of one shape.
         cause: the likely cause.
     """
