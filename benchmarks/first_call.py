@@ -83,7 +83,7 @@ def main() -> int:
     add("-b", "--minbytes", type=size, default=1 << 20, help="smallest array (1M)")
     add("-e", "--maxbytes", type=size, default=1 << 26, help="largest array (64M)")
     add("-f", "--stepfactor", type=int, default=4, help="factor between sizes (4)")
-    memories = ("numpy", "shared", "adopted")
+    memories = ("numpy", "shared")
     add("--memory", nargs="+", choices=memories, default=memories)
     options = parser.parse_args()
     lengths = [*sizes(options.minbytes, options.maxbytes, options.stepfactor, None)]

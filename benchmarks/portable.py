@@ -21,7 +21,7 @@ from collectives.calls.tuner import Entry, Kind, Rule, load
 #: algorithm faster.  In ordinary memory, where both move the same bytes, a butterfly that
 #: was 1.9 times as fast as native took 1.3 times as long on another machine of the same kind.
 _PORTABLE_BYTES = 32 << 10
-_PORTABLE_RATIO: dict[Kind, float] = {"shared": 1.3, "adopted": 1.3, "numpy": 2.5}
+_PORTABLE_RATIO: dict[Kind, float] = {"shared": 1.3, "numpy": 2.5}
 
 
 def portable(entries: list[Entry]) -> list[Entry]:

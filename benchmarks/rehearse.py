@@ -117,7 +117,7 @@ def rehearse(
     pipeline = schedule.pipeline(layout.replicas, micro_batches, chunks)
     chunks = pipeline.chunks
     stage = SleepingStage(times, chunks)
-    nothing = _NoWeights()
+    nothing: Any = _NoWeights()
     replayed, spec = replay(schedule.generate, pipeline), Spec((1,), np.dtype(float))
     runner = Runner(comm, layout, replayed, [stage] * chunks, nothing, spec)
     stage.busy, stage.held, stage.most_held = 0.0, 0, 0  # without the first sample, for shapes

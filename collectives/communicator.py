@@ -1,5 +1,6 @@
 """A drop-in for mpi4py's communicator whose collectives are ours."""
 
+import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -131,8 +132,8 @@ class Communicator(  # type: ignore[misc]
         first calls of two communicators in another order, as MPI lets nonblocking calls and
         threads do, would wait for one another: prepare both before.  Then several threads can make
         calls, each on communicators of its own, and a nonblocking call in ordinary memory waits
-        for nobody.  In memory of :meth:`empty` and :meth:`share`, calls of ours still meet, and so
-        do first calls on a GPU.
+        for nobody.  In memory of :meth:`empty`, calls of ours still meet, and so do first calls on
+        a GPU.
 
         Cost: about a millisecond, once.
 
@@ -272,35 +273,17 @@ class Communicator(  # type: ignore[misc]
             return self._engine.resources.empty(shape, dtype, memory)
 
     def share(self, array: Any) -> Any:
-        """Moves an ordinary array into memory that the ranks of a node can all address; returns it.
+        """Returns the array as it is.
 
-        Collectives on it are then loads and stores, as on arrays of :meth:`empty`.  It is the same
-        object at the same address with the same contents, so that every view, plan and pointer of
-        it stays right.  Collective; shape, type and library may differ between ranks.  It stays
-        ordinary memory where :meth:`empty` would give ordinary memory; the log says so.
-
-        Who has the memory: its owner goes on to free it; before it does, and when the communicator
-        is closed, the array has private pages with the same contents again.  Other communicators'
-        collectives meet ordinary memory.  A process that ``os.fork`` makes has its own copy, as
-        ever: fork copies the arrays at once and waits for that.  An array of NumPy that was shared
-        cannot be resized in place, nor a tensor's storage.  One that owns its memory gets a
-        ``base``, an object of ours.  No other thread may write to the array during this call,
-        ``close`` and ``fork``.
-
-        Cost: a second copy of the array for a moment, then none.  Bytes on pages that the array
-        does not fill, fewer than two pages, are copied before and after each collective.
-
-        Args:
-            array: a contiguous array of NumPy or CPU tensor of PyTorch, with memory that one of
-                these or Python (``bytearray``) has allocated; or a view of such.
-
-        Raises:
-            InvalidBuffer: on all ranks, if one passes what cannot be shared, or what another
-                communicator shares.
-            MemoryError: on all ranks, if the node has less memory than all of them ask for.
+        Deprecated: it moved arrays into memory of the node.  Collectives on ordinary arrays need
+        nothing of the kind; :meth:`empty` is for arrays that a loop reduces again and again.
         """
-        with self._engine.changing_memory("share"):
-            self._engine.resources.share(array)
+        warnings.warn(
+            "Communicator.share does nothing and will go: collectives on ordinary arrays are fast; "
+            "leave it out, or make arrays that a loop reduces again and again by comm.empty",
+            DeprecationWarning,
+            stacklevel=2,
+        )
         return array
 
     def Revoke(self) -> None:

@@ -38,9 +38,8 @@ class Case:
 
     Attributes:
         nbytes: size of the larger buffer, rounded down to whole items and blocks.
-        memory: ``"numpy"``, ``"shared"`` for arrays of ``Communicator.empty``, ``"adopted"`` for
-            ordinary ones that ``Communicator.share`` has moved; on a GPU ``"cupy"``, or ``"ipc"``
-            for arrays of ``Communicator.empty`` there.
+        memory: ``"numpy"``, ``"shared"`` for arrays of ``Communicator.empty``; on a GPU ``"cupy"``,
+            or ``"ipc"`` for arrays of ``Communicator.empty`` there.
         rewritten: whether a rank writes to its buffers before each call, as a program does.
         rotating: bytes of all sets of buffers, which take turns so that none stays in the caches.
         tests: number of calls of ``Test`` in the measured overlap with computation.
@@ -128,8 +127,6 @@ def allocator(comm: Communicator, memory: str) -> Callable[..., Any]:
     """Allocator of zeros in a kind of memory, as :class:`Case` names it."""
     if memory == "shared":
         return comm.empty
-    if memory == "adopted":
-        return lambda *shape_and_type: comm.share(np.zeros(*shape_and_type))
     if memory == "ipc":
         return partial(comm.empty, memory="cupy")
     if memory == "cupy":

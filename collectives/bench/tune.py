@@ -66,7 +66,7 @@ def tune(
     """
     collectives = [options.collective] if options.collective else [*CONTRACTS]
     collectives = [c for c in collectives if c != "barrier"]
-    memories: list[Kind] = ["numpy", "shared", "adopted"] if comm.nodes == 1 else ["numpy"]
+    memories: list[Kind] = ["numpy", "shared"] if comm.nodes == 1 else ["numpy"]
     measured: dict[tuple[str, Kind], list[list[Result]]] = {}
     for number in range(options.passes):
         for collective, memory in product(collectives, memories):

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from itertools import chain
 from typing import cast
 
 import numpy as np
@@ -128,11 +127,7 @@ class Binder:
         """The kind of memory that the table is asked about."""
         if call.is_on_device:
             return "ipc" if places else "cupy"
-        if places is None:
-            return "numpy"
-        node = self._resources.node
-        assert node is not None, "the places are in its memory"
-        return "adopted" if node.has_edges(chain.from_iterable(places)) else "shared"
+        return "shared" if places else "numpy"
 
     def _choice(self, call: Call, memory: Kind, planned: bool, unordered: bool) -> Choice:
         """The algorithm with all its options, and the reason for it."""

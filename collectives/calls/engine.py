@@ -15,7 +15,7 @@ from collectives.calls.fast_path import Limits, nbytes_of
 from collectives.calls.native import waits_for_device
 from collectives.calls.native_plan import Native, NativePlan, NativeRequest
 from collectives.calls.plan_cache import CachedCall, Key, PlanCache
-from collectives.calls.rendezvous import Location, Rendezvous, all_have, own_places
+from collectives.calls.rendezvous import Location, Rendezvous, all_have
 from collectives.calls.resources import Resources
 from collectives.calls.settings import Settings
 from collectives.calls.turn import Turn
@@ -277,12 +277,8 @@ class Engine(Watching):
     def _keep_begun(self, parsed: Key | None, location: Location, _: object, plan: Plan) -> None:
         """Keeps a plan that has ended for the next nonblocking call on the same memory, which the
         third argument has kept until now."""
-        node = self.resources.node
-        if node is None or not self._cache.keep(parsed, location, plan):
+        if self.resources.node is None or not self._cache.keep(parsed, location, plan):
             plan.Free()
-            return
-        for place in own_places(location):
-            node.used_by(place, plan)
 
     def leaves_to_native(
         self, algorithm: object, collective: str, own: Any, other: Any = None, blocks: int = 1

@@ -96,13 +96,13 @@ class Rendezvous:
             )
         if any(_ORDINARY in (words[0], words[2]) for words in told):
             return None
-        places = tuple(own_places(words) for words in told)
+        places = tuple(_own_places(words) for words in told)
         windows = {place.window for both in places for place in both if place}
         on_host = {node.windows[window].memory is HOST for window in windows}
         return places if len(on_host) == 1 else None
 
 
-def own_places(mine: Location) -> tuple[Place | None, Place | None]:
+def _own_places(mine: Location) -> tuple[Place | None, Place | None]:
     """The places of this rank's buffers, which lie in memory that the ranks share."""
     send, send_offset, recv, recv_offset = mine[:4]
     return _place(send, send_offset), _place(recv, recv_offset)

@@ -20,12 +20,10 @@ from collectives.execution.progress import Progress
 from collectives.execution.tags import Mask, TagPool, Tags
 from collectives.execution.transport.cuda_memory import CudaMemory
 from collectives.execution.transport.delayed import clock
-from collectives.execution.transport.extent import extent
 from collectives.execution.transport.mpi import MPITransport, largest_tag
-from collectives.execution.transport.remapped import reclaim
 from collectives.execution.transport.shared_memory import NodeMemory
 from collectives.execution.transport.slots import Slots
-from collectives.execution.transport.windows import Place
+from collectives.execution.transport.windows import Movable
 
 log = logging.getLogger("collectives")
 
@@ -218,39 +216,17 @@ class Resources:
         assert items is not None, "without a problem there is an array"
         return items
 
-    def share(self, array: Any) -> None:
-        """Moves an array into the node's memory, where that can be; errors as of
-        :meth:`collectives.Communicator.share`."""
-        alone, own = self._alone, None
-        place: Place | None = None
-        problem: Exception | None = None
-        try:
-            own = extent(array)
-            place = self.node.locate(own.address, own.nbytes) if self.node and own.nbytes else None
-            if place is None:
-                reclaim(own)
-                own.expect_ordinary()
-        except Exception as error:  # a tensor's methods may raise anything
-            problem = error
-        mine = own and (place and place.window, own.nbytes)
-        told = self.agreed("Communicator.share", problem, mine)
-        assert own is not None, "without a problem it has an extent"
-        if alone:
+    def move(self, storage: Movable) -> None:
+        """Has torch move a storage of each rank into the node's memory, where that can be.
+        Collective."""
+        if self._alone:
             return
-        there = {window for window, nbytes in told if nbytes}
-        if there and None not in there and len(there) == 1:
-            return  # as all of them are since an earlier call
-        if there - {None}:
-            raise InvalidBuffer(
-                "Communicator.share: the ranks' arrays (window, bytes) are partly shared already: "
-                f"{told}; pass arrays that were shared together, or that no rank has shared"
-            )
         try:
             if self.node is None:
                 self.node = NodeMemory(self.channel)
-            self.node.share(own)
-        except InvalidBuffer as error:  # on all ranks
-            log.warning("the arrays stay ordinary memory: %s", error)
+            self.node.move(storage)
+        except (InvalidBuffer, MemoryError) as error:  # on all ranks
+            log.warning("a bucket of DDP's stays in ordinary memory: %s", error)
 
     @property
     def slots(self) -> Slots | None:
@@ -298,9 +274,7 @@ class Resources:
         """Ends all waits in the duplicate, and lets go of it."""
         self.devices.revoke()
         self._slots = None
-        if self.node is not None:
-            self.node.give_back()
-            self.node = None
+        self.node = None
         if self._transport is not None:
             self._transport.channel.Revoke()
             self._transport = None

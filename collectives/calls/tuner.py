@@ -21,19 +21,14 @@ from collectives.files import read_regular
 DEFAULT = Path(__file__).with_name("tuned.json")
 #: Version of the file's format.
 _VERSION = 1
-Kind = Literal["numpy", "shared", "adopted", "cupy", "ipc"]
+Kind = Literal["numpy", "shared", "cupy", "ipc"]
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 Count = Annotated[int, msgspec.Meta(ge=1, le=(1 << 31) - 1)]
 #: Memory that a program's own arrays lie in, and all where they may lie on a host.
 ORDINARY: tuple[Kind, ...] = ("numpy",)
-SHARED: tuple[Kind, ...] = ("numpy", "shared", "adopted")
+SHARED: tuple[Kind, ...] = ("numpy", "shared")
 #: More bytes than there are: nothing of ours is faster.
 NEVER = 1 << 62
-#: Kinds of memory whose traffic does not depend on the MPI library.
-_LOADED = ("shared", "adopted")
-#: The first and last pages of an adopted array take longer to copy than it gains, up to so many
-#: times the bytes from which shared memory pays.
-_EDGES = 4
 #: A measurement says nothing about so many times more, or fewer, ranks than it was made on.
 _FAR = 4
 
@@ -105,8 +100,6 @@ class Table(msgspec.Struct, forbid_unknown_fields=True):
     Attributes:
         environment: the machine and software of the measurements.
         alpha_us, bandwidth_GBs: cost of one message between two ranks, for the number of segments.
-        edges_from_bytes: adopted arrays that were not measured count as shared memory from this
-            many bytes on, and from four times the bytes where that pays; as ordinary memory below.
     """
 
     version: int
@@ -114,7 +107,6 @@ class Table(msgspec.Struct, forbid_unknown_fields=True):
     alpha_us: Positive
     bandwidth_GBs: Positive
     entries: list[Entry]
-    edges_from_bytes: Annotated[int, msgspec.Meta(ge=0)] = 128 << 10
 
     def entry(self, call: "Situation") -> Entry | None:
         """The entry with the nearest number of ranks, if it is near enough.
@@ -138,20 +130,10 @@ class Table(msgspec.Struct, forbid_unknown_fields=True):
             for entry in self.entries
             if (entry.collective, entry.memory) == (call.collective, call.memory)
             and (entry.ranks == entry.ranks_per_node) == (call.size == call.per_node)
-            and (entry.mpi == call.mpi or call.memory in _LOADED)
+            and (entry.mpi == call.mpi or call.memory == "shared")
             and max(apart(entry)) <= log2(_FAR)
         )
         return min(fitting, key=distance, default=None)
-
-    def edged(self, call: "Situation") -> "Situation":
-        """A call on adopted arrays as one on the memory that they are taken for."""
-        if call.memory != "adopted" or self.entry(call) is not None:
-            return call
-        shared = call._replace(memory="shared")
-        entry = self.entry(shared)
-        pays = _EDGES * entry.ours_from if entry is not None else 0
-        is_long = call.nbytes >= max(self.edges_from_bytes, pays)
-        return shared if is_long else call._replace(memory="numpy")
 
     def native_below(self, call: "Situation", memories: tuple[Kind, ...]) -> int:
         """Bytes below which the MPI library serves such a call best in each kind of memory."""
@@ -171,8 +153,7 @@ class Situation(NamedTuple):
         native: whether this MPI can do it: has the datatype, and can count the items.
         uneven: whether blocks differ in length.
         memory: kind of memory: ``"numpy"``, ``"shared"`` (all ranks can address it), ``"cupy"`` or
-            ``"ipc"`` (on a GPU, and all ranks can address it), ``"adopted"`` (as shared, but that
-            bytes on the first and last pages are copied).
+            ``"ipc"`` (on a GPU, and all ranks can address it).
         has_checksums: whether messages must carry checksums.
         delays: whether messages arrive as over a slower link.
         nccl: whether NCCL can do it, as far as the call alone says.
@@ -219,7 +200,6 @@ class Situation(NamedTuple):
 
 _KINDS = {
     "shared": " in shared memory",
-    "adopted": " in adopted memory",
     "cupy": " in device memory",
     "ipc": " in device memory that the ranks share",
 }
@@ -246,7 +226,6 @@ _WITHOUT_TABLE = {
 
 def choose(table: Table, call: Situation) -> Choice:
     """The algorithm for a call; a function of what all ranks agree on, so all choose the same."""
-    call = table.edged(call)
     kind = _KINDS.get(call.memory, "")
     where = f"{call.nbytes} bytes{kind}, {call.size} rank{'s' * (call.size > 1)}"
     entry = table.entry(call)

@@ -29,9 +29,7 @@ if TYPE_CHECKING:
 _MEMORY = {
     "numpy": ["numpy"],
     "shared": ["shared"],
-    "adopted": ["adopted"],
     "both": ["numpy", "shared"],
-    "host": ["numpy", "shared", "adopted"],
     "cupy": ["cupy"],
     "ipc": ["ipc"],
 }
@@ -69,9 +67,8 @@ def _add_flags(add: Callable[..., object]) -> None:
     place = "run out of place, in place, or both (out)"
     add("--place", choices=("out", "in", "both"), default="out", help=place)
     memory = (
-        "arrays: numpy: ordinary ones; shared: of Communicator.empty; adopted: ordinary ones after "
-        "Communicator.share; both: numpy and shared; host: these three; cupy: on the GPU; ipc: on "
-        "the GPU, where the other ranks read them (numpy)"
+        "arrays: numpy: ordinary ones; shared: of Communicator.empty; both: these two; cupy: on "
+        "the GPU; ipc: on the GPU, where the other ranks read them (numpy)"
     )
     add("--memory", choices=_MEMORY, default="numpy", help=memory)
     kinds = (

@@ -2,7 +2,6 @@
 and a plan of one rank's rounds there (``shared_rounds.py``)."""
 
 from functools import partial
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,12 +9,12 @@ import numpy as np
 from collectives.algorithms.segments import MOST_SEGMENTS, passes_on
 from collectives.compile.dataflow import Dataflow, Endpoint
 from collectives.execution.device_plan import plan_class
-from collectives.execution.memory import HOST, Combine, Items, Memory, is_queued
+from collectives.execution.memory import Combine, Items, Memory, is_queued
 from collectives.execution.messages import Layout
 from collectives.execution.plan import Action, Binding, Plan
 from collectives.execution.shared_rounds import SharedBinder
 from collectives.execution.transport.flags import BLOCKING, all_reached
-from collectives.execution.transport.windows import Edge, Place
+from collectives.execution.transport.windows import Place
 from collectives.schedule import Copy, Schedule
 
 if TYPE_CHECKING:
@@ -75,27 +74,19 @@ def bind_shared(
         named = _buffers(schedule, rank, node, places[rank], count, memory.empty(0, dtype))
         buffers.append({k: memory.borrowed(v) if borrow else v for k, v in named.items()})
     combine = combine and memory.combine(combine)
-    met = binding.met and not (is_queued(memory) or node.has_edges(chain(*places)))
+    met = binding.met and not is_queued(memory)
     bound = SharedBinder(flow, node, slot, memory, buffers, layout, combine, met)
-    edges = _edges(node, places[node.rank], buffers[node.rank], borrow)
-    before: list[Action] = [partial(HOST.copy, copy, own) for own, copy in chain(*edges)]
-    if not borrow:  # other calls have just looked where their memory is
-        own_places = [place for place in places[node.rank] if place is not None]
-        before[:0] = [partial(node.expect_there, p) for p in own_places if node.has_edges([p])]
+    before: list[Action] = []
     if (traffic := binding.progress.traffic) is not None:
         before.append(partial(traffic.share, _moved_bytes(flow, node.rank, layout, dtype)))
-    after = [partial(HOST.copy, own, copy) for own, copy in edges[1]]
-    plan = plan_class(binding)(
+    return plan_class(binding)(
         schedule.collective,
         flow.schedule.algorithm,
         count * blocks * dtype.itemsize,
-        bound.rounds(before, after),
+        bound.rounds(before),
         all_reached,
         binding,
     )
-    for place in places[node.rank]:
-        node.used_by(place, plan)
-    return plan
 
 
 def _segments(schedule: Schedule, count: int, dtype: "np.dtype[Any]", memory: Memory) -> int:
@@ -144,17 +135,3 @@ def _moved_bytes(flow: Dataflow, rank: int, layout: Layout, dtype: "np.dtype[Any
                     part = layout.items(flow.at(step.chunk, segment))
                     items += part.stop - part.start
     return items * dtype.itemsize
-
-
-def _edges(
-    node: "NodeMemory",
-    places: tuple[Place | None, Place | None],
-    buffers: dict[str, Items],
-    borrow: bool,
-) -> tuple[list[Edge], list[Edge]]:
-    """The edges of this rank's send buffer and of its receive buffer."""
-    found = []
-    for place, name in zip(places, ("sendbuf", "recvbuf")):
-        edges = node.edges(place, buffers[name].nbytes)
-        found.append([Edge(*map(HOST.borrowed, edge)) for edge in edges] if borrow else edges)
-    return found[0], found[1]

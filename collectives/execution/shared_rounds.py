@@ -73,9 +73,8 @@ class SharedBinder:
         self.segment = 0
         self.passed = 0  # ticks of the segments before
 
-    def rounds(self, before: Sequence[Action], after: Sequence[Action]) -> list[BoundRound]:
-        """The rounds of one run: ``before`` comes before any other rank uses this one's memory, and
-        ``after`` when none does any more."""
+    def rounds(self, before: Sequence[Action]) -> list[BoundRound]:
+        """The rounds of one run; ``before`` comes before any other rank uses this one's memory."""
         last = entered(self.flow.rounds)
         bound = [BoundRound(starts=[self.node.advance(self.slot, last + 1), *before])]
         left: list[Pending] = []
@@ -87,7 +86,7 @@ class SharedBinder:
             # No later segment uses these cells.
             by_rank = {w.rank: w for w in sorted([*left, *self.pending], key=lambda w: w.until)}
             left, self.pending = [*by_rank.values()], []
-        ending = self.wait(left, [*after])
+        ending = self.wait(left, [])
         if self.gate is None:  # nobody waits for that
             return [*bound, ending]
         return [*bound, *self.ticking(ending, last)]

@@ -95,7 +95,7 @@ class _Call:
 
 @dataclass(slots=True, eq=False)
 class _InSlot:
-    """What is done with the next piece's own memory and its place in a slot."""
+    """A call on the next piece's own memory and its place in a slot."""
 
     pieces: Pieces
     pair: SlotPair

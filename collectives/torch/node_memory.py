@@ -1,7 +1,6 @@
 """A group's large collectives: through memory that its ranks share, where they are on one node, and
 beside the program, where each is on a host of its own."""
 
-import logging
 import sys
 import threading
 import weakref
@@ -13,20 +12,17 @@ import torch
 from mpi4py import MPI
 
 from collectives.communicator import Communicator
-from collectives.errors import CollectiveError
 from collectives.shared_pool import SharedPool
 from collectives.torch.order import Order
 from collectives.torch.roots import Roots
 from collectives.torch.tensors import SMALL
 
-log = logging.getLogger("collectives")
-
 #: Sums of one storage after which it is moved: DDP makes its buckets anew after the first step.
 _SUMS = 2
 #: Bytes in which numbers of 16 bits are widened, piece by piece: they stay in the cache.
 _ROOM_BYTES = 1 << 20
-#: Bytes of a group's pools on each rank, for the program and for results.
-_POOL_BYTES, _RESULT_BYTES = 3 << 26, 1 << 26
+#: Bytes of a group's pool on each rank.
+_POOL_BYTES = 3 << 26
 #: Bytes of a rank's block from which a call between hosts takes the ring.
 _FAR_BYTES = 256 << 10
 
@@ -53,7 +49,6 @@ class GroupMemory:
         is_far = comm.ranks_per_node == 1 < comm.size and not comm.is_reproducible
         self._ring_from = comm.size * _FAR_BYTES if is_far else sys.maxsize
         self._pool: SharedPool | None = None
-        self._results: SharedPool | None = None
         self._taken: set[int] = set()
         self._guard = threading.Lock()
         self._room: torch.Tensor | None = None
@@ -61,7 +56,6 @@ class GroupMemory:
             self._near = comm.Dup()
             self._near.prepare()
             self._pool = SharedPool(self._near, limit=_POOL_BYTES)
-            self._results = SharedPool(self._near, 1, _RESULT_BYTES)
         self._sums: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
     def way(self, nbytes: int) -> tuple[Communicator, str | None]:
@@ -74,7 +68,7 @@ class GroupMemory:
         """Frees the communicator.  Collective."""
         if self._near is not None:
             self._near.Free()
-        self._near = self._pool = self._results = None
+        self._near = self._pool = None
 
     def take(self, items: int, dtype: torch.dtype) -> torch.Tensor:
         """A tensor in shared memory where that can be, with whatever is in it.
@@ -96,21 +90,6 @@ class GroupMemory:
             self._order.now(self._record, "shared memory", take)
             self._taken.add(nbytes)
         return torch.frombuffer(made[0], dtype=dtype)
-
-    def shared(self, result: torch.Tensor, nbytes: int) -> torch.Tensor:
-        """Memory for the result of a call of so many bytes, or the result's own, in shared memory
-        where that can be, as it is faster if the result lies there, too.
-
-        It has a pool of its own, as a program may keep all that :meth:`take` has.  Collective at
-        the first use of a size.
-        """
-        if self._near is None or self._results is None or nbytes <= SMALL:
-            return result
-        memory = self._results.take(result.nbytes)
-        node = self._near._engine.resources.node
-        if node is not None and node.locate(result.data_ptr(), result.nbytes) is not None:
-            return result
-        return torch.frombuffer(memory, dtype=result.dtype)
 
     def room(self, items: int, dtype: torch.dtype) -> torch.Tensor:
         """Memory for the wider form of numbers, or for a piece of them.  Collective at first use.
@@ -138,6 +117,8 @@ class GroupMemory:
         if self._near is None:
             return
         storage = tensor.untyped_storage() if is_bucket else None
+        if storage is not None and not storage.resizable():  # NumPy has a view of it
+            storage = None
         sums = 0 if storage is None else self._sums.get(storage, 0)
         told = roots.told(sums == _SUMS)
         everybody = MPI.Intracomm.Iallreduce(self._comm, MPI.IN_PLACE, told, MPI.MIN)
@@ -146,17 +127,18 @@ class GroupMemory:
         if storage is not None:
             self._sums[storage] = sums + 1
         if told[-1]:
-            try:
-                self._near.share(tensor)
-            except (CollectiveError, MemoryError) as error:  # on all ranks
-                log.info("a bucket of DDP's stays in ordinary memory: %s", error)
+            assert storage is not None, "it is a bucket on all ranks"
+            with self._near._engine.changing_memory("moving a bucket"):
+                self._near._engine.resources.move(storage)
+            # torch then refuses to resize what it has moved, in which it would crash.
+            torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
 
 
 def is_called_by_reducer() -> bool:
     """Whether C++ code of torch's backward pass has called this package, as DDP's reducer does.
 
-    Its buckets are never resized, which shared memory forbids; those of other callers may be, as
-    FSDP1's are.
+    While it waits, nobody else has its buckets, whose memory moves; those of other callers may be
+    in use.
     """
     frame = sys._getframe(1)
     while frame.f_globals.get("__name__", "").startswith("collectives."):

@@ -169,7 +169,7 @@ class Reductions(Calls):
         piece by piece where they are widened, in memory that is kept."""
         node = self._node_memory
         if how.wide is None:
-            yield how.addend(source), node.shared(whole, source.nbytes), whole
+            yield how.addend(source), whole, whole
             return
         room = node.room(len(source) + len(whole), how.wide)
         items = len(room) // (self._size + 1)

@@ -12,7 +12,7 @@ from mpi4py import MPI
 
 from collectives.errors import words
 from collectives.virtual.generators import copy_own, remembered
-from mpitrain.certify.compare import Verdict, judge, limits
+from mpitrain.certify.compare import Judgement, judge, limits
 from mpitrain.certify.record import HERE, Abstained, Enough, Record, Session
 from mpitrain.config import Parallel
 from mpitrain.data import DataError
@@ -70,9 +70,9 @@ class Certifier:
 
             self._watched = watched
 
-    def refer(self) -> Verdict:
+    def refer(self) -> Judgement:
         """Run one process twice, and say whether others can be compared with it."""
-        verdict = Verdict("PASS", "", "")
+        verdict = Judgement("PASS", "", "")
         if self._comm.rank == 0:
             try:
                 with _alone():
@@ -103,14 +103,14 @@ class Certifier:
         found.eps = max(found.eps, self._eps)
         return found, limits(found, self._run(whole, moved=found.eps))
 
-    def certify(self, layout: Tables, mutation: str = "") -> Verdict:
+    def certify(self, layout: Tables, mutation: str = "") -> Judgement:
         """The verdict on a layout, perhaps with a mistake in it."""
         half = self._last // 2
         self._layouts += 1
         try:
             found = self._run(layout, self._layouts, mutation=mutation, save_at=half)
             if layout and not found.is_ours:
-                return Verdict(
+                return Judgement(
                     "ERROR", "", "the script has a layout of its own; leave --layouts out"
                 )
             verdict = self._judged(found, is_mutated=bool(mutation))
@@ -123,14 +123,14 @@ class Certifier:
             return verdict._replace(text=f"{verdict.text}, and again from step {half} on")
         return again._replace(where=f"{again.where} of a run that went on from step {half}")
 
-    def _judged(self, found: Record, first: int = 0, *, is_mutated: bool = False) -> Verdict:
+    def _judged(self, found: Record, first: int = 0, *, is_mutated: bool = False) -> Judgement:
         """The verdict; if need be, beside another reference.
 
         The other one has the batches of all ranks, or it is moved as far as float32 rounds, as some
         modules compute parts in it.
         """
 
-        def act() -> Verdict:
+        def act() -> Judgement:
             return judge(*self._right, found, self._comm.size, first)
 
         verdict, kept = by_rank_0(self._comm, act, Exception), self._right
@@ -173,8 +173,8 @@ class Certifier:
         return session.record
 
 
-def _refused(error: Exception) -> Verdict:
+def _refused(error: Exception) -> Judgement:
     """The verdict on a program that cannot be judged, or fails."""
     if isinstance(error, Abstained | DataError):
-        return Verdict("ABSTAIN", "", str(error))
-    return Verdict("ERROR", "", words(error))
+        return Judgement("ABSTAIN", "", str(error))
+    return Judgement("ERROR", "", words(error))

@@ -17,7 +17,7 @@ CODES = {"PASS": 0, "ABSTAIN": 4, "ERROR": 2, "FAIL": 3}
 TIMES = 32
 
 
-class Verdict(NamedTuple):
+class Judgement(NamedTuple):
     """One of :data:`CODES`, what differs first, and why."""
 
     verdict: str
@@ -58,28 +58,28 @@ def limits(one: Record, moved: Record) -> list[dict[str, float]]:
 
 def judge(
     right: Record, allowed: list[dict[str, float]], found: Record, ranks: int, first: int = 0
-) -> Verdict:
+) -> Judgement:
     """The verdict on a run of so many ranks, which begins behind step ``first``."""
     right = Record(right.initial, right.steps[first:])
     for number, (step, taken) in enumerate(zip(right.steps, found.steps), first + 1):
         if told := _other_samples(step.samples, taken.samples, ranks):
             word, text = told
-            return Verdict("FAIL" if found.is_ours else word, f"samples of step {number}", text)
+            return Judgement("FAIL" if found.is_ours else word, f"samples of step {number}", text)
     if len(right.steps) != len(found.steps):
         text = f"there are {len(found.steps)}, and {len(right.steps)} of one process"
-        return Verdict("FAIL", "number of steps", text)
+        return Judgement("FAIL", "number of steps", text)
     allowed = allowed[:1] + allowed[1 + 3 * first :]
     every = zip(quantities(right, first), quantities(found, first), allowed, strict=True)
     for (where, own), (_, other), most in every:
         is_draw = not found.is_ours and where.startswith("initial")
         if differ := own.keys() ^ other.keys():
-            return Verdict("ABSTAIN", where, f"names of parameters differ, as {min(differ)}")
+            return Judgement("ABSTAIN", where, f"names of parameters differ, as {min(differ)}")
         if names := _differing(own, other, most):
             text = _told(names, own, other, most, ranks)
             if found.draws and not is_draw:
                 text = f"{found.draws} draws torch's random numbers, others on each rank"
-            return Verdict("ABSTAIN" if found.draws or is_draw else "FAIL", where, text)
-    return Verdict("PASS", "", f"{len(found.steps)} steps")
+            return Judgement("ABSTAIN" if found.draws or is_draw else "FAIL", where, text)
+    return Judgement("PASS", "", f"{len(found.steps)} steps")
 
 
 def _differing(

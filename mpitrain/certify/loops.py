@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from mpitrain.arrays import Array
-from mpitrain.certify.record import HERE, Abstained, Enough, Session, Step
+from mpitrain.certify.record import HERE, Abstained, Enough, Recorded, Session
 from mpitrain.checkpoint import Writer
 from mpitrain.checkpoint.recipe import recipe_of
 from mpitrain.checkpoint.saving import checkpoints, resume, save
@@ -41,7 +41,7 @@ def install(module: ModuleType) -> None:
         loop: Loop = start(*given, **named)
         if session := HERE.session:
             session.opened.append(loop.close)
-            _Watch(session, loop)
+            _LoopWatch(session, loop)
         return loop
 
     own.normalise, own.start = settled, watched
@@ -58,7 +58,7 @@ def _other_numbers(job: Config) -> str:
     return "run.random = 'local' draws other numbers on each rank" * (job.run.random == "local")
 
 
-class _Watch:
+class _LoopWatch:
     """Records the steps of a loop; all methods are collective."""
 
     def __init__(self, session: Session, loop: Loop) -> None:
@@ -97,7 +97,7 @@ class _Watch:
         found = self._step(batch)
         (loss,) = [one.loss for one in found if isinstance(one, records.Step)] or [np.nan]
         parameters = self._whole(lambda piece: piece.parameters)
-        session.record.steps.append(Step(samples, loss, self._gradients, parameters))
+        session.record.steps.append(Recorded(samples, loss, self._gradients, parameters))
         if session.mutation == "stale":
             for piece, values in zip(parts.store.pieces, self._first, strict=True):
                 piece.parameters[...] = values

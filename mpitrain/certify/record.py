@@ -21,7 +21,7 @@ class Abstained(Exception):
 
 
 @dataclass
-class Step:
+class Recorded:
     """A step: samples by number or digest, mean loss, gradients before clipping, parameters after
     it by name; of the last two, rank 0 alone knows all."""
 
@@ -46,7 +46,7 @@ class Record:
     """
 
     initial: dict[str, Array] = field(default_factory=dict)
-    steps: list[Step] = field(default_factory=list)
+    steps: list[Recorded] = field(default_factory=list)
     is_ours: bool = False
     eps: float = 0.0
     draws: str = ""

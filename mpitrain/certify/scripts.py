@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 from collectives.torch.__main__ import name_ranks
 from collectives.torch.register import take_over
 from mpitrain.arrays import Array
-from mpitrain.certify.record import Enough, Session, Step
+from mpitrain.certify.record import Enough, Recorded, Session
 
 #: Words that wrappers put into the names of parameters.
 _WRAPPERS = re.compile(r"\b(module|_orig_mod|_checkpoint_wrapped_module)\.")
@@ -31,7 +31,7 @@ def watched(session: Session) -> Iterator[None]:
     """Record the steps of torch's optimisers on this rank, unless the trainer records its own."""
     take_over()
     name_ranks()
-    watch, usual = _Watch(session), torch.get_default_dtype()
+    watch, usual = _TorchWatch(session), torch.get_default_dtype()
     replaced: list[tuple[Any, str, Callable[..., Any]]] = [
         (torch.nn.Module, "__call__", watch.call),
         (torch.autograd, "backward", watch.backward),
@@ -65,7 +65,7 @@ def _forget_ranks() -> None:
     gc.collect()
 
 
-class _Watch:
+class _TorchWatch:
     """Records what this rank computes."""
 
     def __init__(self, session: Session) -> None:
@@ -137,7 +137,7 @@ class _Watch:
         samples = sorted(chain.from_iterable(self._comm.allgather(self._samples)))
         loss = self._comm.allreduce(self._loss) / self._comm.size
         parameters = {name: _whole(one) for name, one in known.items()}
-        self._record.steps.append(Step(samples, loss, gradients, parameters))
+        self._record.steps.append(Recorded(samples, loss, gradients, parameters))
         self._reset()
         with torch.no_grad():
             for name, one in known.items() if self._session.mutation == "stale" else ():

@@ -44,8 +44,7 @@ def parse(argv: Sequence[str], *, speak: bool = True) -> argparse.Namespace:
         options.behind, options.set_behind = behind, []
         if options.command == "train" and not options.virtual:
             _expect_no_model(options)
-        is_job = options.config is not None and options.config.suffix != ".py"
-        if behind and is_job:
+        if behind and options.config is not None and options.config.suffix != ".py":
             train = parsed(_parser(), ["train", str(options.config), *behind])
             options.set_behind = train.set
         return options

@@ -56,7 +56,7 @@ def run(comm: "Communicator", options: argparse.Namespace) -> int:
     from collectives.virtual.generators import script
     from mpitrain import trainer
     from mpitrain.certify.certificate import Certifier
-    from mpitrain.certify.compare import CODES, Verdict
+    from mpitrain.certify.compare import CODES, Judgement
     from mpitrain.certify.loops import install
     from mpitrain.certify.record import MUTATIONS
     from mpitrain.config import ConfigError
@@ -64,7 +64,7 @@ def run(comm: "Communicator", options: argparse.Namespace) -> int:
 
     rows = list[dict[str, str]]()
 
-    def note(layout: str, mutation: str, found: Verdict) -> str:
+    def note(layout: str, mutation: str, found: Judgement) -> str:
         again = _again(options, comm.size, layout)
         rows.append({"layout": layout, "mutation": mutation, **found._asdict(), "repeat": again})
         return found.verdict

@@ -295,8 +295,8 @@ def _product(a: Array, b: Array) -> Array:
 
 
 def _square_sum(x: Array) -> float:
-    total = 0.0
-    for start in range(0, x.size, 1 << 20):
-        part = x[start : start + (1 << 20)].astype(np.float64, copy=False)
+    total, step = 0.0, 1 << (20 if x.dtype == np.float64 else 15)  # what is widened stays in cache
+    for start in range(0, x.size, step):
+        part = x[start : start + step].astype(np.float64, copy=False)
         total += float(part @ part)
     return total

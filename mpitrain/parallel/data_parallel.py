@@ -1,11 +1,11 @@
 """Data parallelism: each replica keeps all gradients, and sums them bucket by bucket."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from mpitrain.arrays import Array, Gradients
 from mpitrain.group import share
 from mpitrain.parallel.arena import DATA, Arena, Bucket
-from mpitrain.parallel.store import Allocate, Piece, Reduction, Store
+from mpitrain.parallel.store import Allocate, Piece, Reduction, Store, zero_others
 from mpitrain.parallel.summation import Sum, SumsInFlight
 
 
@@ -17,6 +17,7 @@ class WholeGradients(Store):
     Attributes:
         gradients: flat array in the arena's layout.
         overlaps: whether sums start while layers below are still to be computed.
+        beside: moves other communication along.
     """
 
     def __init__(self, arena: Arena, reduction: Reduction, gradients: Array) -> None:
@@ -25,8 +26,10 @@ class WholeGradients(Store):
         self.gradients = gradients
         self.gradients[...] = 0
         self._totals = arena.views(gradients)
+        self._tensors = [arena.inside(b, gradients[b.start : b.stop]) for b in self.buckets]
         self._sums: dict[Bucket, Sum] = {}
         self._in_flight = SumsInFlight(self.buckets)
+        self.beside: Callable[[], None] = lambda: None
         self._ready: set[int] = set()
         self._started = 0
         self.overlaps = reduction.overlap and not reduction.summation.needs_all
@@ -42,15 +45,8 @@ class WholeGradients(Store):
                 self._sums[bucket] = self.bind(bucket, own, shards[index] if shards else None)
         self.describe(self._sums)
 
-    def reset(self) -> None:
-        self.used.clear()
-        self.gradients[...] = 0
-
     def accumulate(self, layer: int, gradients: Gradients) -> None:
-        self.note_used(layer, gradients)
-        for name, total in self._totals[layer].items():
-            if (gradient := gradients[name]) is not None:
-                total += gradient
+        self.add(layer, gradients, self._totals[layer], self.used)
 
     def ready(self, layer: int) -> None:
         self._ready.add(layer)
@@ -59,10 +55,13 @@ class WholeGradients(Store):
 
     def progress(self) -> None:
         self._in_flight.progress()
+        self.beside()
 
     def wait(self) -> float:
         summation = self.reduction.summation
         if summation.needs_all:
+            for tensors in self._tensors:
+                zero_others(tensors, self.used)
             summation.prepare(self.gradients, self.reduction.groups[DATA].size)
         self._ready.update(*(bucket.layers for bucket in self.buckets))
         self._start()
@@ -80,6 +79,7 @@ class WholeGradients(Store):
         for bucket in self.buckets[self._started :]:
             if not bucket.layers <= self._ready:
                 return
+            zero_others(self._tensors[self._started], self.used)
             if bucket in self._sums:
                 self._in_flight.start(bucket, self._sums[bucket])
             self._started += 1

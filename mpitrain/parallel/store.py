@@ -1,7 +1,7 @@
 """Stores of a stage's parameters and gradients: one interface for every degree of sharding."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Protocol
@@ -10,7 +10,7 @@ from mpi4py import MPI
 
 from collectives import Communicator
 from collectives.communicator import AnyPlan
-from mpitrain.arrays import Array, Gradients, Parameters
+from mpitrain.arrays import Array, Gradients, Parameters, array_namespace
 from mpitrain.group import share
 from mpitrain.parallel.arena import Arena, Bucket, Tensor
 from mpitrain.parallel.summation import Sum, Summand, Summation
@@ -50,6 +50,12 @@ def overlaps(
     return [(t, slice(a - piece.start, b - piece.start)) for t, a, b in found if a < b]
 
 
+def zero_others(tensors: Parameters, known: Set[str]) -> None:
+    """Set the tensors, by name, that are not ``known`` to 0."""
+    for name in tensors.keys() - known:
+        tensors[name][...] = 0
+
+
 class Weights(Protocol):
     """Parameters for a forward or backward pass."""
 
@@ -58,14 +64,6 @@ class Weights(Protocol):
 
     def release(self, layer: int) -> None:
         """End the use of a layer's parameters."""
-
-
-class Sink(Protocol):
-    """Receiver of gradients: a store."""
-
-    def accumulate(self, layer: int, gradients: Gradients) -> None: ...
-    def ready(self, layer: int) -> None: ...
-    def progress(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -125,20 +123,21 @@ class Store(ABC):
         """End the use of a layer's parameters."""
 
     def reset(self) -> None:
-        """Set all gradients to 0."""
+        """Begin a step, in which the first gradients replace those of the step before."""
         self.used.clear()
-        for piece in self.pieces:
-            piece.gradients[...] = 0
 
     @abstractmethod
     def accumulate(self, layer: int, gradients: Gradients) -> None:
         """Add the gradients of all of a layer's parameters; None counts as 0, and as no use."""
 
-    def note_used(self, layer: int, gradients: Gradients) -> None:
-        """Note which of a layer's parameters had a part in the loss."""
-        for own, full in self.arena.names(layer).items():
-            if gradients[own] is not None:
-                self.used.add(full)
+    def add(self, layer: int, gradients: Gradients, totals: Parameters, known: set[str]) -> None:
+        """Add a layer's gradients to ``totals``; store those of tensors not yet ``known``."""
+        names = self.arena.names(layer)
+        for own, total in totals.items():
+            if (gradient := gradients[own]) is not None:
+                before = total if names[own] in known else 0  # which leaves no -0.0, either
+                array_namespace(total).add(gradient, before, out=total)
+                known.add(names[own])
 
     def ready(self, layer: int) -> None:  # noqa: B027
         """Say that the last gradients of the layer in this step have been accumulated."""

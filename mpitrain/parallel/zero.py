@@ -12,7 +12,7 @@ from functools import partial
 from mpitrain.arrays import Array, Gradients, Parameters, array_namespace
 from mpitrain.parallel.arena import COPIES, DATA, SPREAD, SUMMED, Arena, Bucket
 from mpitrain.parallel.data_parallel import WholeGradients
-from mpitrain.parallel.store import Allocate, Piece, Reduction, Store
+from mpitrain.parallel.store import Allocate, Piece, Reduction, Store, zero_others
 from mpitrain.parallel.summation import Sum, SumsInFlight
 
 #: Groups of ranks that have the same layers.
@@ -50,21 +50,22 @@ class ScatteredGradients(Store):
             if bucket.group not in _OF_A_STAGE
             and len(set(self.comm(bucket).allgather(replicas))) > 1
         ]
-        self._partial: dict[Bucket, tuple[Array, set[int]]] = {}
+        #: Gradients in a backward pass, and the layers and the tensors that are there.
+        self._partial: dict[Bucket, tuple[Array, set[int], set[str]]] = {}
+        self._summed: set[Bucket] = set()
         self._in_flight = SumsInFlight(self.buckets)
 
     def accumulate(self, layer: int, gradients: Gradients) -> None:
-        self.note_used(layer, gradients)
         for bucket in self.buckets:
             if layer in bucket.layers:
-                flat, seen = self._partial.get(bucket) or self._fresh(bucket)
-                for name, total in self.arena.within(layer, bucket, flat).items():
-                    if (gradient := gradients[name]) is not None:
-                        total += gradient
+                if bucket not in self._partial:
+                    self._partial[bucket] = self._fresh(bucket)
+                flat, seen, known = self._partial[bucket]
+                self.add(layer, gradients, self.arena.within(layer, bucket, flat), known)
+                self.used |= known
                 seen.add(layer)
                 if seen == bucket.layers and bucket not in self._once:
                     self._begin(bucket)
-        self.progress()
 
     def progress(self) -> None:
         self._in_flight.progress()
@@ -72,22 +73,24 @@ class ScatteredGradients(Store):
     def wait(self) -> float:
         for bucket in [b for b in self.buckets if b in self._partial or b in self._once]:
             self._begin(bucket)
+        self._summed.clear()
         return self._in_flight.wait()
 
-    def _fresh(self, bucket: Bucket) -> tuple[Array, set[int]]:
+    def _fresh(self, bucket: Bucket) -> tuple[Array, set[int], set[str]]:
         like = self.pieces[0].parameters
-        flat = array_namespace(like).zeros(bucket.stop - bucket.start, like.dtype)
-        self._partial[bucket] = flat, set[int]()
-        return self._partial[bucket]
+        return array_namespace(like).empty(bucket.stop - bucket.start, like.dtype), set(), set()
 
     def _begin(self, bucket: Bucket) -> None:
         with self._in_flight.timed():
-            whole, _ = self._partial.get(bucket) or self._fresh(bucket)
-            del self._partial[bucket]
+            begun = self._partial.pop(bucket, None)
+            whole, _, known = begun or self._fresh(bucket)
+            zero_others(self.arena.inside(bucket, whole), known)
             gradients = self.pieces[self.buckets.index(bucket)].gradients
-            shard = array_namespace(whole).empty(gradients.size, whole.dtype)
+            shard = gradients
+            if bucket in self._summed:
+                shard = array_namespace(whole).empty(gradients.size, whole.dtype)
+            self._summed.add(bucket)
             its_sum = self.bind(bucket, whole, shard)
-
         self._in_flight.start(bucket, its_sum, partial(_add, gradients, shard, its_sum))
 
 
@@ -175,7 +178,8 @@ class ShardedParameters(ScatteredGradients):
 
 def _add(total: Array, shard: Array, its_sum: Sum) -> None:
     its_sum.Free()
-    total += shard
+    if shard is not total:
+        total += shard
 
 
 def _hold_whole(store: Store, parameters: Array) -> None:

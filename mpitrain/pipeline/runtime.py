@@ -13,7 +13,7 @@ from mpitrain.arrays import Array, Gradients, Scalar
 from mpitrain.device import HOST, Device
 from mpitrain.nn.context import RESTING, Context, Terms
 from mpitrain.parallel.grid import Coordinates, Layout
-from mpitrain.parallel.store import Sink, Weights
+from mpitrain.parallel.store import Store, Weights
 from mpitrain.pipeline.actions import (
     Action,
     Backward,
@@ -92,7 +92,7 @@ class Runner:
         self,
         source: Source,
         weights: WeightsInTime,
-        sink: Sink,
+        sink: Store,
         update: Callable[[int, Scalar], Updated],
         context: Callable[[int], Context] = lambda micro_batch: RESTING,
     ) -> list[Updated]:

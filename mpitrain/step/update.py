@@ -181,14 +181,13 @@ class Updater:
         for name in unused:
             self.left_out[name] = self.left_out.get(name, 0) + 1
         runs = self._runs(unused)
-        every = zip(self._store.pieces, self.state, runs, strict=True)
         if self.optimizer.layerwise or self._clip_value:
             self._finish_gradients(gradient_scale)
             gradient_scale = 1.0
         if self.optimizer.layerwise:
             self._step_layerwise(lr, runs)
         else:
-            for piece, state, own in every:
+            for piece, state, own in zip(self._store.pieces, self.state, runs, strict=True):
                 for run in own:
                     group = run.group.at(number)
                     p, g = piece.parameters[run.part], piece.gradients[run.part]

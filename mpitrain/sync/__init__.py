@@ -3,7 +3,7 @@
 from mpitrain.sync.delayed import Delayed
 from mpitrain.sync.local import Local
 from mpitrain.sync.quorum import Quorum
-from mpitrain.sync.strategy import Progressing, Strategy
+from mpitrain.sync.strategy import Strategy
 from mpitrain.sync.workers import Workers
 
-__all__ = ["Delayed", "Local", "Progressing", "Quorum", "Strategy", "Workers"]
+__all__ = ["Delayed", "Local", "Quorum", "Strategy", "Workers"]

@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 
 from mpitrain.arrays import Array
-from mpitrain.parallel.store import Sink
 from mpitrain.parallel.summation import Keeper
 from mpitrain.step.agreement import Agreed, StepReport
 from mpitrain.step.gradient import GlobalGradient
@@ -88,17 +87,3 @@ class Strategy:
 
     def close(self) -> None:
         """Free communicators and requests."""
-
-
-class Progressing:
-    """A store that moves a strategy's exchanges along with its own sums."""
-
-    def __init__(self, store: Sink, strategy: Strategy) -> None:
-        self._strategy, self._progress = strategy, store.progress
-        self.accumulate = store.accumulate
-        self.ready = store.ready
-
-    def progress(self) -> None:
-        """Progress the store's sums and the strategy's exchanges."""
-        self._progress()
-        self._strategy.progress()

@@ -199,5 +199,5 @@ def strategy_of(parts: Parts) -> Strategy:
             found = Delayed(workers, s)
         case "quorum":
             found = Quorum(workers, s)
-    store.algorithm, store.reason = found.algorithm, found.reason
+    store.algorithm, store.reason, store.beside = found.algorithm, found.reason, found.progress
     return found

@@ -20,7 +20,6 @@ from mpitrain.pipeline.runtime import reads
 from mpitrain.pipeline.stage import Latest
 from mpitrain.ranks.together import ClosedTogether, together
 from mpitrain.step.agreement import over_counted
-from mpitrain.sync import Progressing
 from mpitrain.training.batches import MicroBatches
 from mpitrain.training.compatibility import uncountable
 from mpitrain.training.feed import Held
@@ -187,7 +186,7 @@ def forward_backward(
     (found,) = passes.runner().run(
         source,
         Latest(passes.weights),
-        Progressing(parts.store, parts.strategy),
+        parts.store,
         wait,
         lambda m: passes.context(step, source.indices(m), source.terms(m)),
     )

@@ -28,15 +28,6 @@ class Node:
     def view(self, rank, place, count, dtype):
         return self.buffers[rank][place.window][:count]
 
-    def used_by(self, place, plan):
-        pass
-
-    def edges(self, place, nbytes):
-        return []
-
-    def has_edges(self, places):
-        return False
-
 
 class Layout:
     """The buffers of all ranks.

@@ -14,7 +14,6 @@ from collectives.analysis.verify import verify
 from collectives.execution.messages import Operands, bind
 from collectives.execution.plan import Binding
 from collectives.execution.transport.flags import Flag, RunCount, Tick
-from collectives.execution.transport.windows import Edge
 from tests.local.references import reference
 from tests.local.shared_ranks import (
     COUNT,
@@ -28,11 +27,11 @@ from tests.local.shared_ranks import (
 
 
 class CountingNode(Node):
-    """With real counters; the ends of each buffer are on pages of the rank's own."""
+    """With real counters."""
 
-    def __init__(self, rank, counters, layout, ends):
+    def __init__(self, rank, counters, layout):
         super().__init__(rank, layout.buffers)
-        self.counters, self.ends = counters, ends
+        self.counters = counters
         self.runs = RunCount()
 
     def advance(self, slot, ticks):
@@ -44,27 +43,15 @@ class CountingNode(Node):
     def flag(self, rank, slot, value):
         return Flag(self.counters[rank], 0, self.runs, value, False, lambda: None)
 
-    def has_edges(self, places):
-        return True
-
-    def edges(self, place, nbytes):
-        """The first and the last item of each buffer."""
-        if place is None or not nbytes:
-            return []
-        whole = self.buffers[self.rank][place.window][: nbytes // 8]
-        own = self.ends[self.rank][place.window]
-        return [Edge(own[at, None], whole[at, None]) for at in (0, -1)]
-
 
 class Ranks(Layout):
     """All ranks of a collective in shared memory, each with two runs of a plan."""
 
     def __init__(self, schedule, in_place):
         super().__init__(schedule, in_place)
-        self.ends = [[np.zeros(2) for _ in range(2)] for _ in self.sent]
         counters = [memoryview(np.zeros(4, np.int64)) for _ in self.sent]
         self.plans = [
-            self.bind(CountingNode(rank, counters, self, self.ends), Binding())
+            self.bind(CountingNode(rank, counters, self), Binding())
             for rank in range(schedule.size)
         ]
 
@@ -82,10 +69,6 @@ class Ranks(Layout):
             else:
                 start = self.first[rank] * COUNT
                 recv[start : start + mine.size] = mine
-            for buffer, ends in zip((send, recv), self.ends[rank], strict=True):
-                if buffer.size:
-                    ends[:] = buffer[[0, -1]]
-                    buffer[[0, -1]] = -99
             for bound in self.plans[rank].rounds:
                 for call in (*bound.starts, *bound.finish):
                     flag = getattr(call, "__self__", None)
@@ -96,7 +79,6 @@ class Ranks(Layout):
             schedule = self.schedule
             wanted = reference(schedule.collective, self.inputs(turn), rank, schedule.root)
             if wanted is not None and recv.size:
-                recv[[0, -1]] = self.ends[rank][1]
                 np.testing.assert_array_equal(recv, wanted)
 
     def all(self, choose):

@@ -3,8 +3,7 @@
 import mmap
 import os
 import platform
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import partial
 from itertools import accumulate
 from math import prod
@@ -16,10 +15,9 @@ from mpi4py import MPI
 
 from collectives.errors import InvalidBuffer
 from collectives.execution.memory import HOST, Items, Memory, is_queued
-from collectives.execution.plan import Action, Plan
+from collectives.execution.plan import Action
 from collectives.execution.tags import TagPool
 from collectives.execution.transport import Bytes, cuda_ipc
-from collectives.execution.transport.extent import Extent
 from collectives.execution.transport.flags import (
     BLOCKING,
     MEETING,
@@ -31,8 +29,7 @@ from collectives.execution.transport.flags import (
 )
 from collectives.execution.transport.mpi import largest_tag
 from collectives.execution.transport.pages import Mapping
-from collectives.execution.transport.remapped import Adopted
-from collectives.execution.transport.windows import Edge, Place, Window, Windows
+from collectives.execution.transport.windows import Movable, Moved, Place, Window, Windows
 
 _LINE = 8  # a cache line in 8-byte words: two ranks never write to the same one
 #: Plans in flight at a time that can be told apart.
@@ -122,46 +119,38 @@ class NodeMemory:
         self.comm.Barrier()
         return own[:nbytes].view(kind).reshape(shape)
 
-    def share(self, own: Extent) -> None:
-        """Moves an array of each rank, of any size, into shared memory where it lies.  Collective.
+    def move(self, storage: Movable) -> None:
+        """Has torch move a storage of each rank, of any size, into shared memory.  Collective.
 
         Raises:
-            InvalidBuffer: on all ranks, if one cannot address another's.
-            MemoryError: on all ranks, if the node has less memory than all of them ask for.
+            InvalidBuffer: on all ranks, if one has no room, or cannot address another's.
         """
         self.windows.forget(self.comm)
-        told = self.comm.allgather((own.margin, own.nbytes))
-        problem = None
-        with self._file(own.margin + own.nbytes) as (descriptor, begin, parts):
-            segments = [part[at : at + nbytes] for part, (at, nbytes) in zip(parts, told)]
-            window = Adopted(segments, self.rank, own)
+        problem, segments = None, []
+        descriptor, nbytes = -1, 0
+        try:
+            descriptor, nbytes = storage._share_fd_cpu_()
+        except RuntimeError as error:  # /dev/shm is full
+            problem = f"rank {self.rank}: {error}"
+        for path, length in self.comm.allgather((_path(descriptor), nbytes)):
             try:
-                window.adopt(descriptor, begin + own.margin)
-            except Exception as error:
-                problem = f"rank {self.rank}: {error}"
-        problems = [text for text in self.comm.allgather(problem) if text]
-        if problems:
-            window.give_back()
-            raise InvalidBuffer(f"the ranks cannot share their arrays: {'; '.join(problems)}")
-        self.windows.add(window, own.ending())
+                segments.append(Mapping(path, length).part(0, length))
+            except OSError as error:
+                problem = problem or f"rank {self.rank}: {error}"
+        self._agree(problem)
+        self.windows.add(Moved(segments, self.rank, storage), storage)
 
     def close(self) -> None:
-        """Lets go of the other ranks' device memory, and gives adopted arrays private pages; arrays
-        of :meth:`empty` on the host stay.  Collective."""
+        """Lets go of the other ranks' device memory and storages; arrays of :meth:`empty` on the
+        host stay.  Collective."""
         for number, window in self.windows.in_use():
             if is_queued(window.memory) and window.lent is not None:
                 cuda_ipc.release(self.comm, window.memory, window.lent)
                 self.windows.drop(number)
-        self.give_back()
+            elif isinstance(window, Moved):
+                self.windows.drop(number)
         if self._fences:
             self._fences.close()
-
-    def give_back(self) -> None:
-        """Private pages for the arrays of :meth:`share`."""
-        for number, window in self.windows.in_use():
-            if isinstance(window, Adopted):
-                window.give_back()
-                self.windows.drop(number)
 
     def _progress(self) -> None:
         """Calls the library while the communicator is there, which plans may outlive."""
@@ -219,36 +208,9 @@ class NodeMemory:
         segment = self.windows[place.window].segment(rank)
         return segment[place.offset : place.offset + count * dtype.itemsize].view(dtype)
 
-    def used_by(self, place: Place | None, plan: Plan) -> None:
-        """Tells the window there, which may end before the plan does."""
-        if place is not None:
-            self.windows[place.window].used_by(plan)
-
-    def edges(self, place: Place | None, nbytes: int) -> list[Edge]:
-        """The parts of this rank's memory there that are copied before and after others use it."""
-        return [] if place is None else self.windows[place.window].edges(place.offset, nbytes)
-
-    def expect_there(self, place: Place) -> None:
-        """Raises :class:`InvalidBuffer` if this rank's memory at ``place`` was moved since."""
-        if not self.windows.uses(place.window):
-            raise InvalidBuffer(
-                f"rank {self.rank}: the array of a plan was moved or freed after comm.share, as "
-                "PyTorch's share_memory_() does; make the plan anew"
-            )
-
-    def has_edges(self, places: Iterable[Place | None]) -> bool:
-        """Whether any rank may have some there; the same on all ranks."""
-        return any(self.windows[p.window].has_edges for p in places if p is not None)
-
     def allocate(self, nbytes: int) -> list[Bytes]:
-        """One segment a rank, of ``nbytes`` there.  Collective; errors as of :meth:`empty`."""
-        with self._file(nbytes) as (_, _, segments):
-            return segments
-
-    @contextmanager
-    def _file(self, nbytes: int) -> Iterator[tuple[int, int, list[Bytes]]]:
-        """An anonymous file that all ranks map: its descriptor, the byte at which this rank's
-        segment begins, and one segment a rank, of ``nbytes`` there."""
+        """One segment a rank, of ``nbytes`` there, of an anonymous file that all ranks map.
+        Collective; errors as of :meth:`empty`."""
         lengths = self.comm.allgather(-(-max(nbytes, 1) // mmap.PAGESIZE) * mmap.PAGESIZE)
         there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         if sum(lengths) > there:
@@ -261,22 +223,30 @@ class NodeMemory:
             if self.rank == 0:
                 descriptor = os.memfd_create("collectives")
                 os.pwrite(descriptor, mark, sum(lengths))  # behind all segments
-        path, mark = self.comm.bcast((f"/proc/{os.getpid()}/fd/{descriptor}", mark))
+        path, mark = self.comm.bcast((_path(descriptor), mark))
         try:
             descriptor = os.open(path, os.O_RDWR) if self.rank != 0 else descriptor
             # In another container or on another host, it may be any file of the program's.
             if os.pread(descriptor, len(mark), sum(lengths)) != mark:
                 raise OSError(f"{path} is another file here")
-            memory = Mapping(descriptor, sum(lengths))
+            memory = Mapping(_path(descriptor), sum(lengths))
         except OSError as error:
             problem = f"rank {self.rank}: {error}"
         try:
-            problems = [told for told in self.comm.allgather(problem) if told]
-            if problems:
-                raise InvalidBuffer(f"the ranks cannot share memory: {'; '.join(problems)}")
+            self._agree(problem)
             begins = [0, *accumulate(lengths[:-1])]
-            parts = [memory.part(begin, length) for begin, length in zip(begins, lengths)]
-            yield descriptor, begins[self.rank], parts
+            return [memory.part(begin, length) for begin, length in zip(begins, lengths)]
         finally:
             if descriptor >= 0:
                 os.close(descriptor)
+
+    def _agree(self, problem: str | None) -> None:
+        """Raises :class:`InvalidBuffer` on all ranks if one has a problem.  Collective."""
+        problems = [told for told in self.comm.allgather(problem) if told]
+        if problems:
+            raise InvalidBuffer(f"the ranks cannot share memory: {'; '.join(problems)}")
+
+
+def _path(descriptor: int) -> str:
+    """A name by which other processes can open a file of this one."""
+    return f"/proc/{os.getpid()}/fd/{descriptor}"

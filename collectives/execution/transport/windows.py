@@ -3,10 +3,9 @@
 import os
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from collectives.execution.memory import Memory, is_queued
-from collectives.execution.plan import Plan
+from collectives.execution.memory import HOST, Memory, is_queued
 from collectives.execution.transport import Bytes
 from collectives.execution.transport.pages import discard
 
@@ -21,13 +20,6 @@ class Place(NamedTuple):
     offset: int
 
 
-class Edge(NamedTuple):
-    """Bytes of an array on pages that are not shared, and the others' copy of them."""
-
-    own: Bytes
-    copy: Bytes
-
-
 class Window:
     """Memory with one segment a rank, as this process addresses it.
 
@@ -39,10 +31,7 @@ class Window:
         memory: the kind of memory.
         address, nbytes: bounds of the own segment.
         lent: all segments of device memory; ``None`` on the host.
-        has_edges: whether :meth:`edges` may find some, on any rank.
     """
-
-    has_edges = False
 
     def __init__(self, segments: list[Bytes], rank: int, memory: Memory) -> None:
         self.rank = rank
@@ -68,16 +57,35 @@ class Window:
         """Whether the own segment still lies at its address."""
         return True
 
-    def edges(self, offset: int, nbytes: int) -> list[Edge]:
-        """The edges of ``nbytes`` at ``offset``, copied before and after others use them."""
-        return []
-
-    def used_by(self, plan: Plan) -> None:
-        """The plan keeps the own segment, unless that ends with the communicator."""
-
     def end(self) -> None:
         """The own segment is used no more: gives its memory back."""
         discard(self.address, self.nbytes)
+
+
+class Movable(Protocol):
+    """A storage of torch's."""
+
+    def data_ptr(self) -> int: ...
+    def _share_fd_cpu_(self) -> tuple[int, int]:
+        """Moves it into a file without a name, whose number and bytes it returns."""
+
+
+class Moved(Window):
+    """Storages of torch's, which torch has moved; this process maps its own a second time."""
+
+    def __init__(self, segments: list[Bytes], rank: int, storage: Movable) -> None:
+        super().__init__(segments, rank, HOST)
+        self.others[rank] = segments[rank]
+        self.address = storage.data_ptr()
+        self._storage = weakref.ref(storage)
+
+    @property
+    def is_there(self) -> bool:
+        storage = self._storage()
+        return storage is not None and storage.data_ptr() == self.address
+
+    def end(self) -> None:
+        discard(HOST.address(self.others[self.rank]), self.nbytes)
 
 
 class Windows:

@@ -47,7 +47,7 @@ def as_tensor(array: Array) -> torch.Tensor:
                 f"run.device: torch {torch.__version__} cannot compute in this GPU's memory "
                 f"({error}); install one with CUDA, or set run.device = 'cpu'"
             ) from error
-    if array.dtype.name != "bfloat16":
+    if array.dtype.kind != "V":  # that of bfloat16
         return torch.from_numpy(array)
     return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
 

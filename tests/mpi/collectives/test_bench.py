@@ -59,7 +59,7 @@ def test_the_least_memory_traffic(comm, tmp_path, collective):
 @pytest.mark.quick_on(2)
 def test_types_operations_and_memory(comm, tmp_path):
     ring = [*QUICK, "--algorithm", "ring"]
-    for how in ("-d half -o max", "-d int8 -o prod --memory host"):
+    for how in ("-d half -o max", "-d int8 -o prod --memory both"):
         status, told, _ = bench(comm, tmp_path, "allreduce", *ring, *how.split())
         assert status == 0
         assert all(r["wrong"] == 0 for r in told["results"])

@@ -36,15 +36,8 @@ def comm():
         yield made
 
 
-def adopted(comm):
-    return comm.share(np.zeros(3000))
-
-
-@pytest.mark.parametrize(
-    "make", [lambda comm: comm.empty(3000), adopted], ids=["shared", "adopted"]
-)
-def test_the_plan_is_found_again_and_the_old_request_stays_ended(comm, bound, make):
-    array, requests = make(comm), []
+def test_the_plan_is_found_again_and_the_old_request_stays_ended(comm, bound):
+    array, requests = comm.empty(3000), []
     for turn in range(4):
         array[:] = comm.rank + turn
         requests.append(comm.Iallreduce(MPI.IN_PLACE, array, algorithm="direct"))

@@ -43,7 +43,6 @@ MEMORY = {
     "arrays": lambda comm, items: items,
     "shared arrays": lambda comm, items: filled(comm.empty(items.shape, items.dtype), items),
     "tensors": lambda comm, items: tensor_of(items),
-    "adopted tensors": lambda comm, items: tensor_of(comm.share(items)),
 }
 
 

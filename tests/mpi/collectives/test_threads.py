@@ -47,8 +47,8 @@ def shared(comm):
     expect_sum(comm.empty(100_000), lambda array: comm.Allreduce(MPI.IN_PLACE, array))
 
 
-def adopted(comm):
-    array = comm.share(np.empty(100_000))
+def begun(comm):
+    array = comm.empty(100_000)
     expect_sum(array, lambda array: comm.Iallreduce(MPI.IN_PLACE, array).Wait())
 
 
@@ -66,7 +66,7 @@ def nodes(comm):
 
 
 SETTINGS = ({}, {}, {"check": True})
-KINDS = (blocking, nonblocking, persistent, shared, adopted, large, barrier, nodes)
+KINDS = (blocking, nonblocking, persistent, shared, begun, large, barrier, nodes)
 
 
 def in_threads(act):

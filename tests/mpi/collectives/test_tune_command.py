@@ -37,9 +37,7 @@ def test_a_table_is_measured_and_merged(comm, tmp_path, capsys):
     kinds = [(e.collective, e.memory, e.ranks, e.ranks_per_node) for e in table.entries]
     size = comm.size
     assert sorted(kinds) == [
-        (c, m, size, size)
-        for c in ("allreduce", "broadcast")
-        for m in ("adopted", "numpy", "shared")
+        (c, m, size, size) for c in ("allreduce", "broadcast") for m in ("numpy", "shared")
     ]
     assert all(entry.rules and entry.rules[0].from_bytes == 0 for entry in table.entries)
     told = capsys.readouterr().out

@@ -10,7 +10,7 @@ from collectives.algorithms import ALGORITHMS, names
 from mpitrain import nn
 from mpitrain.config import Compress, ConfigError
 from mpitrain.parallel.arena import DATA, Arena
-from mpitrain.parallel.data_parallel import Replicated
+from mpitrain.parallel.data_parallel import Replicated, WholeGradients
 from mpitrain.parallel.node_shared import NodeShared
 from mpitrain.parallel.store import Reduction
 from mpitrain.parallel.summation import Dense
@@ -67,6 +67,43 @@ def backward(store, rank):
         store.accumulate(layer, {"weight": (rank + 1) * values.reshape(-1, 1)})
         store.ready(layer)
         store.progress()
+
+
+@pytest.mark.parametrize(
+    "kind", [Replicated, ShardedOptimizer, ShardedGradients, ShardedParameters]
+)
+def test_the_first_gradients_of_a_step_replace_those_before(comm, kind):
+    layers = {name: nn.Linear(size, 1, bias=False) for name, size in (("a", 3), ("b", 5))}
+    arena = Arena(layers, {"a": {"weight": (3, 1)}, "b": {"weight": (5, 1)}})
+    own = kind(arena, np.zeros(8), Reduction({DATA: comm}, Dense(), bucket_bytes=1), comm.empty)
+    whole = [own.gradients] if isinstance(own, WholeGradients) else []
+    for used in (1, 0):  # the other tensor has no part in the loss
+        for gradients in (*(piece.gradients for piece in own.pieces), *whole):
+            gradients[...] = np.nan
+        own.reset()
+        values = np.full((3 if used == 0 else 5, 1), -0.0)
+        values[0] = comm.rank + 1.0
+        for layer in (1, 0, 1, 0):  # two micro-batches
+            own.accumulate(layer, {"weight": values if layer == used else None})
+        own.wait()
+        found = np.zeros(8)
+        for piece in own.pieces:
+            found[piece.start : piece.stop] = piece.gradients
+        if not own.is_replicated:
+            comm.Allreduce(MPI.IN_PLACE, found)
+        expected = np.zeros(8)
+        expected[3 * used] = comm.size * (comm.size + 1)
+        assert found.tobytes() == expected.tobytes()  # without -0.0
+        assert own.used == {"b.weight" if used else "a.weight"}
+    own.close()
+
+
+def test_a_new_step_passes_over_no_gradients(store):
+    own = store()
+    own.gradients[...] = 7
+    own.reset()
+    np.testing.assert_array_equal(own.gradients, 7)
+    own.close()
 
 
 def summed(comm):

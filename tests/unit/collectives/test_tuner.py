@@ -77,7 +77,7 @@ def test_one_node_says_nothing_about_several():
             "the table has no allreduce of ordinary arrays with MPICH on about 2 ranks of one node",
         ),
         (
-            ("Open MPI", "scan", 8, 2, 2, True, True, False, "adopted"),
+            ("Open MPI", "scan", 8, 2, 2, True, True, False, "numpy"),
             "the table has no scan of ordinary arrays with Open MPI on about 2 ranks of one node; "
             "mpirun -n 2 python -m collectives tune -o tuned.json measures it",
         ),
@@ -240,34 +240,6 @@ def test_rules_for_open_mpi(tmp_path, capsys):
     assert capsys.readouterr().out == wanted
     assert openmpi_rules.main([]) == 2
     assert "no entry for ordinary memory on several nodes" in capsys.readouterr().err
-
-
-def at(nbytes, memory, entries=(), **facts):
-    table = Table(1, {}, 1.0, 10.0, [*TABLE.entries, *entries], **facts)
-    return choose(table, Situation("Open MPI", "allreduce", nbytes, 2, 2, memory=memory))
-
-
-def test_adopted_arrays_are_shared_memory_from_some_size_on():
-    """That size is the table's, as is all that was measured."""
-    assert at(64 << 10, "adopted").algorithm == "butterfly"  # of ordinary memory
-    assert at(128 << 10, "adopted").algorithm == "direct"
-    assert at(64 << 10, "adopted", edges_from_bytes=1 << 16).algorithm == "direct"
-    late = entry("shared", 2, 2, (128 << 10, "pairwise", 1.3), collective="alltoall")
-    table = Table(1, {}, 1.0, 1.0, [late])
-    call = Situation("Open MPI", "alltoall", 256 << 10, 2, 2, memory="adopted")
-    assert choose(table, call).algorithm == "native"
-    assert choose(table, call._replace(memory="shared")).algorithm == "pairwise"
-    assert choose(table, call._replace(nbytes=512 << 10)).algorithm == "pairwise"
-    measured = entry("adopted", 2, 2, (0, "ring", 1.5))
-    assert at(8, "adopted", [measured]).algorithm == "ring"
-    assert "in adopted memory" in at(8, "adopted", [measured]).reason
-
-
-def test_a_table_of_before_has_the_facts_of_before(tmp_path):
-    table = load(DEFAULT)
-    assert table.edges_from_bytes == 128 << 10
-    (tmp_path / "t.json").write_bytes(msgspec.json.encode(table))
-    assert load(tmp_path / "t.json") == table
 
 
 def test_threads_load_their_first_table_at_once():

@@ -331,6 +331,31 @@ def test_numbers_of_the_backward_pass_alone_are_refused_whenever_it_draws(code, 
         layer.backward({}, layer.forward({}, x, CONTEXT)[1], x)
 
 
+@pytest.mark.parametrize("later", [False, True])
+@pytest.mark.parametrize("kind", ["hook", "forward"])
+def test_own_code_around_a_class_of_torch_is_watched(kind, later):
+    module = nn.Linear(8, 8)
+    usual, draws = module.forward, [not later]
+
+    def noisy(y):
+        return y + torch.randn_like(y) if draws[0] else y
+
+    if kind == "hook":
+        module.register_forward_hook(lambda part, given, y: noisy(y))
+    else:
+        module.forward = lambda x: noisy(usual(x))
+    layer, x = TorchLayer(module), np.ones((5, 8))
+    values = layer.parameters(np.random.default_rng(0), np, np.float64)
+    one, _ = layer.forward(values, x, CONTEXT)
+    draws[0] = True
+    if later:
+        with pytest.raises(ValueError, match="draws random numbers"):
+            layer.forward(values, x, CONTEXT)
+    else:  # keyed by the sample
+        np.testing.assert_array_equal(layer.forward(values, x, CONTEXT)[0], one)
+        assert not np.array_equal(layer.forward(values, x, replace(CONTEXT, step=4))[0], one)
+
+
 def test_checkpoints_that_the_first_batch_does_not_have_repeat_them_too():
     usual, again = (lambda x, one, two: one(two(one(x)))), checkpointed()
 

@@ -192,6 +192,14 @@ def test_state_that_begins_late_is_an_error_of_all_ranks(tmp_path, epochs):
         trained(tmp_path, lambda p: Late(p, lr=0.1), epochs=epochs)
 
 
+def test_parameters_of_a_group_are_updated_in_one_call():
+    given = {f"p{n}": torch.nn.Parameter(torch.ones(4, 3)) for n in range(3)}
+    first, *rest = given.values()
+    options = [{"params": rest, "lr": 0.1}, {"params": [first], "lr": 0.2}]
+    _, grouping = grouped(lambda p: torch.optim.SGD(options), given)
+    assert grouping("p1") is grouping("p2") is not grouping("p0")
+
+
 def test_a_code_that_has_the_momentum_takes_an_optimiser_without(tmp_path):
     codes = {"compress": {"codec": "dgc", "least": 0}}
     _, module = trained(tmp_path, lambda p: torch.optim.SGD(p, lr=0.02), **codes)

@@ -42,7 +42,7 @@ class Leaves:
 
 
 def stray(roots: Tensors, known: Tensors, trained: Mapping[int, str]) -> str:
-    """What the roots follow from that is trained and not known: its name, or ""."""
+    """Name of a trained leaf behind the roots that is not known, or ""."""
     ids = set(map(id, known.values()))
     for leaf in leaves(roots.values()):
         name: str = getattr(leaf, "trained_as", "") or trained.get(id(leaf), "")

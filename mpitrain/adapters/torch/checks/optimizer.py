@@ -47,7 +47,7 @@ def take_step(made: torch.optim.Optimizer, *, whole: bool) -> str:
 
 
 def holding(made: torch.optim.Optimizer) -> str:
-    """What an optimiser keeps of its parameters but in groups and state; or ""."""
+    """Attributes in which an optimiser keeps parameters beside groups and state, or ""."""
     known = {id(one) for group in made.param_groups for one in group["params"]}
     for name, value in vars(made).items():
         held = () if name in _KEPT else _leaves(value)

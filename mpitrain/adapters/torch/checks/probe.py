@@ -1,16 +1,14 @@
 """Samples, calls of user code, and comparisons of results, for the checks and the layers."""
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import is_dataclass
 from inspect import signature
 from typing import Any
 
 import torch
-from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from mpitrain.adapters.torch.arrays import named_tensors
 from mpitrain.fields import as_given, named
 
 Tensors = Mapping[str, torch.Tensor]
@@ -76,22 +74,24 @@ def close(a: torch.Tensor, b: torch.Tensor, most: float | None = None) -> bool:
     return torch.allclose(a, b, rtol=0, atol=torch.finfo(a.dtype).eps ** 0.5 * most, equal_nan=True)
 
 
-def having(
-    module: torch.nn.Module, values: Mapping[str, torch.Tensor]
-) -> AbstractContextManager[None]:
-    """The module has these parameters and buffers within this block, under all their names.
-
-    torch's ``tie_weights`` would take a part of two names for two parts, and keep its values.
-    """
-    own = named_tensors(module)
-    given = {id(own[name]): value for name, value in values.items() if name in own}
-    every = {
-        f"{prefix}{prefix and '.'}{name}": given[id(tensor)]
+@contextmanager
+def having(module: torch.nn.Module, values: Mapping[str, torch.Tensor]) -> Iterator[None]:
+    """The module has these parameters and buffers within this block, under all their names."""
+    places = [
+        (own, key, tensor, f"{prefix}.{key}" if prefix else key)
         for prefix, part in module.named_modules()
-        for name, tensor in (*part._parameters.items(), *part._buffers.items())
-        if id(tensor) in given
-    }
-    return _reparametrize_module(module, every)
+        for own in (part._parameters, part._buffers)
+        for key, tensor in own.items()
+        if tensor is not None
+    ]
+    given = {id(tensor): values[name] for _, _, tensor, name in places if name in values}
+    for own, key, tensor, _ in places:
+        own[key] = given.get(id(tensor), tensor)
+    try:
+        yield
+    finally:
+        for own, key, tensor, _ in places:
+            own[key] = tensor
 
 
 def options(module: torch.nn.Module) -> dict[str, Any]:

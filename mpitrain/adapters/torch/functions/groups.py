@@ -62,13 +62,13 @@ def grouped(
                 f"{', '.join(usual.slots) or 'nothing'}, not {', '.join(own.slots) or 'nothing'}; "
                 "turn momentum, amsgrad and the like on in all groups, or in none"
             )
+        group = ParameterGroup(own, own.lr / usual.lr, len(groups) - 1)
         for parameter in asked["params"]:
             if id(parameter) not in names:
                 raise ConfigError(
                     f"optimizer: it has a parameter of shape {tuple(parameter.shape)} that is none "
                     "of those that the function was called with; take them from its argument"
                 )
-            group = ParameterGroup(own, own.lr / usual.lr, len(groups) - 1)
             found[names[id(parameter)]] = group
     if left := [name for name in given if name not in found]:
         raise ConfigError(

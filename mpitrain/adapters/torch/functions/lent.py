@@ -14,7 +14,7 @@ _NAME = "{} of the loss"
 
 
 class Lent:
-    """What the last layer holds for the loss: parameters of other layers, and some of its own.
+    """Parameters that the last layer holds for the loss: other layers', and some of its own.
 
     They are tied to those that are trained, so that each layout brings their values to the loss and
     adds up their gradients.

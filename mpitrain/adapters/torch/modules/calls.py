@@ -14,6 +14,7 @@ from mpitrain.adapters.torch.checks import module_class
 from mpitrain.adapters.torch.checks.module_class import ELSEWHERE, ImpureModule, is_held
 from mpitrain.adapters.torch.checks.probe import Form, Tensors, arguments, cast, having, options
 from mpitrain.adapters.torch.functions.own_loss import COUNT, LOSS, OwnLoss
+from mpitrain.adapters.torch.modules.cutting import has_hooks
 from mpitrain.adapters.torch.modules.drawing import Drawing, Seeded, reset, states_of_generators
 from mpitrain.adapters.torch.modules.draws import Draws
 from mpitrain.adapters.torch.modules.regions import Region
@@ -21,6 +22,12 @@ from mpitrain.adapters.torch.modules.stand_ins import BatchNormStandIn, set_cont
 from mpitrain.arrays import Array
 from mpitrain.nn.context import Context
 from mpitrain.nn.layer import Verdict
+
+#: Classes whose passes draw nothing, change no buffer and call no other code.
+_KNOWN = frozenset({
+    nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Embedding, nn.LayerNorm, nn.GroupNorm,
+    nn.ReLU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.MaxPool2d, nn.AvgPool2d, nn.Flatten,
+})  # fmt: skip
 
 UNKEYED = "; do without, or set run.random = 'local', which gives each rank torch's own numbers"
 
@@ -93,7 +100,15 @@ class Watched:
             self.region.begin([*values.values(), *x.values()])
             return self._forward(*arguments(x, self._options, self.takes))
 
+    @property
+    def is_known(self) -> bool:
+        """Whether the module is torch's own alone, and has nothing to be watched."""
+        is_plain = type(self.module) in _KNOWN and "forward" not in vars(self.module)
+        return is_plain and type(self.region) is Region and not has_hooks(self.module)
+
     def _forward(self, args: Any, kwargs: Any) -> Tensors:
+        if self.is_known:
+            return cast(self.own_loss(self.module, args, kwargs), self.wide)
         states = states_of_generators()
         before = self._marks()
         with self.source:
@@ -119,7 +134,7 @@ class Watched:
         return cast(outputs, self.wide)
 
     def _marks(self) -> dict[str, tuple[int, int, int]]:
-        """What changes with the constants of now, but by way of .data or NumPy in their memory."""
+        """Marks of the constants; changes by .data or NumPy in their memory do not show."""
         every = named_tensors(self.module) if self._has_frozen else self.module.named_buffers()
         self.constants = {n: one for n, one in dict(every).items() if not one.requires_grad}
         return {n: (id(one), one._version, one.data_ptr()) for n, one in self.constants.items()}
@@ -266,7 +281,10 @@ class Call:
 
     def again(self) -> AbstractContextManager[None]:
         """For the backward pass of the latest pass, parts of which may be computed once more."""
-        return self._again(self.watched.source, self.watched.region.repeats, self._begun)
+        watched = self.watched
+        if watched.is_known:
+            return nullcontext()
+        return self._again(watched.source, watched.region.repeats, self._begun)
 
     @contextmanager
     def _again(self, source: Any, meets: bool, context: Context) -> Iterator[None]:

@@ -182,9 +182,9 @@ class TorchLayer(Layer):
 
     def _constants(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Buffers and frozen parameters."""
-        yield from self.module.named_buffers()
-        frozen = ((name, p) for name, p in self.module.named_parameters() if not p.requires_grad)
-        yield from ((name, p.detach()) for name, p in frozen)
+        for name, one in named_tensors(self.module).items():
+            if not (isinstance(one, torch.nn.Parameter) and one.requires_grad):
+                yield name, one.detach()
 
     def brought(self) -> dict[str, Array]:
         """The bytes of parameters and buffers."""

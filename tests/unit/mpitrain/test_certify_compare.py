@@ -6,14 +6,16 @@ import numpy as np
 import pytest
 
 from mpitrain.certify.compare import judge, limits
-from mpitrain.certify.record import Abstained, Record, Step
+from mpitrain.certify.record import Abstained, Record, Recorded
 
 EPS = 2.0**-52
 
 
 def record(*, factor=1.0, samples=(0, 1), moved=0.0, loss=1.0, **named):
     values = np.array([1.0, -2.0, 3.0]) * (1 + moved)
-    step = Step([*samples], loss, {"a": factor * values, "b": values}, {"a": values, "b": values})
+    step = Recorded(
+        [*samples], loss, {"a": factor * values, "b": values}, {"a": values, "b": values}
+    )
     return Record({"a": values}, [step, step], eps=EPS, **named)
 
 

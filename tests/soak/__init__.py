@@ -1,1 +1,0 @@
-"""Drawn layouts of the trainer."""
