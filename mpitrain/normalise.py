@@ -130,7 +130,7 @@ def normalise(
         if layers and given.loss is user_objects.own_loss and metrics is None:
             last.give_only_loss()
         if job.run.shadow and not comm.rank:
-            shadow = user_objects.shadow(module, layers or {}, given, job)
+            shadow = user_objects.shadow(module, layers or {}, given)
     objects = UserObjects(data, layers, loss, metrics, optimizer, grouping, schedule, shadow, names)
     return job, objects, module
 

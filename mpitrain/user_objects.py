@@ -144,14 +144,12 @@ def beside_training(module: Any) -> "OwnModule":
     return OwnModule(module)
 
 
-def shadow(
-    module: Any, layers: Mapping[str, nn.Layer], given: Given, job: Config
-) -> Callable[[Any, Any], None]:
+def shadow(module: Any, layers: Mapping[str, nn.Layer], given: Given) -> Callable[[Any, Any], None]:
     """The function that compares the first steps of a torch module with plain torch."""
     from mpitrain.adapters.torch.shadow.shadow import Shadow
 
     factory = given.optimizer if given.makes_optimizer else None
-    return Shadow(module, layers, factory, given.schedule, job)
+    return Shadow(module, layers, factory, given.schedule)
 
 
 def kinds(module: Any) -> dict[str, object]:

@@ -2,7 +2,6 @@
 
 import warnings
 from collections.abc import Mapping
-from copy import copy
 from itertools import product
 from typing import Any
 
@@ -235,13 +234,6 @@ class TorchLoss(Judge):
             self._weights.compare(given, wanted, found)
         if self.fault is not None:
             raise ValueError(str(self.fault).removeprefix("loss: "))
-
-    def anew(self, form: Form) -> "TorchLoss":
-        """This loss for outputs in another form, as one that has seen nothing."""
-        found = copy(self)
-        Judge.__init__(found, self.function, "loss", form)
-        found._calls = Reductions()
-        return found
 
     def plain(self, given: Any, outputs: Tensors, labels: dict[str, torch.Tensor]) -> torch.Tensor:
         """The loss as a loop of torch has it, of outputs as the module has ``given`` them."""

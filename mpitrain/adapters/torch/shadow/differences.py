@@ -57,7 +57,7 @@ class Difference(NamedTuple):
         near, cause = Fraction(ratio).limit_denominator(64), self.cause
         if not self.found.any():
             how = "is 0, and not so in torch"
-        elif rest < 1e-3 and near > 0 and near != 1 and abs(float(near) / ratio - 1) < 1e-3:
+        elif rest < 1e-3 and near > 0 and near != 1 and abs(float(near) / ratio - 1) < 1e-5:
             how = f"is {near} {'times' if near.denominator == 1 else 'of'} torch's"
             if self.name and 1 in (near.numerator, near.denominator):
                 cause = f"a mean was taken twice, or not at all; or {cause}"

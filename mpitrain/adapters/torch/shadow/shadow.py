@@ -1,9 +1,7 @@
 """Comparison of the first steps with plain torch."""
 
 import logging
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from copy import deepcopy
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
@@ -12,13 +10,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from mpitrain.adapters.torch.checks.probe import MISFITS, Tensors, one_line
-from mpitrain.adapters.torch.functions.objective import TorchLoss
-from mpitrain.adapters.torch.modules.whole import trained
+from mpitrain.adapters.torch.checks.probe import MISFITS, one_line
 from mpitrain.adapters.torch.shadow.differences import Difference, first, first_parameter
 from mpitrain.adapters.torch.shadow.sides import Ours, Plain
 from mpitrain.arrays import Array
-from mpitrain.config import Config, ConfigError
+from mpitrain.config import ConfigError
 from mpitrain.data import Samples
 from mpitrain.data.generators import kept_generators, random_states
 from mpitrain.nn.context import Context
@@ -35,51 +31,59 @@ _FEW, _COPIES = 4, 12
 class Shadow:
     """Compares what the trainer's layers train with what plain torch trains.
 
-    Copies of the module begin with the program's values.  In each of the first ``run.shadow``
-    steps, a few samples of the batch go through a copy as in a loop of torch, and through copies of
-    the trainer's layers as two micro-batches.  Both have the same parameters, so that rounding does
-    not add up, and their optimisers get the same gradients.  How much rounding matters says another
-    copy, whose parameters and inputs are moved by one ulp.  Nothing of it is part of the run.
+    In each of the first ``run.shadow`` steps, a few samples of the batch go through a copy of the
+    module as in a loop of torch, and through copies of the trainer's layers as two micro-batches.
+    Both have the same parameters, so that rounding does not add up, and their optimisers get the
+    same gradients.  How much rounding matters says another copy, whose parameters and inputs are
+    moved by one ulp.  All begin when the trainer's layers have been tried, before the first step.
+    Nothing of it is part of the run.
     """
 
+    _ours: Ours
+    _plain: Plain
+    _twin: Plain
+
     def __init__(
-        self, module: torch.nn.Module, layers: Mapping[str, Any], factory: Any, schedule: Any,
-        job: Config,
-    ) -> None:  # fmt: skip
-        """Copy the module and its ``layers``; the program's ``factory`` makes its optimiser."""
-        self._steps, self._looks, self._seconds = job.run.shadow, 0, 0.0
-        size = sum(p.numel() for p in module.parameters()) * np.dtype(job.run.dtype).itemsize
-        try:
-            if _COPIES * size > _available() / 2:
-                raise MemoryError(f"copies of the module would take {_COPIES * size >> 20} MiB")
-            self._ours = Ours(deepcopy((module, layers), {id(np): np})[1], job.run.dtype)
-            self._plain, self._twin = (
-                Plain(deepcopy(module), layers, job.run.dtype) for _ in range(2)
-            )
-            self._plain.optimise(factory, schedule)
-            self._own = trained(module, layers)
-        except Exception as error:  # the program's code may raise anything
-            self._stop(error)
+        self, module: torch.nn.Module, layers: Mapping[str, Any], factory: Any, schedule: Any
+    ) -> None:
+        """Copy nothing yet; the program's ``factory`` makes the optimiser of its ``module``."""
+        self._module, self._layers = module, layers
+        self._factory, self._schedule = factory, schedule
+        self._looks, self._seconds, self._is_off = 0, 0.0, False
+
+    def _begin(self, loss: Any, dtype: str) -> None:
+        """Make the sides that are compared."""
+        module, layers = self._module, self._layers
+        size = sum(p.numel() for p in module.parameters()) * np.dtype(dtype).itemsize
+        if _COPIES * size > _available() / 2:
+            raise MemoryError(f"copies of the module would take {_COPIES * size >> 20} MiB")
+        self._ours = Ours(module, layers, loss, dtype)
+        self._plain, self._twin = (Plain(module, layers, dtype) for _ in range(2))
+        with self._plain.there(module):
+            self._plain.optimise(self._factory, self._schedule)
 
     def _stop(self, why: object) -> None:
-        self._steps = 0
+        self._is_off = True
         log.warning("run.shadow is off, as it cannot compare with plain torch: %s", one_line(why))
 
     def __call__(self, parts: Parts, batch: Batch) -> None:
         """Compare a step that is to come; ConfigError: the trainer would train something else."""
         self._looks += 1
-        if parts.steps_done + 1 != self._looks or self._looks > self._steps or not batch.held:
+        if parts.steps_done + 1 != self._looks or self._is_off or not batch.held:
             return
         begun = perf_counter()
         with kept_generators():
             try:
+                if self._looks == 1:
+                    self._begin(parts.model.loss, parts.config.run.dtype)
                 self._compare(parts, *_few(parts, batch))
             except ConfigError as error:
                 raise type(error)(f"step {self._looks}: {error}") from error
             except Exception as error:  # as above
                 self._stop(error)
         self._seconds += perf_counter() - begun
-        if self._looks == min(self._steps, parts.total_steps):
+        if self._looks == min(parts.config.run.shadow, parts.total_steps) and not self._is_off:
+            del self._ours, self._plain, self._twin
             log.info(
                 "run.shadow: %d steps are as in plain torch, which took %.2g s to compare",
                 self._looks, self._seconds,
@@ -89,13 +93,10 @@ class Shadow:
         """Compare losses, gradients and updates."""
         step, run, ours, plain = parts.steps_done, parts.config.run, self._ours, self._plain
         context = Context(True, run.seed, step, indices, keyed=run.random == "keyed")
-        loss: Any = parts.model.loss
-        if isinstance(loss, TorchLoss):
-            loss = loss.anew(ours.formed)
         ours.values, before = plain.values(), random_states()[:3]
         self._twin.become(ours.values, moved=True)
         try:
-            found = ours.take(samples, loss, context)
+            found = ours.take(samples, context)
         except MISFITS as error:
             if isinstance(error, ConfigError):
                 raise
@@ -107,11 +108,11 @@ class Shadow:
         if ours.draws and not context.keyed:
             return self._stop("no copy draws the numbers of run.random = 'local'")
         drawn = ours.drawn(context)
-        with self._given(ours.values):
-            wanted, other = (
-                side.take(samples, loss, drawn, moved=side is self._twin)
-                for side in (plain, self._twin)
-            )
+        passed = []
+        for side in (plain, self._twin):
+            with side.there(self._module):
+                passed.append(side.take(samples, ours.loss, drawn, moved=side is self._twin))
+        wanted, other = passed
         if random_states()[:3] != before:
             raise ConfigError(
                 "the module or the loss draws random numbers that are not torch's, which would "
@@ -123,7 +124,7 @@ class Shadow:
         if wrong and wanted.narrow != torch.float64:
             # A number next to a threshold may go either way: both sides at other numbers, too.
             ours.values = self._twin.values()
-            wrong = first(ours.take(samples, loss, context, moved=True), other, wanted) and wrong
+            wrong = first(ours.take(samples, context, moved=True), other, wanted) and wrong
         self._expect(wrong, indices)
         at = replace(parts.rates, factor=1.0)
         rate, grouping = at.common(step), parts.updater.grouping
@@ -140,18 +141,6 @@ class Shadow:
         by_epoch = parts.config.optim.schedule_by == "epoch"
         if not by_epoch or not (step + 1) % parts.sampler.steps_per_epoch:
             plain.end_of_row()
-
-    @contextmanager
-    def _given(self, values: Tensors) -> Iterator[None]:
-        """The program's own module has these values meanwhile, for functions that hold on to it."""
-        before = {name: p.detach().clone() for name, p in self._own.items()}
-        for name, p in self._own.items():
-            p.data.copy_(values[name])
-        try:
-            yield
-        finally:
-            for name, p in self._own.items():
-                p.data.copy_(before[name])
 
     def _expect(self, wrong: Difference | None, indices: Array) -> None:
         """Raise ConfigError if there is a difference."""

@@ -1,8 +1,9 @@
 """The two sides that are compared: a loop of plain torch, and the trainer's own layers."""
 
 import warnings
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
@@ -10,9 +11,15 @@ import numpy as np
 import torch
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from mpitrain.adapters.torch.arrays import as_array, as_tensor, as_tensors, tensors_of
+from mpitrain.adapters.torch.arrays import (
+    as_array,
+    as_tensor,
+    as_tensors,
+    named_tensors,
+    tensors_of,
+)
 from mpitrain.adapters.torch.checks.module_class import is_held
-from mpitrain.adapters.torch.checks.probe import Tensors, arguments, options, outputs_of
+from mpitrain.adapters.torch.checks.probe import Tensors, arguments, having, options, outputs_of
 from mpitrain.adapters.torch.functions.objective import TorchLoss
 from mpitrain.adapters.torch.modules.drawing import Drawing
 from mpitrain.adapters.torch.modules.draws import DrawPlace, Draws, Where
@@ -41,8 +48,8 @@ class Plain:
     optimizer: torch.optim.Optimizer | None = None
 
     def __init__(self, module: torch.nn.Module, layers: Mapping[str, Any], dtype: str) -> None:
-        """``module``: the copy, of which the trainer's ``layers`` have the names."""
-        one = next(iter(layers.values()))
+        """Copy the ``module``, of which the trainer's ``layers`` have the names."""
+        one, module = next(iter(layers.values())), deepcopy(module)
         self._form = as_given if one.prefix else None
         held = [part for part in module.modules() if is_held(part, module.training)]
         module.train()
@@ -75,6 +82,21 @@ class Plain:
         if isinstance(made, LRScheduler) and not isinstance(made, ReduceLROnPlateau):
             self._scheduler = made
 
+    @contextmanager
+    def there(self, module: torch.nn.Module) -> Iterator[None]:
+        """The program's own ``module`` has this one's tensors, for code that holds on to it."""
+        own, before = dict(module.named_parameters()), dict[str, torch.Tensor]()
+        every = named_tensors(self.module)
+        with having(module, every):
+            for name, p in own.items():  # some hold on to its memory
+                before[name] = p.detach().clone()
+                p.data.copy_(every[name].detach())
+            try:
+                yield
+            finally:
+                for name, p in own.items():
+                    p.data.copy_(before[name])
+
     def values(self) -> dict[str, torch.Tensor]:
         """Copies of the parameters."""
         return {name: p.detach().clone() for name, p in self.parameters.items()}
@@ -105,13 +127,6 @@ class Plain:
             raw = self.module(*args, **kwargs)
             total, value = _loss_of(loss, raw, samples.labels)
         own = list(self.parameters.values())
-        for leaf in _leaves(total):
-            if all(leaf is not p for p in own):
-                raise ConfigError(
-                    f"the module or the loss uses a parameter of shape {tuple(leaf.shape)} that is "
-                    "not the module's own, as a function does that holds on to a module; its "
-                    "gradient would be lost: let attributes of the module lead to parameters"
-                )
         with drawn.again() if isinstance(drawn, Drawing) else nullcontext():
             by = torch.autograd.grad(total, own, allow_unused=True)
         gradients = dict(zip(self.parameters, by, strict=True))
@@ -148,12 +163,24 @@ class Plain:
 class Ours:
     """Copies of the trainer's layers, on one rank.
 
+    They call the program's own modules, whose attributes are as before after each pass.
+
     Attributes:
         layers: the layers.
+        loss: the loss.
         values: the parameters by name.
     """
 
-    def __init__(self, layers: Mapping[str, TorchLayer], dtype: str) -> None:
+    def __init__(
+        self, module: torch.nn.Module, layers: Mapping[str, TorchLayer], loss: Any, dtype: str
+    ) -> None:
+        whole = [module, *(layer.module for layer in layers.values())]
+        self._modules = list({id(p): p for one in whole for p in one.modules()}.values())
+        shared = [np, *self._modules, getattr(loss, "function", None)]
+        memo: dict[int, Any] = {id(one): one for one in shared}
+        layers, self.loss = deepcopy((layers, loss), memo)
+        for verdict in (one for layer in layers.values() for one in layer.verdicts()):
+            verdict.deferred = False
         self.layers, self.values = layers, dict[str, torch.Tensor]()
         self.names = {
             f"{name}.{own}": layer.prefix + own
@@ -177,11 +204,18 @@ class Ours:
             return [slice(count)]
         return [slice(1), slice(1, count)]
 
-    def take(
-        self, samples: Samples, loss: LossFunction, context: Context, *, moved: bool = False
-    ) -> Passed:
+    def take(self, samples: Samples, context: Context, *, moved: bool = False) -> Passed:
         """Loss, gradients and outputs; each layer takes all micro-batches before the next does."""
-        inputs, labels, count = samples.inputs, samples.labels, len(samples)
+        before = [(vars(part), dict(vars(part))) for part in self._modules]
+        try:
+            return self._take(samples, context, moved)
+        finally:
+            for own, values in before:
+                own.clear()
+                own.update(values)
+
+    def _take(self, samples: Samples, context: Context, moved: bool) -> Passed:
+        loss, inputs, labels, count = self.loss, samples.inputs, samples.labels, len(samples)
         if moved:
             inputs = joined({n: as_array(_moved(p)) for n, p in as_tensors(fields(inputs)).items()})
         cuts, state = (
@@ -215,10 +249,6 @@ class Ours:
         outputs = as_tensors(fields(np.concatenate(xs)))
         value = float(sum(one for one, *_ in parts)) * times
         return Passed(value, gradients, outputs)
-
-    def formed(self, outputs: Mapping[str, Any]) -> Any:
-        """Outputs by name in the form in which the last layer has given its latest ones."""
-        return [*self.layers.values()][-1].formed(outputs)
 
     def told(self, count: int) -> str:
         """Sizes of the micro-batches."""
@@ -294,17 +324,3 @@ def _loss_of(loss: LossFunction, raw: Any, labels: Array) -> tuple[torch.Tensor,
         (outputs[n] * as_tensor(dy).to(outputs[n]) * times).sum() for n, dy in fields(by).items()
     ]
     return torch.stack(parts).sum(), torch.tensor(float(value) * times, dtype=torch.float64)
-
-
-def _leaves(total: torch.Tensor) -> list[torch.nn.Parameter]:
-    """The parameters that a graph leads to."""
-    found, seen, rest = [], set(), [total.grad_fn]
-    while rest:
-        node = rest.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if isinstance(leaf := getattr(node, "variable", None), torch.nn.Parameter):
-            found.append(leaf)
-        rest += [after for after, _ in node.next_functions]
-    return found
