@@ -54,7 +54,7 @@ class Difference(NamedTuple):
         rest = float((self.found - ratio * self.wanted).norm()) / max(
             float(self.found.norm()), _TINY
         )
-        near, cause = Fraction(ratio).limit_denominator(64), self.cause
+        near, cause = Fraction(ratio).limit_denominator(16), self.cause
         if not self.found.any():
             how = "is 0, and not so in torch"
         elif rest < 1e-3 and near > 0 and near != 1 and abs(float(near) / ratio - 1) < 1e-5:

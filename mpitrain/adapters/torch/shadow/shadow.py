@@ -31,12 +31,13 @@ _FEW, _COPIES = 4, 12
 class Shadow:
     """Compares what the trainer's layers train with what plain torch trains.
 
-    In each of the first ``run.shadow`` steps, a few samples of the batch go through a copy of the
-    module as in a loop of torch, and through copies of the trainer's layers as two micro-batches.
-    Both have the same parameters, so that rounding does not add up, and their optimisers get the
-    same gradients.  How much rounding matters says another copy, whose parameters and inputs are
-    moved by one ulp.  All begin when the trainer's layers have been tried, before the first step.
-    Nothing of it is part of the run.
+    In each of the first ``run.shadow`` steps, a few samples of the batch go through the module as
+    in a loop of torch, and through copies of the trainer's layers as two micro-batches.  Both have
+    the same parameters, so that rounding does not add up, and their optimisers get the same
+    gradients.  How much rounding matters says another loop, whose parameters and inputs are moved
+    by one ulp.  All begin before the first step, when it is known what the layers change and what
+    the loss reads.  The module has its own tensors and attributes again after each look, and
+    nothing of it is part of the run.
     """
 
     _ours: Ours
@@ -59,7 +60,7 @@ class Shadow:
             raise MemoryError(f"copies of the module would take {_COPIES * size >> 20} MiB")
         self._ours = Ours(module, layers, loss, dtype)
         self._plain, self._twin = (Plain(module, layers, dtype) for _ in range(2))
-        with self._plain.there(module):
+        with self._plain.there():
             self._plain.optimise(self._factory, self._schedule)
 
     def _stop(self, why: object) -> None:
@@ -110,7 +111,7 @@ class Shadow:
         drawn = ours.drawn(context)
         passed = []
         for side in (plain, self._twin):
-            with side.there(self._module):
+            with side.there():
                 passed.append(side.take(samples, ours.loss, drawn, moved=side is self._twin))
         wanted, other = passed
         if random_states()[:3] != before:

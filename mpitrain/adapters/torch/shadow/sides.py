@@ -1,7 +1,7 @@
 """The two sides that are compared: a loop of plain torch, and the trainer's own layers."""
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import replace
@@ -15,11 +15,10 @@ from mpitrain.adapters.torch.arrays import (
     as_array,
     as_tensor,
     as_tensors,
-    named_tensors,
     tensors_of,
 )
 from mpitrain.adapters.torch.checks.module_class import is_held
-from mpitrain.adapters.torch.checks.probe import Tensors, arguments, having, options, outputs_of
+from mpitrain.adapters.torch.checks.probe import Tensors, arguments, options, outputs_of
 from mpitrain.adapters.torch.functions.objective import TorchLoss
 from mpitrain.adapters.torch.modules.drawing import Drawing
 from mpitrain.adapters.torch.modules.draws import DrawPlace, Draws, Where
@@ -39,7 +38,7 @@ from mpitrain.optim.optimizers import State
 
 
 class Plain:
-    """A copy of the program's module in a loop of plain torch.
+    """The program's module in a loop of plain torch, with tensors and attributes of its own.
 
     Attributes:
         optimizer: the program's; None: it has none of torch.
@@ -48,21 +47,42 @@ class Plain:
     optimizer: torch.optim.Optimizer | None = None
 
     def __init__(self, module: torch.nn.Module, layers: Mapping[str, Any], dtype: str) -> None:
-        """Copy the ``module``, of which the trainer's ``layers`` have the names."""
-        one, module = next(iter(layers.values())), deepcopy(module)
+        """``layers``: the trainer's, which have the names."""
+        one = next(iter(layers.values()))
         self._form = as_given if one.prefix else None
-        held = [part for part in module.modules() if is_held(part, module.training)]
-        module.train()
-        for part in held:
-            part.training = False
-        self.kind = getattr(torch, dtype)
-        self._types = one.keeps_types
-        self.module = module if self._types else module.to(self.kind)
-        self.parameters = trained(module, layers)
-        if any(p.dtype != self.kind for p in self.parameters.values()):
-            raise TypeError("trained parameters are of several types")
+        self.kind, self._types, self.module = getattr(torch, dtype), one.keeps_types, module
+        self._parts = list(module.modules())
+        # Functions may hold on to the parts, which therefore stay the same.
+        memo: dict[int, Any] = {id(part): part for part in self._parts}
+        self._own = deepcopy([vars(part) for part in self._parts], memo)
         self._draws = Draws(module)
         self._scheduler: Any = None
+        with self.there():
+            held = [part for part in self._parts if is_held(part, module.training)]
+            module.train()
+            for part in held:
+                part.training = False
+            if not self._types:
+                module.to(self.kind)
+            self.parameters = trained(module, layers)
+        if any(p.dtype != self.kind for p in self.parameters.values()):
+            raise TypeError("trained parameters are of several types")
+
+    @contextmanager
+    def there(self) -> Iterator[None]:
+        """The module has this side's tensors and attributes, and its memory these values."""
+        given, before = list(self.module.parameters()), [dict(vars(part)) for part in self._parts]
+        _become(self._parts, self._own)
+        values = [p.detach().clone() for p in given]
+        for p, own in zip(given, self.module.parameters(), strict=True):
+            p.data.copy_(own.detach())
+        try:
+            yield
+        finally:
+            self._own = [dict(vars(part)) for part in self._parts]
+            _become(self._parts, before)
+            for p, value in zip(given, values, strict=True):
+                p.data.copy_(value)
 
     def optimise(self, factory: Any, schedule: Any) -> None:
         """Make the program's optimiser and scheduler; TypeError: it is of other parameters."""
@@ -81,21 +101,6 @@ class Plain:
                 made = None
         if isinstance(made, LRScheduler) and not isinstance(made, ReduceLROnPlateau):
             self._scheduler = made
-
-    @contextmanager
-    def there(self, module: torch.nn.Module) -> Iterator[None]:
-        """The program's own ``module`` has this one's tensors, for code that holds on to it."""
-        own, before = dict(module.named_parameters()), dict[str, torch.Tensor]()
-        every = named_tensors(self.module)
-        with having(module, every):
-            for name, p in own.items():  # some hold on to its memory
-                before[name] = p.detach().clone()
-                p.data.copy_(every[name].detach())
-            try:
-                yield
-            finally:
-                for name, p in own.items():
-                    p.data.copy_(before[name])
 
     def values(self) -> dict[str, torch.Tensor]:
         """Copies of the parameters."""
@@ -175,8 +180,8 @@ class Ours:
         self, module: torch.nn.Module, layers: Mapping[str, TorchLayer], loss: Any, dtype: str
     ) -> None:
         whole = [module, *(layer.module for layer in layers.values())]
-        self._modules = list({id(p): p for one in whole for p in one.modules()}.values())
-        shared = [np, *self._modules, getattr(loss, "function", None)]
+        self._parts = list({id(p): p for one in whole for p in one.modules()}.values())
+        shared = [np, *self._parts, getattr(loss, "function", None)]
         memo: dict[int, Any] = {id(one): one for one in shared}
         layers, self.loss = deepcopy((layers, loss), memo)
         for verdict in (one for layer in layers.values() for one in layer.verdicts()):
@@ -206,13 +211,11 @@ class Ours:
 
     def take(self, samples: Samples, context: Context, *, moved: bool = False) -> Passed:
         """Loss, gradients and outputs; each layer takes all micro-batches before the next does."""
-        before = [(vars(part), dict(vars(part))) for part in self._modules]
+        before = [dict(vars(part)) for part in self._parts]
         try:
             return self._take(samples, context, moved)
         finally:
-            for own, values in before:
-                own.clear()
-                own.update(values)
+            _become(self._parts, before)
 
     def _take(self, samples: Samples, context: Context, moved: bool) -> Passed:
         loss, inputs, labels, count = self.loss, samples.inputs, samples.labels, len(samples)
@@ -301,6 +304,13 @@ class Keyed:
             return nullcontext()
         draws.where = dict(self._where)
         return Drawing(draws, self._context, np, ())
+
+
+def _become(parts: Sequence[torch.nn.Module], attributes: Sequence[Mapping[str, Any]]) -> None:
+    """Give parts of a module these attributes, and no others."""
+    for part, own in zip(parts, attributes, strict=True):
+        vars(part).clear()
+        vars(part).update(own)
 
 
 def _moved(values: torch.Tensor) -> torch.Tensor:
