@@ -12,7 +12,7 @@ import torch
 
 from mpitrain.adapters.torch.checks.probe import MISFITS, one_line
 from mpitrain.adapters.torch.shadow.differences import Difference, first, first_parameter
-from mpitrain.adapters.torch.shadow.sides import Ours, Plain
+from mpitrain.adapters.torch.shadow.sides import Keyed, Ours, Plain
 from mpitrain.arrays import Array
 from mpitrain.config import ConfigError
 from mpitrain.data import Samples
@@ -80,7 +80,7 @@ class Shadow:
                 self._compare(parts, *_few(parts, batch))
             except ConfigError as error:
                 raise type(error)(f"step {self._looks}: {error}") from error
-            except Exception as error:  # as above
+            except Exception as error:  # the program's code may raise anything
                 self._stop(error)
         self._seconds += perf_counter() - begun
         if self._looks == min(parts.config.run.shadow, parts.total_steps) and not self._is_off:
@@ -99,6 +99,8 @@ class Shadow:
         try:
             found = ours.take(samples, context)
         except MISFITS as error:
+            with plain.there():  # where torch cannot take them either, nothing is compared
+                plain.take(samples, ours.loss, Keyed(None, {}))
             if isinstance(error, ConfigError):
                 raise
             raise ConfigError(
