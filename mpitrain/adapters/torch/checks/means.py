@@ -109,7 +109,7 @@ class EqualWeights:
                 one, two = map(self._values, (wide, other_wide))
                 return self._beside(wide, other_wide, one, two, _IN_FLOAT64)
         except MISFITS:  # the function cannot compute in float64
-            return self._beside(own, other, found, alone, _OTHERWISE)
+            return self._beside(own, other, found, self._values(other), _OTHERWISE)
 
     def _fault(self, wrong: _Difference, own: Sample) -> ConfigError:
         """The sentence about a difference."""
