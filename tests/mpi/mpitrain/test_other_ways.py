@@ -162,5 +162,5 @@ def test_other_ways_than_inputs_and_outputs_are_told_on_all_ranks(folder, net, l
     there = {}
     with pytest.raises(ConfigError, match=message):
         losses_of_trainer(
-            folder, net(there).double(), loss(there), epochs=8, parallel={"zero": zero}
+            folder, net(there).double(), loss(there), epochs=8, parallel={"zero": zero}, shadow=0
         )

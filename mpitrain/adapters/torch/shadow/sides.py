@@ -179,9 +179,9 @@ class Ours:
     def __init__(
         self, module: torch.nn.Module, layers: Mapping[str, TorchLayer], loss: Any, dtype: str
     ) -> None:
-        whole = [module, *(layer.module for layer in layers.values())]
-        self._parts = list({id(p): p for one in whole for p in one.modules()}.values())
-        shared = [np, *self._parts, getattr(loss, "function", None)]
+        self._parts = list(module.modules())
+        inner = [part for layer in layers.values() for part in layer.module.modules()]
+        shared = [np, *self._parts, *inner, getattr(loss, "function", None)]
         memo: dict[int, Any] = {id(one): one for one in shared}
         layers, self.loss = deepcopy((layers, loss), memo)
         for verdict in (one for layer in layers.values() for one in layer.verdicts()):
