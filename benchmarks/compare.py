@@ -75,15 +75,14 @@ def _line(cells: list[str]) -> str:
 
 
 def peers(paths: list[Path]) -> str:
-    """One collective: the library's own by several MPIs (and Gloo), and ours beside each of them.
+    """One collective: the library's own by several MPIs (and Gloo), and ``auto`` beside each.
 
-    A machine's speed changes from run to run, so a library is compared with ours in the same run:
-    ``x`` is its time over our best one there, on any memory; Gloo, which has no run with ours, is
-    compared with our slowest run.  ``ours`` is the median run's, and ``least x`` over all
-    libraries; ``ordinary`` and ``adopted`` are the same for ``auto`` on a program's own arrays, as
-    they are and after ``Communicator.share``.  ``auto/native`` is the least ratio of what ``auto``
-    took to the library on the same memory; where it took the library's, that is the same call.
-    ``floor`` is the share of the least memory traffic's time, in the median run.
+    A machine's speed changes from run to run, so a library is compared with ``auto`` in the same
+    run: ``x`` is its time, on the memory where it is fastest, over that of ``auto`` on ordinary
+    arrays.  Gloo, which has no run with ours, is compared with our slowest run.  ``auto`` is the
+    median run's time, with the least and the median ``x`` over the libraries; ``comm.empty`` has
+    the three numbers of its arrays.  ``auto/native`` is the least ratio on the same memory, where
+    ``auto`` took ours.
 
     Raises:
         CollectiveError: for a file that is no benchmark's, or has no row of native's or of
@@ -91,48 +90,60 @@ def peers(paths: list[Path]) -> str:
             common, or without a row of ours.
     """
     files = _alike(paths)
-    heads = ["bytes", *(f"{told.environment} (x)" for told in files)]
-    heads += ["ours", "least x", "by", "auto, least x", *_OWN.values(), "auto/native", "floor"]
-    lines = [_line(heads), _line(["---:"] * len(heads))]
     rows = [_rows(told) for told in files]
     common = set.intersection(*({r.bytes for r in records} for records in rows))
     if not common:
         raise CollectiveError("the files have no size in common: measure the same sizes")
+    heads = ["bytes", *(f"{told.environment} (x)" for told in files)]
+    heads += ["auto", "least x", "median x", "comm.empty", "least x", "median x", "auto/native"]
+    lines = [_line(heads), _line(["---:"] * len(heads))]
     for size in sorted(common):
         runs = [Run(path, records, size) for path, records in zip(paths, rows)]
-        if not any(run.ours for run in runs):
+        if not any(run.autos for run in runs):
             raise CollectiveError("none of the files has a row of ours: bench --algorithm auto")
-        slowest = {name: max(run.least(name) for run in runs if run.ours) for name in _OURS}
-        best = [run.least("best") if run.ours else slowest["best"] for run in runs]
-        cells = [bytes_in_words(size)]
-        cells += [f"{run.native:.1f} ({run.native / us:.2f})" for run, us in zip(runs, best)]
-        cells.append(f"{median(us for run, us in zip(runs, best) if run.ours):.1f}")
-        worst = {
-            name: min(run.native / (run.least(name) if run.ours else slowest[name]) for run in runs)
-            for name in _OURS
-        }
-        ratios = [ratio for run in runs for ratio in run.auto_to_native]
-        shares = [run.share for run in runs if run.share]
-        cells += [
-            f"{worst['best']:.2f}",
-            ", ".join(dict.fromkeys(run.by for run in runs if run.ours)),
-            f"{worst['auto']:.2f}",
-            *(_least([run.on(memory) for run in runs]) for memory in _OWN),
-            _least(ratios, "native"),
-            f"{100 * median(shares):.0f}%" if shares else "-",
-        ]
-        lines.append(_line(cells))
+        ratios = _ratios(runs, "numpy") or [None] * len(runs)
+        beside = [f"{run.native:.1f} ({_cell_of(x)})" for run, x in zip(runs, ratios)]
+        own = [ratio for run in runs for ratio in run.auto_to_native]
+        ours = [*_summary(runs, "numpy"), *_summary(runs, "shared")]
+        lines.append(
+            _line(
+                [bytes_in_words(size), *beside, *ours, _cell_of(min(own, default=None), "native")]
+            )
+        )
+    stores = [told.environment.store_ns[1] for told in files if told.environment.store_ns]
+    if stores:
+        span = f"{min(stores):.1f} to {max(stores):.1f} ns"
+        lines += ["", f"A store to a line that the other core has read since took {span}."]
     return "\n".join(lines)
 
 
+def _ratios(runs: "Sequence[Run]", memory: str) -> list[float]:
+    """Each library's time over that of ``auto`` on a kind of memory; none if no run has it."""
+    slowest = max((run.autos[memory] for run in runs if memory in run.autos), default=None)
+    return [run.native / run.autos.get(memory, slowest) for run in runs] if slowest else []
+
+
+def _summary(runs: "Sequence[Run]", memory: str) -> list[str]:
+    """Time of ``auto`` on a kind of memory, and the least and the median of its ratios."""
+    ratios = _ratios(runs, memory)
+    if not ratios:
+        return ["-", "-", "-"]
+    own = median(run.autos[memory] for run in runs if memory in run.autos)
+    return [f"{own:.1f}", f"{min(ratios):.2f}", f"{median(ratios):.2f}"]
+
+
+def _cell_of(ratio: float | None, otherwise: str = "-") -> str:
+    return otherwise if ratio is None else f"{ratio:.2f}"
+
+
 #: Kinds of memory and how their lines are drawn.
-_LINES = {"shared": ("-", "o"), "adopted": ("--", "s"), "numpy": (":", None)}
+_LINES = {"numpy": ("-", "o"), "shared": ("--", "s")}
 
 
 def plot(path: Path, files: list[Path]) -> None:
     """Against size, each library's time over that of ``auto`` in the same run: solid lines are
-    arrays of ``Communicator.empty``, dashed ones a program's own after ``Communicator.share``,
-    dotted ones ordinary arrays.  Files without ``auto``, as Gloo's, have no line.
+    ordinary arrays, dashed ones those of ``Communicator.empty``.  Files without ``auto``, as
+    Gloo's, have no line.
 
     Raises:
         CollectiveError: for a file that is no benchmark's, or if none has ``auto``.
@@ -147,9 +158,10 @@ def plot(path: Path, files: list[Path]) -> None:
         rows = _rows(one)
         runs = {size: Run(name, rows, size) for size in sorted({r.bytes for r in rows})}
         for memory, (line, marker) in _LINES.items():
-            points = {size: run.on(memory) for size, run in runs.items()}
-            known = {size: ratio for size, ratio in points.items() if ratio is not None}
-            label = f"{one.environment}" if memory == "shared" else None
+            known = {
+                size: r.native / r.autos[memory] for size, r in runs.items() if memory in r.autos
+            }
+            label = f"{one.environment}" if memory == "numpy" else None
             style = {"linestyle": line, "marker": marker, "color": f"C{number}", "markersize": 4}
             axes.plot(known.keys(), known.values(), label=label, **style)
     axes.axhline(1, color="0.6", linewidth=5, zorder=0)
@@ -160,7 +172,7 @@ def plot(path: Path, files: list[Path]) -> None:
     first = told[0][1].results[0]
     axes.set_title(
         f"{first.collective} of {max(r.ranks for r in told[0][1].results)} ranks: the library's "
-        "time / auto's\nsolid: comm.empty, dashed: comm.share, dotted: ordinary arrays",
+        "time / auto's\nsolid: ordinary arrays, dashed: comm.empty",
         fontsize=10,
     )
     axes.grid(alpha=0.3)
@@ -174,25 +186,12 @@ def _rows(told: Measured) -> list[Record]:
     return [r for r in told.results if not r.in_place] or told.results
 
 
-def _least(ratios: Sequence[float | None], otherwise: str = "-") -> str:
-    known = [ratio for ratio in ratios if ratio is not None]
-    return f"{min(known):.2f}" if known else otherwise
-
-
-#: Kinds of memory in which a program's own arrays lie, and their columns.
-_OWN = {"numpy": "ordinary", "adopted": "adopted"}
-#: Columns of ours: the fastest algorithm, and auto.
-_OURS = ("best", "auto")
-
-
 class Run:
     """Results of one run at one size.
 
     Attributes:
         native: the library's time, on the memory where it is fastest.
-        ours: the records that are not the library's.
-        by: our fastest algorithm, and the memory if it is not NumPy's.
-        share: time of the least memory traffic over our fastest time; ``None`` if unknown.
+        autos: times of ``auto``, by the kind of memory.
         auto_to_native: for each kind of memory where ``auto`` took one of ours, the library's time
             over its own.
 
@@ -203,35 +202,21 @@ class Run:
     def __init__(self, path: Path, records: list[Record], size: int) -> None:
         here = [r for r in records if r.bytes == size]
         native = {r.memory: r.p50_us for r in here if r.algorithm == "native"}
-        self.ours = [r for r in here if r.algorithm != "native"]
-        autos = [r for r in self.ours if r.algorithm == "auto"]
+        autos = [r for r in here if r.algorithm == "auto"]
         bare = sorted({r.memory for r in autos} - native.keys())
+        words = bytes_in_words(size)
         if not native or bare:
-            what = (f"on {bare[0]} memory " if bare else "") + f"for {bytes_in_words(size)}"
+            where = f"on {bare[0]} memory " if bare else ""
             raise CollectiveError(
-                f"{path} has no row of native {what}, which ours are compared with"
+                f"{path} has no row of native {where}for {words}, which ours are compared with"
             )
-        if self.ours and not autos:
+        if not autos and any(r.algorithm != "native" for r in here):
             raise CollectiveError(
-                f"{path} has no row of auto for {bytes_in_words(size)}: bench --algorithm all,auto"
+                f"{path} has no row of auto for {words}: bench --algorithm all,auto"
             )
         self.native = min(native.values())
+        self.autos = {r.memory: r.p50_us for r in autos}
         self.auto_to_native = [native[r.memory] / r.p50_us for r in autos if r.ran != "native"]
-        self.by, self.share = "", None
-        if self.ours:
-            best = min(self.ours, key=lambda r: r.p50_us)
-            memory = "" if best.memory == "numpy" else f" ({best.memory})"
-            self.by = f"{best.ran.partition(' in ')[0]}{memory}"
-            self.share = best.floor_us / best.p50_us if best.floor_us else None
-
-    def least(self, which: str) -> float:
-        """Microseconds of our fastest, or of the fastest of ``auto``."""
-        return min(r.p50_us for r in self.ours if which == "best" or r.algorithm == which)
-
-    def on(self, memory: str) -> float | None:
-        """The library's time over that of ``auto`` on a kind of memory; ``None`` if unmeasured."""
-        times = [r.p50_us for r in self.ours if (r.algorithm, r.memory) == ("auto", memory)]
-        return self.native / min(times) if times else None
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

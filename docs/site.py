@@ -1,4 +1,4 @@
-"""Hooks of mkdocs: explorers, pages of the API and of files outside of docs/, and their links."""
+"""Hooks of mkdocs: pages that commands print, the API, files outside of docs/, and their links."""
 
 import ast
 import re
@@ -24,6 +24,11 @@ OUTSIDE = {
     "contributing.md": "CONTRIBUTING.md",
     "jobs.md": "jobs/README.md",
 }
+#: Pages that commands print: the file of their introduction, which links name, and the command.
+PRINTED = {
+    "job.md": ("mpitrain/commands/pages/job.md", ["keys", "--markdown"]),
+    "methods.md": ("mpitrain/commands/pages/methods.md", ["methods", "--markdown"]),
+}
 #: Pages of the API: packages whose public names each page has.
 API = {
     "api/collectives.md": ("collectives", "collectives.schedule"),
@@ -45,6 +50,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     pages = {page: (ROOT / path).read_text() for page, path in OUTSIDE.items()}
     for page, modules in API.items():
         pages[page] = "\n".join([f"# API of {modules[0]}\n", *map(_api, modules)])
+    for page, (_, command) in PRINTED.items():
+        with redirect_stdout(StringIO()) as printed:
+            assert run_mpitrain(command) == 0
+        pages[page] = printed.getvalue()
     pages["explore.md"] = _explorers()
     for path in _linked_files():
         pages[_page_of(path)] = f"# {path}\n\n```python\n{(ROOT / path).read_text()}```\n"
@@ -80,9 +89,10 @@ def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -
 
 def _page_of(path: str) -> str:
     """Page of a file of the repository."""
-    for page, outside in OUTSIDE.items():
-        if path == outside:
-            return page
+    pages = {outside: page for page, outside in OUTSIDE.items()}
+    pages |= {head: page for page, (head, _) in PRINTED.items()}
+    if path in pages:
+        return pages[path]
     return path.removeprefix("docs/") if path.startswith("docs/") else f"source/{path}.md"
 
 

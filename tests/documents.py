@@ -22,6 +22,7 @@ DOCUMENTS = [
         )
     ),
     *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "mpitrain/commands/pages").glob("*.md")),
 ]
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 #: ``$``, ``#`` of root, and both with the machine's name before.

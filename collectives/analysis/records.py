@@ -41,10 +41,15 @@ class Record(msgspec.Struct, frozen=True):
 
 
 class Environment(msgspec.Struct, frozen=True):
-    """The MPI library with its version, and its thread level; a file has more fields."""
+    """The MPI library with its version, and its thread level; a file has more fields.
+
+    Attributes:
+        store_ns: what :func:`collectives.bench.stores.store_ns` found at the start.
+    """
 
     mpi: str
     threads: str
+    store_ns: list[float] | None = None
 
     def __str__(self) -> str:
         return f"{self.mpi}, {self.threads}"

@@ -18,6 +18,7 @@ from mpi4py import MPI
 from collectives.about import program, provenance
 from collectives.analysis.pictures import pyplot
 from collectives.bench.measure import Result
+from collectives.bench.stores import store_ns
 from collectives.calls.native import THREAD_LEVELS
 from collectives.errors import CollectiveError
 from collectives.files import replace
@@ -37,6 +38,7 @@ def environment(comm: MPI.Intracomm) -> dict[str, Any]:
         "hosts": sorted(set(hosts)),
         "cores": os.cpu_count(),
         "processor": processor(),
+        "store_ns": store_ns(comm),
     }
 
 
@@ -64,12 +66,14 @@ def header(about: dict[str, Any], command: str) -> str:
     """Lines above the table."""
     gpu = f", {about['gpu']}" if "gpu" in about else ""
     hosts = ", ".join(about["hosts"][:4]) + (", ..." if about["nodes"] > 4 else "")
+    stores = about["store_ns"]
+    state = stores and f"{stores[0]:.1f} ns; {stores[1]:.1f} where another core has read its line"
     return (
         f"# mpitrain {about['mpitrain']}, {about['mpi']}, threads {about['threads']}; mpi4py "
         f"{about['mpi4py']}, NumPy {about['numpy']}, Python {about['python']}\n"
         f"# {about['ranks']} ranks on {about['nodes']} node(s): {hosts}; "
         f"{about['cores']} cores of {about['processor']}{gpu}\n"
-        f"# {about['date']}\n"
+        f"# {about['date']}{f'; a store takes {state}' if state else ''}\n"
         f"# {command}\n"
         "# time: median over repeats, by default of the slowest rank; bandwidths in GB/s\n"
         "# +-%: how far the quartiles of the repeats lie from the median; ! marks more than "

@@ -21,7 +21,7 @@ def keys(name: str | None, *, as_markdown: bool = False) -> None:
 
     Args:
         name: name of the table.
-        as_markdown: prints all tables as ``docs/job.md`` has them, with its introduction.
+        as_markdown: prints all tables as a page in Markdown, with its introduction.
 
     Raises:
         ConfigError: there is no such table.
@@ -40,9 +40,9 @@ def keys(name: str | None, *, as_markdown: bool = False) -> None:
 
 
 def page(chosen: Iterable[Table]) -> str:
-    """The whole of ``docs/job.md``."""
+    """The page of all tables, behind its introduction."""
     head = (files("mpitrain.commands") / "pages/job.md").read_text(encoding="utf-8")
-    return head + "".join(f"\n{_section(table)}" for table in chosen)
+    return _linked(head) + "".join(f"\n{_section(table)}" for table in chosen)
 
 
 def _chosen(name: str | None) -> list[Table]:

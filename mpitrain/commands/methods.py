@@ -33,7 +33,7 @@ def add(commands: "Commands") -> None:
         metavar="METHOD",
         help="methods, or beginnings of their names: print whether these go together (all pairs)",
     )
-    parser.add_argument("--markdown", action="store_true", help="print the page docs/methods.md")
+    parser.add_argument("--markdown", action="store_true", help="print a page in Markdown")
     parser.set_defaults(act=methods)
 
 

@@ -51,7 +51,7 @@ def add(commands: "Commands") -> None:
         "keys", help="print the keys of a job file: defaults, values, meanings"
     )
     parser.add_argument("table", nargs="?", metavar="TABLE", help="one table, as optim (all)")
-    parser.add_argument("--markdown", action="store_true", help="as docs/job.md has them")
+    parser.add_argument("--markdown", action="store_true", help="print a page in Markdown")
     parser.set_defaults(act=keys)
     schedules.add(commands)
     search.add(commands)

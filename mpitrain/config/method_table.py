@@ -1,7 +1,7 @@
 """The methods of training: what each needs, and what it does not offer to others.
 
 Two methods go together if neither needs something that the other does not offer.
-:mod:`mpitrain.config.conflicts` reads the table; docs/methods.md shows it.
+:mod:`mpitrain.config.conflicts` reads the table; ``mpitrain methods`` shows it.
 """
 
 from collections.abc import Callable, Mapping

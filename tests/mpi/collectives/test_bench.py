@@ -35,6 +35,7 @@ def test_every_algorithm_is_measured_and_right(comm, tmp_path, capsys, collectiv
     assert all(r["wrong"] == right and len(r["times_us"]) == 3 for r in results)
     assert all(r["p50_us"] > 0 for r in results)
     assert told["environment"]["ranks"] == comm.size
+    assert (comm.size == 1) == (told["environment"]["store_ns"] is None)
     with open(f"{folder}/b.csv") as file:
         assert len(list(csv.DictReader(file))) == len(results)
     lines = capsys.readouterr().out.splitlines()

@@ -13,10 +13,10 @@ RECORD = {
 }  # fmt: skip
 
 
-def written(folder, name, rows, mpi="A"):
+def written(folder, name, rows, mpi="A", stores=None):
     """A benchmark's file of these rows on top of ``RECORD``."""
     path = folder / f"{name}.json"
-    about = {"mpi": mpi, "threads": "single"}
+    about = {"mpi": mpi, "threads": "single", "store_ns": stores}
     content = {"environment": about, "results": [RECORD | row for row in rows]}
     path.write_text(json.dumps(content))
     return str(path)
@@ -87,9 +87,9 @@ def test_files_that_cannot_be_compared_are_refused(capsys, tmp_path, sentence):
     assert sentence in error and error.count("\n") == 1
 
 
-def run_of(folder, mpi, native, ours, memory="shared", in_place=False):
+def run_of(folder, mpi, native, ours, memory="numpy", in_place=False):
     """A benchmark file of one size: microseconds of the library, and of ours by algorithm."""
-    same = {"memory": memory, "in_place": in_place, "bytes": 1 << 20, "floor_us": 5.0}
+    same = {"memory": memory, "in_place": in_place, "bytes": 1 << 20}
     rows = [
         {"algorithm": name, "ran": ran, "p50_us": us, **same}
         for name, ran, us in [("native", "native", native), *ours]
@@ -97,16 +97,21 @@ def run_of(folder, mpi, native, ours, memory="shared", in_place=False):
     return written(folder, mpi, rows, mpi)
 
 
-def test_peers_tell_what_auto_does_for_ordinary_and_for_adopted_arrays(capsys, tmp_path):
-    rows = [("auto", "native", 29.0), ("direct", "direct", 5.0)]
-    ordinary = run_of(tmp_path, "A", 30.0, rows, memory="numpy")
-    adopted = run_of(tmp_path, "B", 40.0, [("auto", "direct", 10.0)], memory="adopted")
-    assert main(["--peers", ordinary, adopted]) == 0
-    heads, _, cells = (
-        line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines()
-    )
-    told = dict(zip(heads, cells, strict=True))
-    assert (told["ordinary"], told["adopted"]) == ("1.03", "4.00")
+def test_peers_tell_what_auto_does_for_ordinary_arrays_and_for_those_of_empty(capsys, tmp_path):
+    ordinary = run_of(tmp_path, "A", 30.0, [("auto", "native", 24.0)])
+    empty = run_of(tmp_path, "B", 40.0, [("auto", "direct", 10.0)], memory="shared")
+    assert main(["--peers", ordinary, empty]) == 0
+    cells = capsys.readouterr().out.splitlines()[2].strip("| ").split(" | ")
+    beside = ["30.0 (1.25)", "40.0 (1.67)"]
+    assert cells == ["1 MiB", *beside, "24.0", "1.25", "1.46", "10.0", "3.00", "3.50", "4.00"]
+
+
+def test_peers_say_the_states_of_the_machine(capsys, tmp_path):
+    rows = [NATIVE, {}]
+    files = [written(tmp_path, n, rows, stores=[2.0, ns]) for n, ns in [("A", 26.0), ("B", 2.5)]]
+    assert main(["--peers", *files]) == 0
+    told = "A store to a line that the other core has read since took 2.5 to 26.0 ns."
+    assert capsys.readouterr().out.splitlines()[-1] == told
 
 
 def test_peers_of_a_broadcast_are_in_place(capsys, tmp_path):
@@ -125,9 +130,8 @@ def test_peers(capsys, tmp_path):
     gloo = run_of(tmp_path, "Gloo", 100.0, [])
     assert main(["--peers", quick, slow, gloo]) == 0
     cells = capsys.readouterr().out.splitlines()[2].strip("| ").split(" | ")
-    times = ["30.0 (3.00)", "40.0 (2.00)", "100.0 (5.00)"]
-    by = "direct (shared), ring (shared)"
-    assert cells == ["1 MiB", *times, "15.0", "2.00", by, "0.98", "-", "-", "2.50", "38%"]
+    times = ["30.0 (2.50)", "40.0 (0.98)", "100.0 (2.44)"]
+    assert cells == ["1 MiB", *times, "26.5", "0.98", "2.44", "-", "-", "-", "2.50"]
     assert main(["--peers", gloo]) == 2
     assert "none of the files has a row of ours" in capsys.readouterr().err
     picture = tmp_path / "peers.png"

@@ -1,13 +1,10 @@
 """What processes are told by launchers, and which of them are refused."""
 
-from pathlib import Path
-
 import pytest
 
 from collectives.errors import LaunchError
 from collectives.launchers import LAUNCHERS, PREFIXES, check_launch, excess
 
-ROOT = Path(__file__).parents[3]
 #: What one process of several was told, as the launchers' own output and sources have it.
 TOLD = {
     "srun": {
@@ -171,29 +168,3 @@ def test_variables_of_launchers_have_the_beginnings_that_a_job_of_its_own_must_n
     for launcher in LAUNCHERS:
         for name in (launcher.mark, *launcher.sizes, launcher.rank):
             assert name.startswith((*PREFIXES, "RANK", "WORLD_SIZE")) or not name
-
-
-def test_the_documents_have_the_table():
-    """This file as a program prints it."""
-    text = (ROOT / "docs/cluster.md").read_text()
-    assert "\n".join(table()) in text
-
-
-def table():
-    """Which variables prove what, and the cures, as rows of Markdown."""
-    yield "| launcher | what it tells | with an MPI that does not see all of its processes |"
-    yield "| --- | --- | --- |"
-    for launcher in LAUNCHERS:
-        variables = dict.fromkeys([*launcher.sizes, launcher.rank or launcher.mark])
-        shown = {
-            vendor or "others": text.replace("{mpirun} -n {n}", "mpirun").replace("'", "`")
-            for vendor, text in launcher.cures.items()
-        }
-        cures = [f"{vendor}: {cure}" for vendor, cure in shown.items()]
-        told = " ".join(f"`{name}`" for name in variables)
-        instead = "; ".join(cures) if len(cures) > 1 else shown["others"]
-        yield f"| {launcher.name} | {told} | {instead} |"
-
-
-if __name__ == "__main__":
-    print(*table(), sep="\n")

@@ -26,10 +26,13 @@ def key(table, name):
     return found
 
 
-def test_the_page_is_what_the_command_prints(capsys):
+def test_the_page_has_every_table_and_links_to_documents(capsys):
     assert main(["keys", "--markdown"]) == 0
-    written = (ROOT / "docs/job.md").read_text()
-    assert capsys.readouterr().out == written, "mpitrain keys --markdown > docs/job.md"
+    page = capsys.readouterr().out
+    assert page.startswith("# The job file\n")
+    assert all(f"### {table.header}\n" in page for table in TABLES.values())
+    links = re.findall(r"\]\(([^)]+)\)", page)
+    assert links and all((ROOT / "docs" / name).exists() for name in links)
 
 
 def test_every_key_is_described_and_nothing_else():
