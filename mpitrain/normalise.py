@@ -87,7 +87,7 @@ def normalise(
     module, layers = user_objects.model(given, job.run.seed, lambda: own_data.first(job, train))
     optimizer = given.optimizer
     if given.makes_optimizer:
-        groups, grouping, options = user_objects.optimizer(optimizer, module, layers)
+        groups, grouping, options = user_objects.optimizer(optimizer, module, layers, job)
         optimizer = groups[0]
         if schedule is not None:
             from mpitrain.adapters.torch.functions.scheduler import TorchSchedule
@@ -122,13 +122,16 @@ def normalise(
             for name, one in given.metrics.items()
         }
     names: Mapping[str, str] = {}
+    shadow = None
     if module is not None:
         from mpitrain.adapters.torch.modules.whole import names_in
 
         names = names_in(module, layers or {})
         if layers and given.loss is user_objects.own_loss and metrics is None:
             last.give_only_loss()
-    objects = UserObjects(data, layers, loss, metrics, optimizer, grouping, schedule, names)
+        if job.run.shadow and not comm.rank:
+            shadow = user_objects.shadow(module, layers or {}, given)
+    objects = UserObjects(data, layers, loss, metrics, optimizer, grouping, schedule, shadow, names)
     return job, objects, module
 
 

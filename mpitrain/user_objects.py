@@ -16,6 +16,7 @@ from mpitrain.data.map_style import Collate
 from mpitrain.objective import LossFunction
 from mpitrain.objective.metrics import Averaged, Metric
 from mpitrain.ranks.same import name_of
+from mpitrain.training.build import cut_by
 
 if TYPE_CHECKING:
     from mpitrain.adapters.torch.modules.own_module import OwnModule
@@ -143,6 +144,14 @@ def beside_training(module: Any) -> "OwnModule":
     return OwnModule(module)
 
 
+def shadow(module: Any, layers: Mapping[str, nn.Layer], given: Given) -> Callable[[Any, Any], None]:
+    """The function that compares the first steps of a torch module with plain torch."""
+    from mpitrain.adapters.torch.shadow.shadow import Shadow
+
+    factory = given.optimizer if given.makes_optimizer else None
+    return Shadow(module, layers, factory, given.schedule)
+
+
 def kinds(module: Any) -> dict[str, object]:
     """Types of a torch module's parts, by name; for torch's own classes with their options."""
     return {
@@ -154,7 +163,7 @@ def kinds(module: Any) -> dict[str, object]:
 
 
 def optimizer(
-    given: Any, module: Any, layers: Mapping[str, nn.Layer] | None
+    given: Any, module: Any, layers: Mapping[str, nn.Layer] | None, job: Config
 ) -> tuple[list[Any], "Grouping", dict[str, object]]:
     """The optimiser that the function ``given`` makes from the parameters of a module.
 
@@ -165,7 +174,7 @@ def optimizer(
     from mpitrain.adapters.torch.modules.whole import trained
 
     own = trained(module, layers or {}) if module is not None else {}
-    groups, grouping = grouped(given, own)
+    groups, grouping = grouped(given, own, is_cut=bool(cut_by(job)))
     options: dict[str, object] = {
         f"{key} of the optimizer's group {number}": value
         for number, one in enumerate(groups)

@@ -38,6 +38,8 @@ class Run(Struct, frozen=True, forbid_unknown_fields=True):
             replaced, its trace is removed, and its checkpoints are moved to
             ``checkpoints/earlier``, unless it is resumed.  When a job file leaves it out: the
             file's name without its suffix, under ``runs/``.
+        shadow: first steps in which a few samples of the batch also go through a torch module in
+            plain torch, on rank 0; another loss, gradient or update is an error; 0: none.
         log_every: steps from one console line to the next.
         check_every: steps from one comparison of the replicas to the next; 0: after epochs only.
         tensorboard: write curves to ``tensorboard/``, too; needs tensorboardX.
@@ -54,6 +56,7 @@ class Run(Struct, frozen=True, forbid_unknown_fields=True):
     loss_scale_window: Count = 2000
     on_nonfinite: Literal["stop", "skip"] = "stop"
     dir: str = "runs/unnamed"
+    shadow: Annotated[int, Meta(ge=0)] = 8
     log_every: Count = 10
     check_every: Annotated[int, Meta(ge=0)] = 0
     tensorboard: bool = False

@@ -21,13 +21,13 @@ class Verdict:
     """Results of the checks of a layer whose code is not ours.
 
     Attributes:
-        examined: whether the layer was tried once.
+        compares: whether ranks that share the layer must compare it with one process's.
         deferred: whether a fault found in a forward pass is kept, for all ranks to raise together,
             rather than raised here.
         fault: the first fault that was kept.
     """
 
-    examined: bool = False
+    compares: bool = False
     deferred: bool = False
     fault: ValueError | None = None
 

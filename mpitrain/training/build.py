@@ -137,12 +137,17 @@ def counting(parts: Parts, *, is_changed: bool) -> Communicator | None:
     return parts.comm if is_changed or (is_coded and config.parallel.zero < 2) else None
 
 
-def expect_whole(config: Config) -> None:
-    """Raise ConfigError if an optimiser needs whole parameters, and ranks have parts of them."""
+def cut_by(config: Config) -> list[str]:
+    """Keys of [parallel] by which ranks have parts of parameters."""
     p = config.parallel
     cut = {"zero": p.zero, "node_shared": p.node_shared, "tensor": p.tensor > 1}
     cut["experts"] = bool(config.own.experts) and p.experts > 1
-    for key in (key for key, is_cut in cut.items() if is_cut):
+    return [key for key, is_cut in cut.items() if is_cut]
+
+
+def expect_whole(config: Config) -> None:
+    """Raise ConfigError if an optimiser needs whole parameters, and ranks have parts of them."""
+    for key in cut_by(config):
         raise ConfigError(
             f"optimizer: {config.own.optimizer} goes by whole parameters, and parallel.{key} cuts "
             "them; leave it out, or take an optimiser that updates each number by itself, as "

@@ -114,7 +114,7 @@ def _short(config: Config, steps: int) -> Config:
     """The job with this number of steps, a rate that a function gives, and no averages."""
     return replace(
         config,
-        run=replace(config.run, on_nonfinite="stop", check_every=0),
+        run=replace(config.run, on_nonfinite="stop", check_every=0, shadow=0),
         optim=config.optim.constant,
         evaluate=Evaluate(config.evaluate.metrics),  # a scheduler that follows tests is replaced
         # As an epoch has at least one step, this number of epochs is enough.

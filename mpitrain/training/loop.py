@@ -12,12 +12,13 @@ from mpi4py import MPI
 
 from collectives import Communicator, CorruptMessage
 from mpitrain.arrays import Array, Scalar
+from mpitrain.config import ConfigError
 from mpitrain.metrics.records import Record
 from mpitrain.objective import CrossEntropy
 from mpitrain.parallel.data_parallel import WholeGradients
 from mpitrain.pipeline.runtime import reads
 from mpitrain.pipeline.stage import Latest
-from mpitrain.ranks.together import ClosedTogether
+from mpitrain.ranks.together import ClosedTogether, together
 from mpitrain.step.agreement import over_counted
 from mpitrain.training.batches import MicroBatches
 from mpitrain.training.compatibility import uncountable
@@ -95,6 +96,8 @@ class Loop(ClosedTogether):
             for batch in batches:
                 if parts.padding:
                     parts.padding.look(batch.indices[0])
+                if parts.shadows:
+                    self._look(batch)
                 try:
                     records = self.step(batch)
                 except CorruptMessage as error:
@@ -108,6 +111,11 @@ class Loop(ClosedTogether):
                     parts.check_replicas(f"after step {parts.steps_done}")
         if not is_checked:
             parts.check_replicas(f"after epoch {epoch}")
+
+    def _look(self, batch: Batch) -> None:
+        """Let the program's shadow compare a step before it is taken; collective."""
+        parts, shadow = self.parts, self.parts.objects.shadow
+        together(parts.comm, lambda: shadow and shadow(parts, batch), ConfigError)
 
     def run_epoch(self, epoch: int) -> Iterator[Record]:
         """Take the steps of an epoch that are not done yet; yields one record at a time."""

@@ -65,6 +65,8 @@ class UserObjects:
         schedule: replaces ``optim.schedule`` and ``optim.warmup_epochs``: ``schedule(step)`` is the
             factor on the scaled rate, as in torch's LambdaLR.  Steps count from 0; they are epochs
             with ``optim.schedule_by = "epoch"``.  Rank 0 calls it for all steps before the first.
+        shadow: function that rank 0 calls with the parts and each of the first batches, to compare
+            its step with that of plain torch.
         names: name of a tensor here, by its name in the torch module's ``state_dict``.
     """
 
@@ -75,6 +77,7 @@ class UserObjects:
     optimizer: Optimizer | None = None
     grouping: Grouping | None = None
     schedule: Factor | TabulatedSchedule | None = None
+    shadow: Callable[["Parts", Any], None] | None = None
     names: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -211,6 +214,13 @@ class Parts:
         self.steps_done = first + len(samples)
         self.epoch, rest = divmod(self.steps_done - self.rates.ahead, self.sampler.steps_per_epoch)
         self.seen = self.seen + sum(map(len, samples)) if rest else 0
+
+    @property
+    def shadows(self) -> bool:
+        """Whether the next step is compared with plain torch, if the model is torch's."""
+        config = self.config
+        apart = config.server.ranks or config.server.hogwild or config.federated.clients
+        return self.steps_done < config.run.shadow and not apart and bool(config.own.model)
 
     @property
     def summation(self) -> Summation:

@@ -1,4 +1,4 @@
-"""Check that a program's own layers and functions are pure: at the start, then in each step."""
+"""Faults that a program's own layers and functions show in their passes, told on all ranks."""
 
 from typing import TYPE_CHECKING
 
@@ -23,20 +23,20 @@ class Purity:
         model = parts.model
         self._comm = parts.comm
         # All ranks know all layers, so that this is the same on all of them.
-        self._is_tried = bool(model.verdicts())
+        self._is_tried = any(verdict.compares for verdict in model.verdicts())
         self._verdicts = [one for name in parts.layers for one in model.layers[name].verdicts()]
         steps = getattr(parts.objects.optimizer, "verdict", None)
         self._functions = [model.loss, *parts.metrics.values(), steps]
 
     def examine(self, passes: "Passes") -> None:
-        """Take two samples through all layers if a layer must be tried; collective.
+        """Take two samples through all layers if ranks must compare their shares; collective.
 
-        ConfigError on all ranks: a layer is not a pure function.
+        ConfigError on all ranks: together they compute something else than one process.
         """
         if self._is_tried:
             passes.through()
-            for verdict in self._verdicts:
-                verdict.deferred = True
+        for verdict in self._verdicts:
+            verdict.deferred = True
 
     def faults(self) -> list[ValueError]:
         """The first fault of each of this rank's layers and functions, if it has any."""

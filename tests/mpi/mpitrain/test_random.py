@@ -174,7 +174,8 @@ def test_local_numbers_are_any_operators(comm, folder):
     with pytest.raises(
         ConfigError, match=r"by torch\.ops\.aten\.poisson; do without, or set run\.ra"
     ):
-        made(folder, model=model)
+        made(folder, model=model).fit()
+    seen.clear()
     with made(folder, **local(model=model, steps=3)) as trainer:
         trainer.fit()
     assert len(seen) > 3 and seen[-1].shape == seen[-2].shape

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from collectives import Communicator
 from mpitrain import nn
-from mpitrain.config import Config, ConfigError, Data, Optim, Parallel, Run, Train
+from mpitrain.config import Config, Data, Optim, Parallel, Run, Train
 from mpitrain.parallel.replicas import ReplicaMismatch
 from mpitrain.start import start
 from mpitrain.training.parts import UserObjects
@@ -15,7 +15,7 @@ from tests.mpi.mpitrain.fits import OPTIMIZERS, loop, made, torchs_own
 
 torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
 torch.set_num_threads(1)
-from mpitrain.adapters.torch import TorchLayer, layers, load_into  # noqa: E402
+from mpitrain.adapters.torch import layers, load_into  # noqa: E402
 
 pytestmark = pytest.mark.mpi
 
@@ -162,31 +162,6 @@ def with_norm():
     whole = module()
     whole[1].append(torch.nn.BatchNorm1d(32))
     return whole.double()
-
-
-class Counting(torch.nn.Linear):
-    """No pure function."""
-
-    calls = 0
-
-    def forward(self, x):
-        self.calls += 1
-        return super().forward(x) * self.calls
-
-
-@pytest.mark.quick_on(2)
-@pytest.mark.parametrize(
-    "within", [nn.Chain, nn.Residual, lambda one: nn.Recomputed(nn.Chain(one))]
-)
-def test_layers_of_torch_within_others_are_examined_first(comm, within):
-    """When the trainer is made, by all ranks."""
-    own = {
-        "flat": nn.Flatten(),
-        "own": within({"of torch": TorchLayer(Counting(64, 64).double(), "mine")}),
-        "last": nn.Linear(64, 10),
-    }
-    with pytest.raises(ConfigError, match="mine gives two results for one input"):
-        start(comm, job(), objects=UserObjects(layers=own))
 
 
 @pytest.mark.skipif(RANKS == 1, reason="needs a rank that differs")

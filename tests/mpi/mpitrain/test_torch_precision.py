@@ -83,7 +83,7 @@ def test_compute_is_the_whole_module_in_16_bits(folder):
 
 def test_autocast_around_the_trainer_is_refused(comm, folder):
     with torch.autocast("cpu", torch.bfloat16), pytest.raises(ConfigError, match="autocast is on"):
-        made(folder, **GIVEN)
+        made(folder, **GIVEN).fit()
     trainer = made(folder, **GIVEN, parallel={"pipe": RANKS} if 1 < RANKS < 5 else {})
     on = torch.autocast("cpu", torch.bfloat16, enabled=comm.rank == comm.size - 1)
     with on, pytest.raises(ConfigError, match="autocast is on around the trainer"):

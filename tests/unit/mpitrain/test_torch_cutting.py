@@ -187,14 +187,6 @@ def test_a_list_of_modules_stands_for_them():
     assert expanded(Forked(), ["body"]) == ["body"]
 
 
-def keeps():
-    """A tensor goes from one module to another beside their arguments and results."""
-    module, kept = Forked(), {}
-    module.body.register_forward_hook(lambda part, x, y: kept.update(y=y.detach()))
-    module.twice.register_forward_hook(lambda part, x, y: y * kept["y"])
-    return module
-
-
 class Around(nn.Module):
     """Layers and a batch norm, in a forward pass of the test's own."""
 
@@ -220,7 +212,6 @@ CANNOT = [
     (Forked, ["head", "body"], "not in the order in which they are called, once each: body, h"),
     (Forked, ["body", "body.1"], "not in the order"),
     (Forked, ["twice"], "once each: twice, twice"),
-    (keeps, ["body"], "give other results than all of it"),
     (around(lambda m, x: m.leave(m.flat(x).reshape(-1, 6))), ["flat"],
      r"'flat' gives a tensor of shape \(18,\) for 3 samples"),
     (around(lambda m, x: on_both_sides(m, m.norm(x))), ["enter"],

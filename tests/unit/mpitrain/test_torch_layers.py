@@ -1,6 +1,5 @@
 """Modules of torch are layers of the trainer, or are refused with the way out."""
 
-import random
 from collections import namedtuple
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -76,27 +75,15 @@ def moving(module, x):
     return x - module.mean
 
 
-def counting(module, x):
-    module.calls = getattr(module, "calls", 0) + 1
-    return x * module.calls
-
-
 norm = nn.functional.batch_norm
 IMPURE = {
     "counts": (lambda m, x: torch.poisson(x.exp()), r"by torch\.ops\.aten\.poisson; do without"),
-    "mixed": (lambda m, x: x + x[torch.randperm(len(x))], "numbers, it gives a sample another res"),
     "of no sample": (
         lambda m, x: x * torch.rand(len(x) ** 2)[: len(x), None].to(x),
         r"random numbers of the shape \(4,\) for 2 samples and \(9,\) for 3, of which no axis",
     ),
-    "Python's now and then": (
-        lambda m, x: x * (random.random() > 1e-9), "two results for one input"
-    ),
-    "NumPy's now and then": (lambda m, x: x * (np.random.rand() > 1e-9), "two results for one"),
-    "state": (counting, "two results for one input"),
-    "statistics": (lambda m, x: norm(x, None, None, training=True), "alone in its batch"),
     "running statistics": (
-        lambda m, x: norm(x, m.mean, torch.ones(6).to(x), training=True), "alone in its batch"
+        lambda m, x: norm(x, m.mean, torch.ones(6).to(x), training=True), "changes its mean"
     ),
     "new buffer": (moving, "part3 changes its mean"),
     "buffer in place": (lambda m, x: x + m.mean.mul_(0.9), "part3 changes its mean"),

@@ -49,15 +49,6 @@ class Norms(Signs):
             p -= rate * p.grad / p.grad.norm()
 
 
-class Mixing(Signs):
-    """Goes by all parameters at once."""
-
-    def move(self, parameters, rate):
-        norm = sum(p.grad.square().sum() for p in parameters).sqrt()
-        for p in parameters:
-            p -= rate * p.grad / norm
-
-
 class Counting(Signs):
     """Goes by a number that no checkpoint has."""
 
@@ -95,24 +86,6 @@ class Late(Signs):
             own["step"] = own.get("step", 0) + 1
             if own["step"] > 3:
                 own.setdefault("mean", torch.zeros_like(p)).lerp_(p.grad, 0.1)
-
-
-class Clipping(Signs):
-    """Goes by a norm that only large gradients reach."""
-
-    def move(self, parameters, rate):
-        for p in parameters:
-            p -= rate * p.grad * (8 / p.grad.norm()).clamp(max=1)
-
-
-class Around(torch.optim.Optimizer):
-    """Moves the parameters of another one alone."""
-
-    def __init__(self, base):
-        vars(self).update(vars(base), base=base)
-
-    def step(self):
-        self.base.step()
 
 
 TAKEN = {
@@ -184,28 +157,15 @@ def unlike(parameters):
     return torch.optim.Adam([{"params": [second]}, {"params": [first], "amsgrad": True}])
 
 
-class Langevin(torch.optim.SGD):
-    """Adds noise to what it updates."""
-
-    @torch.no_grad()
-    def step(self, closure=None):
-        super().step(closure)
-        for p in self.param_groups[0]["params"]:
-            p.add_(torch.randn_like(p), alpha=0.01)
-
-
 WAY_OUT = ".*DistributedDataParallel"
 
 
 @pytest.mark.parametrize(
     ("optimizer", "why"),
     [
-        (lambda p: Mixing(p, lr=0.1), "two parameters together and apart differ" + WAY_OUT),
         (lambda p: Counting(p, lr=0.1), "a Counting changes taken, which is lost" + WAY_OUT),
         (lambda p: Falling(p, lr=0.1), "a Falling changes lr, which is lost" + WAY_OUT),
         (lambda p: Known(p, lr=0.1), r"a Known has parameters or their id\(\) in known" + WAY_OUT),
-        (lambda p: Langevin(p, lr=0.1), "Langevin draws random numbers in a step" + WAY_OUT),
-        (lambda p: Around(torch.optim.SGD(p, lr=0.1)), "it moved nothing" + WAY_OUT),
         (lambda p: torch.optim.LBFGS(p, lr=0.1), "LBFGS calls a closure" + WAY_OUT),
         (lambda p: torch.optim.SparseAdam(p, lr=0.1), "does not support dense" + WAY_OUT),
         (lambda p: 3, "gives a int, and an optimiser of torch is needed"),
@@ -224,12 +184,6 @@ def test_optimisers_that_cannot_be_are_refused_with_the_way_out(optimizer, why):
     with pytest.raises(ConfigError, match=why):
         grouped(optimizer, given)
     assert all(torch.equal(p, torch.ones(4, 3)) for p in given.values())
-
-
-def test_what_only_some_gradients_mix_takes_whole_parameters():
-    given = {f"p{n}": torch.nn.Parameter(torch.ones(4, 3)) for n in range(2)}
-    assert grouped(lambda p: Clipping(p, lr=0.1), given)[0][0].whole
-    assert not grouped(lambda p: Signs(p, lr=0.1), given)[0][0].whole
 
 
 @pytest.mark.parametrize("epochs", [4, 6])

@@ -1,4 +1,4 @@
-"""The optimisers of a program's function: one for each of its groups, tried before training."""
+"""The optimisers of a program's function: one for each of its groups."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from inspect import Parameter, signature
@@ -16,6 +16,8 @@ from mpitrain.optim.optimizers import Beginning
 #: Makes an optimiser of some parameters, as ``lambda p: torch.optim.AdamW(p, lr=3e-3)``.
 Factory = Callable[[Sequence[torch.nn.Parameter]], torch.optim.Optimizer]
 
+#: Optimisers of torch that go by whole parameters.
+_OF_WHOLE = torch.optim.Adafactor, torch.optim.Muon
 _ELSEWHERE = "a loop of your own with torch's DistributedDataParallel, where any works"
 _SEVERAL = (
     "; several optimisers, as for the two modules of a GAN, take a loop of your own with torch's "
@@ -24,17 +26,18 @@ _SEVERAL = (
 
 
 def grouped(
-    factory: Factory, named: Mapping[str, torch.nn.Parameter]
+    factory: Factory, named: Mapping[str, torch.nn.Parameter], *, is_cut: bool = False
 ) -> tuple[list[TorchOptimizer], Grouping]:
     """The optimisers of a factory's groups, and the group of each parameter.
 
     Args:
         factory: makes an optimiser of all trained parameters; it is called once.
         named: the parameters by their names in the trainer; empty if there is no module.
+        is_cut: whether ranks have parts of parameters.
 
     Raises:
-        ConfigError: the factory makes no optimiser that updates each number by itself, or one that
-            leaves parameters out or has others; or its groups have different state.
+        ConfigError: the factory makes no optimiser of torch, or one that leaves parameters out or
+            has others; or its groups have different state.
     """
     given = named or {"": torch.nn.Parameter(torch.ones(1))}
     made = _new(factory, list(given.values()))
@@ -46,7 +49,7 @@ def grouped(
     for asked in made.param_groups:
         options = {k: v for k, v in asked.items() if k != "params"}
         options |= {k: v for k, v in made.defaults.items() if k in BEGINNINGS}
-        own = _tried(made, options, shapes)
+        own = _of_group(made, options, shapes, is_cut)
         own.trained = [torch.empty_like(p, device="meta") for p in asked["params"]]
         groups.append(own)
         usual = groups[0]
@@ -98,84 +101,34 @@ def _new(factory: Factory, parameters: list[torch.nn.Parameter]) -> torch.optim.
     return made
 
 
-def _tried(
-    made: torch.optim.Optimizer, options: Mapping[str, Any], shapes: Sequence[Shape]
+def _of_group(
+    made: torch.optim.Optimizer, options: Mapping[str, Any], shapes: Sequence[Shape], is_cut: bool
 ) -> TorchOptimizer:
     """The optimiser of a group: one that updates each number by itself, or each parameter.
 
-    Raises:
-        ConfigError: steps on two parameters together and apart differ, or it cannot be tried.
+    torch's own code is known.  Other code has whole parameters where ranks have them; the shadow
+    tells where it needs more than it has.  ConfigError: its steps cannot be taken one by one.
     """
-    name = type(made).__name__
-    step = signature(type(made).step).parameters
+    name, kind = type(made).__name__, type(made)
+    step = signature(kind.step).parameters
     if "closure" in step and step["closure"].default is Parameter.empty:
         raise ConfigError(
             f"optimizer: {name} calls a closure, which computes the loss several times in a step, "
             "and a step of the trainer has one forward and backward pass; take torch.optim.AdamW, "
             f"or {_ELSEWHERE}"
         )
-    why, draws = list[str](), False
-    for whole, own in ((False, [(2,)]), (True, shapes)):
-        try:
-            with torch.random.fork_rng(devices=[]):
-                found = TorchOptimizer(made, options, own, whole=whole)
-                before = torch.get_rng_state()
-                reason = _difference(found, own if whole else [(3, 4)])
-                draws = draws or not torch.equal(torch.get_rng_state(), before)
-        except ConfigError as error:
-            if whole:
-                raise
-            reason = str(error)
-        except (AttributeError, KeyError, *MISFITS) as error:
-            reason = f"{type(error).__name__}: {one_line(error)}"
-        if draws:
-            raise ConfigError(
-                f"optimizer: a {name} draws random numbers in a step, which would follow the "
-                "layout, as each rank updates its own part of the parameters; leave them out, or "
-                f"take {_ELSEWHERE}"
-            )
-        if not reason:
-            return found
-        why.append(reason)
-    raise ConfigError(
-        f"optimizer: a {name} does not update each number by itself ({why[0]}), nor each parameter "
-        f"({why[1]}), as the trainer's flat buckets need; take torch.optim.AdamW, or {_ELSEWHERE}"
-    )
-
-
-def _difference(own: TorchOptimizer, shapes: Sequence[Shape]) -> str:
-    """How torch's steps on two parameters differ from ours on each, or on pieces of it; or ""."""
-    draw, rate = torch.Generator().manual_seed(0), max(own.lr, 1e-3)
-    begin = [
-        torch.randn(shape, generator=draw, dtype=torch.float64) for shape in shapes for _ in "ab"
-    ]
-    together = [torch.nn.Parameter(one.clone()) for one in begin]
-    apart = [one.clone().numpy() for one in begin]
-    if not own.whole:
-        apart = [one.reshape(-1) for one in apart]
-    states = [{slot: one.reshape(-1) * 0 for slot in own.slots} for one in apart]
-    made = own.made(together[0], rate)
-    made.param_groups[0]["params"].extend(together[1:])
-    for step in range(1, 5):
-        gradients = [torch.randn(one.shape, generator=draw, dtype=one.dtype) for one in begin]
-        for parameter, gradient in zip(together, gradients, strict=True):
-            parameter.grad = gradient.clone()
-        made.step()
-        for one, gradient, state in zip(apart, gradients, states, strict=True):
-            direction = gradient.numpy().reshape(one.shape)
-            for part in (...,) if own.whole else (slice(5), slice(5, None)):
-                piece = {slot: array[part] for slot, array in state.items()}
-                given = own.prepare(one[part], direction[part], piece, step)
-                own.apply(one[part], given.copy(), piece, rate)
-    moved = [parameter.detach().reshape(-1) for parameter in together]
-    if any(torch.equal(one, first.reshape(-1)) for one, first in zip(moved, begin, strict=True)):
-        return "it moved nothing when it was tried on a parameter of its own"
-    same = all(
-        torch.allclose(one, torch.from_numpy(other).reshape(-1), rtol=1e-9, atol=1e-12)
-        for one, other in zip(moved, apart, strict=True)
-    )
-    where = "two parameters together and apart" if own.whole else "a matrix and on its pieces"
-    return "" if same else f"steps on {where} differ"
+    is_own = not kind.step.__module__.startswith("torch.optim.")
+    whole = isinstance(made, _OF_WHOLE) or (is_own and not is_cut)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            return TorchOptimizer(made, options, shapes if whole else [(2,)], whole=whole)
+    except ConfigError:
+        raise
+    except (AttributeError, KeyError, *MISFITS) as error:
+        raise ConfigError(
+            f"optimizer: a {name} cannot take a step on a parameter of its own "
+            f"({type(error).__name__}: {one_line(error)}); take torch.optim.AdamW, or {_ELSEWHERE}"
+        ) from error
 
 
 def _begun(

@@ -235,6 +235,12 @@ class TorchLoss(Judge):
         if self.fault is not None:
             raise ValueError(str(self.fault).removeprefix("loss: "))
 
+    def plain(self, given: Any, outputs: Tensors, labels: dict[str, torch.Tensor]) -> torch.Tensor:
+        """The loss as a loop of torch has it, of outputs as the module has ``given`` them."""
+        found = self.function(given, as_given(self._cast(labels, dict(outputs))))
+        total: torch.Tensor = found[0] / found[1] if isinstance(found, tuple) else found
+        return total
+
     def _cast(
         self, labels: dict[str, torch.Tensor], outputs: dict[str, torch.Tensor]
     ) -> dict[str, torch.Tensor]:

@@ -15,7 +15,7 @@ from mpitrain.adapters.torch.checks.module_class import ELSEWHERE, ImpureModule,
 from mpitrain.adapters.torch.checks.probe import Form, Tensors, arguments, cast, having, options
 from mpitrain.adapters.torch.functions.own_loss import COUNT, LOSS, OwnLoss
 from mpitrain.adapters.torch.modules.cutting import has_hooks
-from mpitrain.adapters.torch.modules.drawing import Drawing, reset, seeded, states_of_generators
+from mpitrain.adapters.torch.modules.drawing import Drawing, Seeded, reset, states_of_generators
 from mpitrain.adapters.torch.modules.draws import Draws
 from mpitrain.adapters.torch.modules.regions import Region
 from mpitrain.adapters.torch.modules.stand_ins import BatchNormStandIn, set_context
@@ -44,10 +44,11 @@ class Watched:
         changes_input: whether the module computes in the place of its input, which belongs to
             another layer; it is given a copy.
         draws: places where the module draws random numbers.
-        modes: modes, by ``training``, in which it draws random numbers.
+        modes: modes, by ``training``, in which it draws random numbers, or was not tried yet.
+        seen: modes in which it has been tried.
         source: origin of the random numbers of the pass.
         state: names of the constants that may change in training.
-        drew: whether the latest pass drew numbers from torch's generators.
+        drew: whether the latest pass drew numbers of torch's generators that nobody has keyed.
         constants: buffers and frozen parameters behind the latest pass, by name.
         changed: names of those that it changed, as far as torch counts changes.
         own_loss: calls the module.
@@ -64,7 +65,7 @@ class Watched:
         self._options = options(module)
         self.changes_input = any(getattr(part, "inplace", False) for part in module.modules())
         self.draws = Draws(module)
-        self.modes: set[bool] = set()
+        self.modes, self.seen = {True, False}, set[bool]()
         self.source: AbstractContextManager[Any] = nullcontext()
         self.state: frozenset[str] = frozenset()
         self.drew = False
@@ -113,8 +114,6 @@ class Watched:
         with self.source:
             outputs: Tensors = self.region.end(self.own_loss(self.module, args, kwargs))
         self.drew = reset(states)
-        if self.drew and self.verdict.examined:
-            self.say(f" draws random numbers, and drew none in a trial{UNKEYED}")
         if fault := getattr(self.module.forward, "fault", ""):  # a part of a module has one
             self.say(f"{fault}; cut elsewhere, or leave cuts out")
         if isinstance(self.source, Drawing) and self.source.fault:
@@ -271,11 +270,14 @@ class Call:
             watched.source = (
                 Drawing(watched.draws, context, self.xp, shapes, unknown, loud=loud)
                 if context.keyed
-                else seeded(context)
+                else Seeded(context)
             )
         values = {**self.values, **{name: self.values[name].clone() for name in watched.state}}
         with watched.in_mode(training=context.training):
-            return watched(values, x)
+            found = watched(values, x)
+        if watched.drew:
+            watched.say(f" draws random numbers, and drew none in a trial{UNKEYED}")
+        return found
 
     def again(self) -> AbstractContextManager[None]:
         """For the backward pass of the latest pass, parts of which may be computed once more."""

@@ -17,9 +17,9 @@ from torch import nn
 from torch.utils._pytree import tree_flatten
 
 from mpitrain.adapters.torch.arrays import tensors_of
-from mpitrain.adapters.torch.checks.probe import Tensors, arguments, modes_kept, one_line, options
+from mpitrain.adapters.torch.checks.probe import Tensors, arguments, one_line, options
 from mpitrain.adapters.torch.modules.results import MANY, Result, absent
-from mpitrain.adapters.torch.modules.trial import Crossing, Trial, called
+from mpitrain.adapters.torch.modules.trial import Crossing, Trial
 from mpitrain.arrays import Array
 from mpitrain.fields import fields
 
@@ -51,24 +51,17 @@ def cut(module: nn.Module, after: str | Sequence[str], inputs: Array) -> list[nn
     names = expanded(module, after)
     kind = next((p.dtype for p in module.parameters()), torch.get_default_dtype())
     given = tensors_of(fields(inputs[np.arange(MANY) % len(inputs)]), kind, every=True)
-    elsewhere = "cut elsewhere, keep no results in modules, or give a torch.nn.Sequential of parts"
     try:
         trial = Trial(module, names, given)
-        parts = [_Part(trial, number, given).module for number in range(len(names) + 1)]
-        are_same = _are_the_same(module, parts, {name: one.flip(0) for name, one in given.items()})
+        return [_Part(trial, number, given).module for number in range(len(names) + 1)]
     except ValueError:
         raise
     except Exception as error:  # the module's own code may raise anything
         raise ValueError(
             f"{what} cannot be tried in parts on {MANY} samples ({type(error).__name__}: "
-            f"{one_line(error)}); {elsewhere}"
+            f"{one_line(error)}); cut elsewhere, keep no results in modules, or give a "
+            "torch.nn.Sequential of parts"
         ) from error
-    if not are_same:
-        raise ValueError(
-            f"the parts of {what} give other results than all of it, as its modules have other "
-            f"ways to one another than arguments and results; {elsewhere}"
-        )
-    return parts
 
 
 def expanded(module: nn.Module, after: str | Sequence[str]) -> list[str]:
@@ -221,35 +214,3 @@ class _Left(BaseException):
 
 def _leave(part: nn.Module, given: Any, result: Any) -> NoReturn:
     raise _Left(result)
-
-
-def _are_the_same(module: nn.Module, parts: Sequence[nn.Module], given: Tensors) -> bool:
-    """Whether the parts in a row have the results and gradients of the module.
-
-    They are tried in evaluation mode, in which nothing is random, with and without gradients.  Each
-    part has other samples, too, before the next one goes on with these, as in a pipeline.
-    """
-    trained = [p for p in module.parameters() if p.requires_grad]
-
-    def run(part: nn.Module, x: Tensors) -> Tensors:
-        with modes_kept(part):
-            return called(part.eval(), {}, x)
-
-    def results(several: Sequence[nn.Module]) -> list[torch.Tensor]:
-        both: list[Tensors] = [given, {name: one.flip(0) for name, one in given.items()}]
-        for part in several:
-            both = [run(part, x) for x in both]
-        every = list(both[0].values())
-        values = [one for one in every if one.requires_grad]
-        by: Sequence[torch.Tensor] = ()
-        if values and trained:
-            total = torch.stack([one.double().sum() for one in values]).sum()
-            by = torch.autograd.grad(total, trained, allow_unused=True, materialize_grads=True)
-        return [*(one.detach() for one in every), *by]
-
-    for graded in (True, False):
-        with torch.set_grad_enabled(graded):
-            pairs = list(zip(results([module]), results(parts), strict=True))
-        if not all(torch.allclose(*pair, rtol=1e-3, atol=1e-5, equal_nan=True) for pair in pairs):
-            return False
-    return True

@@ -4,8 +4,8 @@ Each layout of ranks has one process's numbers then, wherever in a module they a
 """
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from types import ModuleType
 from typing import Any
@@ -79,6 +79,11 @@ class Drawing(TorchDispatchMode):
     def _should_skip_dynamo(cls) -> bool:
         """False: the pass runs what is compiled as it was written, and a guard takes its time."""
         return False
+
+    @property
+    def drew(self) -> bool:
+        """Whether the pass has drawn numbers."""
+        return bool(self.shapes or self._draws.plain or self.fault)
 
     def mark(self) -> tuple[dict[str, int], int]:
         """The draws so far, for :meth:`rewind`."""
@@ -255,14 +260,26 @@ def remembered() -> Callable[[], None]:
     return back
 
 
-@contextmanager
-def seeded(context: Context) -> Iterator[None]:
-    """torch's generators begin from a seed of the step and the micro-batch; then they go on."""
-    if not context.training:
-        context = context.inside("test")
-    if not len(context.samples):
-        context = replace(context, samples=np.zeros(1, int))
-    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
-    with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(int(context.seeds()[0] >> np.uint64(1)))
-        yield
+class Seeded:
+    """A pass in which torch's generators begin from a seed of the step and the micro-batch.
+
+    Attributes:
+        drew: whether it drew random numbers.
+    """
+
+    drew = False
+
+    def __init__(self, context: Context) -> None:
+        context = context if context.training else context.inside("test")
+        if not len(context.samples):
+            context = replace(context, samples=np.zeros(1, int))
+        self._seed = int(context.seeds()[0] >> np.uint64(1))
+
+    def __enter__(self) -> None:
+        self._before = states_of_generators()
+        torch.manual_seed(self._seed)
+        self._seeded = states_of_generators()
+
+    def __exit__(self, *raised: Any) -> None:
+        self.drew = reset(self._seeded)
+        reset(self._before)

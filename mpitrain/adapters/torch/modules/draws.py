@@ -76,6 +76,11 @@ class Draws:
         self._draws: dict[Any, bool] = {}
         self._signatures: dict[Any, tuple[list[str], dict[str, Any]]] = {}
 
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        """A copy goes by the parts of its own module."""
+        vars(self).update(state)
+        self._names = {id(part): name for name, part in self.module.named_modules()}
+
     def draws(self, operator: Any) -> bool:
         """Whether an operator may draw random numbers, itself or in what it consists of."""
         found = self._draws.get(operator)

@@ -22,8 +22,6 @@ from mpitrain.adapters.torch.arrays import (
 )
 from mpitrain.adapters.torch.checks.leaves import Leaves
 from mpitrain.adapters.torch.checks.module import (
-    examine,
-    expect_alone,
     expect_the_same_trained,
     expect_unchanged,
     learn,
@@ -41,6 +39,8 @@ from mpitrain.adapters.torch.checks.probe import (
 from mpitrain.adapters.torch.checks.shared_module import Comparison
 from mpitrain.adapters.torch.functions.lent import Lent
 from mpitrain.adapters.torch.modules.calls import Call, Watched, changes
+from mpitrain.adapters.torch.modules.drawing import Drawing
+from mpitrain.adapters.torch.modules.draws import DrawPlace, Where
 from mpitrain.adapters.torch.modules.expert_parallel import expert_share
 from mpitrain.adapters.torch.modules.passes import Pass
 from mpitrain.adapters.torch.modules.regions import Region, Share
@@ -157,6 +157,7 @@ class TorchLayer(Layer):
         takes, training = watched.takes, watched.training
         found = TorchLayer(own.module, watched.name, self.prefix, takes=takes, training=training)
         found._given, found._alone = self._given, self
+        found._watched.verdict.compares = True
         found._share, found._watched.region = own, own.region
         found.whole, found.tied, found._filler = self.whole, self.tied, self._filler
         found.split = {name: axis for name, (axis, _) in own.axes.items()}
@@ -276,6 +277,22 @@ class TorchLayer(Layer):
         self._watched.narrow = max(kinds, key=lambda kind: torch.finfo(kind).eps)
         self._watched.wide = torch.float64 if torch.float64 in kinds else torch.float32
 
+    @property
+    def draws(self) -> bool:
+        """Whether the module draws random numbers in training."""
+        return True in self._watched.modes
+
+    def drawn(self) -> Iterator[tuple[DrawPlace, Where]]:
+        """Where the latest pass has drawn random numbers, and whose they are."""
+        source, where = self._watched.source, self._watched.draws.where
+        shapes = source.shapes if isinstance(source, Drawing) else {}
+        yield from ((place, where[place]) for place in shapes if place in where)
+
+    @property
+    def keeps_types(self) -> bool:
+        """Whether it computes with each parameter in a type of its own."""
+        return bool(self._types)
+
     def verdicts(self) -> list[Verdict]:
         return [self._watched.verdict]
 
@@ -318,8 +335,10 @@ class TorchLayer(Layer):
         self._forwards += 1
         used = [values[name] for name in own]
         with expect_unchanged(watched, used, bitwise=is_due(self._forwards)):
-            if counts and not watched.verdict.examined:
-                self._examine(call, list(own.values()))
+            if self._alone and counts and watched.verdict.compares:
+                self._examine(call, self._alone)
+            if counts and context.training not in watched.seen:
+                self._learn(call)
             for part in given.values():
                 part.requires_grad_(part.is_floating_point())
             known = {f"{self.prefix}{name}": one for name, one in own.items()}
@@ -336,22 +355,17 @@ class TorchLayer(Layer):
                 watched.say(changes(name))
         watched.keep(context, xp)
         saved = Pass(call, own, y, call.again(), self._share.served)
-        if is_due(self._forwards) and not self._meets_others:
-            expect_alone(call, call.as_tried(y), self._forwards % len(x))
         found = joined({name: as_array(part, xp) for name, part in y.items()})
         return found if counts else found[:0], saved
 
-    def _examine(self, call: Call, own: Sequence[torch.Tensor]) -> None:
-        """Try the module on its first batch; tensor ranks compare their shares with the whole."""
-        comparison = None
-        if self._alone:
-            comparison = Comparison(self._share, call, self._alone._watched)
-            comparison.expect_same(training=False)
-        with self._share.region.being(is_apart=True):
-            examine(call)
-        if comparison:
-            comparison.expect_same(training=True)
-        self._watched.verdict.examined = True
+    def _examine(self, call: Call, alone: "TorchLayer") -> None:
+        """Compare this rank's share, on its first batch, with the whole module."""
+        comparison = Comparison(self._share, call, alone._watched)
+        comparison.expect_same(training=False)
+        for training in (True, False):
+            self._learn(call.of(training=training, samples=np.arange(len(call))))
+        comparison.expect_same(training=True)
+        self._watched.verdict.compares = False
 
     def _learn(self, call: Call) -> None:
         with self._share.region.being(is_apart=True):

@@ -1,0 +1,349 @@
+"""The shadow: the first steps in plain torch beside the trainer's layers, on a few samples."""
+
+import logging
+import random
+import threading
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import mpitrain
+from mpitrain.config import ConfigError
+
+torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
+torch.set_num_threads(1)
+nn, F = torch.nn, torch.nn.functional
+
+from mpitrain.adapters.torch.functions.objective import TorchLoss  # noqa: E402
+from mpitrain.adapters.torch.functions.optimizer import TorchOptimizer  # noqa: E402
+from mpitrain.adapters.torch.modules.passes import Pass  # noqa: E402
+from tests.unit.mpitrain.test_torch_optimizers import Signs  # noqa: E402
+
+X = torch.randn(24, 6, generator=torch.Generator().manual_seed(5))
+Y = X.sin().sum(1, keepdim=True)
+
+
+class Between(nn.Module):
+    """Computes ``f(module, x)`` between two layers."""
+
+    def __init__(self, f, *buffers):
+        super().__init__()
+        self.a, self.f, self.b = nn.Linear(6, 6), f, nn.Linear(6, 1)
+
+    def forward(self, x):
+        return self.b(self.f(self, self.a(x).tanh()))
+
+
+def between(f):
+    return lambda: Between(f)
+
+
+def plain():
+    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
+
+
+def sgd(parameters):
+    return torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
+
+
+def fitted(folder, model=plain, loss=F.mse_loss, optimizer=sgd, **given):
+    given = {"dtype": "float64", "epochs": 2, "batch_size": 8} | given
+    data = given.pop("data", torch.utils.data.TensorDataset(X, Y))
+    trainer = mpitrain.Trainer(
+        MPI.COMM_SELF, model=model, train_data=data, loss=loss, optimizer=optimizer, seed=3,
+        dir=str(folder), log_every=1000, **given,
+    )  # fmt: skip
+    with trainer:
+        trainer.fit()
+    return trainer.module
+
+
+class Follows(nn.Module):
+    """A frozen copy follows the student, as in BYOL."""
+
+    def __init__(self):
+        super().__init__()
+        self.student, self.teacher = (nn.Linear(6, 1) for _ in range(2))
+        self.teacher.requires_grad_(False)
+
+    def forward(self, x):
+        if self.training:
+            with torch.no_grad():
+                self.teacher.weight.lerp_(self.student.weight, 0.1)
+        return self.student(x) + self.teacher(x)
+
+
+class Held(nn.Module):
+    """A function that holds on to a module, which is copied for a batch norm alone."""
+
+    def __init__(self, norm):
+        super().__init__()
+        self.a, self.norm, self.b = nn.Linear(6, 6), norm, nn.Linear(6, 1)
+        self.f = lambda x: self.a(x)
+
+    def forward(self, x):
+        return self.b(self.norm(self.f(x)))
+
+
+class Mixing(Signs):
+    """Goes by all parameters at once."""
+
+    def move(self, parameters, rate):
+        norm = sum(p.grad.square().sum() for p in parameters).sqrt()
+        for p in parameters:
+            p -= rate * p.grad / norm
+
+
+class Around(torch.optim.Optimizer):
+    """Moves the parameters of another one alone."""
+
+    def __init__(self, base):
+        vars(self).update(vars(base), base=base)
+
+    def step(self):
+        self.base.step()
+
+
+class Langevin(torch.optim.SGD):
+    """Adds noise to what it updates."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        super().step(closure)
+        for p in self.param_groups[0]["params"]:
+            p.add_(torch.randn_like(p), alpha=0.01)
+
+
+def unit(module, x):
+    y = x * 1
+    if y.requires_grad:
+        y.register_hook(lambda g: g / g.norm())
+    return y
+
+
+def counting(module, x):
+    module.calls = getattr(module, "calls", 0) + 1
+    return x * module.calls
+
+
+def penalised():
+    module = plain()
+    penalised.loss = lambda y, t: F.mse_loss(y, t) + 0.1 * module[0].weight.square().sum()
+    return module
+
+
+def remembering():
+    module = plain()
+    seen = module[0].weight.detach()
+    module[0].register_forward_hook(lambda part, x, y: y + seen.sum())
+    return module
+
+
+OUTPUTS, GRADIENT, UPDATE = "gives samples other outputs", "the gradient of", "the update of"
+#: What a program can do that makes a layout train other numbers, and the words that tell of it.
+PLANTED = {
+    "mixes": (OUTPUTS, {"model": between(lambda m, x: x - x.mean(0))}),
+    "mixes by draws": (OUTPUTS, {"model": between(lambda m, x: x + x[torch.randperm(len(x))])}),
+    "state": (OUTPUTS, {"model": between(counting)}),
+    "Python's numbers": ("numbers that are not torch's", {
+        "model": between(lambda m, x: x * (random.random() > 1e-9))}),
+    "NumPy's numbers": ("numbers that are not torch's", {
+        "model": between(lambda m, x: x * (np.random.rand() > 1e-9))}),
+    "memory of a parameter": ("step 2: .*" + OUTPUTS, {"model": remembering}),
+    "backward mixes": (GRADIENT, {"model": between(unit)}),
+    "optimiser mixes": (UPDATE, {"optimizer": lambda p: Mixing(p, lr=0.1)}),
+    "optimiser draws": (UPDATE, {"optimizer": lambda p: Langevin(p, lr=0.1)}),
+    "optimiser around": (UPDATE, {"optimizer": lambda p: Around(torch.optim.SGD(p, lr=0.1))}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", PLANTED)
+def test_what_would_train_other_numbers_is_told_in_the_first_steps(tmp_path, kind):
+    words, given = PLANTED[kind]
+    with pytest.raises(ConfigError, match=rf"(?s)^(?=step \d: ).*({words})"):
+        fitted(tmp_path, **({"epochs": 3} | given))
+    # The mistake is the shadow's to find: nothing else stops the run.
+    fitted(tmp_path, **({"epochs": 3} | given), shadow=0)
+
+
+def test_what_another_check_finds_is_told_in_its_words(tmp_path):
+    with pytest.raises(ConfigError, match=r"step 1: part0 follows from a\.\w+ by another way than"):
+        fitted(tmp_path, lambda: Held(nn.BatchNorm1d(6)).double())
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "times", "words"),
+    [
+        (Pass, "backward", 0.5, "the gradient of 0.weight is 1/2 of torch's: a mean was taken"),
+        (Pass, "backward", 2, "the gradient of 0.weight is 2 times torch's: a mean was taken"),
+        (TorchLoss, "_of", 3, "the loss is 3 times torch's"),
+        (TorchOptimizer, "apply", 0.5, "the update of 0.weight is 1/2 of torch's"),
+    ],
+)
+def test_a_fault_of_the_trainers_own_is_told_by_its_ratio(
+    tmp_path, monkeypatch, where, name, times, words
+):
+    usual = getattr(where, name)
+
+    def backward(self, dy, **given):
+        dx, kept = usual(self, dy, **given)
+        return dx, {key: None if one is None else one * times for key, one in kept.items()}
+
+    def _of(self, *given):
+        value, *rest = usual(self, *given)
+        return value * times, *rest
+
+    def apply(self, p, direction, state, rate):
+        usual(self, p, direction, state, rate * times)
+
+    monkeypatch.setattr(where, name, locals()[name])
+    with pytest.raises(ConfigError, match=f"step 1: {words}"):
+        fitted(tmp_path)
+
+
+def keeping(module, x):
+    module.kept = x
+    return x
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one, self.two, self.leave = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 1)
+        self.two.weight = self.one.weight
+        self.one.bias.requires_grad_(False)
+
+    def forward(self, x):
+        return self.leave(self.two(self.one(x).tanh()))
+
+
+class Autocast(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = plain()
+
+    def forward(self, x):
+        with torch.autocast("cpu", torch.bfloat16):
+            return self.inner(x)
+
+
+class Again(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.3), nn.Tanh())
+
+    def forward(self, x):
+        return torch.utils.checkpoint.checkpoint(self.inner, x, use_reentrant=False)
+
+
+def noisy():
+    return nn.Sequential(
+        nn.Linear(6, 8), nn.Dropout(0.3), nn.Sequential(nn.Tanh(), nn.Dropout(0.2)), nn.Linear(8, 1)
+    )
+
+
+def normed():
+    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.2), nn.Linear(8, 1))
+
+
+def counted(outputs, labels):
+    counts = labels > 0
+    return ((outputs - labels).square() * counts).sum(), counts.sum()
+
+
+def decayed(parameters):
+    flat = [p for p in parameters if p.ndim < 2]
+    rest = [p for p in parameters if p.ndim > 1]
+    return torch.optim.AdamW([{"params": rest}, {"params": flat, "weight_decay": 0.0}], lr=3e-3)
+
+
+def one_cycle(optimizer):
+    return torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=40)
+
+
+def attending():
+    inner = nn.TransformerEncoderLayer(6, 2, 8, dropout=0.1, batch_first=True)
+    return nn.Sequential(nn.Unflatten(1, (1, 6)), inner, nn.Flatten(), nn.Linear(6, 1))
+
+
+RIGHT = {
+    "plain": {},
+    "holds on to itself": {"model": lambda: Held(nn.Dropout(0.2))},
+    "keeps what it made": {"model": between(keeping)},
+    "teacher": {"model": Follows},
+    "a penalty in the loss": {"model": penalised, "loss": lambda y, t: penalised.loss(y, t)},
+    "dropout": {"model": noisy},
+    "batch norm": {"model": normed, "micro_batches": 2},
+    "spectral norm": {"model": lambda: nn.Sequential(
+        nn.utils.parametrizations.spectral_norm(nn.Linear(6, 8)), nn.Linear(8, 1))},
+    "attention": {"model": attending},
+    "checkpoints": {"model": lambda: nn.Sequential(Again(), nn.Linear(6, 1))},
+    "tied": {"model": Tied, "cuts": ["one"]},
+    "micro-batches": {"micro_batches": 3},
+    "sum and count": {"loss": counted},
+    "sum": {"loss": nn.MSELoss(reduction="sum"), "optimizer": lambda p: torch.optim.SGD(p, 1e-4)},
+    "by name": {"loss": "mean_squared_error", "optimizer": None, "optim": {"name": "adamw"}},
+    "lamb": {"optimizer": None, "optim": {"name": "lamb"}},
+    "groups": {"optimizer": decayed},
+    "clipped": {"clip_norm": 0.1, "schedule": one_cycle},
+    "adafactor": {"optimizer": lambda p: torch.optim.Adafactor(p, lr=0.05)},
+    "zero": {"optimizer": lambda p: torch.optim.NAdam(p, lr=0.02), "parallel": {"zero": 2}},
+    "bfloat16": {"compute": "bfloat16", "dtype": "float32"},
+    "autocast": {"model": Autocast},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("kind", RIGHT)
+def test_what_is_right_is_let_be_and_keeps_its_bits(tmp_path, caplog, kind, dtype):
+    """With the shadow and without, whoever draws numbers beside training."""
+    caplog.set_level(logging.INFO, "mpitrain")
+    given, found = {"dtype": dtype, "epochs": 3} | RIGHT[kind], []
+    for steps in (8, 0):
+        torch.manual_seed(1), random.seed(1), np.random.seed(1)
+        own = fitted(tmp_path, **given, shadow=steps).state_dict()
+        found.append([*own.values(), torch.rand(2), random.random(), np.random.rand()])
+    assert all(torch.equal(torch.as_tensor(a), torch.as_tensor(b)) for a, b in zip(*found))
+    told = [r.getMessage() for r in caplog.records if "run.shadow" in r.getMessage()]
+    assert len(told) == 1 and "8 steps are as in plain torch" in told[0]
+
+
+class Uncopied(nn.Linear):
+    """Keeps what has no copy."""
+
+    def __init__(self):
+        super().__init__(6, 1)
+        self.lock = threading.Lock()
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"model": Uncopied}, "cannot pickle"),
+        ({"model": noisy, "random": "local"}, "run.random = 'local'"),
+    ],
+)
+def test_where_nothing_can_be_compared_a_line_says_so(tmp_path, caplog, given, why):
+    fitted(tmp_path, **given)
+    (told,) = [r.getMessage() for r in caplog.records if "run.shadow is off" in r.getMessage()]
+    assert why in told
+
+
+def test_a_module_runs_twice_before_the_first_step_and_a_loss_once(tmp_path):
+    calls = {"module": 0, "loss": 0}
+
+    class Counts(nn.Linear):
+        def forward(self, x):
+            calls["module"] += 1
+            return super().forward(x)
+
+    def loss(outputs, labels):
+        calls["loss"] += 1
+        return F.mse_loss(outputs, labels)
+
+    fitted(tmp_path, lambda: Counts(6, 1), loss, shadow=0, steps=1)
+    before = dict(calls)
+    fitted(tmp_path, lambda: Counts(6, 1), loss, shadow=0, steps=4)
+    assert calls["loss"] - 2 * before["loss"] == 3
+    assert before["module"] <= 3  # the step itself, the shapes, and whether it draws numbers
