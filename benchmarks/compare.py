@@ -101,15 +101,12 @@ def peers(paths: list[Path]) -> str:
         runs = [Run(path, records, size) for path, records in zip(paths, rows)]
         if not any(run.autos for run in runs):
             raise CollectiveError("none of the files has a row of ours: bench --algorithm auto")
-        ratios = _ratios(runs, "numpy") or [None] * len(runs)
-        beside = [f"{run.native:.1f} ({_cell_of(x)})" for run, x in zip(runs, ratios)]
+        ratios = [f" ({x:.2f})" for x in _ratios(runs, "numpy")] or [""] * len(runs)
+        beside = [f"{run.native:.1f}{x}" for run, x in zip(runs, ratios)]
         own = [ratio for run in runs for ratio in run.auto_to_native]
         ours = [*_summary(runs, "numpy"), *_summary(runs, "shared")]
-        lines.append(
-            _line(
-                [bytes_in_words(size), *beside, *ours, _cell_of(min(own, default=None), "native")]
-            )
-        )
+        ours.append(f"{min(own):.2f}" if own else "native")
+        lines.append(_line([bytes_in_words(size), *beside, *ours]))
     stores = [told.environment.store_ns[1] for told in files if told.environment.store_ns]
     if stores:
         span = f"{min(stores):.1f} to {max(stores):.1f} ns"
@@ -130,10 +127,6 @@ def _summary(runs: "Sequence[Run]", memory: str) -> list[str]:
         return ["-", "-", "-"]
     own = median(run.autos[memory] for run in runs if memory in run.autos)
     return [f"{own:.1f}", f"{min(ratios):.2f}", f"{median(ratios):.2f}"]
-
-
-def _cell_of(ratio: float | None, otherwise: str = "-") -> str:
-    return otherwise if ratio is None else f"{ratio:.2f}"
 
 
 #: Kinds of memory and how their lines are drawn.
