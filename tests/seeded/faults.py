@@ -78,8 +78,8 @@ FAULTS = [
         "messages: tags counted over all peers",
         "tests/mpi/collectives/test_drawn.py",
         "collectives/execution/messages.py",
-        "route = (Send if isinstance(step, Send) else Recv, step.peer)",
-        "route = (Send if isinstance(step, Send) else Recv, 0)",
+        "route = isinstance(step, Send), step.peer",
+        "route = isinstance(step, Send), 0",
     ),
     Fault(
         "messages: a chunk that is still being sent is reduced into",
