@@ -24,8 +24,8 @@ from collectives.calls.watching import Watching
 from collectives.errors import CollectiveError
 from collectives.execution.plan import Plan
 from collectives.execution.traffic import Traffic
-from collectives.execution.transport.shared_memory import Meeting
-from collectives.failure import WatchedPlan
+from collectives.execution.transport import Meeting
+from collectives.failure.watched_plan import WatchedPlan
 
 AnyPlan = Plan | NativePlan | WatchedPlan
 #: A nonblocking call under way.

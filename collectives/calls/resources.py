@@ -4,11 +4,12 @@ import logging
 import pickle
 from math import prod
 from operator import index
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from mpi4py import MPI
 
+from collectives import extras
 from collectives.calls.buffer_protocols import small_float
 from collectives.calls.devices import Devices
 from collectives.calls.settings import Settings
@@ -18,12 +19,13 @@ from collectives.execution.memory import Items
 from collectives.execution.messages import TAGS_PER_PLAN
 from collectives.execution.progress import Progress
 from collectives.execution.tags import Mask, TagPool, Tags
-from collectives.execution.transport.cuda_memory import CudaMemory
-from collectives.execution.transport.delayed import clock
 from collectives.execution.transport.mpi import MPITransport, largest_tag
-from collectives.execution.transport.shared_memory import NodeMemory
-from collectives.execution.transport.slots import Slots
-from collectives.execution.transport.windows import Movable
+
+if TYPE_CHECKING:
+    from collectives.execution.transport.shared_memory import NodeMemory
+    from collectives.execution.transport.slots import Slots
+    from collectives.execution.transport.windows import Movable
+
 
 log = logging.getLogger("collectives")
 
@@ -93,7 +95,7 @@ class Resources:
 
     def _expect_one_clock(self, channel: MPI.Intracomm) -> None:
         """Raises on all ranks if messages cannot say when they are due."""
-        clocks = np.array([clock(), -clock()])
+        clocks = np.array([extras.clock(), -extras.clock()])
         self.wait(channel.Iallreduce(MPI.IN_PLACE, clocks, MPI.MAX))
         if clocks[0] != -clocks[1]:
             raise CollectiveError(
@@ -187,7 +189,7 @@ class Resources:
         try:
             if memory not in ("numpy", "cupy"):
                 raise InvalidBuffer(f'memory={memory!r} is neither "numpy" nor "cupy"')
-            kind = self.devices.memory(CudaMemory().gpu if memory == "cupy" else None)
+            kind = self.devices.memory(extras.CudaMemory().gpu if memory == "cupy" else None)
             dtype = read_type(dtype)
             dimensions = read_shape(shape, dtype)
             if dtype.subdtype is not None:  # as of NumPy, its axes come behind the others
@@ -204,7 +206,7 @@ class Resources:
             return items
         try:
             if self.node is None:
-                self.node = NodeMemory(self.channel)
+                self.node = extras.NodeMemory(self.channel)
             return self.node.empty(dimensions, dtype, kind)
         except InvalidBuffer as error:  # on all ranks
             log.warning("ordinary memory instead of shared: %s", error)
@@ -216,27 +218,29 @@ class Resources:
         assert items is not None, "without a problem there is an array"
         return items
 
-    def move(self, storage: Movable) -> None:
+    def move(self, storage: "Movable") -> None:
         """Has torch move a storage of each rank into the node's memory, where that can be.
         Collective."""
         if self._alone:
             return
         try:
             if self.node is None:
-                self.node = NodeMemory(self.channel)
+                self.node = extras.NodeMemory(self.channel)
             self.node.move(storage)
         except (InvalidBuffer, MemoryError) as error:  # on all ranks
             log.warning("a bucket of DDP's stays in ordinary memory: %s", error)
 
     @property
-    def slots(self) -> Slots | None:
+    def slots(self) -> "Slots | None":
         """Slots for ordinary arrays, where the ranks can have them.  Collective at first use."""
         if self._has_slots and self._slots is None:
             # Another rank may wait for a plan of ours before it comes here.
             self.wait(self.channel.Ibarrier())
             self._has_slots = self.comm.size > 1 and not self._alone
             try:
-                self._slots = Slots(NodeMemory(self.channel)) if self._has_slots else None
+                self._slots = (
+                    extras.Slots(extras.NodeMemory(self.channel)) if self._has_slots else None
+                )
             except (InvalidBuffer, MemoryError) as error:  # on all ranks
                 log.warning("messages instead of slots: %s", error)
                 self._has_slots = False

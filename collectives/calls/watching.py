@@ -6,8 +6,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from mpi4py import MPI
 
+from collectives import extras
 from collectives.execution.progress import Progress
-from collectives.failure import Watchdog
 
 
 class Watching:
@@ -22,7 +22,7 @@ class Watching:
     def __init__(self, comm: MPI.Intracomm, timeout: float | None, progress: Progress) -> None:
         self.comm = comm
         self.progress = progress
-        self.watchdog = Watchdog(MPI.Intracomm(comm), timeout) if timeout else None
+        self.watchdog = extras.Watchdog(MPI.Intracomm(comm), timeout) if timeout else None
         self._may_watch = timeout is None
         #: Watches blocks that wait for other ranks; see :meth:`watch`.
         self._block_watchdog = self.watchdog
@@ -33,7 +33,7 @@ class Watching:
         It sees no collectives on arrays, as ranks leave different numbers of them to MPI.
         """
         if self._may_watch and self._block_watchdog is None and self.comm.size > 1:
-            self._block_watchdog = Watchdog(MPI.Intracomm(self.comm))
+            self._block_watchdog = extras.Watchdog(MPI.Intracomm(self.comm))
             weakref.finalize(self, self._block_watchdog.drop).atexit = False
 
     def close_watchdog(self) -> None:

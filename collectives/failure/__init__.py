@@ -2,8 +2,3 @@
 
 ``docs/failures.md`` says what happens when a rank dies.
 """
-
-from collectives.failure.watchdog import Watchdog, report_calls
-from collectives.failure.watched_plan import WatchedPlan
-
-__all__ = ["Watchdog", "WatchedPlan", "report_calls"]
