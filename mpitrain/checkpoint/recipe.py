@@ -14,14 +14,13 @@ from msgspec.structs import replace
 
 from mpitrain.checkpoint.described import Description
 from mpitrain.config import Config, by_key
-from mpitrain.data.map_style import OwnSamples
 from mpitrain.data.sampler import OwnOrder
-from mpitrain.data.stream import Stream, Streamed
 from mpitrain.ranks.same import described
 
 if TYPE_CHECKING:
     from mpitrain.checkpoint.reader import CheckpointReader
     from mpitrain.training.parts import Parts
+from mpitrain import extras
 
 log = logging.getLogger("mpitrain")
 
@@ -115,8 +114,8 @@ def settled_recipe_of(parts: "Parts") -> Recipe:
     found = recipe_of(parts)
     if found.changing is None and parts.comm.rank == 0:
         train = parts.data.train
-        others_read = parts.config.data.workers or not isinstance(train, Streamed)
-        if isinstance(train, OwnSamples) and others_read:
+        others_read = parts.config.data.workers or not extras.Streamed.made(train)
+        if extras.OwnSamples.made(train) and others_read:
             with suppress(Exception):  # a read shows here what changed in the other processes
                 train.read_anew()
         parts.recipe = found = found.settled(_made(parts, values=False))
@@ -175,9 +174,9 @@ def _made(parts: "Parts", *, values: bool = True) -> Recipe:
         found.add_array(f"model.{name}", tensor)  # nothing without values
     _add_optimizers(found, parts)
     found.values = False  # the digest of the data has them
-    if isinstance(parts.data.train, OwnSamples):
+    if extras.OwnSamples.made(parts.data.train):
         data = parts.data.train.data
-        _add(found, "data", data.source if isinstance(data, Stream) else data)
+        _add(found, "data", data.source if extras.Stream.made(data) else data)
         if parts.data.train.collate is not None:
             _add(found, "collate_fn", parts.data.train.collate)
     found.options[ORDER] = parts.sampler.described

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 from collectives.commands.arguments import positive, rank_count
 from collectives.commands.program import add_verbose
 from collectives.files import replace
-from mpitrain.commands.offline import add_job
+from mpitrain.commands.arguments import add_job
 from mpitrain.commands.search import file
 
 if TYPE_CHECKING:

@@ -7,9 +7,7 @@ from typing import get_args
 import msgspec
 
 from collectives.errors import hint
-from mpitrain import compress
-from mpitrain.compress.codec import Remembering, feedback_of
-from mpitrain.compress.dgc import DGC
+from mpitrain import extras
 from mpitrain.config.conflicts import refusals
 from mpitrain.config.federated import Federated
 from mpitrain.config.metric_names import refusal
@@ -191,33 +189,10 @@ def _compress(job: Tables) -> Faults:
         if c != Compress():
             yield "compress.codec", "none, and other keys of the table say how; name a codec"
     else:
-        try:
-            yield from codec_faults(c, compress.parse(c.codec))
-        except compress.CodecError as error:
-            yield "compress.codec", str(error)
+        yield from extras.faults_of_codec(c)
         for key in ("start", "least"):
             if job.server.ranks and getattr(c, key) != getattr(Compress(), key):
                 yield f"compress.{key}", "a push to a server is coded whole; leave it out"
-
-
-def codec_faults(c: Compress, codec: compress.AnyCodec) -> Faults:
-    """Keys of a [compress] table that do not fit its codec."""
-    is_linear, feedback = isinstance(codec, compress.LinearCodec), feedback_of(codec)
-    if is_linear and c.exchange != "auto":
-        yield "compress.exchange", f"{codec} adds up and goes by all-reduces; leave exchange out"
-    if c.feedback == "on" and feedback == "never":
-        yield "compress.feedback", f"what {codec} leaves out would grow; set feedback = 'off'"
-    if c.feedback == "off" and isinstance(codec, Remembering) and feedback == "on":
-        yield "compress.feedback", f"what {codec} keeps is its momentum, too; leave feedback out"
-    if isinstance(codec, compress.Sparse) and c.exchange != "auto":
-        yield "compress.exchange", f"{codec} goes by the sparse all-reduce; leave exchange out"
-    if isinstance(codec, DGC) and c.start:
-        yield (
-            "compress.start",
-            f"{codec} warms up by itself, see its option warmup; leave start out",
-        )
-    if getattr(codec, "votes", False) and c.exchange == "gathered":
-        yield "compress.codec", f"{codec} needs the owners of two_phase"
 
 
 def _sync(job: Tables) -> Faults:

@@ -11,15 +11,17 @@ from itertools import islice
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from multiprocessing.util import Finalize
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from collectives.errors import words
 from mpitrain.arrays import Array
 from mpitrain.data.dataset import DataError, Indexed, Samples
-from mpitrain.data.map_style import OwnSamples
 from mpitrain.data.places import StreamPlace
-from mpitrain.data.slots import Room, Slot, Told
-from mpitrain.data.stream import Streamed, WritePlace
+
+if TYPE_CHECKING:
+    from mpitrain.data.slots import Room, Slot, Told
+    from mpitrain.data.stream import WritePlace
+from mpitrain import extras
 
 #: Requests of a process at a time: one under way, one waiting.
 _AHEAD = 2
@@ -67,14 +69,14 @@ class Loader:
         self._last = -1
         self._told: dict[int, Told | str] = {}
         self._goes_on: StreamPlace | None = None
-        self._room = Room(parts, most) if workers else None
+        self._room: Room | None = extras.Room(parts, most) if workers else None
         self._turn = 0
         self._processes: list[Any] = []
         self._pipes: list[Connection] = []
         self._slots: list[Slot] = []
         try:
             if self._room:
-                self._slots = [Slot(self._room.bytes) for _ in range(_AHEAD * workers)]
+                self._slots = [extras.Slot(self._room.bytes) for _ in range(_AHEAD * workers)]
             for number in range(workers):
                 self._start(number)
         except OSError as error:
@@ -200,17 +202,17 @@ class Loader:
 
 def _read(parts: Mapping[str, Indexed], request: Request) -> Samples:
     samples = parts[request.part]
-    if request.place and isinstance(samples, Streamed):
+    if request.place and extras.Streamed.made(samples):
         samples.go_on(request.place)
-    if isinstance(samples, OwnSamples):
+    if extras.OwnSamples.made(samples):
         samples = samples.in_epoch(request.epoch)
     return samples[request.indices]
 
 
 def _work(
     parts: Mapping[str, Indexed],
-    room: Room,
-    slots: list[Slot],
+    room: "Room",
+    slots: "list[Slot]",
     pipe: Connection,
     others: list[Connection],
     parent: int,
@@ -252,16 +254,16 @@ def _work(
             return
 
 
-def _place(parts: Mapping[str, Indexed]) -> WritePlace | str | None:
+def _place(parts: Mapping[str, Indexed]) -> "WritePlace | str | None":
     """The place in the stream to train on, if it keeps states; a text: why it does not give it."""
     train = parts["train"]
     try:
-        return train.place() if isinstance(train, Streamed) else None
+        return train.place() if extras.Streamed.made(train) else None
     except DataError as error:
         return str(error)
 
 
-def _written(place: WritePlace | str | None) -> StreamPlace | None:
+def _written(place: "WritePlace | str | None") -> StreamPlace | None:
     if isinstance(place, str):
         raise DataError(place)
     return place and place()

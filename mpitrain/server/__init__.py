@@ -5,8 +5,3 @@ part of every batch, in turn and at its own pace; servers apply what arrives in 
 they serve it, and write that order down.  A run that is given the log serves in the same order, and
 ends with the same bits.
 """
-
-from mpitrain.server.loop import ServedLoop, ServerPlacing
-from mpitrain.server.service_log import LogError
-
-__all__ = ["LogError", "ServedLoop", "ServerPlacing"]

@@ -16,7 +16,7 @@ from collectives import Communicator, delayed
 from mpitrain.config import Sync
 from mpitrain.parallel.summation import Dense, Summation
 from mpitrain.start import start
-from mpitrain.sync import Delayed
+from mpitrain.sync.delayed import Delayed
 from tests.mpi.mpitrain.layouts import mlp
 from tests.mpi.mpitrain.test_sync_arithmetic import RATE, gradient, workers
 

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from collectives import Communicator
 from mpitrain.config import Sync
 from mpitrain.step.agreement import StepReport
-from mpitrain.sync import Quorum
+from mpitrain.sync.quorum import Quorum
 from tests.mpi.mpitrain.layouts import curve, equal, in_folder, mlp
 from tests.mpi.mpitrain.test_sync_arithmetic import gradient, workers
 

@@ -9,7 +9,9 @@ from mpitrain.config import Compress, Sync
 from mpitrain.parallel.compressed_summation import CompressedSummation
 from mpitrain.parallel.sent_bytes import coded_bytes, dense_bytes
 from mpitrain.parallel.summation import Dense
-from mpitrain.sync import Delayed, Local, Quorum
+from mpitrain.sync.delayed import Delayed
+from mpitrain.sync.local import Local
+from mpitrain.sync.quorum import Quorum
 from mpitrain.training import build
 from tests.mpi.mpitrain import test_sync_arithmetic as arithmetic
 from tests.mpi.mpitrain.test_quorum import sums

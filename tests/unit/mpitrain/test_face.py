@@ -8,7 +8,7 @@ ROOT = Path(__file__).parents[3]
 FACE = {"collectives"} | {f"collectives.{p.stem}" for p in (ROOT / "collectives").glob("*.py")}
 #: What lies deeper, and why mpitrain needs it.
 DEEPER = {
-    "collectives.analysis.user_code": "a job may name an algorithm of the program's own",
+    "collectives.analysis.user_code": "a job file may name parts of a program's file",
     "collectives.analysis.page": "pages of pipeline schedules have the style and keys of explore",
     "collectives.analysis.pictures": "find-lr refuses a picture's name as draw does, beforehand",
     "collectives.bench.point_to_point": "doctor times a message as tune does",

@@ -13,8 +13,8 @@ import pytest
 from mpi4py import MPI
 
 import mpitrain
-from mpitrain.checkpoint import CheckpointError
 from mpitrain.checkpoint.described import Description
+from mpitrain.checkpoint.manifest import CheckpointError
 from mpitrain.checkpoint.recipe import Recipe, _add
 from mpitrain.checkpoint.saving import resume
 from mpitrain.metrics.reader import read_records
