@@ -101,7 +101,7 @@ def peers(paths: list[Path]) -> str:
         runs = [Run(path, records, size) for path, records in zip(paths, rows)]
         if not any(run.autos for run in runs):
             raise CollectiveError("none of the files has a row of ours: bench --algorithm auto")
-        ratios = _ratios(runs, "numpy") or [None] * len(runs)
+        ratios: list[float | None] = [*_ratios(runs, "numpy")] or [None] * len(runs)
         beside = [f"{run.native:.1f} ({_cell_of(x)})" for run, x in zip(runs, ratios)]
         own = [ratio for run in runs for ratio in run.auto_to_native]
         ours = [*_summary(runs, "numpy"), *_summary(runs, "shared")]
