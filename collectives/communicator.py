@@ -9,25 +9,20 @@ from typing import Any, Literal, Self, cast
 import numpy.typing as npt
 from mpi4py import MPI
 
-from collectives.algorithms import Algorithm, check_default
-from collectives.analysis.user_code import resolve
+from collectives import extras
+from collectives.algorithms import Algorithm, check_default, resolve
 from collectives.calls.arguments import Arguments
 from collectives.calls.engine import AnyPlan, Engine, Native
-from collectives.calls.methods import (
-    Blocking,
-    Constructors,
-    Nonblocking,
-    Objects,
-    Persistent,
-    PointToPoint,
-    Requests,
-)
+from collectives.calls.methods.blocking import Blocking
+from collectives.calls.methods.constructors import Constructors
+from collectives.calls.methods.derived import Nonblocking, Persistent
+from collectives.calls.methods.objects import Objects
+from collectives.calls.methods.point_to_point import PointToPoint, Requests
 from collectives.calls.settings import Settings
 from collectives.execution.progress import Moving
 from collectives.execution.traffic import Traffic
 from collectives.execution.transport import Bytes
 from collectives.execution.transport.mpi import Envelope, MPITransport
-from collectives.failure import report_calls
 from collectives.failure.abort import abort_when_uncaught
 from collectives.launchers import check_launch
 
@@ -168,7 +163,7 @@ class Communicator(  # type: ignore[misc]
 
     def report_calls(self) -> str:
         """The last calls of this rank, for people, on all communicators with a ``timeout``."""
-        return report_calls()
+        return extras.report_calls()
 
     def attend(self, moving: Moving) -> Callable[[], None]:
         """Calls ``moving.Test()`` from now on whenever this thread waits for a collective, as

@@ -14,6 +14,9 @@ from typing import NamedTuple
 
 from collectives.errors import InvalidBuffer, UnknownAlgorithm
 
+#: Most ranks of a job.
+MOST_RANKS = 1 << 20
+
 
 class Value(NamedTuple):
     """The reduction of ``sendbuf[chunk]`` over ``ranks``."""

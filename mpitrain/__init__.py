@@ -1,7 +1,8 @@
 """Data, pipeline and tensor parallel training over MPI, driven by ``collectives``."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from collectives.extras import names_of
 
 if TYPE_CHECKING:
     from collectives import __version__
@@ -11,25 +12,16 @@ if TYPE_CHECKING:
     from mpitrain.run import train
     from mpitrain.trainer import Trainer
 
-_WHERE = {
-    "__version__": "collectives",
-    "Config": "mpitrain.config",
-    "ConfigError": "mpitrain.config",
-    "load": "mpitrain.config",
-    "Stopped": "mpitrain.ranks.stop",
-    "Stream": "mpitrain.data.stream",
-    "Trainer": "mpitrain.trainer",
-    "train": "mpitrain.run",
-}
+#: Planning and reports start no MPI.
+__getattr__, __dir__ = names_of(
+    __name__,
+    {
+        "collectives": "__version__",
+        "mpitrain.config": "Config ConfigError load",
+        "mpitrain.data.stream": "Stream",
+        "mpitrain.ranks.stop": "Stopped",
+        "mpitrain.run": "train",
+        "mpitrain.trainer": "Trainer",
+    },
+)
 __all__ = ["Config", "ConfigError", "Stopped", "Stream", "Trainer", "__version__", "load", "train"]
-
-
-def __getattr__(name: str) -> Any:
-    """Import a public name at its first use, so that planning and reports start no MPI."""
-    if name not in _WHERE:
-        raise AttributeError(f"module 'mpitrain' has no attribute {name!r}")
-    return getattr(import_module(_WHERE[name]), name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from collectives import LaunchError
 from collectives.about import load_mpi
 from collectives.commands import while_read
-from mpitrain.commands import arguments, offline
+from mpitrain import extras
+from mpitrain.commands import arguments
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -38,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         return ranks.run(given)
     with while_read():
-        return offline.run(arguments.parse(given))
+        return extras.run_offline(arguments.parse(given))
 
 
 if __name__ == "__main__":

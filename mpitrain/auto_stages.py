@@ -5,14 +5,14 @@ from collections.abc import Sequence
 from mpi4py import MPI
 from msgspec.structs import replace
 
-from mpitrain.checkpoint import CheckpointError
+from mpitrain.checkpoint.manifest import CheckpointError
 from mpitrain.checkpoint.reader import CheckpointReader, numbered
 from mpitrain.checkpoint.saving import checkpoints
 from mpitrain.config import Config, ConfigError
 from mpitrain.pipeline.partition import Costs, TwoLevelLinks, describe, partition_batch
+from mpitrain.pipeline.profiles import profiled
 from mpitrain.pipeline.schedule_file import find
 from mpitrain.ranks.together import by_rank_0
-from mpitrain.training.partition import profiled
 
 
 def auto_stages(comm: MPI.Intracomm, config: Config, *, go_on: bool = False) -> Config:

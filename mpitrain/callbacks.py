@@ -14,11 +14,13 @@ from mpi4py import MPI
 
 from collectives import provenance
 from collectives.failure import aborts
-from mpitrain.checkpoint import CheckpointError, Writer
+from mpitrain import extras
 from mpitrain.checkpoint.changes import origin_of
+from mpitrain.checkpoint.manifest import CheckpointError
 from mpitrain.checkpoint.saving import checkpoints, resume, save
+from mpitrain.checkpoint.writer import Writer
 from mpitrain.config import ConfigError
-from mpitrain.metrics import recorder, tensorboard
+from mpitrain.metrics import recorder
 from mpitrain.metrics.records import Epoch, Record, Resumed, Saved, Start, Step, Summary, Write
 from mpitrain.metrics.trace import remove_trace
 from mpitrain.metrics.writer import ReportError
@@ -227,7 +229,7 @@ def running(
     parts.ending = ""
     comm, config = parts.comm, parts.config
     if config.run.tensorboard:
-        tensorboard.check()
+        extras.check_tensorboard()
     folder = Path(config.run.dir)
     with locked(comm, folder):
         origin_of(parts)  # before any step: those that follow from parameters move in them

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 from mpi4py import MPI
 
-from mpitrain import nn, user_objects
+from mpitrain import extras, nn, user_objects
 from mpitrain.config import Brought, Config, ConfigError, Optim, configured, expect_job, expect_read
 from mpitrain.config.conflicts import expect, tables_of
 from mpitrain.data import DataError, loaders
@@ -90,9 +90,7 @@ def normalise(
         groups, grouping, options = user_objects.optimizer(optimizer, module, layers, job)
         optimizer = groups[0]
         if schedule is not None:
-            from mpitrain.adapters.torch.functions.scheduler import TorchSchedule
-
-            schedule = TorchSchedule(schedule, groups)
+            schedule = extras.TorchSchedule(schedule, groups)
         rates = {"lr": optimizer.lr, "reference_batch": 0}
         job = configured(job, {"optim": rates | _asked_of_optim(config, asked)})
     if optimizer is not None:
@@ -124,9 +122,7 @@ def normalise(
     names: Mapping[str, str] = {}
     shadow = None
     if module is not None:
-        from mpitrain.adapters.torch.modules.whole import names_in
-
-        names = names_in(module, layers or {})
+        names = extras.names_in(module, layers or {})
         if layers and given.loss is user_objects.own_loss and metrics is None:
             last.give_only_loss()
         if job.run.shadow and not comm.rank:

@@ -1,20 +1,28 @@
 """Choice of the loop that trains a job."""
 
+from collections.abc import Callable
 from typing import Unpack
 
 from mpi4py import MPI
 
-from mpitrain.auto_stages import auto_stages
+from mpitrain import extras
 from mpitrain.config import Config
-from mpitrain.federated import FEDERATED, FederatedLoop
 from mpitrain.memory import keep_freed
 from mpitrain.run import SynchronousLoop
-from mpitrain.server import ServedLoop, ServerPlacing
 from mpitrain.training.assemble import Hooks, assemble, closed_if_refused
-from mpitrain.training.asynchronous import AsynchronousLoop
 from mpitrain.training.loop import Loop
-from mpitrain.training.parts import NO_OBJECTS, UserObjects
-from mpitrain.training.variant import USUAL
+from mpitrain.training.parts import NO_OBJECTS, Parts, UserObjects
+from mpitrain.training.variant import USUAL, Variant
+
+
+def kind(config: Config) -> tuple[Variant, Callable[[Parts], Loop]]:
+    """How a kind of job makes its parts, and its loop."""
+    if config.federated.clients:
+        return extras.kind_of_clients(config)
+    if config.server.ranks or config.server.hogwild:
+        return extras.kind_of_servers(config)
+    is_stale = config.parallel.schedule == "asynchronous"
+    return USUAL, extras.AsynchronousLoop if is_stale else SynchronousLoop
 
 
 def start(
@@ -31,19 +39,9 @@ def start(
     job that leaves its stages to the partitioner has those of the newest checkpoint.
     """
     keep_freed()
-    config = auto_stages(comm, config, go_on=go_on)
-    placing, variant = ServerPlacing(), USUAL
-    is_served = config.server.ranks or config.server.hogwild
-    if config.federated.clients:
-        variant = FEDERATED
-    elif is_served:
-        variant = placing.variant(config)
+    if config.parallel.partition == "auto":
+        config = extras.auto_stages(comm, config, go_on=go_on)
+    variant, loop = kind(config)
     parts = assemble(comm, config, objects, variant=variant, **hooks)
     with closed_if_refused(parts.comm, parts.opened):
-        if config.federated.clients:
-            return FederatedLoop(parts)
-        if is_served:
-            return ServedLoop(parts, placing.members)
-        if config.parallel.schedule == "asynchronous":
-            return AsynchronousLoop(parts)
-        return SynchronousLoop(parts)
+        return loop(parts)

@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 from mpi4py import MPI
 
 from collectives import Communicator, check_launch
-from mpitrain.auto_stages import saved_stages
+from mpitrain import extras
 from mpitrain.config import Config, ConfigError
 from mpitrain.data import program as own_data
 from mpitrain.data.map_style import Collate
@@ -22,7 +22,7 @@ from mpitrain.start import start
 from mpitrain.training.assemble import Hooks
 from mpitrain.training.loop import Loop
 from mpitrain.training.parts import Parts
-from mpitrain.user_objects import Given, beside_training
+from mpitrain.user_objects import Given
 
 
 class Trainer(ClosedTogether):
@@ -135,7 +135,7 @@ class Trainer(ClosedTogether):
             hooks = Hooks(span=span, stop=stop, before_step=before_step)
             self.loop: Loop = start(whole, job, objects, **hooks)
         self._whole, self._job, self._objects, self._hooks = whole, job, objects, hooks
-        self._own = None if module is None else beside_training(module)
+        self._own = None if module is None else extras.OwnModule(module)
 
     @property
     def module(self) -> Any:
@@ -276,7 +276,7 @@ class Trainer(ClosedTogether):
 
     def _take_saved_stages(self) -> None:
         """Make the loop anew if the newest checkpoint has other stages; collective."""
-        job = saved_stages(self.comm, self._job, self.config)
+        job = extras.saved_stages(self.comm, self._job, self.config)
         if job is None:
             return
         self.loop.close()

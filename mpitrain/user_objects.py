@@ -7,19 +7,16 @@ from functools import wraps
 from inspect import signature
 from typing import TYPE_CHECKING, Any
 
-from mpitrain import nn
+from mpitrain import extras, nn
 from mpitrain.arrays import Array
-from mpitrain.compress import parse
-from mpitrain.compress.dgc import DGC
 from mpitrain.config import Config, ConfigError
-from mpitrain.data.map_style import Collate
 from mpitrain.objective import LossFunction
 from mpitrain.objective.metrics import Averaged, Metric
 from mpitrain.ranks.same import name_of
 from mpitrain.training.build import cut_by
 
 if TYPE_CHECKING:
-    from mpitrain.adapters.torch.modules.own_module import OwnModule
+    from mpitrain.data.map_style import Collate
     from mpitrain.optim.groups import Grouping
     from mpitrain.optim.optimizers import Optimizer
 
@@ -39,7 +36,7 @@ class Given:
     experts: str | Sequence[str] = ()
     schedule: Any = None
     classes: int = 0
-    collate_fn: Collate | None = None
+    collate_fn: "Collate | None" = None
 
     @property
     def makes_optimizer(self) -> bool:
@@ -72,8 +69,6 @@ def model(
         return None, given
     import torch
 
-    from mpitrain.adapters.torch import layers
-
     if not isinstance(given, torch.nn.Module) and callable(given):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -95,7 +90,7 @@ def model(
         )
     samples = inputs() if cuts else None
     try:
-        return given, layers(given, cuts, samples, objects.splits, objects.experts)
+        return given, extras.torch_layers(given, cuts, samples, objects.splits, objects.experts)
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
         raise ConfigError(f"model: {error}") from error
 
@@ -137,19 +132,10 @@ def _give_shapes(module: Any, inputs: Array, seed: int) -> None:
         ) from error
 
 
-def beside_training(module: Any) -> "OwnModule":
-    """The program's torch module, which follows its training when asked."""
-    from mpitrain.adapters.torch.modules.own_module import OwnModule
-
-    return OwnModule(module)
-
-
 def shadow(module: Any, layers: Mapping[str, nn.Layer], given: Given) -> Callable[[Any, Any], None]:
     """The function that compares the first steps of a torch module with plain torch."""
-    from mpitrain.adapters.torch.shadow.shadow import Shadow
-
     factory = given.optimizer if given.makes_optimizer else None
-    return Shadow(module, layers, factory, given.schedule)
+    return extras.Shadow(module, layers, factory, given.schedule)
 
 
 def kinds(module: Any) -> dict[str, object]:
@@ -170,11 +156,8 @@ def optimizer(
     Returns the update rules of its groups, the one of each parameter, and the options of all groups
     by name, which must be the same on all ranks.  ConfigError: torch's optimiser cannot be taken.
     """
-    from mpitrain.adapters.torch.functions.groups import grouped
-    from mpitrain.adapters.torch.modules.whole import trained
-
-    own = trained(module, layers or {}) if module is not None else {}
-    groups, grouping = grouped(given, own, is_cut=bool(cut_by(job)))
+    own = extras.trained(module, layers or {}) if module is not None else {}
+    groups, grouping = extras.grouped(given, own, is_cut=bool(cut_by(job)))
     options: dict[str, object] = {
         f"{key} of the optimizer's group {number}": value
         for number, one in enumerate(groups)
@@ -193,7 +176,7 @@ def optimizer(
 def expect_without_momentum(job: Config, given: "Optimizer") -> None:
     """Raise ConfigError if both the codec and the optimiser keep a momentum."""
     codec = job.compress.codec
-    if codec == "none" or not isinstance(parse(codec), DGC) or not given.slots:
+    if codec == "none" or not extras.DGC.made(extras.parse_codec(codec)) or not given.slots:
         return
     if name_of(given) != "SGD" or getattr(given, "momentum", True):
         raise ConfigError(
@@ -254,12 +237,9 @@ def loss(given: Any, form: Any, layers: Mapping[str, nn.Layer]) -> LossFunction 
     """
     if given is None or hasattr(given, "expect"):
         return given
-    from mpitrain.adapters.torch.functions.lent import Lent
-    from mpitrain.adapters.torch.functions.objective import TorchLoss
-
     if isinstance(given, type):  # as torch.nn.MSELoss
         given = _made("loss", given)
-    return TorchLoss(given, form, Lent(layers))
+    return extras.TorchLoss(given, form, extras.Lent(layers))
 
 
 def over_parts(given: Any) -> Any:
@@ -294,6 +274,4 @@ def metric(given: Any, name: str, form: Any, *, is_torch: bool) -> Metric:
         return given
     if not is_torch:
         return Averaged(given, name)
-    from mpitrain.adapters.torch.functions.objective import TorchMetric
-
-    return TorchMetric(given, name, form)
+    return extras.TorchMetric(given, name, form)

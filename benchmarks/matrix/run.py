@@ -23,7 +23,7 @@ from benchmarks.matrix.results import VERSION, Cell, Matrix, Result, read_matrix
 from collectives import CollectiveError, Communicator, UnknownAlgorithm, provenance
 from collectives.bench.report import processor
 from collectives.errors import install
-from mpitrain.checkpoint import CheckpointError
+from mpitrain.checkpoint.manifest import CheckpointError
 from mpitrain.config import Config, ConfigError, load
 from mpitrain.data import DataError
 from mpitrain.metrics.records import Record, Step

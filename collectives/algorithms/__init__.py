@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from collectives.algorithms.algorithm import Algorithm, Option
-from collectives.algorithms.registry import REGISTRY
+from collectives.algorithms.registry import REGISTRY, resolve
 from collectives.algorithms.segments import MOST_SEGMENTS, segmented
 from collectives.algorithms.table import ALGORITHMS
 from collectives.contracts import CONTRACTS
@@ -162,4 +162,5 @@ __all__ = [
     "names",
     "own",
     "parse",
+    "resolve",
 ]

@@ -5,15 +5,22 @@ lives.
 """
 
 from collections.abc import Iterator
+from typing import Any
 
+from collectives import extras
 from collectives.algorithms.algorithm import Algorithm, Option
-from collectives.algorithms.guard import guarded
 from collectives.contracts import contract
 from collectives.errors import UnknownAlgorithm, hint
 from collectives.schedule import Schedule
 
 #: Words that ``algorithm=`` and the benchmark take besides names of algorithms.
 RESERVED = ("auto", "native", "nccl", "all")
+
+
+def resolve(algorithm: Any, collective: str | None = None) -> str:
+    """As :func:`collectives.analysis.user_code.resolve`, which no known name needs."""
+    is_known = isinstance(algorithm, str) and REGISTRY.knows(algorithm)
+    return algorithm if is_known else extras.resolve(algorithm, collective)
 
 
 class Registry:
@@ -55,6 +62,11 @@ class Registry:
         contract(collective)
         return [name for of, name in self._entries if of == collective]
 
+    def knows(self, algorithm: str) -> bool:
+        """Whether it is a reserved word, or names an algorithm of some collective."""
+        name = algorithm.partition(":")[0].strip()
+        return name in RESERVED or any(other == name for _, other in [*self._entries])
+
     def find(self, collective: str, name: str) -> Algorithm:
         """The entry for ``name``; raises :class:`UnknownAlgorithm` with the nearest name."""
         known = self.names(collective)
@@ -77,7 +89,7 @@ class Registry:
         """
         entry = self.find(collective, name)
         if self.digest(collective, name):
-            return guarded(entry, size, root, **options)
+            return extras.guarded(entry, size, root, **options)
         return entry.schedule(size, root, **options)
 
     def digest(self, collective: str, name: str) -> str:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import msgspec
 
-from collectives.compile.cost import MOST_RANKS
+from collectives.contracts import MOST_RANKS
 from collectives.errors import CollectiveError
 from collectives.files import read_regular
 

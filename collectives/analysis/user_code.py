@@ -15,9 +15,8 @@ from pathlib import Path
 from threading import RLock
 from types import ModuleType
 
+from collectives import extras
 from collectives.algorithms import REGISTRY, Algorithm
-from collectives.algorithms.registry import RESERVED
-from collectives.analysis.claims import register
 from collectives.errors import UnknownAlgorithm, hint, words
 
 #: The group of entry points in which packages name their algorithms.
@@ -44,7 +43,7 @@ def resolve(algorithm: Algorithm | str, collective: str | None = None) -> str:
     """
     if isinstance(algorithm, Algorithm):
         _expect_one_of(collective, [algorithm])
-        return register(algorithm).name
+        return extras.register(algorithm).name
     if not isinstance(algorithm, str):
         return algorithm
     if match := _FILE.fullmatch(algorithm):
@@ -52,11 +51,11 @@ def resolve(algorithm: Algorithm | str, collective: str | None = None) -> str:
         _expect_one_of(collective, found)
     else:
         name = algorithm.partition(":")[0].strip()
-        if name in RESERVED or any(entry.name == name for entry in REGISTRY):
+        if REGISTRY.knows(name):
             return algorithm
         found = [a for point in entry_points(group=GROUP, name=name) for a in _of_point(point)]
     for one in found:
-        register(one)
+        extras.register(one)
     return f"{found[0].name}{match['options'] or ''}" if match else algorithm
 
 

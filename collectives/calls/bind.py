@@ -4,27 +4,22 @@ import logging
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import cast
 
 import numpy as np
 
+from collectives import extras
 from collectives.algorithms import build, in_segments, own, parse
 from collectives.calls.buffers import OPAQUE, CallBuffer
 from collectives.calls.call import Call
 from collectives.calls.native import can_be_native, fault_of_native, library, waits_for_device
 from collectives.calls.native_plan import NativePlan
-from collectives.calls.nccl import bind_nccl, fault_of_nccl
-from collectives.calls.reproducible import bind_exact, is_rounded
 from collectives.calls.resources import Resources
 from collectives.calls.tuner import Choice, Kind, Situation, choose
-from collectives.compile.cost import Model, best_segments, count
 from collectives.errors import CollectiveError
 from collectives.execution.memory import HOST, Items, Memory, is_queued
 from collectives.execution.messages import Operands, bind
 from collectives.execution.plan import Action, Binding, Plan
-from collectives.execution.shared import Places, bind_shared, runs_shared
-from collectives.execution.slot_rounds import bind_slots, fits_slots
-from collectives.execution.transport.cuda_memory import CudaMemory
+from collectives.execution.transport.windows import Places
 from collectives.schedule import Schedule
 
 log = logging.getLogger("collectives")
@@ -67,11 +62,11 @@ class Binder:
     ) -> Plan | NativePlan:
         """As :meth:`bind`; what is allocated in it is the plans' stream's."""
         resources, progress = self._resources, self._resources.progress
-        if resources.settings.reproducible and is_rounded(call):
+        if resources.settings.reproducible and extras.is_rounded(call):
             progress.expect_whole()
             binding = Binding("reproducible", progress, resources.take_tags() if planned else None)
             operands = staged(call, not planned, widens=False)
-            return bind_exact(call, resources.transport, operands, binding)
+            return extras.bind_exact(call, resources.transport, operands, binding)
         algorithm, reason = self._choice(call, self.memory_of(call, places), planned, unordered)
         log.info("%s: %s (%s)", call, algorithm, reason)
         if algorithm == "native":
@@ -85,17 +80,20 @@ class Binder:
                     f"{call.collective}: NCCL's messages carry no checksums and arrive when they "
                     "like; leave the algorithm out, or use a communicator without these"
                 )
-            nccl = resources.devices.nccl(cast(CudaMemory, memory).gpu)
-            return bind_nccl(call, nccl, binding, borrow=not planned)
+            assert call.buffer.gpu is not None, "NCCL takes no other arrays"
+            nccl = resources.devices.nccl(call.buffer.gpu)
+            return extras.bind_nccl(call, nccl, binding, borrow=not planned)
         items = None if call.counts else call.count * call.contract.blocks(call.member.size)
         size, root = call.member.size, call.root
         schedule = build(call.collective, algorithm, size, root, items, call.proved)
         node, dtype = resources.node, call.buffer.items.dtype
-        if node and places and runs_shared(schedule, places) and not call.widens:
+        if node and places and extras.runs_shared(schedule, places) and not call.widens:
             tags = node.slots.take(resources.used_anywhere) if planned else None
             if tags is not None or not planned:
                 binding = replace(binding, tags=tags)
-                return bind_shared(schedule, node, places, call.count, dtype, call.combine, binding)
+                return extras.bind_shared(
+                    schedule, node, places, call.count, dtype, call.combine, binding
+                )
             log.warning("messages instead of shared memory: %d plans use it", node.slots.most)
         fits = not unordered and self._fits_slots(call, schedule, memory)
         slots = resources.slots if fits else None
@@ -107,7 +105,7 @@ class Binder:
             binding = replace(binding, tags=tags)
             name = algorithm, *own(call.collective, algorithm)
             given = call.combine, binding, resources.extent(schedule, name), wide
-            return bind_slots(schedule, slots, operands, *given)
+            return extras.bind_slots(schedule, slots, operands, *given)
         binding = replace(binding, tags=resources.take_tags() if planned else None)
         operands = staged(call, not planned, call.widens, memory)
         transport = resources.devices.transport_of(call.buffer.gpu)
@@ -117,7 +115,7 @@ class Binder:
         """Whether a call runs through slots where its ranks have them; the same on all ranks."""
         is_usual = call.counts is None and not is_queued(memory)
         is_large = call.known_nbytes >= SLOTS_FROM_BYTES
-        return is_usual and is_large and fits_slots(schedule, call.buffer.items.itemsize)
+        return is_usual and is_large and extras.fits_slots(schedule, call.buffer.items.itemsize)
 
     def memory_of(self, call: Call, places: Places | None) -> Kind:
         """The kind of memory that the table is asked about."""
@@ -149,13 +147,13 @@ class Binder:
         if "segments=auto" not in choice.algorithm:
             return choice
         table = self._resources.table
-        model = Model(1e-6 * table.alpha_us, 1e-9 / table.bandwidth_GBs, 0.0)
+        model = extras.CostModel(1e-6 * table.alpha_us, 1e-9 / table.bandwidth_GBs, 0.0)
         algorithm = in_segments(
             call.collective,
             choice.algorithm,
             call.member.size,
-            lambda schedule: best_segments(
-                count(schedule).latency, call.known_nbytes / schedule.chunks, model
+            lambda schedule: extras.best_segments(
+                extras.cost_of(schedule).latency, call.known_nbytes / schedule.chunks, model
             ),
         )
         return choice._replace(algorithm=algorithm)
@@ -177,7 +175,7 @@ class Binder:
             uneven=call.counts is not None,
             memory=memory,
             even=self._resources.is_even,
-            nccl=not (settings.needs_messages or fault_of_nccl(call)),
+            nccl=call.is_on_device and not (settings.needs_messages or extras.fault_of_nccl(call)),
         )
 
 

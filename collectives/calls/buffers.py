@@ -10,6 +10,7 @@ import numpy.typing as npt
 from mpi4py import MPI
 from mpi4py.util import dtlib
 
+from collectives import extras
 from collectives.calls.buffer_protocols import memory_of
 from collectives.calls.mpi4py_spec import (
     TYPES,
@@ -24,7 +25,6 @@ from collectives.calls.mpi4py_spec import (
 )
 from collectives.errors import InvalidBuffer
 from collectives.execution.memory import HOST, Memory, gpu_of, is_on_device
-from collectives.execution.transport.cuda_memory import CudaMemory
 
 #: The type of items that only the MPI library can reduce: those of derived types.
 OPAQUE = np.dtype("V0")
@@ -61,7 +61,7 @@ class CallBuffer:
     def memory(self) -> Memory:
         """Where it lies, as this call addresses it; plans queue their work on their
         communicator's (:meth:`~collectives.calls.devices.Devices.memory`)."""
-        return HOST if self.gpu is None else CudaMemory(self.gpu)
+        return HOST if self.gpu is None else extras.CudaMemory(self.gpu)
 
     @property
     def gpu(self) -> int | None:

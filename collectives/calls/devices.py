@@ -1,20 +1,20 @@
 """The GPUs of a communicator's ranks: their memory, how its messages go, and NCCL."""
 
 import logging
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from mpi4py import MPI
 
-from collectives.calls.nccl import Nccl
+from collectives import extras
 from collectives.errors import CollectiveError
 from collectives.execution.memory import HOST, Memory
 from collectives.execution.transport import Transport
-from collectives.execution.transport.cuda_memory import CudaMemory
-from collectives.execution.transport.cuda_probe import probe
-from collectives.execution.transport.device import StagedTransport
 
 if TYPE_CHECKING:
+    from collectives.calls.nccl import Nccl
     from collectives.calls.resources import Resources
+    from collectives.execution.transport.cuda_memory import CudaMemory
+
 
 log = logging.getLogger("collectives")
 
@@ -42,7 +42,7 @@ class Devices:
         if gpu is None:
             return HOST
         if gpu not in self._gpus:
-            self._gpus[gpu] = CudaMemory(gpu)
+            self._gpus[gpu] = extras.CudaMemory(gpu)
         return self._gpus[gpu]
 
     def transport_of(self, gpu: int | None) -> Transport:
@@ -52,7 +52,7 @@ class Devices:
         if gpu not in self._transports:
             transport: Transport = self._resources.transport
             if self.road(gpu) == "staged":
-                transport = StagedTransport(transport, cast(CudaMemory, self.memory(gpu)))
+                transport = extras.StagedTransport(transport, self.memory(gpu))
             self._transports[gpu] = transport
         return self._transports[gpu]
 
@@ -71,11 +71,11 @@ class Devices:
             node = self._resources.comm.Split_type(MPI.COMM_TYPE_SHARED)
             # The first ranks of each node try, as loading CUDA takes seconds; all must be able to.
             gpus = node.gather(gpu)
-            works, seen = probe(*gpus[:2]) if gpus else (True, "")
+            works, seen = extras.probe(*gpus[:2]) if gpus else (True, "")
             node.Free()
             self.way = "direct" if all(self._resources.comm.allgather(works)) else "staged"
             log.info("device memory is %s: %s", self.way, seen or "as a node's first ranks found")
-        if self.way == "direct" and CudaMemory(gpu).allocates_asynchronously:
+        if self.way == "direct" and extras.CudaMemory(gpu).allocates_asynchronously:
             log.warning(
                 "CuPy allocates by cudaMallocAsync, whose memory MPI libraries send by way of the "
                 "host; use CuPy's own pool, or Communicator.empty"
@@ -87,7 +87,7 @@ class Devices:
         """Whether it is known that this MPI takes device memory; the same on all ranks."""
         return self.way == "direct" and not self._settings.needs_messages
 
-    def nccl(self, gpu: int) -> Nccl:
+    def nccl(self, gpu: int) -> "Nccl":
         """NCCL among these ranks.  Collective at its first use.
 
         Args:
@@ -98,7 +98,7 @@ class Devices:
         """
         if self._nccl is None:
             self._resources.progress.drain()
-            self._nccl = Nccl(self._resources.comm, gpu)
+            self._nccl = extras.Nccl(self._resources.comm, gpu)
         return self._nccl
 
     def has_nccl(self, gpu: int) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 from mpi4py import MPI
 from numpy import ndarray
 
+from collectives import extras
 from collectives.algorithms import Algorithm
 from collectives.calls.arguments import Arguments
 from collectives.calls.bind import Binder
@@ -23,8 +24,8 @@ from collectives.calls.validate import Validator
 from collectives.errors import CollectiveError
 from collectives.execution.plan import Plan
 from collectives.execution.traffic import Traffic
-from collectives.execution.transport.shared_memory import Meeting
-from collectives.failure import Watchdog, WatchedPlan
+from collectives.execution.transport import Meeting
+from collectives.failure.watched_plan import WatchedPlan
 
 AnyPlan = Plan | NativePlan | WatchedPlan
 #: A nonblocking call under way.
@@ -51,7 +52,7 @@ class Engine:
         self.resources = Resources(comm, settings)
         self.comm, self.progress = comm, self.resources.progress
         timeout = settings.timeout
-        self.watchdog = Watchdog(MPI.Intracomm(comm), timeout) if timeout else None
+        self.watchdog = extras.Watchdog(MPI.Intracomm(comm), timeout) if timeout else None
         #: Watches blocks that wait for other ranks; see :meth:`watch`.
         self._block_watchdog = self.watchdog
         self._underway = self.progress.plans
@@ -70,7 +71,7 @@ class Engine:
         """
         may_watch = self.settings.timeout is None and self._block_watchdog is None
         if may_watch and self.comm.size > 1:
-            self._block_watchdog = Watchdog(MPI.Intracomm(self.comm))
+            self._block_watchdog = extras.Watchdog(MPI.Intracomm(self.comm))
             weakref.finalize(self, self._block_watchdog.drop).atexit = False
 
     def close_watchdog(self) -> None:

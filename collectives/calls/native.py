@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
+from collectives import extras
 from collectives.calls.arguments import Arguments
 from collectives.calls.buffer_protocols import memory_of
 from collectives.calls.call import Call
@@ -13,7 +14,6 @@ from collectives.calls.mpi4py_spec import COUNTABLE
 from collectives.errors import InvalidBuffer
 from collectives.execution.memory import gpu_of, is_on_device
 from collectives.execution.plan import Action
-from collectives.execution.transport.cuda_memory import CudaMemory
 
 #: Names of MPI's thread levels.
 THREAD_LEVELS = {
@@ -90,7 +90,7 @@ def waits_for_device(arguments: Arguments, is_direct: bool) -> Action | None:
             "which must be CUDA-aware; if it is, say so by Communicator(device='direct') or "
             "COLLECTIVES_DEVICE=direct, or else leave the algorithm out"
         )
-    memory = CudaMemory(gpu_of(memory_of(arrays[0], False, "send", readonly=True)))
+    memory = extras.CudaMemory(gpu_of(memory_of(arrays[0], False, "send", readonly=True)))
     return memory.wait_for_callers
 
 

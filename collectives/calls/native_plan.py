@@ -13,7 +13,7 @@ from collectives.execution.plan import Action
 from collectives.execution.progress import Progress
 
 if TYPE_CHECKING:
-    from collectives.failure import WatchedPlan
+    from collectives.failure.watched_plan import WatchedPlan
 
 
 class Native(NamedTuple):

@@ -7,6 +7,7 @@ from typing import Any
 
 from mpi4py import MPI
 
+from collectives import extras
 from collectives.algorithms import check, find, parse
 from collectives.calls.arguments import Arguments
 from collectives.calls.buffers import OPAQUE, CallBuffer, read_buffer, vector_buffer
@@ -14,7 +15,6 @@ from collectives.calls.call import Call
 from collectives.calls.fast_path import nbytes_of
 from collectives.calls.mpi4py_spec import LETTERS
 from collectives.calls.native import library
-from collectives.calls.nccl import fault_of_nccl
 from collectives.contracts import Member, contract
 from collectives.errors import InvalidBuffer, UnknownAlgorithm
 from collectives.execution.memory import HOST, is_on_device
@@ -137,7 +137,7 @@ def expect_able(call: Call) -> None:
     if name in ("auto", "native"):
         return
     if name == "nccl":
-        if fault := fault_of_nccl(call):
+        if fault := extras.fault_of_nccl(call):
             raise UnknownAlgorithm(f"{call.collective}: {fault}")
         return
     entry = find(call.collective, name)

@@ -22,7 +22,7 @@ from collectives.calls.fast_path import nbytes_of_tensor
 from collectives.calls.mpi4py_spec import PREDEFINED
 from collectives.calls.rendezvous import Location
 from collectives.execution.plan import Plan
-from collectives.execution.transport.shared_memory import Meeting
+from collectives.execution.transport import Meeting
 
 #: Largest number of calls, and of plans, that are kept; and bytes of a plan's own memory.
 _MOST = 256

@@ -8,9 +8,8 @@ from collectives.calls.call import Call
 from collectives.calls.resources import Resources
 from collectives.errors import MismatchError, by_ranks
 from collectives.execution.memory import HOST
-from collectives.execution.shared import Places
-from collectives.execution.transport.shared_memory import WORDS, Meeting
-from collectives.execution.transport.windows import Place
+from collectives.execution.transport import WORDS, Meeting
+from collectives.execution.transport.windows import Place, Places
 
 # In the place of a window's number:
 _NO_BUFFER = -1

@@ -4,11 +4,12 @@ import logging
 import pickle
 from math import prod
 from operator import index
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from mpi4py import MPI
 
+from collectives import extras
 from collectives.calls.buffer_protocols import small_float
 from collectives.calls.devices import Devices
 from collectives.calls.settings import Settings
@@ -17,15 +18,16 @@ from collectives.errors import CollectiveError, InvalidBuffer
 from collectives.execution.memory import Items
 from collectives.execution.messages import TAGS_PER_PLAN
 from collectives.execution.progress import Progress
-from collectives.execution.slot_rounds import Extent, extent_of
 from collectives.execution.tags import Mask, TagPool, Tags
-from collectives.execution.transport.cuda_memory import CudaMemory
-from collectives.execution.transport.delayed import clock
 from collectives.execution.transport.mpi import MPITransport, largest_tag
-from collectives.execution.transport.shared_memory import NodeMemory
-from collectives.execution.transport.slots import Slots
-from collectives.execution.transport.windows import Movable
 from collectives.schedule import Schedule
+
+if TYPE_CHECKING:
+    from collectives.execution.slot_rounds import Extent
+    from collectives.execution.transport.shared_memory import NodeMemory
+    from collectives.execution.transport.slots import Slots
+    from collectives.execution.transport.windows import Movable
+
 
 log = logging.getLogger("collectives")
 
@@ -98,7 +100,7 @@ class Resources:
 
     def _expect_one_clock(self, channel: MPI.Intracomm) -> None:
         """Raises on all ranks if messages cannot say when they are due."""
-        clocks = np.array([clock(), -clock()])
+        clocks = np.array([extras.clock(), -extras.clock()])
         self.wait(channel.Iallreduce(MPI.IN_PLACE, clocks, MPI.MAX))
         if clocks[0] != -clocks[1]:
             raise CollectiveError(
@@ -194,7 +196,7 @@ class Resources:
         try:
             if memory not in ("numpy", "cupy"):
                 raise InvalidBuffer(f'memory={memory!r} is neither "numpy" nor "cupy"')
-            kind = self.devices.memory(CudaMemory().gpu if memory == "cupy" else None)
+            kind = self.devices.memory(extras.CudaMemory().gpu if memory == "cupy" else None)
             dtype = read_type(dtype)
             dimensions = read_shape(shape, dtype)
             if dtype.subdtype is not None:  # as of NumPy, its axes come behind the others
@@ -211,7 +213,7 @@ class Resources:
             return items
         try:
             if self.node is None:
-                self.node = NodeMemory(self.channel)
+                self.node = extras.NodeMemory(self.channel)
             return self.node.empty(dimensions, dtype, kind)
         except InvalidBuffer as error:  # on all ranks
             log.warning("ordinary memory instead of shared: %s", error)
@@ -223,20 +225,20 @@ class Resources:
         assert items is not None, "without a problem there is an array"
         return items
 
-    def move(self, storage: Movable) -> None:
+    def move(self, storage: "Movable") -> None:
         """Has torch move a storage of each rank into the node's memory, where that can be.
         Collective."""
         if self._alone:
             return
         try:
             if self.node is None:
-                self.node = NodeMemory(self.channel)
+                self.node = extras.NodeMemory(self.channel)
             self.node.move(storage)
         except (InvalidBuffer, MemoryError) as error:  # on all ranks
             log.warning("a bucket of DDP's stays in ordinary memory: %s", error)
 
     @property
-    def slots(self) -> Slots | None:
+    def slots(self) -> "Slots | None":
         """Slots for ordinary arrays, where ranks share nodes.  Collective at first use."""
         if self._has_slots and self._slots is None:
             # Another rank may wait for a plan of ours before it comes here.
@@ -252,23 +254,25 @@ class Resources:
                 raise
         return self._slots
 
-    def _made_slots(self) -> Slots:
+    def _made_slots(self) -> "Slots":
         """Slots of the ranks of this node; errors are raised on all ranks of all nodes."""
         comm, problem = self.channel, None
         if self.ranks_per_node < comm.size:
             comm = MPI.Intracomm(self.comm.Split_type(MPI.COMM_TYPE_SHARED))
         try:
-            made = Slots(NodeMemory(comm), comm.allgather(self.comm.rank), self.transport)
+            made = extras.Slots(
+                extras.NodeMemory(comm), comm.allgather(self.comm.rank), self.transport
+            )
         except (InvalidBuffer, MemoryError) as error:  # on all ranks of the node
             problem = error
         self.agreed("slots", problem)
         return made
 
-    def extent(self, schedule: Schedule, name: tuple[str, ...]) -> Extent:
+    def extent(self, schedule: Schedule, name: tuple[str, ...]) -> "Extent":
         """The extent of a schedule, by names that no other one has.  Collective at first use."""
         key = schedule.collective, name, schedule.chunks, schedule.root
         if key not in self._extents:
-            most = np.array(extent_of(schedule, [self.comm.rank]))
+            most = np.array(extras.extent_of(schedule, [self.comm.rank]))
             self.wait(self.channel.Iallreduce(MPI.IN_PLACE, most, MPI.MAX))
             self._extents[key] = most.tolist()
         return self._extents[key]

@@ -7,9 +7,8 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
+from collectives import extras
 from collectives.environment import choice, seconds, switch
-from collectives.execution.transport.checked import CheckedTransport
-from collectives.execution.transport.delayed import delayed
 from collectives.execution.transport.mpi import MPITransport
 
 
@@ -88,9 +87,9 @@ def _transport() -> type[MPITransport]:
             "no checksums; unset one of the two"
         )
     if not link:
-        return CheckedTransport if seals else MPITransport
+        return extras.CheckedTransport.load() if seals else MPITransport
     try:
-        return delayed(link)
+        return extras.delayed(link)
     except ValueError as error:
         raise ValueError(f"COLLECTIVES_LINK={error}") from None
 

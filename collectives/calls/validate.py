@@ -9,15 +9,13 @@ from time import perf_counter
 import numpy as np
 from mpi4py import MPI
 
-from collectives.algorithms import REGISTRY, Algorithm, find, names, own, parse
-from collectives.analysis.claims import digest, is_aligned, kept, prove_claims
-from collectives.analysis.user_code import is_own, resolve
+from collectives import extras
+from collectives.algorithms import REGISTRY, Algorithm, find, names, own, parse, resolve
 from collectives.calls.arguments import Arguments
 from collectives.calls.buffers import read_buffer
 from collectives.calls.call import Call
 from collectives.calls.fast_path import DTYPES, is_misread
 from collectives.calls.parse_call import expect_able, parse_call
-from collectives.calls.reproducible import is_rounded
 from collectives.calls.resources import Resources
 from collectives.errors import (
     CollectiveError,
@@ -28,7 +26,6 @@ from collectives.errors import (
     by_ranks,
     words,
 )
-from collectives.failure.history import call_site
 from collectives.schedule import Schedule
 
 log = logging.getLogger("collectives")
@@ -71,7 +68,7 @@ class Validator:
             name = self._named(algorithm, arguments)
             call = parse_call(arguments, name, self.comm.rank, self.comm.size)
             # Refused before the ranks meet if it cannot be done, so that it can be made again.
-            if self.settings.reproducible and is_rounded(call):
+            if self.settings.reproducible and extras.is_rounded(call):
                 call.refuse_overlap()
         except (CollectiveError, TypeError, ValueError, BufferError, MPI.Exception) as error:
             refused = error
@@ -114,7 +111,7 @@ class Validator:
         try:
             return resolve(algorithm, arguments.collective)
         except CollectiveError as error:
-            if is_own(algorithm) and not self.settings.check:
+            if extras.is_own(algorithm) and not self.settings.check:
                 self.progress.expect_whole()
                 self._proofs.refuse(arguments, algorithm, error)
             raise
@@ -156,7 +153,7 @@ class Validator:
         """
         self.progress.expect_whole()
         self._compared += 1
-        code, line = call_site()
+        code, line = extras.call_site()
         site = f"{Path(code.co_filename).name}:{line}" if code else "unknown place"
         everybody = self.resources.gathered((call, site, dict(lengths)))
         places: dict[str, str] = {}
@@ -217,7 +214,7 @@ class Proofs:
         if schedule is None:
             try:
                 schedule = _proved(call)
-                found = f"{own(call.collective, call.algorithm)} {digest(schedule)}"
+                found = f"{own(call.collective, call.algorithm)} {extras.digest(schedule)}"
             except CollectiveError as error:
                 problem = error
             except Exception as error:  # parts of steps may raise anything
@@ -278,15 +275,15 @@ def _proved(call: Call) -> Schedule:
     collective, size = call.collective, call.member.size
     name, options = parse(call.algorithm)
     in_segments = options.pop("segments", None) is not None
-    schedule = kept(REGISTRY.schedule(collective, name, size, call.root, **options))
-    schedule = replace(schedule, aligned=is_aligned(schedule))
+    schedule = extras.kept(REGISTRY.schedule(collective, name, size, call.root, **options))
+    schedule = replace(schedule, aligned=extras.is_aligned(schedule))
     if in_segments and not schedule.aligned:
         raise UnknownAlgorithm(
             f"{schedule}: no segments, as some messages leave in a round of another number than "
             "they arrive in; let ranks that have nothing to do yield empty rounds until then"
         )
     begun = perf_counter()
-    prove_claims(find(collective, name), schedule)
+    extras.prove_claims(find(collective, name), schedule)
     seconds = perf_counter() - begun
     level = logging.WARNING if seconds > _LONG else logging.INFO
     log.log(level, "%s: proved in %.1f s, once for this communicator", schedule, seconds)

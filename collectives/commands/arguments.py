@@ -3,13 +3,18 @@
 import argparse
 import math
 import re
+from typing import TYPE_CHECKING
 
-from collectives.algorithms.table import ALGORITHMS
-from collectives.analysis.topology import TOPOLOGIES, LinkCost, Topology, build
-from collectives.analysis.user_code import resolve
-from collectives.compile.cost import MOST_RANKS
-from collectives.contracts import CONTRACTS
+from collectives import extras
+from collectives.algorithms import ALGORITHMS
+from collectives.contracts import CONTRACTS, MOST_RANKS
 
+if TYPE_CHECKING:
+    from collectives.analysis.topology import Topology
+
+
+#: Names of networks, as of :data:`collectives.analysis.topology.TOPOLOGIES`.
+TOPOLOGIES = ("flat", "fat-tree", "cluster", "dgx1", "ring", "torus2d", "torus3d")
 #: Forms that :func:`ranks` reads, for the help of options.
 RANKS = "4,6; 8-64 for each number from 8 to 64; 8..64 for 8, 16, 32 and 64"
 
@@ -119,10 +124,10 @@ def add_virtual(parser: argparse.ArgumentParser) -> None:
     add_network(parser)
 
 
-def network(options: argparse.Namespace, size: int) -> Topology:
+def network(options: argparse.Namespace, size: int) -> "Topology":
     """The network of ``size`` ranks that ``--topology`` and :func:`add_network` describe."""
-    port = LinkCost(1e-6 * options.alpha, 1e-9 / options.bandwidth)
-    return build(options.topology, size, port)
+    port = extras.LinkCost(1e-6 * options.alpha, 1e-9 / options.bandwidth)
+    return extras.build_topology(options.topology, size, port)
 
 
 def known(text: str) -> list[str]:
@@ -134,7 +139,7 @@ def known(text: str) -> list[str]:
         UnknownAlgorithm: a file has no such algorithm.
         ScheduleError: an algorithm is wrong.
     """
-    return [resolve(name) for name in split(text)]
+    return [extras.resolve(name) for name in split(text)]
 
 
 def collective_or_file(text: str) -> str:

@@ -9,9 +9,10 @@ from collectives.analysis.fit import MEMORIES, fit, read
 from collectives.analysis.formulas import FORMULAS
 from collectives.analysis.pictures import expect_picture, pyplot
 from collectives.analysis.simulate import Machine, simulate
-from collectives.analysis.topology import TOPOLOGIES, LinkCost, Topology
+from collectives.analysis.topology import LinkCost, Topology
 from collectives.commands.arguments import (
     RANKS,
+    TOPOLOGIES,
     above_zero,
     add_network,
     known,

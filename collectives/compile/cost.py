@@ -8,8 +8,6 @@ from collectives.compile.replay import Begin, End, Message, replay
 from collectives.errors import TooLarge
 from collectives.schedule import Copy, RecvReduce, Schedule, Send
 
-#: Most ranks of a job.
-MOST_RANKS = 1 << 20
 #: Steps of all ranks together that are counted one by one; more would take minutes.
 _MOST_STEPS = 5_000_000
 

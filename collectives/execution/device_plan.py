@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, cast
 
-from collectives.execution.memory import is_queued
 from collectives.execution.plan import Binding, BoundRound, Plan
 from collectives.execution.transport.cuda_memory import CudaMemory
+from collectives.execution.transport.device import StagedSend
 from collectives.execution.waiting import give_way
 
 
@@ -88,6 +88,18 @@ def behind(gate: Gate, bound: BoundRound) -> list[BoundRound]:
     """``bound``, and the gate behind it: the next round finds all done that was queued before."""
     bound.reductions.append(gate.Start)
     return [bound, BoundRound(requests=[gate])]
+
+
+def gated(bound: list[BoundRound], memory: CudaMemory) -> list[BoundRound]:
+    """Puts a gate before each round with messages: before it, the stream has not written what MPI
+    sends, and may still use what MPI receives into."""
+    gate, rounds = Gate(memory.event()), []
+    for each in bound:
+        if each.requests:
+            copies = [r.prepare for r in each.requests if isinstance(r, StagedSend)]
+            rounds += behind(gate, BoundRound(starts=[*copies]))
+        rounds.append(each)
+    return rounds
 
 
 def _all_done(testall: Callable[[Sequence[Any]], bool], requests: Sequence[Any]) -> bool:
@@ -186,8 +198,3 @@ class DevicePlan(Plan):
         while self._progress.here and not self._end.event.done:
             self._progress.advance()
         self._end.event.synchronize()
-
-
-def plan_class(binding: Binding) -> type[Plan]:
-    """The class of plans on the binding's memory."""
-    return DevicePlan if is_queued(binding.memory) else Plan

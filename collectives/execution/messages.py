@@ -9,15 +9,13 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
+from collectives import extras
 from collectives.errors import InvalidBuffer, ScheduleError
-from collectives.execution.device_plan import Gate, behind, plan_class
 from collectives.execution.memory import Combine, Items, Memory, is_queued
-from collectives.execution.plan import Action, Binding, BoundRound, Plan
+from collectives.execution.plan import Action, Binding, BoundRound, Plan, plan_class
 from collectives.execution.tags import Tags
 from collectives.execution.traffic import Traffic
 from collectives.execution.transport import Bytes, Request, Transport
-from collectives.execution.transport.cuda_memory import CudaMemory
-from collectives.execution.transport.device import StagedSend
 from collectives.schedule import Chunk, Copy, Recv, RecvReduce, Round, Schedule, Send
 
 #: Tags of one plan; messages between two ranks cycle through them.
@@ -85,18 +83,7 @@ class _Binder:
         most = max(map(self.arriving, self.program), default=0)
         arrivals = self.memory.empty(most, self.buffers["recvbuf"].dtype)
         bound = [r for r in (self.round(steps, arrivals) for steps in self.program) if r.starts]
-        return self.gated(bound, self.memory) if is_queued(self.memory) else bound
-
-    def gated(self, bound: list[BoundRound], memory: CudaMemory) -> list[BoundRound]:
-        """Puts a gate before each round with messages: before it, the stream has not written what
-        MPI sends, and may still use what MPI receives into."""
-        gate, rounds = Gate(memory.event()), []
-        for each in bound:
-            if each.requests:
-                copies = [r.prepare for r in each.requests if isinstance(r, StagedSend)]
-                rounds += behind(gate, BoundRound(starts=[*copies]))
-            rounds.append(each)
-        return rounds
+        return extras.gated(bound, self.memory) if is_queued(self.memory) else bound
 
     def arriving(self, steps: Round) -> int:
         """Items that are kept aside until they are reduced."""

@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any, Self
 
+from collectives import extras
 from collectives.errors import CorruptMessage
-from collectives.execution.memory import HOST, Memory
+from collectives.execution.memory import HOST, Memory, is_queued
 from collectives.execution.progress import Moving, Progress
 from collectives.execution.tags import Tags
 from collectives.execution.transport import Request
@@ -262,3 +263,8 @@ class Plan:
 
     def __repr__(self) -> str:
         return f"<Plan: {self.collective} by {self.algorithm} of {self.nbytes} bytes>"
+
+
+def plan_class(binding: Binding) -> type[Plan]:
+    """The class of plans on the binding's memory."""
+    return extras.DevicePlan.load() if is_queued(binding.memory) else Plan

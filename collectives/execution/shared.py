@@ -8,13 +8,12 @@ import numpy as np
 
 from collectives.algorithms.segments import MOST_SEGMENTS, passes_on
 from collectives.compile.dataflow import Dataflow, Endpoint
-from collectives.execution.device_plan import plan_class
 from collectives.execution.memory import Combine, Items, Memory, is_queued
 from collectives.execution.messages import Layout
-from collectives.execution.plan import Action, Binding, Plan
+from collectives.execution.plan import Action, Binding, Plan, plan_class
 from collectives.execution.shared_rounds import SharedBinder
 from collectives.execution.transport.flags import BLOCKING, all_reached
-from collectives.execution.transport.windows import Place
+from collectives.execution.transport.windows import Place, Places
 from collectives.schedule import Copy, Schedule
 
 if TYPE_CHECKING:
@@ -25,10 +24,6 @@ if TYPE_CHECKING:
 SEGMENT_BYTES = 1 << 19
 #: And where nothing is used again: C libraries store long copies past the cache, if at all.
 COPIED_BYTES = 1 << 22
-
-
-#: For each rank, where its send and its receive buffer lie; ``None``: in place, or it has none.
-Places = tuple[tuple[Place | None, Place | None], ...]
 
 
 def runs_shared(schedule: Schedule, places: Places) -> bool:

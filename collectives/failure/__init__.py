@@ -5,7 +5,5 @@
 
 from collectives.failure.abort import aborts, end_job, note_shared
 from collectives.failure.processes import find
-from collectives.failure.watchdog import Watchdog, report_calls
-from collectives.failure.watched_plan import WatchedPlan
 
-__all__ = ["Watchdog", "WatchedPlan", "aborts", "end_job", "find", "note_shared", "report_calls"]
+__all__ = ["aborts", "end_job", "find", "note_shared"]

@@ -79,8 +79,9 @@ def end_job(comm: MPI.Comm, error: BaseException, why: str = "") -> NoReturn:
             error.add_note(why)
         _say_where(comm, error)
         traceback.print_exception(error)
-        if calls := getattr(comm, "report_calls", str)():
-            print(calls, file=sys.stderr)
+        with suppress(Exception):  # as of an import, where no file can be opened any more
+            if calls := getattr(comm, "report_calls", str)():
+                print(calls, file=sys.stderr)
     _abort(comm, status if isinstance(status, int) and status % 256 else 1)
 
 

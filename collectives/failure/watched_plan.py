@@ -4,9 +4,8 @@ from contextlib import AbstractContextManager
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from collectives.failure.history import Entered
-
 if TYPE_CHECKING:
+    from collectives.failure.history import Entered
     from collectives.failure.watchdog import Watchdog
 
 
@@ -16,7 +15,7 @@ class WatchedPlan:
     Runs have no numbers, as a rank may call ``Wait`` where another calls ``Test``.
     """
 
-    def __init__(self, plan: Any, made: Entered, watchdog: "Watchdog") -> None:
+    def __init__(self, plan: Any, made: "Entered", watchdog: "Watchdog") -> None:
         """Watches ``plan``, which the call ``made`` has made."""
         self._plan = plan
         self._number = made.number

@@ -10,9 +10,9 @@ import numpy as np
 
 from mpitrain.arrays import Array
 from mpitrain.certify.record import HERE, Abstained, Enough, Recorded, Session
-from mpitrain.checkpoint import Writer
 from mpitrain.checkpoint.changes import origin_of
 from mpitrain.checkpoint.saving import checkpoints, resume, save
+from mpitrain.checkpoint.writer import Writer
 from mpitrain.config import Config
 from mpitrain.metrics import records
 from mpitrain.parallel.store import Piece, overlaps

@@ -12,13 +12,13 @@ import numpy as np
 
 from mpitrain.arrays import Array
 from mpitrain.checkpoint.manifest import EXCHANGE, EXCHANGE_STATE
-from mpitrain.checkpoint.reader import CheckpointReader
 from mpitrain.checkpoint.workers import among
 from mpitrain.parallel.arena import Tensor
 from mpitrain.parallel.store import Piece, overlaps
 from mpitrain.parallel.summation import Keeper, KeptElements
 
 if TYPE_CHECKING:
+    from mpitrain.checkpoint.reader import CheckpointReader
     from mpitrain.training.parts import Parts
 
 
@@ -62,7 +62,7 @@ def _keepers(parts: "Parts") -> list[Keeper]:
     return [parts.summation, *parts.strategy.keepers]
 
 
-def restore(parts: "Parts", checkpoint: CheckpointReader) -> list[str]:
+def restore(parts: "Parts", checkpoint: "CheckpointReader") -> list[str]:
     """Restores the state of exchanges on this rank; CheckpointError: an array is missing.
 
     Returns names of arrays that begin anew, as the checkpoint has them for another layout.
@@ -84,7 +84,7 @@ def restore(parts: "Parts", checkpoint: CheckpointReader) -> list[str]:
 
 
 def _sources(
-    parts: "Parts", kept: KeptElements, checkpoint: CheckpointReader, tensor: Tensor
+    parts: "Parts", kept: KeptElements, checkpoint: "CheckpointReader", tensor: Tensor
 ) -> list[str]:
     """Sections whose sum this replica takes."""
     name = f"{EXCHANGE}{kept.name}"

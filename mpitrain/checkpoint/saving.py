@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from mpitrain.checkpoint.changes import kept_constants, origin_of
 from mpitrain.checkpoint.manifest import CheckpointError
-from mpitrain.checkpoint.reader import newest
 from mpitrain.checkpoint.state import collect, restore
 from mpitrain.checkpoint.writer import Writer
 from mpitrain.config import Config
@@ -16,6 +15,7 @@ from mpitrain.ranks.together import together
 
 if TYPE_CHECKING:
     from mpitrain.training.parts import Parts
+from mpitrain import extras
 
 
 def checkpoints(config: Config) -> Path:
@@ -48,7 +48,7 @@ def resume(parts: "Parts", *, allow_changes: bool = False) -> Resumed | None:
         CheckpointError: on all ranks; it is another job's, or none of several can be used.
         ConfigError, DataError: on all ranks: the program's own scheduler or sampler fails.
     """
-    checkpoint, refused = newest(checkpoints(parts.config), parts.comm)
+    checkpoint, refused = extras.newest(checkpoints(parts.config), parts.comm)
     if checkpoint is None:
         if refused:
             raise CheckpointError(f"no checkpoint can be used: {'; '.join(refused)}")

@@ -10,7 +10,6 @@ import numpy as np
 from mpitrain.arrays import Array, Shape
 from mpitrain.checkpoint import exchange, workers
 from mpitrain.checkpoint.changes import differences, origin_of
-from mpitrain.checkpoint.export import read_constants
 from mpitrain.checkpoint.manifest import (
     EXCHANGE_STATE,
     CheckpointError,
@@ -19,13 +18,14 @@ from mpitrain.checkpoint.manifest import (
     Progress,
     SavedPiece,
 )
-from mpitrain.checkpoint.reader import CheckpointReader
 from mpitrain.parallel.arena import Tensor
 from mpitrain.parallel.store import overlaps
 from mpitrain.step.update import AVERAGE
 
 if TYPE_CHECKING:
+    from mpitrain.checkpoint.reader import CheckpointReader
     from mpitrain.training.parts import Parts
+from mpitrain import extras
 
 
 class _Collected:
@@ -122,7 +122,7 @@ def collect(parts: "Parts") -> tuple[dict[str, Array], list[SavedPiece], Manifes
 
 
 def restore(
-    parts: "Parts", checkpoint: CheckpointReader, *, allow_changes: bool = False
+    parts: "Parts", checkpoint: "CheckpointReader", *, allow_changes: bool = False
 ) -> list[str]:
     """Restores a job from a checkpoint that any layout of the same job wrote.
 
@@ -140,7 +140,7 @@ def restore(
     lacking = [pair for pair in pairs if pair not in there]
     new = [f"{section} of {name}" for section, name in lacking]
     notes = _check_job(parts, checkpoint, new, allow_changes=allow_changes)
-    constants = read_constants(checkpoint) if lacking else {}
+    constants = extras.read_constants(checkpoint) if lacking else {}
     were = {own: checkpoint.manifest.names.get(name) for name, own in parts.objects.names.items()}
 
     def saved(section: str, name: str, shape: Shape) -> Array | None:
@@ -205,7 +205,7 @@ def restore(
     return notes + _go_on(parts, checkpoint)
 
 
-def _go_on(parts: "Parts", checkpoint: CheckpointReader) -> list[str]:
+def _go_on(parts: "Parts", checkpoint: "CheckpointReader") -> list[str]:
     """Goes on behind the samples that were seen; gives a sentence on those that come again.
 
     DataError: the program's own sampler fails.
@@ -240,7 +240,7 @@ def _alike(parts: "Parts", index: int) -> Iterator[tuple[str, Array]]:
 
 
 def _check_job(
-    parts: "Parts", checkpoint: CheckpointReader, new: list[str], *, allow_changes: bool
+    parts: "Parts", checkpoint: "CheckpointReader", new: list[str], *, allow_changes: bool
 ) -> list[str]:
     """Refuses another job unless changes are allowed, and lost values in any case; gives notes.
 

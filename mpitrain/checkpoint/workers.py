@@ -13,12 +13,12 @@ import numpy as np
 
 from mpitrain.arrays import Array
 from mpitrain.checkpoint.manifest import EXCHANGE
-from mpitrain.checkpoint.reader import CheckpointReader
 from mpitrain.group import share
 from mpitrain.parallel.grid import ProcessGrid
 from mpitrain.step.update import AVERAGE
 
 if TYPE_CHECKING:
+    from mpitrain.checkpoint.reader import CheckpointReader
     from mpitrain.training.parts import Parts
 
 
@@ -58,7 +58,7 @@ def named(parts: "Parts", counts: Mapping[str, int]) -> dict[str, int]:
     return {section(name, parts.grid.place.replica): count for name, count in counts.items()}
 
 
-def left_out(parts: "Parts", checkpoint: CheckpointReader, as_they_were: bool) -> dict[str, int]:
+def left_out(parts: "Parts", checkpoint: "CheckpointReader", as_they_were: bool) -> dict[str, int]:
     """Counts from a checkpoint: this worker's, or for other workers the least of each tensor."""
     saved, count = checkpoint.manifest.progress.left_out, _workers(checkpoint, "parameters")
     if not count:
@@ -69,7 +69,7 @@ def left_out(parts: "Parts", checkpoint: CheckpointReader, as_they_were: bool) -
     return {name: least for name, least in found.items() if least}
 
 
-def are_those_of(parts: "Parts", checkpoint: CheckpointReader) -> bool:
+def are_those_of(parts: "Parts", checkpoint: "CheckpointReader") -> bool:
     """Whether the same number of workers goes on with the same [sync]."""
     then = _workers(checkpoint, "parameters")
     if not parts.config.sync.drifts:
@@ -77,7 +77,7 @@ def are_those_of(parts: "Parts", checkpoint: CheckpointReader) -> bool:
     return then == parts.grid.data.size and checkpoint.job.sync == parts.config.sync
 
 
-def begun_anew(parts: "Parts", checkpoint: CheckpointReader, taken: set[str]) -> list[str]:
+def begun_anew(parts: "Parts", checkpoint: "CheckpointReader", taken: set[str]) -> list[str]:
     """Sentence on the sections that other workers leave behind."""
     then, now = _workers(checkpoint, "parameters"), parts.grid.data.size
     had = {name for name in checkpoint.sections if not name.startswith((EXCHANGE, "state"))}
@@ -88,7 +88,7 @@ def begun_anew(parts: "Parts", checkpoint: CheckpointReader, taken: set[str]) ->
     return [f"{began}, without their {', '.join(left)}" if left else began]
 
 
-def tensor(checkpoint: CheckpointReader, name: str, tensor_name: str) -> Array:
+def tensor(checkpoint: "CheckpointReader", name: str, tensor_name: str) -> Array:
     """A whole tensor of a section, or the mean of the workers' sections; errors of the reader."""
     count = _workers(checkpoint, name)
     if name in checkpoint.sections or not count:
@@ -99,7 +99,7 @@ def tensor(checkpoint: CheckpointReader, name: str, tensor_name: str) -> Array:
     return (total / count).astype(checkpoint.manifest.dtypes[tensor_name])
 
 
-def _workers(checkpoint: CheckpointReader, name: str) -> int:
+def _workers(checkpoint: "CheckpointReader", name: str) -> int:
     """Number of workers with sections of this name."""
     count = 0
     while section(name, count) in checkpoint.sections:

@@ -3,7 +3,7 @@
 import argparse
 import io
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,8 +20,7 @@ from collectives.commands import (
     positive,
     rank_count,
 )
-from mpitrain.commands import certify, offline
-from mpitrain.commands.offline import add_job
+from mpitrain import extras
 
 if TYPE_CHECKING:
     from collectives.commands import Commands
@@ -30,9 +29,14 @@ if TYPE_CHECKING:
 RANKS = ("train", "certify", "eval", "find-lr", "profile", "doctor")
 
 
+def command_of(argv: Sequence[str]) -> str:
+    """The first word that is no flag; empty: there is none."""
+    return next((word for word in argv if not word.startswith("-")), "")
+
+
 def needs_ranks(argv: Sequence[str]) -> bool:
     """Whether a command runs on the ranks of an MPI launcher."""
-    return next((word for word in argv if not word.startswith("-")), "") in RANKS
+    return command_of(argv) in RANKS
 
 
 def parse(argv: Sequence[str], *, speak: bool = True) -> argparse.Namespace:
@@ -43,19 +47,19 @@ def parse(argv: Sequence[str], *, speak: bool = True) -> argparse.Namespace:
         redirect_stderr(sys.stderr if speak else unheard),
     ):
         words, behind = _cut(argv)
-        options = parsed(_parser(), words)
+        options = parsed(_parser(command_of(words)), words)
         options.behind, options.set_behind = behind, []
         if options.command == "train" and not options.virtual:
             _expect_no_model(options)
         if behind and options.config is not None and options.config.suffix != ".py":
-            train = parsed(_parser(), ["train", str(options.config), *behind])
+            train = parsed(_parser("train"), ["train", str(options.config), *behind])
             options.set_behind = train.set
         return options
 
 
 def _expect_no_model(options: argparse.Namespace) -> None:
     """End the program where real ranks were given what only virtual ones read."""
-    parser = _parser()
+    parser = _parser("train")
     usual = parsed(parser, ["train", str(options.config)])
     for key in ("costs", "topology", "slower", "async_progress", "alpha", "bandwidth"):
         if getattr(options, key) != getattr(usual, key):
@@ -65,14 +69,14 @@ def _expect_no_model(options: argparse.Namespace) -> None:
 
 def _cut(argv: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
     """The words of a command that takes programs, and what stands behind ``--``, the program's."""
-    command = next((word for word in argv if not word.startswith("-")), "")
-    if "--" not in argv or command not in ("submit", "certify"):
+    if "--" not in argv or command_of(argv) not in ("submit", "certify"):
         return argv, ()
     at = argv.index("--")
     return argv[:at], argv[at + 1 :]
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(command: str) -> argparse.ArgumentParser:
+    """The parser of one command that runs on ranks, or of all commands."""
     parser = argparse.ArgumentParser(
         prog=program("mpitrain"),
         description=f"Distributed training on MPI.  Start {', '.join(RANKS[:-1])} and {RANKS[-1]} "
@@ -82,12 +86,27 @@ def _parser() -> argparse.ArgumentParser:
     add_version(parser)
     add_verbose(parser)
     commands = add_commands(parser, dest="command")
-    _add_train(commands)
-    certify.add(commands)
-    _add_trials(commands)
-    _add_machine(commands)
-    offline.add(commands)
+    every: tuple[Callable[..., object], ...]
+    every = (_add_train, extras.add_certify, _add_trials, _add_trials, _add_machine, _add_machine)
+    own = dict(zip(RANKS, every, strict=True))
+    for add in [own[command]] if command in own else dict.fromkeys((*every, extras.add_offline)):
+        add(commands)
     return parser
+
+
+def add_job(parser: argparse.ArgumentParser, *, needed: bool = True) -> None:
+    """Adds ``CONFIG`` and ``--set``, the arguments of commands that read a job."""
+    words = "the job file, or the name of an example (see the command examples)"
+    number = None if needed else "?"
+    parser.add_argument("config", type=Path, nargs=number, metavar="CONFIG", help=words)
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="TABLE.KEY=VALUE",
+        help="replace a value of the job file, as in optim.lr=0.1 or model.hidden=[128,64]; may "
+        "be given several times",
+    )
 
 
 def _add_train(commands: "Commands") -> None:

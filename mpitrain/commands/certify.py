@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from collectives.commands import add_verbose, positive, rank_count
 from collectives.files import replace
-from mpitrain.commands.offline import add_job
+from mpitrain.commands.arguments import add_job
 from mpitrain.commands.search import file
 
 if TYPE_CHECKING:

@@ -1,12 +1,20 @@
-"""The result of a search for a learning rate, as a table and as a picture."""
+"""``mpitrain find-lr``: a search for a learning rate; its result as a table and as a picture."""
 
+import argparse
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
+from collectives import CollectiveError, Communicator
+from collectives.analysis import expect_picture
+from mpitrain.commands import ranks
+from mpitrain.config import Config, ConfigError, expect
+from mpitrain.optim.schedule_table import Factor
 from mpitrain.pipeline.draw import figure
-from mpitrain.training.find_lr import RangeTest
+from mpitrain.ranks.together import by_rank_0
+from mpitrain.training.find_lr import RangeTest, find
+from mpitrain.training.loop import Loop
 
 _ROWS = 20
 
@@ -62,3 +70,38 @@ def picture(found: RangeTest, path: Path) -> None:
     axes.legend(frameon=False)
     axes.spines[["top", "right"]].set_visible(False)
     drawn.savefig(path, dpi=150)
+
+
+def run(comm: Communicator, options: argparse.Namespace) -> int:
+    """Try learning rates."""
+    config = ranks.load_once(comm, options)
+    expect(config, "steps", command="mpitrain find-lr")
+
+    def expect_output() -> None:  # fails now, rather than after the rates have been tried
+        if options.output:
+            try:
+                figure()
+                expect_picture(options.output)
+            except (CollectiveError, ImportError) as error:
+                raise ConfigError(f"--output: {error}") from error
+
+    by_rank_0(comm, expect_output, ConfigError)
+    limits = {"least": options.least, "most": options.most, "steps": options.steps}
+
+    def make(comm: Communicator, job: Config, factor: Factor) -> Loop:
+        # An optimiser of the program's own brings its rate, which would replace the job's.
+        return ranks._loop(comm, job, factor, {"optim": {"lr": job.optim.lr}})
+
+    found = find(comm, config, make, **limits)
+
+    def act() -> None:
+        print(table(found))
+        if options.output:
+            try:
+                picture(found, options.output)
+            except (OSError, ValueError, ImportError) as error:
+                raise ConfigError(f"--output {options.output}: {error}") from error
+            print(f"drawn in {options.output}")
+
+    by_rank_0(comm, act, ConfigError)
+    return 0

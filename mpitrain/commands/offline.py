@@ -6,31 +6,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from collectives.commands import above_zero, positive
+from mpitrain import extras
 from mpitrain.commands import methods, schedules, search, submitting
+from mpitrain.commands.arguments import add_job
 from mpitrain.commands.machine import add_machine
-from mpitrain.config import ConfigError
+from mpitrain.config import ConfigError, load
+from mpitrain.config import examples as packaged
 
 if TYPE_CHECKING:
     from collectives.commands import Commands
 
-
 #: Layers times workers that the dynamic program divides in a few hours.
 _MOST = 1 << 17
-
-
-def add_job(parser: argparse.ArgumentParser, *, needed: bool = True) -> None:
-    """Adds ``CONFIG`` and ``--set``, the arguments of commands that read a job."""
-    words = "the job file, or the name of an example (see the command examples)"
-    number = None if needed else "?"
-    parser.add_argument("config", type=Path, nargs=number, metavar="CONFIG", help=words)
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="TABLE.KEY=VALUE",
-        help="replace a value of the job file, as in optim.lr=0.1 or model.hidden=[128,64]; may "
-        "be given several times",
-    )
 
 
 def add(commands: "Commands") -> None:
@@ -45,14 +32,16 @@ def add(commands: "Commands") -> None:
         "[parallel], or micro_batches; may be given several times"
     )
     parser.add_argument("--against", action="append", default=[], metavar="KEYS", help=other)
-    parser.set_defaults(act=plan)
+    parser.set_defaults(act=extras.plan)
     methods.add(commands)
     parser = commands.add_parser(
         "keys", help="print the keys of a job file: defaults, values, meanings"
     )
     parser.add_argument("table", nargs="?", metavar="TABLE", help="one table, as optim (all)")
     parser.add_argument("--markdown", action="store_true", help="print a page in Markdown")
-    parser.set_defaults(act=keys)
+    parser.set_defaults(
+        act=lambda options: extras.keys(options.table, as_markdown=options.markdown)
+    )
     schedules.add(commands)
     search.add(commands)
     _add_partition(commands)
@@ -84,11 +73,11 @@ def _add_runs(commands: "Commands") -> None:
     text = "write one HTML file of a run: how it ended, curves, whom ranks waited for"
     parser = commands.add_parser("report", help=text)
     parser.add_argument("run", type=Path, help="the run's folder")
-    parser.set_defaults(act=report)
+    parser.set_defaults(act=lambda options: print(extras.report(options.run)))
     text = "show the runs of a folder in one table, best first"
     parser = commands.add_parser("compare", help=text)
     parser.add_argument("runs", type=Path, help="a folder of runs, as jobs/sweep.sbatch makes it")
-    parser.set_defaults(act=compare)
+    parser.set_defaults(act=lambda options: print(extras.compare(options.runs), end=""))
     text = "list the example jobs that come with the package"
     commands.add_parser("examples", help=text).set_defaults(act=examples)
     parser = commands.add_parser("init", help="copy the example jobs and job scripts to a folder")
@@ -119,13 +108,6 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def plan(options: argparse.Namespace) -> None:
-    """Print a layout before it runs."""
-    from mpitrain.commands.plan import run as explain
-
-    explain(options)
-
-
 def cut(options: argparse.Namespace) -> None:
     """Partition a profile."""
     from mpitrain.pipeline.partition import Costs, TwoLevelLinks, describe, partition
@@ -144,13 +126,6 @@ def cut(options: argparse.Namespace) -> None:
     print(describe(costs, partition(costs, options.workers)))
 
 
-def report(options: argparse.Namespace) -> None:
-    """Write a run's report."""
-    from mpitrain.report import write_report
-
-    print(write_report(options.run))
-
-
 def export(options: argparse.Namespace) -> None:
     """Write a checkpoint's parameters."""
     from mpitrain.checkpoint.export import export as write
@@ -166,18 +141,8 @@ def submit(options: argparse.Namespace) -> None:
     print(submitting.run(options), end="" if options.dry_run else "\n")
 
 
-def keys(options: argparse.Namespace) -> None:
-    """Print the keys of a job file."""
-    from mpitrain.commands.keys import keys as show
-
-    show(options.table, as_markdown=options.markdown)
-
-
 def examples(options: argparse.Namespace) -> None:
     """List the example jobs."""
-    from mpitrain.config import examples as packaged
-    from mpitrain.config import load
-
     found = packaged.examples()
     for name, path in found.items():
         reads = Path(load(path).data.path).name
@@ -187,13 +152,4 @@ def examples(options: argparse.Namespace) -> None:
 
 def init(options: argparse.Namespace) -> None:
     """Copy the examples and scripts."""
-    from mpitrain.config import examples as packaged
-
     print(f"{packaged.copy(options.folder)} has the job scripts; its examples/ has the jobs")
-
-
-def compare(options: argparse.Namespace) -> None:
-    """Print a table of runs."""
-    from mpitrain.commands.compare import compare as table
-
-    print(table(options.runs), end="")

@@ -3,56 +3,40 @@
 import argparse
 import faulthandler
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import replace as replace_in
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from mpi4py import MPI
 from msgspec.structs import replace
 
-from collectives import (
-    CheckedTransport,
-    CollectiveError,
-    Communicator,
-    LaunchError,
-    UnknownAlgorithm,
-    abort_on_exception,
-)
-from collectives.analysis import expect_picture
+from collectives import Communicator, LaunchError, UnknownAlgorithm, abort_on_exception
 from collectives.commands import show_log
+from collectives.extras import CheckedTransport
 from collectives.files import check_regular
-from mpitrain import data
-from mpitrain.checkpoint import CheckpointError
+from mpitrain import data, extras
+from mpitrain.checkpoint.manifest import CheckpointError
 from mpitrain.checkpoint.saving import checkpoints, resume
-from mpitrain.commands import certify
 from mpitrain.commands.arguments import parse
-from mpitrain.config import Config, ConfigError, Server, Sync, expect, load
-from mpitrain.config.own import brought
+from mpitrain.config import Config, ConfigError, Own, Server, Sync, load
 from mpitrain.data import DataError
-from mpitrain.device import choose
-from mpitrain.federated import RoundError
-from mpitrain.federated.keys import check as check_keys
-from mpitrain.metrics import tensorboard
 from mpitrain.metrics.trace import TRACE_FILE, Trace
 from mpitrain.metrics.words import measured
 from mpitrain.metrics.writer import ReportError
-from mpitrain.normalise import normalise
 from mpitrain.optim.schedule_table import Factor
 from mpitrain.parallel.replicas import ReplicaMismatch
-from mpitrain.pipeline.draw import figure
 from mpitrain.ranks import shrink
 from mpitrain.ranks.same import expect_same
 from mpitrain.ranks.stop import GO_ON, Stopped, stop_flag
 from mpitrain.ranks.threads import limit_blas_threads
-from mpitrain.ranks.together import all_or_nobody, by_rank_0, together
+from mpitrain.ranks.together import SharedError, all_or_nobody, by_rank_0, together
 from mpitrain.run import train as run_training
 from mpitrain.start import start
 from mpitrain.step.agreement import NonFinite
 from mpitrain.step.precision import compute_type
 from mpitrain.training import evaluation
 from mpitrain.training.loop import Loop
-from mpitrain.user_objects import Given
+from mpitrain.training.parts import NO_OBJECTS, UserObjects
 
 
 def run(argv: Sequence[str]) -> int:
@@ -72,7 +56,7 @@ def run(argv: Sequence[str]) -> int:
         whole = Communicator(MPI.COMM_WORLD)
     except LaunchError as error:
         if options.command == "doctor":  # it reports the error in its own words
-            return doctor(MPI.COMM_WORLD, options)
+            return extras.doctor(MPI.COMM_WORLD, options.folder)
         return complain(MPI.COMM_WORLD, error, 2)
     with whole as comm:
         show_log(options, comm.rank)
@@ -82,7 +66,7 @@ def run(argv: Sequence[str]) -> int:
                     return _COMMANDS[options.command](comm, options)
             except (ConfigError, DataError, UnknownAlgorithm) as error:
                 return complain(comm, error, 2)
-            except (NonFinite, ReplicaMismatch, CheckpointError, RoundError) as error:
+            except (NonFinite, ReplicaMismatch, CheckpointError, SharedError) as error:
                 return complain(comm, error, 1)
             except Stopped:  # rank 0 has printed why
                 return GO_ON
@@ -108,7 +92,7 @@ def train(comm: Communicator, options: argparse.Namespace) -> int:
                 "COLLECTIVES_LINK out"
             )
         # Collectives in a node's shared memory would not notice that a rank died.
-        comm = Communicator(comm, transport=CheckedTransport)
+        comm = Communicator(comm, transport=CheckedTransport.load())
     ranks, go_on = comm.size, options.resume
     traced = Path(config.run.dir) / TRACE_FILE
     while True:
@@ -175,10 +159,20 @@ def _loop(
     **hooks: Any,
 ) -> Loop:
     """The loop of a job, with the objects that it names; a ``schedule`` replaces the job's."""
-    own = Given(**together(comm, lambda: brought(config.own), ConfigError))
-    given = replace_in(own, schedule=schedule) if schedule else own
+    given: dict[str, Any] = {"schedule": schedule} if schedule else {}
+    if config.own != Own():
+        given = together(comm, lambda: extras.brought(config.own), ConfigError) | given
     job, objects, _ = normalise(comm, config, given, settings)
     return start(comm, job, objects, **hooks)
+
+
+def normalise(
+    comm: Communicator, config: Config, given: Mapping[str, Any], settings: Mapping[str, Any]
+) -> tuple[Config, UserObjects, Any]:
+    """As :func:`mpitrain.normalise.normalise`, which a job of tables alone does not need."""
+    if given or settings:
+        return extras.normalise(comm, config, extras.Given(**given), settings)
+    return config, NO_OBJECTS, None
 
 
 def evaluate(comm: Communicator, options: argparse.Namespace) -> int:
@@ -198,46 +192,9 @@ def evaluate(comm: Communicator, options: argparse.Namespace) -> int:
     return 0
 
 
-def find_lr(comm: Communicator, options: argparse.Namespace) -> int:
-    """Try learning rates."""
-    from mpitrain.commands.find_lr import picture, table
-    from mpitrain.training.find_lr import find
-
-    config = load_once(comm, options)
-    expect(config, "steps", command="mpitrain find-lr")
-
-    def expect_output() -> None:  # fails now, rather than after the rates have been tried
-        if options.output:
-            try:
-                figure()
-                expect_picture(options.output)
-            except (CollectiveError, ImportError) as error:
-                raise ConfigError(f"--output: {error}") from error
-
-    by_rank_0(comm, expect_output, ConfigError)
-    limits = {"least": options.least, "most": options.most, "steps": options.steps}
-
-    def make(comm: Communicator, job: Config, factor: Factor) -> Loop:
-        # An optimiser of the program's own brings its rate, which would replace the job's.
-        return _loop(comm, job, factor, {"optim": {"lr": job.optim.lr}})
-
-    found = find(comm, config, make, **limits)
-
-    def act() -> None:
-        print(table(found))
-        if options.output:
-            try:
-                picture(found, options.output)
-            except (OSError, ValueError, ImportError) as error:
-                raise ConfigError(f"--output {options.output}: {error}") from error
-            print(f"drawn in {options.output}")
-
-    by_rank_0(comm, act, ConfigError)
-    return 0
-
-
 def profile(comm: Communicator, options: argparse.Namespace) -> int:
     """Measure a job's layers, on rank 0."""
+    from mpitrain.device import choose
     from mpitrain.pipeline.profiles import measure, table, write_profile
 
     config = load_once(comm, options)
@@ -256,20 +213,14 @@ def profile(comm: Communicator, options: argparse.Namespace) -> int:
     return 0
 
 
-def doctor(comm: MPI.Intracomm, options: argparse.Namespace) -> int:
-    """Check the machine."""
-    from mpitrain.doctor import doctor as examine
-
-    return examine(comm, options.folder)
-
-
-_COMMANDS = {
+#: Commands by name.
+_COMMANDS: dict[str, Callable[..., int]] = {
     "train": train,
-    "certify": certify.run,
+    "certify": extras.certify,
     "eval": evaluate,
-    "find-lr": find_lr,
+    "find-lr": extras.find_lr,
     "profile": profile,
-    "doctor": doctor,
+    "doctor": lambda comm, options: extras.doctor(comm, options.folder),
 }
 
 
@@ -299,8 +250,8 @@ def _expect_packages(config: Config) -> None:
             data.check(config.data)
         compute_type(config.run.compute, config.run.dtype)
         if config.run.tensorboard:
-            tensorboard.check()
+            extras.check_tensorboard()
         if config.federated.clients and config.federated.secure:
-            check_keys()
+            extras.check_keys()
     except ImportError as error:
         raise ConfigError(str(error)) from error

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 from collectives.commands import positive
 from collectives.files import replace as replace_file
+from mpitrain.commands.arguments import add_job
+from mpitrain.commands.machine import MOST_RANKS, add_machine, machine
 from mpitrain.config import Config, ConfigError, load
 from mpitrain.config.numbers import toml
 from mpitrain.config.tables import Tables
@@ -41,9 +43,6 @@ def file(text: str) -> Path:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds what describes the job and the machine."""
-    from mpitrain.commands.machine import add_machine
-    from mpitrain.commands.offline import add_job
-
     add_job(parser)
     add_machine(parser)
     parser.add_argument("--top", type=positive, default=10, help="layouts to show (10)")
@@ -117,7 +116,6 @@ def job(config: Config, options: argparse.Namespace) -> "Search":
         ConfigError: ranks take no steps together in the job, nodes do not divide the ranks, or the
             job has what is not searched.
     """
-    from mpitrain.commands.machine import MOST_RANKS, machine
     from mpitrain.search.job import load_job
 
     if config.parallel.offload != (usual := Tables().parallel.offload):

@@ -24,34 +24,13 @@ from mpitrain.config.tables import (
     Run,
     Train,
     by_key,
-)
+)  # fmt: skip
 from mpitrain.config.unread import Brought
 from mpitrain.config.validation import Config
 
 __all__ = [
-    "Brought",
-    "Checkpoint",
-    "Compress",
-    "Config",
-    "ConfigError",
-    "Data",
-    "Evaluate",
-    "Federated",
-    "Group",
-    "Loss",
-    "Model",
-    "Optim",
-    "Own",
-    "Parallel",
-    "Run",
-    "Server",
-    "Sync",
-    "Train",
-    "configured",
-    "expect",
-    "expect_job",
-    "expect_read",
-    "by_key",
-    "load",
+    "Brought", "Checkpoint", "Compress", "Config", "ConfigError", "Data", "Evaluate",
+    "Federated", "Group", "Loss", "Model", "Optim", "Own", "Parallel", "Run", "Server", "Sync",
+    "Train", "configured", "expect", "expect_job", "expect_read", "by_key", "load",
     "needs_host",
-]
+]  # fmt: skip

@@ -6,12 +6,9 @@ Two methods go together if neither needs something that the other does not offer
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any
 
-from mpitrain.compress import AnyCodec, CodecError, LinearCodec, Sparse, parse
-from mpitrain.compress.codec import Remembering, feedback_of
-from mpitrain.compress.dgc import DGC
+from mpitrain import extras
 from mpitrain.config.tables import Tables
 
 
@@ -40,27 +37,9 @@ class Method:
     instead: str = field(default="", kw_only=True)
 
 
-@cache
-def _parsed(text: str) -> AnyCodec | None:
-    try:
-        return None if text == "none" else parse(text)
-    except CodecError:  # the check of the table reports it
-        return None
-
-
-def codec(job: Tables) -> AnyCodec | None:
-    """The codec that a job names; None if it names none, or one that does not exist."""
-    return _parsed(job.compress.codec)
-
-
-def keeps_residual(job: Tables) -> bool:
-    """Whether the residual, which the codec leaves out of a gradient, is added to the next one."""
-    named = codec(job)
-    return named is not None and feedback_of(named, job.compress.feedback) == "on"
-
-
-def _is_codec(kind: Any) -> Callable[[Tables], bool]:
-    return lambda job: isinstance(codec(job), kind)
+def _codec(feature: str) -> Callable[[Tables], bool]:
+    """Whether a job has a codec with this feature (:func:`mpitrain.config.codecs.features`)."""
+    return lambda job: job.compress.codec != "none" and feature in extras.features(job)
 
 
 def _is(table: str, key: str, *values: Any) -> Callable[[Tables], bool]:
@@ -198,22 +177,21 @@ _LAYOUT = (
 _CODECS = (
     Method("codec", "a codec", {"compress.codec": "bf16"}, (HOST, CODED)),
     Method("residual", "a codec with a residual", {"compress.codec": "int8"}, (),
-           {NO_RESIDUAL: "adds what it leaves out to the next gradient"}, keeps_residual,
+           {NO_RESIDUAL: "adds what it leaves out to the next gradient"}, _codec("residual"),
            instead="take an unbiased codec, as int8:rounding=stochastic, or set "
                    "compress.feedback = 'off'"),
     Method("linear", "a codec whose codes add up", {"compress.codec": "powersgd"}, (),
-           {ELEMENTWISE: "codes whole matrices"}, _is_codec(LinearCodec)),
+           {ELEMENTWISE: "codes whole matrices"}, _codec("linear")),
     Method("sparse", "a codec of few elements", {"compress.codec": "topk"}, (),
-           {ELEMENTWISE: "chooses elements of whole matrices"}, _is_codec(Sparse)),
+           {ELEMENTWISE: "chooses elements of whole matrices"}, _codec("sparse")),
     Method("memory", "a codec with a memory", {"compress.codec": "signum"}, (RANK_GRADIENTS,),
-           {ELEMENTWISE: "remembers whole gradients"}, _is_codec(Remembering)),
+           {ELEMENTWISE: "remembers whole gradients"}, _codec("memory")),
     Method("momentum-codec", "a codec that has the momentum", {"compress.codec": "dgc"},
-           (NO_MOMENTUM,), used=_is_codec(DGC)),
+           (NO_MOMENTUM,), used=_codec("momentum")),
     Method("clip-codec", "a codec that clips", {"compress.codec": "dgc:clip=1"},
-           (ONE_RANK, REPLICATED),
-           used=lambda job: isinstance(code := codec(job), DGC) and bool(code.clip)),
+           (ONE_RANK, REPLICATED), used=_codec("clips")),
     Method("vote", "a codec that votes", {"compress.codec": "signum"},
-           (WHOLE_SUM, REPLICA_SUMS, SIZES), used=lambda job: getattr(codec(job), "votes", False)),
+           (WHOLE_SUM, REPLICA_SUMS, SIZES), used=_codec("votes")),
 )
 
 _WORKERS = (REPLICA_STATE, REPLICATED, WIDTHS, CLOCK, HOST, WORKER_GRADIENTS)

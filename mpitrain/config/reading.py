@@ -15,7 +15,6 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from collectives import ScheduleError, UnknownAlgorithm, algorithms
-from collectives.analysis import resolve
 from collectives.errors import hint
 from mpitrain.config import examples
 from mpitrain.config.tables import ConfigError
@@ -257,7 +256,7 @@ def _expect_name(algorithm: str) -> None:
 def _check_alltoall(algorithm: str) -> None:
     """Check the algorithm that sends rows, as many as a router has chosen."""
     _expect_name(algorithm)
-    algorithms.check("alltoall", resolve(algorithm))
+    algorithms.check("alltoall", algorithms.resolve(algorithm))
     name, _ = algorithms.parse(algorithm)
     if name not in ("auto", "native") and not algorithms.find("alltoall", name).uneven:
         raise UnknownAlgorithm(f"{name} needs blocks of equal length; take 'pairwise', for example")
@@ -266,7 +265,7 @@ def _check_alltoall(algorithm: str) -> None:
 def _check_algorithm(algorithm: str, zero: int) -> None:
     """Check the algorithm of a job that is to run; a checkpoint is read without it."""
     _expect_name(algorithm)
-    name = resolve(algorithm)
+    name = algorithms.resolve(algorithm)
     if zero != 1:
         return algorithms.check("allreduce", name)
     try:

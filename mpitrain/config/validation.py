@@ -7,9 +7,7 @@ from typing import get_args
 import msgspec
 
 from collectives.errors import hint
-from mpitrain import compress
-from mpitrain.compress.codec import Remembering, feedback_of
-from mpitrain.compress.dgc import DGC
+from mpitrain import extras
 from mpitrain.config.conflicts import refusals
 from mpitrain.config.federated import Federated
 from mpitrain.config.metric_names import refusal
@@ -191,27 +189,10 @@ def _compress(job: Tables) -> Faults:
         if c != Compress():
             yield "compress.codec", "none, and other keys of the table say how; name a codec"
     else:
-        try:
-            yield from codec_faults(c, compress.parse(c.codec))
-        except compress.CodecError as error:
-            yield "compress.codec", str(error)
+        yield from extras.faults_of_codec(c)
         for key in ("start", "least"):
             if job.server.ranks and getattr(c, key) != getattr(Compress(), key):
                 yield f"compress.{key}", "a push to a server is coded whole; leave it out"
-
-
-def codec_faults(c: Compress, codec: compress.AnyCodec) -> Faults:
-    """Keys of a [compress] table that do not fit its codec."""
-    feedback = feedback_of(codec)
-    if c.feedback == "on" and feedback == "never":
-        yield "compress.feedback", f"what {codec} leaves out would grow; set feedback = 'off'"
-    if c.feedback == "off" and isinstance(codec, Remembering) and feedback == "on":
-        yield "compress.feedback", f"what {codec} keeps is its momentum, too; leave feedback out"
-    if isinstance(codec, DGC) and c.start:
-        yield (
-            "compress.start",
-            f"{codec} warms up by itself, see its option warmup; leave start out",
-        )
 
 
 def _sync(job: Tables) -> Faults:

@@ -7,15 +7,11 @@ from numpy.typing import DTypeLike
 
 from collectives.errors import needed
 from collectives.files import check_regular
+from mpitrain import extras
 from mpitrain.config import Data
-from mpitrain.data import clicks
-from mpitrain.data.arrays import load_arrays
 from mpitrain.data.dataset import DataError, Dataset, Samples
 from mpitrain.data.digests import digest
-from mpitrain.data.idx import load_idx
 from mpitrain.data.sampler import Sampler
-from mpitrain.data.text import load_text
-from mpitrain.data.tokens import load_tokens
 
 __all__ = ["DataError", "Dataset", "Sampler", "Samples", "check", "digest", "load"]
 
@@ -44,18 +40,18 @@ def load(config: Data, dtype: DTypeLike) -> Dataset:
     match config.name:
         case "digits":
             check(config)
-            from mpitrain.data import digits
-
-            return digits.load(config.test_fraction, dtype)
+            return extras.load_digits(config.test_fraction, dtype)
         case "idx":
-            return load_idx(path, dtype)
+            return extras.load_idx(path, dtype)
         case "arrays":
-            return load_arrays(path, config.test_fraction, dtype)
+            return extras.load_arrays(path, config.test_fraction, dtype)
         case "text":
-            return load_text(path, config.units, config.context, config.test_fraction)
+            return extras.load_text(path, config.units, config.context, config.test_fraction)
         case "tokens":
-            return load_tokens(path, config.context, config.vocabulary or None)
+            return extras.load_tokens(path, config.context, config.vocabulary or None)
         case "clicks":
-            return clicks.draw(config.samples, config.tables, config.rows, config.test_fraction)
+            return extras.draw_clicks(
+                config.samples, config.tables, config.rows, config.test_fraction
+            )
         case _:
             assert_never(config.name)

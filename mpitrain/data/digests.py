@@ -5,10 +5,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from mpitrain import extras
 from mpitrain.arrays import Array, is_floating
 from mpitrain.data.dataset import Dataset
-from mpitrain.data.map_style import OwnSamples
-from mpitrain.data.stream import Streamed
 from mpitrain.fields import fields
 
 #: Most numbers of a data set that is read as a whole (MNIST has 47 million).
@@ -36,8 +35,8 @@ def digest(data: Dataset) -> str:
         kinds = first.inputs.dtype.names or first.inputs.dtype.kind
         found.update(f"{len(samples)} {shape} {kinds}".encode())
         size = first.inputs.size + first.labels.size
-        most = _FEW if isinstance(samples, OwnSamples) else max(_SOME, _ALL // max(1, size))
-        count = min(most, len(samples)) if isinstance(samples, Streamed) else len(samples)
+        most = _FEW if extras.OwnSamples.made(samples) else max(_SOME, _ALL // max(1, size))
+        count = min(most, len(samples)) if extras.Streamed.made(samples) else len(samples)
         for which in _parts(count, size, most):
             some = samples[which]
             found.update(_plain(some.inputs))

@@ -11,13 +11,15 @@ from itertools import islice
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from multiprocessing.util import Finalize
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from collectives.errors import words
 from mpitrain.arrays import Array
 from mpitrain.data.dataset import DataError, Indexed, Samples
-from mpitrain.data.map_style import OwnSamples
-from mpitrain.data.slots import Room, Slot, Told
+
+if TYPE_CHECKING:
+    from mpitrain.data.slots import Room, Slot, Told
+from mpitrain import extras
 
 #: Requests of a process at a time: one under way, one waiting.
 _AHEAD = 2
@@ -60,14 +62,14 @@ class Loader:
         """
         self.workers = workers
         self._parts = parts
-        self._room = Room(parts, most) if workers else None
+        self._room: Room | None = extras.Room(parts, most) if workers else None
         self._turn = 0
         self._processes: list[Any] = []
         self._pipes: list[Connection] = []
         self._slots: list[Slot] = []
         try:
             if self._room:
-                self._slots = [Slot(self._room.bytes) for _ in range(_AHEAD * workers)]
+                self._slots = [extras.Slot(self._room.bytes) for _ in range(_AHEAD * workers)]
             for number in range(workers):
                 self._start(number)
         except OSError as error:
@@ -157,15 +159,15 @@ class Loader:
 
 def _read(parts: Mapping[str, Indexed], request: Request) -> Samples:
     samples = parts[request.part]
-    if isinstance(samples, OwnSamples):
+    if extras.OwnSamples.made(samples):
         samples = samples.in_epoch(request.epoch)
     return samples[request.indices]
 
 
 def _work(
     parts: Mapping[str, Indexed],
-    room: Room,
-    slots: list[Slot],
+    room: "Room",
+    slots: "list[Slot]",
     pipe: Connection,
     others: list[Connection],
     parent: int,

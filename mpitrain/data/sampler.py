@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from collectives.errors import words
+from mpitrain import extras
 from mpitrain.arrays import Array
 from mpitrain.data.dataset import DataError
-from mpitrain.data.generators import begin_epoch, seeded
 
 
 @dataclass(frozen=True)
@@ -132,9 +132,9 @@ class OwnOrder(Sampler):
         return first
 
     def _read(self, epoch: int) -> list[Any]:
-        with seeded(self.seed, 2, epoch + 1):
+        with extras.seeded(self.seed, 2, epoch + 1):
             try:
-                begin_epoch(self.given, epoch)
+                extras.begin_epoch(self.given, epoch)
                 return list(self.given)
             except (Exception, SystemExit) as error:
                 raise self._wrong(f"cannot be read: {words(error)}") from error

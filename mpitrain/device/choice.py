@@ -10,8 +10,8 @@ from mpi4py import MPI
 
 from collectives import Communicator
 from collectives.errors import INSTALL_CUPY, words
+from mpitrain import extras
 from mpitrain.config import Config, ConfigError, needs_host
-from mpitrain.device.cuda import Cuda
 from mpitrain.device.host import HOST, Device
 
 log = logging.getLogger("mpitrain")
@@ -58,7 +58,7 @@ def choose(config: Config, comm: Communicator) -> Device:
             "%d ranks share %d GPUs, up to %d ranks one: each computes in its turn",
             comm.size, len(sharing), most,
         )  # fmt: skip
-    return Cuda(found[comm.rank].number)
+    return extras.Cuda(found[comm.rank].number)
 
 
 def lacking(found: Sequence[RankGPUs]) -> str:

@@ -4,8 +4,3 @@
 samples, ``client.py`` trains, ``sums.py`` adds up, by ``exact_mean.py``, ``codes.py`` or
 ``secure.py``, ``server.py`` moves the weights.
 """
-
-from mpitrain.federated.loop import FEDERATED, FederatedLoop
-from mpitrain.federated.secure import RoundError
-
-__all__ = ["FEDERATED", "FederatedLoop", "RoundError"]

@@ -19,7 +19,7 @@ from mpitrain.parallel.store import Store
 from mpitrain.run import SynchronousLoop
 from mpitrain.step.agreement import Agreed, NonFinite, StepReport
 from mpitrain.step.gradient import GlobalGradient
-from mpitrain.sync import Strategy
+from mpitrain.sync.strategy import Strategy
 from mpitrain.training.assemble import assemble
 from mpitrain.training.loop import Batch
 from mpitrain.training.parts import Parts, UserObjects

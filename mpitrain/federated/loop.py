@@ -1,6 +1,6 @@
 """Rounds of a federated job: clients are asked, train, and their mean change moves the server."""
 
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from math import sqrt
 from time import perf_counter
 from typing import cast
@@ -9,7 +9,7 @@ import numpy as np
 from mpi4py import MPI
 
 from mpitrain.arrays import Array
-from mpitrain.config import ConfigError, expect
+from mpitrain.config import Config, ConfigError, expect
 from mpitrain.data import DataError
 from mpitrain.data.stream import Streamed
 from mpitrain.federated import keys
@@ -192,5 +192,7 @@ class FederatedLoop(Loop):
         return (sum(loss for _, loss, _ in every) / count if count else float("nan")), count
 
 
-#: The optimiser is the server's; [optim] is the clients'.
-FEDERATED = Variant(update=ServerOptimizer)
+def kind(config: Config) -> tuple[Variant, Callable[[Parts], Loop]]:
+    """The parts that a job of clients makes in its own way, and its loop: the optimiser is the
+    server's; [optim] is the clients'."""
+    return Variant(update=ServerOptimizer), FederatedLoop

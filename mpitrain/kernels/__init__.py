@@ -2,17 +2,17 @@
 
 import numpy as np
 
+from mpitrain import extras
 from mpitrain.arrays import Array, Scalar, array_namespace
-from mpitrain.kernels.cuda import CudaKernels
 from mpitrain.kernels.host import HOST, Kernels
 
-__all__ = ["HOST", "CudaKernels", "Kernels", "kernels_of", "square_sum"]
+__all__ = ["HOST", "Kernels", "kernels_of", "square_sum"]
 
 
 def kernels_of(x: Array) -> Kernels:
     """The operations for arrays of ``x``'s namespace."""
     xp = array_namespace(x)
-    return HOST if xp is np else CudaKernels(xp)
+    return HOST if xp is np else extras.CudaKernels(xp)
 
 
 def square_sum(x: Array) -> Scalar:

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from mpitrain import extras
 from mpitrain.config import Config
-from mpitrain.metrics import tensorboard
 from mpitrain.metrics.console import console
 from mpitrain.metrics.records import Record, Write
 from mpitrain.metrics.writer import json_lines
@@ -31,7 +31,7 @@ def recorder(
         sinks = [stack.enter_context(json_lines(folder / "metrics.jsonl", done, tests_again))]
         sinks.append(stack.enter_context(console(steps, config.run.log_every)))
         if config.run.tensorboard:
-            sinks.append(stack.enter_context(tensorboard.curves(folder / "tensorboard", done)))
+            sinks.append(stack.enter_context(extras.curves(folder / "tensorboard", done)))
 
         def write(record: Record) -> None:
             for sink in sinks:

@@ -9,8 +9,8 @@ from pathlib import Path
 import msgspec
 
 from collectives.files import read_regular
+from mpitrain import extras
 from mpitrain.files import begin, being_written, is_at
-from mpitrain.metrics import reader
 from mpitrain.metrics.records import Epoch, Record, Step, Write
 
 
@@ -47,7 +47,7 @@ def _until(path: Path, done: int, tests_again: bool) -> Iterator[bytes]:
     """Lines before the first of a later step, or before the first that is no record."""
     data, step = read_regular(path), 0
     with suppress(ValueError):
-        for line, record in reader.lines(path, data):
+        for line, record in extras.lines(path, data):
             step = max(step, getattr(record, "step", step))  # a checkpoint of an earlier one
             if record is None or step > done:
                 return

@@ -3,13 +3,11 @@
 from collections.abc import Callable, Mapping
 from typing import assert_never
 
-from mpitrain import nn, objective
+from mpitrain import extras, nn, objective
 from mpitrain.config import Config, ConfigError
 from mpitrain.data.dataset import Dataset
 from mpitrain.group import TensorGroup
-from mpitrain.models import convnets, gpt, perceptron, recommender
 from mpitrain.models.model import SequentialModel
-from mpitrain.nn.rows import in_rows
 from mpitrain.objective import LossFunction
 
 __all__ = ["SequentialModel", "build"]
@@ -50,7 +48,7 @@ def build(
         raise ConfigError("model: it has no layers, and nothing would be trained; give it some")
     if rows is not None:
         try:
-            layers = in_rows(layers, data.input_shape, rows)
+            layers = extras.in_rows(layers, data.input_shape, rows)
         except ValueError as error:
             raise ConfigError(f"parallel.space: {error}") from error
     if config.parallel.recompute:
@@ -66,13 +64,15 @@ def _layers(
     own, shape, classes = config.model, data.input_shape, data.outputs
     match own.kind:
         case "mlp":
-            return perceptron.layers(shape, own.hidden, classes, group)
+            return extras.make_mlp(shape, own.hidden, classes, group)
         case "convnet" | "vgg" | "resnet":
             convolutions = 1 if own.kind == "convnet" else 2
             try:
                 if own.kind == "resnet":
-                    return convnets.resnet(shape, own.channels, classes, group)
-                return convnets.vgg(shape, own.channels, own.hidden, classes, convolutions, group)
+                    return extras.make_resnet(shape, own.channels, classes, group)
+                return extras.make_vgg(
+                    shape, own.channels, own.hidden, classes, convolutions, group
+                )
             except ValueError as error:
                 raise ConfigError(
                     f"model.channels: {len(own.channels)} blocks are too many for images of shape "
@@ -82,11 +82,11 @@ def _layers(
             sizes = classes, config.data.context, own.width, own.layers, own.heads
             sequence = config.parallel.sequence and group.size > 1
             mixture = _mixture(config, group, replicas) if own.experts else None
-            return gpt.layers(
+            return extras.make_gpt(
                 *sizes, group, sequence=sequence, dropout=own.dropout, mixture=mixture
             )
         case "recommender":
-            return recommender.layers(
+            return extras.make_recommender(
                 config.data.tables, config.data.rows, own.width, own.hidden, classes, replicas
             )
         case _:

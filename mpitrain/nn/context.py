@@ -3,14 +3,16 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import ModuleType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 from zlib import crc32
 
 import numpy as np
 
 from mpitrain.arrays import Array, Scalar
 from mpitrain.group import TensorGroup
-from mpitrain.nn.positions import Positions
+
+if TYPE_CHECKING:
+    from mpitrain.nn.positions import Positions
 
 
 @dataclass
@@ -61,7 +63,7 @@ class Context:
     path: tuple[str, ...] = ()
     again: bool = False
     keyed: bool = True
-    positions: Positions | None = None
+    positions: "Positions | None" = None
     terms: Terms | None = None
 
     def inside(self, name: str) -> Self:

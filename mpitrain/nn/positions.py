@@ -40,6 +40,9 @@ class Positions:
     lengths of pieces differ by one position at most.  A tile has ``tile`` queries and keys at most.
     """
 
+    #: Whether the labels of a sample are cut, too.
+    cuts_labels = True
+
     def __init__(
         self, group: TensorGroup, length: int, way: Way = "zigzag", tile: int = TILE
     ) -> None:

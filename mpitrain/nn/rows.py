@@ -30,6 +30,9 @@ class Rows:
     With more ranks than rows, some ranks have none.
     """
 
+    #: Whether the labels of a sample are cut, too.
+    cuts_labels = False
+
     def __init__(self, group: TensorGroup, height: int) -> None:
         self.group, self.height = group, height
 

@@ -2,17 +2,14 @@
 
 from typing import Any, Literal, Protocol
 
+from mpitrain import extras
 from mpitrain.arrays import Array, Judged, Shape
 from mpitrain.config import Loss as LossConfig
 from mpitrain.data.dataset import Dataset
 from mpitrain.group import TensorGroup
 from mpitrain.objective.cross_entropy import CrossEntropy
-from mpitrain.objective.elementwise import BinaryCrossEntropy, MeanSquaredError
 
-__all__ = [
-    "BinaryCrossEntropy", "CrossEntropy", "LossFunction", "MeanSquaredError", "Reduction", "build",
-    "reduction_of",
-]  # fmt: skip
+__all__ = ["CrossEntropy", "LossFunction", "Reduction", "build", "reduction_of"]
 
 
 #: Divisor of the losses of a batch: the number of its labels, the sum of the counts that calls
@@ -61,6 +58,6 @@ def build(config: LossConfig, data: Dataset, group: TensorGroup) -> LossFunction
         case "cross_entropy":
             return CrossEntropy(group, data.classes, config.smoothing, config.ignored)
         case "mean_squared_error":
-            return MeanSquaredError()
+            return extras.MeanSquaredError()
         case "binary_cross_entropy":
-            return BinaryCrossEntropy()
+            return extras.BinaryCrossEntropy()

@@ -3,16 +3,18 @@
 from collections import deque
 from collections.abc import Callable, Sequence
 from math import prod
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from mpi4py import MPI
 
 from collectives import Communicator, Envelope, give_way
-from collectives.codec import Bytes
 from mpitrain.arrays import Array, Shape
 from mpitrain.device import HOST, Device, Later
 from mpitrain.fields import marked, marks, resized, sizes, unused
+
+if TYPE_CHECKING:
+    from collectives.codec import Bytes
 
 
 class Spec(NamedTuple):
@@ -229,5 +231,5 @@ def _gone(request: MPI.Request, array: Array, sealed: Envelope | None) -> bool:
     return True
 
 
-def _bytes(array: Array) -> Bytes:
+def _bytes(array: Array) -> "Bytes":
     return array.reshape(-1).view(np.uint8)

@@ -14,6 +14,7 @@ import numpy as np
 from msgspec import Struct
 
 from collectives.files import read_regular, replace
+from mpitrain.config import Config, ConfigError
 from mpitrain.device import HOST, Device
 from mpitrain.fields import filled
 from mpitrain.group import TensorGroup, cut
@@ -23,7 +24,6 @@ from mpitrain.nn.layer import go_forward
 from mpitrain.nn.positions import Positions
 
 if TYPE_CHECKING:
-    from mpitrain.config import Config
     from mpitrain.data.dataset import Dataset
     from mpitrain.models import SequentialModel
 
@@ -46,7 +46,7 @@ class ProfileError(ValueError):
     """A file is no profile; the message has the line."""
 
 
-def measure(config: "Config", repeats: int = 5, device: Device = HOST) -> list[LayerProfile]:
+def measure(config: Config, repeats: int = 5, device: Device = HOST) -> list[LayerProfile]:
     """Time the layers of a job's model on one micro-batch, in this process: the best of repeats.
 
     Raises:
@@ -61,7 +61,7 @@ def measure(config: "Config", repeats: int = 5, device: Device = HOST) -> list[L
 
 
 def measure_layers(
-    config: "Config",
+    config: Config,
     model: "SequentialModel",
     found: "Dataset",
     repeats: int = 5,
@@ -237,3 +237,11 @@ def _chain(
             group = []
         reach = max(reach, last_use[key])
     return chain
+
+
+def profiled(config: Config) -> list[LayerProfile]:
+    """The profile that ``parallel.profile`` names; ConfigError: it is none."""
+    try:
+        return read_profile(Path(config.parallel.profile))
+    except ProfileError as error:
+        raise ConfigError(f"parallel.profile: {error}") from error

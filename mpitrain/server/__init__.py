@@ -3,7 +3,3 @@
 A run goes from one *meeting* of all ranks to the next.  Between two meetings each worker takes its
 part of every batch, in turn and at its own pace; servers apply what arrives, each worker in turn.
 """
-
-from mpitrain.server.loop import ServedLoop, ServerPlacing
-
-__all__ = ["ServedLoop", "ServerPlacing"]

@@ -1,6 +1,6 @@
 """Jobs with servers, or with one copy for all ranks: steps from one meeting to the next."""
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import replace
 from functools import partial
 from time import perf_counter
@@ -33,6 +33,12 @@ from mpitrain.training import build
 from mpitrain.training.loop import Batch, Loop, remaining
 from mpitrain.training.parts import Parts
 from mpitrain.training.variant import Variant
+
+
+def kind(config: Config) -> tuple[Variant, Callable[[Parts], Loop]]:
+    """The parts that a job with servers makes in its own way, and its loop."""
+    placing = ServerPlacing()
+    return placing.variant(config), lambda parts: ServedLoop(parts, placing.members)
 
 
 class ServerPlacing:

@@ -7,9 +7,10 @@ from typing import TypedDict, Unpack
 
 from mpi4py import MPI
 
-from collectives import CheckedTransport, Communicator
+from collectives import Communicator
+from collectives.extras import CheckedTransport
 from collectives.failure import aborts
-from mpitrain import models
+from mpitrain import extras, models
 from mpitrain.arrays import Shape
 from mpitrain.config import Config, ConfigError, expect
 from mpitrain.data import DataError, Sampler, load
@@ -40,7 +41,6 @@ from mpitrain.training.compatibility import (
 )
 from mpitrain.training.early_stopping import Watch, measured_rates
 from mpitrain.training.feed import Feed
-from mpitrain.training.padding import Padding
 from mpitrain.training.partition import (
     Partition,
     layout_of,
@@ -158,7 +158,7 @@ def _with_checksums(comm: Communicator, config: Config, opened: ExitStack) -> Co
         expect(config, "link")
     if not config.parallel.checksums or comm.checks_messages:
         return comm
-    checked = Communicator(comm, transport=CheckedTransport)
+    checked = Communicator(comm, transport=CheckedTransport.load())
     opened.callback(checked.close)
     return checked
 
@@ -286,7 +286,7 @@ def _add_pipeline(parts: Parts) -> None:
     parts.purity = Purity(parts)
     parts.purity.examine(parts.passes)
     if parts.data.varies:
-        parts.padding = Padding(parts)
+        parts.padding = extras.Padding(parts)
     parts.passes.runner()  # the first call is collective
     parts.feed = Feed(parts)
     parts.opened.callback(parts.feed.close)

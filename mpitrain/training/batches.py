@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,9 +13,11 @@ from mpitrain.device import HOST, Device
 from mpitrain.fields import fields
 from mpitrain.group import share
 from mpitrain.nn.context import Terms
-from mpitrain.nn.positions import Positions
-from mpitrain.nn.rows import Rows
 from mpitrain.objective import LossFunction, reduction_of
+
+if TYPE_CHECKING:
+    from mpitrain.nn.positions import Positions
+    from mpitrain.nn.rows import Rows
 
 
 def part(batches: Sequence[Array], parts: int, micro_batch: int) -> Array:
@@ -74,7 +76,7 @@ class MicroBatches:
         dtype: Any = None,
         scale: float = 1.0,
         device: Device = HOST,
-        cut: Positions | Rows | None = None,
+        cut: "Positions | Rows | None" = None,
     ) -> None:
         """Nothing is copied to the device yet.
 
@@ -99,8 +101,8 @@ class MicroBatches:
         self._dtype = dtype
         self._scale = scale
         self._device = device
-        self._cut, self._cuts_labels = cut, isinstance(cut, Positions)
-        self._copies = cut.group.size if isinstance(cut, Rows) else 1
+        self._cut, self._cuts_labels = cut, cut is not None and cut.cuts_labels
+        self._copies = 1 if cut is None or cut.cuts_labels else cut.group.size
         self.labels_taken = 0
         self.counted: Scalar = 0.0
         self.unequal: Scalar = 0.0

@@ -4,29 +4,27 @@ import os
 from collections.abc import Mapping
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from collectives import Communicator
-from collectives.codec import Dice
+from collectives.extras import Dice
+from mpitrain import extras
 from mpitrain.arrays import Array
-from mpitrain.compress import parse
 from mpitrain.config import Compress, Config, ConfigError, Optim
 from mpitrain.objective import reduction_of
 from mpitrain.optim.optimizers import LAMB, LARS, SGD, Adam, Optimizer
-from mpitrain.parallel.adasum_sum import Adasum
 from mpitrain.parallel.arena import DATA
-from mpitrain.parallel.compressed_summation import CodingOptions, CompressedSummation
 from mpitrain.parallel.data_parallel import Replicated
-from mpitrain.parallel.node_shared import NodeShared
 from mpitrain.parallel.store import Allocate, Reduction, Store
 from mpitrain.parallel.summation import Dense, Summation
-from mpitrain.parallel.zero import ShardedGradients, ShardedOptimizer, ShardedParameters
 from mpitrain.ranks.together import together
-from mpitrain.sync import Delayed, Local, Strategy, Workers
-from mpitrain.sync.workers import layer_numbers
+from mpitrain.sync.strategy import Strategy
 from mpitrain.training.parts import Parts
+
+if TYPE_CHECKING:
+    from mpitrain.parallel.compressed_summation import CodingOptions
 
 
 def optimizer(config: Optim) -> Optimizer:
@@ -56,12 +54,12 @@ def dense(config: Config) -> Dense:
 def summation(config: Config, replica: int) -> Summation:
     """The summation of gradients over replicas, dense or with a codec, on this replica."""
     if config.sync.combine == "adasum":
-        return Adasum()
+        return extras.Adasum()
     if config.compress.codec == "none":
         return dense(config)
     how = compression(config.compress)
     dice, anew = Dice(config.run.seed, replica), config.parallel.zero > 1
-    return CompressedSummation(how, dice, dense(config), anew=anew)
+    return extras.CompressedSummation(how, dice, dense(config), anew=anew)
 
 
 def reduction(config: Config, groups: Mapping[str, Communicator], replica: int) -> Reduction:
@@ -72,9 +70,9 @@ def reduction(config: Config, groups: Mapping[str, Communicator], replica: int) 
     return Reduction(groups, how, p.bucket_bytes, p.overlap)
 
 
-def compression(table: Compress) -> CodingOptions:
+def compression(table: Compress) -> "CodingOptions":
     """Options of the codec that [compress] names."""
-    return CodingOptions(table, parse(table.codec))
+    return extras.CodingOptions(table, extras.parse_codec(table.codec))
 
 
 def mapped(folder: Path, rank: int) -> Allocate:
@@ -118,8 +116,8 @@ def in_replicas(parts: Parts, flat: Array) -> tuple[Store, Communicator | None]:
         comms, replica_comm = grid.within()
     how = summation(config, replica)
     together(comm, lambda: how.check(arena), ConfigError)
-    kinds = (Replicated, ShardedOptimizer, ShardedGradients, ShardedParameters)
-    kind: Any = NodeShared if config.parallel.node_shared else kinds[config.parallel.zero]
+    kinds = (Replicated, extras.ShardedOptimizer, extras.ShardedGradients, extras.ShardedParameters)
+    kind: Any = extras.NodeShared if config.parallel.node_shared else kinds[config.parallel.zero]
     return kind(arena, flat, reduction(config, comms, replica), allocate), replica_comm
 
 
@@ -164,10 +162,10 @@ def strategy_of(parts: Parts) -> Strategy:
     if not isinstance(store, Replicated) or config.sync.kind == "every_step":
         return Strategy()  # the configuration allows no other one here
     replica = parts.grid.data.rank
-    workers = Workers(
+    workers = extras.Workers(
         comm=parts.grid.data,
         arena=parts.arena,
-        layer_of=layer_numbers(parts.model),
+        layer_of=extras.layer_numbers(parts.model),
         layers=len(parts.model.layers),
         parameters=store.parameters,
         gradients=store.gradients,
@@ -178,16 +176,12 @@ def strategy_of(parts: Parts) -> Strategy:
         dense=dense(config),
         never_used=lambda: updater.never_used(frozenset(updater.left_out)),
     )
-    s, found = config.sync, Strategy()
+    s = config.sync
     if s.fragments > workers.layers:
         raise ConfigError(
             f"sync.fragments: a model of {workers.layers} layers cannot be cut into {s.fragments} "
             "fragments"
         )
-    match s.kind:
-        case "local":
-            found = Local(workers, s)
-        case "delayed":
-            found = Delayed(workers, s)
+    found: Strategy = getattr(extras, s.kind.title())(workers, s)
     store.algorithm, store.reason, store.beside = found.algorithm, found.reason, found.progress
     return found

@@ -11,11 +11,12 @@ from mpitrain.config.metric_names import refusal, usual
 from mpitrain.data import DataError, Dataset, Samples
 from mpitrain.fields import Fields
 from mpitrain.models import SequentialModel
-from mpitrain.objective import BinaryCrossEntropy, LossFunction
+from mpitrain.objective import LossFunction
 from mpitrain.objective.metrics import ClassesFirst, Metric, build
 
 if TYPE_CHECKING:
     from mpitrain.training.parts import Parts
+from mpitrain import extras
 
 
 def expect_fitting(model: SequentialModel, data: Dataset) -> Shape:
@@ -55,7 +56,7 @@ def expect_labels(
         samples: samples of this part.
         numbers: numbers of these samples in the part; None: they are the whole part.
     """
-    labels, is_binary = samples.labels, isinstance(loss, BinaryCrossEntropy)
+    labels, is_binary = samples.labels, extras.BinaryCrossEntropy.made(loss)
     if not labels.size or not (is_binary or (classes and labels.dtype.kind in "iub")):
         return
     most = 1 if is_binary else classes - 1

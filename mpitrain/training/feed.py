@@ -12,7 +12,6 @@ from mpi4py import MPI
 from mpitrain.arrays import Array
 from mpitrain.data import DataError, Samples
 from mpitrain.data.loader import Loader, Request
-from mpitrain.data.map_style import OwnSamples
 from mpitrain.fields import described
 from mpitrain.ranks.together import together
 from mpitrain.training.batches import part
@@ -20,6 +19,7 @@ from mpitrain.training.compatibility import expect_labels
 
 if TYPE_CHECKING:
     from mpitrain.training.parts import Parts
+from mpitrain import extras
 
 #: The samples of micro-batches, by number.
 Held = Mapping[int, Samples]
@@ -40,7 +40,7 @@ class Feed:
         comm, data, config, grid = parts.comm, parts.data, parts.config, parts.grid
         self._comm: MPI.Intracomm = comm
         # Ranks may have different numbers of processes; all must agree on whether to synchronise.
-        may_fail = config.data.workers > 0 or isinstance(data.train, OwnSamples)
+        may_fail = config.data.workers > 0 or extras.OwnSamples.made(data.train)
         self._may_fail = comm.allreduce(may_fail, op=MPI.LOR)
         self._first, self._varies = data.train[:1], data.varies
         self._loss, self._classes = parts.model.loss, data.classes

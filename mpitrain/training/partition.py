@@ -3,24 +3,25 @@
 from dataclasses import dataclass
 from itertools import pairwise
 from math import inf, lcm
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from mpitrain import extras
 from mpitrain.config import Config, ConfigError
 from mpitrain.data import Dataset
 from mpitrain.group import TensorGroup, share
 from mpitrain.metrics.words import counted
 from mpitrain.models import SequentialModel
-from mpitrain.nn.positions import Positions
-from mpitrain.nn.rows import Rows
 from mpitrain.parallel.grid import Layout, axes
 from mpitrain.pipeline.actions import Pipeline
-from mpitrain.pipeline.partition import Costs, partition
-from mpitrain.pipeline.profiles import LayerProfile, ProfileError, read_profile
 from mpitrain.pipeline.replay import PipelineError, Report, replay
 from mpitrain.pipeline.schedule_file import find
 from mpitrain.pipeline.schedules import PipelineSchedule, sent_ahead
+
+if TYPE_CHECKING:
+    from mpitrain.nn.positions import Positions
+    from mpitrain.nn.rows import Rows
 
 
 def layout_of(config: Config, ranks: int) -> Layout:
@@ -46,7 +47,7 @@ def layout_of(config: Config, ranks: int) -> Layout:
     return Layout(replicas, p.tensor, context, spread, rows)
 
 
-def cut_of(config: Config, group: TensorGroup, data: Dataset) -> Positions | Rows | None:
+def cut_of(config: Config, group: TensorGroup, data: Dataset) -> "Positions | Rows | None":
     """The cut of the positions of a job's samples, or of the rows of its images, over a group.
 
     None where each rank has whole ones.  ConfigError: samples are too short, or vary in size, or
@@ -62,9 +63,9 @@ def cut_of(config: Config, group: TensorGroup, data: Dataset) -> Positions | Row
             f"set parallel.{key} = 1"
         )
     if p.space > 1:
-        return Rows(group, data.input_shape[0])
+        return extras.Rows(group, data.input_shape[0])
     try:
-        found = Positions(group, data.input_shape[0], p.attention)
+        found: Positions = extras.Positions(group, data.input_shape[0], p.attention)
     except ValueError as error:
         raise ConfigError(str(error)) from error
     lengths = [found.count(rank) for rank in range(group.size)]
@@ -125,7 +126,7 @@ def partition_of(config: Config, model: SequentialModel, grid: Layout) -> Partit
             f"stages; take fewer stages or chunks, or more layers{own}"
         )
     wanted = config.parallel.partition
-    profile = profiled(config) if config.parallel.profile else []
+    profile = extras.profiled(config) if config.parallel.profile else []
     if profile and (layers := [layer.name for layer in profile]) != names:
         raise ConfigError(
             f"parallel.profile: {config.parallel.profile} has the layers {', '.join(layers)}, and "
@@ -145,7 +146,7 @@ def partition_of(config: Config, model: SequentialModel, grid: Layout) -> Partit
         sizes = list(wanted)
     elif wanted == "auto":
         widths = [grid.replicas[found.placement(stages, part)] for part in range(parts)]
-        sizes = list(partition(Costs(profile, inf), widths).sizes)
+        sizes = list(extras.partition(extras.Costs(profile, inf), widths).sizes)
     else:
         bounds = [share(len(names), part, parts) for part in range(parts)]
         sizes = [bound.stop - bound.start for bound in bounds]
@@ -199,11 +200,3 @@ def schedule_of(
         is_unequal = isinstance(error, PipelineError) and len(set(grid.replicas)) > 1
         hint = "; take 1f1b or zero_bubble for stages of unequal width" if is_unequal else ""
         raise ConfigError(f"parallel.schedule: {error}{hint}") from error
-
-
-def profiled(config: Config) -> list[LayerProfile]:
-    """The profile that ``parallel.profile`` names; ConfigError: it is none."""
-    try:
-        return read_profile(Path(config.parallel.profile))
-    except ProfileError as error:
-        raise ConfigError(f"parallel.profile: {error}") from error

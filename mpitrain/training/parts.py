@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence, Sized
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from math import isfinite
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from mpi4py import MPI
@@ -36,14 +36,16 @@ from mpitrain.step.agreement import NonFinite
 from mpitrain.step.gradient import GlobalGradient
 from mpitrain.step.precision import LossScale
 from mpitrain.step.update import Updater
-from mpitrain.sync import Strategy
+from mpitrain.sync.strategy import Strategy
 from mpitrain.training.account import Account
 from mpitrain.training.early_stopping import MeasuredRates, Watch
 from mpitrain.training.feed import Feed
-from mpitrain.training.padding import Padding
 from mpitrain.training.partition import Partition
 from mpitrain.training.passes import Passes
 from mpitrain.training.purity import Purity
+
+if TYPE_CHECKING:
+    from mpitrain.training.padding import Padding
 
 #: Errors that a step, a test or the making of parts raises on all ranks or on none.
 SHARED_ERRORS: tuple[type[Exception], ...] = (
@@ -189,7 +191,7 @@ class Parts:
     counting: Communicator | None = None
     passes: Passes = field(init=False)
     purity: Purity = field(init=False)
-    padding: Padding | None = None
+    padding: "Padding | None" = None
     feed: Feed = field(init=False)
     account: Account = field(init=False)
     scale: LossScale = field(init=False)

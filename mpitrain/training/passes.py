@@ -14,7 +14,6 @@ from mpitrain.config import ConfigError
 from mpitrain.data import DataError
 from mpitrain.group import TensorGroup
 from mpitrain.nn.context import Terms
-from mpitrain.nn.positions import Positions
 from mpitrain.parallel.grid import Coordinates, Layout
 from mpitrain.parallel.store import Weights
 from mpitrain.pipeline.actions import Pipeline, Update
@@ -30,6 +29,7 @@ from mpitrain.training.partition import cut_of, schedule_of
 
 if TYPE_CHECKING:
     from mpitrain.training.parts import Parts
+from mpitrain import extras
 
 
 class Passes:
@@ -149,7 +149,7 @@ class Passes:
         run = self._config.run
         return nn.Context(
             seed=run.seed, samples=indices, state=self.state, keyed=run.random == "keyed",
-            positions=self._cut if isinstance(self._cut, Positions) else None,
+            positions=self._cut if extras.Positions.made(self._cut) else None,
         )  # fmt: skip
 
     def through(self, x: Array | None = None) -> Array | None:

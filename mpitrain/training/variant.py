@@ -11,7 +11,7 @@ from mpitrain.optim.lr import Rates
 from mpitrain.parallel.grid import ProcessGrid
 from mpitrain.parallel.store import Store
 from mpitrain.step.update import Updater
-from mpitrain.sync import Strategy
+from mpitrain.sync.strategy import Strategy
 from mpitrain.training import build
 from mpitrain.training.parts import Parts
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mpitrain.checkpoint import CheckpointReader
+from mpitrain.checkpoint.reader import CheckpointReader
 from tests.cluster.slurm import missing
 from tests.launch.programs import DIGITS, ROOT
 

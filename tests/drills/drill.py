@@ -16,7 +16,8 @@ from typing import TypeVar
 from msgspec import Struct
 
 from mpitrain.arrays import Array
-from mpitrain.checkpoint import CheckpointError, CheckpointReader, newest
+from mpitrain.checkpoint.manifest import CheckpointError
+from mpitrain.checkpoint.reader import CheckpointReader, newest
 from mpitrain.metrics.reader import read_records
 from mpitrain.metrics.records import Start, Straggler, Summary
 from tests.drills.faults import KINDS, Fault

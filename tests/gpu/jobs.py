@@ -10,8 +10,8 @@ from mpi4py import MPI
 from msgspec.structs import replace
 
 from collectives import Communicator
-from mpitrain.checkpoint import Writer
 from mpitrain.checkpoint.saving import checkpoints, resume, save
+from mpitrain.checkpoint.writer import Writer
 from mpitrain.start import start
 from mpitrain.training.evaluation import evaluate
 from tests.mpi.mpitrain.layouts import job

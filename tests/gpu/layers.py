@@ -6,7 +6,8 @@ from mpitrain import nn
 from mpitrain.group import TensorGroup
 from mpitrain.models.recommender import SpreadTables
 from mpitrain.nn.embedding import PositionEmbedding, TokenEmbedding, Unembedding
-from mpitrain.objective import BinaryCrossEntropy, CrossEntropy, MeanSquaredError
+from mpitrain.objective import CrossEntropy
+from mpitrain.objective.elementwise import BinaryCrossEntropy, MeanSquaredError
 from mpitrain.optim.optimizers import LAMB, LARS, SGD, Adam
 from tests.gpu.check import Check
 from tests.gpu.kernels import close, drawn

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mpitrain.checkpoint import CheckpointReader
+from mpitrain.checkpoint.reader import CheckpointReader
 from tests.launch import programs
 from tests.launch.programs import ended, scratch
 from tests.processes import running

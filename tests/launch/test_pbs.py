@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from mpitrain.checkpoint import CheckpointReader
+from mpitrain.checkpoint.reader import CheckpointReader
 from tests.launch.programs import DIGITS, LAUNCHER, ROOT, scratch
 from tests.pbs import Pbs, Refused, check, directives
 

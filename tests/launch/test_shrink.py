@@ -7,7 +7,7 @@ import mpi4py
 import numpy as np
 import pytest
 
-from mpitrain.checkpoint import CheckpointReader
+from mpitrain.checkpoint.reader import CheckpointReader
 from tests.launch.programs import LAUNCHER, ROOT, scratch
 
 mpi4py.rc.initialize = False

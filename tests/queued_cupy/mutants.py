@@ -30,19 +30,18 @@ class Mutant(NamedTuple):
 _PLAN = "collectives/execution/device_plan.py"
 _MEMORY = "collectives/execution/transport/cuda_memory.py"
 _DEVICE = "collectives/execution/transport/device.py"
-_MESSAGES = "collectives/execution/messages.py"
 _TRAINER = "mpitrain/device/cuda.py"
 
 ALONE = [
     Mutant(
-        "messages start without a gate", "direct", _MESSAGES,
+        "messages start without a gate", "direct", _PLAN,
         "rounds += behind(gate, BoundRound(starts=[*copies]))",
         "rounds.append(BoundRound(starts=[*copies]))",
     ),
     Mutant(
-        "receives start without a gate", "receives", _MESSAGES,
-        "            if each.requests:\n                copies",
-        "            if each.requests and len(each.finish) > 1:\n                copies",
+        "receives start without a gate", "receives", _PLAN,
+        "        if each.requests:\n            copies",
+        "        if each.requests and len(each.finish) > 1:\n            copies",
     ),
     Mutant(
         "a gate is always open", "direct", _PLAN,
@@ -120,12 +119,11 @@ ALONE = [
         "        weakref.finalize(self, _settle, self._all).atexit = False\n", "",
     ),
     Mutant(
-        "what is sent is copied behind the gate", "staged", _MESSAGES,
-        "                copies = [r.prepare for r in each.requests if isinstance(r, StagedSend)]"
-        "\n",
-        "                copies = []\n"
-        "                sends = [r for r in each.requests if isinstance(r, StagedSend)]\n"
-        "                each.starts[:0] = [r.prepare for r in sends]\n",
+        "what is sent is copied behind the gate", "staged", _PLAN,
+        "            copies = [r.prepare for r in each.requests if isinstance(r, StagedSend)]\n",
+        "            copies = []\n"
+        "            sends = [r for r in each.requests if isinstance(r, StagedSend)]\n"
+        "            each.starts[:0] = [r.prepare for r in sends]\n",
     ),
     Mutant(
         "pinned memory is another's before the copy is queued", "pinned", _DEVICE,

@@ -7,6 +7,10 @@ import numpy as np
 import numpy.typing as npt
 
 Bytes = npt.NDArray[np.uint8]
+#: How many 8-byte words each rank can bring to a meeting of a node's ranks.
+WORDS = 5
+#: The words that each rank brought to a meeting.
+Meeting = list[bytes]
 
 
 class Request(Protocol):

@@ -13,11 +13,12 @@ import numpy as np
 import numpy.typing as npt
 from mpi4py import MPI
 
+from collectives import extras
 from collectives.errors import InvalidBuffer
 from collectives.execution.memory import HOST, Items, Memory, is_queued
 from collectives.execution.plan import Action
 from collectives.execution.tags import TagPool
-from collectives.execution.transport import Bytes, cuda_ipc
+from collectives.execution.transport import WORDS, Bytes, Meeting
 from collectives.execution.transport.flags import (
     BLOCKING,
     MEETING,
@@ -34,12 +35,6 @@ from collectives.execution.transport.windows import Movable, Moved, Place, Windo
 _LINE = 8  # a cache line in 8-byte words: two ranks never write to the same one
 #: Plans in flight at a time that can be told apart.
 SLOTS = 512
-#: How many 8-byte words each rank can bring to :meth:`NodeMemory.meet`.
-WORDS = 5
-
-
-#: The words that each rank brought to a meeting.
-Meeting = list[bytes]
 
 
 class Fences:
@@ -110,7 +105,7 @@ class NodeMemory:
         nbytes = prod(shape) * kind.itemsize
         self.windows.forget(self.comm)
         if is_queued(memory):
-            segments = cuda_ipc.exchange(self.comm, memory, nbytes)
+            segments = extras.exchange(self.comm, memory, nbytes)
         else:
             segments = self.allocate(nbytes)
             segments[self.rank][...] = 0  # by its owner first, so that its pages lie near it
@@ -145,7 +140,7 @@ class NodeMemory:
         host stay.  Collective."""
         for number, window in self.windows.in_use():
             if is_queued(window.memory) and window.lent is not None:
-                cuda_ipc.release(self.comm, window.memory, window.lent)
+                extras.release(self.comm, window.memory, window.lent)
                 self.windows.drop(number)
             elif isinstance(window, Moved):
                 self.windows.drop(number)

@@ -20,6 +20,10 @@ class Place(NamedTuple):
     offset: int
 
 
+#: For each rank, where its send and its receive buffer lie; ``None``: in place, or it has none.
+Places = tuple[tuple[Place | None, Place | None], ...]
+
+
 class Window:
     """Memory with one segment a rank, as this process addresses it.
 

@@ -14,8 +14,8 @@ from mpitrain.adapters.torch.arrays import NARROW, as_array, as_tensor
 from mpitrain.compress import CodecError, parse
 from mpitrain.compress.dgc import DGC
 from mpitrain.config import Compress, ConfigError
+from mpitrain.config.codecs import codec_faults
 from mpitrain.config.reading import converted
-from mpitrain.config.validation import codec_faults
 from mpitrain.parallel.arena import DATA, Bucket
 from mpitrain.parallel.coded_bucket import CodedSum
 from mpitrain.parallel.compressed_summation import CompressedSummation

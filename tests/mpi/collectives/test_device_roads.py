@@ -36,7 +36,7 @@ def test_the_probe_is_asked_once(cupy, monkeypatch, works):
         asked.append(gpus)
         return works, "as it was seen"
 
-    monkeypatch.setattr("collectives.calls.devices.probe", probe)
+    monkeypatch.setattr("collectives.execution.transport.cuda_probe.probe", probe)
     comm = Communicator(MPI.COMM_WORLD, device="auto")
     for gpu in (1, 0):  # on other GPUs, too
         cupy.cuda.Device(gpu).use()

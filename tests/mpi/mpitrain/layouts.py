@@ -10,8 +10,8 @@ from mpi4py import MPI
 from msgspec import json
 
 from collectives import Communicator
-from mpitrain.checkpoint import Writer
 from mpitrain.checkpoint.saving import checkpoints, resume, save
+from mpitrain.checkpoint.writer import Writer
 from mpitrain.config import Config, Data, Model, Optim, Parallel, Run, Train, configured
 from mpitrain.metrics.records import Step
 from mpitrain.ranks.stop import StopFlag

@@ -8,8 +8,8 @@ from mpi4py import MPI
 from msgspec.structs import replace
 
 from collectives import Communicator
-from mpitrain.checkpoint import CheckpointError
 from mpitrain.checkpoint.export import find
+from mpitrain.checkpoint.manifest import CheckpointError
 from mpitrain.checkpoint.saving import resume
 from mpitrain.config import Config, ConfigError
 from mpitrain.data import DataError

@@ -7,8 +7,9 @@ import pytest
 from mpi4py import MPI
 from msgspec.structs import replace
 
-from mpitrain.checkpoint import CheckpointReader, Writer
+from mpitrain.checkpoint.reader import CheckpointReader
 from mpitrain.checkpoint.saving import checkpoints
+from mpitrain.checkpoint.writer import Writer
 from mpitrain.config import Checkpoint as CheckpointTable
 from mpitrain.config import ConfigError, Evaluate
 from mpitrain.metrics.reader import read_records

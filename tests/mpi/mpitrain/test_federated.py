@@ -8,7 +8,7 @@ from msgspec.structs import replace
 import mpitrain
 from collectives import Communicator
 from mpitrain import Stream
-from mpitrain.checkpoint import CheckpointError
+from mpitrain.checkpoint.manifest import CheckpointError
 from mpitrain.checkpoint.saving import checkpoints, resume
 from mpitrain.config import (
     Checkpoint,
@@ -22,8 +22,8 @@ from mpitrain.config import (
     Train,
 )
 from mpitrain.data import Dataset, Samples
-from mpitrain.federated import RoundError
 from mpitrain.federated.choice import Choice
+from mpitrain.federated.secure import RoundError
 from mpitrain.metrics.reader import read_records
 from mpitrain.metrics.records import Epoch, Round, Step
 from mpitrain.optim.optimizers import LAMB, SGD, Adam

@@ -10,7 +10,7 @@ import pytest
 
 import mpitrain
 from collectives import Communicator
-from mpitrain.checkpoint import CheckpointError
+from mpitrain.checkpoint.manifest import CheckpointError
 from mpitrain.config import Config, ConfigError, Data, Model, Optim, Own
 from mpitrain.optim.optimizers import Adam
 from mpitrain.ranks.stop import StopFlag, Stopped

@@ -11,7 +11,7 @@ from collectives import Communicator
 from mpitrain import nn
 from mpitrain.config import Config, ConfigError, Evaluate, Loss, Optim, Parallel, Run, Train
 from mpitrain.data import DataError, Dataset, Samples
-from mpitrain.objective import MeanSquaredError
+from mpitrain.objective.elementwise import MeanSquaredError
 from mpitrain.objective.metrics import Averaged
 from mpitrain.ranks.threads import limit_blas_threads
 from mpitrain.start import start

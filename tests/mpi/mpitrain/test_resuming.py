@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from mpitrain.checkpoint import CheckpointError, CheckpointReader, Writer
+from mpitrain.checkpoint.manifest import CheckpointError
+from mpitrain.checkpoint.reader import CheckpointReader
 from mpitrain.checkpoint.saving import checkpoints, resume, save
+from mpitrain.checkpoint.writer import Writer
 from mpitrain.config import ConfigError
 from mpitrain.metrics.reader import read_records
 from mpitrain.metrics.records import Step

@@ -12,8 +12,9 @@ from msgspec.structs import replace
 
 from collectives import Communicator
 from mpitrain import nn
-from mpitrain.checkpoint import CheckpointReader, Writer
+from mpitrain.checkpoint.reader import CheckpointReader
 from mpitrain.checkpoint.saving import checkpoints, resume, save
+from mpitrain.checkpoint.writer import Writer
 from mpitrain.config import Compress, ConfigError, Optim, Sync, Train, load
 from mpitrain.group import share
 from mpitrain.metrics.reader import read_records

@@ -17,7 +17,9 @@ from mpitrain.parallel.replicas import check_replicas
 from mpitrain.parallel.store import Piece
 from mpitrain.parallel.summation import Dense, Summation
 from mpitrain.step.agreement import Agreed
-from mpitrain.sync import Delayed, Local, Workers
+from mpitrain.sync.delayed import Delayed
+from mpitrain.sync.local import Local
+from mpitrain.sync.workers import Workers
 
 pytestmark = pytest.mark.mpi
 

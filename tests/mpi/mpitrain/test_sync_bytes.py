@@ -9,7 +9,8 @@ from mpitrain.config import Compress, Sync
 from mpitrain.parallel.compressed_summation import CompressedSummation
 from mpitrain.parallel.sent_bytes import coded_bytes, dense_bytes
 from mpitrain.parallel.summation import Dense
-from mpitrain.sync import Delayed, Local
+from mpitrain.sync.delayed import Delayed
+from mpitrain.sync.local import Local
 from mpitrain.training import build
 from tests.mpi.mpitrain import test_sync_arithmetic as arithmetic
 

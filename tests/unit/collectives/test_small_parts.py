@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from collectives.algorithms import build
+from collectives.analysis import topology
 from collectives.analysis.grid import grid
+from collectives.commands import arguments
 from collectives.execution.messages import Layout
 from collectives.schedule import Chunk, recvbuf
 
@@ -44,3 +46,7 @@ def test_the_grid_is_as_it_was(algorithm, size):
     if os.environ.get("UPDATE_GOLDEN"):
         path.write_text(drawn)
     assert drawn == path.read_text()
+
+
+def test_the_command_line_names_the_networks_that_there_are():
+    assert tuple(topology.TOPOLOGIES) == arguments.TOPOLOGIES

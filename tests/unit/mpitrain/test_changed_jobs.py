@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import mpitrain
-from mpitrain.checkpoint import CheckpointError
+from mpitrain.checkpoint.manifest import CheckpointError
 from mpitrain.metrics.records import Epoch, Resumed, Step
 
 torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")

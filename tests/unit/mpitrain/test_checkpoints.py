@@ -12,18 +12,12 @@ from mpi4py import MPI
 from msgspec.structs import replace
 
 from collectives import Communicator
-from mpitrain.checkpoint import (
-    CheckpointError,
-    CheckpointReader,
-    Manifest,
-    Progress,
-    Writer,
-    newest,
-)
 from mpitrain.checkpoint.export import export
 from mpitrain.checkpoint.folders import step_of
-from mpitrain.checkpoint.manifest import MANIFEST, encode
+from mpitrain.checkpoint.manifest import MANIFEST, CheckpointError, Manifest, Progress, encode
+from mpitrain.checkpoint.reader import CheckpointReader, newest
 from mpitrain.checkpoint.saving import checkpoints, resume, save
+from mpitrain.checkpoint.writer import Writer
 from mpitrain.config import Checkpoint as CheckpointTable
 from mpitrain.config import Config, Data, Model, Optim, Run, Train
 from mpitrain.metrics.reader import read_records

@@ -15,7 +15,7 @@ from mpitrain.device.cuda import Cuda
 from mpitrain.device.host import Device
 from mpitrain.doctor.devices import judge_devices
 from mpitrain.doctor.finding import Status
-from mpitrain.objective import MeanSquaredError
+from mpitrain.objective.elementwise import MeanSquaredError
 from mpitrain.training.batches import MicroBatches
 from tests import queued_cupy
 from tests.queued_cupy.counts import counts

@@ -7,8 +7,8 @@ from mpi4py import MPI
 from safetensors import safe_open
 
 import mpitrain
-from mpitrain.checkpoint import CheckpointError
 from mpitrain.checkpoint.export import export
+from mpitrain.checkpoint.manifest import CheckpointError
 
 torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
 torch.set_num_threads(1)

@@ -11,8 +11,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from mpitrain.kernels import HOST, CudaKernels, Kernels, kernels_of
-from mpitrain.kernels.cuda import KINDS, options, source
+from mpitrain.kernels import HOST, Kernels, kernels_of
+from mpitrain.kernels.cuda import KINDS, CudaKernels, options, source
 from mpitrain.kernels.host import AdamOptions, SGDOptions
 from tests import emulated_cuda
 

@@ -6,7 +6,8 @@ from scipy.optimize import approx_fprime
 from scipy.special import log_softmax
 
 from mpitrain.group import TensorGroup
-from mpitrain.objective import BinaryCrossEntropy, CrossEntropy, MeanSquaredError
+from mpitrain.objective import CrossEntropy
+from mpitrain.objective.elementwise import BinaryCrossEntropy, MeanSquaredError
 
 
 def softmax_cross_entropy(scores, labels, divisor, smoothing=0.0):

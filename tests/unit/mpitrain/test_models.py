@@ -10,7 +10,7 @@ from mpitrain import data, models, nn
 from mpitrain.config import Config, ConfigError, Data, Model, Parallel
 from mpitrain.data.dataset import Dataset, Samples
 from mpitrain.group import TensorGroup
-from mpitrain.objective import MeanSquaredError
+from mpitrain.objective.elementwise import MeanSquaredError
 
 IMAGES = Dataset(Samples(np.ones((2, 8, 8, 1), np.float32), np.zeros(2, int)), None, 10)
 TEXT = Dataset(Samples(np.ones((2, 6), int), np.zeros((2, 6), int)), None, 11)
