@@ -61,7 +61,7 @@ def train(
         NonFinite: on all ranks: a loss or gradient is not finite.  No checkpoint holds such values.
             As after any error on all ranks, a checkpoint that was being written is completed first.
         mpitrain.parallel.replicas.ReplicaMismatch: on all ranks: replicas hold different values.
-        mpitrain.checkpoint.CheckpointError: on all ranks: a checkpoint cannot be written.
+        mpitrain.checkpoint.manifest.CheckpointError: on all ranks: a checkpoint cannot be written.
         Stopped: on all ranks, after a checkpoint: a rank was asked to stop; exit status 75 if
             nobody catches it.
         ConfigError: on all ranks: ``run.dir`` cannot be written or belongs to another job, or a
