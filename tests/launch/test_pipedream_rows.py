@@ -51,8 +51,7 @@ from pathlib import Path
 from collections import Counter
 from collectives.virtual import VirtualCluster, install
 install()
-from collectives.analysis.topology import LinkCost
-from collectives.commands.arguments import build
+from collectives.analysis.topology import LinkCost, build
 from collectives.virtual import here
 from mpi4py import MPI
 from mpitrain.config import load
