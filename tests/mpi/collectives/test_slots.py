@@ -158,13 +158,13 @@ def test_a_file_of_the_program_is_not_taken_for_the_nodes_memory(monkeypatch, tm
 @pytest.fixture
 def through_slots(monkeypatch):
     """The algorithms of the plans through slots that are bound."""
-    found, bound = [], bind.bind_slots
+    found, bound = [], slot_rounds.bind_slots
 
     def told(schedule, *given):
         found.append(schedule.algorithm)
         return bound(schedule, *given)
 
-    monkeypatch.setattr(bind, "bind_slots", told)
+    monkeypatch.setattr(slot_rounds, "bind_slots", told)
     return found
 
 
