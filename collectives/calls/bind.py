@@ -1,6 +1,7 @@
 """From a call to the plan that carries it out: chooses the algorithm, then binds its schedule."""
 
 import logging
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -39,6 +40,7 @@ class Binder:
         call: Call,
         places: Places | None,
         planned: bool,
+        keep: Callable[[Plan], object] | None = None,
         unordered: bool = False,
     ) -> Plan | NativePlan:
         """The plan of a call.
@@ -47,6 +49,7 @@ class Binder:
             places: where all ranks' buffers lie, if that is in the node's memory.
             planned: gives it tags and counters of its own.  A blocking call uses those of all
                 blocking calls, and names the memory by address, so that its plan does not keep it.
+            keep: takes the plan of a nonblocking call in shared memory at the end of its run.
             unordered: whether the ranks may begin the runs of such plans in another order.
 
         Raises:
@@ -55,10 +58,16 @@ class Binder:
         """
         memory = self._resources.devices.memory(call.buffer.gpu)
         with memory.working() if is_queued(memory) else nullcontext():
-            return self._bind(call, memory, places, planned, unordered)
+            return self._bind(call, memory, places, planned, keep, unordered)
 
     def _bind(
-        self, call: Call, memory: Memory, places: Places | None, planned: bool, unordered: bool
+        self,
+        call: Call,
+        memory: Memory,
+        places: Places | None,
+        planned: bool,
+        keep: Callable[[Plan], object] | None,
+        unordered: bool,
     ) -> Plan | NativePlan:
         """As :meth:`bind`; what is allocated in it is the plans' stream's."""
         resources, progress = self._resources, self._resources.progress
@@ -73,7 +82,7 @@ class Binder:
             before = waits_for_device(call.arguments, resources.devices.is_direct)
             return NativePlan(resources.comm, call.arguments, reason, progress, before)
         progress.expect_whole()
-        binding = Binding(reason, progress, None, memory, met=not planned)
+        binding = Binding(reason, progress, None, memory, met=not planned, keep=keep)
         if algorithm == "nccl":
             if resources.settings.needs_messages:
                 raise CollectiveError(
@@ -102,11 +111,11 @@ class Binder:
             operands = staged(call, not planned, widens=False)
             wide = np.dtype(np.float32) if call.widens else None
             tags = resources.take_tags() if planned and len(slots.ranks) < size else None
-            binding = replace(binding, tags=tags)
+            binding = replace(binding, tags=tags, keep=None)
             name = algorithm, *own(call.collective, algorithm)
             given = call.combine, binding, resources.extent(schedule, name), wide
             return extras.bind_slots(schedule, slots, operands, *given)
-        binding = replace(binding, tags=resources.take_tags() if planned else None)
+        binding = replace(binding, tags=resources.take_tags() if planned else None, keep=None)
         operands = staged(call, not planned, call.widens, memory)
         transport = resources.devices.transport_of(call.buffer.gpu)
         return bind(schedule, transport, operands, call.combine, binding)

@@ -3,6 +3,7 @@
 import weakref
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 from mpi4py import MPI
@@ -16,7 +17,7 @@ from collectives.calls.fast_path import Limits, nbytes_of
 from collectives.calls.native import waits_for_device
 from collectives.calls.native_plan import Native, NativePlan, NativeRequest
 from collectives.calls.plan_cache import CachedCall, Key, PlanCache
-from collectives.calls.rendezvous import Rendezvous
+from collectives.calls.rendezvous import Location, Rendezvous, all_have
 from collectives.calls.resources import Resources
 from collectives.calls.settings import Settings
 from collectives.calls.turn import Turn
@@ -247,31 +248,79 @@ class Engine:
         watchdog = self.watchdog
         with self._turn:
             if watchdog is None:
-                return self._make(arguments, algorithm, in_order)
+                return self._make(arguments, algorithm, repeats, in_order=in_order)
             call = watchdog.enter(arguments, str(algorithm or self.settings.algorithm))
             try:
-                return WatchedPlan(self._make(arguments, algorithm, in_order), call, watchdog)
+                plan = self._make(arguments, algorithm, repeats, in_order=in_order)
+                return WatchedPlan(plan, call, watchdog)
             finally:
                 watchdog.leave(call, completes=repeats)
 
     def begin(self, arguments: Arguments, algorithm: Algorithm | str | None = None) -> Begun:
         """Begins a nonblocking call."""
-        with self._turn:
+        if self.watchdog is not None or self.settings.check:
             return self.make(arguments, algorithm, repeats=False).begin()
+        with self._turn:
+            key = self._cache.key(arguments, algorithm)
+            entry = None if key is None else self._cache.find(key := ("begun", *key))
+            plan, meeting = (None, None) if entry is None else self._begun_before(entry, arguments)
+            return (plan or self._make(arguments, algorithm, False, key, meeting)).begin()
+
+    def _begun_before(
+        self, entry: CachedCall, arguments: Arguments
+    ) -> tuple[Plan | None, Meeting | None]:
+        """The plan of an earlier nonblocking call if all ranks have it, and what they brought."""
+        parsed, location = entry.parsed, entry.location
+        assert location is not None, "the ranks met for it"
+        plan = self._cache.take(parsed, location)
+        if plan is None:
+            return None, None
+        meeting = self._rendezvous.meet_again(location, plan)
+        if meeting is None or not all_have(meeting, plan):
+            plan.Free()
+            return None, meeting
+        plan.keep, self.last_plan = partial(self._keep_begun, parsed, location, arguments), plan
+        return plan, meeting
 
     def _make(
-        self, arguments: Arguments, algorithm: Algorithm | str | None, in_order: bool
+        self,
+        arguments: Arguments,
+        algorithm: Algorithm | str | None,
+        repeats: bool,
+        key: Key | None = None,
+        meeting: Meeting | None = None,
+        in_order: bool = False,
     ) -> Plan | NativePlan:
-        """A plan that can run beside others."""
+        """A plan that can run beside others; for one run, an earlier plan if all ranks have it."""
         if algorithm is None:
             algorithm = self._validator.default(arguments.collective)
         call = self._validator.call(arguments, algorithm, ", as a plan")
-        location, places = self._rendezvous.location(call), None
+        location, places, plan, keep = self._rendezvous.location(call), None, None, None
         if location is not None:
-            places = self._rendezvous.places(self._rendezvous.meet(location), call)
-        made = self._binder.bind(call, places, planned=True, unordered=not in_order)
-        self.last_plan = Native(made.reason) if isinstance(made, NativePlan) else made
-        return made
+            if meeting is None:
+                plan = None if repeats else self._cache.take(call.key, location)
+                meeting = self._rendezvous.meet(location, plan)
+            places = self._rendezvous.places(meeting, call)
+            if plan is not None and not all_have(meeting, plan):
+                plan.Free()
+                plan = None
+        if location and places and not (repeats or call.is_on_device):
+            keep = partial(self._keep_begun, call.key, location, call)
+            if key is not None:
+                entry = CachedCall(arguments.op, None, location, None, call.key)
+                self._cache.remember(key, entry)
+        if plan is None:
+            made = self._binder.bind(call, places, True, keep, unordered=not in_order)
+            self.last_plan = Native(made.reason) if isinstance(made, NativePlan) else made
+            return made
+        plan.keep, self.last_plan = keep, plan
+        return plan
+
+    def _keep_begun(self, parsed: Key | None, location: Location, _: object, plan: Plan) -> None:
+        """Keeps a plan that has ended for the next nonblocking call on the same memory, which the
+        third argument has kept until now."""
+        if self.resources.node is None or not self._cache.keep(parsed, location, plan):
+            plan.Free()
 
     def leaves_to_native(
         self, algorithm: object, collective: str, own: Any, other: Any = None, blocks: int = 1

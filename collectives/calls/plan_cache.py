@@ -41,20 +41,23 @@ class CachedCall:
         op: the operation, kept lest another one comes to lie where it was.
         plan: its plan; ``None`` for the MPI library's own collective.
         location: this rank's part of the meeting; ``None`` if the ranks need not meet.
-        meeting: the ranks' locations when they met.
+        meeting: the ranks' locations when they met; ``None`` for a nonblocking call.
+        parsed: the key of a nonblocking call, whose plan is taken for one run at a time.
     """
 
     op: MPI.Op | None
     plan: Plan | None
     location: Location | None
     meeting: Meeting | None
+    parsed: Key | None = None
 
 
 class PlanCache:
     """The calls and plans of one communicator.
 
     ``parsed`` is the key of a parsed call.  ``where`` is where its memory lies: the places of all
-    ranks' buffers, ``None`` in ordinary memory.
+    ranks' buffers for a blocking call, this rank's location for a nonblocking one, ``None`` in
+    ordinary memory.
     """
 
     def __init__(self) -> None:

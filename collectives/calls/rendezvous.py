@@ -8,6 +8,7 @@ from collectives.calls.call import Call
 from collectives.calls.resources import Resources
 from collectives.errors import MismatchError, by_ranks
 from collectives.execution.memory import HOST
+from collectives.execution.plan import Plan
 from collectives.execution.transport import WORDS, Meeting
 from collectives.execution.transport.windows import Place, Places
 
@@ -53,25 +54,27 @@ class Rendezvous:
                 found += node.locate(buffer.address, buffer.items.nbytes) or (_ORDINARY, 0)
         return *found, crc32(str(call).encode())
 
-    def meet(self, mine: Location) -> Meeting:
-        """Waits for all ranks; the location that each of them brought."""
+    def meet(self, mine: Location, plan: Plan | None = None) -> Meeting:
+        """Waits for all ranks; what each of them brought: its location, and its ``plan`` of before
+        for such a call."""
         node, progress = self._resources.node, self._progress
         assert node is not None, "ranks meet in its memory"
         progress.expect_whole()
         try:
-            return node.meet(mine, progress.advance if progress.here else None)
+            brought = *mine, -1 if plan is None else plan.number
+            return node.meet(brought, progress.advance if progress.here else None)
         except BaseException as error:  # a signal handler's
             progress.leave("the ranks' meeting", error)
             raise
 
-    def meet_again(self, mine: Location) -> Meeting | None:
+    def meet_again(self, mine: Location, plan: Plan | None = None) -> Meeting | None:
         """As :meth:`meet`; ``None`` if this rank's memory is not there any more."""
         node = self._resources.node
         if node is None:
             return None
         send, recv, uses = mine[0], mine[2], node.windows.uses
         if (send < 0 or uses(send)) and (recv < 0 or uses(recv)):
-            return self.meet(mine)
+            return self.meet(mine, plan)
         return None
 
     def places(self, meeting: Meeting, call: Call) -> Places | None:
@@ -92,11 +95,22 @@ class Rendezvous:
             )
         if any(_ORDINARY in (words[0], words[2]) for words in told):
             return None
-        places = tuple((_place(*words[:2]), _place(*words[2:4])) for words in told)
+        places = tuple(_own_places(words) for words in told)
         windows = {place.window for both in places for place in both if place}
         on_host = {node.windows[window].memory is HOST for window in windows}
         return places if len(on_host) == 1 else None
 
 
+def _own_places(mine: Location) -> tuple[Place | None, Place | None]:
+    """The places of this rank's buffers, which lie in memory that the ranks share."""
+    send, send_offset, recv, recv_offset = mine[:4]
+    return _place(send, send_offset), _place(recv, recv_offset)
+
+
 def _place(window: int, offset: int) -> Place | None:
     return None if window == _NO_BUFFER else Place(window, offset)
+
+
+def all_have(meeting: Meeting, plan: Plan) -> bool:
+    """Whether all ranks brought this plan, so that none has other memory than before."""
+    return all(struct.unpack(_FORMAT, words)[-1] == plan.number for words in meeting)

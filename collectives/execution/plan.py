@@ -43,6 +43,8 @@ class Binding:
             blocking calls, which follow one another and share theirs.
         memory: the kind of memory that its buffers lie in.
         met: whether the ranks have just met whenever it runs, so that each knows all to be in it.
+        keep: takes a plan for one run, as another plan, at the end of that run.  The caller's
+            memory stays until then.
     """
 
     reason: str = "asked for"
@@ -50,6 +52,12 @@ class Binding:
     tags: Tags | None = None
     memory: Memory = HOST
     met: bool = False
+    keep: "Callable[[Plan], object] | None" = None
+
+    @property
+    def borrows(self) -> bool:
+        """Whether the plan names the caller's memory by address, and does not keep it."""
+        return self.tags is None or self.keep is not None
 
 
 class Plan:
@@ -69,6 +77,7 @@ class Plan:
         own_nbytes: size of the memory that the plan itself has, at most.
         rounds: its rounds, for a plan that has it as a part.
         is_freed: whether it cannot be used any more.
+        keep: takes a plan for one run, as another plan, at the end of that run.
     """
 
     def __init__(
@@ -90,6 +99,8 @@ class Plan:
         self._tags = binding.tags
         self._program = [call for r in rounds for call in (*r.starts, *r.finish)]
         self._next = len(rounds)
+
+        self.keep = binding.keep
         self._transient = False
         self.is_freed = False
         self._broken = False
@@ -226,13 +237,17 @@ class Plan:
         for bound in self.rounds:
             for request in bound.requests:
                 request.Free()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Forgets rounds and tags, which it does not use again."""
         self.rounds, self._program, self._next = [], [], 0
         self._tags = None
         self.is_freed = True
 
     def abandon(self) -> None:
         """Gives it up in the middle: ``Wait`` and ``Test`` say so from now on."""
-        self._progress.keep(self.rounds)
+        self._progress.keep((self.rounds, self.keep))
         if self.is_underway:
             self._progress.remove(self)
         self.rounds, self._program, self._next = [], [], 0
@@ -256,10 +271,26 @@ class Plan:
         if self._next == len(self.rounds):
             self._progress.remove(self)
             if self._transient:
-                self.Free()
+                self._end_run()
             return
         for call in self.rounds[self._next].starts:
             call()
+
+    def _end_run(self) -> None:
+        """Its one run is over.  Its caller may still hold it, so the next run is another plan's."""
+        if self.keep is None:
+            self.Free()
+            return
+        keep, self.keep = self.keep, None
+        given = self.collective, self.algorithm, self.nbytes, self.rounds, self._testall
+        again = Plan(*given, Binding(self.reason, self._progress, self._tags))
+        self._let_go()
+        keep(again)
+
+    @property
+    def number(self) -> int:
+        """The number of its tags or counters; -1 for those of all blocking calls."""
+        return -1 if self._tags is None else self._tags.number
 
     def __repr__(self) -> str:
         return f"<Plan: {self.collective} by {self.algorithm} of {self.nbytes} bytes>"

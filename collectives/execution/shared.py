@@ -58,7 +58,7 @@ def bind_shared(
         places: where all ranks' buffers lie, which :func:`runs_shared` must allow.
         count: items of a block.
     """
-    memory, tags = binding.memory, binding.tags
+    memory, tags, borrow = binding.memory, binding.tags, binding.borrows
     slot = BLOCKING if tags is None else BLOCKING + 1 + tags.number
     blocks = schedule.contract.blocks(schedule.size)
     segments = _segments(schedule, count, dtype, memory)
@@ -67,7 +67,7 @@ def bind_shared(
     buffers = []
     for rank in range(schedule.size):
         named = _buffers(schedule, rank, node, places[rank], count, memory.empty(0, dtype))
-        buffers.append({k: memory.borrowed(v) if tags is None else v for k, v in named.items()})
+        buffers.append({k: memory.borrowed(v) if borrow else v for k, v in named.items()})
     combine = combine and memory.combine(combine)
     met = binding.met and not is_queued(memory)
     bound = SharedBinder(flow, node, slot, memory, buffers, layout, combine, met)

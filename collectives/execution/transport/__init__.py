@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 Bytes = npt.NDArray[np.uint8]
 #: How many 8-byte words each rank can bring to a meeting of a node's ranks.
-WORDS = 5
+WORDS = 6
 #: The words that each rank brought to a meeting.
 Meeting = list[bytes]
 
