@@ -41,7 +41,7 @@ def _up(p: int) -> int:
 
 
 def _in_shards(steps: Callable[[int], float]) -> Seconds:
-    """Of a reduce-scatter and an all-gather, of so many messages in a row each."""
+    """Seconds of a reduce-scatter and an all-gather, each of ``steps(p)`` messages in a row."""
     return lambda c, m, p: 2 * steps(p) * c.alpha + (p - 1) / p * m * (2 * c.beta + c.gamma)
 
 

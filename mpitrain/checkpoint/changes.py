@@ -47,7 +47,7 @@ def name_of_file(constants: Mapping[str, Any]) -> str:
 
 
 def origin_of(parts: "Parts") -> Origin:
-    """What a run began with on rank 0 at the first call; collective."""
+    """The origin of a run, as rank 0 has it at the first call; collective."""
     if parts.origin is None:
         own = None
         if parts.comm.rank == 0:
