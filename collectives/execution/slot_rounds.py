@@ -11,8 +11,7 @@ schedule in segments, some are on the wire while others are reduced in the node.
 
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import product
 from typing import Any
@@ -23,16 +22,23 @@ from collectives.compile.dataflow import entered, moved
 from collectives.errors import ScheduleError
 from collectives.execution.memory import HOST, Combine, Items
 from collectives.execution.messages import Layout, Operands, Prepared, Turns, prepared
+from collectives.execution.pieces import (
+    LoadPiece,
+    OnPiece,
+    PieceMessage,
+    Pieces,
+    ReducePiece,
+    StorePiece,
+    SwapSlots,
+    Views,
+)
 from collectives.execution.plan import Action, Binding, BoundRound, Plan
-from collectives.execution.transport import Request
-from collectives.execution.transport.flags import Flag, RunCount, all_reached
+from collectives.execution.transport.flags import Flag, all_reached
 from collectives.execution.transport.slots import SLOT_BYTES, InLine, SlotPair, Slots
 from collectives.schedule import Chunk, Copy, Recv, RecvReduce, Round, Schedule, Send
 
 #: Steps of a message begin with cache lines.
 _LINE = 64
-#: One part of a chunk's memory, by the number of the piece.
-Views = list[Items]
 #: A part's places in both slots, and its own memory.
 Part = tuple[tuple[Items, Items], Views]
 #: Rounds of the longest program, and chunks of the largest message; the same on all ranks.
@@ -74,107 +80,6 @@ def fits_slots(schedule: Schedule, itemsize: int) -> bool:
     """Whether its messages fit into slots, and both ends of each are in rounds of one number."""
     chunks = max(schedule.limits(schedule.root).values(), default=1)
     return schedule.aligned and chunks * (itemsize + _LINE) <= SLOT_BYTES
-
-
-@dataclass(slots=True, eq=False)
-class Pieces:
-    """Pieces of one length, that many items of each block from each of ``starts`` on; piece ``at``
-    is the next one."""
-
-    length: int
-    starts: range
-    at: int = 0
-
-    def advance(self) -> None:
-        self.at = (self.at + 1) % len(self.starts)
-
-
-@dataclass(slots=True, eq=False)
-class _Call:
-    """A call on views of the next piece."""
-
-    pieces: Pieces
-    function: Callable[..., object]
-    views: tuple[Views, ...]
-
-    def __call__(self) -> None:
-        at = self.pieces.at
-        self.function(*[views[at] for views in self.views])
-
-
-@dataclass(slots=True, eq=False)
-class _InSlot:
-    """A call on the next piece's own memory and its place in a slot."""
-
-    pieces: Pieces
-    pair: SlotPair
-    slots: tuple[Items, Items]
-    own: Views
-
-
-@dataclass(slots=True, eq=False)
-class _Message:
-    """The next piece's message to or from another node, in the shape of a request."""
-
-    pieces: Pieces
-    requests: list[Request]
-    testall: Callable[[Sequence[Any]], bool]
-
-    def Start(self) -> None:
-        self.requests[self.pieces.at].Start()
-
-    def Test(self) -> bool:
-        return self.testall([self.requests[self.pieces.at]])
-
-    def Wait(self) -> None:
-        self.requests[self.pieces.at].Wait()
-
-    def Free(self) -> None:
-        """Pieces share their rounds, so it is called for each of them."""
-        while self.requests:
-            self.requests.pop().Free()
-
-
-class _Store(_InSlot):
-    """A copy into the slot whose turn it is."""
-
-    def __call__(self) -> None:
-        np.copyto(self.slots[self.pair.turn], self.own[self.pieces.at])
-
-
-class _Load(_InSlot):
-    """A copy of what the peer has stored, which is in the slot to which this rank stores next."""
-
-    def __call__(self) -> None:
-        np.copyto(self.own[self.pieces.at], self.slots[1 - self.pair.turn])
-
-
-@dataclass(slots=True, eq=False)
-class _Reduce(_InSlot):
-    """A reduction of what the peer has stored."""
-
-    operand: Views
-    combine: Combine
-    is_left: bool
-
-    def __call__(self) -> None:
-        at, slot = self.pieces.at, self.slots[1 - self.pair.turn]
-        given = (slot, self.operand[at]) if self.is_left else (self.operand[at], slot)
-        self.combine(*given, out=self.own[at])
-
-
-@dataclass(slots=True, eq=False)
-class _Swap:
-    """The end of an exchange, which the peer ends at the count ``until`` of this piece."""
-
-    pair: SlotPair
-    runs: RunCount
-    until: int
-    stores: bool
-    reads: bool
-
-    def __call__(self) -> None:
-        self.pair.swap(self.runs.base + self.until if self.stores else 0, self.reads)
 
 
 class SlotBinder:
@@ -254,7 +159,7 @@ class SlotBinder:
         whole = Chunk(name, 0, self.blocks[name] * self.chunks)
         pairs = zip(self.views(whole, pieces), self.views(whole, pieces, outside=True))
         order = -1 if name == "recvbuf" else 1
-        return [_Call(pieces, HOST.convert, pair[::order]) for pair in pairs]
+        return [OnPiece(pieces, HOST.convert, pair[::order]) for pair in pairs]
 
     def round(self, number: int, pieces: Pieces, steps: Round) -> list[BoundRound]:
         """Round ``number`` of these pieces."""
@@ -283,7 +188,7 @@ class SlotBinder:
             if isinstance(step, Send):
                 if peer not in sent:
                     _wait(entering, self.slots.flag(peer, 0, pair))
-                moving.starts += [_Store(pieces, pair, *part) for part in parts]
+                moving.starts += [StorePiece(pieces, pair, *part) for part in parts]
             else:
                 if peer not in got:
                     _wait(moving, self.slots.flag(peer, entered(number)))
@@ -296,7 +201,10 @@ class SlotBinder:
             moving.starts.append(self.node.tick(self.counters, entered(number)))
         for peer in {**sent, **got}:
             runs = self.node.runs[self.counters]
-            _do(reducing, _Swap(self.pairs[peer], runs, moved(number), peer in sent, peer in got))
+            _do(
+                reducing,
+                SwapSlots(self.pairs[peer], runs, moved(number), peer in sent, peer in got),
+            )
         if got and not self.sends((number + 1) % self.period, pieces):
             # Else the next count says that this rank has read its messages.
             _do(reducing, self.node.tick(self.counters, moved(number)))
@@ -333,20 +241,20 @@ class SlotBinder:
             if views[0].size:
                 tag = self.turns.tag(step)
                 requests = [init(items.view(np.uint8), step.peer, tag) for items in views]
-                landing.requests.append(_Message(pieces, requests, transport.testall))
+                landing.requests.append(PieceMessage(pieces, requests, transport.testall))
 
     def reads(
         self, step: Recv | RecvReduce, pieces: Pieces, parts: list[Part], pair: SlotPair
     ) -> Iterator[Action]:
         """The calls that put what has arrived into the memory of a step."""
         if isinstance(step, Recv):
-            yield from (_Load(pieces, pair, *part) for part in parts)
+            yield from (LoadPiece(pieces, pair, *part) for part in parts)
             return
         if self.combine is None:
             raise ScheduleError(f"{step} reduces, but no operation was given")
         operands = self.views(step.operand or step.chunk, pieces)
         for part, operand in zip(parts, operands, strict=True):
-            yield _Reduce(pieces, pair, *part, operand, self.combine, step.peer < self.rank)
+            yield ReducePiece(pieces, pair, *part, operand, self.combine, step.peer < self.rank)
 
     def sends(self, number: int, pieces: Pieces) -> bool:
         """Whether this rank sends something through slots in a round of these pieces."""
@@ -404,7 +312,7 @@ def _copies(pieces: Pieces, targets: list[Views], sources: list[Views]) -> Itera
     for pair in zip(targets, sources, strict=True):
         one, other = (HOST.address(views[0]) for views in pair)
         if one != other:
-            yield _Call(pieces, np.copyto, pair)
+            yield OnPiece(pieces, np.copyto, pair)
 
 
 def _wait(bound: BoundRound, flag: Flag) -> None:

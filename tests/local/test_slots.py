@@ -11,6 +11,7 @@ from collectives.contracts import contract
 from collectives.execution import slot_rounds
 from collectives.execution.local import connect
 from collectives.execution.messages import Operands
+from collectives.execution.pieces import PieceMessage
 from collectives.execution.plan import Binding
 from collectives.execution.slot_rounds import bind_slots, extent_of
 from collectives.execution.transport import slots as transport
@@ -90,7 +91,7 @@ def run(schedules, in_place, choose, dtype=float, wide=None, local=0):
                 for bound in plan.rounds:
                     for call in (*bound.starts, *bound.finish):
                         flag = getattr(call, "__self__", None)
-                        while isinstance(flag, (Flag, slot_rounds._Message)) and not flag.Test():
+                        while isinstance(flag, (Flag, PieceMessage)) and not flag.Test():
                             yield False
                         call()
                         yield True
