@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
 F = torch.nn.functional
 
-from mpitrain.adapters.torch.checks.means import EqualWeights  # noqa: E402
+from mpitrain.adapters.torch.functions.equal_weights import EqualWeights  # noqa: E402
 from mpitrain.adapters.torch.functions.objective import TorchLoss, TorchMetric  # noqa: E402
 
 #: Labels above it are rare, and unknown to whoever tries the loss before there are data.

@@ -20,8 +20,8 @@ from mpitrain.adapters.torch.arrays import (
     same,
     tensors_of,
 )
-from mpitrain.adapters.torch.checks.leaves import Leaves
 from mpitrain.adapters.torch.checks.module import (
+    Comparison,
     expect_the_same_trained,
     expect_unchanged,
     learn,
@@ -36,8 +36,7 @@ from mpitrain.adapters.torch.checks.probe import (
     is_due,
     one_line,
 )
-from mpitrain.adapters.torch.checks.shared_module import Comparison
-from mpitrain.adapters.torch.functions.lent import Lent
+from mpitrain.adapters.torch.functions.lent import Leaves, Lent
 from mpitrain.adapters.torch.modules.calls import Call, Watched, changes
 from mpitrain.adapters.torch.modules.drawing import Drawing
 from mpitrain.adapters.torch.modules.draws import DrawPlace, Where
