@@ -168,33 +168,6 @@ def test_a_train_that_changes_parameters_is_refused():
         layers(Frozen("train", merges=True))
 
 
-def test_gradients_of_gradients_through_batch_norm_are_torchs():
-    class Physics(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.net = nn.Sequential(nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 1))
-
-        def forward(self, x):
-            with torch.enable_grad():
-                x = x.detach().requires_grad_()
-                u = self.net(x)
-                (slope,) = torch.autograd.grad(u.sum(), x, create_graph=True)
-            return slope.square()
-
-    torch.manual_seed(0)
-    module = Physics().double()
-    layer, x = layers(module)["part0"], np.random.default_rng(0).normal(size=(4, 6))
-    values, context = values_of(layer), Context(True, samples=np.arange(4))
-    y, saved = layer.forward(values, x, context)
-    _, kept = layer.backward(values, saved, np.ones_like(y))
-    wanted = module.train()(torch.from_numpy(x))
-    wanted.sum().backward()
-    np.testing.assert_allclose(y, wanted.detach(), rtol=1e-12)
-    for name, found in layer.gradients(values, kept).items():
-        if found is not None:
-            np.testing.assert_allclose(found, module.get_parameter(name).grad, rtol=1e-9)
-
-
 def test_batch_norm_of_one_sample_is_refused_as_in_torch():
     layer, x = TorchLayer(nn.BatchNorm1d(6)), np.ones((1, 6))
     with pytest.raises(ValueError, match=r"has a single value a channel, .* and no variance"):
