@@ -12,14 +12,24 @@ torch = pytest.importorskip("torch", reason="torch is not installed: make test T
 pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
 nn = torch.nn
 
-from tests.unit.mpitrain.test_torch_draws import KINDS, Calls  # noqa: E402
+from tests.unit.mpitrain.test_torch_draws import KINDS as of_unit_tests  # noqa: E402
+from tests.unit.mpitrain.test_torch_draws import Calls, checkpointed, encoders  # noqa: E402
 
-
-#: Kinds of the unit tests whose results have the shape of their input.
-SHAPED = [kind for kind in KINDS if kind not in ("pool", "choices", "own generator")]
+KINDS = {
+    **{
+        kind: of_unit_tests[kind]
+        for kind in (
+            "attention", "attention in turn", "encoder", "lstm", "lstm in turn", "alpha",
+            "channels", "depth", "normal", "layer drop", "dot product", "in turn in one axis",
+        )
+    },
+    "checkpoint": Calls(checkpointed(), *encoders()),
+    "spectral norm": nn.utils.parametrizations.spectral_norm(nn.Linear(8, 8)),
+}  # fmt: skip
 
 
 def around(*kinds):
+    """The parts on samples of 5 x 8 numbers."""
     return nn.Sequential(
         nn.Sequential(nn.Linear(6, 40), nn.Unflatten(1, (5, 8))),
         *(deepcopy(KINDS[kind]) for kind in kinds),
@@ -57,12 +67,12 @@ def assert_same(folder, alone, layout, **changed):
     [pytest.param(name, marks=() if name == "pipe" else SLOW) for name in LAYOUTS],
 )
 def test_all_kinds_together(comm, folder, alone, layout):
-    assert_same(folder, alone, LAYOUTS[layout], model=lambda: around(*SHAPED))
+    assert_same(folder, alone, LAYOUTS[layout], model=lambda: around(*KINDS))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("kind", SHAPED)
+@pytest.mark.parametrize("kind", KINDS)
 def test_each_kind(comm, folder, alone, kind, layout):
     assert_same(folder, alone, LAYOUTS[layout], model=lambda: around(kind))
 
@@ -103,7 +113,7 @@ def test_cuts_change_no_mask(comm, folder, alone, again):
 
 def local(**changed):
     return {
-        "model": lambda: around("encoder", "without autograd"),
+        "model": lambda: around("encoder", "depth"),
         "run": {"random": "local"},
     } | changed
 
@@ -126,7 +136,7 @@ def test_local_numbers_are_any_operators(comm, folder):
     ):
         made(folder, model=model).fit()
     seen.clear()
-    with made(folder, **local(model=model, steps=3)) as trainer:
+    with made(folder, **local(model=model, steps=3, test_data=None, metrics=None)) as trainer:
         trainer.fit()
     assert len(seen) > 3 and seen[-1].shape == seen[-2].shape
     assert not torch.equal(seen[-1], seen[-2])
