@@ -330,6 +330,16 @@ def test_batch_norm_is_torchs(momentum):
         np.testing.assert_allclose(found, own.get_buffer(name))
 
 
+def test_hooks_of_batch_norm_are_called():
+    own, seen = nn.BatchNorm1d(6).double(), []
+    own.register_forward_pre_hook(lambda part, args: (args[0] * 2,))
+    own.register_forward_hook(lambda part, args, y: seen.append(y) or y + args[0])
+    layer, x = layers(own)["part0"], np.random.default_rng(0).normal(size=(4, 6))
+    y, _ = layer.forward(values_of(layer), x, Context(True, samples=np.arange(4)))
+    np.testing.assert_allclose(y, own(torch.from_numpy(x)).detach(), rtol=1e-12)
+    assert seen
+
+
 def test_batch_norm_in_torchs_checkpoint_counts_a_batch_once():
     """Also of two micro-batches that are both forward before one is backward."""
     checkpoint = torch.utils.checkpoint.checkpoint
@@ -459,6 +469,29 @@ def test_no_samples_of_several_inputs():
 def test_outputs_that_are_no_real_tensors_are_refused(module, why):
     with pytest.raises(ValueError, match=why):
         layers(module)["part0"].output_shape((5, 6))
+
+
+def weight_hooked():
+    module = nn.Linear(6, 6)
+    module.weight.register_hook(lambda g: 2 * g)
+    return module
+
+
+def norm_twice():
+    norm = nn.BatchNorm1d(6)
+    return nn.Sequential(norm, nn.Linear(6, 6), norm)
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (weight_hooked, "weight has a hook on its gradient"),
+        (norm_twice, r"part2. .BatchNorm1d. is in part0, too"),
+    ],
+)
+def test_what_layers_cannot_keep_is_refused(make, why):
+    with pytest.raises(ValueError, match=why):
+        layers(make())
 
 
 @pytest.mark.parametrize("kind", ["forward", "forward_pre", "full_backward", "full_backward_pre"])

@@ -1,4 +1,4 @@
-"""Parameters in graphs of torch: those that a loss reads, and those that nobody differentiates by."""
+"""Parameters in graphs of torch: those that a loss reads, and what nobody differentiates by."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext

@@ -72,7 +72,6 @@ class TorchOptimizer(Optimizer):
         self._kept: dict[Shape, dict[str, Shape]] = {}
         slots = {name for shape in shapes for name in (*self._arrays(shape), *self._single)}
         self.slots = tuple(sorted(slots))
-        self._say(holding(like))
         self.verdict.deferred = True
 
     def _say(self, fault: str) -> None:
@@ -233,16 +232,6 @@ def take_step(made: torch.optim.Optimizer, *, whole: bool) -> str:
         return f"changes {what}, which is lost, as it is made anew for each step and piece"
     if reduces.name and not whole:
         return f"takes numbers of a parameter together ({reduces.name}), which parallel.zero cuts"
-    return ""
-
-
-def holding(made: torch.optim.Optimizer) -> str:
-    """Attributes in which an optimiser keeps parameters beside groups and state, or ""."""
-    known = {id(one) for group in made.param_groups for one in group["params"]}
-    for name, value in vars(made).items():
-        held = () if name in _KEPT else _leaves(value)
-        if any(known & {id(one), one if type(one) is int else 0} for one in held):
-            return f"has parameters or their id() in {name}, and gets others in each step"
     return ""
 
 
