@@ -55,6 +55,7 @@ def lstm(**options):
 
 KINDS = {
     "dropout": nn.Dropout(0.3),
+    "twice": Calls(lambda x, part: part(x) - part(x), nn.Dropout(0.3)),
     "in place": nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.3, inplace=True)),
     "channels": nn.Dropout1d(0.3),
     "attention": Calls(attends, nn.MultiheadAttention(8, 2, dropout=0.2, batch_first=True)),
