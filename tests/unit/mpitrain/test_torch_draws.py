@@ -357,27 +357,6 @@ def test_own_code_around_a_class_of_torch_is_watched(kind, later):
         assert not np.array_equal(layer.forward(values, x, replace(CONTEXT, step=4))[0], one)
 
 
-def test_checkpoints_that_the_first_batch_does_not_have_repeat_them_too():
-    usual, again = (lambda x, one, two: one(two(one(x)))), checkpointed()
-
-    def chosen(x, *parts):
-        return (again if x[0, 0, 0] > 5 else usual)(x, *parts)
-
-    found = []
-    for code in (usual, chosen):
-        layer = TorchLayer(Calls(code, *encoders()))
-        values = layer.parameters(np.random.default_rng(0), np, np.float64)
-        values = {name: 1.1 * value for name, value in values.items()}
-        x = np.random.default_rng(0).normal(size=(5, 5, 8))
-        layer.forward(values, x, CONTEXT)
-        x[0, 0, 0] = 6
-        saved = layer.forward(values, x, replace(CONTEXT, step=1))[1]
-        dx, kept = layer.backward(values, saved, np.ones_like(x))
-        found.append([dx, *layer.gradients(values, kept).values()])
-    for one, other in zip(*found, strict=True):
-        np.testing.assert_array_equal(one, other)
-
-
 def test_a_checkpoint_that_does_not_keep_torchs_generator_is_refused():
     match = "state of torch's generator; leave out preserve_rng_stat"
     with pytest.raises(ValueError, match=match):

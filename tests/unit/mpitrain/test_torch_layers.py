@@ -102,15 +102,6 @@ def test_what_no_class_shows_is_refused_at_the_first_batch(f, match):
     assert module.training and not module.mean.any()
 
 
-def test_what_begins_later_is_refused_then():
-    module = functional(lambda m, x: nn.functional.dropout(x, 0.5) if m.late else x)
-    module.late = False
-    layer, *_ = forward(module)
-    module.late = True
-    with pytest.raises(ValueError, match="draws random numbers, and drew none in a trial; do with"):
-        layer.forward({}, np.ones((4, 6)))
-
-
 def test_training_is_in_training_mode_and_tests_in_evaluation_mode():
     """But for parts that are held; afterwards, the module is in the mode that it was in."""
 
