@@ -3,7 +3,7 @@
 import pytest
 from mpi4py import MPI
 
-from mpitrain import nn, train
+from mpitrain import train
 from mpitrain.config import ConfigError
 from mpitrain.data import DataError
 from tests.mpi.mpitrain.fits import RANKS, Quadrants, Waves, made, net
@@ -127,11 +127,6 @@ CLASSES = ALONE | {"train_data": Classes(48, 1), "loss": torch.nn.CrossEntropyLo
         ({"schedule": "cosine"}, TypeError, "schedule is a key of several tables"),
         ({"batchsize": 4}, TypeError, "batchsize is no setting of a job; did you mean batch_size?"),
         ({"name": "adam"}, TypeError, "key of several tables"),
-        (
-            {"layers": {"one": nn.ReLU()}},
-            ConfigError,
-            'layers: this is model.layers, .* give layers of your own as model={"name": layer, ',
-        ),
         ({"batch_size": 0}, ConfigError, "train.batch_size"),
         ({"train_data": None}, TypeError, "test_data without train_data"),
         ({"test_data": Quadrants(30, 2)}, DataError, "train_data has labels of float64, shape"),
@@ -149,17 +144,6 @@ CLASSES = ALONE | {"train_data": Classes(48, 1), "loss": torch.nn.CrossEntropyLo
         ({"cuts": 2}, ConfigError, "cuts: expected names of modules, .* got 2"),
         ({"classes": "10"}, ConfigError, "classes: expected how many classes, as 10, got '10'"),
         ({"collate_fn": 3}, ConfigError, "collate_fn: expected a function of a list of samples"),
-        (
-            {
-                "model": lambda: net(3),
-                "train_data": Quadrants(100, 1),
-                "test_data": Quadrants(30, 2),
-                "loss": "cross_entropy",
-                "metrics": ["accuracy"],
-            },
-            DataError,
-            r"sample \d+ to train on has the label 3, and labels of 3 classes lie from 0 to 2",
-        ),
     ],
 )
 def test_bad_input_is_one_sentence_on_all_ranks(comm, folder, changed, error, message):
