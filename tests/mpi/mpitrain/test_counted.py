@@ -396,7 +396,7 @@ def test_scores_of_classes_may_be_the_first_axis(comm, folder):
 
 def guarded(outputs, labels):
     """A mean over labels that count by hand, which nobody sees through."""
-    return F.cross_entropy(outputs, labels) + 0.0
+    return F.cross_entropy(outputs, labels, reduction="sum") / (labels >= 0).sum().clamp(min=1)
 
 
 @pytest.mark.parametrize("size", [RANKS, 4 * RANKS])

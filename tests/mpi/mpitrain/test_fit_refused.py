@@ -66,7 +66,7 @@ CLASSES = ALONE | {"train_data": Classes(48, 1), "loss": torch.nn.CrossEntropyLo
         (
             {"train_data": Other(lambda x, y: (x, y, 1.0))} | ALONE,
             DataError,
-            "'0': float64 of shape .* that of sample 0 float64 of shape",
+            r"'0': float64 of shape .* that of sample \d+ float64 of shape",
         ),
         ({"train_data": [1, 2, 3]}, DataError, r"sample 0 of list is a int; a pair is needed"),
         ({"train_data": []}, DataError, "train_data has no samples"),
