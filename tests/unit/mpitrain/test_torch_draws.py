@@ -53,6 +53,7 @@ def lstm(**options):
     return nn.LSTM(8, 8, 3, dropout=0.3, **options)
 
 
+torch.manual_seed(0)  # all ranks that train them have the same values
 KINDS = {
     "dropout": nn.Dropout(0.3),
     "twice": Calls(lambda x, part: part(x) - part(x), nn.Dropout(0.3)),
