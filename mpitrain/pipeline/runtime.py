@@ -68,7 +68,7 @@ class Runner:
             comm, layout: the ranks and their layout.
             report: report of the replay of the schedule.
             chunks: our parts of the model.
-            probe, resting: weights and context of a pass of zeros, which shows the shapes.
+            probe, resting: weights and context of a pass of no samples, which shows the shapes.
             inputs: shape and type of one sample of the data.
             span: records times.
             device: device of the arrays.
@@ -215,7 +215,7 @@ class Runner:
             stage, _, chunk, _ = self.pipeline.at(virtual, 0)
             found = None
             if stage == self.place.stage:
-                sample = self._device.put(np.zeros((1, *specs[-1].shape), specs[-1].dtype))
+                sample = self._device.put(np.zeros((0, *specs[-1].shape), specs[-1].dtype))
                 y, _ = self.chunks[chunk].forward(probe, sample, resting)
                 found = Spec(y.shape[1:], y.dtype)
             # Parts of positions and of columns may be unequal.

@@ -4,8 +4,8 @@ A module can be layers of the trainer, in any layout of ranks:
 
     Trainer(comm, job, layers=layers(torch.nn.Sequential(...)))
 
-``modules`` has such layers, ``functions`` the program's loss, metrics, optimizer and schedule, and
-``checks`` tries both before the trainer relies on them.
+``modules`` has such layers, ``functions`` the program's loss, metrics, optimizer and schedule.
+``checks`` watches both, and ``shadow`` compares their first steps with plain torch.
 
 A loop of one's own has torch's DistributedDataParallel over the backend of
 :mod:`collectives.torch`; :class:`Compression` brings the trainer's codecs to it.

@@ -1,7 +1,7 @@
 """Losses that are means over what counts: one process's numbers, whichever rank has what counts."""
 
 from functools import partial
-from itertools import product
+from itertools import islice, product
 
 import numpy as np
 import pytest
@@ -176,14 +176,19 @@ def test_every_layout_has_the_numbers_of_torchs_own_loop(comm, folder, name, lay
         assert_same(steps_of(trainer), torchs_own(trainer, loss, clip))
 
 
-@pytest.mark.parametrize("name", ["lars", pytest.param("lamb", marks=pytest.mark.slow)])
-def test_layerwise_rates_see_the_means(comm, folder, name):
-    """As of one process, on which nothing is summed over ranks."""
-    changed = dict(optimizer=None, optim={"name": name, "lr": 0.1, "reference_batch": 0})
-    found = []
+def both(folder, comm):
+    """A communicator and a folder for all ranks, and for each alone."""
     for where in (comm, MPI.COMM_SELF):
-        changed["dir"] = str(folder / f"{where.size}.{MPI.COMM_WORLD.rank * (where != comm)}")
-        with made(folder, masked, where, **changed, micro_batches=2) as trainer:
+        own = MPI.COMM_WORLD.rank * (where is MPI.COMM_SELF)
+        yield {"comm": where, "dir": str(folder / f"{where.size}.{own}")}
+
+
+def test_layerwise_rates_see_the_means(comm, folder):
+    """As of one process, on which nothing is summed over ranks."""
+    changed = dict(optimizer=None, optim={"name": "lars", "lr": 0.1, "reference_batch": 0})
+    found = []
+    for where in both(folder, comm):
+        with made(folder, masked, **where, **changed, micro_batches=2) as trainer:
             found.append(steps_of(trainer))
     assert_same(*found)
 
@@ -349,9 +354,8 @@ def test_the_packages_own_loss_leaves_labels_out(comm, folder):
     given = dict(loss={"ignore_index": -100}, model=None, optimizer=None, metrics=["accuracy"])
     given |= dict(model={"kind": "mlp", "hidden": [8]}, classes=4, test_data=Drawn(2, samples=20))
     told = []
-    for where in (comm, MPI.COMM_SELF):
-        given["dir"] = str(folder / f"{where.size}.{MPI.COMM_WORLD.rank * (where != comm)}")
-        with made(folder, **given, comm=where) as trainer:
+    for where in both(folder, comm):
+        with made(folder, **given | where) as trainer:
             told.append([(one.test_loss, one.metrics["accuracy"]) for one in trainer.fit()])
     np.testing.assert_allclose(*told, rtol=1e-10)
     with (
@@ -359,3 +363,50 @@ def test_the_packages_own_loss_leaves_labels_out(comm, folder):
         made(folder, **given | {"loss": "cross_entropy", "dir": str(folder / "all")}) as trainer,
     ):
         trainer.fit()
+
+
+class Segments(Drawn):
+    """A class for each of four places, of which some do not count."""
+
+    def __getitem__(self, index):
+        x = torch.from_numpy(self.x[index])
+        classes = (x[:4] > 0).long() + 3 * (x[:4] > 1).long()
+        return x, torch.where(x[:4] > -1, classes, 255)
+
+
+def segments(classes):
+    parts = torch.nn.Linear(6, 4 * classes), torch.nn.Unflatten(1, (classes, 4))
+    return lambda: torch.nn.Sequential(*parts).double()
+
+
+def test_scores_of_classes_may_be_the_first_axis(comm, folder):
+    """As torch's own loss has them: the number of classes and metrics by name go by it."""
+    test, loss = Segments(2, 30), torch.nn.CrossEntropyLoss(ignore_index=255)
+    given = dict(data=Segments(1, 48), test_data=test, epochs=1, metrics=["accuracy"])
+    with made(folder, loss, model=segments(5), **given) as trainer:
+        (told,) = trainer.fit()
+        x, labels = (torch.stack(part) for part in zip(*(test[i] for i in range(30))))
+        counts = labels != 255
+    with torch.no_grad():
+        right = trainer.module(x).argmax(1) == labels
+    assert told.metrics["accuracy"] == right[counts].double().mean().item()
+    with pytest.raises(ConfigError, match="nobody knows along which axis they lie"):
+        made(folder, loss, model=segments(4), **given)
+
+
+def guarded(outputs, labels):
+    """A mean over labels that count by hand, which nobody sees through."""
+    return F.cross_entropy(outputs, labels, reduction="sum") / (labels >= 0).sum().clamp(min=1)
+
+
+@pytest.mark.parametrize("size", [RANKS, 4 * RANKS])
+def test_one_rank_that_sees_a_label_left_out_stops_all_before_the_update(comm, folder, size):
+    """Also where each rank has a single sample."""
+    data = Drawn(1, 48, left_out=0)
+    data.y[17] = -100
+    with made(folder, guarded, data=data, batch_size=size, classes=4, shadow=0) as trainer:
+        with pytest.raises(ConfigError, match=r"step \d+: loss: guarded of .*return \(sum, count"):
+            trainer.fit()
+        step = trainer.parts.steps_done + 1
+        assert 17 in next(islice(trainer.parts.sampler.batches(0), step - 1, None))
+        assert trainer.parts.updater.steps == step - 1

@@ -138,12 +138,6 @@ def test_a_rank_without_samples_from_the_first_step_on(comm, folder, alone):
 
 
 @pytest.mark.parametrize("parallel", layouts())
-def test_a_run_that_was_interrupted_ends_with_the_same_bits(comm, folder, parallel):
-    changed = {"model": regular, "parallel": parallel, "checkpoint": {"every": 3}}
-    assert_interrupted_alike(folder, changed, {})
-
-
-@pytest.mark.parametrize("parallel", layouts())
 def test_a_module_that_is_no_sequential(comm, folder, alone, parallel):
     with made(folder, model=Whole, cuts=CUTS, parallel=parallel) as trainer:
         tests = trainer.fit()
@@ -225,7 +219,8 @@ def test_what_is_random_follows_from_seed_epoch_and_sample(comm, folder):
 
 
 @pytest.mark.parametrize("parallel", layouts())
-def test_a_run_that_reads_ahead_may_be_interrupted(comm, folder, parallel):
+def test_a_run_that_was_interrupted_ends_with_the_same_bits(comm, folder, parallel):
+    """Also where it reads ahead when it goes on."""
     changed = {"parallel": parallel, "checkpoint": {"every": 3}, "optimizer": OPTIMIZERS["AdamW"]}
     assert_interrupted_alike(folder, changed | {"model": regular}, {"workers": 2})
 
@@ -238,25 +233,6 @@ def test_windows_of_an_asynchronous_pipeline_are_read_ahead(comm, folder):
         with made(folder, **changed, optim={"name": "sgd", "lr": 0.01}) as trainer:
             found.append(trainer.fit())
     assert found[0] == found[1]
-
-
-def test_a_dropout_that_is_called_twice_has_two_masks(comm):
-    from mpitrain.adapters.torch import TorchLayer
-    from mpitrain.nn import Context
-
-    class Twice(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.drop = torch.nn.Dropout(0.5)
-
-        def forward(self, x):
-            return torch.cat([self.drop(x), self.drop(x)], dim=1)
-
-    layer, x = TorchLayer(Twice()), np.ones((3, 40))
-    context = Context(True, samples=np.arange(3))
-    first, again = (layer.forward({}, x, context)[0] for _ in range(2))
-    assert np.array_equal(first, again)
-    assert not np.array_equal(first[:, :40], first[:, 40:])
 
 
 class Named(torch.nn.Module):

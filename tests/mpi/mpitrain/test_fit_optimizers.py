@@ -5,14 +5,10 @@ import pytest
 from mpitrain.config import Config, ConfigError, Optim
 from tests.mpi.mpitrain.fits import (
     OPTIMIZERS,
-    SEVERAL,
-    Reader,
-    Sentences,
     assert_alike,
     cosine,
     layouts,
     made,
-    of_both,
     regular,
     torchs_own,
 )
@@ -111,20 +107,6 @@ def test_optimisers_of_torch(comm, folder, alone, name, zero):
     with made(folder, **changed) as trainer:
         trainer.fit(resume=True)
     assert_alike(trainer.module, torchs_own(trainer, OPTIMIZERS[name])[0])
-
-
-def test_without_dropout_it_is_torchs_own_loop(comm, folder):
-    class Plain(Reader):
-        def __init__(self):
-            super().__init__()
-            self.drop = torch.nn.Identity()
-
-    data = {"train_data": Sentences(100, 1), "test_data": Sentences(30, 2), "optim": {}}
-    factory = OPTIMIZERS["AdamW"]
-    with made(folder, **SEVERAL | {"model": Plain}, **data, optimizer=factory) as trainer:
-        trainer.fit()
-    module, _ = torchs_own(trainer, factory, None, make=Plain, loss=of_both)
-    assert_alike(trainer.module, module)
 
 
 @pytest.mark.quick_on(2)

@@ -1,5 +1,7 @@
 """Random numbers where they stand in torch modules: one process's in every layout."""
 
+from copy import deepcopy
+
 import numpy as np
 import pytest
 
@@ -8,76 +10,30 @@ from tests.mpi.mpitrain.fits import RANKS, Waves, assert_interrupted_alike, made
 
 torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
 pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
-nn, functional = torch.nn, torch.nn.functional
+nn = torch.nn
 
-
-class Calls(nn.Module):
-    """Computes ``f(parts, x)`` of samples of 3 x 8 numbers."""
-
-    def __init__(self, f, *parts):
-        super().__init__()
-        self.f, self.parts = f, nn.ModuleList(parts)
-
-    def forward(self, x):
-        return self.f(self, x)
-
-
-def attend(module, x):
-    return module.parts[0](x, x, x)[0]
-
-
-def in_turn(f):
-    """Samples along the second axis, as sequence-first code has them."""
-    return lambda module, x: f(module, x.transpose(0, 1)).transpose(0, 1)
-
-
-def skipped(module, x):
-    """LayerDrop (Fan et al. 2020): one number for all samples decides."""
-    return x if module.training and torch.rand([]) < 0.5 else module.parts[0](x)
-
-
-def deep(module, x):
-    """Stochastic depth (Huang et al. 2016): a number for each sample."""
-    if not module.training:
-        return x + module.parts[0](x)
-    kept = x.new_empty(len(x), 1, 1).bernoulli_(0.8).div_(0.8)
-    return x + kept * module.parts[0](x)
-
-
-def encoder(**options):
-    return nn.TransformerEncoderLayer(8, 2, 16, **options)
-
+from tests.unit.mpitrain.test_torch_draws import KINDS as of_unit_tests  # noqa: E402
+from tests.unit.mpitrain.test_torch_draws import Calls, checkpointed, encoders  # noqa: E402
 
 KINDS = {
-    "attention": lambda: Calls(attend, nn.MultiheadAttention(8, 2, dropout=0.2, batch_first=True)),
-    "attention in turn": lambda: Calls(in_turn(attend), nn.MultiheadAttention(8, 2, dropout=0.2)),
-    "encoder": lambda: encoder(batch_first=True),
-    "encoder in turn": lambda: Calls(in_turn(lambda m, x: m.parts[0](x)), encoder()),
-    "lstm": lambda: Calls(
-        lambda m, x: m.parts[0](x)[0], nn.LSTM(8, 8, 2, dropout=0.3, batch_first=True)
-    ),
-    "function": lambda: Calls(lambda m, x: functional.dropout(x, 0.3, m.training)),
-    "alpha": lambda: nn.AlphaDropout(0.2),
-    "channels": lambda: nn.FeatureAlphaDropout(0.2),
-    "depth": lambda: Calls(deep, nn.Linear(8, 8)),
-    "noise": lambda: Calls(lambda m, x: x + 0.1 * torch.randn_like(x)),
-    "layer drop": lambda: Calls(skipped, nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.2))),
-    "dot product": lambda: Calls(
-        lambda m, x: functional.scaled_dot_product_attention(x, x, x, dropout_p=0.2)
-    ),
-    "checkpoint": lambda: Calls(
-        lambda m, x: torch.utils.checkpoint.checkpoint(m.parts[0], x, use_reentrant=False),
-        encoder(batch_first=True),
-    ),
-    "spectral norm": lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(8, 8)),
-}
+    **{
+        kind: of_unit_tests[kind]
+        for kind in (
+            "attention", "attention in turn", "encoder", "lstm", "lstm in turn", "alpha",
+            "channels", "depth", "normal", "layer drop", "dot product", "in turn in one axis",
+        )
+    },
+    "checkpoint": Calls(checkpointed(), *encoders()),
+    "spectral norm": nn.utils.parametrizations.spectral_norm(nn.Linear(8, 8)),
+}  # fmt: skip
 
 
 def around(*kinds):
+    """The parts on samples of 5 x 8 numbers."""
     return nn.Sequential(
-        nn.Sequential(nn.Linear(6, 24), nn.Unflatten(1, (3, 8))),
-        *(KINDS[kind]() for kind in kinds),
-        nn.Sequential(nn.Flatten(), nn.Linear(24, 1)),
+        nn.Sequential(nn.Linear(6, 40), nn.Unflatten(1, (5, 8))),
+        *(deepcopy(KINDS[kind]) for kind in kinds),
+        nn.Sequential(nn.Flatten(), nn.Linear(40, 1)),
     )
 
 
@@ -127,7 +83,9 @@ class Blocks(nn.Module):
     def __init__(self, *, again):
         super().__init__()
         self.enter = nn.Sequential(nn.Linear(6, 24), nn.Unflatten(1, (3, 8)))
-        self.blocks = nn.ModuleList(encoder(batch_first=True) for _ in range(3))
+        self.blocks = nn.ModuleList(
+            nn.TransformerEncoderLayer(8, 2, 16, batch_first=True) for _ in range(3)
+        )
         self.drop, self.leave = nn.Dropout(0.1), nn.Linear(24, 1)
         self.again = again
 
@@ -154,7 +112,10 @@ def test_cuts_change_no_mask(comm, folder, alone, again):
 
 
 def local(**changed):
-    return {"model": lambda: around("encoder", "function"), "run": {"random": "local"}} | changed
+    return {
+        "model": lambda: around("encoder", "depth"),
+        "run": {"random": "local"},
+    } | changed
 
 
 def test_local_numbers_go_on_where_they_stopped(comm, folder):
@@ -165,9 +126,8 @@ def test_local_numbers_are_any_operators(comm, folder):
     """And other ones in each step, on each rank."""
     seen = []
 
-    def counts(module, x):
-        if module.training:
-            seen.append(torch.poisson(torch.full_like(x, 50.0)))
+    def counts(x):
+        seen.append(torch.poisson(torch.full_like(x, 50.0)))
         return x
 
     model = lambda: nn.Sequential(nn.Linear(6, 4), Calls(counts), nn.Linear(4, 1))  # noqa: E731
@@ -176,7 +136,7 @@ def test_local_numbers_are_any_operators(comm, folder):
     ):
         made(folder, model=model).fit()
     seen.clear()
-    with made(folder, **local(model=model, steps=3)) as trainer:
+    with made(folder, **local(model=model, steps=3, test_data=None, metrics=None)) as trainer:
         trainer.fit()
     assert len(seen) > 3 and seen[-1].shape == seen[-2].shape
     assert not torch.equal(seen[-1], seen[-2])

@@ -117,11 +117,6 @@ REFUSED = [
     (adamw, lambda o: [lr_scheduler.StepLR(o, 2)], "it gives a list"),
     (adamw, lambda o: lr_scheduler.StepLR(o, "two"), "schedule: "),
     (adamw, lambda o: lr_scheduler.LambdaLR(o, lambda s: 5 - s), "group 0 is -0.003 at step 6"),
-    (
-        lambda p: torch.optim.SGD(p, lr=0.1),
-        lambda o: lr_scheduler.CyclicLR(o, 0.01, 0.1, 2, base_momentum=0.0),
-        "changes momentum",
-    ),
     ("adam", lambda o: lr_scheduler.StepLR(o, 2), "with optimizer= of torch"),
     (adamw, lr_scheduler.StepLR(sgd([torch.nn.Parameter(torch.ones(1))]), 2), "give a function"),
     (sgd([torch.nn.Parameter(torch.ones(1))]), None, "give a function that makes it"),

@@ -218,31 +218,3 @@ def test_gradients_of_gradients_over_the_batch_of_all_replicas(folder):
         found = trainer.module.state_dict()
         wanted, _ = torchs_own(trainer, OPTIMIZERS["SGD"], None, make=double_physics, loss=physics)
     torch.testing.assert_close(found, dict(wanted.state_dict()), rtol=1e-9, atol=1e-12)
-
-
-class Doubled(torch.nn.BatchNorm1d):
-    def forward(self, x):
-        return 2 * super().forward(x)
-
-
-def with_held_norms():
-    """Batch norms in evaluation mode: a class of one's own, and one with a hook."""
-    norms = Doubled(16), torch.nn.BatchNorm1d(16)
-    for norm in norms:
-        torch.nn.init.uniform_(norm.running_mean)
-        torch.nn.init.uniform_(norm.running_var, 1, 2)
-        norm.eval()
-    norms[1].register_forward_hook(lambda norm, args, y: y + args[0])
-    first, last = torch.nn.Linear(6, 16), torch.nn.Linear(16, 1)
-    return torch.nn.Sequential(first, norms[0], torch.nn.Tanh(), norms[1], last).double()
-
-
-@pytest.mark.quick_on(2)
-@pytest.mark.parametrize("parallel", [{"zero": 2}, {"pipe": 2} if RANKS % 2 == 0 else {}], ids=str)
-def test_held_batch_norms_of_ones_own_and_with_hooks_are_torchs(folder, parallel):
-    given = dict(model=with_held_norms, optimizer=OPTIMIZERS["SGD"], parallel=parallel)
-    with made(folder, **given) as trainer:
-        trainer.fit()
-        found = trainer.module.state_dict()
-        wanted, _ = torchs_own(trainer, OPTIMIZERS["SGD"], None, make=with_held_norms)
-    torch.testing.assert_close(found, dict(wanted.state_dict()), rtol=1e-9, atol=1e-12)

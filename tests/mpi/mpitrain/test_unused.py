@@ -1,44 +1,153 @@
 """Parameters that the loss does not follow from stay as torch leaves them."""
 
-from dataclasses import replace
-
+import numpy as np
 import pytest
 from mpi4py import MPI
 
 from mpitrain.config import ConfigError
-from tests.mpi.mpitrain.fits import RANKS, assert_interrupted_alike, layouts
-from tests.mpi.mpitrain.unused_twins import Case, Turns, check
+from tests.mpi.mpitrain.fits import RANKS, assert_interrupted_alike, layouts, made
 
 torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
 torch.set_num_threads(1)
+nn = torch.nn
 pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
 
-#: Some is never called, some gives what the loss leaves out, and some is used for the special
-#: samples alone, which are in the second, fourth and sixth batch.
-CASE = Case(
-    trees=(("always", ()), ("aside", (("always", ()),)), ("never", ()), (0, ())),
-    whole=False, special=((30, 31, 80, 120),), samples=144, batch_size=24, micro_batches=1,
-    own=False,
-)  # fmt: skip
-#: Without values that decide, so that it can be cut: what is aside crosses the cuts.
-CUT = replace(
-    CASE, trees=CASE.trees[:3], whole=True, settings={"cuts": ["parts.0", "parts.1", "parts.2"]}
-)
+
+class Turns(torch.utils.data.IterableDataset):
+    """Points of a surface in a fixed order; special ones are in each second batch of 24."""
+
+    def __init__(self, samples=144, seed=1, special=(30, 31, 80, 120)):
+        self.samples, self.seed, self.special = samples, seed, special
+
+    def __len__(self):
+        return self.samples
+
+    def __iter__(self):
+        draw = torch.Generator().manual_seed(self.seed)
+        for number in range(self.samples):
+            x = torch.rand(6, generator=draw).double() * 4 - 2
+            special = torch.tensor([float(number in self.special)]).double()
+            yield (x, special), (torch.sin(x[0]) * x[1] + x[2])[None]
 
 
-def in_settings(case, **settings):
-    return replace(case, settings=case.settings | settings)
+def of_one(outputs, labels):
+    return nn.functional.mse_loss(outputs["y"], labels)
+
+
+class Enter(nn.Module):
+    """Values, what the loss leaves out, and whether a sample is special: branches pass them on."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.aside = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, given):
+        x, special = given
+        x = torch.tanh(self.linear(x))
+        return x, self.aside(x), special
+
+
+class Branch(nn.Module):
+    """Used always, never, aside, so that the loss leaves its values out, or for special samples."""
+
+    def __init__(self, use):
+        super().__init__()
+        self.use, self.linear = use, nn.Linear(6, 6)
+
+    def forward(self, given):
+        x, aside, special = given
+        if self.use == "never" or (self.use == "special" and not bool((special > 0).any())):
+            return given
+        y = torch.tanh(self.linear(x))
+        if self.use == "aside":
+            return x, aside + y, special
+        return x + (special * y if self.use == "special" else y), aside, special
+
+
+class Leave(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(6, 1)
+
+    def forward(self, given):
+        return {"y": self.linear(given[0]), "aside": given[1]}
+
+
+class Whole(nn.Module):
+    """All parts as one, which can be cut where no value decides."""
+
+    def __init__(self, parts):
+        super().__init__()
+        self.parts = parts
+
+    def forward(self, x, special):
+        return self.parts((x, special))
+
+
+def in_turn():
+    uses = ("always", "aside", "never", "special")
+    return nn.Sequential(Enter(), *map(Branch, uses), Leave()).double()
+
+
+def whole():
+    parts = nn.Sequential(Enter(), *map(Branch, ("always", "aside", "never")), Leave())
+    return Whole(parts).double()
+
+
+CUT = {"model": whole, "cuts": ["parts.0", "parts.1", "parts.2"]}
+OWN = {"optim": {"name": "adamw", "lr": 0.01, "weight_decay": 0.3, "reference_batch": 0}}
+
+
+def adamw(parameters):
+    return torch.optim.AdamW(parameters, lr=0.01, weight_decay=0.3)
+
+
+def given(**changed):
+    usual = {"model": in_turn, "loss": of_one, "metrics": None, "test_data": None, "epochs": 1}
+    usual |= {} if "optim" in changed else {"optimizer": adamw}
+    return usual | {"train_data": Turns(), "batch_size": 24} | changed
+
+
+def twin(model, data, size):
+    """The module that torch has trained, and in how many steps it had no use for a parameter."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(7)
+        module, left_out = model(), {}
+    optimizer = adamw(module.parameters())
+    for (x, special), y in torch.utils.data.DataLoader(data, size):
+        optimizer.zero_grad()
+        of_one(module(x, special) if model is whole else module((x, special)), y).backward()
+        for name, parameter in module.named_parameters():
+            if parameter.grad is None:
+                left_out[name] = left_out.get(name, 0) + 1
+        optimizer.step()
+    return module, left_out
+
+
+def check(comm, folder, **changed):
+    """The trainer does as torch's loop, and all ranks have the same; collective."""
+    own = given(**changed)
+    with made(folder, **own) as trainer:
+        trainer.fit()
+        left_out = dict(trainer.parts.updater.left_out)
+    found = trainer.module.state_dict()
+    every = comm.allgather((left_out, np.concatenate([v.numpy().ravel() for v in found.values()])))
+    assert all(np.array_equal(every[0][1], other) for _, other in every), "ranks differ"
+    module, steps = twin(own["model"], own["train_data"], own["batch_size"])
+    left_out = {name: count for part, _ in every for name, count in part.items()}
+    assert left_out == {trainer.parts.objects.names[name]: count for name, count in steps.items()}
+    for name, value in module.state_dict().items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-6, atol=1e-7, err_msg=name)
 
 
 def test_what_is_used_now_and_then_is_torchs(comm, folder):
     """Used on one rank is used; the others' counts of steps go on without it."""
-    check(in_settings(CASE, parallel={"zero": 1}), comm, folder)
+    check(comm, folder, parallel={"zero": 1})
 
 
 @pytest.mark.parametrize("parallel", layouts())
 def test_what_crosses_a_cut_and_is_not_used(comm, folder, parallel):
-    case = in_settings(CUT, parallel=parallel | {"checksums": RANKS == 3})
-    check(case, comm, folder)
+    check(comm, folder, **CUT, parallel=parallel | {"checksums": RANKS == 3})
 
 
 @pytest.mark.parametrize(
@@ -52,25 +161,23 @@ def test_what_crosses_a_cut_and_is_not_used(comm, folder, parallel):
 )
 def test_an_interrupted_run_counts_on(folder, how):
     """Each worker by itself, if they are told late."""
-    test = {"test_data": Turns(30, 2, CASE.special), "epochs": 2}
-    changed = in_settings(CASE, checkpoint={"every": 3}, **how).given()
-    assert_interrupted_alike(folder, changed | test, {})
+    test = {"test_data": Turns(30, 2), "epochs": 2, "checkpoint": {"every": 3}}
+    assert_interrupted_alike(folder, given(**test, **how), {})
 
 
 def test_batches_of_fewer_samples_than_ranks(comm, folder):
     """An empty share uses nothing."""
-    check(replace(CASE, samples=6, batch_size=2), comm, folder)
+    check(comm, folder, train_data=Turns(6, special=(3,)), batch_size=2)
 
 
 @pytest.mark.skipif(RANKS not in (2, 4), reason="a pipeline of two")
 def test_asynchronous_pipelines_refuse_it(folder):
     parallel = {"pipe": 2, "schedule": "asynchronous"}
-    trainer = in_settings(replace(CUT, own=True), parallel=parallel).trainer(folder)
     with pytest.raises(ConfigError, match=r"does not follow from part0\.parts\.0"):
-        trainer.fit()
+        made(folder, **given(**CUT, **OWN, parallel=parallel)).fit()
 
 
-class Pair(torch.nn.Module):
+class Pair(nn.Module):
     """The first of two."""
 
     def forward(self, pair):
@@ -84,25 +191,22 @@ def of_all(outputs, labels):
 @pytest.mark.skipif(RANKS < 2, reason="a worker and a server")
 def test_servers_refuse_it(folder):
     """And take torch modules whose parameters are all used."""
-    case = in_settings(replace(CASE, own=True), server={"ranks": 1})
-    trainer = case.trainer(folder)
+    own = given(**OWN, server={"ranks": 1})
     with pytest.raises(ConfigError, match=r"part\d.* has no part in the loss"):
-        trainer.fit()
-    model = {"model": lambda: torch.nn.Sequential(Pair(), torch.nn.Linear(6, 8)), "loss": of_all}
-    test = {"test_data": Turns(30, 2, CASE.special), "dir": str(folder / "other")}
-    with case.trainer(folder, **model, **test) as trainer:
+        made(folder, **own).fit()
+    own |= {"model": lambda: nn.Sequential(Pair(), nn.Linear(6, 8)), "loss": of_all}
+    with made(folder, **own | {"test_data": Turns(30, 2), "dir": str(folder / "other")}) as trainer:
         assert len(trainer.fit()) == 1
 
 
-class TwoNorms(torch.nn.Module):
+class TwoNorms(nn.Module):
     """Batch norm before two outputs, and another one before the second alone."""
 
     def __init__(self):
         super().__init__()
-        linear, norm = torch.nn.Linear, torch.nn.BatchNorm1d
-        self.first = torch.nn.Sequential(linear(6, 8), norm(8), torch.nn.Tanh())
-        self.second = torch.nn.Sequential(linear(8, 8), norm(8), torch.nn.Tanh(), linear(8, 1))
-        self.head = linear(8, 1)
+        self.first = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh())
+        self.second = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 1))
+        self.head = nn.Linear(8, 1)
 
     def forward(self, x, special):
         x = self.first(x)
@@ -118,11 +222,11 @@ def of_both(outputs, labels):
 
 def test_ranks_go_backward_together_through_norms_that_one_of_them_uses(comm, folder):
     """As one process: also in batches in which no rank uses them."""
-    case, found = replace(CASE, samples=48, batch_size=6, special=((0, 13, 15),)), []
-    for own in MPI.COMM_SELF, comm:
-        given = {"model": lambda: TwoNorms().double(), "loss": of_both}
-        place = folder / f"{own.size} {comm.rank if own is MPI.COMM_SELF else 0}"
-        with case.trainer(place, own, **given) as trainer:
+    data, found = Turns(48, special=(0, 13, 15)), []
+    own = given(model=lambda: TwoNorms().double(), loss=of_both, train_data=data, batch_size=6)
+    for where in MPI.COMM_SELF, comm:
+        place = folder / f"{where.size} {comm.rank if where is MPI.COMM_SELF else 0}"
+        with made(place, where, **own) as trainer:
             trainer.fit()
             found.append(trainer.module.state_dict())
     for name, values in found[0].items():

@@ -95,6 +95,17 @@ class Mixing(Signs):
             p -= rate * p.grad / norm
 
 
+class Knowing(Signs):
+    """Leaves out a parameter that it knows by its identity."""
+
+    def __init__(self, parameters, lr):
+        super().__init__(parameters, lr)
+        self.known = {id(p) for p in parameters[:1]}
+
+    def move(self, parameters, rate):
+        super().move([p for p in parameters if id(p) not in self.known], rate)
+
+
 class Around(torch.optim.Optimizer):
     """Moves the parameters of another one alone."""
 
@@ -140,11 +151,18 @@ def remembering():
     return module
 
 
+def with_own_norm():
+    module = normed()
+    module[1].forward = torch.tanh
+    return module
+
+
 OUTPUTS, GRADIENT, UPDATE = "gives samples other outputs", "the gradient of", "the update of"
 #: What a program can do that makes a layout train other numbers, and the words that tell of it.
 PLANTED = {
     "mixes": (OUTPUTS, {"model": between(lambda m, x: x - x.mean(0))}),
     "mixes by draws": (OUTPUTS, {"model": between(lambda m, x: x + x[torch.randperm(len(x))])}),
+    "norm of its own": (OUTPUTS, {"model": with_own_norm}),
     "state": (OUTPUTS, {"model": between(counting)}),
     "Python's numbers": ("numbers that are not torch's", {
         "model": between(lambda m, x: x * (random.random() > 1e-9))}),
@@ -153,6 +171,7 @@ PLANTED = {
     "memory of a parameter": ("step 2: .*" + OUTPUTS, {"model": remembering}),
     "backward mixes": (GRADIENT, {"model": between(unit)}),
     "optimiser mixes": (UPDATE, {"optimizer": lambda p: Mixing(p, lr=0.1)}),
+    "optimiser knows": (UPDATE, {"optimizer": lambda p: Knowing(p, lr=0.1)}),
     "optimiser draws": (UPDATE, {"optimizer": lambda p: Langevin(p, lr=0.1)}),
     "optimiser around": (UPDATE, {"optimizer": lambda p: Around(torch.optim.SGD(p, lr=0.1))}),
 }  # fmt: skip

@@ -230,34 +230,6 @@ def test_cuts_that_cannot_be(make, after, message):
         cut(make(), after, np.random.default_rng(0).normal(size=(3, 6)))
 
 
-class Padded(nn.Module):
-    """What it computes between blocks has the length of ids that later stages do not have."""
-
-    def __init__(self):
-        super().__init__()
-        self.tok, self.pos = nn.Embedding(11, 8), nn.Embedding(9, 8)
-        self.blocks = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
-
-    def forward(self, ids, kept):
-        x = self.tok(ids) + self.pos(torch.arange(ids.shape[1]))
-        gate = torch.ones(ids.shape) * kept
-        for block in self.blocks:
-            x = torch.tanh(block(x)) * gate[..., None]
-        return x * gate[..., None]
-
-
-def test_parts_take_samples_of_other_lengths_than_in_the_trial():
-    module = Padded()
-    parts = cut(module, "blocks", joined({"ids": np.ones((3, 7), int), "kept": np.ones((3, 7))}))
-    for count, length in ((2, 7), (4, 5), (3, 9)):
-        ids = torch.arange(count * length).reshape(count, length) % 11
-        found = {"ids": ids, "kept": (ids % 3 > 0).float()}
-        wanted = module(**found)
-        for part in parts:
-            found = part(**found) if isinstance(found, dict) else part(found)
-        torch.testing.assert_close(found, wanted)
-
-
 class Dropping(nn.Module):
     """Draws numbers within its blocks."""
 

@@ -102,15 +102,6 @@ def test_what_no_class_shows_is_refused_at_the_first_batch(f, match):
     assert module.training and not module.mean.any()
 
 
-def test_what_begins_later_is_refused_then():
-    module = functional(lambda m, x: nn.functional.dropout(x, 0.5) if m.late else x)
-    module.late = False
-    layer, *_ = forward(module)
-    module.late = True
-    with pytest.raises(ValueError, match="draws random numbers, and drew none in a trial; do with"):
-        layer.forward({}, np.ones((4, 6)))
-
-
 def test_training_is_in_training_mode_and_tests_in_evaluation_mode():
     """But for parts that are held; afterwards, the module is in the mode that it was in."""
 
@@ -166,33 +157,6 @@ def test_batch_norm_that_the_module_itself_holds_has_its_running_values(where):
 def test_a_train_that_changes_parameters_is_refused():
     with pytest.raises(ValueError, match=r"Frozen.train.. changes parameters or buffers.*loralib"):
         layers(Frozen("train", merges=True))
-
-
-def test_gradients_of_gradients_through_batch_norm_are_torchs():
-    class Physics(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.net = nn.Sequential(nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 1))
-
-        def forward(self, x):
-            with torch.enable_grad():
-                x = x.detach().requires_grad_()
-                u = self.net(x)
-                (slope,) = torch.autograd.grad(u.sum(), x, create_graph=True)
-            return slope.square()
-
-    torch.manual_seed(0)
-    module = Physics().double()
-    layer, x = layers(module)["part0"], np.random.default_rng(0).normal(size=(4, 6))
-    values, context = values_of(layer), Context(True, samples=np.arange(4))
-    y, saved = layer.forward(values, x, context)
-    _, kept = layer.backward(values, saved, np.ones_like(y))
-    wanted = module.train()(torch.from_numpy(x))
-    wanted.sum().backward()
-    np.testing.assert_allclose(y, wanted.detach(), rtol=1e-12)
-    for name, found in layer.gradients(values, kept).items():
-        if found is not None:
-            np.testing.assert_allclose(found, module.get_parameter(name).grad, rtol=1e-9)
 
 
 def test_batch_norm_of_one_sample_is_refused_as_in_torch():
@@ -357,6 +321,16 @@ def test_batch_norm_is_torchs(momentum):
         np.testing.assert_allclose(found, own.get_buffer(name))
 
 
+def test_hooks_of_batch_norm_are_called():
+    own, seen = nn.BatchNorm1d(6).double(), []
+    own.register_forward_pre_hook(lambda part, args: (args[0] * 2,))
+    own.register_forward_hook(lambda part, args, y: seen.append(y) or y + args[0])
+    layer, x = layers(own)["part0"], np.random.default_rng(0).normal(size=(4, 6))
+    y, _ = layer.forward(values_of(layer), x, Context(True, samples=np.arange(4)))
+    np.testing.assert_allclose(y, own(torch.from_numpy(x)).detach(), rtol=1e-12)
+    assert seen
+
+
 def test_batch_norm_in_torchs_checkpoint_counts_a_batch_once():
     """Also of two micro-batches that are both forward before one is backward."""
     checkpoint = torch.utils.checkpoint.checkpoint
@@ -486,6 +460,29 @@ def test_no_samples_of_several_inputs():
 def test_outputs_that_are_no_real_tensors_are_refused(module, why):
     with pytest.raises(ValueError, match=why):
         layers(module)["part0"].output_shape((5, 6))
+
+
+def weight_hooked():
+    module = nn.Linear(6, 6)
+    module.weight.register_hook(lambda g: 2 * g)
+    return module
+
+
+def norm_twice():
+    norm = nn.BatchNorm1d(6)
+    return nn.Sequential(norm, nn.Linear(6, 6), norm)
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (weight_hooked, "weight has a hook on its gradient"),
+        (norm_twice, r"part2. .BatchNorm1d. is in part0, too"),
+    ],
+)
+def test_what_layers_cannot_keep_is_refused(make, why):
+    with pytest.raises(ValueError, match=why):
+        layers(make())
 
 
 @pytest.mark.parametrize("kind", ["forward", "forward_pre", "full_backward", "full_backward_pre"])

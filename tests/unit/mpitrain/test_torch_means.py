@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
 F = torch.nn.functional
 
-from mpitrain.adapters.torch.checks.means import EqualWeights  # noqa: E402
+from mpitrain.adapters.torch.functions.equal_weights import EqualWeights  # noqa: E402
 from mpitrain.adapters.torch.functions.objective import TorchLoss, TorchMetric  # noqa: E402
 
 #: Labels above it are rare, and unknown to whoever tries the loss before there are data.
@@ -38,12 +38,6 @@ def padded(outputs, labels):
     return ((outputs - labels).square() * counts).sum() / counts.sum().clamp(min=1.0)
 
 
-def of_all(outputs, labels):
-    """A mean over all numbers."""
-    counts = (labels <= RARE).to(outputs.dtype)
-    return ((outputs - labels).square() * counts).sum() / labels.numel()
-
-
 def hardest(outputs, labels):
     """The mean of the larger half."""
     found = errors(outputs, labels)
@@ -56,8 +50,8 @@ def total(outputs, labels):
 
 
 LOSSES = [
-    weighed(0.0), weighed(0.0, 1.0), weighed(0.5), weighed(3.0), weighed(20.0), padded, of_all,
-    hardest, total,
+    weighed(0.0), weighed(0.0, 1.0), weighed(0.5), weighed(1.0), weighed(20.0), padded, hardest,
+    total,
 ]  # fmt: skip
 
 
@@ -114,15 +108,7 @@ def by_hand(outputs, labels):
     return each / labels.numel()
 
 
-def margin(outputs, labels):
-    return F.multi_margin_loss(outputs.float(), labels)
-
-
 def narrow(outputs, labels):
-    return F.cross_entropy(outputs.bfloat16(), labels).float()
-
-
-def narrower(outputs, labels):
     wanted = torch.zeros(outputs.shape, dtype=torch.float16)
     wanted[torch.arange(len(labels)), labels] = 1
     return -(wanted * F.log_softmax(outputs.to(torch.float16), 1)).sum(1).mean()
@@ -130,7 +116,7 @@ def narrower(outputs, labels):
 
 @settings(max_examples=100, deadline=None)
 @given(
-    loss=st.sampled_from([F.cross_entropy, smooth, by_hand, margin, narrow, narrower]),
+    loss=st.sampled_from([smooth, by_hand, narrow]),
     count=st.integers(1, 40),
     scale=st.sampled_from([1e-4, 1.0, 20.0, 200.0]),
     right=st.booleans(),
@@ -161,8 +147,6 @@ def of_pixels(outputs, labels):
 WEIGHT = torch.tensor([1.0, 0.2, 5.0, 0.0, 3.0], dtype=torch.float64)
 #: Losses, and the shapes of an output and of a label.
 OF_CLASSES = {
-    "usual": (F.cross_entropy, (5,), ()),
-    "weighted": (torch.nn.CrossEntropyLoss(WEIGHT), (5,), ()),
     "smooth": (torch.nn.CrossEntropyLoss(WEIGHT, label_smoothing=0.2), (5,), ()),
     "positions": (torch.nn.CrossEntropyLoss(WEIGHT, ignore_index=1), (5, 4), (4,)),
     "pixels": (of_pixels, (4, 3), (4,)),
@@ -172,7 +156,7 @@ OF_CLASSES = {
 
 
 @pytest.mark.parametrize("name", OF_CLASSES)
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_sums_and_counts_of_parts_give_torchs_mean(name, seed):
     """Of losses that the package knows, and of one that says them."""
     loss, shape, of_label = OF_CLASSES[name]
@@ -250,7 +234,6 @@ REFUSED = {
     "must be a mean over samples": [
         lambda y, t: F.mse_loss(y[t > 0.39], t[t > 0.39]),
         lambda y, t: F.mse_loss(y - y.mean(0), t),
-        lambda y, t: F.mse_loss(y, t - t.mean(0)),
         lambda y, t: F.binary_cross_entropy_with_logits(y, t, pos_weight=1 / t.mean(0)),
         known_and_more,
     ],
@@ -277,17 +260,6 @@ def test_losses_that_broadcast_samples_against_samples_are_refused(loss):
     TorchLoss(loss).expect((1,), (1,), np.dtype("f4"))
 
 
-def test_a_mask_that_only_data_show():
-    own = TorchLoss(lambda y, t: F.mse_loss(y[t <= RARE], t[t <= RARE]))
-    own.expect((3,), (3,), np.dtype("f8"))
-    outputs, labels = np.random.default_rng(0).random((2, 4, 3))
-    own(outputs, labels, 12.0)
-    assert own.fault is None
-    labels[0, 0] += 2
-    own(outputs, labels, 12.0)
-    assert "must be a mean over samples" in str(own.fault)
-
-
 def test_a_loss_that_is_a_sum_and_count_now_and_then():
     def loss(outputs, labels):
         each = (outputs - labels).square()
@@ -299,26 +271,6 @@ def test_a_loss_that_is_a_sum_and_count_now_and_then():
     assert "gives a mean for some samples and a sum and what counts for others" in str(own.fault)
 
 
-def faults(loss, *labels, outputs=None):
-    """The fault that single samples show, one call after the other."""
-    of_rank = TorchLoss(loss)
-    of_rank.expect((4,), (), np.dtype(int))
-    for number, label in enumerate(labels):
-        scores = np.full((1, 4), 0.1 + number) if outputs is None else outputs
-        of_rank(scores, np.array([label]), 1.0)
-    return str(of_rank.fault)
-
-
-def test_a_label_that_is_left_out_is_seen_where_each_rank_has_one_sample():
-    def guarded(outputs, labels):
-        found = F.cross_entropy(outputs, labels, reduction="sum")
-        return found / (labels >= 0).sum().clamp(min=1)
-
-    assert faults(F.cross_entropy, 1, 2, -100) == "None"
-    assert faults(guarded, 1, 2, 3) == "None"
-    assert "return (sum, count)" in faults(guarded, 1, -100)
-
-
 def test_a_loss_that_is_too_large_for_its_type_is_no_fault():
     loss = TorchLoss(F.mse_loss)
     loss.expect((2,), (2,), np.float32)
@@ -327,25 +279,19 @@ def test_a_loss_that_is_too_large_for_its_type_is_no_fault():
     assert loss.fault is None
 
 
-def test_losses_that_are_no_functions_of_samples():
-    draw = torch.Generator().manual_seed(0)
+def test_a_loss_that_changes_its_labels_is_told():
+    loss = TorchLoss(lambda y, t: F.cross_entropy(y, t.clamp_(max=1)))
+    loss.expect((4,), (), np.dtype(int))
+    loss(np.zeros((1, 4)), np.array([2]), 1.0)
+    assert "let it work on labels.clone()" in str(loss.fault)
 
-    def noisy(outputs, labels):
-        noise = torch.rand(outputs.shape, generator=draw, dtype=outputs.dtype)
-        return (F.cross_entropy(outputs + noise, labels, reduction="sum") / len(labels)).abs()
 
-    def changing(outputs, labels):
-        labels.clamp_(max=1)
-        return F.cross_entropy(outputs, labels)
-
-    def of_many(outputs, labels):
-        return F.cross_entropy(outputs, labels) + outputs.std(0, correction=0).sum()
-
-    with pytest.raises(ValueError, match="must be a mean over samples with equal weights"):
-        faults(noisy, 1)
-    assert "let it work on labels.clone()" in faults(changing, 2)
-    with pytest.raises(ValueError, match="must be a mean over samples with equal weights"):
-        faults(of_many, 2)
+@pytest.mark.parametrize("kind", ["i8", "?"])
+def test_labels_that_are_no_fractions_have_the_type_of_the_outputs(kind):
+    loss, outputs = TorchLoss(F.binary_cross_entropy_with_logits), np.ones((3, 1))
+    loss.expect((1,), (1,), np.dtype(kind))
+    labels = np.array([[0], [1], [0]], kind)
+    assert loss(outputs, labels, 3.0)[0] == loss(outputs, labels.astype(float), 3.0)[0]
 
 
 @settings(max_examples=60, deadline=None)
@@ -380,11 +326,9 @@ def test_a_metric_of_parts_is_that_of_all_or_refused(rare, cuts, weight, seed):
 @pytest.mark.parametrize(
     ("metric", "message"),
     [
-        (lambda outputs, labels: (outputs - labels).norm(), "return .sum, count"),
         (lambda outputs, labels: outputs.max(), "return .sum, count"),
         (lambda outputs, labels: outputs.squeeze().sum(0)[0], "it must take any, as layouts"),
         (lambda y, t: ((y - t).abs().mean(), 1), "as the sum of 8 samples.* must add up"),
-        (lambda y, t: ((y - y.mean(0)).square().sum(), y.numel()), "as the sum .* must add up"),
         (lambda y, t: F.cross_entropy(y - y.mean(0), (t[:, 0] > 0.5).long()), "must add up"),
     ],
 )

@@ -68,14 +68,6 @@ class Falling(Signs):
         self.param_groups[0]["lr"] *= 0.9
 
 
-class Known(Signs):
-    """Knows some parameters by what they are."""
-
-    def __init__(self, parameters, lr):
-        super().__init__(parameters, lr)
-        self.known = {id(p) for p in parameters[:1]}
-
-
 class Late(Signs):
     """Begins a mean in its fourth step."""
 
@@ -165,7 +157,6 @@ WAY_OUT = ".*DistributedDataParallel"
     [
         (lambda p: Counting(p, lr=0.1), "a Counting changes taken, which is lost" + WAY_OUT),
         (lambda p: Falling(p, lr=0.1), "a Falling changes lr, which is lost" + WAY_OUT),
-        (lambda p: Known(p, lr=0.1), r"a Known has parameters or their id\(\) in known" + WAY_OUT),
         (lambda p: torch.optim.LBFGS(p, lr=0.1), "LBFGS calls a closure" + WAY_OUT),
         (lambda p: torch.optim.SparseAdam(p, lr=0.1), "does not support dense" + WAY_OUT),
         (lambda p: 3, "gives a int, and an optimiser of torch is needed"),
@@ -186,10 +177,26 @@ def test_optimisers_that_cannot_be_are_refused_with_the_way_out(optimizer, why):
     assert all(torch.equal(p, torch.ones(4, 3)) for p in given.values())
 
 
+def cyclic(optimizer):
+    """A momentum that begins at 0."""
+    return torch.optim.lr_scheduler.CyclicLR(optimizer, 0.01, 0.1, 2, max_momentum=0.0)
+
+
+def sgd(parameters):
+    return torch.optim.SGD(parameters, lr=0.1)
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"optimizer": lambda p: Late(p, lr=0.1)}, "a Late begins to keep mean in step 4, which n"),
+        ({"optimizer": sgd, "schedule": cyclic}, "a SGD begins to keep momentum_buffer in step"),
+    ],
+)
 @pytest.mark.parametrize("epochs", [4, 6])
-def test_state_that_begins_late_is_an_error_of_all_ranks(tmp_path, epochs):
-    with pytest.raises(ConfigError, match="a Late begins to keep mean in step 4, which no chec"):
-        trained(tmp_path, lambda p: Late(p, lr=0.1), epochs=epochs)
+def test_state_that_begins_late_is_an_error_of_all_ranks(tmp_path, given, why, epochs):
+    with pytest.raises(ConfigError, match=why):
+        trained(tmp_path, **given, epochs=epochs)
 
 
 def test_parameters_of_a_group_are_updated_in_one_call():

@@ -1,6 +1,6 @@
-"""Trials of a program's code before the trainer relies on it: each fault names a way out.
+"""Checks of a program's module before and in its calls: each fault names a way out.
 
 ``module_class`` refuses modules by their parts, and ``shared_memory`` by where their tensors lie.
-``module`` calls one to see whether it is a function of its parameters and input that keeps samples
-apart; ``means`` compares losses and metrics with means over samples.  All of them use ``probe``.
+``module`` watches calls, finds whose random numbers a module draws, and compares shares of it with
+the whole.  All of them use ``probe``.
 """

@@ -1,13 +1,12 @@
-"""Parameters of a program's module that its loss reads beside the outputs."""
+"""Parameters in graphs of torch: those that a loss reads, and what nobody differentiates by."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 
-from mpitrain.adapters.torch.checks.leaves import leaves
-from mpitrain.adapters.torch.checks.probe import Tensors, having
+from mpitrain.adapters.torch.checks.probe import Tensors, having, is_due
 from mpitrain.arrays import Shape
 
 _NAME = "{} of the loss"
@@ -84,3 +83,61 @@ class Lent:
         more, self._gradients = self._gradients, {}
         found: dict[str, Any] = dict.fromkeys(self.shapes) | kept
         return found | {n: g if found[n] is None else found[n] + g for n, g in more.items()}
+
+
+class Leaves:
+    """Watches what the passes of a part follow from; ``trained``: names of parameters by identity.
+
+    A graph is walked in the first, second, fourth, eighth pass, and whenever its number of
+    operations is a new one.  That costs a microsecond an operation, another pass two operations.
+    """
+
+    def __init__(self, trained: Mapping[int, str]) -> None:
+        self.trained = trained
+        self._passes, self._sizes = 0, set[int]()
+        self._leaf = torch.empty(0, requires_grad=True)
+
+    def begin(self, known: Tensors) -> int:
+        """Begin a pass by these tensors; returns the number of operations before it."""
+        for name, one in known.items():
+            vars(one)["trained_as"] = name
+        return self._operations()
+
+    def stray(self, outputs: Tensors, known: Tensors, before: int) -> str:
+        """As :func:`stray`, for a pass that began after ``before`` operations."""
+        self._passes += 1
+        size = self._operations() - before
+        if size in self._sizes and not is_due(self._passes):
+            return ""
+        self._sizes.add(size)
+        return stray(outputs, known, self.trained)
+
+    def _operations(self) -> int:
+        """Number of the operations of this thread so far that have a gradient."""
+        node: Any = self._leaf.neg().grad_fn
+        return node._sequence_nr() if node else 0
+
+
+def stray(roots: Tensors, known: Tensors, trained: Mapping[int, str]) -> str:
+    """Name of a trained leaf behind the roots that is not known, or ""."""
+    ids = set(map(id, known.values()))
+    for leaf in leaves(roots.values()):
+        name: str = getattr(leaf, "trained_as", "") or trained.get(id(leaf), "")
+        if name and id(leaf) not in ids:
+            return name
+    return ""
+
+
+def leaves(roots: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
+    """The leaves of a graph that need a gradient."""
+    graded = [root for root in roots if root.requires_grad]
+    yield from (root for root in graded if root.is_leaf)
+    found: list[torch.autograd.graph.Node] = [r.grad_fn for r in graded if r.grad_fn is not None]
+    seen = set(found)
+    for node in found:  # which grows
+        if type(node).__name__ == "AccumulateGrad":
+            yield node.variable  # type: ignore[attr-defined]
+        for below, _ in node.next_functions:
+            if below is not None and below not in seen:
+                seen.add(below)
+                found.append(below)

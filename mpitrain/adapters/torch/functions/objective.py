@@ -17,12 +17,10 @@ from mpitrain.adapters.torch.arrays import (
     named_tensors,
     on_stream_of,
 )
-from mpitrain.adapters.torch.checks.leaves import stray
-from mpitrain.adapters.torch.checks.means import EqualWeights, Sample, no_loss, shown
 from mpitrain.adapters.torch.checks.probe import MISFITS, Form, Function, Tensors, one_line, rows
-from mpitrain.adapters.torch.functions.lent import Lent
-from mpitrain.adapters.torch.functions.own_loss import COUNT, LOSS
-from mpitrain.adapters.torch.functions.reductions import Reduced, Reductions
+from mpitrain.adapters.torch.functions.equal_weights import EqualWeights, Sample, no_loss, shown
+from mpitrain.adapters.torch.functions.lent import Lent, stray
+from mpitrain.adapters.torch.functions.reductions import COUNT, LOSS, Reduced, Reductions
 from mpitrain.arrays import Array, Judged, Scalar, Shape, array_namespace
 from mpitrain.config import ConfigError
 from mpitrain.fields import as_given, fields, filled, joined, named, partial, zeros
@@ -64,14 +62,7 @@ class Following:
         mean = total / torch.where(count > 0, count, 1)
         others = {name: part for name, part in outputs.items() if name != COUNT}
         found = self._of(others | {LOSS: mean}, labels)
-        if found is mean:
-            return total, count
-        if not _are_equal(found, self._of(others | {LOSS: mean + 1}, labels)):
-            raise ValueError(
-                f"{self.__name__} computes with the model's own loss, and nobody knows what that "
-                "counts; return it as it is, or (sum, count) of the other outputs and the labels"
-            )
-        return found
+        return (total, count) if found is mean else found
 
     def _of(self, outputs: Any, labels: Any) -> Any:
         function, kept = self._function, self.kept
@@ -113,8 +104,8 @@ class TorchLoss(Judge):
     (:class:`Reductions`); with ``reduction="sum"``, the sum over the batch is the
     loss.  Any other mean over a micro-batch is weighted by its part of the global batch, so that
     samples must have equal weights: if not, it is an error in the first step in which it matters
-    (:class:`mpitrain.adapters.torch.checks.means.EqualWeights`).  Outputs in 16 bits are cast to
-    float32 before, as under ``torch.autocast``.
+    (:class:`~mpitrain.adapters.torch.functions.equal_weights.EqualWeights`).  Outputs in 16 bits
+    are cast to float32 before, as under ``torch.autocast``.
 
     Attributes:
         reduction: see :func:`mpitrain.objective.reduction_of`; known after :meth:`expect`.
@@ -317,15 +308,6 @@ def _constant(value: Any, outputs: Tensors, unused: frozenset[str]) -> torch.Ten
     used = [part[:0].sum() for name, part in outputs.items() if name not in unused]
     total: torch.Tensor = sum(part for part in used if part.requires_grad) + value
     return total
-
-
-def _are_equal(one: Any, other: Any) -> bool:
-    """Whether two results are the same numbers."""
-    pairs = zip(*(torch.utils._pytree.tree_leaves(found) for found in (one, other)), strict=True)
-    return all(
-        torch.allclose(torch.as_tensor(a), torch.as_tensor(b), rtol=0, atol=0, equal_nan=True)
-        for a, b in pairs
-    )
 
 
 def _scalar(number: torch.Tensor, xp: Any) -> Scalar:

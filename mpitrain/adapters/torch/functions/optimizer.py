@@ -1,15 +1,16 @@
 """Optimisers of torch over the flat pieces of the trainer."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from math import prod
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from mpitrain.adapters.torch.arrays import as_tensor, on_stream_of
-from mpitrain.adapters.torch.checks.optimizer import holding, take_step
 from mpitrain.arrays import Array, Shape
 from mpitrain.config import ConfigError
 from mpitrain.nn.layer import Verdict
@@ -17,6 +18,8 @@ from mpitrain.optim.optimizers import Beginning, Optimizer, State
 
 #: Options that an optimiser reads only when it is made.
 BEGINNINGS = ("initial_accumulator_value",)
+#: What the trainer keeps, or gives anew.
+_KEPT = frozenset({"state", "param_groups", "params", "defaults"})
 
 
 class TorchOptimizer(Optimizer):
@@ -69,7 +72,6 @@ class TorchOptimizer(Optimizer):
         self._kept: dict[Shape, dict[str, Shape]] = {}
         slots = {name for shape in shapes for name in (*self._arrays(shape), *self._single)}
         self.slots = tuple(sorted(slots))
-        self._say(holding(like))
         self.verdict.deferred = True
 
     def _say(self, fault: str) -> None:
@@ -196,3 +198,58 @@ class TorchOptimizer(Optimizer):
         if self.options.get("fused"):
             kind, where = torch.float32, parameter.device
         return torch.tensor(float(taken), dtype=kind, device=where)
+
+
+class Reduces(TorchDispatchMode):
+    """Notices operations that make fewer numbers of several, as norms do, by the first's name."""
+
+    name = ""
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = op(*args, **kwargs or {})
+        if not self.name and not op.is_view and torch.Tag.pointwise not in op.tags:
+            sizes, given = ([one.numel() for one in _tensors(of)] for of in (found, args))
+            if sizes and max(given, default=0) > max(sizes):
+                self.name = op.overloadpacket.__name__
+        return found
+
+
+def take_step(made: torch.optim.Optimizer, *, whole: bool) -> str:
+    """Take a step of an optimiser with one parameter, or a piece of one.
+
+    Returns what it does that is lost, or another thing for pieces; "" if there is nothing.
+    """
+    if type(made).step.__module__.startswith("torch.optim."):
+        made.step()
+        return ""
+    before = _held(made)
+    with Reduces() as reduces:
+        made.step()
+    after = _held(made)
+    changed = [name for name in before | after if before.get(name) != after.get(name)]
+    if changed or len(made.state) > 1:
+        what = ", ".join(changed[:3]) or "state of no parameter"
+        return f"changes {what}, which is lost, as it is made anew for each step and piece"
+    if reduces.name and not whole:
+        return f"takes numbers of a parameter together ({reduces.name}), which parallel.zero cuts"
+    return ""
+
+
+def _held(made: torch.optim.Optimizer) -> dict[str, list[object]]:
+    """Attributes and options of an optimiser, in a form that shows changes."""
+    own = {n: value for n, value in (vars(made) | made.param_groups[0]).items() if n not in _KEPT}
+    return {name: [_mark(one) for one in _leaves(value)] for name, value in own.items()}
+
+
+def _mark(one: object) -> object:
+    is_value = isinstance(one, (int, float, str))
+    return one if is_value else (id(one), getattr(one, "_version", 0))
+
+
+def _tensors(values: object) -> list[torch.Tensor]:
+    return [one for one in tree_leaves(values) if isinstance(one, torch.Tensor)]
+
+
+def _leaves(value: object) -> Iterator[object]:
+    for one in tree_leaves(value):
+        yield from one if isinstance(one, (set, frozenset)) else [one]

@@ -1,7 +1,10 @@
 """How a program's function reduces its samples: a mean over all, over what counts, or a sum."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from functools import partial
+from math import isclose
 from typing import Any, NamedTuple
 
 import torch
@@ -9,9 +12,15 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from mpitrain.adapters.torch.arrays import NARROW
-from mpitrain.fields import named
+from mpitrain.adapters.torch.checks.probe import Form, outputs_of
+from mpitrain.fields import as_given, named
 from mpitrain.objective import Reduction
 
+#: Outputs of a layer in whose first rows are a sum and what counts in it, and 0 in all others.
+LOSS, COUNT = "loss", "loss_count"
+_CURE = (
+    "; give loss=function of outputs and labels that returns (sum, count), and the module no labels"
+)
 #: Losses of classes, whose means are over what counts: ``ignore_index`` and weights of classes.
 _OF_CLASSES = (F.cross_entropy, F.nll_loss)
 #: Losses of numbers, whose means are over the weights of these where they are given.
@@ -161,3 +170,83 @@ def _whole(function: Any, kwargs: Any) -> dict[str, Any]:
         if frame is not None and "weight" in frame.f_locals:
             given["weight"] = frame.f_locals["weight"]
     return given
+
+
+class OwnLoss:
+    """Calls a module, and learns what its own loss is a mean over.
+
+    The loss is a mean by one of torch's own losses, or a weighted sum of several whose counts have
+    a constant proportion, such as twice the number of samples; any other loss stays as it is.
+
+    Attributes:
+        form: makes the latest outputs as the module gave them of these by name.
+    """
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        """``say`` takes a fault, a text that follows the module's name."""
+        self._say = say
+        self.form: Form = as_given
+        self._is_there = True
+        self._used: list[int] = []
+        self._weights: list[float] = []
+        self._proportions: list[float] = []
+
+    def __call__(self, module: torch.nn.Module, args: Any, kwargs: Any) -> dict[str, Any]:
+        """The module's outputs by name, with :data:`LOSS` and :data:`COUNT` for each sample."""
+        losses = Reductions(within=True)
+        with losses if self._is_there else nullcontext():
+            outputs, self.form = outputs_of(module(*args, **kwargs))
+        means, loss = losses.means, outputs.get(LOSS)
+        self._is_there = self._is_there and isinstance(loss, torch.Tensor) and not loss.dim()
+        if not self._is_there or not means:
+            return outputs
+        assert isinstance(loss, torch.Tensor)
+        if loss.requires_grad:
+            self._use(loss, means)
+        used = [means[n] for n in self._used if n < len(means)]
+        self._compare([float(mean.over) for mean in used])
+        used = used or means  # before the first pass with gradients, shapes alone are asked
+        rows = len(next(one for one in (*args, *kwargs.values()) if isinstance(one, torch.Tensor)))
+        own = {LOSS: loss * used[0].over, COUNT: used[0].over}
+        return outputs | {
+            name: F.pad(one.to(loss.dtype).reshape(1), (0, rows - 1)) for name, one in own.items()
+        }
+
+    def _use(self, loss: torch.Tensor, means: Sequence[CountedMean]) -> None:
+        """Find the means that are in the loss, and check that it is a weighted sum of them."""
+        known = [n for n, mean in enumerate(means) if mean.value.requires_grad]
+        total, self._used, weights = torch.zeros_like(loss), [], list[float]()
+        for n in known:
+            value = means[n].value
+            (weight,) = torch.autograd.grad(loss, value, retain_graph=True, allow_unused=True)
+            if weight is not None:
+                self._used.append(n)
+                weights.append(float(weight))
+                total += weight * value.detach()
+        if not loss.isfinite():
+            return
+        if not torch.isclose(total, loss, rtol=1e-4):
+            self._say(
+                " adds other things to its loss than means by torch's own losses, so that nobody "
+                f"knows what it is a mean over{_CURE}"
+            )
+        self._weights = self._weights or weights
+        same = partial(isclose, rel_tol=torch.finfo(loss.dtype).eps ** 0.5)
+        if len(weights) != len(self._weights) or not all(map(same, weights, self._weights)):
+            self._say(
+                f" weighs the means in its loss by {weights} for some samples and by "
+                f"{self._weights} for others{_CURE}"
+            )
+
+    def _compare(self, counts: Sequence[float]) -> None:
+        """Check that the counts have the proportions that they always have."""
+        if not any(counts):  # nothing counts, or it is unknown yet which means are in the loss
+            return
+        found = [count / sum(counts) for count in counts]
+        self._proportions = self._proportions or found
+        same = len(found) == len(self._proportions) and all(map(isclose, found, self._proportions))
+        if not same or not all(counts):
+            self._say(
+                " has a loss of several means, over other parts of what counts for some samples "
+                f"than for others, which is no mean over all{_CURE}"
+            )

@@ -110,7 +110,6 @@ class TorchSchedule(TabulatedSchedule):
                 for name, values in columns.items()
                 if name != "lr" and any(value != own.options[name] for value in values)
             }
-            _expect_the_same_state(own, changed)
             options.append(changed)
         return ScheduleTable(factors, 1, options)
 
@@ -132,23 +131,3 @@ def _written(
                 f"{words(error)}; {_NO_VALUES}"
             ) from error
     return found
-
-
-def _expect_the_same_state(own: TorchOptimizer, changed: Mapping[str, Sequence[Any]]) -> None:
-    """Refuse a momentum that is 0 at times: the optimiser has no state then."""
-    tried: set[tuple[bool, ...]] = set()
-    for row in zip(*changed.values(), strict=True):
-        pattern = tuple(
-            bool(part)
-            for value in row
-            for part in (value if isinstance(value, tuple) else (value,))
-        )
-        if pattern in tried:
-            continue
-        tried.add(pattern)
-        values = dict(zip(changed, row, strict=True))
-        if TorchOptimizer(own.over([own]), {**own.options, **values}).slots != own.slots:
-            raise ConfigError(
-                f"schedule: it changes {', '.join(changed)} between 0, with which the optimiser "
-                f"keeps less, and more; make it with {', '.join(changed)} above 0 throughout"
-            )

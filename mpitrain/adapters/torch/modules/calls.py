@@ -13,7 +13,7 @@ from mpitrain.adapters.torch.arrays import as_array, named_tensors
 from mpitrain.adapters.torch.checks import module_class
 from mpitrain.adapters.torch.checks.module_class import ELSEWHERE, ImpureModule, is_held
 from mpitrain.adapters.torch.checks.probe import Form, Tensors, arguments, cast, having, options
-from mpitrain.adapters.torch.functions.own_loss import COUNT, LOSS, OwnLoss
+from mpitrain.adapters.torch.functions.reductions import COUNT, LOSS, OwnLoss
 from mpitrain.adapters.torch.modules.cutting import has_hooks
 from mpitrain.adapters.torch.modules.drawing import Drawing, Seeded, reset, states_of_generators
 from mpitrain.adapters.torch.modules.draws import Draws

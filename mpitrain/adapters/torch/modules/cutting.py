@@ -18,8 +18,7 @@ from torch.utils._pytree import tree_flatten
 
 from mpitrain.adapters.torch.arrays import tensors_of
 from mpitrain.adapters.torch.checks.probe import Tensors, arguments, one_line, options
-from mpitrain.adapters.torch.modules.results import MANY, Result, absent
-from mpitrain.adapters.torch.modules.trial import Crossing, Trial
+from mpitrain.adapters.torch.modules.trial import MANY, Crossing, Result, Trial, absent
 from mpitrain.arrays import Array
 from mpitrain.fields import fields
 

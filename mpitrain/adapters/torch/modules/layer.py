@@ -20,8 +20,8 @@ from mpitrain.adapters.torch.arrays import (
     same,
     tensors_of,
 )
-from mpitrain.adapters.torch.checks.leaves import Leaves
 from mpitrain.adapters.torch.checks.module import (
+    Comparison,
     expect_the_same_trained,
     expect_unchanged,
     learn,
@@ -36,8 +36,7 @@ from mpitrain.adapters.torch.checks.probe import (
     is_due,
     one_line,
 )
-from mpitrain.adapters.torch.checks.shared_module import Comparison
-from mpitrain.adapters.torch.functions.lent import Lent
+from mpitrain.adapters.torch.functions.lent import Leaves, Lent
 from mpitrain.adapters.torch.modules.calls import Call, Watched, changes
 from mpitrain.adapters.torch.modules.drawing import Drawing
 from mpitrain.adapters.torch.modules.draws import DrawPlace, Where
@@ -62,11 +61,11 @@ class TorchLayer(Layer):
     copied.  Stand-ins replace torch's batch norm: moments are over the batch of all replicas.
     Random numbers depend on seed, step, place, sample and position in the sample.  Training is in
     training mode but for parts that are held in evaluation mode, and tests are in evaluation mode.
-    Otherwise, a module must be a function of its parameters and its input.  A module that changes
-    buffers or mixes the samples of a batch is refused: by its class when the layer is made, by a
-    trial at its first batch (:mod:`mpitrain.adapters.torch.checks`), and by a watch on torch's
-    generator and the buffers at each batch.  Constant buffers and frozen parameters are cast as the
-    parameters are, and keep their values; :meth:`keep_types` keeps all types.
+    Otherwise, a module must be a function of its parameters and its input.  One that changes
+    buffers is refused: by its class when the layer is made, and by a watch on torch's generator and
+    the buffers at each batch.  The shadow tells of one that mixes the samples of a batch.  Constant
+    buffers and frozen parameters are cast as the parameters are, and keep their values;
+    :meth:`keep_types` keeps all types.
 
     A module need not take an empty batch: on a rank without samples, it is called with a sample of
     zeros that counts nowhere, so that it still meets the other ranks in batch norm.
@@ -122,8 +121,8 @@ class TorchLayer(Layer):
         self._watched = Watched(name, module, training, self._share.region, takes)
         self._meets_others = any(True for _ in stand_ins(module))
         self.leaves = Leaves({id(p): n for n, p in self._given.named_parameters()})
-        self._forwards = 0
-        self._filler = 0
+        self._known = dict[Any, Shape]()
+        self._forwards = self._filler = 0
         self._moved: Moved = {}
 
     def shared(self, group: TensorGroup) -> "TorchLayer":
@@ -216,6 +215,13 @@ class TorchLayer(Layer):
         """
         if self._alone is not None:
             return self._alone.output_shape(shape)
+        key = shape, getattr(shape, "dtype", None)
+        if key not in self._known:
+            self._known[key] = self._asked(shape)
+        return self._known[key]
+
+    def _asked(self, shape: Shape) -> Shape:
+        """As :meth:`output_shape`, by a run of the module."""
         kind = next((p.dtype for p in self.module.parameters()), torch.get_default_dtype())
         refused: Exception | None = None
         for value, dtype in ((0, kind), (0, torch.int64), (1, kind), (1, torch.int64)):

@@ -16,7 +16,6 @@ from torch import nn
 
 from mpitrain.adapters.torch.arrays import as_array, as_tensor
 from mpitrain.adapters.torch.checks.module_class import ImpureModule, moves
-from mpitrain.adapters.torch.modules.cutting import has_hooks
 from mpitrain.adapters.torch.modules.regions import Summed
 from mpitrain.arrays import Array
 from mpitrain.nn.batch_norm import OtherNorm, follow, moments
@@ -43,6 +42,7 @@ class BatchNormStandIn(nn.Module):
 
     def __init__(self, like: nn.modules.batchnorm._BatchNorm) -> None:
         super().__init__()
+        vars(self).update({name: own for name, own in vars(like).items() if "_hook" in name})
         self.weight, self.bias = like.weight, like.bias
         self.epsilon, self.momentum = like.eps, like.momentum
         self._begin = {
@@ -140,28 +140,11 @@ def with_stand_ins(module: nn.Module, training: bool) -> nn.Module:
         return BatchNormStandIn(module)
     copied = deepcopy(module)
     stand_in = {p: BatchNormStandIn(p) for p in copied.modules() if _is_replaced(p, training)}
-    for norm, found in stand_in.items():  # the hook that ends a part of a module
-        found._forward_hooks.update(norm._forward_hooks)
     for part in list(copied.modules()):
         for name, child in dict(part._modules).items():  # one part may have several names
             if child in stand_in:
                 setattr(part, name, stand_in[child])
     return copied
-
-
-def expect_replaceable(module: nn.Module) -> None:
-    """Refuse batch norm that a stand-in cannot replace.
-
-    Raises:
-        ImpureModule: with the name of the part: it has a hook or a forward() of its own.
-    """
-    for name, part in module.named_modules():
-        if _is_replaced(part, module.training) and (has_hooks(part) or "forward" in vars(part)):
-            raise ImpureModule(
-                f"{name} ({type(part).__name__}) has a hook or a forward() of its own, and the "
-                "trainer's, which stands in its place, would not call it; put it into a module "
-                "around it, and the hook on that"
-            )
 
 
 def stand_ins(module: nn.Module) -> Iterator[tuple[str, BatchNormStandIn]]:
