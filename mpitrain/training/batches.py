@@ -158,6 +158,10 @@ class MicroBatches:
         every = [self._host_labels(micro_batch) for micro_batch in self._held]
         return sum(one.size for one in every), sum(int((one != ignored).sum()) for one in every)
 
+    def held_labels(self) -> list[Array]:
+        """Labels of this rank's micro-batches that have samples."""
+        return [self._host_labels(number) for number in self._held if self.samples(number)]
+
     def indices(self, micro_batch: int) -> Array:
         """Indices of a micro-batch's samples in the data set."""
         return part(self._batches, self._parts, micro_batch)

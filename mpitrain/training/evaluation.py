@@ -1,19 +1,23 @@
 """Tests of the model on the test samples, in the layout of training, and their weights."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from math import lcm
+from operator import itemgetter
 from typing import cast
 
 import numpy as np
 
+from collectives.errors import words
 from mpitrain.arrays import Array, Scalar
+from mpitrain.config import ConfigError
 from mpitrain.data import DataError
 from mpitrain.metrics.records import Epoch
 from mpitrain.nn import Context
 from mpitrain.objective import reduction_of
+from mpitrain.objective.metrics import AllSamples, Metric
 from mpitrain.parallel.data_parallel import Replicated
-from mpitrain.ranks.together import all_here
+from mpitrain.ranks.together import all_here, by_rank_0
 from mpitrain.step.agreement import over_counted
 from mpitrain.step.update import AVERAGE
 from mpitrain.training.batches import MicroBatches
@@ -47,7 +51,12 @@ def evaluate(parts: Parts, epoch: int) -> Epoch:
     reduction, each = reduction_of(loss), parts.data.labels_per_sample
     mean: Scalar = 0.0
     counted: Scalar = 0.0
+    whole = {n: one for n, one in parts.metrics.items() if isinstance(one, AllSamples)}
+    sums = {n: one for n, one in parts.metrics.items() if not isinstance(one, AllSamples)}
+    if getattr(loss, "several", 0):  # means over several things are a metric, too
+        sums["loss"] = cast(Metric, loss)
     totals: dict[str, Array] = {}
+    kept: list[tuple[int, Array, Array]] = []
 
     def own(count: int) -> range:
         ours = range(place.replica, count, layout.replicas[place.stage])
@@ -58,11 +67,15 @@ def evaluate(parts: Parts, epoch: int) -> Epoch:
         found = source.labels(micro_batch)
         # Collective over the tensor ranks of the last stage; each of them gets the whole result.
         divisor = len(test) * source.labels_of_sample(micro_batch)
-        value, _, *count = loss(outputs, found, 1 if reduction == "sum" else divisor)
-        mean = mean + device.number(value)
-        if count:
-            counted = counted + device.number(count[0])
-        for name, metric in parts.metrics.items():
+        if "loss" not in sums:
+            value, _, *count = loss(outputs, found, 1 if reduction == "sum" else divisor)
+            mean = mean + device.number(value)
+            if count:
+                counted = counted + device.number(count[0])
+        if whole and len(found):
+            here = device.get(outputs).copy(), device.get(found)
+            kept.append((int(source.indices(micro_batch)[0]), *here))
+        for name, metric in sums.items():
             totals[name] = totals.get(name, 0) + device.get(metric.add(outputs, found))
 
     with (
@@ -81,14 +94,35 @@ def evaluate(parts: Parts, epoch: int) -> Epoch:
         told = (device.read([mean, counted]), totals) if is_first else ([0.0, 0.0], {})
         every = parts.comm.allgather(told)
         parts.purity.expect("test")
-    found = {
-        name: metric.value(sum(told[name] for _, told in every if name in told))
-        for name, metric in parts.metrics.items()
-    }
+    found = _over_all(parts, whole, kept if is_first else [])
+    for name, metric in sums.items():
+        found[name] = metric.value(sum(told[name] for _, told in every if name in told))
     mean, counted = (sum(column) for column in zip(*(own for own, _ in every), strict=True))
     if reduction == "count":
         mean *= over_counted(len(test) * each, counted)
-    return Epoch(epoch, mean, found)
+    return Epoch(epoch, found.pop("loss", mean), found)
+
+
+def _over_all(
+    parts: Parts, metrics: Mapping[str, AllSamples], own: Sequence[tuple[int, Array, Array]]
+) -> dict[str, float]:
+    """The metrics of all samples, from each rank's pieces behind their first samples' numbers."""
+    every = parts.comm.gather(own) if metrics else None
+
+    def act() -> dict[str, float]:
+        pieces = sorted((one for some in every or () for one in some), key=itemgetter(0))
+        found = {}
+        for name, metric in metrics.items():
+            try:
+                outputs, labels = (np.concatenate([one[n] for one in pieces]) for n in (1, 2))
+                found[name] = metric.value(outputs, labels)
+            except Exception as error:  # whatever a program's own function raises
+                raise ConfigError(
+                    f"metrics: {name} fails for all test samples at once ({words(error)})"
+                ) from error
+        return found
+
+    return by_rank_0(parts.comm, act, ConfigError) if metrics else {}
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from itertools import islice
 from math import isnan, nan
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from mpi4py import MPI
@@ -183,6 +183,8 @@ def forward_backward(
 
     if parts.counting is None and not parts.config.sync.drifts:
         source.counting = _part_that_counts(parts, source)
+        if by_all and getattr(parts.model.loss, "several", 0):
+            _share_counts(parts, source)
     (found,) = passes.runner().run(
         source,
         Latest(passes.weights),
@@ -209,6 +211,17 @@ def _part_that_counts(parts: Parts, source: MicroBatches) -> float | None:
     parts.comm.Allreduce(MPI.IN_PLACE, totals, algorithm="native")
     labels, counted = totals.tolist()
     return counted / labels
+
+
+def _share_counts(parts: Parts, source: MicroBatches) -> None:
+    """Tell a loss of several means what counts in the batch, as the labels say it; collective."""
+    loss: Any = parts.model.loss
+    is_last = parts.grid.place.stage == parts.partition.stage_of([*parts.model.layers][-1])
+    totals = np.zeros(1 + loss.several)  # each of the tensor ranks has all labels
+    for labels in source.held_labels() if is_last else ():
+        totals += [len(labels), *loss.counts(labels)]
+    parts.comm.Allreduce(MPI.IN_PLACE, totals, algorithm="native")
+    loss.shares = totals[1:] / totals[0]
 
 
 def _divide_by_counted(parts: Parts, source: MicroBatches, ranks: Communicator) -> float:

@@ -66,7 +66,9 @@ class EqualWeights:
         fault: the first fault, once it was seen.
     """
 
-    def __init__(self, function: Function, what: str, samples: Sequence[Sample] = ()) -> None:
+    def __init__(
+        self, function: Function, what: str, samples: Sequence[Sample] = (), *, instead: str = ""
+    ) -> None:
         """Compare nothing yet.
 
         Args:
@@ -74,7 +76,9 @@ class EqualWeights:
             what: its name in errors.
             samples: the samples, the same on all ranks; without any, those of the least and the
                 largest value that were seen.
+            instead: what else a program may give.
         """
+        self._instead = instead and f"; or give {instead}"
         self._function, self._what, self._calls = function, what, 0
         self._keeps, self._kept = not samples, list(samples)
         #: Types of samples, and the kept ones in these types with their numbers.
@@ -119,7 +123,7 @@ class EqualWeights:
                 f"{self._what} gives {wrong.whole:.6g} as the {wrong.name} of {twice} samples, and "
                 f"{wrong.expected:.6g} for parts of them together; it must add up, or it is "
                 "another one in every layout: compare no sample with others of its batch, and give "
-                "a sum, no mean"
+                f"a sum, no mean{self._instead}"
             )
         shapes = [tuple(part.shape) for parts in own for part in parts.values()]
         if len({*shapes}) == 2 == len(shapes) and prod(shapes[0]) == prod(shapes[1]):
@@ -131,7 +135,7 @@ class EqualWeights:
             f"{self._what} of {twice} samples is {wrong.whole:.6g}, and the mean over them "
             f"{wrong.expected:.6g}; a single number must be a mean over samples with equal "
             "weights, or it is another one in every layout: return (sum, count), the sum of what "
-            "counts (labels that are not left out, weights) and its number"
+            f"counts (labels that are not left out, weights) and its number{self._instead}"
         )
 
     def _values(self, own: Sample) -> tuple[float, ...]:

@@ -19,12 +19,7 @@ _REFUSED: tuple[tuple[Callable[[nn.Module], bool], str], ...] = (
         "call; give the module that it was made of",
     ),
     (
-        lambda part: isinstance(part, _BATCH_NORM),
-        "its results depend on which samples are in a micro-batch, and so on the layout of the "
-        f"ranks; use GroupNorm or LayerNorm, {ELSEWHERE}",
-    ),
-    (
-        lambda part: getattr(part, "track_running_stats", False),
+        lambda part: getattr(part, "track_running_stats", 0) and not isinstance(part, _BATCH_NORM),
         "it changes its running statistics in training; use track_running_stats=False, "
         f"{ELSEWHERE}",
     ),
@@ -44,15 +39,13 @@ class ImpureModule(ConfigError):
     """A module that the trainer cannot have as a layer."""
 
 
-def refuse(name: str, module: nn.Module, training: bool) -> None:
-    """Refuse a module, in a whole one in this mode, by its classes, parameters and buffers.
+def refuse(name: str, module: nn.Module) -> None:
+    """Refuse a module by its classes, parameters and buffers.
 
     Raises:
         ImpureModule: with the name of the part and the way out.
     """
     for inner, part in module.named_modules():
-        if keeps_running(part) and is_held(part, training):
-            continue  # the running values of this batch norm are constant
         for is_refused, why in _REFUSED:
             if is_refused(part):
                 what = f"{name}{inner and f'.{inner}'} ({type(part).__name__})"

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
+from mpitrain.adapters.torch.checks.leaves import is_leaf, operations
 from mpitrain.adapters.torch.checks.probe import Form, outputs_of
 from mpitrain.adapters.torch.functions.reductions import CountedMean, Reductions
 from mpitrain.fields import as_given
@@ -24,9 +25,12 @@ class OwnLoss:
     """Calls a module, and learns what its own loss is a mean over.
 
     The loss is a mean by one of torch's own losses, or a weighted sum of several whose counts have
-    a constant proportion, such as twice the number of samples; any other loss stays as it is.
+    a constant proportion, such as twice the number of samples.  Weights, and terms besides the
+    means, may follow from parameters: they are the same in all micro-batches of a step then.  Any
+    other loss stays as it is.
 
     Attributes:
+        step: the step of the pass; None: it is one of a test.
         form: makes the latest outputs as the module gave them of these by name.
     """
 
@@ -36,7 +40,8 @@ class OwnLoss:
         self.form: Form = as_given
         self._is_there = True
         self._used: list[int] = []
-        self._weights: list[float] = []
+        self.step: int | None = None
+        self._weights: tuple[int, list[float]] | None = None
         self._proportions: list[float] = []
 
     def __call__(self, module: torch.nn.Module, args: Any, kwargs: Any) -> dict[str, Any]:
@@ -73,17 +78,27 @@ class OwnLoss:
                 total += weight * value.detach()
         if not loss.isfinite():
             return
-        if not torch.isclose(total, loss, rtol=1e-4):
+        values = [means[n].value for n in known]
+        beside, rest = operations([loss], values), float(loss - total)
+        behind = {node for node in operations(values) if not is_leaf(node)}
+        # Weights or terms may follow from parameters, but not from the samples' outputs.
+        learns = any(map(is_leaf, beside)) and behind.isdisjoint(beside)
+        if not (learns or torch.isclose(total, loss, rtol=1e-4)):
             self._say(
-                " adds other things to its loss than means by torch's own losses, so that nobody "
-                f"knows what it is a mean over{_CURE}"
+                " adds other things to its loss than means by torch's own losses and what follows "
+                f"from parameters alone, so that nobody knows what it is a mean over{_CURE}"
             )
-        self._weights = self._weights or weights
-        same = partial(isclose, rel_tol=torch.finfo(loss.dtype).eps ** 0.5)
-        if len(weights) != len(self._weights) or not all(map(same, weights, self._weights)):
+        if learns and self.step is None:
+            return
+        step, now = self.step if learns else -1, [*weights, rest * learns]
+        if self._weights is None or self._weights[0] != step:
+            self._weights = step, now
+        before, eps = self._weights[1], torch.finfo(loss.dtype).eps ** 0.5
+        same = partial(isclose, rel_tol=eps, abs_tol=eps * abs(rest))
+        if len(now) != len(before) or not all(map(same, now, before)):
             self._say(
-                f" weighs the means in its loss by {weights} for some samples and by "
-                f"{self._weights} for others{_CURE}"
+                f" weighs the means in its loss, and adds to them, by {now} for some samples and "
+                f"by {before} for others{_CURE}"
             )
 
     def _compare(self, counts: Sequence[float]) -> None:

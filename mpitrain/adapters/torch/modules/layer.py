@@ -112,7 +112,7 @@ class TorchLayer(Layer):
         self.whole: torch.nn.Module | None = module
         training = module.training if training is None else training
         module = with_stand_ins(module, training)
-        refuse(name, module, training)
+        refuse(name, module)
         self.module, self.prefix, self.plan = module, prefix, Plan()
         self.experts: Sequence[str] = ()
         self._alone: TorchLayer | None = None
@@ -120,7 +120,7 @@ class TorchLayer(Layer):
         self._share = Share(module, Region(TensorGroup()))
         self._types: dict[str, torch.dtype] = {}
         self._watched = Watched(name, module, training, self._share.region, takes)
-        self._meets_others = any(True for _ in stand_ins(module))
+        self._meets_others = False
         self.leaves = Leaves({id(p): n for n, p in self._given.named_parameters()})
         self._forwards = 0
         self._filler = 0
@@ -278,6 +278,11 @@ class TorchLayer(Layer):
         self._watched.wide = torch.float64 if torch.float64 in kinds else torch.float32
 
     @property
+    def mixes(self) -> bool:
+        """Whether replicas take batch norms together."""
+        return bool(self._watched.norm.is_called) or any(True for _ in stand_ins(self.module))
+
+    @property
     def draws(self) -> bool:
         """Whether the module draws random numbers in training."""
         return True in self._watched.modes
@@ -387,7 +392,7 @@ class TorchLayer(Layer):
 
     def backward(self, parameters: Parameters, saved: Pass, dy: Array) -> tuple[Array, Any]:
         with on_stream_of(dy):
-            return saved.backward(dy, meets=self._meets_others)
+            return saved.backward(dy, meets=self._meets_others or self.mixes)
 
     def gradients(self, parameters: Parameters, kept: Any) -> Gradients:
         return {

@@ -17,7 +17,6 @@ from mpitrain.adapters.torch.modules.cutting import cut, has_hooks
 from mpitrain.adapters.torch.modules.expert_names import experts_named
 from mpitrain.adapters.torch.modules.layer import TorchLayer
 from mpitrain.adapters.torch.modules.splits import plan
-from mpitrain.adapters.torch.modules.stand_ins import expect_replaceable
 from mpitrain.arrays import Array
 from mpitrain.fields import as_given
 from mpitrain.group import cut as cut_out
@@ -63,7 +62,6 @@ def layers(
     if not isinstance(module, torch.nn.Module):
         raise TypeError(f"layers() takes a torch.nn.Module, not a {type(module).__name__}")
     settle_modes(module)
-    expect_replaceable(module)
     expect_apart(module)
     pieces: dict[str, tuple[str, torch.nn.Module]]
     if cuts:
