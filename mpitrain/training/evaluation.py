@@ -1,10 +1,10 @@
 """Tests of the model on the test samples, in the layout of training, and their weights."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from math import lcm
 from operator import itemgetter
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -51,10 +51,10 @@ def evaluate(parts: Parts, epoch: int) -> Epoch:
     reduction, each = reduction_of(loss), parts.data.labels_per_sample
     mean: Scalar = 0.0
     counted: Scalar = 0.0
-    whole = {n: one for n, one in parts.metrics.items() if isinstance(one, AllSamples)}
-    sums = {n: one for n, one in parts.metrics.items() if not isinstance(one, AllSamples)}
+    metrics = {**parts.metrics}
     if getattr(loss, "several", 0):  # means over several things are a metric, too
-        sums["loss"] = cast(Metric, loss)
+        metrics["loss"] = cast(Metric, loss)
+    whole = [name for name, metric in metrics.items() if isinstance(metric, AllSamples)]
     totals: dict[str, Array] = {}
     kept: list[tuple[int, Array, Array]] = []
 
@@ -67,7 +67,7 @@ def evaluate(parts: Parts, epoch: int) -> Epoch:
         found = source.labels(micro_batch)
         # Collective over the tensor ranks of the last stage; each of them gets the whole result.
         divisor = len(test) * source.labels_of_sample(micro_batch)
-        if "loss" not in sums:
+        if "loss" not in metrics:
             value, _, *count = loss(outputs, found, 1 if reduction == "sum" else divisor)
             mean = mean + device.number(value)
             if count:
@@ -75,8 +75,9 @@ def evaluate(parts: Parts, epoch: int) -> Epoch:
         if whole and len(found):
             here = device.get(outputs).copy(), device.get(found)
             kept.append((int(source.indices(micro_batch)[0]), *here))
-        for name, metric in sums.items():
-            totals[name] = totals.get(name, 0) + device.get(metric.add(outputs, found))
+        for name, metric in metrics.items():
+            if not isinstance(metric, AllSamples):
+                totals[name] = totals.get(name, 0) + device.get(metric.add(outputs, found))
 
     with (
         averaged(parts),
@@ -94,35 +95,32 @@ def evaluate(parts: Parts, epoch: int) -> Epoch:
         told = (device.read([mean, counted]), totals) if is_first else ([0.0, 0.0], {})
         every = parts.comm.allgather(told)
         parts.purity.expect("test")
-    found = _over_all(parts, whole, kept if is_first else [])
-    for name, metric in sums.items():
-        found[name] = metric.value(sum(told[name] for _, told in every if name in told))
+    pieces = parts.comm.gather(kept if is_first else []) if whole else None
+    found = {
+        name: _of_all(parts, name, metric, pieces)
+        if isinstance(metric, AllSamples)
+        else metric.value(sum(told[name] for _, told in every if name in told))
+        for name, metric in metrics.items()
+    }
     mean, counted = (sum(column) for column in zip(*(own for own, _ in every), strict=True))
     if reduction == "count":
         mean *= over_counted(len(test) * each, counted)
     return Epoch(epoch, found.pop("loss", mean), found)
 
 
-def _over_all(
-    parts: Parts, metrics: Mapping[str, AllSamples], own: Sequence[tuple[int, Array, Array]]
-) -> dict[str, float]:
-    """The metrics of all samples, from each rank's pieces behind their first samples' numbers."""
-    every = parts.comm.gather(own) if metrics else None
+def _of_all(parts: Parts, name: str, metric: AllSamples, pieces: Any) -> float:
+    """A metric of all samples, of which rank 0 has the ranks' ``pieces``; collective."""
 
-    def act() -> dict[str, float]:
-        pieces = sorted((one for some in every or () for one in some), key=itemgetter(0))
-        found = {}
-        for name, metric in metrics.items():
-            try:
-                outputs, labels = (np.concatenate([one[n] for one in pieces]) for n in (1, 2))
-                found[name] = metric.value(outputs, labels)
-            except Exception as error:  # whatever a program's own function raises
-                raise ConfigError(
-                    f"metrics: {name} fails for all test samples at once ({words(error)})"
-                ) from error
-        return found
+    def act() -> float:
+        every = sorted((one for some in pieces for one in some), key=itemgetter(0))
+        try:
+            return metric.value(*(np.concatenate([one[n] for one in every]) for n in (1, 2)))
+        except Exception as error:  # whatever a program's own function raises
+            raise ConfigError(
+                f"metrics: {name} fails for all test samples at once ({words(error)})"
+            ) from error
 
-    return by_rank_0(parts.comm, act, ConfigError) if metrics else {}
+    return by_rank_0(parts.comm, act, ConfigError)
 
 
 @contextmanager

@@ -66,9 +66,7 @@ class EqualWeights:
         fault: the first fault, once it was seen.
     """
 
-    def __init__(
-        self, function: Function, what: str, samples: Sequence[Sample] = (), *, instead: str = ""
-    ) -> None:
+    def __init__(self, function: Function, what: str, samples: Sequence[Sample] = ()) -> None:
         """Compare nothing yet.
 
         Args:
@@ -76,9 +74,7 @@ class EqualWeights:
             what: its name in errors.
             samples: the samples, the same on all ranks; without any, those of the least and the
                 largest value that were seen.
-            instead: what else a program may give.
         """
-        self._instead = instead and f"; or give {instead}"
         self._function, self._what, self._calls = function, what, 0
         self._keeps, self._kept = not samples, list(samples)
         #: Types of samples, and the kept ones in these types with their numbers.
@@ -118,12 +114,14 @@ class EqualWeights:
     def _fault(self, wrong: _Difference, own: Sample) -> ConfigError:
         """The sentence about a difference."""
         twice = 2 * length(own.labels)
+        whole = "; or give mpitrain.AllSamples(function), which is called once, with all samples"
+        instead = whole if self._what.startswith("metrics") else ""
         if wrong.name != "mean":
             return ConfigError(
                 f"{self._what} gives {wrong.whole:.6g} as the {wrong.name} of {twice} samples, and "
                 f"{wrong.expected:.6g} for parts of them together; it must add up, or it is "
                 "another one in every layout: compare no sample with others of its batch, and give "
-                f"a sum, no mean{self._instead}"
+                f"a sum, no mean{instead}"
             )
         shapes = [tuple(part.shape) for parts in own for part in parts.values()]
         if len({*shapes}) == 2 == len(shapes) and prod(shapes[0]) == prod(shapes[1]):
@@ -135,7 +133,7 @@ class EqualWeights:
             f"{self._what} of {twice} samples is {wrong.whole:.6g}, and the mean over them "
             f"{wrong.expected:.6g}; a single number must be a mean over samples with equal "
             "weights, or it is another one in every layout: return (sum, count), the sum of what "
-            f"counts (labels that are not left out, weights) and its number{self._instead}"
+            f"counts (labels that are not left out, weights) and its number{instead}"
         )
 
     def _values(self, own: Sample) -> tuple[float, ...]:

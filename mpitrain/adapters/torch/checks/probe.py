@@ -77,9 +77,9 @@ def close(a: torch.Tensor, b: torch.Tensor, most: float | None = None) -> bool:
 def backward(
     outputs: Sequence[torch.Tensor], by: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]
 ) -> list[torch.Tensor | None]:
-    """Gradients of the outputs, times ``by``, with respect to leaves; None: they do not follow.
+    """Gradients of outputs, times ``by``, by leaves; None: the outputs do not follow from it.
 
-    They are taken as in a loop of torch, as reentrant checkpoints and compiled code ask for.
+    They are taken as in a loop of torch, as reentrant checkpoints ask for.
     """
     for one in wanted:
         one.grad = None
@@ -155,12 +155,9 @@ class Outputs(dict[str, Any]):
     """Outputs by name, which are attributes, too, as those of a data class."""
 
     def __getattr__(self, name: str) -> Any:
-        try:
+        if name in self:
             return self[name]
-        except KeyError:
-            raise AttributeError(
-                f"the outputs have no {name!r} with a row for each sample, only {', '.join(self)}"
-            ) from None
+        raise AttributeError(f"the outputs have no tensor {name!r}, only {', '.join(self)}")
 
 
 def _as_outputs(values: Mapping[str, Any]) -> Any:

@@ -106,16 +106,11 @@ class Judge:
         function: the function.
     """
 
-    def __init__(
-        self, function: Function, what: str, form: Form = as_given, instead: str = ""
-    ) -> None:
-        """``what`` is the function's name in errors, ``form`` that of the outputs.
-
-        ``instead``: what else a program may give.
-        """
+    def __init__(self, function: Function, what: str, form: Form = as_given) -> None:
+        """``what`` is the function's name in errors; ``form``: that of the outputs."""
         self.function = function
         self._there = Following(function, form)
-        self._weights = EqualWeights(self._there, f"{what}: {name_of(function)}", instead=instead)
+        self._weights = EqualWeights(self._there, f"{what}: {name_of(function)}")
 
     @property
     def fault(self) -> ValueError | None:
@@ -152,7 +147,7 @@ class TorchLoss(Judge):
         if any(parameter.requires_grad for parameter in own):
             raise ConfigError(
                 f"loss: {name_of(function)} has parameters of its own, which nobody would train; "
-                "put them into the model"
+                "put it into the model, as self.criterion, and give a function that calls it there"
             )
         super().__init__(function, "loss", form)
         self._lent = self._there.lent = lent or Lent({})
@@ -215,21 +210,19 @@ class TorchLoss(Judge):
 
     def _over_shares(self, pairs: Any, labels: Array) -> Reduced:
         """The sum of several means, times the samples of the batch."""
-        if not len(self.shares):
+        shares = self.shares if len(self.shares) else np.ones(self.several)
+        if shares is not self.shares:
             self._say(
-                f"loss: {name_of(self.function)} gives several sums and counts, which are known "
-                "before a step of all ranks together; where workers take steps of their own, and "
-                "in asynchronous pipelines, return one (sum, count)"
+                "loss: several sums and counts go with steps that all ranks take together; where "
+                "workers take their own, and in asynchronous pipelines, return one (sum, count)"
             )
         elif [float(count) for _, count in pairs] != self.counts(labels):
             self._say(
                 f"loss: {name_of(self.function)} gives several sums, with counts that follow from "
                 "the outputs; they must follow from labels alone, or return one (sum, count)"
             )
-        shares = self.shares if len(self.shares) else [1.0] * self.several
         return Reduced(sum(one / float(n) for (one, _), n in zip(pairs, shares, strict=True)))
 
-    @torch.no_grad()
     def counts(self, labels: Array) -> list[float]:
         """What counts in some labels, in each of several sums."""
         before, after = (sizes(*one) for one in (self._shapes[1], (labels.dtype, labels.shape[1:])))
@@ -238,17 +231,21 @@ class TorchLoss(Judge):
         kind, shape = resized(kind, shape, [lengths.get(n, n) for n in sizes(kind, shape)])
         absent = as_tensors(fields(np.zeros((len(labels), *shape), kind)))
         given = {n: one.to(self._wide) * torch.nan for n, one in absent.items()}
-        truth = self._cast(as_tensors(fields(labels)), given)
-        return [float(count) for _, count in self._there(as_given(given), as_given(truth))]
+        return [count for _, count in self._pairs(given, labels)]
+
+    @torch.no_grad()
+    def _pairs(self, outputs: Tensors, labels: Array) -> list[tuple[float, float]]:
+        """Several sums and counts."""
+        truth = self._cast(as_tensors(fields(labels)), dict(outputs))
+        found = self._there(as_given(outputs), as_given(truth))
+        return [(float(total), float(count)) for total, count in found]
 
     def add(self, outputs: Array, labels: Array) -> Array:
-        """Several sums and counts for a test, as those of a metric."""
+        """Several sums, and then counts, of a test, as those of a metric."""
         if not len(labels):
             return np.zeros(2 * self.several)
-        wide, truth = _wide(as_tensors(fields(outputs))), as_tensors(fields(labels))
-        with torch.no_grad(), on_stream_of(outputs):
-            pairs = self._there(as_given(wide), as_given(self._cast(truth, wide)))
-        return np.array([[float(number) for number in pair] for pair in pairs]).T.ravel()
+        with on_stream_of(outputs):
+            return np.transpose(self._pairs(_wide(as_tensors(fields(outputs))), labels)).ravel()
 
     def value(self, totals: Array) -> float:
         """The sum of several means."""
@@ -338,8 +335,7 @@ class TorchMetric(Judge, SumAndCount):
     """A function that gives the mean over its samples, or ``(sum, count)``."""
 
     def __init__(self, function: Function, name: str = "one", form: Form = as_given) -> None:
-        whole = "mpitrain.AllSamples(function), which is called once, with all test samples"
-        super().__init__(function, f"metrics: {name}", form, whole)
+        super().__init__(function, f"metrics: {name}", form)
         self._name = name
 
     def add(self, outputs: Array, labels: Array) -> Array:
