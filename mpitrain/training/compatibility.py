@@ -124,7 +124,7 @@ def expect_untested(job: Config, metrics: Mapping[str, Metric] | None) -> None:
 def whole_state(parts: "Parts") -> dict[str, Array]:
     """Layers' initial state besides parameters, by name; ConfigError if layouts would change it."""
     found = parts.model.state(parts.config.run.dtype)
-    if found and max(parts.grid.layout.replicas) > 1:
+    if (found or parts.model.mixes) and max(parts.grid.layout.replicas) > 1:
         expect(parts.config, "batch-norm")
     return found
 

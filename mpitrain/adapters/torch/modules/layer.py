@@ -120,7 +120,7 @@ class TorchLayer(Layer):
         self._share = Share(module, Region(TensorGroup()))
         self._types: dict[str, torch.dtype] = {}
         self._watched = Watched(name, module, training, self._share.region, takes)
-        self._meets_others = False
+        self.mixes = any(True for _ in stand_ins(module))
         self.leaves = Leaves({id(p): n for n, p in self._given.named_parameters()})
         self._forwards = 0
         self._filler = 0
@@ -148,7 +148,6 @@ class TorchLayer(Layer):
         trained = {name for name, _ in found._trained()}
         found.placed = {name: rank for name, rank in own.owners.items() if name in trained}
         found.spread = own.stacked & trained
-        found._meets_others = True
         return found
 
     def _as(self, own: Share) -> "TorchLayer":
@@ -157,7 +156,7 @@ class TorchLayer(Layer):
         takes, training = watched.takes, watched.training
         found = TorchLayer(own.module, watched.name, self.prefix, takes=takes, training=training)
         found._given, found._alone = self._given, self
-        found._watched.verdict.compares = True
+        found._watched.verdict.compares, found.mixes = True, self.mixes
         found._share, found._watched.region = own, own.region
         found.whole, found.tied, found._filler = self.whole, self.tied, self._filler
         found.split = {name: axis for name, (axis, _) in own.axes.items()}
@@ -258,6 +257,7 @@ class TorchLayer(Layer):
                 found = watched({name: one.clone() for name, one in before.items()}, x)
         finally:
             watched.state = frozenset()
+        self.mixes = self.mixes or bool(watched.norm.is_called)
         after, watched.constants = watched.constants, {}
         kept = {n for n in after.keys() - watched.changed if same(after[n], before[n])}
         return found, {name: after[name] for name in after.keys() - kept}
@@ -276,11 +276,6 @@ class TorchLayer(Layer):
         kinds = [kind for kind in self._types.values() if kind.is_floating_point]
         self._watched.narrow = max(kinds, key=lambda kind: torch.finfo(kind).eps)
         self._watched.wide = torch.float64 if torch.float64 in kinds else torch.float32
-
-    @property
-    def mixes(self) -> bool:
-        """Whether replicas take batch norms together."""
-        return bool(self._watched.norm.is_called) or any(True for _ in stand_ins(self.module))
 
     @property
     def draws(self) -> bool:
@@ -392,7 +387,7 @@ class TorchLayer(Layer):
 
     def backward(self, parameters: Parameters, saved: Pass, dy: Array) -> tuple[Array, Any]:
         with on_stream_of(dy):
-            return saved.backward(dy, meets=self._meets_others or self.mixes)
+            return saved.backward(dy, meets=bool(self._share.served) or self.mixes)
 
     def gradients(self, parameters: Parameters, kept: Any) -> Gradients:
         return {
