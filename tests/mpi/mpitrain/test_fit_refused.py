@@ -238,7 +238,8 @@ def hooked():
 
 def with_own_norm():
     module = regular()
-    module[4][1].forward = torch.tanh
+    usual = module[4][1].forward
+    module[4][1].forward = lambda x: usual(x)
     return module
 
 
@@ -268,7 +269,7 @@ def rooted(y, t):
         ({"model": Tables}, "changes its parameters in its forward pass"),
         ({"model": with_own_hook, "cuts": ["enter"]}, "its own hooks belong to no part"),
         ({"model": hooked}, r"0.weight has a hook on its gradient"),
-        ({"model": with_own_norm}, r"4.1 .BatchNorm1d. has a hook or a forward"),
+        ({"model": with_own_norm}, "running values that are not those of a BatchNorm around it"),
         ({"model": norm_twice}, r"part2. .BatchNorm1d. is in part0, too"),
         ({"loss": summed}, r"must be a mean over samples with equal weights.*return \(sum, count"),
         ({"loss": rooted}, "must be a mean over samples with equal weights"),

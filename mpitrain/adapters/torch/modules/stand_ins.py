@@ -4,7 +4,7 @@ The user's module stays as it is; a layer has a copy with these in the places of
 same names.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from types import ModuleType
 from typing import Any, TypeGuard
@@ -105,16 +105,19 @@ class BatchNormStandIn(nn.Module):
     """
 
     batch: Batch
+    own: Callable[..., Any] | None  # a forward() that is no method of its class
     _begin: Mapping[str, Array]
 
     @staticmethod
     def take(part: nn.Module) -> None:
         """Make a batch norm a stand-in."""
-        own = _AnySize if type(part) is nn.SyncBatchNorm else type(part)
-        part.__class__ = type(own.__name__, (BatchNormStandIn, own), {})
+        own, more = type(part), dict[str, Any]()
+        if own is nn.SyncBatchNorm:  # it is over the samples of all ranks, as every stand-in is
+            own, more = _BATCH_NORM, {"_check_input_dim": lambda norm, x: None}
+        part.__class__ = type(own.__name__, (BatchNormStandIn, own), more)
         names = [name for name in _RUNNING if part._buffers.get(name) is not None]
         vars(part)["_begin"] = {name: as_array(part._buffers.pop(name)).copy() for name in names}
-        vars(part)["batch"] = Batch()
+        vars(part)["batch"], vars(part)["own"] = Batch(), vars(part).pop("forward", None)
 
     def state(self, dtype: DTypeLike) -> dict[str, Array]:
         """Initial running values."""
@@ -131,14 +134,7 @@ class BatchNormStandIn(nn.Module):
         if batch.tracked is not None:  # torch's code counts, too
             own[_RUNNING[2]] = self.num_batches_tracked.clone()
         with Norms(batch):
-            return super().forward(*args, **kwargs)
-
-
-class _AnySize(nn.modules.batchnorm._BatchNorm):
-    """SyncBatchNorm, which is over the samples of all ranks, as every stand-in is."""
-
-    def _check_input_dim(self, input: torch.Tensor) -> None:
-        pass
+            return (self.own or super().forward)(*args, **kwargs)
 
 
 class _Normalised(torch.autograd.Function):
