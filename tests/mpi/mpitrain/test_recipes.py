@@ -15,7 +15,6 @@ torch.set_num_threads(1)
 pytestmark = [pytest.mark.mpi, pytest.mark.quick_on(2)]
 nn, F = torch.nn, torch.nn.functional
 RANKS = MPI.COMM_WORLD.size
-LAYOUTS = [{}, {"parallel": {"zero": 3}}]
 DRAW = torch.Generator().manual_seed(5)
 X = torch.randn(22, 6, generator=DRAW).double()
 Y = X.sin().sum(1, keepdim=True)
@@ -245,7 +244,7 @@ def failing(outputs, labels):
         ({"loss": counted_by_outputs}, "with counts that follow from the outputs"),
         (
             {"loss": lambda o, y: [(F.mse_loss(o, y, reduction="sum"), len(o))],
-             "parallel": {"schedule": "asynchronous", "pipe": RANKS}},
+             "sync": {"kind": "local", "period": 2}},
             "where workers take their own, and in asynchronous pipelines",
         ),
         (
@@ -261,7 +260,7 @@ def failing(outputs, labels):
     ],
 )  # fmt: skip
 def test_what_has_no_number_of_one_process_is_refused_on_all_ranks(comm, folder, changed, why):
-    layers = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), *[nn.Linear(8, 8)] * 0, nn.Linear(8, 1))
+    layers = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
     given = {"train_data": torch.utils.data.DataLoader(NUMBERS, 8), "loss": F.mse_loss, **changed}
     with pytest.raises((ConfigError, ValueError), match=why):
         mpitrain.Trainer(
