@@ -80,9 +80,9 @@ class OwnLoss:
             return
         values = [means[n].value for n in known]
         beside, rest = operations([loss], values), float(loss - total)
-        behind = {node for node in operations(values) if not is_leaf(node)}
-        # Weights or terms may follow from parameters, but not from the samples' outputs.
-        learns = any(map(is_leaf, beside)) and behind.isdisjoint(beside)
+        inner = [node for node in beside if not is_leaf(node)]
+        # Weights or terms may follow from parameters, but not from what the means follow from.
+        learns = len(inner) < len(beside) and set(operations(values)).isdisjoint(inner)
         if not (learns or torch.isclose(total, loss, rtol=1e-4)):
             self._say(
                 " adds other things to its loss than means by torch's own losses and what follows "

@@ -191,7 +191,7 @@ class Watched:
         finally:
             for (part, _), mode in zip(self._modes, before, strict=True):
                 if not training and part.training and isinstance(part, BatchNormStandIn):
-                    self.say(f".{part.batch.name} is a batch norm in training mode in a test")
+                    self.say(f".{part.stand_in.name} is a batch norm in training mode in a test")
                 vars(part)["training"] = mode
 
 

@@ -4,9 +4,9 @@ The user's module stays as it is; a layer has a copy with these in the places of
 same names.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from copy import deepcopy
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -27,15 +27,16 @@ _RUNNING = "running_mean", "running_var", "num_batches_tracked"
 
 
 class Batch:
-    """Takes ``F.batch_norm`` over the batch of all replicas.
+    """Takes ``F.batch_norm`` over the batch of all replicas, in a norm that is a module, or outside.
 
     Attributes:
         context: context of the forward pass.
         xp: namespace of its arrays.
         counts: whether the input has samples, rather than a sample of zeros in the place of none.
         name, number: name of the norm, and its place among those of the module.
-        momentum, tracked, running_mean: those of a norm that is a module.
+        momentum, tracked, running_mean: those of the norm.
         is_called: whether a pass has called it; None: there was none.
+        own: a forward() of the norm that is no method of its class.
     """
 
     name, number = "a function", -1
@@ -46,6 +47,16 @@ class Batch:
     tracked: Array | None = None
     running_mean: torch.Tensor | None = None
     is_called: bool | None = None
+
+    def __init__(
+        self, initial: Mapping[str, Array] = MappingProxyType({}), own: Any = None
+    ) -> None:
+        """``initial``: running values of the norm."""
+        self._initial, self.own = initial, own
+
+    def state(self, dtype: DTypeLike) -> dict[str, Array]:
+        """Initial running values."""
+        return {name: values.astype(dtype) for name, values in self._initial.items()}
 
     def begin(self, context: Context, xp: ModuleType, *, counts: bool) -> None:
         """Begin a pass."""
@@ -104,9 +115,7 @@ class BatchNormStandIn(nn.Module):
     Its code is that of its class, and its running values are the context's.
     """
 
-    batch: Batch
-    own: Callable[..., Any] | None  # a forward() that is no method of its class
-    _begin: Mapping[str, Array]
+    stand_in: Batch
 
     @staticmethod
     def take(part: nn.Module) -> None:
@@ -116,25 +125,19 @@ class BatchNormStandIn(nn.Module):
             own, more = _BATCH_NORM, {"_check_input_dim": lambda norm, x: None}
         part.__class__ = type(own.__name__, (BatchNormStandIn, own), more)
         names = [name for name in _RUNNING if part._buffers.get(name) is not None]
-        vars(part)["_begin"] = {name: as_array(part._buffers.pop(name)).copy() for name in names}
-        vars(part)["batch"], vars(part)["own"] = Batch(), vars(part).pop("forward", None)
-
-    def state(self, dtype: DTypeLike) -> dict[str, Array]:
-        """Initial running values."""
-        return {name: values.astype(dtype) for name, values in self._begin.items()}
+        initial = {name: as_array(part._buffers.pop(name)).copy() for name in names}
+        vars(part)["stand_in"] = Batch(initial, vars(part).pop("forward", None))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        batch, own = self.batch, vars(self)
-        state = dict(batch.context.state) or {
-            name: batch.xp.asarray(value) for name, value in self.state(np.float64).items()
-        }
-        own |= {name: as_tensor(state[name]) for name in self._begin}
+        batch, initial = self.stand_in, self.stand_in.state(np.float64)
+        state = dict(batch.context.state) or {n: batch.xp.asarray(a) for n, a in initial.items()}
+        vars(self).update({name: as_tensor(state[name]) for name in initial})
         batch.tracked, batch.momentum = state.get(_RUNNING[2]), self.momentum
         batch.running_mean = self.running_mean
         if batch.tracked is not None:  # torch's code counts, too
-            own[_RUNNING[2]] = self.num_batches_tracked.clone()
+            vars(self)[_RUNNING[2]] = self.num_batches_tracked.clone()
         with Norms(batch):
-            return (self.own or super().forward)(*args, **kwargs)
+            return (batch.own or super().forward)(*args, **kwargs)
 
 
 class _Normalised(torch.autograd.Function):
@@ -201,18 +204,18 @@ def with_stand_ins(module: nn.Module, training: bool) -> nn.Module:
     return copied
 
 
-def stand_ins(module: nn.Module) -> Iterator[tuple[str, BatchNormStandIn]]:
+def stand_ins(module: nn.Module) -> Iterator[tuple[str, Batch]]:
     """The stand-ins of a module, by name."""
     for name, part in module.named_modules():
         if isinstance(part, BatchNormStandIn):
-            yield name, part
+            yield name, part.stand_in
 
 
 def set_context(module: nn.Module, context: Context, xp: ModuleType, *, counts: bool) -> None:
     """Give the stand-ins their context; their state is the context's own arrays, which are xp's."""
-    for number, (name, part) in enumerate(stand_ins(module)):
-        part.batch.begin(context.inside(name) if name else context, xp, counts=counts)
-        part.batch.name, part.batch.number = name, number
+    for number, (name, batch) in enumerate(stand_ins(module)):
+        batch.begin(context.inside(name) if name else context, xp, counts=counts)
+        batch.name, batch.number = name, number
 
 
 def _is_replaced(part: nn.Module, training: bool) -> TypeGuard[nn.modules.batchnorm._BatchNorm]:
