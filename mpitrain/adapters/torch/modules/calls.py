@@ -18,7 +18,7 @@ from mpitrain.adapters.torch.modules.cutting import has_hooks
 from mpitrain.adapters.torch.modules.drawing import Drawing, Seeded, reset, states_of_generators
 from mpitrain.adapters.torch.modules.draws import Draws
 from mpitrain.adapters.torch.modules.regions import Region
-from mpitrain.adapters.torch.modules.stand_ins import Batch, BatchNormStandIn, Norms, set_context
+from mpitrain.adapters.torch.modules.stand_ins import Batch, BatchNormStandIn, set_context
 from mpitrain.arrays import Array
 from mpitrain.nn.context import Context
 from mpitrain.nn.layer import Verdict
@@ -137,7 +137,7 @@ class Watched:
 
     def norms(self) -> AbstractContextManager[Any]:
         """Code that may call batch norm as a function, as far as passes have shown."""
-        return nullcontext() if self.norm.is_called is False else Norms(self.norm)
+        return nullcontext() if self.norm.is_called is False else self.norm
 
     def _marks(self) -> dict[str, tuple[int, int, int]]:
         """Marks of the constants; changes by .data or NumPy in their memory do not show."""

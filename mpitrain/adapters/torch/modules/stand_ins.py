@@ -26,12 +26,11 @@ _BATCH_NORM = nn.modules.batchnorm._BatchNorm
 _RUNNING = "running_mean", "running_var", "num_batches_tracked"
 
 
-class Batch:
-    """Takes ``F.batch_norm`` over the batch of all replicas, in a norm that is a module, or outside.
+class Batch(TorchFunctionMode):
+    """Code in which ``F.batch_norm`` is over all replicas, of a norm that is a module or of others.
 
     Attributes:
-        context: context of the forward pass.
-        xp: namespace of its arrays.
+        context, xp: context of the forward pass, and namespace of its arrays.
         counts: whether the input has samples, rather than a sample of zeros in the place of none.
         name, number: name of the norm, and its place among those of the module.
         momentum, tracked, running_mean: those of the norm.
@@ -52,6 +51,7 @@ class Batch:
         self, initial: Mapping[str, Array] = MappingProxyType({}), own: Any = None
     ) -> None:
         """``initial``: running values of the norm."""
+        super().__init__()
         self._initial, self.own = initial, own
 
     def state(self, dtype: DTypeLike) -> dict[str, Array]:
@@ -62,7 +62,13 @@ class Batch:
         """Begin a pass."""
         self.context, self.xp, self.counts = context, xp, counts
 
-    def __call__(
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        own = self._normalised if function is nn.functional.batch_norm else function
+        return own(*args, **kwargs or {})
+
+    def _normalised(
         self, x: torch.Tensor, running_mean: torch.Tensor | None, running_var: torch.Tensor | None,
         weight: torch.Tensor | None = None, bias: torch.Tensor | None = None,
         training: bool = False, momentum: float = 0.1, eps: float = 1e-5,
@@ -95,20 +101,6 @@ class Batch:
         return normal.contiguous() if x.is_contiguous() else normal
 
 
-class Norms(TorchFunctionMode):
-    """Code in which ``F.batch_norm`` is over the batch of all replicas."""
-
-    def __init__(self, batch: Batch) -> None:
-        super().__init__()
-        self._batch = batch
-
-    def __torch_function__(
-        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        own = self._batch if function is nn.functional.batch_norm else function
-        return own(*args, **kwargs or {})
-
-
 class BatchNormStandIn(nn.Module):
     """A batch norm, torch's own or one of a class of a program's own, over all replicas' batch.
 
@@ -136,7 +128,7 @@ class BatchNormStandIn(nn.Module):
         batch.running_mean = self.running_mean
         if batch.tracked is not None:  # torch's code counts, too
             vars(self)[_RUNNING[2]] = self.num_batches_tracked.clone()
-        with Norms(batch):
+        with batch:
             return (batch.own or super().forward)(*args, **kwargs)
 
 
