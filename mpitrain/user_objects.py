@@ -11,7 +11,7 @@ from mpitrain import extras, nn
 from mpitrain.arrays import Array
 from mpitrain.config import Config, ConfigError
 from mpitrain.objective import LossFunction
-from mpitrain.objective.metrics import AllSamples, Metric
+from mpitrain.objective.metrics import AllSamples
 from mpitrain.ranks.same import name_of
 from mpitrain.training.build import cut_by
 
@@ -257,8 +257,8 @@ def over_parts(given: Any) -> Any:
     return function
 
 
-def metric(given: Any, name: str, form: Any, *, is_torch: bool) -> Metric | AllSamples:
-    """A metric from a function of torch tensors if ``is_torch``, else of NumPy arrays.
+def metric(given: Any, name: str, form: Any, *, is_torch: bool) -> Any:
+    """A Metric from a function of torch tensors if ``is_torch``, else AllSamples.
 
     A function of arrays is called with all samples at once; one of tensors is if it says so.
     ConfigError: it is no function, or is named "loss", which tests always measure.

@@ -10,6 +10,7 @@ from mpitrain.config import ConfigError
 
 ELSEWHERE = "or train it with torch's DistributedDataParallel in a loop of your own"
 _BATCH_NORM = nn.modules.batchnorm._BatchNorm
+_INSTANCE_NORM = nn.modules.instancenorm._InstanceNorm
 
 #: Parts of modules that cannot be layers, and why.
 _REFUSED: tuple[tuple[Callable[[nn.Module], bool], str], ...] = (
@@ -19,7 +20,7 @@ _REFUSED: tuple[tuple[Callable[[nn.Module], bool], str], ...] = (
         "call; give the module that it was made of",
     ),
     (
-        lambda part: getattr(part, "track_running_stats", 0) and not isinstance(part, _BATCH_NORM),
+        lambda part: isinstance(part, _INSTANCE_NORM) and part.track_running_stats,
         "it changes its running statistics in training; use track_running_stats=False, "
         f"{ELSEWHERE}",
     ),

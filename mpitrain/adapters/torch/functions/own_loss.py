@@ -88,9 +88,9 @@ class OwnLoss:
                 " adds other things to its loss than means by torch's own losses and what follows "
                 f"from parameters alone, so that nobody knows what it is a mean over{_CURE}"
             )
-        if learns and self.step is None:
-            return
         step, now = self.step if learns else -1, [*weights, rest * learns]
+        if step is None:
+            return
         if self._weights is None or self._weights[0] != step:
             self._weights = step, now
         before, eps = self._weights[1], torch.finfo(loss.dtype).eps ** 0.5

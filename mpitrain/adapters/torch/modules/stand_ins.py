@@ -6,7 +6,7 @@ same names.
 
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
-from types import MappingProxyType, ModuleType
+from types import ModuleType
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -47,12 +47,10 @@ class Batch(TorchFunctionMode):
     running_mean: torch.Tensor | None = None
     is_called: bool | None = None
 
-    def __init__(
-        self, initial: Mapping[str, Array] = MappingProxyType({}), own: Any = None
-    ) -> None:
+    def __init__(self, initial: Mapping[str, Array] | None = None, own: Any = None) -> None:
         """``initial``: running values of the norm."""
         super().__init__()
-        self._initial, self.own = initial, own
+        self._initial, self.own = initial or {}, own
 
     def state(self, dtype: DTypeLike) -> dict[str, Array]:
         """Initial running values."""
@@ -75,7 +73,7 @@ class Batch(TorchFunctionMode):
     ) -> torch.Tensor:  # fmt: skip
         """Normalise an input of the shape (samples, channels, ...), as ``F.batch_norm``."""
         self.is_called = True
-        running = [running_mean, running_var][: 2 * (running_mean is not None)]
+        running = [one for one in (running_mean, running_var) if one is not None]
         if training and running and running_mean is not self.running_mean:
             raise ImpureModule(
                 "torch.nn.functional.batch_norm has running values that are not those of a "
@@ -117,19 +115,22 @@ class BatchNormStandIn(nn.Module):
             own, more = _BATCH_NORM, {"_check_input_dim": lambda norm, x: None}
         part.__class__ = type(own.__name__, (BatchNormStandIn, own), more)
         names = [name for name in _RUNNING if part._buffers.get(name) is not None]
-        initial = {name: as_array(part._buffers.pop(name)).copy() for name in names}
+        initial = {name: as_array(part.get_buffer(name)).copy() for name in names}
+        for name in names:
+            del part._buffers[name]
         vars(part)["stand_in"] = Batch(initial, vars(part).pop("forward", None))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         batch, initial = self.stand_in, self.stand_in.state(np.float64)
         state = dict(batch.context.state) or {n: batch.xp.asarray(a) for n, a in initial.items()}
         vars(self).update({name: as_tensor(state[name]) for name in initial})
-        batch.tracked, batch.momentum = state.get(_RUNNING[2]), self.momentum
-        batch.running_mean = self.running_mean
+        batch.tracked, batch.momentum = state.get(_RUNNING[2]), vars(self)["momentum"]
+        batch.running_mean = vars(self).get(_RUNNING[0])
         if batch.tracked is not None:  # torch's code counts, too
-            vars(self)[_RUNNING[2]] = self.num_batches_tracked.clone()
+            vars(self)[_RUNNING[2]] = vars(self)[_RUNNING[2]].clone()
+        run: Any = batch.own or super().forward
         with batch:
-            return (batch.own or super().forward)(*args, **kwargs)
+            return run(*args, **kwargs)
 
 
 class _Normalised(torch.autograd.Function):
