@@ -78,7 +78,7 @@ class Reentrant(nn.Module):
     def __init__(self):
         super().__init__()
         self.enter = nn.Linear(6, 8)
-        self.inner = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 1))
+        self.inner = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))
 
     def forward(self, x):
         return torch.utils.checkpoint.checkpoint(self.inner, self.enter(x), use_reentrant=True)
@@ -105,7 +105,7 @@ def without_running():
 
 def with_forward():
     norm = nn.BatchNorm1d(8)
-    norm.forward = (lambda own, x: 2 * type(own).forward(own, x)).__get__(norm)
+    norm.forward = (lambda own, x: 2 * nn.BatchNorm1d.forward(own, x)).__get__(norm)
     return norm
 
 

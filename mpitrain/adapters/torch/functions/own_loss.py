@@ -79,7 +79,7 @@ class OwnLoss:
         if not loss.isfinite():
             return
         values = [means[n].value for n in known]
-        beside, rest = operations([loss], values), float(loss - total)
+        beside, rest = operations([loss], values), float((loss - total).detach())
         inner = [node for node in beside if not is_leaf(node)]
         # Weights or terms may follow from parameters, but not from what the means follow from.
         learns = len(inner) < len(beside) and set(operations(values)).isdisjoint(inner)
