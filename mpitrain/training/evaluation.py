@@ -54,7 +54,7 @@ def evaluate(parts: Parts, epoch: int) -> Epoch:
     metrics = {**parts.metrics}
     if getattr(loss, "several", 0):  # means over several things are a metric, too
         metrics["loss"] = cast(Metric, loss)
-    whole = [name for name, metric in metrics.items() if isinstance(metric, AllSamples)]
+    whole = any(isinstance(metric, AllSamples) for metric in metrics.values())
     totals: dict[str, Array] = {}
     kept: list[tuple[int, Array, Array]] = []
 
@@ -73,8 +73,8 @@ def evaluate(parts: Parts, epoch: int) -> Epoch:
             if count:
                 counted = counted + device.number(count[0])
         if whole and len(found):
-            here = device.get(outputs).copy(), device.get(found)
-            kept.append((int(source.indices(micro_batch)[0]), *here))
+            first = int(source.indices(micro_batch)[0])
+            kept.append((first, device.get(outputs).copy(), device.get(found)))
         for name, metric in metrics.items():
             if not isinstance(metric, AllSamples):
                 totals[name] = totals.get(name, 0) + device.get(metric.add(outputs, found))

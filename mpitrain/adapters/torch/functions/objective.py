@@ -25,17 +25,7 @@ from mpitrain.adapters.torch.functions.own_loss import COUNT, LOSS
 from mpitrain.adapters.torch.functions.reductions import Reduced, Reductions
 from mpitrain.arrays import Array, Judged, Scalar, Shape, array_namespace
 from mpitrain.config import ConfigError
-from mpitrain.fields import (
-    as_given,
-    fields,
-    filled,
-    joined,
-    named,
-    partial,
-    resized,
-    sizes,
-    zeros,
-)
+from mpitrain.fields import as_given, fields, filled, joined, named, partial, resized, sizes, zeros
 from mpitrain.objective import Reduction
 from mpitrain.objective.metrics import SumAndCount
 from mpitrain.ranks.same import name_of
@@ -210,8 +200,8 @@ class TorchLoss(Judge):
 
     def _over_shares(self, pairs: Any, labels: Array) -> Reduced:
         """The sum of several means, times the samples of the batch."""
-        shares = self.shares if len(self.shares) else np.ones(self.several)
-        if shares is not self.shares:
+        if not len(self.shares):
+            self.shares = np.ones(self.several)
             self._say(
                 "loss: several sums and counts go with steps that all ranks take together; where "
                 "workers take their own, and in asynchronous pipelines, return one (sum, count)"
@@ -221,7 +211,7 @@ class TorchLoss(Judge):
                 f"loss: {name_of(self.function)} gives several sums, with counts that follow from "
                 "the outputs; they must follow from labels alone, or return one (sum, count)"
             )
-        return Reduced(sum(one / float(n) for (one, _), n in zip(pairs, shares, strict=True)))
+        return Reduced(sum(one / float(n) for (one, _), n in zip(pairs, self.shares, strict=True)))
 
     def counts(self, labels: Array) -> list[float]:
         """What counts in some labels, in each of several sums."""
@@ -264,8 +254,7 @@ class TorchLoss(Judge):
     def expect(self, outputs: Shape, labels: Shape, kind: Any) -> None:
         """Try the loss on drawn samples, two together and one by one; settle its reduction."""
         refused: Exception | None = None
-        plain = np.dtype(np.float32)
-        self._shapes = [(getattr(shape, "dtype", plain), shape) for shape in (outputs, labels)]
+        self._shapes = [(getattr(one, "dtype", np.dtype("f4")), one) for one in (outputs, labels)]
         kinds = (torch.float32, torch.float64)  # the function may hold weights of either type
         for wide, self._casts in product(kinds, (False, True)):
             given = _drawn(zeros(2, outputs, np.float32), wide, 1)

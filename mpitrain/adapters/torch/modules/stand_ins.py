@@ -114,9 +114,9 @@ class BatchNormStandIn(nn.Module):
         if own is nn.SyncBatchNorm:  # it is over the samples of all ranks, as every stand-in is
             own, more = _BATCH_NORM, {"_check_input_dim": lambda norm, x: None}
         part.__class__ = type(own.__name__, (BatchNormStandIn, own), more)
-        names = [name for name in _RUNNING if part._buffers.get(name) is not None]
-        initial = {name: as_array(part.get_buffer(name)).copy() for name in names}
-        for name in names:
+        every = dict(part.named_buffers(recurse=False))
+        initial = {name: as_array(every[name]).copy() for name in _RUNNING if name in every}
+        for name in initial:
             del part._buffers[name]
         vars(part)["stand_in"] = Batch(initial, vars(part).pop("forward", None))
 
