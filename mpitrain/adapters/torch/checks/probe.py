@@ -84,10 +84,7 @@ def backward(
     for one in wanted:
         one.grad = None
     torch.autograd.backward(outputs, by)
-    found = [one.grad for one in wanted]
-    for one in wanted:
-        one.grad = None
-    return found
+    return [one.grad for one in wanted]
 
 
 @contextmanager

@@ -251,6 +251,7 @@ class TorchLayer(Layer):
         """Outputs for a sample in training mode, and what changes of copies of the constants."""
         watched, before = self._watched, dict(self._constants())
         set_context(self.module, RESTING, np, counts=True)
+        watched.norm.begin(RESTING, np, counts=True)
         watched.state = frozenset(before)  # any of them may be
         try:
             with torch.random.fork_rng(devices=[]), watched.in_mode(training=True):
