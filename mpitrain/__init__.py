@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from collectives import __version__
     from mpitrain.config import Config, ConfigError, load
     from mpitrain.data.stream import Stream
+    from mpitrain.objective.metrics import AllSamples
     from mpitrain.ranks.stop import Stopped
     from mpitrain.run import train
     from mpitrain.trainer import Trainer
@@ -19,9 +20,13 @@ __getattr__, __dir__ = names_of(
         "collectives": "__version__",
         "mpitrain.config": "Config ConfigError load",
         "mpitrain.data.stream": "Stream",
+        "mpitrain.objective.metrics": "AllSamples",
         "mpitrain.ranks.stop": "Stopped",
         "mpitrain.run": "train",
         "mpitrain.trainer": "Trainer",
     },
 )
-__all__ = ["Config", "ConfigError", "Stopped", "Stream", "Trainer", "__version__", "load", "train"]
+__all__ = [
+    "AllSamples", "Config", "ConfigError", "Stopped", "Stream", "Trainer", "__version__", "load",
+    "train",
+]  # fmt: skip

@@ -95,12 +95,14 @@ class Trainer(ClosedTogether):
                 together is not that of both apart, all ranks refuse it.
             loss: a function of torch tensors that returns the mean over its samples, or
                 ``(sum, count)``: the sum over what counts, and how much counts, of which the
-                trainer makes the mean over all ranks and micro-batches; one of torch's losses, with
+                trainer makes the mean over all ranks and micro-batches, or a list of these, whose
+                counts follow from the labels; one of torch's losses, with
                 ``ignore_index``, ``weight`` and ``reduction="sum"``; a
                 :class:`mpitrain.objective.LossFunction`; a name as in ``loss.name``; or
                 ``"model"``, the loss that a torch module computes itself, as ``transformers`` do.
             metrics: functions of torch tensors that return means over samples or ``(sum, count)``,
-                or :class:`~mpitrain.objective.metrics.Metric`, by name; or names as in
+                :class:`mpitrain.AllSamples` of others, or
+                :class:`~mpitrain.objective.metrics.Metric`, by name; or names as in
                 ``evaluate.metrics``.
             optimizer: a function that makes an optimiser of torch from parameters, such as
                 ``lambda p: torch.optim.AdamW(p, lr=3e-3)``, with one or several groups; an

@@ -11,7 +11,7 @@ from mpitrain import extras, nn
 from mpitrain.arrays import Array
 from mpitrain.config import Config, ConfigError
 from mpitrain.objective import LossFunction
-from mpitrain.objective.metrics import Averaged, Metric
+from mpitrain.objective.metrics import AllSamples
 from mpitrain.ranks.same import name_of
 from mpitrain.training.build import cut_by
 
@@ -244,6 +244,8 @@ def loss(given: Any, form: Any, layers: Mapping[str, nn.Layer]) -> LossFunction 
 
 def over_parts(given: Any) -> Any:
     """A function of outputs and a label of several parts, from one that takes these in turn."""
+    if isinstance(given, AllSamples):
+        return AllSamples(over_parts(given.function))
     if not callable(given) or isinstance(given, type) or hasattr(given, "expect"):
         return given
 
@@ -255,12 +257,13 @@ def over_parts(given: Any) -> Any:
     return function
 
 
-def metric(given: Any, name: str, form: Any, *, is_torch: bool) -> Metric:
-    """A metric from a function of torch tensors if ``is_torch``, else of NumPy arrays.
+def metric(given: Any, name: str, form: Any, *, is_torch: bool) -> Any:
+    """A Metric from a function of torch tensors if ``is_torch``, else AllSamples.
 
+    A function of arrays is called with all samples at once; one of tensors is if it says so.
     ConfigError: it is no function, or is named "loss", which tests always measure.
     """
-    if not isinstance(name, str) or not (callable(given) or hasattr(given, "add")):
+    if not isinstance(name, str) or not (callable(given) or hasattr(given, "value")):
         raise ConfigError(
             "metrics: expected functions by their names, as {'mae': mae}, got "
             f"{{{name!r}: {given!r}}}"
@@ -272,6 +275,9 @@ def metric(given: Any, name: str, form: Any, *, is_torch: bool) -> Metric:
         )
     if hasattr(given, "add"):
         return given
+    function = given.function if isinstance(given, AllSamples) else given
     if not is_torch:
-        return Averaged(given, name)
+        return AllSamples(function)
+    if function is not given:
+        return AllSamples(extras.Following(function, form).of_arrays)
     return extras.TorchMetric(given, name, form)

@@ -88,7 +88,8 @@ def taken(what: str, data: Any, collate: Collate | None = None) -> Taken:
     loader: Any = data.source if isinstance(data, Stream) else data
     batches = getattr(loader, "batch_sampler", None)
     if batches is None or not hasattr(loader, "dataset"):
-        return Taken(data, collate, shuffles=not is_stream(data))
+        alone = getattr(loader, "batch_size", 0) is None  # each item is a step, as in torch
+        return Taken(data, collate, shuffles=not is_stream(data), batch_size=int(alone))
     if collate is not None:
         raise DataError(f"{what} is a DataLoader, which has a collate_fn; give collate_fn there")
     utils: Any = sys.modules["torch"].utils.data

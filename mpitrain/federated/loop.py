@@ -66,7 +66,7 @@ class FederatedLoop(Loop):
                 "federated: the training data are read in turn, and clients have samples here and "
                 "there among them; give data that are read by number"
             )
-        if parts.state:
+        if parts.state or parts.model.mixes:
             expect(parts.config, "batch-norm")
         labels = together(parts.comm, self._labels, DataError)
         self.clients = split(table, run.seed, len(parts.data.train), labels)

@@ -24,7 +24,7 @@ class BatchNorm(Elementwise):
         copies: replicas that have the same samples, as ranks behind the images that they share.
     """
 
-    sees = True
+    sees = mixes = True
     by_point = True
     copies = 1
 

@@ -26,6 +26,7 @@ class Chain(Layer):
         self.sees = any(layer.sees for layer in self.layers.values())
         self.holds = any(layer.holds for layer in self.layers.values())
         self.adds_losses = any(layer.adds_losses for layer in self.layers.values())
+        self.mixes = any(layer.mixes for layer in self.layers.values())
         self.repeats = self.repeats or any(layer.repeats for layer in self.layers.values())
 
     def _named(self, of: Callable[[Layer], Any]) -> dict[str, Any]:

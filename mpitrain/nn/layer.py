@@ -81,6 +81,7 @@ class Layer(ABC):
             the backward pass.
         repeats: whether the backward pass goes forward again, by the parameters of that time.
         adds_losses: whether it adds terms to the loss of a training step, means over samples.
+        mixes: whether replicas take the moments of their samples together, as batch norm does.
     """
 
     split: Mapping[str, int] = {}
@@ -94,6 +95,7 @@ class Layer(ABC):
     holds = False
     repeats = False
     adds_losses = False
+    mixes = False
 
     def initial(self) -> Mapping[str, Initial]:
         """Shapes and distributions of the parameters, which are drawn in this order."""

@@ -10,9 +10,8 @@ from typing import Any, Protocol
 import numpy as np
 from mpi4py import MPI
 
-from collectives.errors import words
 from mpitrain.arrays import Array, array_namespace
-from mpitrain.config import ConfigError
+from mpitrain.fields import fields
 from mpitrain.group import TensorGroup
 from mpitrain.nn.layer import widened
 from mpitrain.objective import CrossEntropy
@@ -38,92 +37,20 @@ class SumAndCount:
         return float(totals[0] / totals[1]) if totals[1] else nan
 
 
-class Averaged(SumAndCount):
-    """A function ``f(outputs, labels)`` that is a mean over its samples, or ``(sum, count)``.
+class AllSamples:
+    """A metric of all test samples at once, in their order, as an AUC.
 
-    The totals of a micro-batch beside as many copies of one sample must be those of both together;
-    else the metric would be another number in every layout.  Costs the function of twice the
-    samples, and of some single ones.
-
-    Attributes:
-        fault: the first fault, once it was seen.
+    Rank 0 has outputs and labels of the whole test in memory, and calls the function.
     """
 
-    def __init__(self, function: Callable[[Array, Array], Any], name: str = "one of them") -> None:
+    def __init__(self, function: Callable[[Array, Array], Any]) -> None:
+        """``function`` of all outputs and labels gives a number, or ``(sum, count)``."""
         self.function = function
-        self.fault: ConfigError | None = None
-        self._name, self._calls = name, 0
-        self._kept: list[tuple[Array, Array]] = []
 
-    def add(self, outputs: Array, labels: Array) -> Array:
-        if not len(labels):
-            return np.zeros(2)
-        try:
-            totals = self._totals(outputs, labels)
-            if self.fault is None and np.isfinite(totals).all():
-                self._compare(outputs, labels, totals)
-        except _Misfit as error:
-            self._say(str(error))
-            return np.zeros(2)
-        return totals
-
-    def _totals(self, outputs: Array, labels: Array) -> Array:
-        # It may write into its arguments.
-        found = self.function(outputs.copy(), labels.copy())
-        try:
-            if isinstance(found, tuple):
-                total, count = map(float, found)
-                return np.array([total, count])
-            return np.array([len(labels) * float(found), len(labels)])
-        except (TypeError, ValueError) as error:
-            raise _Misfit(
-                f"gives a {type(found).__name__}; it must give a number, its mean over the "
-                "samples, or (sum, count)"
-            ) from error
-
-    def _compare(self, outputs: Array, labels: Array, totals: Array) -> None:
-        """Check the totals of a micro-batch beside copies of the sample that is furthest off."""
-        xp, n = array_namespace(outputs), len(labels)
-        row, self._calls = self._calls * 7919 % n, self._calls + 1
-        kept = [*self._kept, (outputs[row : row + 1].copy(), labels[row : row + 1].copy())]
-        kept = [one for one in kept if _are_alike(one[0], outputs) and _are_alike(one[1], labels)]
-        try:
-            alone = [(self._totals(*one), *one) for one in kept]
-            alone.sort(key=lambda one: self.value(one[0]))
-            self._kept = [one[1:] for one in (alone[0], alone[-1])]
-            other, *sample = max(alone, key=lambda o: abs(self.value(o[0]) - self.value(totals)))
-            whole = self._totals(
-                *(
-                    xp.concatenate([own, xp.repeat(one, n, axis=0)])
-                    for own, one in zip((outputs, labels), sample, strict=True)
-                )
-            )
-        except _Misfit:
-            raise
-        except Exception as error:  # whatever a program's own function raises
-            raise _Misfit(
-                f"cannot take some number of samples ({words(error)}); it must take any, as "
-                "layouts have micro-batches of any size"
-            ) from error
-        both = totals + n * other
-        slack = 1e-3 * np.maximum(abs(totals), n * abs(other))
-        if np.isfinite(whole).all() and (abs(whole - both) > slack).any():
-            raise _Misfit(
-                f"gives {self.value(whole):.6g} for {2 * n} samples, and parts of them together "
-                f"{self.value(both):.6g}; return a mean over samples with equal weights, or "
-                "(sum, count), which add up, and compare no sample with others of its batch"
-            )
-
-    def _say(self, why: str) -> None:
-        self.fault = self.fault or ConfigError(f"metrics: {self._name} {why}")
-
-
-class _Misfit(Exception):
-    """A function is no mean, and no sum and count; the message follows its name."""
-
-
-def _are_alike(one: Array, other: Array) -> bool:
-    return one.shape[1:] == other.shape[1:] and one.dtype == other.dtype
+    def value(self, outputs: Array, labels: Array) -> float:
+        found = self.function(outputs, labels)
+        total, count = map(float, found if isinstance(found, tuple) else (found, 1))
+        return total / count if count else nan
 
 
 class Counting:
@@ -177,7 +104,19 @@ class TopKAccuracy(SumAndCount):
         return xp.where(xp.isnan(picked[:, 0]), self.classes, places)
 
 
-class Perplexity(SumAndCount):
+class OwnPerplexity(SumAndCount):
+    """``exp`` of the mean loss that a model computes itself."""
+
+    def add(self, outputs: Array, labels: Array) -> Array:
+        own = fields(outputs)
+        return np.array([float(own[name].sum()) for name in ("loss", "loss_count")])
+
+    def value(self, totals: Array) -> float:
+        mean = super().value(totals)
+        return inf if mean >= 700 else exp(mean)
+
+
+class Perplexity(OwnPerplexity):
     """``exp`` of the mean cross-entropy, without smoothing."""
 
     def __init__(self, group: TensorGroup, classes: int) -> None:
@@ -185,10 +124,6 @@ class Perplexity(SumAndCount):
 
     def add(self, scores: Array, labels: Array) -> Array:
         return np.array([float(self.loss(scores, labels, 1.0)[0]), labels.size])
-
-    def value(self, totals: Array) -> float:
-        mean = super().value(totals)
-        return inf if mean >= 700 else exp(mean)
 
 
 class F1:

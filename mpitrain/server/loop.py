@@ -146,7 +146,7 @@ class ServedLoop(Loop):
         self._members, roles = members, members.roles
         if not parts.config.server.synchronous:
             parts.updates_per_step = roles.groups
-        if parts.state:
+        if parts.state or parts.model.mixes:
             expect(parts.config, "batch-norm")
         layout = Layout((roles.workers,))
         passes = parts.passes.among(members.alike, layout)

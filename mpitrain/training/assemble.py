@@ -172,16 +172,16 @@ def _add_samples(parts: Parts, variant: Variant) -> None:
     if data.test is None:
         expect_untested(config, objects.metrics)
     parts.data, samples, size = data, len(data.train), config.train.batch_size
-    if size > samples:
-        raise ConfigError(
-            f"train.batch_size = {size} must be at most {samples}, the number of training samples; "
-            "set it so (an item of a DataLoader with batch_size=None is one sample)"
-        )
     if config.federated.clients:  # an epoch is a round, which is one step
         parts.sampler = Sampler(1, 1, config.run.seed)
     else:
         order = (data.sampler or Sampler)(samples, size, config.run.seed)
         parts.sampler = expect_same_order(comm, order)
+        if not order.steps_per_epoch:
+            raise ConfigError(
+                f"train_data: drop_last leaves all {samples} samples out, as train.batch_size = "
+                f"{size} is more; set it to {samples} at most, or drop_last=False"
+            )
     every = parts.sampler.steps_per_epoch
     parts.rates = variant.rates(Rates(config.optim, config.train, every))
     parts.rates.tabulate(comm, objects.schedule, parts.total_steps)

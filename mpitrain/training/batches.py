@@ -153,10 +153,9 @@ class MicroBatches:
         counting = 1.0 if self.counting is None else self.counting
         return Terms(counting / samples, self._scale)
 
-    def counts(self, ignored: int) -> tuple[int, int]:
-        """Labels of this rank's micro-batches, and how many of them are not ``ignored``."""
-        every = [self._host_labels(micro_batch) for micro_batch in self._held]
-        return sum(one.size for one in every), sum(int((one != ignored).sum()) for one in every)
+    def held_labels(self) -> list[Array]:
+        """Labels of this rank's micro-batches that have samples."""
+        return [self._host_labels(number) for number in self._held if self.samples(number)]
 
     def indices(self, micro_batch: int) -> Array:
         """Indices of a micro-batch's samples in the data set."""

@@ -12,7 +12,7 @@ from mpitrain.data import DataError, Dataset, Samples
 from mpitrain.fields import Fields
 from mpitrain.models import SequentialModel
 from mpitrain.objective import LossFunction
-from mpitrain.objective.metrics import ClassesFirst, Metric, build
+from mpitrain.objective.metrics import ClassesFirst, Metric, OwnPerplexity, build
 
 if TYPE_CHECKING:
     from mpitrain.training.parts import Parts
@@ -124,7 +124,7 @@ def expect_untested(job: Config, metrics: Mapping[str, Metric] | None) -> None:
 def whole_state(parts: "Parts") -> dict[str, Array]:
     """Layers' initial state besides parameters, by name; ConfigError if layouts would change it."""
     found = parts.model.state(parts.config.run.dtype)
-    if found and max(parts.grid.layout.replicas) > 1:
+    if (found or parts.model.mixes) and max(parts.grid.layout.replicas) > 1:
         expect(parts.config, "batch-norm")
     return found
 
@@ -141,6 +141,9 @@ def named_metrics(parts: "Parts", outputs: Shape) -> dict[str, Metric]:
         return {}
     name, asked = job.loss.name, job.evaluate.metrics
     if isinstance(outputs, Fields) or data.label_dtype.kind == "V":
+        names = outputs.dtype.names or () if isinstance(outputs, Fields) else ()
+        if asked == ("perplexity",) and "loss_count" in names:
+            return {"perplexity": OwnPerplexity()}
         if asked:
             raise ConfigError(
                 f"evaluate.metrics: {asked[0]} takes one output and one label, and there are "

@@ -3,17 +3,21 @@
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from math import lcm
-from typing import cast
+from operator import itemgetter
+from typing import Any, cast
 
 import numpy as np
 
+from collectives.errors import words
 from mpitrain.arrays import Array, Scalar
+from mpitrain.config import ConfigError
 from mpitrain.data import DataError
 from mpitrain.metrics.records import Epoch
 from mpitrain.nn import Context
 from mpitrain.objective import reduction_of
+from mpitrain.objective.metrics import AllSamples, Metric
 from mpitrain.parallel.data_parallel import Replicated
-from mpitrain.ranks.together import all_here
+from mpitrain.ranks.together import all_here, by_rank_0
 from mpitrain.step.agreement import over_counted
 from mpitrain.step.update import AVERAGE
 from mpitrain.training.batches import MicroBatches
@@ -47,7 +51,12 @@ def evaluate(parts: Parts, epoch: int) -> Epoch:
     reduction, each = reduction_of(loss), parts.data.labels_per_sample
     mean: Scalar = 0.0
     counted: Scalar = 0.0
+    metrics = {**parts.metrics}
+    if getattr(loss, "several", 0):  # means over several things are a metric, too
+        metrics["loss"] = cast(Metric, loss)
+    whole = any(isinstance(metric, AllSamples) for metric in metrics.values())
     totals: dict[str, Array] = {}
+    kept: list[tuple[int, Array, Array]] = []
 
     def own(count: int) -> range:
         ours = range(place.replica, count, layout.replicas[place.stage])
@@ -58,12 +67,17 @@ def evaluate(parts: Parts, epoch: int) -> Epoch:
         found = source.labels(micro_batch)
         # Collective over the tensor ranks of the last stage; each of them gets the whole result.
         divisor = len(test) * source.labels_of_sample(micro_batch)
-        value, _, *count = loss(outputs, found, 1 if reduction == "sum" else divisor)
-        mean = mean + device.number(value)
-        if count:
-            counted = counted + device.number(count[0])
-        for name, metric in parts.metrics.items():
-            totals[name] = totals.get(name, 0) + device.get(metric.add(outputs, found))
+        if "loss" not in metrics:
+            value, _, *count = loss(outputs, found, 1 if reduction == "sum" else divisor)
+            mean = mean + device.number(value)
+            if count:
+                counted = counted + device.number(count[0])
+        if whole and len(found):
+            first = int(source.indices(micro_batch)[0])
+            kept.append((first, device.get(outputs).copy(), device.get(found)))
+        for name, metric in metrics.items():
+            if not isinstance(metric, AllSamples):
+                totals[name] = totals.get(name, 0) + device.get(metric.add(outputs, found))
 
     with (
         averaged(parts),
@@ -81,14 +95,32 @@ def evaluate(parts: Parts, epoch: int) -> Epoch:
         told = (device.read([mean, counted]), totals) if is_first else ([0.0, 0.0], {})
         every = parts.comm.allgather(told)
         parts.purity.expect("test")
+    pieces = parts.comm.gather(kept if is_first else []) if whole else None
     found = {
-        name: metric.value(sum(told[name] for _, told in every if name in told))
-        for name, metric in parts.metrics.items()
+        name: _of_all(parts, name, metric, pieces)
+        if isinstance(metric, AllSamples)
+        else metric.value(sum(told[name] for _, told in every if name in told))
+        for name, metric in metrics.items()
     }
     mean, counted = (sum(column) for column in zip(*(own for own, _ in every), strict=True))
     if reduction == "count":
         mean *= over_counted(len(test) * each, counted)
-    return Epoch(epoch, mean, found)
+    return Epoch(epoch, found.pop("loss", mean), found)
+
+
+def _of_all(parts: Parts, name: str, metric: AllSamples, pieces: Any) -> float:
+    """A metric of all samples, of which rank 0 has the ranks' ``pieces``; collective."""
+
+    def act() -> float:
+        every = sorted((one for some in pieces for one in some), key=itemgetter(0))
+        try:
+            return metric.value(*(np.concatenate([one[n] for one in every]) for n in (1, 2)))
+        except Exception as error:  # whatever a program's own function raises
+            raise ConfigError(
+                f"metrics: {name} fails for all test samples at once ({words(error)})"
+            ) from error
+
+    return by_rank_0(parts.comm, act, ConfigError)
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from itertools import islice
 from math import isnan, nan
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from mpi4py import MPI
@@ -182,7 +182,7 @@ def forward_backward(
             return loss, parts.store.wait()
 
     if parts.counting is None and not parts.config.sync.drifts:
-        source.counting = _part_that_counts(parts, source)
+        source.counting = _part_that_counts(parts, source, by_all=by_all)
     (found,) = passes.runner().run(
         source,
         Latest(passes.weights),
@@ -196,19 +196,27 @@ def forward_backward(
     return found
 
 
-def _part_that_counts(parts: Parts, source: MicroBatches) -> float | None:
+def _part_that_counts(parts: Parts, source: MicroBatches, *, by_all: bool) -> float | None:
     """Part of the batch's labels that counts, if layers add losses to the mean over these and the
-    labels alone say it; collective then."""
-    loss, place = parts.model.loss, parts.grid.place
-    if not (parts.model.adds_losses and isinstance(loss, CrossEntropy)):
+    labels alone say it; collective then.
+
+    A loss of several means is told what counts in each, divided by the samples of the batch."""
+    loss: Any = parts.model.loss
+    several = by_all * getattr(loss, "several", 0)
+    adds = parts.model.adds_losses and isinstance(loss, CrossEntropy)
+    if not several and (not adds or loss.ignore_index is None):
         return None
-    if loss.ignore_index is None:
-        return None
-    is_last = place.stage == parts.partition.stage_of([*parts.model.layers][-1])
-    totals = np.array(source.counts(loss.ignore_index) if is_last else (0, 0))
+    totals = np.zeros(1 + (several or 1))  # each of the tensor ranks has all labels
+    is_last = parts.grid.place.stage == parts.partition.stage_of([*parts.model.layers][-1])
+    for own in source.held_labels() if is_last else ():
+        counts = loss.counts(own) if several else [(own != loss.ignore_index).sum()]
+        totals += [len(own) if several else own.size, *counts]
     parts.comm.Allreduce(MPI.IN_PLACE, totals, algorithm="native")
-    labels, counted = totals.tolist()
-    return counted / labels
+    shares = totals[1:] / totals[0]
+    if several:
+        loss.shares = shares
+        return None
+    return float(shares[0])
 
 
 def _divide_by_counted(parts: Parts, source: MicroBatches, ranks: Communicator) -> float:

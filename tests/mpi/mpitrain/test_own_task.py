@@ -12,7 +12,7 @@ from mpitrain import nn
 from mpitrain.config import Config, ConfigError, Evaluate, Loss, Optim, Parallel, Run, Train
 from mpitrain.data import DataError, Dataset, Samples
 from mpitrain.objective.elementwise import MeanSquaredError
-from mpitrain.objective.metrics import Averaged
+from mpitrain.objective.metrics import AllSamples
 from mpitrain.ranks.threads import limit_blas_threads
 from mpitrain.start import start
 from mpitrain.training.evaluation import evaluate
@@ -149,7 +149,7 @@ def test_a_loss_and_a_metric_of_ones_own(comm):
     def worst(outputs, labels):
         return np.abs(outputs - labels).max(axis=1).mean()
 
-    own = {"loss": Quartic(), "metrics": {"worst": Averaged(worst)}}
+    own = {"loss": Quartic(), "metrics": {"worst": AllSamples(worst)}}
     losses, tested = trained(comm, job(), **own)
     with Communicator(MPI.COMM_SELF) as one:
         expected, test = trained(one, job(), **own)

@@ -3,10 +3,9 @@
 import numpy as np
 import pytest
 
-from mpitrain.config import ConfigError
 from mpitrain.config.metric_names import NAMES, refusal, usual
 from mpitrain.group import TensorGroup
-from mpitrain.objective.metrics import Averaged, TopKAccuracy, build
+from mpitrain.objective.metrics import AllSamples, TopKAccuracy, build
 
 sklearn = pytest.importorskip("sklearn.metrics", reason="scikit-learn is not installed")
 ALONE = TensorGroup()
@@ -70,56 +69,17 @@ def test_numbers():
     assert measured("accuracy", outputs, labels, "binary_cross_entropy") == right
 
 
-def test_a_function_of_sums_and_counts():
-    metric = Averaged(lambda outputs, labels: ((outputs * (labels > 2)).sum(), (labels > 2).sum()))
-    outputs, labels = np.arange(6.0), np.arange(6)
-    totals = sum(metric.add(outputs[p], labels[p]) for p in np.s_[:0, :2, 2:])
-    assert metric.value(totals) == 4.0
-
-
-def changing(outputs, labels):
-    outputs -= labels
-    return abs(outputs).mean()
-
-
-def mean_of(kind):
-    return lambda outputs, labels: (outputs - labels).astype(kind).mean()
-
-
-@pytest.mark.parametrize("function", [changing, mean_of("f4"), mean_of("f8")])
-def test_a_function_of_ones_own(function):
-    """Rounding is no fault, and what it does with its arguments stays there."""
-    metric, rng = Averaged(function), np.random.default_rng(0)
-    outputs, labels = rng.normal(size=(2, 5000))
-    expected = function(outputs.copy(), labels)
-    totals = sum(metric.add(outputs[p], labels[p]) for p in np.s_[:0, :1, 1:2000, 2000:])
-    assert metric.fault is None
-    assert metric.value(totals) == pytest.approx(expected, rel=1e-3, abs=1e-6)
-
-
 @pytest.mark.parametrize(
-    ("function", "why"),
+    ("function", "wanted"),
     [
-        (
-            lambda y, t: np.sqrt(np.square(y - t).mean()),
-            "metrics: m gives .* parts of them",
-        ),
-        (lambda y, t: abs(y - t).max(), "return a mean over samples with equal weights, or"),
-        (lambda y, t: (abs(y - t).mean(), 1), "which add up"),
-        (lambda y, t: (((y - y.mean()) > 0).sum(), len(t)), "compare no sample with others"),
-        (lambda y, t: (y * (t > 0)).sum() / (t > 0).sum().clip(1), "parts of them together"),
-        (lambda y, t: "much", "gives a str; it must give a number, its mean"),
-        (lambda y, t: (1.0, 2.0, 3.0), "gives a tuple; it must give a number"),
-        (lambda y, t: abs(y - t), r"gives a ndarray; .* or \(sum, count\)"),
-        (lambda y, t: float(y[3]), "cannot take some number of samples .IndexError.*take any"),
+        (lambda y, t: abs(y - t).max(), 3.0),
+        (lambda y, t: ((y - t).sum(), (t > 1).sum()), 2.5),
+        (lambda y, t: (1.0, 0), np.nan),
     ],
 )
-def test_a_function_that_no_layout_shares_is_refused(function, why):
-    metric, rng = Averaged(function, "m"), np.random.default_rng(1)
-    for _ in range(3):
-        metric.add(rng.normal(size=8), rng.normal(size=8))
-    with pytest.raises(ConfigError, match=why):
-        raise metric.fault
+def test_a_function_of_all_samples_gives_a_number_or_a_sum_and_a_count(function, wanted):
+    found = AllSamples(function).value(np.array([1.0, 2, 2, 5]), np.array([1, 0, 2, 2]))
+    assert found == pytest.approx(wanted, nan_ok=True)
 
 
 def test_of_equal_scores_the_first_counts():

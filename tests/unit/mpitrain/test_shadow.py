@@ -151,18 +151,11 @@ def remembering():
     return module
 
 
-def with_own_norm():
-    module = normed()
-    module[1].forward = torch.tanh
-    return module
-
-
 OUTPUTS, GRADIENT, UPDATE = "gives samples other outputs", "the gradient of", "the update of"
 #: What a program can do that makes a layout train other numbers, and the words that tell of it.
 PLANTED = {
     "mixes": (OUTPUTS, {"model": between(lambda m, x: x - x.mean(0))}),
     "mixes by draws": (OUTPUTS, {"model": between(lambda m, x: x + x[torch.randperm(len(x))])}),
-    "norm of its own": (OUTPUTS, {"model": with_own_norm}),
     "state": (OUTPUTS, {"model": between(counting)}),
     "Python's numbers": ("numbers that are not torch's", {
         "model": between(lambda m, x: x * (random.random() > 1e-9))}),

@@ -10,6 +10,7 @@ from mpitrain.config import ConfigError
 
 ELSEWHERE = "or train it with torch's DistributedDataParallel in a loop of your own"
 _BATCH_NORM = nn.modules.batchnorm._BatchNorm
+_INSTANCE_NORM = nn.modules.instancenorm._InstanceNorm
 
 #: Parts of modules that cannot be layers, and why.
 _REFUSED: tuple[tuple[Callable[[nn.Module], bool], str], ...] = (
@@ -19,12 +20,7 @@ _REFUSED: tuple[tuple[Callable[[nn.Module], bool], str], ...] = (
         "call; give the module that it was made of",
     ),
     (
-        lambda part: isinstance(part, _BATCH_NORM),
-        "its results depend on which samples are in a micro-batch, and so on the layout of the "
-        f"ranks; use GroupNorm or LayerNorm, {ELSEWHERE}",
-    ),
-    (
-        lambda part: getattr(part, "track_running_stats", False),
+        lambda part: isinstance(part, _INSTANCE_NORM) and part.track_running_stats,
         "it changes its running statistics in training; use track_running_stats=False, "
         f"{ELSEWHERE}",
     ),
@@ -44,15 +40,13 @@ class ImpureModule(ConfigError):
     """A module that the trainer cannot have as a layer."""
 
 
-def refuse(name: str, module: nn.Module, training: bool) -> None:
-    """Refuse a module, in a whole one in this mode, by its classes, parameters and buffers.
+def refuse(name: str, module: nn.Module) -> None:
+    """Refuse a module by its classes, parameters and buffers.
 
     Raises:
         ImpureModule: with the name of the part and the way out.
     """
     for inner, part in module.named_modules():
-        if keeps_running(part) and is_held(part, training):
-            continue  # the running values of this batch norm are constant
         for is_refused, why in _REFUSED:
             if is_refused(part):
                 what = f"{name}{inner and f'.{inner}'} ({type(part).__name__})"

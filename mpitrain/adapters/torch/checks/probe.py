@@ -1,6 +1,6 @@
 """Samples, calls of user code, and comparisons of results, for the checks and the layers."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import is_dataclass
 from inspect import signature
@@ -74,6 +74,19 @@ def close(a: torch.Tensor, b: torch.Tensor, most: float | None = None) -> bool:
     return torch.allclose(a, b, rtol=0, atol=torch.finfo(a.dtype).eps ** 0.5 * most, equal_nan=True)
 
 
+def backward(
+    outputs: Sequence[torch.Tensor], by: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]
+) -> list[torch.Tensor | None]:
+    """Gradients of outputs, times ``by``, by leaves; None: the outputs do not follow from it.
+
+    They are taken as in a loop of torch, as reentrant checkpoints ask for.
+    """
+    for one in wanted:
+        one.grad = None
+    torch.autograd.backward(outputs, by)
+    return [one.grad for one in wanted]
+
+
 @contextmanager
 def having(module: torch.nn.Module, values: Mapping[str, torch.Tensor]) -> Iterator[None]:
     """The module has these parameters and buffers within this block, under all their names."""
@@ -115,8 +128,8 @@ def outputs_of(found: Any) -> tuple[dict[str, Any], Form]:
     """Results of a module by name (:mod:`mpitrain.fields`), and what makes its result of them.
 
     Tuples, lists and dictionaries may have others in them, and None.  A data class or a dictionary
-    with other things, as ``transformers`` have them, becomes one without these, and so does what
-    has a single number, which is the module's own loss.
+    with other things, as ``transformers`` have them, becomes :class:`Outputs` without these, and so
+    does what has a single number, which is the module's own loss.
     """
     leaves, spec = tree_flatten(found)
     parts = {n: one for n, one in enumerate(leaves) if one is not None}
@@ -125,7 +138,7 @@ def outputs_of(found: Any) -> tuple[dict[str, Any], Form]:
     else:  # but for what an LSTM gives
         is_formed = isinstance(found, (tuple, list)) and tuple not in map(type, found)
     if not (is_formed and all(isinstance(p, torch.Tensor) and p.dim() for p in parts.values())):
-        return _named_outputs(found), as_given
+        return _named_outputs(found), _as_outputs
 
     def form(values: Mapping[str, Any]) -> Any:
         made = dict(zip(parts, values.values(), strict=True))
@@ -133,6 +146,20 @@ def outputs_of(found: Any) -> tuple[dict[str, Any], Form]:
 
     every = tuple(parts.values())
     return named(every) if len(every) != 1 else {"": every[0]}, form
+
+
+class Outputs(dict[str, Any]):
+    """Outputs by name, which are attributes, too, as those of a data class."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self:
+            return self[name]
+        raise AttributeError(f"the outputs have no tensor {name!r}, only {', '.join(self)}")
+
+
+def _as_outputs(values: Mapping[str, Any]) -> Any:
+    found = as_given(values)
+    return Outputs(found) if isinstance(found, dict) else found
 
 
 def _named_outputs(found: Any) -> dict[str, Any]:

@@ -114,12 +114,14 @@ class EqualWeights:
     def _fault(self, wrong: _Difference, own: Sample) -> ConfigError:
         """The sentence about a difference."""
         twice = 2 * length(own.labels)
+        whole = "; or give mpitrain.AllSamples(function), which is called once, with all samples"
+        instead = whole if self._what.startswith("metrics") else ""
         if wrong.name != "mean":
             return ConfigError(
                 f"{self._what} gives {wrong.whole:.6g} as the {wrong.name} of {twice} samples, and "
                 f"{wrong.expected:.6g} for parts of them together; it must add up, or it is "
                 "another one in every layout: compare no sample with others of its batch, and give "
-                "a sum, no mean"
+                f"a sum, no mean{instead}"
             )
         shapes = [tuple(part.shape) for parts in own for part in parts.values()]
         if len({*shapes}) == 2 == len(shapes) and prod(shapes[0]) == prod(shapes[1]):
@@ -131,7 +133,7 @@ class EqualWeights:
             f"{self._what} of {twice} samples is {wrong.whole:.6g}, and the mean over them "
             f"{wrong.expected:.6g}; a single number must be a mean over samples with equal "
             "weights, or it is another one in every layout: return (sum, count), the sum of what "
-            "counts (labels that are not left out, weights) and its number"
+            f"counts (labels that are not left out, weights) and its number{instead}"
         )
 
     def _values(self, own: Sample) -> tuple[float, ...]:

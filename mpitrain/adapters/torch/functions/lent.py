@@ -132,12 +132,26 @@ def leaves(roots: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
     """The leaves of a graph that need a gradient."""
     graded = [root for root in roots if root.requires_grad]
     yield from (root for root in graded if root.is_leaf)
-    found: list[torch.autograd.graph.Node] = [r.grad_fn for r in graded if r.grad_fn is not None]
+    for node in operations(graded):
+        if is_leaf(node):
+            yield node.variable  # type: ignore[attr-defined]
+
+
+def operations(
+    roots: Iterable[torch.Tensor], known: Iterable[torch.Tensor] = ()
+) -> list[torch.autograd.graph.Node]:
+    """The operations behind these tensors, but for those that are behind ``known`` ones alone."""
+    ends = {one.grad_fn for one in known}
+    found = [n for root in roots if (n := root.grad_fn) is not None and n not in ends]
     seen = set(found)
     for node in found:  # which grows
-        if type(node).__name__ == "AccumulateGrad":
-            yield node.variable  # type: ignore[attr-defined]
         for below, _ in node.next_functions:
-            if below is not None and below not in seen:
+            if below is not None and below not in seen and below not in ends:
                 seen.add(below)
                 found.append(below)
+    return found
+
+
+def is_leaf(node: torch.autograd.graph.Node) -> bool:
+    """Whether an operation adds up a leaf's gradient."""
+    return type(node).__name__ == "AccumulateGrad"

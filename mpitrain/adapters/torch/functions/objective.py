@@ -23,7 +23,7 @@ from mpitrain.adapters.torch.functions.lent import Lent, stray
 from mpitrain.adapters.torch.functions.reductions import COUNT, LOSS, Reduced, Reductions
 from mpitrain.arrays import Array, Judged, Scalar, Shape, array_namespace
 from mpitrain.config import ConfigError
-from mpitrain.fields import as_given, fields, filled, joined, named, partial, zeros
+from mpitrain.fields import as_given, fields, filled, joined, named, partial, resized, sizes, zeros
 from mpitrain.objective import Reduction
 from mpitrain.objective.metrics import SumAndCount
 from mpitrain.ranks.same import name_of
@@ -63,6 +63,11 @@ class Following:
         others = {name: part for name, part in outputs.items() if name != COUNT}
         found = self._of(others | {LOSS: mean}, labels)
         return (total, count) if found is mean else found
+
+    @torch.no_grad()
+    def of_arrays(self, outputs: Array, labels: Array) -> Any:
+        """The result for arrays."""
+        return self(*(as_given(_wide(as_tensors(fields(one)))) for one in (outputs, labels)))
 
     def _of(self, outputs: Any, labels: Any) -> Any:
         function, kept = self._function, self.kept
@@ -107,7 +112,12 @@ class TorchLoss(Judge):
     (:class:`~mpitrain.adapters.torch.functions.equal_weights.EqualWeights`).  Outputs in 16 bits
     are cast to float32 before, as under ``torch.autocast``.
 
+    A list of pairs ``(sum, count)`` is the sum of several means over other things each.  The counts
+    follow from the labels, so that they are known for the whole batch before the step.
+
     Attributes:
+        several: number of these pairs; 0: it gives none.
+        shares: what counts in each of them, divided by the samples of the batch.
         reduction: see :func:`mpitrain.objective.reduction_of`; known after :meth:`expect`.
         ignore_index: value of labels that do not count; None: unknown.
     """
@@ -118,13 +128,14 @@ class TorchLoss(Judge):
         if any(parameter.requires_grad for parameter in own):
             raise ConfigError(
                 f"loss: {name_of(function)} has parameters of its own, which nobody would train; "
-                "put them into the model"
+                "put it into the model, as self.criterion, and give a function that calls it there"
             )
         super().__init__(function, "loss", form)
         self._lent = self._there.lent = lent or Lent({})
         self._unused: frozenset[str] = frozenset()
         self._casts = False
         self._calls = Reductions()
+        self.several, self.shares = 0, np.empty(0)
         self.reduction: Reduction = "mean"
         self.ignore_index: int | None = None
 
@@ -143,7 +154,10 @@ class TorchLoss(Judge):
         truth = self._cast(as_tensors(fields(labels)), wide)
         versions = [part._version for part in truth.values()]
         reduced = self._calls.of(self._there, as_given(wide), as_given(truth))
-        if self.reduction == "count" and not getattr(reduced.total, "requires_grad", False):
+        if self.several:
+            reduced = self._over_shares(reduced.total, labels)
+        is_sum = self.several or self.reduction == "count"
+        if is_sum and not getattr(reduced.total, "requires_grad", False):
             reduced = reduced._replace(total=_constant(reduced.total, wide, self._unused))
         every = {**wide, **self._lent.values}
         by = gradients(reduced.total, every)
@@ -158,9 +172,10 @@ class TorchLoss(Judge):
                 f"loss: {name_of(self.function)} changes its labels in place, which are the data's "
                 "own; let it work on labels.clone()"
             )
-        else:
+        elif not self.several:
             self._look(reduced, wide, truth)
         weight = (labels.size if self.reduction == "mean" else 1) / divisor
+        weight /= len(labels) if self.several else 1
         self._lent.add(by, weight)
         used = {n: (by[n] * weight).to(part.dtype) for n, part in parts.items() if n in by}
         found = {name: used.get(name, torch.zeros_like(part)) for name, part in parts.items()}
@@ -173,6 +188,49 @@ class TorchLoss(Judge):
             count = torch.as_tensor(counted, device=reduced.total.device)
             return value, gradient, _scalar(count, xp)
         return value, gradient
+
+    def _over_shares(self, pairs: Any, labels: Array) -> Reduced:
+        """The sum of several means, times the samples of the batch."""
+        if not len(self.shares):
+            self.shares = np.ones(self.several)
+            self._say(
+                "loss: several sums and counts go with steps that all ranks take together; where "
+                "workers take their own, and in asynchronous pipelines, return one (sum, count)"
+            )
+        elif [float(count) for _, count in pairs] != self.counts(labels):
+            self._say(
+                f"loss: {name_of(self.function)} gives several sums, with counts that follow from "
+                "the outputs; they must follow from labels alone, or return one (sum, count)"
+            )
+        return Reduced(sum(one / float(n) for (one, _), n in zip(pairs, self.shares, strict=True)))
+
+    def counts(self, labels: Array) -> list[float]:
+        """What counts in some labels, in each of several sums."""
+        before, after = (sizes(*one) for one in (self._shapes[1], (labels.dtype, labels.shape[1:])))
+        lengths = dict(zip(before, after, strict=True))  # of axes that padding changes
+        kind, shape = self._shapes[0]
+        kind, shape = resized(kind, shape, [lengths.get(n, n) for n in sizes(kind, shape)])
+        absent = as_tensors(fields(np.zeros((len(labels), *shape), kind)))
+        given = {n: one.to(self._wide) * torch.nan for n, one in absent.items()}
+        return [count for _, count in self._pairs(given, labels)]
+
+    @torch.no_grad()
+    def _pairs(self, outputs: Tensors, labels: Array) -> list[tuple[float, float]]:
+        """Several sums and counts."""
+        truth = self._cast(as_tensors(fields(labels)), dict(outputs))
+        found = self._there(as_given(outputs), as_given(truth))
+        return [(float(total), float(count)) for total, count in found]
+
+    def add(self, outputs: Array, labels: Array) -> Array:
+        """Several sums, and then counts, of a test, as those of a metric."""
+        if not len(labels):
+            return np.zeros(2 * self.several)
+        with on_stream_of(outputs):
+            return np.transpose(self._pairs(_wide(as_tensors(fields(outputs))), labels)).ravel()
+
+    def value(self, totals: Array) -> float:
+        """The sum of several means."""
+        return float((totals[: self.several] / totals[self.several :]).sum())
 
     def _look(self, reduced: Reduced, outputs: Tensors, labels: Tensors) -> None:
         """Check the result for some samples."""
@@ -187,6 +245,7 @@ class TorchLoss(Judge):
     def expect(self, outputs: Shape, labels: Shape, kind: Any) -> None:
         """Try the loss on drawn samples, two together and one by one; settle its reduction."""
         refused: Exception | None = None
+        self._shapes = [(getattr(one, "dtype", np.dtype("f4")), one) for one in (outputs, labels)]
         kinds = (torch.float32, torch.float64)  # the function may hold weights of either type
         for wide, self._casts in product(kinds, (False, True)):
             given = _drawn(zeros(2, outputs, np.float32), wide, 1)
@@ -196,7 +255,11 @@ class TorchLoss(Judge):
                     warnings.filterwarnings("error", "Using a |size_average", UserWarning)
                     parts, found = self._tried(given, wanted)
                     self._tried(rows(given, 0), rows(wanted, 0))
-                    wrong = no_loss(found)
+                    pairs = found.total if isinstance(found.total, list) else [found[:2]]
+                    wrong = next(filter(None, (no_loss(Reduced(*pair)) for pair in pairs)), "")
+                    if isinstance(found.total, list):
+                        self.several, self._wide = len(pairs), wide
+                        found = Reduced(sum(one for one, _ in pairs), is_known=True)
                     by = {} if wrong else gradients(found.total, parts)
                 break
             except (*MISFITS, AttributeError, KeyError, UserWarning) as error:
@@ -229,7 +292,8 @@ class TorchLoss(Judge):
     def plain(self, given: Any, outputs: Tensors, labels: dict[str, torch.Tensor]) -> torch.Tensor:
         """The loss as a loop of torch has it, of outputs as the module has ``given`` them."""
         found = self.function(given, as_given(self._cast(labels, dict(outputs))))
-        total: torch.Tensor = found[0] / found[1] if isinstance(found, tuple) else found
+        pairs = [found] if isinstance(found, tuple) else found
+        total: torch.Tensor = sum(a / b for a, b in pairs) if isinstance(pairs, list) else found
         return total
 
     def _cast(

@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from mpitrain.adapters.torch.arrays import NARROW
 from mpitrain.adapters.torch.checks.probe import Form, outputs_of
+from mpitrain.adapters.torch.functions.lent import is_leaf, operations
 from mpitrain.fields import as_given, named
 from mpitrain.objective import Reduction
 
@@ -176,9 +177,12 @@ class OwnLoss:
     """Calls a module, and learns what its own loss is a mean over.
 
     The loss is a mean by one of torch's own losses, or a weighted sum of several whose counts have
-    a constant proportion, such as twice the number of samples; any other loss stays as it is.
+    a constant proportion, such as twice the number of samples.  Weights, and terms besides the
+    means, may follow from parameters: they are the same in all micro-batches of a step then.  Any
+    other loss stays as it is.
 
     Attributes:
+        step: the step of the pass; None: it is one of a test.
         form: makes the latest outputs as the module gave them of these by name.
     """
 
@@ -188,7 +192,8 @@ class OwnLoss:
         self.form: Form = as_given
         self._is_there = True
         self._used: list[int] = []
-        self._weights: list[float] = []
+        self.step: int | None = None
+        self._weights: tuple[int, list[float]] | None = None
         self._proportions: list[float] = []
 
     def __call__(self, module: torch.nn.Module, args: Any, kwargs: Any) -> dict[str, Any]:
@@ -225,17 +230,27 @@ class OwnLoss:
                 total += weight * value.detach()
         if not loss.isfinite():
             return
-        if not torch.isclose(total, loss, rtol=1e-4):
+        values = [means[n].value for n in known]
+        beside, rest = operations([loss], values), float((loss - total).detach())
+        inner = [node for node in beside if not is_leaf(node)]
+        # Weights or terms may follow from parameters, but not from what the means follow from.
+        learns = len(inner) < len(beside) and set(operations(values)).isdisjoint(inner)
+        if not (learns or torch.isclose(total, loss, rtol=1e-4)):
             self._say(
-                " adds other things to its loss than means by torch's own losses, so that nobody "
-                f"knows what it is a mean over{_CURE}"
+                " adds other things to its loss than means by torch's own losses and what follows "
+                f"from parameters alone, so that nobody knows what it is a mean over{_CURE}"
             )
-        self._weights = self._weights or weights
-        same = partial(isclose, rel_tol=torch.finfo(loss.dtype).eps ** 0.5)
-        if len(weights) != len(self._weights) or not all(map(same, weights, self._weights)):
+        step, now = self.step if learns else -1, [*weights, rest * learns]
+        if step is None:
+            return
+        if self._weights is None or self._weights[0] != step:
+            self._weights = step, now
+        before, eps = self._weights[1], torch.finfo(loss.dtype).eps ** 0.5
+        same = partial(isclose, rel_tol=eps, abs_tol=eps * abs(rest))
+        if len(now) != len(before) or not all(map(same, now, before)):
             self._say(
-                f" weighs the means in its loss by {weights} for some samples and by "
-                f"{self._weights} for others{_CURE}"
+                f" weighs the means in its loss, and adds to them, by {now} for some samples and "
+                f"by {before} for others{_CURE}"
             )
 
     def _compare(self, counts: Sequence[float]) -> None:

@@ -18,7 +18,7 @@ from mpitrain.adapters.torch.modules.cutting import has_hooks
 from mpitrain.adapters.torch.modules.drawing import Drawing, Seeded, reset, states_of_generators
 from mpitrain.adapters.torch.modules.draws import Draws
 from mpitrain.adapters.torch.modules.regions import Region
-from mpitrain.adapters.torch.modules.stand_ins import BatchNormStandIn, set_context
+from mpitrain.adapters.torch.modules.stand_ins import Batch, BatchNormStandIn, set_context
 from mpitrain.arrays import Array
 from mpitrain.nn.context import Context
 from mpitrain.nn.layer import Verdict
@@ -52,6 +52,7 @@ class Watched:
         constants: buffers and frozen parameters behind the latest pass, by name.
         changed: names of those that it changed, as far as torch counts changes.
         own_loss: calls the module.
+        norm: takes batch norm that is no module.
         only_loss: whether other outputs than the module's own loss are left out.
         narrow, wide: types of all numbers in the outputs of trials and of others, if the module has
             several; None: that in which they are computed.
@@ -73,7 +74,7 @@ class Watched:
         self.changed: frozenset[str] = frozenset()
         self._has_frozen = not all(p.requires_grad for p in module.parameters())
         self.verdict = Verdict()
-        self.own_loss = OwnLoss(self.say)
+        self.own_loss, self.norm = OwnLoss(self.say), Batch()
         self.only_loss = False
         self.narrow: torch.dtype | None = None
         self.wide: torch.dtype | None = None
@@ -111,8 +112,9 @@ class Watched:
             return cast(self.own_loss(self.module, args, kwargs), self.wide)
         states = states_of_generators()
         before = self._marks()
-        with self.source:
+        with self.source, self.norms():
             outputs: Tensors = self.region.end(self.own_loss(self.module, args, kwargs))
+        self.norm.is_called = bool(self.norm.is_called)
         self.drew = reset(states)
         if fault := getattr(self.module.forward, "fault", ""):  # a part of a module has one
             self.say(f"{fault}; cut elsewhere, or leave cuts out")
@@ -132,6 +134,10 @@ class Watched:
                     "gives what is needed: return self.lstm(x)[0]"
                 )
         return cast(outputs, self.wide)
+
+    def norms(self) -> AbstractContextManager[Any]:
+        """Code that may call batch norm as a function, as far as passes have shown."""
+        return nullcontext() if self.norm.is_called is False else self.norm
 
     def _marks(self) -> dict[str, tuple[int, int, int]]:
         """Marks of the constants; changes by .data or NumPy in their memory do not show."""
@@ -185,7 +191,7 @@ class Watched:
         finally:
             for (part, _), mode in zip(self._modes, before, strict=True):
                 if not training and part.training and isinstance(part, BatchNormStandIn):
-                    self.say(f".{part.name} is a batch norm in training mode in a test")
+                    self.say(f".{part.stand_in.name} is a batch norm in training mode in a test")
                 vars(part)["training"] = mode
 
 
@@ -255,6 +261,8 @@ class Call:
         self._begun = context
         self.watched.region.xp, self.watched.region.counts = self.xp, self.counts
         set_context(self.watched.module, context, self.xp, counts=self.counts)
+        self.watched.norm.begin(context, self.xp, counts=self.counts)
+        self.watched.own_loss.step = context.step if context.training else None
 
     def as_tried(self, outputs: Tensors) -> Tensors:
         """Outputs in the type in which those of trials are compared."""
@@ -294,7 +302,7 @@ class Call:
         drawn = source.again() if draws else nullcontext()
         mode = watched.in_mode(training=self.context.training)
         states = states_of_generators()
-        with having(watched.module, self.values), mode, drawn:
+        with having(watched.module, self.values), mode, drawn, watched.norms():
             yield
             watched.region.settle(meets)
         if draws and source.fault:

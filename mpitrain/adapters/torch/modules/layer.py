@@ -111,7 +111,7 @@ class TorchLayer(Layer):
         self.whole: torch.nn.Module | None = module
         training = module.training if training is None else training
         module = with_stand_ins(module, training)
-        refuse(name, module, training)
+        refuse(name, module)
         self.module, self.prefix, self.plan = module, prefix, Plan()
         self.experts: Sequence[str] = ()
         self._alone: TorchLayer | None = None
@@ -119,7 +119,7 @@ class TorchLayer(Layer):
         self._share = Share(module, Region(TensorGroup()))
         self._types: dict[str, torch.dtype] = {}
         self._watched = Watched(name, module, training, self._share.region, takes)
-        self._meets_others = any(True for _ in stand_ins(module))
+        self.mixes = any(True for _ in stand_ins(module))
         self.leaves = Leaves({id(p): n for n, p in self._given.named_parameters()})
         self._known = dict[Any, Shape]()
         self._forwards = self._filler = 0
@@ -147,7 +147,6 @@ class TorchLayer(Layer):
         trained = {name for name, _ in found._trained()}
         found.placed = {name: rank for name, rank in own.owners.items() if name in trained}
         found.spread = own.stacked & trained
-        found._meets_others = True
         return found
 
     def _as(self, own: Share) -> "TorchLayer":
@@ -156,7 +155,7 @@ class TorchLayer(Layer):
         takes, training = watched.takes, watched.training
         found = TorchLayer(own.module, watched.name, self.prefix, takes=takes, training=training)
         found._given, found._alone = self._given, self
-        found._watched.verdict.compares = True
+        found._watched.verdict.compares, found.mixes = True, self.mixes
         found._share, found._watched.region = own, own.region
         found.whole, found.tied, found._filler = self.whole, self.tied, self._filler
         found.split = {name: axis for name, (axis, _) in own.axes.items()}
@@ -258,12 +257,14 @@ class TorchLayer(Layer):
         """Outputs for a sample in training mode, and what changes of copies of the constants."""
         watched, before = self._watched, dict(self._constants())
         set_context(self.module, RESTING, np, counts=True)
+        watched.norm.begin(RESTING, np, counts=True)
         watched.state = frozenset(before)  # any of them may be
         try:
             with torch.random.fork_rng(devices=[]), watched.in_mode(training=True):
                 found = watched({name: one.clone() for name, one in before.items()}, x)
         finally:
             watched.state = frozenset()
+        self.mixes = self.mixes or bool(watched.norm.is_called)
         after, watched.constants = watched.constants, {}
         kept = {n for n in after.keys() - watched.changed if same(after[n], before[n])}
         return found, {name: after[name] for name in after.keys() - kept}
@@ -393,7 +394,7 @@ class TorchLayer(Layer):
 
     def backward(self, parameters: Parameters, saved: Pass, dy: Array) -> tuple[Array, Any]:
         with on_stream_of(dy):
-            return saved.backward(dy, meets=self._meets_others)
+            return saved.backward(dy, meets=bool(self._share.served) or self.mixes)
 
     def gradients(self, parameters: Parameters, kept: Any) -> Gradients:
         return {

@@ -8,7 +8,7 @@ import torch
 from mpi4py import MPI
 
 from mpitrain.adapters.torch.arrays import as_array, tensors_of
-from mpitrain.adapters.torch.checks.probe import Tensors, one_line
+from mpitrain.adapters.torch.checks.probe import Tensors, backward, one_line
 from mpitrain.adapters.torch.modules.calls import Call
 from mpitrain.arrays import Array, array_namespace
 from mpitrain.fields import fields, joined, marks, partial, unused
@@ -54,9 +54,7 @@ class Pass(NamedTuple):
             )
             try:
                 with self.again:
-                    found[:] = torch.autograd.grad(
-                        list(y.values()), wanted, list(given.values()), allow_unused=True
-                    )
+                    found[:] = backward(list(y.values()), list(given.values()), wanted)
             except RuntimeError as error:  # all ranks learn it
                 self.call.watched.say(f" cannot go backward: {one_line(error)}")
         used = {n: as_array(g, xp) for n, g in zip(inputs, found, strict=False) if g is not None}

@@ -18,12 +18,11 @@ from mpitrain.adapters.torch.arrays import (
     tensors_of,
 )
 from mpitrain.adapters.torch.checks.module_class import is_held
-from mpitrain.adapters.torch.checks.probe import Tensors, arguments, options, outputs_of
+from mpitrain.adapters.torch.checks.probe import Tensors, arguments, backward, options, outputs_of
 from mpitrain.adapters.torch.functions.objective import TorchLoss
 from mpitrain.adapters.torch.modules.drawing import Drawing
 from mpitrain.adapters.torch.modules.draws import DrawPlace, Draws, Where
 from mpitrain.adapters.torch.modules.layer import TorchLayer
-from mpitrain.adapters.torch.modules.stand_ins import stand_ins
 from mpitrain.adapters.torch.modules.whole import trained
 from mpitrain.adapters.torch.shadow.differences import Passed
 from mpitrain.arrays import Array
@@ -133,7 +132,7 @@ class Plain:
             total, value = _loss_of(loss, raw, samples.labels)
         own = list(self.parameters.values())
         with drawn.again() if isinstance(drawn, Drawing) else nullcontext():
-            by = torch.autograd.grad(total, own, allow_unused=True)
+            by = backward([total], [torch.ones_like(total)], own)
         gradients = dict(zip(self.parameters, by, strict=True))
         outputs = {n: p.detach() for n, p in outputs_of(raw)[0].items() if p.dim()}
         narrow = max(kinds, key=lambda kind: torch.finfo(kind).eps)
@@ -199,7 +198,7 @@ class Ours:
             for own, values in layer.state(dtype).items()
         }
         self._dtype = np.dtype(dtype)
-        self._mixes = any(True for layer in layers.values() for _ in stand_ins(layer.module))
+        self._mixes = any(layer.mixes for layer in layers.values())
         self._slots: dict[str, State] = {}
         self._taken: dict[str, int] = {}
 
@@ -234,6 +233,8 @@ class Ours:
             xs = [y for y, _ in every]
             passes.append((name, layer, own, [saved for _, saved in every]))
         divisor = 1.0 if reduction_of(loss) == "sum" else float(labels.size)
+        if getattr(loss, "several", 0):
+            loss.shares = np.array(loss.counts(labels)) / count
         parts = [loss(y, labels[rows], divisor) for y, rows in zip(xs, cuts)]
         fault = getattr(loss, "fault", None)
         if fault is not None:
