@@ -52,19 +52,23 @@ class Delayed(Anchored):
     def __init__(self, workers: Workers, sync: Sync) -> None:
         """Set up the exchanges, by ``period``, ``delay`` and ``start`` of ``sync``; collective."""
         slots = max(1, -(-sync.delay // sync.period))
-        super().__init__(workers, sync, [workers.tensors()] * slots)
+        super().__init__(workers, sync, [workers.arena.tensors] * slots)
         self._period, self._delay = sync.period, sync.delay
         self.rounds: deque[DelayedUpdate] = deque()
         #: The worker's weights at the beginning of the current period.
         self._base = workers.parameters.copy()
         self._own = [np.zeros_like(workers.parameters) for _ in self.exchanges]
-        #: For checkpoints: means that have arrived and are not due yet.
-        self._landed = [np.zeros_like(own) for own in self._own if sync.delay]
 
-    def begin(self) -> None:
-        super().begin()
-        self._base[...] = self.anchor
+    def begin(self, steps_done: int | None = None) -> None:
+        super().begin(steps_done)
         self.rounds.clear()
+        if steps_done is None:
+            self._base[...] = self.anchor
+        elif not self.keeps_all:
+            done = steps_done - self._sync.start
+            for began in range(self._period, done + 1, self._period):
+                if done - began < self._delay:
+                    self._round(began)
 
     def _after(self, done: int) -> None:
         if self.keeps_all:  # in floating point x + (w - x) is not w
@@ -90,15 +94,13 @@ class Delayed(Anchored):
         one, weights = self._round(done), self.workers.parameters
         np.subtract(weights, self._base, out=one.own)
         self._base[...] = weights
-        one.exchange.chosen.take(one.own, one.exchange.values)
+        one.exchange.values[...] = one.own
         one.exchange.start(self._sync.start + done - 1)
 
     def _land(self, one: DelayedUpdate) -> None:
         """Replace the worker's own updates by the mean."""
         self._wait(one.exchange)
-        mean = np.empty_like(self.anchor)
-        one.exchange.chosen.put(one.exchange.values, mean)
-        self.anchor += mean
+        self.anchor += one.exchange.values
         weights = self.workers.parameters
         latest = weights - self._base
         self._base[...] = self.anchor
@@ -106,26 +108,9 @@ class Delayed(Anchored):
             self._base += other.own
         np.add(self._base, latest, out=weights)
 
-    def quiesce(self) -> None:
-        super().quiesce()
-        for exchange, landed in zip(self.exchanges, self._landed):
-            landed[...] = 0
-            exchange.chosen.put(exchange.values, landed)
-
-    def arrived(self) -> Mapping[str, Array]:
-        return {f"landed{slot}": landed for slot, landed in enumerate(self._landed)}
-
-    def own(self) -> Mapping[str, Array]:
-        waiting = enumerate(self._own if self._delay else ())
-        return {"base": self._base} | {f"sent{slot}": own for slot, own in waiting}
-
-    def resumed(self, steps_done: int) -> None:
-        self.rounds.clear()
-        done = steps_done - self._sync.start
-        if self.keeps_all:
-            return
-        for began in range(self._period, done + 1, self._period):
-            if done - began < self._delay:
-                exchange = self._round(began).exchange
-                landed = self._landed[self.exchanges.index(exchange)]
-                exchange.chosen.take(landed, exchange.values)
+    def state(self) -> tuple[Mapping[str, Array], Mapping[str, Array]]:
+        shared, own = super().state()
+        slots = list(enumerate(zip(self.exchanges, self._own))) if self._delay else []
+        landed = {f"landed{slot}": exchange.values for slot, (exchange, _) in slots}
+        sent = {f"sent{slot}": updates for slot, (_, updates) in slots}
+        return {**shared, **landed}, {**own, "base": self._base, **sent}

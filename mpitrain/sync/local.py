@@ -43,9 +43,8 @@ class Local(Anchored):
         pairs, period = zip(self.exchanges, self._sync.offsets, strict=True), self._sync.period
         starting = [one for one, offset in pairs if done > 0 and (done - offset) % period == 0]
         if self.keeps_all and self._outer is None:
-            for exchange in starting:  # in floating point x - (x - w) is not w
-                chosen = exchange.chosen
-                chosen.put(chosen.take(self.workers.parameters), self.anchor)
+            for part in [part for one in starting for part in one.parts]:
+                self.anchor[part] = self.workers.parameters[part]  # x - (x - w) would round
             return
         if starting:
             self._look()
@@ -55,26 +54,24 @@ class Local(Anchored):
 
     def _launch(self, exchange: Exchange, done: int) -> None:
         """Start the mean of the outer gradients ``anchor - weights``."""
-        for there, here in exchange.chosen.runs:
-            parameters = self.workers.parameters[there]
-            np.subtract(self.anchor[there], parameters, out=exchange.values[here])
+        for part in exchange.parts:
+            parameters = self.workers.parameters[part]
+            np.subtract(self.anchor[part], parameters, out=exchange.values[part])
         exchange.start(self._sync.start + done - 1)
 
     def _land(self, exchanges: Iterable[Exchange]) -> None:
         """Move the anchor by the means, and set the worker's weights to it, in these parts."""
         for exchange in exchanges:
             self._wait(exchange)
-            chosen = exchange.chosen
-            anchor = chosen.take(self.anchor)
-            if self._outer is None:
-                anchor -= exchange.values
-            else:
-                state = {"velocity": chosen.take(self._velocity)}
-                way = self._outer.prepare(anchor, exchange.values, state, 1)
-                self._outer.apply(anchor, way, state, self._rate)
-                chosen.put(state["velocity"], self._velocity)
-            chosen.put(anchor, self.anchor)
-            chosen.put(anchor, self.workers.parameters)
+            for part in exchange.parts:
+                anchor, mean = self.anchor[part], exchange.values[part]
+                if self._outer is None:
+                    anchor -= mean
+                else:
+                    state = {"velocity": self._velocity[part]}
+                    way = self._outer.prepare(anchor, mean, state, 1)
+                    self._outer.apply(anchor, way, state, self._rate)
+                self.workers.parameters[part] = anchor
             if self._sync.state == "averaged":
                 self._average_state()
 
@@ -83,6 +80,7 @@ class Local(Anchored):
             if name != AVERAGE:  # the moving average follows the weights, not the gradients
                 self.workers.put_slot(name, self.mean(self.workers.slot(name)))
 
-    def shared(self) -> Mapping[str, Array]:
+    def state(self) -> tuple[Mapping[str, Array], Mapping[str, Array]]:
+        shared, own = super().state()
         velocity = {"outer_velocity": self._velocity} if self._outer else {}
-        return {**super().shared(), **velocity}
+        return {**shared, **velocity}, own

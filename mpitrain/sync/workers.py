@@ -44,17 +44,13 @@ class Workers:
     dense: Dense
     never_used: Callable[[], Set[str]] = frozenset
 
-    def tensors(self) -> list[Tensor]:
-        """The tensors in the order of the model."""
-        return sorted(self.arena.tensors, key=lambda tensor: self.layer_of[tensor.name])
-
     def fragments(self, count: int) -> list[list[Tensor]]:
         """The tensors of consecutive layers of the whole model, for each of ``count`` fragments.
 
         On a stage of a pipeline, each fragment holds only the tensors of that stage.
         """
         found: list[list[Tensor]] = [[] for _ in range(count)]
-        for tensor in self.tensors():
+        for tensor in self.arena.tensors:
             found[self.layer_of[tensor.name] * count // self.layers].append(tensor)
         return found
 

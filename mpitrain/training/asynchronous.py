@@ -13,10 +13,11 @@ from mpitrain.arrays import Array, Scalar, array_namespace
 from mpitrain.config import ConfigError
 from mpitrain.metrics.records import Step
 from mpitrain.parallel.data_parallel import Replicated
+from mpitrain.parallel.summation import uncountable
 from mpitrain.pipeline.runtime import Runner
 from mpitrain.pipeline.weights import VersionedWeights
-from mpitrain.step.agreement import Agreed, LocalStep, NonFinite, named, nonfinite
-from mpitrain.training.compatibility import uncountable
+from mpitrain.step.agreement import Agreed, NonFinite, named, nonfinite
+from mpitrain.training.account import Taken
 from mpitrain.training.loop import Batch, Loop
 from mpitrain.training.parts import Parts
 
@@ -35,11 +36,6 @@ class Updated(NamedTuple):
     squares: Scalar
     comm_seconds: float
     unused: float
-
-    @property
-    def grad_norm(self) -> float:
-        """Euclidean norm of the gradient."""
-        return sqrt(self.squares)
 
 
 class UpdateWindow:
@@ -176,8 +172,11 @@ class AsynchronousLoop(Loop):
                 data = named(comm, source.unfit(step - done))
                 raise NonFinite(nonfinite(step + 1, "", data, also=""), found)
             samples = len(batch.indices[step - done])
-            told = LocalStep(step + 1, batch.epoch, samples, parts.rates.rate(step))
+            taken = Taken(step + 1, batch.epoch, samples, parts.rates.rate(step))
             times = seconds, update.comm_seconds, waited, reading
-            agreed = Agreed(update.loss, *times, sent_bytes=sent, shared_bytes=shared)
-            found.append(parts.account.record(told, agreed, update.grad_norm))
+            norm = sqrt(update.squares)
+            agreed = Agreed(
+                update.loss, *times, sent_bytes=sent, shared_bytes=shared, grad_norm=norm
+            )
+            found.append(parts.account.record(taken, agreed))
         return found
