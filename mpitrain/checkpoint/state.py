@@ -165,6 +165,8 @@ def restore(
     as_they_were &= not (lacking and parts.config.sync.drifts)
     # Workers that begin together take the common arrays; their anchor is where they begin.
     kept, own_arrays = workers.state(parts)
+    if parts.strategy and not as_they_were:
+        kept = parts.strategy.shared
     taken: set[str] = set()
     for index, piece in enumerate(parts.store.pieces):
         found = list(_sections(parts, index, own_arrays) if as_they_were else _alike(parts, index))

@@ -29,7 +29,10 @@ def section(name: str, worker: int) -> str:
 
 def state(parts: "Parts") -> tuple[Mapping[str, Array], Mapping[str, Array]]:
     """Arrays that all workers share, and those of this worker alone; empty if none differ."""
-    return parts.strategy.state() if parts.strategy else ({}, {})
+    if parts.strategy is None:
+        return {}, {}
+    arrived, own = parts.strategy.state()
+    return {**parts.strategy.shared, **arrived}, own
 
 
 def together(parts: "Parts", shared: Mapping[str, Array]) -> dict[str, Array]:

@@ -13,9 +13,11 @@ class Strategy(Protocol):
     Arrays are flat, in the arena's layout, of shape (arena.size,).
 
     Attributes:
-        keepers: owners of what the exchanges keep besides :meth:`state`.
+        shared: arrays that all workers have the same, by name.
+        keepers: owners of what the exchanges keep besides arrays.
     """
 
+    shared: dict[str, Array]
     keepers: Sequence[Keeper]
 
     def consensus(self) -> Array:
@@ -25,14 +27,14 @@ class Strategy(Protocol):
         """Mean over the workers of flat arrays, the same bits on all."""
 
     def state(self) -> tuple[Mapping[str, Array], Mapping[str, Array]]:
-        """Arrays that all workers have the same, and those of this worker alone, by name.
+        """Arrays besides ``shared`` that all workers have the same, and those of this one alone.
 
         Exchanges under way are completed, and still take effect when due.
         """
 
     def begin(self, steps_done: int | None = None) -> None:
         """Begin anew from weights that are the same on all workers, or go on after so many steps
-        from arrays of :meth:`state` that were filled in."""
+        from arrays that were filled in."""
 
     def drain(self) -> None:
         """Give all workers the consensus; no exchange is under way afterwards."""

@@ -29,6 +29,7 @@ class Anchored(ABC):
         anchor: common weights, shape (arena.size,); the same bits on all workers after each step.
         workers: this rank's worker, and its peers in the others.
         exchanges: exchanges of the strategy.
+        shared, keepers: see the protocol.
         is_alone: whether there is one worker only.
         keeps_all: whether exchanges change nothing: there is one worker, and no codec.
         strayed: this rank's part of the squared distance of its worker's weights from the anchor
@@ -47,6 +48,7 @@ class Anchored(ABC):
         self.is_alone = workers.comm.size == 1
         self.keeps_all = self.is_alone and not largest.summation.acts_alone
         self.keepers: Sequence[Keeper] = [exchange.summation for exchange in self.exchanges]
+        self.shared = {"anchor": self.anchor}
         self.strayed = 0.0, 0.0
 
     @abstractmethod
@@ -99,7 +101,7 @@ class Anchored(ABC):
 
     def state(self) -> tuple[Mapping[str, Array], Mapping[str, Array]]:
         self.quiesce()
-        return {"anchor": self.anchor}, {}
+        return {}, {}
 
     def close(self) -> None:
         """Free what is bound to communicators; collective."""

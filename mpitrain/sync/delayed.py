@@ -109,8 +109,8 @@ class Delayed(Anchored):
         np.add(self._base, latest, out=weights)
 
     def state(self) -> tuple[Mapping[str, Array], Mapping[str, Array]]:
-        shared, own = super().state()
+        self.quiesce()
         slots = list(enumerate(zip(self.exchanges, self._own))) if self._delay else []
         landed = {f"landed{slot}": exchange.values for slot, (exchange, _) in slots}
         sent = {f"sent{slot}": updates for slot, (_, updates) in slots}
-        return {**shared, **landed}, {**own, "base": self._base, **sent}
+        return landed, {"base": self._base, **sent}

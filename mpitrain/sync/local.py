@@ -5,11 +5,10 @@ Each worker trains by itself for ``period`` steps.  Then the workers average the
 2020; Douillard et al. 2023).  Fragments of the model may take turns (Douillard et al. 2025).
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 import numpy as np
 
-from mpitrain.arrays import Array
 from mpitrain.config import Sync
 from mpitrain.config.sync import parse_outer
 from mpitrain.optim.optimizers import SGD
@@ -38,6 +37,8 @@ class Local(Anchored):
         self._rate = options.lr
         like = workers.parameters
         self._velocity = np.zeros_like(like if self._outer else like[:0])
+        if self._outer:
+            self.shared["outer_velocity"] = self._velocity
 
     def _after(self, done: int) -> None:
         pairs, period = zip(self.exchanges, self._sync.offsets, strict=True), self._sync.period
@@ -76,11 +77,12 @@ class Local(Anchored):
                 self._average_state()
 
     def _average_state(self) -> None:
-        for name in self.workers.state[0] if self.workers.state else ():
-            if name != AVERAGE:  # the moving average follows the weights, not the gradients
-                self.workers.put_slot(name, self.mean(self.workers.slot(name)))
-
-    def state(self) -> tuple[Mapping[str, Array], Mapping[str, Array]]:
-        shared, own = super().state()
-        velocity = {"outer_velocity": self._velocity} if self._outer else {}
-        return {**shared, **velocity}, own
+        # The moving average follows the weights, not the gradients.
+        pieces = list(zip(self.workers.pieces, self.workers.state, strict=True))
+        for name in [name for name in pieces[0][1] if name != AVERAGE] if pieces else ():
+            flat = np.empty_like(self.anchor)
+            for piece, state in pieces:
+                flat[piece.start : piece.stop] = state[name]
+            flat = self.mean(flat)
+            for piece, state in pieces:
+                state[name][...] = flat[piece.start : piece.stop]

@@ -58,18 +58,6 @@ class Workers:
         """Sum of the squares of the elements that this rank counts."""
         return float(sum(np.square(flat[part], dtype=float).sum() for part in self.counted))
 
-    def slot(self, name: str) -> Array:
-        """Copy of a slot of the optimiser's state as a flat array, shape (arena.size,)."""
-        flat = np.empty_like(self.parameters)
-        for piece, state in zip(self.pieces, self.state, strict=True):
-            flat[piece.start : piece.stop] = state[name]
-        return flat
-
-    def put_slot(self, name: str, flat: Array) -> None:
-        """Write a flat array, shape (arena.size,), into a slot of the optimiser's state."""
-        for piece, state in zip(self.pieces, self.state, strict=True):
-            state[name][...] = flat[piece.start : piece.stop]
-
 
 def layer_numbers(model: SequentialModel) -> dict[str, int]:
     """Number of the first layer of the model that has a tensor, by the tensor's name."""

@@ -266,7 +266,7 @@ class Parts:
         if self.strategy:
             anchors = {
                 f"{name} of {tensor.name}": flat[tensor.start : tensor.stop]
-                for name, flat in self.strategy.state()[0].items()
+                for name, flat in self.strategy.shared.items()
                 for tensor in self.arena.tensors
             }
             replicas.append((self.grid.data, anchors))

@@ -213,7 +213,7 @@ def test_a_child_that_a_program_forks_is_no_rank(tmp_path):
 CUT = """
 import os, sys
 from mpitrain.__main__ import main
-from mpitrain.run import SynchronousLoop
+from mpitrain.training.synchronous import SynchronousLoop
 
 step = SynchronousLoop.step
 
