@@ -60,11 +60,6 @@ class Anchored(ABC):
         if steps_done is None:
             self.anchor[...] = self.workers.parameters
 
-    def average_gradients(self) -> None:
-        """Give each worker the mean of the workers' gradients."""
-        gradients = self.workers.gradients
-        gradients[...] = self.mean(gradients)
-
     def after_step(self, step: int) -> None:
         """Exchange what is due after a step, counted from 0, taken or skipped."""
         if step < self._sync.start:

@@ -67,7 +67,8 @@ class DriftingLoop(SynchronousLoop):
         parts, strategy, every = self.parts, self._strategy, self._every
         self._strayed, strategy.strayed = strategy.strayed, (0.0, 0.0)
         if parts.steps_done < parts.config.sync.start and not strategy.is_alone:
-            strategy.average_gradients()
+            gradients = strategy.workers.gradients
+            gradients[...] = strategy.mean(gradients)
             own = parts.gradient.agree(report, ranks=parts.comm, copies=self.gradients)
         else:
             own = parts.gradient.agree(report)
@@ -104,15 +105,17 @@ class DriftingLoop(SynchronousLoop):
 
         NonFinite on all ranks: a worker has left out a step.
         """
-        parts, every = self.parts, self._every
+        parts, done, every = self.parts, self.parts.steps_done, self._every
         if every == 1:
             return super().record(taken, report, agreed)
-        is_last = parts.steps_done == parts.total_steps
+        is_last = done == parts.total_steps
+        is_saved = is_due(parts.config.checkpoint.every, done - 1, done)  # nothing unfit, then
         if is_last:
             report = report.plus(parts.account.last())
         self._untold.append(Untold(taken, self._numbers(report, agreed), *self._failed))
         self._failed = "", ""
-        return self._tell() if is_last or not parts.seen or parts.steps_done % every == 0 else []
+        meets = is_last or is_saved or not parts.seen or done % every == 0
+        return self._tell() if meets else []
 
     def _numbers(self, report: StepReport, own: Agreed) -> list[float]:
         """Numbers of this rank on a step, of which :meth:`_sum` makes those of all."""
