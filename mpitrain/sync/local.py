@@ -5,16 +5,14 @@ Each worker trains by itself for ``period`` steps.  Then the workers average the
 2020; Douillard et al. 2023).  Fragments of the model may take turns (Douillard et al. 2025).
 """
 
-from collections.abc import Iterable
-
 import numpy as np
 
+from mpitrain.arrays import Array
 from mpitrain.config import Sync
 from mpitrain.config.sync import parse_outer
 from mpitrain.optim.optimizers import SGD
 from mpitrain.step.update import AVERAGE
 from mpitrain.sync.anchored import Anchored
-from mpitrain.sync.exchange import Exchange
 from mpitrain.sync.workers import Workers
 
 
@@ -43,38 +41,33 @@ class Local(Anchored):
     def _after(self, done: int) -> None:
         pairs, period = zip(self.exchanges, self._sync.offsets, strict=True), self._sync.period
         starting = [one for one, offset in pairs if done > 0 and (done - offset) % period == 0]
+        weights, anchors = self.workers.parameters, self.anchor
         if self.keeps_all and self._outer is None:
             for part in [part for one in starting for part in one.parts]:
-                self.anchor[part] = self.workers.parameters[part]  # x - (x - w) would round
+                anchors[part] = weights[part]  # in floating point x - (x - w) is not w
             return
         if starting:
             self._look()
         for exchange in starting:
-            self._launch(exchange, done)
-        self._land(starting)
-
-    def _launch(self, exchange: Exchange, done: int) -> None:
-        """Start the mean of the outer gradients ``anchor - weights``."""
-        for part in exchange.parts:
-            parameters = self.workers.parameters[part]
-            np.subtract(self.anchor[part], parameters, out=exchange.values[part])
-        exchange.start(self._sync.start + done - 1)
-
-    def _land(self, exchanges: Iterable[Exchange]) -> None:
-        """Move the anchor by the means, and set the worker's weights to it, in these parts."""
-        for exchange in exchanges:
+            for part in exchange.parts:
+                np.subtract(anchors[part], weights[part], out=exchange.values[part])
+            exchange.start(self._sync.start + done - 1)
+        for exchange in starting:
             self._wait(exchange)
             for part in exchange.parts:
-                anchor, mean = self.anchor[part], exchange.values[part]
-                if self._outer is None:
-                    anchor -= mean
-                else:
-                    state = {"velocity": self._velocity[part]}
-                    way = self._outer.prepare(anchor, mean, state, 1)
-                    self._outer.apply(anchor, way, state, self._rate)
-                self.workers.parameters[part] = anchor
+                self._move(anchors[part], exchange.values[part], self._velocity[part])
+                weights[part] = anchors[part]
             if self._sync.state == "averaged":
                 self._average_state()
+
+    def _move(self, anchor: Array, mean: Array, velocity: Array) -> None:
+        """Move a part of the anchor by the mean outer gradient."""
+        if self._outer is None:
+            anchor -= mean
+        else:
+            state = {"velocity": velocity}
+            way = self._outer.prepare(anchor, mean, state, 1)
+            self._outer.apply(anchor, way, state, self._rate)
 
     def _average_state(self) -> None:
         # The moving average follows the weights, not the gradients.
