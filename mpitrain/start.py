@@ -1,6 +1,5 @@
 """Choice of the loop that trains a job."""
 
-from collections.abc import Callable
 from typing import Unpack
 
 from mpi4py import MPI
@@ -8,21 +7,24 @@ from mpi4py import MPI
 from mpitrain import extras
 from mpitrain.config import Config
 from mpitrain.memory import keep_freed
-from mpitrain.run import SynchronousLoop
 from mpitrain.training.assemble import Hooks, assemble, closed_if_refused
 from mpitrain.training.loop import Loop
 from mpitrain.training.parts import NO_OBJECTS, Parts, UserObjects
-from mpitrain.training.variant import USUAL, Variant
+from mpitrain.training.synchronous import SynchronousLoop
 
 
-def kind(config: Config) -> tuple[Variant, Callable[[Parts], Loop]]:
-    """How a kind of job makes its parts, and its loop."""
+def loop_of(parts: Parts) -> Loop:
+    """The loop that the tables of a job ask for; collective."""
+    config = parts.config
     if config.federated.clients:
-        return extras.kind_of_clients(config)
+        return extras.FederatedLoop(parts)
     if config.server.ranks or config.server.hogwild:
-        return extras.kind_of_servers(config)
-    is_stale = config.parallel.schedule == "asynchronous"
-    return USUAL, extras.AsynchronousLoop if is_stale else SynchronousLoop
+        return extras.ServedLoop(parts)
+    if config.sync.drifts:
+        return extras.DriftingLoop(parts)
+    if config.parallel.schedule == "asynchronous":
+        return extras.AsynchronousLoop(parts)
+    return SynchronousLoop(parts)
 
 
 def start(
@@ -41,7 +43,6 @@ def start(
     keep_freed()
     if config.parallel.partition == "auto":
         config = extras.auto_stages(comm, config, go_on=go_on)
-    variant, loop = kind(config)
-    parts = assemble(comm, config, objects, variant=variant, **hooks)
+    parts = assemble(comm, config, objects, **hooks)
     with closed_if_refused(parts.comm, parts.opened):
-        return loop(parts)
+        return loop_of(parts)

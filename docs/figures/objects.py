@@ -55,7 +55,7 @@ BOXES = (
         "Summation", ("binds the sum of a bucket of", "gradients to a communicator"), 260, 412, 220
     ),
     Box("Updater", ("the optimiser's step on this", "rank's pieces"), 20, 516, 220),
-    Box("Strategy", ("when replicas exchange", "gradients or parameters"), 260, 516, 220),
+    Box("Strategy", ("what replicas exchange that", "train by themselves"), 260, 516, 220),
     Box("Communicator", ("mpi4py's methods, with our collectives",), 520, 50, 450),
     Box("Engine", ("finds the plan of a call, or has it made",), 520, 136, 450),
     Box("Call", ("the arguments of a call,", "read and checked"), 520, 222, 215),

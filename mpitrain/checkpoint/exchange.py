@@ -59,7 +59,7 @@ def state(parts: "Parts") -> dict[str, Array]:
 
 
 def _keepers(parts: "Parts") -> list[Keeper]:
-    return [parts.summation, *parts.strategy.keepers]
+    return [parts.summation, *(parts.strategy.keepers if parts.strategy else ())]
 
 
 def restore(parts: "Parts", checkpoint: "CheckpointReader") -> list[str]:

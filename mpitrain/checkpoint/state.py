@@ -1,6 +1,6 @@
 """A job's parameters and optimiser state as pieces of tensors, and back."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import product
 from typing import TYPE_CHECKING
 
@@ -65,14 +65,15 @@ def collect(parts: "Parts") -> tuple[dict[str, Array], list[SavedPiece], Manifes
     Collective; it changes nothing of the training.
     """
     origin = origin_of(parts)
-    together = workers.together(parts)
+    shared, own_arrays = workers.state(parts)
+    together = workers.together(parts, shared)
     found = _Collected(parts.config.run.dtype)
     for index, piece in enumerate(parts.store.pieces):
         if not parts.grid.counts(piece.group):
             continue
         counted = parts.store.counted(piece)
         for tensor, part in overlaps(parts.arena.tensors, piece, counted):
-            for section, flat in _sections(parts, index):
+            for section, flat in _sections(parts, index, own_arrays):
                 found.elements(section, tensor, piece.start + part.start, flat[part])
         among = workers.among(counted, parts.grid)
         for tensor, part in overlaps(parts.arena.tensors, piece, among) if together else ():
@@ -163,10 +164,12 @@ def restore(
     as_they_were = workers.are_those_of(parts, checkpoint)
     as_they_were &= not (lacking and parts.config.sync.drifts)
     # Workers that begin together take the common arrays; their anchor is where they begin.
-    kept = workers.shared(parts) if as_they_were else parts.strategy.shared()
+    kept, own_arrays = workers.state(parts)
+    if parts.strategy and not as_they_were:
+        kept = parts.strategy.shared
     taken: set[str] = set()
     for index, piece in enumerate(parts.store.pieces):
-        found = list(_sections(parts, index) if as_they_were else _alike(parts, index))
+        found = list(_sections(parts, index, own_arrays) if as_they_were else _alike(parts, index))
         own = slice(piece.start, piece.stop)
         found += [(name, flat[own]) for name, flat in kept.items()]
         taken |= {section for section, _ in found}
@@ -177,10 +180,9 @@ def restore(
                 if values is not None:
                     own_part = tensor.part(values).ravel()[start : start + part.stop - part.start]
                     flat[part] = parts.device.put(own_part)
-    if as_they_were:
-        parts.strategy.resumed(checkpoint.manifest.progress.step)
-    else:
-        parts.strategy.begin()
+    if parts.strategy:
+        parts.strategy.begin(checkpoint.manifest.progress.step if as_they_were else None)
+    if not as_they_were:
         notes += workers.begun_anew(parts, checkpoint, taken)
     for name, values in parts.state.items():
         whole = saved("state", name, values.shape)
@@ -221,15 +223,18 @@ def _go_on(parts: "Parts", checkpoint: "CheckpointReader") -> list[str]:
     return notes
 
 
-def _sections(parts: "Parts", index: int) -> Iterator[tuple[str, Array]]:
-    """Arrays in the place of a piece by section; workers that drift have sections of their own."""
-    if not parts.config.sync.drifts:
+def _sections(parts: "Parts", index: int, own: Mapping[str, Array]) -> Iterator[tuple[str, Array]]:
+    """Arrays in the place of a piece by section; workers that drift have sections of their own.
+
+    ``own``: arrays of this worker alone.
+    """
+    if not parts.strategy:
         yield from _alike(parts, index)
         return
     piece, replica = parts.store.pieces[index], parts.grid.place.replica
     for name, flat in _alike(parts, index):
         yield workers.section(name, replica), flat
-    for name, flat in parts.strategy.own().items():
+    for name, flat in own.items():
         yield workers.section(name, replica), flat[piece.start : piece.stop]
 
 

@@ -27,22 +27,22 @@ def section(name: str, worker: int) -> str:
     return f"{name}@{worker}"
 
 
-def together(parts: "Parts") -> dict[str, Array]:
+def state(parts: "Parts") -> tuple[Mapping[str, Array], Mapping[str, Array]]:
+    """Arrays that all workers share, and those of this worker alone; empty if none differ."""
+    if parts.strategy is None:
+        return {}, {}
+    arrived, own = parts.strategy.state()
+    return {**parts.strategy.shared, **arrived}, own
+
+
+def together(parts: "Parts", shared: Mapping[str, Array]) -> dict[str, Array]:
     """Sections that all workers share, flat; empty if workers do not differ; collective."""
-    strategy = parts.strategy
-    strategy.quiesce()
-    parameters = strategy.consensus()
-    if parameters is None:
+    if (strategy := parts.strategy) is None:
         return {}
-    found = {"parameters": parameters}
+    found = {"parameters": strategy.consensus(), **shared}
     if parts.config.optim.average:
         found[AVERAGE] = strategy.mean(parts.updater.slot(AVERAGE))
-    return found | shared(parts)
-
-
-def shared(parts: "Parts") -> dict[str, Array]:
-    """Shared sections of the strategy."""
-    return {**parts.strategy.shared(), **parts.strategy.arrived()}
+    return found
 
 
 def among(counted: slice, grid: ProcessGrid) -> slice:

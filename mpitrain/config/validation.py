@@ -13,7 +13,7 @@ from mpitrain.config.federated import Federated
 from mpitrain.config.metric_names import refusal
 from mpitrain.config.numbers import norm_groups
 from mpitrain.config.server import MOST_GROUPS
-from mpitrain.config.sync import Compress, Sync, parse_outer
+from mpitrain.config.sync import Compress, parse_outer
 from mpitrain.config.tables import InV, Looping, Tables
 
 #: Why a key is refused, as (key, sentence).
@@ -197,17 +197,8 @@ def _compress(job: Tables) -> Faults:
 
 def _sync(job: Tables) -> Faults:
     s = job.sync
-    if s.kind == "local":
-        yield from _local(s)
-    if s.drifts and job.checkpoint.every % s.agree:
-        yield (
-            "sync.agree",
-            f"checkpoints are written where the ranks agree: checkpoint.every = "
-            f"{job.checkpoint.every} must be a multiple of {s.agree}",
-        )
-
-
-def _local(s: Sync) -> Faults:
+    if s.kind != "local":
+        return
     try:
         parse_outer(s.outer)
     except ValueError as error:

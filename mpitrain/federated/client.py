@@ -15,15 +15,12 @@ from mpitrain.data import DataError, Sampler
 from mpitrain.metrics.records import Step
 from mpitrain.optim.lr import Rates
 from mpitrain.parallel.data_parallel import Replicated
-from mpitrain.parallel.store import Store
-from mpitrain.run import SynchronousLoop
 from mpitrain.step.agreement import Agreed, NonFinite, StepReport
-from mpitrain.step.gradient import GlobalGradient
-from mpitrain.sync.strategy import Strategy
+from mpitrain.training import build
 from mpitrain.training.assemble import assemble
 from mpitrain.training.loop import Batch
 from mpitrain.training.parts import Parts, UserObjects
-from mpitrain.training.variant import Variant
+from mpitrain.training.synchronous import SynchronousLoop
 
 
 @dataclass(frozen=True)
@@ -49,20 +46,22 @@ class RoundRates(Rates):
         return self._whole.factor * super().rate(self.number)
 
 
-class Proximal(Strategy):
-    """FedProx: a gradient has mu times what the weights have moved by since ``start``, where the
-    round began, which is that of ``mu / 2`` times the *square* of the distance.
+class ClientLoop(SynchronousLoop):
+    """Steps of a client, whose gradient has FedProx's term: mu times what the weights have moved by
+    since ``start``, where the round began, as of ``mu / 2`` times the *square* of the distance.
     """
 
-    def __init__(self, store: Store, mu: float) -> None:
-        self._store, self._mu = store, mu
+    def __init__(self, parts: Parts, rates: Rates, mu: float) -> None:
+        super().__init__(parts)
+        parts.rates, parts.counting = rates, build.counting(parts, is_changed=True)
+        self._mu = mu
         self.start: Array = np.empty(0)
 
-    def agree(self, step: int, gradient: GlobalGradient, own: StepReport) -> Agreed:
-        for piece in self._store.pieces if self._mu else ():
+    def agree(self, report: StepReport) -> Agreed:
+        for piece in self.parts.store.pieces if self._mu else ():
             start = self.start[piece.start : piece.stop]
             piece.gradients[...] += self._mu * (piece.parameters - start)
-        return super().agree(step, gradient, own)
+        return super().agree(report)
 
 
 class Client:
@@ -83,14 +82,10 @@ class Client:
         )
         self._rates = RoundRates(job, whole.rates)
 
-        def synchronise(store: Store) -> Strategy:
-            self._proximal = Proximal(store, job.federated.prox)
-            return self._proximal
-
         # The optimiser's average and the tests are the server's.
         objects = UserObjects(whole.data, whole.objects.layers, whole.objects.loss, metrics={})
-        variant = Variant(synchronise=synchronise, rates=lambda rates: self._rates)
-        self.loop = SynchronousLoop(assemble(MPI.COMM_SELF, alone, objects, variant=variant))
+        parts = assemble(MPI.COMM_SELF, alone, objects)
+        self.loop = ClientLoop(parts, self._rates, job.federated.prox)
 
     @property
     def rate(self) -> float:
@@ -110,7 +105,7 @@ class Client:
             NonFinite, DataError, ConfigError: as :meth:`Loop.step`; naming the client.
         """
         parts = self.loop.parts
-        self._rates.number, self._proximal.start = number, start
+        self._rates.number, self.loop.start = number, start
         store = cast(Replicated, parts.store)
         store.parameters[...] = start
         parts.refresh()

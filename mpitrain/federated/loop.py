@@ -1,6 +1,6 @@
 """Rounds of a federated job: clients are asked, train, and their mean change moves the server."""
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Generator, Mapping
 from math import sqrt
 from time import perf_counter
 from typing import cast
@@ -9,7 +9,7 @@ import numpy as np
 from mpi4py import MPI
 
 from mpitrain.arrays import Array
-from mpitrain.config import Config, ConfigError, expect
+from mpitrain.config import ConfigError, expect
 from mpitrain.data import DataError
 from mpitrain.data.stream import Streamed
 from mpitrain.federated import keys
@@ -22,10 +22,10 @@ from mpitrain.federated.sums import Mean, Wire, sums
 from mpitrain.metrics.records import Record, Round, Step
 from mpitrain.parallel.data_parallel import Replicated
 from mpitrain.ranks.together import together
-from mpitrain.step.agreement import Agreed, LocalStep, NonFinite
+from mpitrain.step.agreement import Agreed, NonFinite
+from mpitrain.training.account import Taken
 from mpitrain.training.loop import Batch, Loop
 from mpitrain.training.parts import Parts
-from mpitrain.training.variant import Variant
 
 #: Samples whose labels are read at a time.
 _AT_A_TIME = 4096
@@ -140,9 +140,12 @@ class FederatedLoop(Loop):
         parts.account.add(lasted, own, {})
         totals = map(parts.comm.allreduce, [lasted, own, *parts.account.moved()])
         seconds, comm_seconds, sent, shared = totals
-        agreed = Agreed(loss, seconds, comm_seconds, sent_bytes=sent, shared_bytes=shared)
-        local = LocalStep(parts.steps_done, parts.steps_done - 1, samples, self._client.rate)
-        return parts.account.record(local, agreed, sqrt(float(mean.change[0] @ mean.change[0])))
+        norm = sqrt(float(mean.change[0] @ mean.change[0]))
+        agreed = Agreed(
+            loss, seconds, comm_seconds, sent_bytes=sent, shared_bytes=shared, grad_norm=norm
+        )
+        taken = Taken(parts.steps_done, parts.steps_done - 1, samples, self._client.rate)
+        return parts.account.record(taken, agreed)
 
     def _round(self, cohort: Cohort, mean: Mean, sent: int) -> Round:
         """Record of the round; collective.  ``sent``: bytes from this rank for the mean."""
@@ -190,9 +193,3 @@ class FederatedLoop(Loop):
         every = sorted(one for some in self.parts.comm.allgather(own) for one in some)
         count = sum(samples for _, _, samples in every)
         return (sum(loss for _, loss, _ in every) / count if count else float("nan")), count
-
-
-def kind(config: Config) -> tuple[Variant, Callable[[Parts], Loop]]:
-    """The parts that a job of clients makes in its own way, and its loop: the optimiser is the
-    server's; [optim] is the clients'."""
-    return Variant(update=ServerOptimizer), FederatedLoop

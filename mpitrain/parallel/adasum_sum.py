@@ -9,8 +9,6 @@ from mpi4py import MPI
 from collectives.codec import shards
 from collectives.communicator import AnyPlan
 from collectives.phased import Part, Phased
-from mpitrain.config import ConfigError
-from mpitrain.parallel.arena import DATA, Arena
 from mpitrain.parallel.packed_bucket import ordered
 from mpitrain.parallel.summation import Sum, Summand, Summation
 
@@ -22,13 +20,7 @@ class Adasum(Summation):
     orthogonal ones p times it, their sum (Maleki et al. 2021).
     """
 
-    def check(self, arena: Arena) -> None:
-        exact = [tensor.name for tensor in arena.tensors if tensor.group != DATA]
-        if exact:
-            raise ConfigError(
-                f"sync.combine: adasum is no sum, and {', '.join(exact[:3])} are summed over other "
-                "ranks than the replicas; set combine = 'mean'"
-            )
+    no_sum = "sync.combine: adasum is no sum"
 
     def bind(self, summand: Summand) -> Sum:
         return AdasumSum(summand)

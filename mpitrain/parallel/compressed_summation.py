@@ -13,11 +13,18 @@ from mpitrain.arrays import Array, Shape
 from mpitrain.compress import AnyCodec
 from mpitrain.compress.codec import feedback_of
 from mpitrain.compress.dgc import DGC
-from mpitrain.config import Compress, ConfigError
-from mpitrain.parallel.arena import DATA, Arena
+from mpitrain.config import Compress
+from mpitrain.parallel.arena import DATA
 from mpitrain.parallel.coded_bucket import CodedSum
 from mpitrain.parallel.packed_bucket import Packed
-from mpitrain.parallel.summation import Dense, KeptElements, Sum, Summand, Summation
+from mpitrain.parallel.summation import (
+    Dense,
+    KeptElements,
+    Sum,
+    Summand,
+    Summation,
+    uncountable,
+)
 
 
 @dataclass(frozen=True)
@@ -77,13 +84,9 @@ class CompressedSummation(Summation):
     #: Number of sums of each bucket that were bound in this step.
     _bound: Counter[int] = field(default_factory=Counter, init=False)
 
-    def check(self, arena: Arena) -> None:
-        exact = [tensor.name for tensor in arena.tensors if tensor.group != DATA]
-        if self.how.votes and exact:
-            raise ConfigError(
-                f"compress.codec: {self.how.codec} has no sums, and {', '.join(exact[:3])} "
-                "are summed over other ranks than the replicas; set another codec"
-            )
+    @property
+    def no_sum(self) -> str:
+        return f"compress.codec: {self.how.codec} has no sums" if self.how.votes else ""
 
     def bind(self, summand: Summand) -> Sum:
         how, is_data = self.how, summand.bucket.group == DATA
@@ -117,7 +120,6 @@ class CompressedSummation(Summation):
 
     @property
     def needs_all(self) -> bool:
-        """Whether the first sum may begin only when all gradients of this rank are there."""
         codec = self.how.codec
         return isinstance(codec, DGC) and codec.clip > 0
 
@@ -129,7 +131,9 @@ class CompressedSummation(Summation):
             squares = float(np.square(gradients, dtype=np.float64).sum())
             self.share = codec.share(squares / self.scale**2, ranks)
 
-    def commit(self) -> None:
+    def commit(self, factor: float = 1.0) -> None:
+        if factor != 1.0:
+            raise uncountable(self.dice.step, "parallel.zero = 2 or 3 with a codec sums gradients")
         for one in self.sums:
             one.commit()
 

@@ -21,7 +21,8 @@ from mpi4py import MPI
 
 from collectives import Communicator, CorruptMessage, give_way
 from mpitrain.arrays import Array
-from mpitrain.parallel.arena import Arena, Bucket
+from mpitrain.config import ConfigError
+from mpitrain.parallel.arena import Bucket
 
 
 @dataclass(frozen=True)
@@ -123,22 +124,25 @@ class Summation(ABC):
 
     Attributes:
         acts_alone: whether the sum over one rank differs from the rank's gradients.
+        no_sum: key of the job, and why its result is no sum; empty: it is one.
+        needs_all: whether the first sum may begin only when all gradients of this rank are there.
+        is_finite: whether this rank's gradients of the step were finite, if their sum may not show
+            it.
     """
 
     acts_alone: ClassVar[bool] = False
 
     @property
+    def no_sum(self) -> str:
+        return ""
+
+    @property
     def needs_all(self) -> bool:
-        """Whether the first sum may begin only when all gradients of this rank are there."""
         return False
 
     @property
     def is_finite(self) -> bool:
-        """Whether this rank's gradients of the step were finite, if their sum may not show it."""
         return True
-
-    def check(self, arena: Arena) -> None:  # noqa: B027
-        """Raise ConfigError if the gradients of these tensors cannot be summed so."""
 
     @abstractmethod
     def bind(self, summand: Summand) -> Sum:
@@ -150,18 +154,16 @@ class Summation(ABC):
     def prepare(self, gradients: Array, ranks: int) -> None:  # noqa: B027
         """Look at all gradients of this rank, one of ``ranks``, if the sums :attr:`needs_all`."""
 
-    def commit(self) -> None:  # noqa: B027
-        """End a step that counts."""
+    def commit(self, factor: float = 1.0) -> None:  # noqa: B027
+        """End a step that counts, whose update takes ``factor`` times the sum."""
 
     def rollback(self) -> None:  # noqa: B027
         """End a step that is skipped."""
 
     def kept(self) -> Iterator[KeptElements]:
-        """Values kept for elements of the parameters."""
         return iter(())
 
     def state(self) -> Mapping[str, Array]:
-        """Other arrays, by name, the same on all replicas."""
         return {}
 
 
@@ -183,6 +185,17 @@ class Dense(Summation):
         return comm.Reduce_scatter_init(
             summand.own, total, list(summand.counts), algorithm=self.algorithm
         )
+
+
+def uncountable(step: int, who: str) -> ConfigError:
+    """The error of a job that uses gradients before it can know what counts in their batch.
+
+    ``step`` counts from 0; ``who``: subject and verb, such as ``"a server adds them"``.
+    """
+    return ConfigError(
+        f"loss: not every label of step {step + 1} counts 1, and {who} before the ranks know what "
+        "counts; change that setting, or give a mean over samples with equal weights"
+    )
 
 
 class _StartedSum(NamedTuple):

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Self, TypeVar, cast
 
+import numpy as np
 from mpi4py import MPI
 
 from collectives.failure import aborts, end_job, note_shared
@@ -41,10 +42,10 @@ def together(comm: MPI.Intracomm, act: Callable[[], T], *kinds: type[Exception])
         result = act()
     except kinds as error:
         own = error
+    if not _any(comm, own is not None):
+        return result
     told = comm.allgather(None if own is None else (*_as(own, kinds), socket.gethostname()))
     failed = [(rank, *one) for rank, one in enumerate(told) if one]
-    if not failed:
-        return result
     rank, which, text, host = failed[0]
     kind = kinds[which] if isinstance(which, int) else which
     where = "" if len(failed) == comm.size else f" (rank {rank} of {comm.size}, on {host})"
@@ -54,6 +55,13 @@ def together(comm: MPI.Intracomm, act: Callable[[], T], *kinds: type[Exception])
     shared = kind(text + where)
     note_shared(comm, shared, rank)
     raise shared from own
+
+
+def _any(comm: MPI.Intracomm, own: bool) -> bool:
+    """Whether one rank has failed: a byte of each, which needs no pickle."""
+    failed = np.array([own], np.uint8)
+    comm.Allreduce(MPI.IN_PLACE, failed, op=MPI.MAX)
+    return bool(failed[0])
 
 
 def by_rank_0(comm: MPI.Intracomm, act: Callable[[], T], *kinds: type[Exception]) -> T:

@@ -26,6 +26,7 @@ from mpitrain.parallel.node_shared import NodeWindow
 from mpitrain.parallel.store import Piece, Reduction
 from mpitrain.parallel.summation import Dense
 from mpitrain.server.messages import MessageKind, ParameterExchange
+from mpitrain.server.roles import Members
 from mpitrain.training.parts import Parts
 
 
@@ -37,13 +38,13 @@ class NodeCopy(WholeGradients):
         pieces: the part of the copy that this rank saves.
     """
 
-    def __init__(self, parts: Parts, initial: Array) -> None:
+    def __init__(self, parts: Parts, initial: Array, members: Members) -> None:
         """Allocate the window for the parameters, which are ``initial``, flat; collective.
 
         Raises:
             ConfigError: on all ranks; they cannot address one memory.
         """
-        comm, arena = parts.comm, parts.arena
+        comm, arena, self.members = parts.comm, parts.arena, members
         sums_rest = parts.config.server.hogwild == "tables"
         self._node = comm.Split_type(MPI.COMM_TYPE_SHARED, comm.rank)
         self._alone = comm.Split(comm.rank)

@@ -1,18 +1,18 @@
 """Jobs with servers, or with one copy for all ranks: steps from one meeting to the next."""
 
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from dataclasses import replace
 from functools import partial
 from time import perf_counter
+from typing import cast
 
 from mpi4py import MPI
 from msgspec import structs
 
-from collectives import Communicator
 from mpitrain.arrays import Array
-from mpitrain.config import Compress, Config, ConfigError, expect
+from mpitrain.config import Compress, ConfigError, expect
 from mpitrain.data import DataError
-from mpitrain.group import TensorGroup, share
+from mpitrain.group import share
 from mpitrain.metrics.records import Step
 from mpitrain.optim.groups import Grouping, ParameterGroup
 from mpitrain.optim.optimizers import Adam
@@ -32,55 +32,29 @@ from mpitrain.step.agreement import NonFinite
 from mpitrain.training import build
 from mpitrain.training.loop import Batch, Loop, remaining
 from mpitrain.training.parts import Parts
-from mpitrain.training.variant import Variant
 
 
-def kind(config: Config) -> tuple[Variant, Callable[[Parts], Loop]]:
-    """The parts that a job with servers makes in its own way, and its loop."""
-    placing = ServerPlacing()
-    return placing.variant(config), lambda parts: ServedLoop(parts, placing.members)
+def hold(parts: Parts, flat: Array) -> Store:
+    """Make the communicators and the store of a job with servers, or with one copy; collective.
 
-
-class ServerPlacing:
-    """Places the parameters of a job with servers, or with one copy for all ranks.
-
-    ``members``: the ranks, after :meth:`hold`.
+    Raises:
+        ConfigError: on all ranks: they cannot be workers and servers as the job asks.
     """
-
-    members: Members
-
-    def variant(self, config: Config) -> Variant:
-        """The parts that such a job makes in its own way."""
-        if config.server.hogwild:  # each rank sees all tables
-            return Variant(spread=lambda grid: TensorGroup(), hold=self.hold, group=self._group)
-        return Variant(hold=self.hold, group=self._group)
-
-    def hold(self, parts: Parts, flat: Array) -> tuple[Store, Communicator | None]:
-        """Make the communicators and the store; collective.
-
-        Raises:
-            ConfigError: on all ranks: they cannot be workers and servers as the job asks.
-        """
-        comm, own = parts.comm, parts.config.server
-        every = Roles(comm.size, 0, comm.size) if own.hogwild else roles(own, comm.size)
-        is_server, number = every.is_server(comm.rank), comm.rank - every.workers
-        color = every.groups + number if is_server else every.group(comm.rank)
-        group, alike = comm.Split(color, comm.rank), comm.Split(is_server, comm.rank)
-        wire = MPI.Intracomm(comm).Dup()
-        for one in (group, alike):
-            use_once(one)
-        for each in (group, alike, wire):
-            parts.opened.callback(each.Free)
-        self.members = Members(every, is_server, number, group, alike, wire)
-        shared = own.hogwild
-        store = NodeCopy(parts, flat) if shared else _with_servers(parts, self.members, flat)
-        parts.layout = str(every)
-        return store, None
-
-    def _group(self, parts: Parts, grouping: Grouping) -> Grouping:
-        own = parts.config.server
-        part = 1.0 if own.synchronous else own.push / self.members.roles.groups
-        return _with_decay_in_parts(grouping, part)
+    comm, own = parts.comm, parts.config.server
+    every = Roles(comm.size, 0, comm.size) if own.hogwild else roles(own, comm.size)
+    is_server, number = every.is_server(comm.rank), comm.rank - every.workers
+    color = every.groups + number if is_server else every.group(comm.rank)
+    group, alike = comm.Split(color, comm.rank), comm.Split(is_server, comm.rank)
+    wire = MPI.Intracomm(comm).Dup()
+    for one in (group, alike):
+        use_once(one)
+    for each in (group, alike, wire):
+        parts.opened.callback(each.Free)
+    members = Members(every, is_server, number, group, alike, wire)
+    parts.layout = str(every)
+    if own.hogwild:
+        return NodeCopy(parts, flat, members)
+    return _with_servers(parts, members, flat)
 
 
 def _with_servers(parts: Parts, members: Members, flat: Array) -> Store:
@@ -92,21 +66,28 @@ def _with_servers(parts: Parts, members: Members, flat: Array) -> Store:
     reduction = build.reduction(summed, {DATA: members.group}, 0)
     store: Store
     if members.is_server:
-        store = ServerStore(parts.arena, spread, reduction, members.number)
+        store = ServerStore(parts.arena, spread, reduction, members)
     else:
-        store = WorkerStore(parts.arena, spread, reduction)
+        store = WorkerStore(parts.arena, spread, reduction, members)
     bound = config.server.limit
     store.algorithm = "parameter servers"
     store.reason = "no bound" if bound is None else f"bound {bound}"
     return store
 
 
-def _with_decay_in_parts(usual: Grouping, part: float) -> Grouping:
-    """Groups with ``part`` of the weight decay in each push, so that a step has all of it.
+def members_of(parts: Parts) -> Members:
+    """The ranks of a job, as :func:`hold` has made them."""
+    return cast(NodeCopy | ServerStore | WorkerStore, parts.store).members
+
+
+def decayed_in_parts(parts: Parts, usual: Grouping) -> Grouping:
+    """Groups with a part of the weight decay in each push, so that a step has all of it.
 
     AdamW's decay stays: each push is a step of the whole rate there, and its decay a part of that
     step.
     """
+    own, groups = parts.config.server, members_of(parts).roles.groups
+    part = 1.0 if own.synchronous else own.push / groups
     known: dict[int, ParameterGroup] = {}
 
     def grouped(name: str) -> ParameterGroup:
@@ -136,14 +117,15 @@ class ServedLoop(Loop):
     All ranks, servers included, take part in tests.
     """
 
-    def __init__(self, parts: Parts, members: Members) -> None:
+    def __init__(self, parts: Parts) -> None:
         """Bind the messages of workers and servers; collective.
 
         Raises:
             ConfigError: on all ranks: the model keeps running means.
         """
         super().__init__(parts)
-        self._members, roles = members, members.roles
+        self._members = members = members_of(parts)
+        roles = members.roles
         if not parts.config.server.synchronous:
             parts.updates_per_step = roles.groups
         if parts.state or parts.model.mixes:

@@ -10,7 +10,7 @@ from mpitrain.group import share
 from mpitrain.parallel.arena import DATA, Arena
 from mpitrain.parallel.data_parallel import WholeGradients
 from mpitrain.parallel.store import Piece, Reduction, Store
-from mpitrain.server.roles import Roles
+from mpitrain.server.roles import Members, Roles
 
 
 class Spread:
@@ -37,9 +37,11 @@ class Spread:
 class WorkerStore(WholeGradients):
     """Pulled parameters of a worker, and its gradients, summed over its group."""
 
-    def __init__(self, arena: Arena, spread: Spread, reduction: Reduction) -> None:
+    def __init__(
+        self, arena: Arena, spread: Spread, reduction: Reduction, members: Members
+    ) -> None:
         """Bind the sums over the group; collective over it."""
-        comm = reduction.groups[DATA]
+        comm, self.members = reduction.groups[DATA], members
         super().__init__(arena, reduction, comm.empty(arena.size, spread.flat.dtype))
         self.spread = spread
         self.views = arena.views(spread.flat)
@@ -52,12 +54,15 @@ class WorkerStore(WholeGradients):
 class ServerStore(Store):
     """The part that a server updates, and all parameters for tests."""
 
-    def __init__(self, arena: Arena, spread: Spread, reduction: Reduction, number: int) -> None:
-        """``number``: number of the server; the others are as for :class:`WorkerStore`."""
+    def __init__(
+        self, arena: Arena, spread: Spread, reduction: Reduction, members: Members
+    ) -> None:
+        """Hold the part of this server."""
         super().__init__(arena, reduction, reduction.bucket_bytes, spread.flat.itemsize)
+        self.members = members
         self.spread = spread
         self.views = arena.views(spread.flat)
-        part = spread.parts[number]
+        part = spread.parts[members.number]
         own = spread.flat[part]
         self.pieces = [Piece(part.start, own, np.zeros_like(own), DATA)]
 

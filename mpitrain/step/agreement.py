@@ -1,15 +1,13 @@
-"""Reports of single ranks on a step, and their sums over all ranks, at once or later."""
+"""Reports of single ranks on a step, and their sums over ranks."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
 from math import isfinite, isnan, nan
 from typing import Self
 
-import numpy as np
 from mpi4py import MPI
 
-from collectives import Communicator
-from mpitrain.arrays import Array, Scalar
+from mpitrain.arrays import Scalar
 from mpitrain.metrics.records import Step
 
 
@@ -77,8 +75,6 @@ class StepReport:
         faulty: whether one of its layers is not a pure function.
         labels, counted: number of this rank's labels, and what counts in them, where the loss is a
             mean over what counts and the sums are not divided by that yet; else 0.
-        strayed: this rank's part of the squared distance of its worker's weights from the anchor
-            at the last exchange, and of the anchor's squared norm.
     """
 
     loss: Scalar
@@ -92,16 +88,15 @@ class StepReport:
     faulty: float = False
     labels: float = 0
     counted: Scalar = 0.0
-    strayed: tuple[float, float] = field(default=(0.0, 0.0), kw_only=True)
 
     @property
     def numbers(self) -> list[float]:
-        """The numbers that are summed over the ranks, in order: all but ``strayed``."""
-        return [getattr(self, one.name) for one in fields(StepReport)[:-1]]
+        """All numbers, in order, to be summed over the ranks."""
+        return [getattr(self, one.name) for one in fields(StepReport)]
 
     def plus(self, more: "StepReport") -> Self:
         """This report with the numbers of another one added."""
-        names = [one.name for one in fields(StepReport)[:-1]]
+        names = [one.name for one in fields(StepReport)]
         return replace(self, **{name: getattr(self, name) + getattr(more, name) for name in names})
 
 
@@ -135,68 +130,3 @@ class Agreed(StepReport):
     def nothing_counts(self) -> bool:
         """Whether nothing counts in the labels over which a mean was taken."""
         return isnan(self.factor) or isnan(self.counted)
-
-
-@dataclass(frozen=True)
-class LocalStep:
-    """A step as one rank knows it.
-
-    Attributes:
-        step: number of the step, counted from 1.
-        epoch, samples, lr: as in :class:`~mpitrain.metrics.records.Step`.
-        report: report of the rank, whose loss is a mean over what counts already.
-        squares: this rank's part of the sum of the workers' squared gradient norms.
-        failed: text that names tensors of this worker that were not finite; the weights stayed the
-            same.  Empty: the step went well.
-        unfit: text that names samples that were not finite, if the step has failed.
-    """
-
-    step: int
-    epoch: int
-    samples: int
-    lr: float
-    report: StepReport = field(default_factory=lambda: StepReport(0.0))
-    squares: float = 0.0
-    failed: str = ""
-    unfit: str = ""
-
-
-class Ledger:
-    """Keeps the reports of steps until all ranks agree on them.
-
-    Attributes:
-        every: steps from one agreement to the next.
-        steps: steps that the ranks have not agreed on.
-    """
-
-    def __init__(self, comm: Communicator, workers: int, every: int) -> None:
-        """``comm``: all ranks; ``workers``: number of workers; ``every``: steps to an agreement."""
-        self._comm, self._workers = comm, workers
-        self.every = every
-        self.steps: list[LocalStep] = []
-
-    def agree(self, more: Array) -> Iterator[tuple[LocalStep, Agreed]]:
-        """The steps since the last call, with reports summed over the ranks; one message.
-
-        ``more``: further numbers, which become their sums over the ranks.  NonFinite on all ranks:
-        a loss or gradient was not finite.
-        """
-        steps, self.steps = self.steps, []
-        if not steps:
-            return
-        own = [
-            [*one.report.numbers, *one.report.strayed, one.squares, bool(one.failed)]
-            for one in steps
-        ]
-        values = np.append(own, more)
-        self._comm.Allreduce(MPI.IN_PLACE, values, op=MPI.SUM, algorithm="native")
-        more[...] = values[-more.size :]
-        rows = values[: -more.size].reshape(len(steps), -1)
-        for one, row in zip(steps, rows.tolist(), strict=True):
-            *numbers, strayed, anchor, squares, failed = row
-            if failed:
-                culprits, data = (named(self._comm, text) for text in (one.failed, one.unfit))
-                raise NonFinite(nonfinite(one.step, culprits, data))
-            norm = float(np.sqrt(squares / self._workers))
-            drift = float(np.sqrt(strayed / anchor)) if anchor else None
-            yield one, Agreed(*numbers, grad_norm=norm, own_norm=norm, drift=drift)

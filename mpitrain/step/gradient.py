@@ -1,6 +1,6 @@
 """Norms over all ranks: of a step's gradient and of tensors; a search for what is not finite."""
 
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from dataclasses import replace
 from math import isfinite, sqrt
 
@@ -21,62 +21,35 @@ class GlobalGradient:
     """The gradient of a step, spread over the stores of all ranks, after its reduction."""
 
     def __init__(
-        self,
-        grid: ProcessGrid,
-        store: Store,
-        worker: Communicator | None = None,
-        device: Device = HOST,
+        self, grid: ProcessGrid, store: Store, ranks: Communicator, device: Device = HOST
     ) -> None:
-        """``worker``: ranks of this replica if it has its own gradient; None: all share one."""
-        self._grid = grid
-        self._store = store
-        self._device = device
-        self._one_gradient = worker or grid.comm
-        layout = grid.layout
-        #: Number of gradients, and the number of this rank's one.
-        self._gradients = layout.replicas[0] if worker else 1, grid.place.replica if worker else 0
+        """``ranks``: those that share one gradient: all, or those of this rank's worker."""
+        self._grid, self._store, self._ranks, self._device = grid, store, ranks, device
         self._names: list[str] | None = None
 
-    def agree(self, own: StepReport, *, within: bool = False, shared: bool = False) -> Agreed:
-        """Sum the reports of all ranks and their parts of the squared norm; one message.
+    def agree(
+        self, own: StepReport, *, ranks: Communicator | None = None, copies: int = 1
+    ) -> Agreed:
+        """Sum the reports of the ranks that share the gradient, and its squared norm; one message.
 
-        ``within``: sum those of the ranks of this worker alone; ``shared``: the workers' gradients
-        are one mean over all of them, and so is what counts.
+        ``ranks``: other ones that share it in this step, where ``copies`` have each element.
         """
-        count, ours = (1, 0) if within else self._gradients
-        comm = self._one_gradient if within else self._grid.comm
-        each = np.zeros((count, 4))
-        loss, squared, counted = self._device.read([own.loss, self.own_squares(), own.counted])
-        each[ours] = loss, squared, own.labels, counted
+        comm = ranks or self._ranks
+        loss, squares, counted = self._device.read([own.loss, self.own_squares(), own.counted])
         own = replace(own, loss=loss, counted=counted)
-        missing = len(self._store.used) < len(self._store.arena.tensors)
-        apart = (0.0, 0.0) if within else own.strayed
-        values = np.array([*own.numbers, missing, *apart, *each.flat], float)
+        some_unused = len(self._store.used) < len(self._store.arena.tensors)
+        values = np.array([*own.numbers, some_unused, squares], float)
         if comm.size > 1:
             comm.Allreduce(MPI.IN_PLACE, values, op=MPI.SUM, algorithm="native")
-        values, each = values[: -each.size], values[-each.size :].reshape(each.shape)
-        if shared:
-            each[:, 2:] = each[:, 2:].sum(axis=0)
-        factors = np.array([over_counted(*one) for one in each[:, 2:].tolist()])
-        squares = each[:, 1] * factors**2
-        *numbers, some, strayed, anchor = values.tolist()
-        numbers[0] = float(each[:, 0] @ factors)
-        return Agreed(
-            *numbers,
-            grad_norm=_root(squares.mean()),
-            own_norm=_root(squares[ours]),
-            factor=float(factors[ours]),
-            unused=self._unused(self._one_gradient) if some else frozenset(),
-            drift=_root(strayed / anchor) if anchor else None,
-        )
-
-    def used(self) -> Set[str]:
-        """Names of the tensors that this rank has used."""
-        return self._store.used
-
-    def unused_by_all(self) -> frozenset[str]:
-        """Names of the tensors that no rank of any worker has used; collective."""
-        return self._unused(self._grid.comm)
+        *numbers, some_unused, squares = values.tolist()
+        found = Agreed(*numbers)
+        factor = over_counted(found.labels, float(found.counted))
+        norm = _root(squares / copies * (factor * factor))
+        unused = self._unused(comm) if some_unused else frozenset[str]()
+        return replace(
+            found, loss=found.loss * factor, grad_norm=norm, own_norm=norm, factor=factor,
+            unused=unused,
+        )  # fmt: skip
 
     def _unused(self, comm: Communicator) -> frozenset[str]:
         """Names of the tensors that no rank of ``comm`` has used; these ranks share a model."""
@@ -136,7 +109,7 @@ class GlobalGradient:
         Ratios follow from norms of whole tensors (LARS, You et al. 2017; LAMB, 2020), and of the
         ``directions`` of the pieces, which have the shapes of their parameters.
         """
-        row = {name: number for number, name in enumerate(self._known(self._one_gradient))}
+        row = {name: number for number, name in enumerate(self._known(self._ranks))}
         xp = self._device.xp
         squares = xp.zeros((len(row), 3))
         for piece, direction in zip(self._store.pieces, directions, strict=True):
@@ -147,7 +120,7 @@ class GlobalGradient:
                 for column, array in enumerate((piece.parameters, piece.gradients, direction)):
                     cell = squares[row[tensor.name], column : column + 1]
                     cell += square_sum(array[part])
-        self._device.add_up(self._one_gradient, squares)
+        self._device.add_up(self._ranks, squares)
         norms = xp.sqrt(squares).T
         ratios: dict[int, Array] = {}
         rates = []

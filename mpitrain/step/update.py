@@ -176,6 +176,8 @@ class Updater:
         ``lr``, that of a step, is multiplied by the rates of groups, and gradients by
         ``gradient_scale``.
         """
+        if self._store.reduction.summation.acts_alone:  # residuals may arrive in later steps
+            unused = self.never_used(unused)
         self.steps += 1
         lr, gradient_scale = lr / self.per_step, gradient_scale * self.per_step
         for name in unused:

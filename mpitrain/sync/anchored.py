@@ -5,23 +5,20 @@ workers' weights equals the weights of one process that applies the mean of thei
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
-
-import numpy as np
+from collections.abc import Mapping, Sequence
 
 from mpitrain.arrays import Array
 from mpitrain.config import Sync
 from mpitrain.parallel.arena import Tensor
-from mpitrain.step.agreement import Agreed, StepReport
-from mpitrain.step.gradient import GlobalGradient
+from mpitrain.parallel.summation import Keeper
 from mpitrain.sync.exchange import Exchange
-from mpitrain.sync.strategy import Strategy
 from mpitrain.sync.workers import Workers
 
 
-class Anchored(Strategy, ABC):
+class Anchored(ABC):
     """Keeps the anchor and averages workers; a subclass decides when workers exchange.
+
+    It is a :class:`~mpitrain.step.strategy.Strategy`.
 
     A worker's gradient is that of its own samples, times the number of workers, so that the mean
     over the workers is the gradient of the batch, even if their numbers of samples differ.
@@ -32,51 +29,51 @@ class Anchored(Strategy, ABC):
         anchor: common weights, shape (arena.size,); the same bits on all workers after each step.
         workers: this rank's worker, and its peers in the others.
         exchanges: exchanges of the strategy.
+        shared, keepers: see the protocol.
         is_alone: whether there is one worker only.
         keeps_all: whether exchanges change nothing: there is one worker, and no codec.
+        strayed: this rank's part of the squared distance of its worker's weights from the anchor
+            before the last exchange, and of the anchor's squared norm.
+        algorithm, reason: how the largest exchange is summed, and why so.
     """
 
-    def __init__(self, workers: Workers, sync: Sync, parts: Iterable[Iterable[Tensor]]) -> None:
+    def __init__(self, workers: Workers, sync: Sync, parts: Sequence[Sequence[Tensor]]) -> None:
         """Set up an exchange for each of ``parts``, which are tensors; collective."""
         self.workers, self._sync = workers, sync
         self.anchor = workers.parameters.copy()
-        self._all = Exchange(workers, workers.tensors(), workers.dense)
+        self._all = Exchange(workers, workers.arena.tensors, workers.dense)
         self.exchanges = [Exchange(workers, tensors, workers.summation()) for tensors in parts]
-        largest = max(self.exchanges, key=lambda exchange: exchange.chosen.size)
+        largest = max(self.exchanges, key=lambda one: sum(p.stop - p.start for p in one.parts))
         self.algorithm, self.reason = largest.algorithm, largest.reason
         self.is_alone = workers.comm.size == 1
         self.keeps_all = self.is_alone and not largest.summation.acts_alone
-        self.keepers = [exchange.summation for exchange in self.exchanges]
+        self.keepers: Sequence[Keeper] = [exchange.summation for exchange in self.exchanges]
+        self.shared = {"anchor": self.anchor}
+        self.strayed = 0.0, 0.0
 
     @abstractmethod
     def _after(self, done: int) -> None:
         """Start exchanges, and apply due ones, ``done`` steps after the first ``start`` steps."""
 
-    def begin(self) -> None:
-        self.anchor[...] = self.workers.parameters
-
-    def agree(self, step: int, gradient: GlobalGradient, own: StepReport) -> Agreed:
-        averages = step < self._sync.start and not self.is_alone
-        if averages:
-            gradients = self.workers.gradients
-            gradients[...] = self.mean(gradients)
-        within = self._sync.agree > 1 and not averages
-        agreed = gradient.agree(own, within=within, shared=averages)
-        self.strayed = (0.0, 0.0)
-        # With averaged gradients a tensor is unused only if no worker has used it.
-        return replace(agreed, unused=gradient.unused_by_all()) if averages else agreed
+    def begin(self, steps_done: int | None = None) -> None:
+        self.quiesce()
+        if steps_done is None:
+            self.anchor[...] = self.workers.parameters
 
     def after_step(self, step: int) -> None:
+        """Exchange what is due after a step, counted from 0, taken or skipped."""
         if step < self._sync.start:
             self.begin()
         else:
             self._after(step + 1 - self._sync.start)
 
     def progress(self) -> None:
+        """Move exchanges along without waiting."""
         for exchange in self.exchanges:
             exchange.test()
 
     def quiesce(self) -> None:
+        """Complete the exchanges that are under way; they still take effect when due."""
         for exchange in self.exchanges:
             self._wait(exchange)
 
@@ -88,22 +85,22 @@ class Anchored(Strategy, ABC):
     def mean(self, flat: Array) -> Array:
         if self.is_alone:
             return flat
-        found = np.empty_like(flat)
-        self._all.chosen.take(flat, self._all.values)
+        self._all.values[...] = flat
         self._all.start(0)
         self._wait(self._all)
-        self._all.chosen.put(self._all.values, found)
-        return found
+        return self._all.values.copy()
 
     def drain(self) -> None:
-        self.quiesce()
         self.workers.parameters[...] = self.consensus()
         self.begin()
 
-    def shared(self) -> Mapping[str, Array]:
-        return {"anchor": self.anchor}
+    def state(self) -> tuple[Mapping[str, Array], Mapping[str, Array]]:
+        self.quiesce()
+        return {}, {}
 
     def close(self) -> None:
+        """Free what is bound to communicators; collective."""
+        self.quiesce()
         for exchange in (self._all, *self.exchanges):
             exchange.close()
 

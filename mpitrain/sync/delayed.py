@@ -10,30 +10,13 @@ all means that were due.  If no own updates are left, weights and anchor are equ
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 
 from mpitrain.arrays import Array
 from mpitrain.config import Sync
 from mpitrain.sync.anchored import Anchored
-from mpitrain.sync.exchange import Exchange
 from mpitrain.sync.workers import Workers
-
-
-@dataclass
-class DelayedUpdate:
-    """The updates of ``period`` steps, while their mean is under way.
-
-    Attributes:
-        began: number of steps done when the exchange started.
-        own: updates of this worker, shape (arena.size,).
-        exchange: computes the mean of the workers' updates.
-    """
-
-    began: int
-    own: Array
-    exchange: Exchange
 
 
 class Delayed(Anchored):
@@ -46,25 +29,29 @@ class Delayed(Anchored):
     way, in addition to :class:`~mpitrain.sync.anchored.Anchored`.
 
     Attributes:
-        rounds: rounds under way, the oldest first.
+        rounds: rounds under way, the oldest first, by the number of steps done when they began.
     """
 
     def __init__(self, workers: Workers, sync: Sync) -> None:
         """Set up the exchanges, by ``period``, ``delay`` and ``start`` of ``sync``; collective."""
         slots = max(1, -(-sync.delay // sync.period))
-        super().__init__(workers, sync, [workers.tensors()] * slots)
+        super().__init__(workers, sync, [workers.arena.tensors] * slots)
         self._period, self._delay = sync.period, sync.delay
-        self.rounds: deque[DelayedUpdate] = deque()
+        self.rounds: deque[int] = deque()
         #: The worker's weights at the beginning of the current period.
         self._base = workers.parameters.copy()
+        #: This worker's updates in each round, whose mean an exchange computes.
         self._own = [np.zeros_like(workers.parameters) for _ in self.exchanges]
-        #: For checkpoints: means that have arrived and are not due yet.
-        self._landed = [np.zeros_like(own) for own in self._own if sync.delay]
 
-    def begin(self) -> None:
-        super().begin()
-        self._base[...] = self.anchor
+    def begin(self, steps_done: int | None = None) -> None:
+        super().begin(steps_done)
         self.rounds.clear()
+        if steps_done is None:
+            self._base[...] = self.anchor
+        elif not self.keeps_all:
+            done, period = steps_done - self._sync.start, self._period
+            begun = range(period, done + 1, period)
+            self.rounds.extend(began for began in begun if done - began < self._delay)
 
     def _after(self, done: int) -> None:
         if self.keeps_all:  # in floating point x + (w - x) is not w
@@ -73,59 +60,39 @@ class Delayed(Anchored):
         is_starting = done % self._period == 0
         if is_starting:
             self._look()
-        if self._delay and self.rounds and done - self.rounds[0].began == self._delay:
+        if self._delay and self.rounds and done - self.rounds[0] == self._delay:
             self._land(self.rounds.popleft())
         if is_starting:
             self._launch(done)
             if not self._delay:
                 self._land(self.rounds.popleft())
 
-    def _round(self, began: int) -> DelayedUpdate:
-        slot = began // self._period % len(self.exchanges)
-        self.rounds.append(DelayedUpdate(began, self._own[slot], self.exchanges[slot]))
-        return self.rounds[-1]
+    def _slot(self, began: int) -> int:
+        return began // self._period % len(self.exchanges)
 
     def _launch(self, done: int) -> None:
         """Start the mean of the workers' updates in the period that ends."""
-        one, weights = self._round(done), self.workers.parameters
-        np.subtract(weights, self._base, out=one.own)
+        self.rounds.append(done)
+        weights, slot = self.workers.parameters, self._slot(done)
+        np.subtract(weights, self._base, out=self._own[slot])
         self._base[...] = weights
-        one.exchange.chosen.take(one.own, one.exchange.values)
-        one.exchange.start(self._sync.start + done - 1)
+        self.exchanges[slot].values[...] = self._own[slot]
+        self.exchanges[slot].start(self._sync.start + done - 1)
 
-    def _land(self, one: DelayedUpdate) -> None:
+    def _land(self, began: int) -> None:
         """Replace the worker's own updates by the mean."""
-        self._wait(one.exchange)
-        mean = np.empty_like(self.anchor)
-        one.exchange.chosen.put(one.exchange.values, mean)
-        self.anchor += mean
+        exchange = self.exchanges[self._slot(began)]
+        self._wait(exchange)
+        self.anchor += exchange.values
         weights = self.workers.parameters
         latest = weights - self._base
         self._base[...] = self.anchor
         for other in self.rounds:
-            self._base += other.own
+            self._base += self._own[self._slot(other)]
         np.add(self._base, latest, out=weights)
 
-    def quiesce(self) -> None:
-        super().quiesce()
-        for exchange, landed in zip(self.exchanges, self._landed):
-            landed[...] = 0
-            exchange.chosen.put(exchange.values, landed)
-
-    def arrived(self) -> Mapping[str, Array]:
-        return {f"landed{slot}": landed for slot, landed in enumerate(self._landed)}
-
-    def own(self) -> Mapping[str, Array]:
-        waiting = enumerate(self._own if self._delay else ())
-        return {"base": self._base} | {f"sent{slot}": own for slot, own in waiting}
-
-    def resumed(self, steps_done: int) -> None:
-        self.rounds.clear()
-        done = steps_done - self._sync.start
-        if self.keeps_all:
-            return
-        for began in range(self._period, done + 1, self._period):
-            if done - began < self._delay:
-                exchange = self._round(began).exchange
-                landed = self._landed[self.exchanges.index(exchange)]
-                exchange.chosen.take(landed, exchange.values)
+    def state(self) -> tuple[Mapping[str, Array], Mapping[str, Array]]:
+        self.quiesce()
+        slots = range(len(self.exchanges)) if self._delay else ()
+        landed = {f"landed{slot}": self.exchanges[slot].values for slot in slots}
+        return landed, {"base": self._base} | {f"sent{slot}": self._own[slot] for slot in slots}

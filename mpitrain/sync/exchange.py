@@ -1,7 +1,6 @@
 """Means of selected tensors over the workers, computed while training goes on."""
 
-from collections.abc import Iterable
-from itertools import groupby
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,69 +13,27 @@ from mpitrain.parallel.summation import Dense, Sum, Summand, Summation
 from mpitrain.sync.workers import Workers
 
 
-class Selection:
-    """Selected tensors of an arena, one after the other in a flat array.
-
-    Tensors are sorted by group and keep the given order within a group.  Ranks that hold copies of
-    a tensor therefore have it at the same position of equally long arrays, so that their sums round
-    in the same way.
-
-    Attributes:
-        size: number of elements.
-        tensors: the tensors, in their order in the flat array.
-        runs: slices of the arena, each with the slice of the flat array that has its elements.
-    """
-
-    def __init__(self, tensors: Iterable[Tensor]) -> None:
-        """``tensors``: in the order of the model, which is the same on all ranks."""
-        self.tensors = sorted(tensors, key=lambda tensor: tensor.group)  # keeps the given order
-        self.runs: list[tuple[slice, slice]] = []
-        self.size = 0
-        for tensor in self.tensors:
-            start, at = tensor.start, self.size
-            self.size += tensor.stop - tensor.start
-            if self.runs and self.runs[-1][0].stop == start:
-                there, here = self.runs.pop()  # which this one continues
-                start, at = there.start, here.start
-            self.runs.append((slice(start, tensor.stop), slice(at, self.size)))
-
-    def take(self, flat: Array, into: Array | None = None) -> Array:
-        """Copy the selected elements of ``flat``, in the arena's layout, to shape (size,).
-
-        The result is ``into``, or a new array.
-        """
-        into = np.empty(self.size, flat.dtype) if into is None else into
-        for there, here in self.runs:
-            into[here] = flat[there]
-        return into
-
-    def put(self, values: Array, flat: Array) -> None:
-        """Copy ``values``, shape (size,), to their positions in ``flat``, in the arena's layout."""
-        for there, here in self.runs:
-            flat[there] = values[here]
-
-
 class Exchange:
-    """The mean over the workers of a selection's elements; can be started any number of times.
+    """The mean over the workers of some tensors' elements; can be started any number of times.
 
     Cost: an all-reduce for each group of tensors, dense or with a codec.
 
     Attributes:
-        chosen: the selected elements.
-        values: this worker's values, then the mean, shape (chosen.size,).  Tensors of one group of
-            consecutive layers lie there as in the arena.
+        parts: elements of the arena, one slice for neighbouring tensors of a group.
+        values: flat array in the arena's layout; its ``parts`` have this worker's values, then the
+            mean.  The system gives no memory to the rest, which nobody touches.
         summation: dense or with a codec.  No other exchange shares it, because it may keep
             residuals of these elements.
-        algorithm, reason: how the largest block is summed, and why so.
+        algorithm, reason: how the largest part is summed, and why so.
     """
 
-    def __init__(self, workers: Workers, tensors: Iterable[Tensor], summation: Summation) -> None:
-        """Set up the sums of the selected ``tensors``; collective over ``workers.comm``."""
+    def __init__(self, workers: Workers, tensors: Sequence[Tensor], summation: Summation) -> None:
+        """Set up the sums of ``tensors``, in the arena's order; collective over the workers."""
         comm = self._comm = workers.comm
-        chosen = self.chosen = Selection(tensors)
         self.summation = summation
-        self.values = np.zeros(chosen.size, workers.parameters.dtype)
+        self.values = np.zeros(workers.arena.size, workers.parameters.dtype)
         self.algorithm, self.reason = "none", "a single worker"
+        self._tensors = tensors
         #: Tensors that this worker has never used.  They must stay as they are, but a codec that
         #: cannot code a 0 would change them.
         self._never_used = workers.never_used
@@ -85,36 +42,35 @@ class Exchange:
         self._sums: list[Sum] = []
         self._left: list[Sum] = []
         self._is_under_way = False
-        start, largest = 0, 0
-        for group, members in groupby(chosen.tensors, lambda tensor: tensor.group):
-            block = list(members)
-            sizes = [tensor.stop - tensor.start for tensor in block]
-            stop = start + sum(sizes)
-            own = self.values[start:stop]
-            ends = np.cumsum([0, *sizes]).tolist()
-            views = {
-                tensor.name: own[low:high].reshape(tensor.shape)
-                for tensor, low, high in zip(block, ends, ends[1:])
-            }
+        self.parts: list[slice] = []
+        groups: list[str] = []
+        for tensor in tensors:
+            start = tensor.start
+            if groups and groups[-1] == tensor.group and self.parts[-1].stop == start:
+                start = self.parts.pop().start
+                groups.pop()
+            self.parts.append(slice(start, tensor.stop))
+            groups.append(tensor.group)
+        for part, group in zip(self.parts, groups, strict=True):
             if comm.size > 1 or summation.acts_alone:
-                bucket = Bucket(block[0].start, block[0].start + sum(sizes), frozenset(), group)
+                bucket, own = Bucket(part.start, part.stop, frozenset(), group), self.values[part]
+                views = workers.arena.inside(bucket, own)
                 self._sums.append(summation.bind(Summand(bucket, comm, own, views, own)))
-                if stop - start > largest:
-                    largest = stop - start
+                if own.size == max(one.stop - one.start for one in self.parts):
                     self.algorithm, self.reason = self._sums[-1].algorithm, self._sums[-1].reason
-            start = stop
 
     def start(self, step: int) -> None:
         """Start the mean of ``values``; all workers start their exchanges in the same order."""
-        workers = self._comm.size
-        if workers > 1:
-            # As with gradients, each worker divides first, so that residuals of codecs add up.
-            self.values /= workers
+        workers, own = self._comm.size, [self.values[part] for part in self.parts]
+        # As with gradients, each worker divides first, so that residuals of codecs add up.
+        for values in own if workers > 1 else ():
+            values /= workers
         self.summation.begin(step, 1.0)
-        self.summation.prepare(self.values, workers)
+        if self.summation.needs_all:
+            self.summation.prepare(np.concatenate(own), workers)
         if not isinstance(self.summation, Dense):
             never = self._never_used()
-            used = np.array([tensor.name not in never for tensor in self.chosen.tensors], np.uint8)
+            used = np.array([tensor.name not in never for tensor in self._tensors], np.uint8)
             asked = self._comm.Iallreduce(MPI.IN_PLACE, used, op=MPI.MAX)
             self._used = used, asked
         for one in self._sums:
@@ -138,12 +94,10 @@ class Exchange:
         """Clear the mean of tensors that no worker has used."""
         if self._used is None:
             return
-        (used, _), self._used, start = self._used, None, 0
-        for tensor, is_used in zip(self.chosen.tensors, used, strict=True):
-            stop = start + tensor.stop - tensor.start
+        (used, _), self._used = self._used, None
+        for tensor, is_used in zip(self._tensors, used, strict=True):
             if not is_used:
-                self.values[start:stop] = 0
-            start = stop
+                self.values[tensor.start : tensor.stop] = 0
 
     def wait(self, others: "Iterable[Exchange]" = ()) -> None:
         """Complete the mean; progress ``others`` meanwhile, as other workers may wait for them."""

@@ -5,8 +5,6 @@ Each worker trains by itself for ``period`` steps.  Then the workers average the
 2020; Douillard et al. 2023).  Fragments of the model may take turns (Douillard et al. 2025).
 """
 
-from collections.abc import Iterable, Mapping
-
 import numpy as np
 
 from mpitrain.arrays import Array
@@ -15,7 +13,6 @@ from mpitrain.config.sync import parse_outer
 from mpitrain.optim.optimizers import SGD
 from mpitrain.step.update import AVERAGE
 from mpitrain.sync.anchored import Anchored
-from mpitrain.sync.exchange import Exchange
 from mpitrain.sync.workers import Workers
 
 
@@ -38,51 +35,47 @@ class Local(Anchored):
         self._rate = options.lr
         like = workers.parameters
         self._velocity = np.zeros_like(like if self._outer else like[:0])
+        if self._outer:
+            self.shared["outer_velocity"] = self._velocity
 
     def _after(self, done: int) -> None:
         pairs, period = zip(self.exchanges, self._sync.offsets, strict=True), self._sync.period
         starting = [one for one, offset in pairs if done > 0 and (done - offset) % period == 0]
+        weights, anchors = self.workers.parameters, self.anchor
         if self.keeps_all and self._outer is None:
-            for exchange in starting:  # in floating point x - (x - w) is not w
-                chosen = exchange.chosen
-                chosen.put(chosen.take(self.workers.parameters), self.anchor)
+            for part in [part for one in starting for part in one.parts]:
+                anchors[part] = weights[part]  # in floating point x - (x - w) is not w
             return
         if starting:
             self._look()
         for exchange in starting:
-            self._launch(exchange, done)
-        self._land(starting)
-
-    def _launch(self, exchange: Exchange, done: int) -> None:
-        """Start the mean of the outer gradients ``anchor - weights``."""
-        for there, here in exchange.chosen.runs:
-            parameters = self.workers.parameters[there]
-            np.subtract(self.anchor[there], parameters, out=exchange.values[here])
-        exchange.start(self._sync.start + done - 1)
-
-    def _land(self, exchanges: Iterable[Exchange]) -> None:
-        """Move the anchor by the means, and set the worker's weights to it, in these parts."""
-        for exchange in exchanges:
+            for part in exchange.parts:
+                np.subtract(anchors[part], weights[part], out=exchange.values[part])
+            exchange.start(self._sync.start + done - 1)
+        for exchange in starting:
             self._wait(exchange)
-            chosen = exchange.chosen
-            anchor = chosen.take(self.anchor)
-            if self._outer is None:
-                anchor -= exchange.values
-            else:
-                state = {"velocity": chosen.take(self._velocity)}
-                way = self._outer.prepare(anchor, exchange.values, state, 1)
-                self._outer.apply(anchor, way, state, self._rate)
-                chosen.put(state["velocity"], self._velocity)
-            chosen.put(anchor, self.anchor)
-            chosen.put(anchor, self.workers.parameters)
+            for part in exchange.parts:
+                self._move(anchors[part], exchange.values[part], self._velocity[part])
+                weights[part] = anchors[part]
             if self._sync.state == "averaged":
                 self._average_state()
 
-    def _average_state(self) -> None:
-        for name in self.workers.state[0] if self.workers.state else ():
-            if name != AVERAGE:  # the moving average follows the weights, not the gradients
-                self.workers.put_slot(name, self.mean(self.workers.slot(name)))
+    def _move(self, anchor: Array, mean: Array, velocity: Array) -> None:
+        """Move a part of the anchor by the mean outer gradient."""
+        if self._outer is None:
+            anchor -= mean
+        else:
+            state = {"velocity": velocity}
+            way = self._outer.prepare(anchor, mean, state, 1)
+            self._outer.apply(anchor, way, state, self._rate)
 
-    def shared(self) -> Mapping[str, Array]:
-        velocity = {"outer_velocity": self._velocity} if self._outer else {}
-        return {**super().shared(), **velocity}
+    def _average_state(self) -> None:
+        # The moving average follows the weights, not the gradients.
+        pieces = list(zip(self.workers.pieces, self.workers.state, strict=True))
+        for name in [name for name in pieces[0][1] if name != AVERAGE] if pieces else ():
+            flat = np.empty_like(self.anchor)
+            for piece, state in pieces:
+                flat[piece.start : piece.stop] = state[name]
+            flat = self.mean(flat)
+            for piece, state in pieces:
+                state[name][...] = flat[piece.start : piece.stop]

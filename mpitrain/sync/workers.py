@@ -44,35 +44,19 @@ class Workers:
     dense: Dense
     never_used: Callable[[], Set[str]] = frozenset
 
-    def tensors(self) -> list[Tensor]:
-        """The tensors in the order of the model."""
-        return sorted(self.arena.tensors, key=lambda tensor: self.layer_of[tensor.name])
-
     def fragments(self, count: int) -> list[list[Tensor]]:
         """The tensors of consecutive layers of the whole model, for each of ``count`` fragments.
 
         On a stage of a pipeline, each fragment holds only the tensors of that stage.
         """
         found: list[list[Tensor]] = [[] for _ in range(count)]
-        for tensor in self.tensors():
+        for tensor in self.arena.tensors:
             found[self.layer_of[tensor.name] * count // self.layers].append(tensor)
         return found
 
     def squares(self, flat: Array) -> float:
         """Sum of the squares of the elements that this rank counts."""
         return float(sum(np.square(flat[part], dtype=float).sum() for part in self.counted))
-
-    def slot(self, name: str) -> Array:
-        """Copy of a slot of the optimiser's state as a flat array, shape (arena.size,)."""
-        flat = np.empty_like(self.parameters)
-        for piece, state in zip(self.pieces, self.state, strict=True):
-            flat[piece.start : piece.stop] = state[name]
-        return flat
-
-    def put_slot(self, name: str, flat: Array) -> None:
-        """Write a flat array, shape (arena.size,), into a slot of the optimiser's state."""
-        for piece, state in zip(self.pieces, self.state, strict=True):
-            state[name][...] = flat[piece.start : piece.stop]
 
 
 def layer_numbers(model: SequentialModel) -> dict[str, int]:

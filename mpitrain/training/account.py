@@ -6,7 +6,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from math import nan
 from statistics import median
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from msgspec import UNSET, UnsetType
@@ -15,7 +15,7 @@ from collectives import Communicator, Traffic
 from mpitrain.arrays import Array, Scalar
 from mpitrain.metrics.records import RankTime, Step, Straggler, Synced, Times
 from mpitrain.parallel.grid import Coordinates
-from mpitrain.step.agreement import Agreed, LocalStep, StepReport
+from mpitrain.step.agreement import Agreed, StepReport
 from mpitrain.training.batches import MicroBatches
 
 if TYPE_CHECKING:
@@ -23,6 +23,22 @@ if TYPE_CHECKING:
 
 #: A straggler takes this many times its peers' median, and is this many seconds slower.
 _FACTOR, _SECONDS = 1.5, 0.05
+
+
+class Taken(NamedTuple):
+    """A step that was taken.
+
+    Attributes:
+        step: number of the step, counted from 1.
+        epoch, samples, lr: as in :class:`~mpitrain.metrics.records.Step`.
+        scale: loss scale of its gradient.
+    """
+
+    step: int
+    epoch: int
+    samples: int
+    lr: float
+    scale: float = 1.0
 
 
 class Account:
@@ -113,7 +129,6 @@ class Account:
             bool(parts.purity.faults()),
             labels,
             counted,
-            strayed=parts.strategy.strayed,
         )
 
     def add(self, seconds: float, reducing: float, waiting: Mapping[int, float]) -> None:
@@ -132,18 +147,18 @@ class Account:
         self.met = perf_counter() - self._reported
         self._lap = self._reported
 
-    def record(self, own: LocalStep, agreed: Agreed, grad_norm: float) -> Step:
+    def record(self, taken: Taken, agreed: Agreed) -> Step:
         """Record of a step on which all ranks agree; sums over the ranks become means."""
         if agreed.drift is not None:
             self._drift = agreed.drift
-        ranks, samples = self._comm.size, own.samples
+        ranks, samples = self._comm.size, taken.samples
         return Step(
-            step=own.step,
-            epoch=own.epoch,
+            step=taken.step,
+            epoch=taken.epoch,
             samples=samples,
             loss=agreed.loss,
-            grad_norm=grad_norm,
-            lr=own.lr,
+            grad_norm=agreed.grad_norm / taken.scale,
+            lr=taken.lr,
             seconds=agreed.seconds / ranks,
             samples_per_s=samples * ranks / agreed.seconds,
             comm_share=min(1.0, agreed.comm_seconds / agreed.seconds),
@@ -151,7 +166,7 @@ class Account:
             read_share=min(1.0, agreed.read_seconds / agreed.seconds),
             sent_bytes=agreed.sent_bytes / ranks,
             shared_bytes=agreed.shared_bytes / ranks,
-            sync=self.synced(own.step),
+            sync=self.synced(taken.step),
         )
 
     def synced(self, step: int) -> Synced | UnsetType:

@@ -16,6 +16,7 @@ from mpitrain.config import Config, ConfigError, expect
 from mpitrain.data import DataError, Sampler, load
 from mpitrain.data.everywhere import expect_same_order, load_on_all
 from mpitrain.device import Device, choose
+from mpitrain.group import TensorGroup
 from mpitrain.optim import groups
 from mpitrain.optim.lr import Rates
 from mpitrain.parallel.arena import Arena
@@ -51,7 +52,6 @@ from mpitrain.training.partition import (
 from mpitrain.training.parts import NO_OBJECTS, Parts, UserObjects
 from mpitrain.training.passes import Passes
 from mpitrain.training.purity import Purity
-from mpitrain.training.variant import USUAL, Variant
 
 
 class Hooks(TypedDict, total=False):
@@ -74,8 +74,6 @@ def assemble(
     comm: MPI.Intracomm,
     config: Config,
     objects: UserObjects = NO_OBJECTS,
-    *,
-    variant: Variant = USUAL,
     **hooks: Unpack[Hooks],
 ) -> Parts:
     """Load the data, initialise the parameters from the seed, set up communication; collective.
@@ -86,7 +84,6 @@ def assemble(
         config: the job.
         objects: the program's own objects.  A check ensures that all ranks have the same data and
             the same values in layers.
-        variant: functions that make the parts in which this kind of job differs.
         hooks: see :class:`Hooks`.
 
     Raises:
@@ -111,9 +108,9 @@ def assemble(
             hooks.get("span", no_span), hooks.get("stop") or StopFlag(),
             hooks.get("before_step") or (lambda parts: None), opened,
         )  # fmt: skip
-        _add_samples(parts, variant)
-        _add_model(parts, variant)
-        _add_update(parts, variant)
+        _add_samples(parts)
+        _add_model(parts)
+        _add_update(parts)
         _add_pipeline(parts)
     return parts
 
@@ -163,7 +160,7 @@ def _with_checksums(comm: Communicator, config: Config, opened: ExitStack) -> Co
     return checked
 
 
-def _add_samples(parts: Parts, variant: Variant) -> None:
+def _add_samples(parts: Parts) -> None:
     """Load the data, and draw the order of the samples and the rates of all steps; collective."""
     comm, config, objects = parts.comm, parts.config, parts.objects
     data, parts.data_digest = load_on_all(
@@ -183,11 +180,11 @@ def _add_samples(parts: Parts, variant: Variant) -> None:
                 f"{size} is more; set it to {samples} at most, or drop_last=False"
             )
     every = parts.sampler.steps_per_epoch
-    parts.rates = variant.rates(Rates(config.optim, config.train, every))
+    parts.rates = Rates(config.optim, config.train, every)
     parts.rates.tabulate(comm, objects.schedule, parts.total_steps)
 
 
-def _add_model(parts: Parts, variant: Variant) -> None:
+def _add_model(parts: Parts) -> None:
     """Cut the model into stages, and make this rank's layers; collective."""
     comm, config, data, device = parts.comm, parts.config, parts.data, parts.device
     layers, loss = parts.objects.layers, parts.objects.loss
@@ -220,7 +217,8 @@ def _add_model(parts: Parts, variant: Variant) -> None:
         expect_same(comm, {"the passes in parallel.schedule": rows})
     grid = ProcessGrid(comm, layout, shared.values(), device.xp)
     parts.opened.callback(grid.close)
-    spread_over = variant.spread(grid)
+    # With one copy for all ranks, each rank sees all tables.
+    spread_over = TensorGroup() if config.server.hogwild else grid.spread
     sharers = grid.context if layout.rows else None
     model = models.build(config, data, grid.tensor, spread_over, layers, loss, sharers)
     check_replicas(comm, [(comm, model.brought())], "in the layers that they were given")
@@ -241,17 +239,20 @@ def _add_model(parts: Parts, variant: Variant) -> None:
     parts.measured_rates = measured_rates(parts)
 
 
-def _add_update(parts: Parts, variant: Variant) -> None:
-    """Make the store of the parameters, the updater and the strategy; collective."""
-    objects, model, rates = parts.objects, parts.model, parts.rates
-    flat = together(parts.comm, lambda: initial(parts), ConfigError)
-    parts.store, replica_comm = variant.hold(parts, parts.device.put(flat))
+def _add_update(parts: Parts) -> None:
+    """Make the store of the parameters and the updater; collective."""
+    objects, model, rates, ranks = parts.objects, parts.model, parts.rates, parts.comm
+    flat = parts.device.put(together(parts.comm, lambda: initial(parts), ConfigError))
+    if is_served := bool(parts.config.server.ranks or parts.config.server.hogwild):
+        parts.store = extras.hold_served(parts, flat)
+    else:
+        parts.store, ranks = build.in_replicas(parts, flat)
     parts.opened.callback(parts.store.close)
-    parts.gradient = GlobalGradient(parts.grid, parts.store, replica_comm, parts.device)
+    parts.gradient = GlobalGradient(parts.grid, parts.store, ranks, parts.device)
 
     def updater() -> Updater:
-        if variant.update:
-            return variant.update(parts)
+        if parts.config.federated.clients:
+            return extras.ServerOptimizer(parts)
         optim, folder = parts.config.optim, parts.config.parallel.offload
         optimizer = objects.optimizer or build.optimizer(optim)
         if optimizer.whole:
@@ -259,7 +260,8 @@ def _add_update(parts: Parts, variant: Variant) -> None:
         grouping = objects.grouping or groups.by_name(optim, optimizer, list(model.trained()))
         if rates.table and rates.table.options is not None:
             grouping = groups.scheduled(grouping, rates.table)
-        grouping = variant.group(parts, grouping)
+        if is_served:
+            grouping = extras.decayed_in_parts(parts, grouping)
         offload = build.mapped(Path(folder), parts.comm.rank) if folder else None
         return Updater(
             parts.store, optimizer, grouping, parts.gradient, offload, optim.average,
@@ -267,13 +269,9 @@ def _add_update(parts: Parts, variant: Variant) -> None:
         )  # fmt: skip
 
     parts.updater = together(parts.comm, updater, ConfigError)
-    make = variant.synchronise
-    parts.strategy = make(parts.store) if make else build.strategy_of(parts)
-    parts.counting = build.counting(parts, is_changed=make is not None)
+    parts.counting = build.counting(parts)
     if parts.counting and isinstance(parts.store, WholeGradients):
         parts.store.overlaps = False
-    parts.opened.callback(parts.strategy.close)
-    parts.opened.callback(parts.strategy.quiesce)  # runs before close
 
 
 def _add_pipeline(parts: Parts) -> None:

@@ -13,10 +13,11 @@ from mpitrain.arrays import Array, Scalar, array_namespace
 from mpitrain.config import ConfigError
 from mpitrain.metrics.records import Step
 from mpitrain.parallel.data_parallel import Replicated
+from mpitrain.parallel.summation import uncountable
 from mpitrain.pipeline.runtime import Runner
 from mpitrain.pipeline.weights import VersionedWeights
-from mpitrain.step.agreement import Agreed, LocalStep, NonFinite, named, nonfinite
-from mpitrain.training.compatibility import uncountable
+from mpitrain.step.agreement import Agreed, NonFinite, named, nonfinite
+from mpitrain.training.account import Taken
 from mpitrain.training.loop import Batch, Loop
 from mpitrain.training.parts import Parts
 
@@ -35,11 +36,6 @@ class Updated(NamedTuple):
     squares: Scalar
     comm_seconds: float
     unused: float
-
-    @property
-    def grad_norm(self) -> float:
-        """Euclidean norm of the gradient."""
-        return sqrt(self.squares)
 
 
 class UpdateWindow:
@@ -84,23 +80,21 @@ class UpdateWindow:
         squares = squares * updater.per_step
         return Updated(own, squares, comm_seconds, len(self._unused[-1]))
 
-    def agree(self, own: Sequence[Updated]) -> list[Updated]:
+    def agree(self, own: Sequence[Updated], more: Array) -> list[Updated]:
         """Sums of the results of each step's updates over the ranks; collective.
 
-        ConfigError on all ranks: a parameter had no part in the loss.
+        ``more`` is summed in place, by the same message.
         """
         read = self._parts.device.read([one for each in own for one in (each.loss, each.squares)])
         numbers = zip(own, read[::2], read[1::2], strict=True)
         totals = np.array([each._replace(loss=a, squares=b) for each, a, b in numbers])
         each_step = -1, self._parts.updater.per_step, totals.shape[1]
-        totals = totals.reshape(each_step).sum(axis=1)
-        self._parts.comm.Allreduce(MPI.IN_PLACE, totals, algorithm="native")
-        found = [Updated(*total) for total in totals.tolist()]
-        if any(total.unused for total in found):
-            self._expect_used()
-        return found
+        values = np.append(totals.reshape(each_step).sum(axis=1), more)
+        self._parts.comm.Allreduce(MPI.IN_PLACE, values, algorithm="native")
+        totals, more[...] = np.split(values, [values.size - more.size])
+        return [Updated(*total) for total in totals.reshape(-1, len(Updated._fields)).tolist()]
 
-    def _expect_used(self) -> None:
+    def expect_used(self) -> None:
         """Raise if no replica of a stage has used a tensor in a step; empty ones use none."""
         told = self._parts.comm.allgather((self._parts.grid.place.stage, self._unused))
         stages = [[steps for s, steps in told if s == stage] for stage in {s for s, _ in told}]
@@ -144,7 +138,7 @@ class AsynchronousLoop(Loop):
         """
         parts = self.parts
         parts.before_step(parts)
-        comm, passes, purity = parts.comm, parts.passes, parts.purity
+        passes, feed = parts.passes, parts.feed
         done, count, start = parts.steps_done, len(batch.indices), perf_counter()
         runner = passes.runner(count)
         store = parts.store
@@ -158,26 +152,32 @@ class AsynchronousLoop(Loop):
             return passes.context(step, source.indices(micro_batch), source.terms(micro_batch))
 
         own = runner.run(source, window.weights, store, window.update, context)
-        purity.expect(f"until step {done + count}")
-        if comm.allreduce(parts.device.read([source.unequal])[0]):
+        lasted, (unequal,) = perf_counter() - start, parts.device.read([source.unequal])
+        parts.account.add(lasted, sum(one.comm_seconds for one in own), runner.waited)
+        spent = lasted, sum(runner.waited.values()), feed.read_seconds, *parts.account.moved()
+        flags = parts.stop.raised(), bool(parts.purity.faults()), unequal
+        more = np.array([*spent, *flags], float)
+        updates = window.agree(own, more)
+        seconds, waited, reading, sent, shared = (more[:5] / count).tolist()
+        stopping, faulty, unequal = more[5:].tolist()
+        if faulty:
+            parts.purity.expect(f"until step {done + count}")
+        if unequal:
             raise uncountable(done, "parallel.schedule = 'asynchronous' updates each stage")
-        lasted = perf_counter() - start
-        comm_seconds = sum(updated.comm_seconds for updated in own)
-        parts.account.add(lasted, comm_seconds, runner.waited)
-        waiting = sum(runner.waited.values())
-        spent = waiting, parts.feed.read_seconds
-        waited, reading = (comm.allreduce(one) / count for one in spent)
-        sent, shared = (comm.allreduce(one) / count for one in parts.account.moved())
+        if any(one.unused for one in updates):
+            window.expect_used()
         parts.count(done, batch.indices)
-        parts.stopping = comm.allreduce(parts.stop.raised(), op=MPI.LOR)
-        found, seconds = list[Step](), comm.size * lasted / count
-        for step, update in enumerate(window.agree(own), done):
+        parts.stopping, found = bool(stopping), list[Step]()
+        for step, update in enumerate(updates, done):
             if not (isfinite(update.loss) and isfinite(update.squares)):
-                data = named(comm, source.unfit(step - done))
+                data = named(parts.comm, source.unfit(step - done))
                 raise NonFinite(nonfinite(step + 1, "", data, also=""), found)
             samples = len(batch.indices[step - done])
-            told = LocalStep(step + 1, batch.epoch, samples, parts.rates.rate(step))
+            taken = Taken(step + 1, batch.epoch, samples, parts.rates.rate(step))
             times = seconds, update.comm_seconds, waited, reading
-            agreed = Agreed(update.loss, *times, sent_bytes=sent, shared_bytes=shared)
-            found.append(parts.account.record(told, agreed, update.grad_norm))
+            norm = sqrt(update.squares)
+            agreed = Agreed(
+                update.loss, *times, sent_bytes=sent, shared_bytes=shared, grad_norm=norm
+            )
+            found.append(parts.account.record(taken, agreed))
         return found

@@ -1,4 +1,4 @@
-"""Makes parts of a job from its tables: optimiser, sums, store, strategy."""
+"""Makes parts of a job from its tables: optimiser, sums, store."""
 
 import os
 from collections.abc import Mapping
@@ -20,7 +20,6 @@ from mpitrain.parallel.data_parallel import Replicated
 from mpitrain.parallel.store import Allocate, Reduction, Store
 from mpitrain.parallel.summation import Dense, Summation
 from mpitrain.ranks.together import together
-from mpitrain.sync.strategy import Strategy
 from mpitrain.training.parts import Parts
 
 if TYPE_CHECKING:
@@ -66,7 +65,7 @@ def reduction(config: Config, groups: Mapping[str, Communicator], replica: int) 
     """The reduction of a job's gradients over these groups of ranks, on this replica."""
     p = config.parallel
     # If replicas train by themselves, each gradient belongs to one replica and stays exact.
-    how = dense(config) if config.sync.kind != "every_step" else summation(config, replica)
+    how = dense(config) if config.sync.drifts else summation(config, replica)
     return Reduction(groups, how, p.bucket_bytes, p.overlap)
 
 
@@ -103,35 +102,41 @@ def mapped(folder: Path, rank: int) -> Allocate:
     return allocate
 
 
-def in_replicas(parts: Parts, flat: Array) -> tuple[Store, Communicator | None]:
-    """The store that ``parallel.zero`` asks for; collective.
+def in_replicas(parts: Parts, flat: Array) -> tuple[Store, Communicator]:
+    """The store that ``parallel.zero`` asks for, and the ranks that share a gradient; collective.
 
-    Also returns the ranks of this replica if each replica has its own gradient, else ``None``.
+    These are the ranks of this replica if workers train by themselves, else all.
     """
-    comm, config, grid, arena = parts.comm, parts.config, parts.grid, parts.arena
-    comms, replica = grid.groups, grid.data.rank
-    allocate = parts.device.allocate(grid.data)
-    replica_comm = None
-    if config.sync.kind != "every_step":
-        comms, replica_comm = grid.within()
-    how = summation(config, replica)
-    together(comm, lambda: how.check(arena), ConfigError)
+    config, grid, arena = parts.config, parts.grid, parts.arena
+    comms, ranks = grid.within() if config.sync.drifts else (grid.groups, parts.comm)
+    how = summation(config, grid.data.rank)
+    exact = [tensor.name for tensor in arena.tensors if tensor.group != DATA]
+
+    def expect_sums() -> None:
+        if how.no_sum and exact:
+            raise ConfigError(
+                f"{how.no_sum}, and {', '.join(exact[:3])} are summed over other ranks than the "
+                f"replicas; leave {how.no_sum.partition(':')[0]} out"
+            )
+
+    together(parts.comm, expect_sums, ConfigError)
     kinds = (Replicated, extras.ShardedOptimizer, extras.ShardedGradients, extras.ShardedParameters)
     kind: Any = extras.NodeShared if config.parallel.node_shared else kinds[config.parallel.zero]
-    return kind(arena, flat, reduction(config, comms, replica), allocate), replica_comm
+    reduced = reduction(config, comms, grid.data.rank)
+    return kind(arena, flat, reduced, parts.device.allocate(grid.data)), ranks
 
 
-def counting(parts: Parts, *, is_changed: bool) -> Communicator | None:
+def counting(parts: Parts, *, is_changed: bool = False) -> Communicator | None:
     """Ranks whose counts divide gradients before their sum, as :class:`Parts` says.
 
-    ``is_changed``: whether the strategy changes gradients before the ranks agree on a step.
+    ``is_changed``: whether gradients change before the ranks agree on a step.
     """
     config = parts.config
     if reduction_of(parts.model.loss) != "count":
         return None
     if config.server.ranks or config.server.hogwild:  # a worker's group, or all ranks
         return parts.store.reduction.groups[DATA]
-    is_coded = config.compress.codec != "none" and config.sync.kind == "every_step"
+    is_coded = config.compress.codec != "none" and not config.sync.drifts
     return parts.comm if is_changed or (is_coded and config.parallel.zero < 2) else None
 
 
@@ -151,37 +156,3 @@ def expect_whole(config: Config) -> None:
             "them; leave it out, or take an optimiser that updates each number by itself, as "
             "torch.optim.AdamW"
         )
-
-
-def strategy_of(parts: Parts) -> Strategy:
-    """The strategy by which replicas synchronise, as [sync] says; collective.
-
-    ConfigError: the layers are too few for the fragments.
-    """
-    config, store, updater = parts.config, parts.store, parts.updater
-    if not isinstance(store, Replicated) or config.sync.kind == "every_step":
-        return Strategy()  # the configuration allows no other one here
-    replica = parts.grid.data.rank
-    workers = extras.Workers(
-        comm=parts.grid.data,
-        arena=parts.arena,
-        layer_of=extras.layer_numbers(parts.model),
-        layers=len(parts.model.layers),
-        parameters=store.parameters,
-        gradients=store.gradients,
-        pieces=store.pieces,
-        state=updater.state,
-        counted=parts.gradient.counted(),
-        summation=lambda: summation(config, replica),
-        dense=dense(config),
-        never_used=lambda: updater.never_used(frozenset(updater.left_out)),
-    )
-    s = config.sync
-    if s.fragments > workers.layers:
-        raise ConfigError(
-            f"sync.fragments: a model of {workers.layers} layers cannot be cut into {s.fragments} "
-            "fragments"
-        )
-    found: Strategy = getattr(extras, s.kind.title())(workers, s)
-    store.algorithm, store.reason, store.beside = found.algorithm, found.reason, found.progress
-    return found

@@ -32,17 +32,6 @@ def expect_fitting(model: SequentialModel, data: Dataset) -> Shape:
     return outputs
 
 
-def uncountable(step: int, who: str) -> ConfigError:
-    """The error of a job that uses gradients before it can know what counts in their batch.
-
-    ``step`` counts from 0; ``who``: subject and verb, such as ``"a server adds them"``.
-    """
-    return ConfigError(
-        f"loss: not every label of step {step + 1} counts 1, and {who} before the ranks know what "
-        "counts; change that setting, or give a mean over samples with equal weights"
-    )
-
-
 def expect_labels(
     loss: LossFunction, classes: int, of: str, samples: Samples, numbers: Array | None = None
 ) -> None:

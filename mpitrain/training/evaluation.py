@@ -151,15 +151,13 @@ def averaged(parts: Parts) -> Iterator[None]:
 
 def _replace(parts: Parts) -> Callable[[], None] | None:
     """Put the weights for tests into this rank's pieces; returns a function that undoes it."""
-    together = parts.strategy.consensus()
-    average = parts.config.optim.average
-    if together is None:
+    average, strategy = parts.config.optim.average, parts.strategy
+    if strategy is None:
         if not average:
             return None
         parts.updater.exchange()
         return parts.updater.exchange
-    if average:
-        together = parts.strategy.mean(parts.updater.slot(AVERAGE))
+    together = strategy.mean(parts.updater.slot(AVERAGE)) if average else strategy.consensus()
     parameters = cast(Replicated, parts.store).parameters
     own = parameters.copy()
     parameters[...] = together

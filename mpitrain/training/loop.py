@@ -16,12 +16,12 @@ from mpitrain.config import ConfigError
 from mpitrain.metrics.records import Record
 from mpitrain.objective import CrossEntropy
 from mpitrain.parallel.data_parallel import WholeGradients
+from mpitrain.parallel.summation import uncountable
 from mpitrain.pipeline.runtime import reads
 from mpitrain.pipeline.stage import Latest
 from mpitrain.ranks.together import ClosedTogether, together
 from mpitrain.step.agreement import over_counted
 from mpitrain.training.batches import MicroBatches
-from mpitrain.training.compatibility import uncountable
 from mpitrain.training.feed import Held
 from mpitrain.training.parts import Parts
 from mpitrain.training.passes import Passes
@@ -181,7 +181,7 @@ def forward_backward(
                 loss = loss * _divide_by_counted(parts, source, parts.counting)
             return loss, parts.store.wait()
 
-    if parts.counting is None and not parts.config.sync.drifts:
+    if parts.counting is None and parts.strategy is None:
         source.counting = _part_that_counts(parts, source, by_all=by_all)
     (found,) = passes.runner().run(
         source,

@@ -35,8 +35,8 @@ from mpitrain.ranks.together import SharedError
 from mpitrain.step.agreement import NonFinite
 from mpitrain.step.gradient import GlobalGradient
 from mpitrain.step.precision import LossScale
+from mpitrain.step.strategy import Strategy
 from mpitrain.step.update import Updater
-from mpitrain.sync.strategy import Strategy
 from mpitrain.training.account import Account
 from mpitrain.training.early_stopping import MeasuredRates, Watch
 from mpitrain.training.feed import Feed
@@ -151,6 +151,7 @@ class Parts:
         before_step: called with the parts before each step.
         opened: closes everything at the end, in reverse order of opening.
         measured_rates: sets rates by tests; None: rates do not follow tests.
+        strategy: exchanges of workers that train by themselves; None: they share each gradient.
         counting: ranks whose counts divide the gradients *before* these are summed, as they are
             coded, pushed or changed then; ``None``: what counts is known with the step's report, or
             the loss is a mean over all labels.
@@ -187,7 +188,7 @@ class Parts:
     store: Store = field(init=False)
     gradient: GlobalGradient = field(init=False)
     updater: Updater = field(init=False)
-    strategy: Strategy = field(init=False)
+    strategy: Strategy | None = None
     counting: Communicator | None = None
     passes: Passes = field(init=False)
     purity: Purity = field(init=False)
@@ -251,22 +252,23 @@ class Parts:
 
     def drain(self) -> None:
         """Give all replicas the same weights, at the end of a run; tests and checkpoints do not."""
-        self.strategy.drain()
+        if self.strategy:
+            self.strategy.drain()
         self.refresh()
 
     def check_replicas(self, when: str) -> None:
         """Compare what several ranks hold, bit by bit; ReplicaMismatch on all ranks if unequal."""
         # If workers train by themselves, only the ranks of one worker hold the same values.
-        apart = self.config.sync.drifts
-        replicas = self.updater.replicas(self.store.reduction.groups if apart else self.grid.groups)
+        groups = self.store.reduction.groups if self.strategy else self.grid.groups
+        replicas = self.updater.replicas(groups)
         if self.state and self.grid.data.size > 1:
             replicas.append((self.grid.data, dict(self.state)))
-        anchors = {
-            f"{name} of {tensor.name}": flat[tensor.start : tensor.stop]
-            for name, flat in self.strategy.shared().items()
-            for tensor in self.arena.tensors
-        }
-        if anchors:
+        if self.strategy:
+            anchors = {
+                f"{name} of {tensor.name}": flat[tensor.start : tensor.stop]
+                for name, flat in self.strategy.shared.items()
+                for tensor in self.arena.tensors
+            }
             replicas.append((self.grid.data, anchors))
         check_replicas(self.comm, replicas, when)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch.programs import needs_launcher, run, scratch
+from tests.launch.programs import DIGITS, needs_launcher, run, scratch
 from tests.processes import running
 
 pytestmark = [scratch, needs_launcher]
@@ -213,7 +213,7 @@ def test_a_child_that_a_program_forks_is_no_rank(tmp_path):
 CUT = """
 import os, sys
 from mpitrain.__main__ import main
-from mpitrain.run import SynchronousLoop
+from mpitrain.training.synchronous import SynchronousLoop
 
 step = SynchronousLoop.step
 
@@ -252,6 +252,45 @@ def test_a_file_of_data_that_is_cut_while_it_is_mapped(tmp_path):
     assert ended.returncode not in (0, 1)
     assert "Fatal Python error: Bus error" in ended.stderr
     assert "data/text.py" in ended.stderr
+
+
+ALONE = """
+import sys
+from mpi4py import MPI
+from mpitrain.__main__ import main
+from mpitrain.pipeline.stage import Stage
+from mpitrain.training.batches import MicroBatches
+
+where, calls = sys.argv.pop(1), []
+kind = MicroBatches if where == "loss" else Stage
+usual = getattr(kind, where)
+
+def fails(self, *arguments):
+    calls.append(where)
+    if len(calls) > 5 and MPI.COMM_WORLD.rank == MPI.COMM_WORLD.size - 1:
+        raise ArithmeticError(f"the {where} of one rank")
+    return usual(self, *arguments)
+
+setattr(kind, where, fails)
+sys.exit(main(["train", "job.toml"]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("where", "ranks", "layout"),
+    [
+        ("forward", 2, ""),
+        pytest.param("backward", 2, "pipe = 2", marks=pytest.mark.slow),
+        pytest.param("loss", 4, "pipe = 2", marks=pytest.mark.slow),
+        ("backward", 4, "zero = 1"),
+    ],
+)
+def test_an_error_in_a_pass_of_one_rank_ends_all_ranks(tmp_path, where, ranks, layout):
+    (tmp_path / "program.py").write_text(ALONE)
+    (tmp_path / "job.toml").write_text(f"{DIGITS.format(steps=40, hidden=8)}[parallel]\n{layout}\n")
+    ended = run(tmp_path, "program.py", where, ranks=ranks, seconds=60)
+    assert ended.returncode not in (0, 124)
+    assert f"ArithmeticError: the {where} of one rank" in ended.stderr
 
 
 PEACEFUL = {

@@ -24,7 +24,7 @@ FOLDERS = tuple(
     f"{package}.{folder}."
     for package, folders in {
         "collectives": "analysis bench compile torch virtual",
-        "mpitrain": "adapters certify compress doctor federated report search server",
+        "mpitrain": "adapters certify compress doctor federated report search server sync",
     }.items()
     for folder in folders.split()
 )

@@ -23,7 +23,8 @@ from mpitrain.pipeline.stage import Latest
 from mpitrain.ranks.stop import StopFlag, Stopped
 from mpitrain.run import train
 from mpitrain.start import start
-from mpitrain.step.agreement import Ledger, NonFinite
+from mpitrain.step.agreement import NonFinite
+from mpitrain.sync.loop import DriftingLoop
 from mpitrain.training.evaluation import evaluate
 from mpitrain.training.loop import Batch, read_batches
 from mpitrain.training.parts import UserObjects
@@ -268,7 +269,7 @@ def test_other_workers_begin_with_what_the_old_ones_had_together(comm, folder, k
         list(islice(trainer.run_epoch(0), 5))
         keep(trainer)
         velocity = comm.allreduce(trainer.parts.updater.slot("velocity")) / comm.size
-        outer = np.copy(trainer.parts.strategy.shared().get("outer_velocity", ()))
+        outer = np.copy(trainer.parts.strategy.shared.get("outer_velocity", ()))
         trainer.parts.drain()
         expected = whole(comm, trainer)
     for other in (config, replace(config, sync=Sync())):
@@ -277,7 +278,7 @@ def test_other_workers_begin_with_what_the_old_ones_had_together(comm, folder, k
             equal(whole(one, trainer), expected)
             np.testing.assert_allclose(trainer.parts.updater.slot("velocity"), velocity, rtol=1e-12)
             if other is config:
-                found = trainer.parts.strategy.shared().get("outer_velocity", ())
+                found = trainer.parts.strategy.shared.get("outer_velocity", ())
                 np.testing.assert_array_equal(found, outer)
             assert isinstance(next(trainer.run_epoch(0)), Step)
     changed = replace(config, sync=Sync(kind="local", period=2))
@@ -353,8 +354,8 @@ def test_ranks_may_agree_after_several_steps(comm, folder, kind, monkeypatch):
     with start(comm, late, stop=stop) as stop.trainer, pytest.raises(Stopped, match=told):
         train(stop.trainer)
     met = []
-    agree = Ledger.agree
-    monkeypatch.setattr(Ledger, "agree", lambda self, more: met.append(1) or agree(self, more))
+    summed = DriftingLoop._sum
+    monkeypatch.setattr(DriftingLoop, "_sum", lambda *args: met.append(1) or summed(*args))
     with start(comm, late) as trainer:
         train(trainer, go_on=True)
         equal(whole(comm, trainer), weights)

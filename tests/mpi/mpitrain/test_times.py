@@ -87,6 +87,7 @@ def test_every_exchange_of_workers_is_told_also_at_the_end_of_an_epoch(comm, agr
 
         trainer.parts.strategy.after_step = slow
         records = [record for epoch in range(2) for record in trainer.run_epoch(epoch)]
+        records = [record for record in records if isinstance(record, Step)]  # no straggler
         found = ranks(times(trainer).ranks)
     moved = sum(record.sent_bytes + record.shared_bytes for record in records)
     assert moved == pytest.approx(2 * dense_bytes(8 * size, RANKS) / RANKS, rel=1e-9)

@@ -167,6 +167,18 @@ def test_what_one_rank_raises_all_raise_whatever_its_class(comm, how, kind, text
     assert type(caught.value) is kind
 
 
+@pytest.mark.parametrize("layout", [{}, {"sync": {"kind": "local", "period": 2}}])
+def test_steps_that_read_what_may_fail_exchange_no_pickles(comm, monkeypatch, layout):
+    met = []
+    with start(comm, changed(mlp(), data={"workers": 1}, **layout)) as trainer:
+        epoch = trainer.run_epoch(0)
+        next(epoch)
+        for name in ("allgather", "allreduce", "bcast", "gather"):
+            monkeypatch.setattr(Communicator, name, lambda *args, name=name: met.append(name))
+        assert [record.step for record in islice(epoch, 4)] == [2, 3, 4, 5]
+    assert not met
+
+
 def test_a_job_that_is_refused_leaves_nothing_behind(comm, monkeypatch, split_off):
     """Of communicators, and of processes that read ahead; neither does one that is closed."""
     config = changed(mlp(), workers=1)

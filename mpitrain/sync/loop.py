@@ -1,0 +1,190 @@
+"""Steps of workers that train by themselves and exchange weights: ``local`` and ``delayed``.
+
+The ranks of a worker share a gradient, and agree on it in each step.  All workers hear of a step at
+once, or of several together (``sync.agree``): then each has taken its own steps before, or left
+them out.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import nan
+from time import perf_counter
+from typing import NamedTuple, cast
+
+import numpy as np
+from mpi4py import MPI
+
+from mpitrain import extras
+from mpitrain.arrays import Array, Scalar
+from mpitrain.config import ConfigError
+from mpitrain.metrics.records import Record, Skipped, Step
+from mpitrain.parallel.data_parallel import Replicated
+from mpitrain.step.agreement import NOTHING_COUNTS, Agreed, NonFinite, StepReport, named, nonfinite
+from mpitrain.sync.anchored import Anchored
+from mpitrain.sync.workers import Workers, layer_numbers
+from mpitrain.training import build
+from mpitrain.training.account import Taken
+from mpitrain.training.batches import MicroBatches
+from mpitrain.training.loop import is_due
+from mpitrain.training.parts import Parts
+from mpitrain.training.synchronous import SynchronousLoop
+
+
+class Untold(NamedTuple):
+    """A step that the other workers do not know yet.
+
+    Attributes:
+        taken: the step.
+        numbers: this rank's numbers, to be summed over all ranks.
+        failed: names of this worker's tensors that are not finite, if the step was left out.
+        unfit: names of samples that are not finite then.
+    """
+
+    taken: Taken
+    numbers: list[float]
+    failed: str
+    unfit: str
+
+
+class DriftingLoop(SynchronousLoop):
+    """Each worker updates its own weights by its own gradient, and exchanges them now and then."""
+
+    def __init__(self, parts: Parts) -> None:
+        """Make the strategy that [sync] names; collective.
+
+        Raises:
+            ConfigError: on all ranks: the layers are too few for the fragments.
+        """
+        super().__init__(parts)
+        self.gradients, self._every = parts.grid.data.size, parts.config.sync.agree
+        self._strategy = parts.strategy = strategy_of(parts)
+        self._strayed = 0.0, 0.0
+        self._failed = "", ""
+        self._untold: list[Untold] = []
+
+    def agree(self, report: StepReport) -> Agreed:
+        """Agree within the worker, and with all ranks if they hear of each step; collective."""
+        parts, strategy, every = self.parts, self._strategy, self._every
+        self._strayed, strategy.strayed = strategy.strayed, (0.0, 0.0)
+        if parts.steps_done < parts.config.sync.start and not strategy.is_alone:
+            gradients = strategy.workers.gradients
+            gradients[...] = strategy.mean(gradients)
+            own = parts.gradient.agree(report, ranks=parts.comm, copies=self.gradients)
+        else:
+            own = parts.gradient.agree(report)
+        if every > 1:
+            return own
+        (found,) = self._sum([self._numbers(report, own)], np.empty(0))
+        parts.stopping = bool(found.stopping)
+        if found.faulty:
+            parts.purity.expect(f"step {parts.steps_done + 1}")
+        return replace(found, own_norm=own.own_norm, factor=own.factor, unused=own.unused)
+
+    def roll_back(
+        self, agreed: Agreed, loss: Scalar, source: MicroBatches, state: Mapping[str, Array]
+    ) -> Skipped | None:
+        if self._every == 1:
+            return super().roll_back(agreed, loss, source, state)
+        # This worker alone goes on with its old weights, until all agree and raise.
+        failed = ", ".join(self.parts.gradient.own_culprits(loss)[:3])
+        unfit = source.unfit() or NOTHING_COUNTS * agreed.nothing_counts
+        self._failed = failed or "the norm of its gradient", unfit
+        return None
+
+    def exchange(self) -> float:
+        parts = self.parts
+        waiting = parts.comm.waiting("the mean of the workers' weights")
+        with parts.span("exchange", "communicate"), waiting:
+            began = perf_counter()
+            self._strategy.after_step(parts.steps_done)
+            seconds = perf_counter() - began
+        return seconds + super().exchange()
+
+    def record(self, taken: Taken, report: StepReport, agreed: Agreed) -> Sequence[Record]:
+        """Records of the steps that all ranks know now, perhaps with a straggler's; collective.
+
+        NonFinite on all ranks: a worker has left out a step.
+        """
+        parts, done, every = self.parts, self.parts.steps_done, self._every
+        if every == 1:
+            return super().record(taken, report, agreed)
+        is_last = done == parts.total_steps
+        is_saved = is_due(parts.config.checkpoint.every, done - 1, done)  # nothing unfit, then
+        if is_last:
+            report = report.plus(parts.account.last())
+        self._untold.append(Untold(taken, self._numbers(report, agreed), *self._failed))
+        self._failed = "", ""
+        meets = is_last or is_saved or not parts.seen or done % every == 0
+        return self._tell() if meets else []
+
+    def _numbers(self, report: StepReport, own: Agreed) -> list[float]:
+        """Numbers of this rank on a step, of which :meth:`_sum` makes those of all."""
+        counted = nan if own.nothing_counts else report.counted
+        known = replace(report, loss=float(report.loss) * own.factor, counted=counted)
+        squares = own.own_norm**2 * self.gradients / self.parts.comm.size
+        return [*known.numbers, *self._strayed, squares]
+
+    def _sum(self, steps: Sequence[list[float]], more: Array) -> list[Agreed]:
+        """Sums of all ranks' numbers on steps; ``more`` is summed in place; one message."""
+        values, found = np.append(steps, more), list[Agreed]()
+        self.parts.comm.Allreduce(MPI.IN_PLACE, values, op=MPI.SUM, algorithm="native")
+        rows, more[...] = np.split(values, [values.size - more.size])
+        for row in rows.reshape(len(steps), -1).tolist():
+            *numbers, away, anchor, squares = row
+            norm = float(np.sqrt(squares / self.gradients))
+            drift = float(np.sqrt(away / anchor)) if anchor else None
+            found.append(Agreed(*numbers, grad_norm=norm, own_norm=norm, drift=drift))
+        return found
+
+    def _tell(self) -> Sequence[Record]:
+        """Agree on the steps since the last time."""
+        parts, began, found = self.parts, perf_counter(), list[Step]()
+        steps, self._untold = self._untold, []
+        spent = parts.account.spent.copy()
+        agreed = self._sum([one.numbers for one in steps], spent)
+        parts.stopping = any(one.stopping for one in agreed)
+        for one, its in zip(steps, agreed, strict=True):
+            if not its.finite:
+                failed, unfit = (named(parts.comm, text) for text in (one.failed, one.unfit))
+                raise NonFinite(nonfinite(one.taken.step, failed, unfit), found)
+            found.append(parts.account.record(one.taken, its))
+        parts.account.met += perf_counter() - began
+        if any(one.faulty for one in agreed):
+            parts.purity.expect(f"until step {parts.steps_done}")
+        before, done = parts.steps_done - len(found), parts.steps_done
+        searches = is_due(parts.config.run.log_every, before, done)
+        slow = parts.account.straggler(done, spent) if searches else None
+        return [*found, slow] if slow else found
+
+
+def strategy_of(parts: Parts) -> Anchored:
+    """The strategy that [sync] names; collective.
+
+    ConfigError: the layers are too few for the fragments.
+    """
+    config, updater, replica = parts.config, parts.updater, parts.grid.data.rank
+    store = cast(Replicated, parts.store)  # the configuration has refused other ones
+    workers = Workers(
+        comm=parts.grid.data,
+        arena=parts.arena,
+        layer_of=layer_numbers(parts.model),
+        layers=len(parts.model.layers),
+        parameters=store.parameters,
+        gradients=store.gradients,
+        pieces=store.pieces,
+        state=updater.state,
+        counted=parts.gradient.counted(),
+        summation=lambda: build.summation(config, replica),
+        dense=build.dense(config),
+        never_used=lambda: updater.never_used(frozenset(updater.left_out)),
+    )
+    s = config.sync
+    if s.fragments > workers.layers:
+        raise ConfigError(
+            f"sync.fragments: a model of {workers.layers} layers cannot be cut into {s.fragments} "
+            "fragments"
+        )
+    found: Anchored = getattr(extras, s.kind.title())(workers, s)
+    store.algorithm, store.reason, store.beside = found.algorithm, found.reason, found.progress
+    parts.opened.callback(found.close)
+    return found
