@@ -3,7 +3,7 @@
     python -m tests.seeded                  # what make test runs
     python -m tests.seeded --full           # what make test-full adds, for those that got past it
     python -m tests.seeded --near           # only the file that is likely to notice each
-    python -m tests.seeded --only gaps,ring # those whose name has one of these words
+    python -m tests.seeded --only gaps,ring # those whose name, or file near, has one of these
 
 A fault is caught by the first part of the tests that fails, or does not end in time.  Ends with 1
 if one was caught by none.  The parts are those of the Makefile.
@@ -109,11 +109,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.seeded", description=__doc__)
     parser.add_argument("--full", action="store_true", help="slow tests, too")
     parser.add_argument("--near", action="store_true", help="only the file near each fault")
-    parser.add_argument("--only", default="", help="words of the names, with commas between")
+    parser.add_argument(
+        "--only", default="", help="words of names and files near, with commas between"
+    )
     parser.add_argument("--list", action="store_true", help="only say which there are")
     options = parser.parse_args()
     words = options.only.split(",")
-    chosen = [fault for fault in FAULTS if any(word in fault.name for word in words)]
+    chosen = [
+        fault for fault in FAULTS if any(word in f"{fault.name} {fault.near}" for word in words)
+    ]
     missed = 0
     for fault in chosen:
         if options.list:

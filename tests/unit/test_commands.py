@@ -222,6 +222,27 @@ def test_what_a_benchmark_could_not_write_or_measure_is_refused_first(flags, sen
 
 
 @pytest.mark.parametrize(
+    "command",
+    [
+        "collectives draw ring -n 4",
+        "collectives simulate --ranks 8 --plot a.png",
+        "collectives bench allreduce -b 8 -e 8 --plot a.png",
+        "mpitrain schedules 1f1b -o .",
+    ],
+)
+def test_a_picture_without_matplotlib_is_refused_in_one_sentence(
+    command, capsys, monkeypatch, tmp_path
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    package, *words = command.split()
+    assert MAINS[package](words) == 2
+    told = capsys.readouterr().err
+    assert told.count("needs matplotlib") == 1 and told.count("\n") == 1
+    assert "pip install matplotlib (the extra 'plot')" in told
+
+
+@pytest.mark.parametrize(
     ("words", "sentence"),
     [
         ("schedules --times 1e-300 1 1e300", "give times that are less unequal"),
