@@ -109,9 +109,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.seeded", description=__doc__)
     parser.add_argument("--full", action="store_true", help="slow tests, too")
     parser.add_argument("--near", action="store_true", help="only the file near each fault")
-    parser.add_argument(
-        "--only", default="", help="words of names and files near, with commas between"
-    )
+    parser.add_argument("--only", default="", help="words of names or files near, as in a,b")
     parser.add_argument("--list", action="store_true", help="only say which there are")
     options = parser.parse_args()
     words = options.only.split(",")
