@@ -103,6 +103,16 @@ def test_a_package_that_is_missing_is_named_once(tmp_path, monkeypatch, without,
         assert "Traceback" not in done.stderr
 
 
+def test_a_picture_without_matplotlib_is_refused_in_one_sentence(tmp_path, monkeypatch):
+    (tmp_path / "sitecustomize.py").write_text(HIDE)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setenv("WITHOUT", "0")
+    done = run(tmp_path, "-m", "mpitrain", "schedules", "1f1b", "-o", ".")
+    assert done.returncode == 2 and done.stderr.count("needs matplotlib") == 1
+    assert "pip install matplotlib (the extra 'plot')" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 @needs_launcher
 @pytest.mark.parametrize(
     ("arguments", "message"),

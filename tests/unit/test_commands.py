@@ -224,9 +224,9 @@ def test_what_a_benchmark_could_not_write_or_measure_is_refused_first(flags, sen
 @pytest.mark.parametrize(
     "command",
     [
-        "collectives draw ring -n 4",
-        "collectives simulate --ranks 8 --plot a.png",
-        "collectives bench allreduce -b 8 -e 8 --plot a.png",
+        "draw ring -n 4",
+        "simulate --ranks 8 --plot a.png",
+        "bench allreduce -b 8 -e 8 --plot a.png",
     ],
 )
 def test_a_picture_without_matplotlib_is_refused_in_one_sentence(
@@ -234,7 +234,7 @@ def test_a_picture_without_matplotlib_is_refused_in_one_sentence(
 ):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert collectives_main(command.split()[1:]) == 2
+    assert collectives_main(command.split()) == 2
     told = capsys.readouterr().err
     assert told.count("needs matplotlib") == 1 and told.count("\n") == 1
     assert "pip install matplotlib (the extra 'plot')" in told
