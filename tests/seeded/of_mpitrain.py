@@ -67,11 +67,11 @@ FAULTS = [
         "self.latest",
     ),
     Fault(
-        "partition: a stage's replicas are not counted in its time",
+        "partition: fewer micro-batches are in flight than there are",
         "tests/unit/mpitrain/test_partition.py",
         "mpitrain/pipeline/partition.py",
-        "compute + reduce) / replicas",
-        "compute + reduce)",
+        "in_flight = -(-count // replicas)",
+        "in_flight = 1",
     ),
     Fault(
         "mailbox: tensors without a gradient are not marked",
@@ -193,8 +193,8 @@ FAULTS = [
         "yield Samples(found.inputs, found.labels)",
     ),
     Fault(
-        "stream of batches: what was seen is left out of each batch",
-        "tests/mpi/mpitrain/test_streams.py",
+        "batches of the program: what was seen is left out of each batch",
+        "tests/unit/mpitrain/test_changed_jobs.py",
         "mpitrain/data/sampler.py",
         "seen = max(0, seen - len(batch))",
         "seen = max(0, seen)",
@@ -250,7 +250,7 @@ FAULTS = [
     ),
     Fault(
         "updates: a tensor without a gradient counts a step",
-        "tests/unit/mpitrain/test_optim.py",
+        "tests/mpi/mpitrain/test_unused.py",
         "mpitrain/step/update.py",
         "taken, rate = self.steps - run.left_out, lr * group.rate",
         "taken, rate = self.steps, lr * group.rate",
