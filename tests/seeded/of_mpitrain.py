@@ -89,7 +89,7 @@ FAULTS = [
     ),
     Fault(
         "arena: tensors that are spread are summed as whole ones",
-        "tests/unit/mpitrain/test_arena.py",
+        "tests/mpi/mpitrain/test_compression.py",
         "mpitrain/parallel/arena.py",
         "axis, bounds, kind = 0, replicas.share(shape[0]), SPREAD",
         "axis, bounds, kind = 0, replicas.share(shape[0]), DATA",
