@@ -348,7 +348,7 @@ FAULTS = [
         "return whole",
     ),
     Fault(
-        "torch: a message of another size is taken", "tests/mpi/collectives/test_torch_works.py",
+        "torch: a message of another size is taken", "tests/mpi/collectives/test_torch_backend.py",
         "collectives/torch/messages.py",
         "if got != expected:",
         "if got > expected:",
