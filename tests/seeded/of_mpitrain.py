@@ -53,7 +53,7 @@ FAULTS = [
     ),
     Fault(
         "asynchronous: a backward pass on the latest weights",
-        "tests/mpi/mpitrain/test_asynchronous.py", "mpitrain/pipeline/weights.py",
+        "tests/launch/test_pipedream_rows.py", "mpitrain/pipeline/weights.py",
         "self._at(self._under_way[micro_batch])",
         "self.latest",
     ),
