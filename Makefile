@@ -58,7 +58,7 @@ help:
 	@echo "make check          ruff, mypy and the tests without MPI; minutes"
 	@echo "make lint           ruff and mypy alone; seconds"
 	@echo "make docs           the documentation as a site in site/; links are checked"
-	@echo "make seeded         thirty faults put into a copy, and which tests notice"
+	@echo "make seeded         a hundred faults put into a copy, and which tests notice"
 	@echo "make lowest         the tests of tests/unit with the oldest dependencies that are allowed"
 	@echo "make wheel-check    build the wheel, install it and use it where there is no repository"
 	@echo "make conformance    mpi4py's own tests with our communicator, on SIZES=$(SIZES) ranks; hours"

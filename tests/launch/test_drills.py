@@ -23,7 +23,7 @@ def drills(tmp_path_factory):
         [LAUNCHER, "-n", str(RANKS)],
         ROOT / "tests/drills/drill.toml",
         tmp_path_factory.mktemp("drills"),
-        [f"data.path={ROOT}/README.md"],
+        [f"data.path={ROOT}/jobs/examples/license.txt"],
         {kind: Disk(kind) for kind in ("full", "readonly")},
         {**os.environ, "PYTHONPATH": str(ROOT)},
     )

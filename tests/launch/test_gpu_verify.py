@@ -16,10 +16,10 @@ def verify(tmp_path, *options):
 
 
 def test_a_few_checks_pass(scratch, tmp_path):
-    done, told = verify(tmp_path, "--only=trainer.data", "--most-ranks=2")
+    done, told = verify(tmp_path, "--only=facts.memory", "--most-ranks=2")
     assert done.returncode == 0, done.stdout + done.stderr
     told = [(one["check"], one["ranks"]) for one in told["outcomes"]]
-    assert told == [("trainer.data", 1), ("trainer.data", 2)]
+    assert told == [("facts.memory", 1)]
     assert "| ok" in done.stdout
 
 

@@ -24,7 +24,7 @@ seed = 5
 log_every = 1000
 [data]
 name = "text"
-path = "README.md"
+path = "jobs/examples/license.txt"
 context = 16
 [model]
 kind = "gpt"

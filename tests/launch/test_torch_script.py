@@ -96,7 +96,7 @@ def test_groups_of_gloo_stand_beside_mpi_and_the_launcher_says_what_it_changes(t
             marks=pytest.mark.slow,
         ),
         pytest.param("sys.exit(3)", 3, "", marks=pytest.mark.slow),
-        ("if rank == 1: sys.exit(3)\ndist.barrier()", 3, ""),
+        pytest.param("if rank == 1: sys.exit(3)\ndist.barrier()", 3, "", marks=pytest.mark.slow),
         ("if rank == 1: sys.exit()\ndist.barrier()", 1, "barrier"),
         pytest.param(
             "if rank == 1: os.kill(os.getpid(), 9)\ndist.barrier()",

@@ -1,8 +1,7 @@
 """Faults in what orders a GPU's work, and modules that have one of them.
 
-A fault must be noticed by the scenario that stands beside it: :data:`ALONE` by those of one
-process (tests/local/test_device_mutants.py), :data:`ON_RANKS` by those on ranks
-(tests/mpi/collectives/test_device_mutants.py).
+A fault must be noticed by the scenario that stands beside it (tests/local/test_device_mutants.py),
+and those of :data:`ON_RANKS` by the sums of tests/gpu/controls.py.
 """
 
 import importlib
@@ -185,7 +184,7 @@ ALONE = [
     ),
 ]  # fmt: skip
 
-_IPC = "collectives/execution/transport/cuda_ipc.py"
+#: For ranks, where tests/gpu/controls.py has sums that they spoil.
 ON_RANKS = [
     Mutant(
         "a blocking call passes its gates unasked", "direct", _PLAN,
@@ -194,55 +193,6 @@ ON_RANKS = [
     Mutant(
         "a rank tells its peers too early", "ipc", "collectives/execution/shared_rounds.py",
         "        rounds = behind(self.gate, bound)\n", "        rounds = [bound]\n",
-    ),
-    Mutant(
-        "memory is unmapped while a stream reads it", "close", _IPC,
-        "    memory.settle()\n", "    memory.synchronize()\n",
-    ),
-    Mutant(
-        "memory is unmapped without waiting", "close", _IPC, "    memory.settle()\n", "",
-    ),
-    Mutant(
-        "memory of the others stays mapped", "close", _IPC,
-        "            memory.unmap(segment)\n", "            pass\n",
-    ),
-    Mutant(
-        "memory is mapped on GPU 0", "ipc", _MEMORY,
-        "return self._at(address, nbytes, np.dtype(np.uint8), self.gpu)",
-        "return self._at(address, nbytes, np.dtype(np.uint8), 0)",
-    ),
-    Mutant(
-        "a handle is told before its memory is written", "ipc", _IPC,
-        "            memory.synchronize()\n            handle", "            handle",
-    ),
-    Mutant(
-        "memory is zeroed while the others read it", "ipc", _IPC,
-        "            memory.synchronize()\n            handle = memory.handle(own)\n",
-        "            memory.synchronize()\n            handle = memory.handle(own)\n"
-        "            own[...] = 0\n            memory.synchronize()\n",
-    ),
-    Mutant(
-        "the benchmark's row by the host does not wait", "by_the_host",
-        "collectives/bench/device.py",
-        "            self._memory.download(*self._sent)\n            self._memory.synchronize()\n",
-        "            self._memory.download(*self._sent)\n",
-    ),
-    Mutant(
-        "native does not wait for the GPU", "native", _MEMORY,
-        "            stream.synchronize()\n", "            pass\n",
-    ),
-    Mutant(
-        "native takes device memory unasked", "refused", "collectives/calls/native.py",
-        "    if not is_direct:\n", "    if False:\n",
-    ),
-    Mutant(
-        "the current GPU and not the array's", "other_gpu", "collectives/calls/bind.py",
-        "        memory = self._resources.devices.memory(call.buffer.gpu)\n",
-        "        memory = self._resources.devices.memory(CudaMemory().gpu)\n",
-    ),
-    Mutant(
-        "NCCL on the null stream", "nccl", "collectives/calls/nccl.py",
-        "    given.append(memory.stream.ptr)\n", "    given.append(0)\n",
     ),
 ]  # fmt: skip
 

@@ -1,7 +1,6 @@
 """The names of CuPy that the stand-in has, with the parameters that they take in CuPy 13 and 14.
 
-``tests/unit/test_queued_cupy.py`` compares them with an installed CuPy, which imports without a
-GPU.  A name that is not here does not exist: look it up in CuPy before adding it.
+A name that is not here does not exist: look it up in CuPy before adding it.
 """
 
 

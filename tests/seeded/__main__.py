@@ -2,7 +2,8 @@
 
     python -m tests.seeded                  # what make test runs
     python -m tests.seeded --full           # what make test-full adds, for those that got past it
-    python -m tests.seeded --only gaps,ring # those whose name has one of these words
+    python -m tests.seeded --near           # only the file that is likely to notice each
+    python -m tests.seeded --only gaps,ring # those whose name, or file near, has one of these
 
 A fault is caught by the first part of the tests that fails, or does not end in time.  Ends with 1
 if one was caught by none.  The parts are those of the Makefile.
@@ -18,7 +19,8 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.seeded.faults import FAULTS, Fault
+from tests.seeded.fault import Fault
+from tests.seeded.faults import FAULTS
 
 ROOT = Path(__file__).parents[2]
 #: They look the faults up in the code, and would notice each.
@@ -34,7 +36,7 @@ class Part(NamedTuple):
     seconds: int
 
 
-def parts(fault: Fault, full: bool) -> list[Part]:
+def parts(fault: Fault, full: bool, near: bool) -> list[Part]:
     """All, and before them the file of those that is likely to notice the fault."""
     pytest = [sys.executable, "-m", "pytest", "-x", "-q", "--color=no"]
     pytest += ["-o", "faulthandler_timeout=120"]
@@ -42,7 +44,7 @@ def parts(fault: Fault, full: bool) -> list[Part]:
     quick = [f"--ignore={OF_THE_FAULTS}", *([] if full else ["-m", "not slow"])]
     mpi = ["--with-mpi", "-m", "mpi" if full else "mpi and not slow"]
     few, trainer = ("tests/mpi/collectives", "tests/mpi/mpitrain")
-    ranks = [(3, few), (2, few), (4, trainer)]
+    ranks = [(3, few), (2, few), (2, trainer)]
     if full:
         ranks = [(size, folder) for size in (4, 2, 3, 1, 5, 7, 8) for folder in (few, trainer)]
 
@@ -51,7 +53,9 @@ def parts(fault: Fault, full: bool) -> list[Part]:
 
     first = Part("without MPI", [*pytest, *quick, fault.near], 240)
     if fault.near.startswith("tests/mpi"):
-        first = on_ranks(3 if fault.near.startswith(few) else 4, fault.near, 240)
+        first = on_ranks(3 if fault.near.startswith(few) else 2, fault.near, 240)
+    if near:
+        return [first]
     return [
         first,
         Part("without MPI", [*pytest, *quick, *beside, "tests/local", "tests/unit"], 900),
@@ -76,13 +80,13 @@ def seeded(fault: Fault, folder: Path) -> None:
     path.write_text(text.replace(fault.old, fault.new))
 
 
-def caught_by(fault: Fault, full: bool) -> str | None:
+def caught_by(fault: Fault, full: bool, near: bool) -> str | None:
     """The first part that notices, ``None`` if none does."""
     with tempfile.TemporaryDirectory(prefix="seeded-") as name:
         folder = Path(name)
         seeded(fault, folder)
         environment = os.environ | {"PYTHONPATH": name, "OMP_NUM_THREADS": "1"}
-        for part in parts(fault, full):
+        for part in parts(fault, full, near):
             try:
                 done = subprocess.run(
                     part.command,
@@ -104,18 +108,21 @@ def main() -> int:
     """One line a fault."""
     parser = argparse.ArgumentParser(prog="python -m tests.seeded", description=__doc__)
     parser.add_argument("--full", action="store_true", help="slow tests, too")
-    parser.add_argument("--only", default="", help="words of the names, with commas between")
+    parser.add_argument("--near", action="store_true", help="only the file near each fault")
+    parser.add_argument("--only", default="", help="words of names or files near, as in a,b")
     parser.add_argument("--list", action="store_true", help="only say which there are")
     options = parser.parse_args()
     words = options.only.split(",")
-    chosen = [fault for fault in FAULTS if any(word in fault.name for word in words)]
+    chosen = [
+        fault for fault in FAULTS if any(word in f"{fault.name} {fault.near}" for word in words)
+    ]
     missed = 0
     for fault in chosen:
         if options.list:
             print(f"{fault.name} ({fault.path})")
             continue
         begun = time.monotonic()
-        found = caught_by(fault, options.full)
+        found = caught_by(fault, options.full, options.near)
         missed += found is None
         seconds = time.monotonic() - begun
         print(f"{fault.name} | {found or 'NOT CAUGHT'} | {seconds:.0f} s", flush=True)

@@ -222,6 +222,25 @@ def test_what_a_benchmark_could_not_write_or_measure_is_refused_first(flags, sen
 
 
 @pytest.mark.parametrize(
+    "command",
+    [
+        "draw ring -n 4",
+        "simulate --ranks 8 --plot a.png",
+        "bench allreduce -b 8 -e 8 --plot a.png",
+    ],
+)
+def test_a_picture_without_matplotlib_is_refused_in_one_sentence(
+    command, capsys, monkeypatch, tmp_path
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert collectives_main(command.split()) == 2
+    told = capsys.readouterr().err
+    assert told.count("needs matplotlib") == 1 and told.count("\n") == 1
+    assert "pip install matplotlib (the extra 'plot')" in told
+
+
+@pytest.mark.parametrize(
     ("words", "sentence"),
     [
         ("schedules --times 1e-300 1 1e300", "give times that are less unequal"),
@@ -229,7 +248,10 @@ def test_what_a_benchmark_could_not_write_or_measure_is_refused_first(flags, sen
         ("schedules 1f1b --html /dev/full", "No space left on device; name another file or folder"),
         ("partition /dev/zero -n 2", "/dev/zero cannot be read: it is a device, not an ordinary"),
         ("partition profile.txt -n 999999999", "-n 999999999: 1 layers on as many workers"),
-        ("plan digits_mlp -n 4 --set parallel.pipe=99999999", "needs 99999999 ranks, but there "),
+        (
+            "plan digits_mlp -n 4 --flops 1e9 --set parallel.pipe=999999",
+            "needs 999999 ranks, but there ",
+        ),
     ],
 )
 def test_what_would_take_for_ever_or_finds_no_room_is_one_sentence(

@@ -14,4 +14,5 @@ def test_a_fault_has_one_place(fault):
     text = (ROOT / fault.path).read_text()
     assert text.count(fault.old) == 1
     assert (ROOT / fault.near).is_file()
-    compile(text.replace(fault.old, fault.new), fault.path, "exec")
+    if fault.path.endswith(".py"):
+        compile(text.replace(fault.old, fault.new), fault.path, "exec")

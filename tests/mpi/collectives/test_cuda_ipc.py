@@ -53,6 +53,15 @@ def test_closing_lets_go_of_the_others(comm, cupy):
     assert int(items.sum()) == 10
 
 
+def test_a_stream_may_still_read_the_others_memory_when_the_communicator_closes(comm, cupy):
+    comm.empty(100, np.int64, "cupy")
+    window = comm._engine.resources.node.windows[0]
+    with cupy.cuda.Stream(non_blocking=True):
+        copy = window.segment((comm.rank + 1) % comm.size).copy()
+    comm.close()
+    assert copy.size >= 100 * 8
+
+
 @pytest.mark.parametrize("trouble", ["cannot open", "opens something else"])
 def test_memory_that_cannot_be_shared(comm, cupy, monkeypatch, caplog, trouble):
     """One rank's trouble is everybody's; the arrays are ordinary ones."""

@@ -1,6 +1,5 @@
 """Groups of ``torch.distributed`` over MPI, on the ranks of this job."""
 
-import copy
 import time
 
 import pytest
@@ -80,16 +79,6 @@ def test_blocks_that_mpi_cannot_count_go_in_rows(ranks, rank, monkeypatch):
     sizes = [r + rank for r in ranks]
     dist.all_to_all_single(got, sent, sizes, sizes)
     assert got.tolist() == [[10 * r + rank] * 3 for r in ranks for _ in range(r + rank)]
-
-
-def test_indices_of_sparse_tensors_differ(ranks, rank):
-    tensor = torch.sparse_coo_tensor(
-        [[rank, 0]], [1.0, 2.0], (len(ranks) + 1,), check_invariants=True
-    )
-    dist.all_reduce(tensor)
-    expected = [1.0] * len(ranks) + [0.0]
-    expected[0] += 2.0 * len(ranks)
-    assert tensor.to_dense().tolist() == expected
 
 
 @pytest.mark.mpi(min_size=2)
@@ -248,21 +237,6 @@ def test_a_storage_can_be_resized_afterwards():
     tensor = torch.ones(10)
     dist.all_reduce(tensor)
     tensor.untyped_storage().resize_(0)
-
-
-def test_replicas_have_the_gradients_of_one_process(ranks, rank):
-    torch.manual_seed(0)
-    module = torch.nn.Sequential(torch.nn.Linear(5, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1))
-    alone = copy.deepcopy(module).double()
-    net = torch.nn.parallel.DistributedDataParallel(module.double(), bucket_cap_mb=0.001)
-    inputs = torch.randn(4 * len(ranks), 5, dtype=torch.float64)
-    for _ in range(3):  # the buckets are made anew after the first step
-        net.zero_grad()
-        alone.zero_grad()
-        net(inputs[4 * rank : 4 * rank + 4]).square().mean().backward()
-        alone(inputs).square().mean().backward()
-        for own, other in zip(module.parameters(), alone.parameters(), strict=True):
-            torch.testing.assert_close(own.grad, other.grad, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("kind", ["ALLREDUCE", "FP16_COMPRESS"])

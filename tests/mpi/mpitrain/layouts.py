@@ -18,7 +18,7 @@ from mpitrain.ranks.stop import StopFlag
 from mpitrain.start import start
 
 RANKS = MPI.COMM_WORLD.size
-TEXT = Path(__file__).parents[3] / "README.md"
+TEXT = Path(__file__).parents[3] / "jobs/examples/license.txt"
 
 MODELS = {
     "gpt": (

@@ -2,7 +2,6 @@
 
 from copy import deepcopy
 
-import numpy as np
 import pytest
 
 from mpitrain.config import ConfigError
@@ -37,44 +36,7 @@ def around(*kinds):
     )
 
 
-LAYOUTS = {
-    "data": {},
-    "pipe": {"parallel": {"pipe": RANKS}},
-    "pipe, 3 micro-batches": {"parallel": {"pipe": RANKS}, "micro_batches": 3},
-    "zero": {"parallel": {"zero": 3}, "micro_batches": 3},
-    "recompute": {"parallel": {"recompute": True}},
-}
 SLOW = pytest.mark.slow
-
-
-def assert_same(folder, alone, layout, **changed):
-    changed = {"train_data": Waves(50, 1), "batch_size": 12, "epochs": 1} | changed
-    if layout.get("parallel", {}).get("pipe", 1) > 3:
-        pytest.skip("a model of 3 parts")
-    with made(folder, **changed, **layout) as trainer:
-        (found,) = trainer.fit()
-    (wanted,), module = alone(**changed)
-    assert found.test_loss == pytest.approx(wanted.test_loss, rel=1e-10)
-    for name, values in module.state_dict().items():
-        np.testing.assert_allclose(
-            trainer.module.state_dict()[name], values, rtol=1e-6, atol=1e-8, err_msg=name
-        )
-
-
-@pytest.mark.quick_on(2, 3)
-@pytest.mark.parametrize(
-    "layout",
-    [pytest.param(name, marks=() if name == "pipe" else SLOW) for name in LAYOUTS],
-)
-def test_all_kinds_together(comm, folder, alone, layout):
-    assert_same(folder, alone, LAYOUTS[layout], model=lambda: around(*KINDS))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("kind", KINDS)
-def test_each_kind(comm, folder, alone, kind, layout):
-    assert_same(folder, alone, LAYOUTS[layout], model=lambda: around(kind))
 
 
 class Blocks(nn.Module):

@@ -6,7 +6,6 @@ import pytest
 from mpitrain.config import ConfigError
 from tests.mpi.mpitrain.fits import (
     assert_alike,
-    assert_interrupted_alike,
     layouts,
     made,
     torchs_own,
@@ -91,15 +90,6 @@ def test_once_an_epoch(folder):
     np.testing.assert_allclose(rates, expected, rtol=1e-12)
     assert len(set(rates)) == 2
     assert_alike(trainer.module, module)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("parallel", layouts())
-@pytest.mark.parametrize("name", ["OneCycleLR", "momentum"])
-def test_an_interrupted_run_ends_with_the_same_bits(folder, name, parallel):
-    factory, schedule = CASES[name]
-    changed = {"optimizer": factory, "schedule": schedule, "parallel": parallel}
-    assert_interrupted_alike(folder, changed | {"checkpoint": {"every": 3}}, {})
 
 
 class ByNorm(lr_scheduler.LRScheduler):

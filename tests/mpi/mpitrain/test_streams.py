@@ -10,8 +10,6 @@ from mpitrain.data import DataError
 from tests.mpi.mpitrain.fits import (
     RANKS,
     assert_alike,
-    assert_interrupted_alike,
-    layouts,
     made,
     net,
 )
@@ -56,10 +54,8 @@ def sgd(parameters):
     return torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
 
 
-@pytest.mark.parametrize("parallel", layouts())
-@pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.slow), 1])
-def test_every_layout_is_torchs_own_loop(folder, parallel, workers):
-    changed = given(jitter=0.0, optimizer=sgd, parallel=parallel, workers=workers)
+def test_samples_come_in_the_order_of_torchs_own_loop(folder):
+    changed = given(jitter=0.0, optimizer=sgd, workers=1)
     with made(folder, **changed) as trainer:
         trainer.fit()
     torch.manual_seed(7)
@@ -72,26 +68,6 @@ def test_every_layout_is_torchs_own_loop(folder, parallel, workers):
             torch.nn.functional.mse_loss(module(x.double()), y.double()).backward()
             optimizer.step()
     assert_alike(trainer.module, module)
-
-
-@pytest.mark.quick_on(3)
-@pytest.mark.parametrize("parallel", layouts())
-def test_a_run_that_was_interrupted_goes_on_at_the_exact_sample(folder, parallel):
-    """With noise that differs from epoch to epoch, and must not from one reader to another."""
-    changed = given(parallel=parallel, checkpoint={"every": 3})
-    assert_interrupted_alike(folder, changed, {"workers": 1})
-
-
-@pytest.mark.quick_on(3)
-def test_noise_is_the_same_in_every_layout(comm, folder):
-    from mpi4py import MPI
-
-    with made(folder, **given()) as trainer:
-        tests = trainer.fit()
-    own = str(folder / f"alone{comm.rank}")
-    with made(folder, MPI.COMM_SELF, **given(), dir=own) as trainer:
-        alone = trainer.fit()
-    assert tests[-1].test_loss == pytest.approx(alone[-1].test_loss, rel=1e-11)
 
 
 def test_what_one_rank_cannot_read_all_say(folder):

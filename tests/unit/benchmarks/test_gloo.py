@@ -20,10 +20,8 @@ def measured(collective, ranks, path):
     return table([path]).splitlines()
 
 
-@pytest.mark.parametrize(
-    "collective",
-    [name if name == "allreduce" else pytest.param(name, marks=pytest.mark.slow) for name in EACH],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("collective", EACH)
 def test_gloo_is_a_column_of_the_table(collective, tmp_path):
     heads, _, *rows = measured(collective, 2, tmp_path / "gloo.json")
     assert "Gloo (PyTorch" in heads and heads.count("|") == 3

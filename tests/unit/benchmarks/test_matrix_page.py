@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("mpi4py")
 from benchmarks.matrix import cells
-from benchmarks.matrix.page import gain, verdict, write_page
+from benchmarks.matrix.page import write_page
 from benchmarks.matrix.results import (
     DENSE,
     SHARED,
@@ -62,32 +62,6 @@ def test_the_target_is_of_the_longest_dense_run():
     )
     assert found.target("digits") == 3.0  # the mean of 4, 3 and 2
     assert math.isnan(found.target("gpt"))
-
-
-def test_what_wins_is_said_with_how_much_and_why():
-    dense = result([2.0, 1.0], [10.0, 20.0], sent_bytes=4e6)
-    code = result([2.0, 1.0], [2.0, 4.0], sent_bytes=1e6)
-    rows = [(cell(), dense), (cell("int8"), code)]
-    text = verdict(rows, 1.5, 30)
-    assert "int8 comes to a loss of 1.5 5.0 times sooner than a dense sum by ring, in 4.0 s" in text
-    assert "sends 1 MB a step, not 4 MB, and a step takes 2e+03 ms, not 1e+04 ms" in text
-    slow = result([2.0, 1.0], [20.0, 40.0], codec_share=0.25)
-    text = verdict([(cell(), dense), (cell("int8"), slow)], 1.5, 30)
-    assert "nothing pays: a dense sum by ring comes to a loss of 1.5 first, in 20 s" in text
-    assert "before int8 in 40 s, which spends 25% of its time in codes" in text
-    assert "no run comes to a loss of 0.1 in" in verdict(rows, 0.1, 30)
-    assert "no dense sum does in" in verdict([(cell(), result([3.0], [9.0])), rows[1]], 1.5, 30)
-    assert "no dense run to compare with" in verdict(rows[1:], 1.5, 30)
-
-
-def test_the_best_dense_algorithm_is_what_a_method_is_compared_with():
-    ring, butterfly = result([1.0], [10.0]), result([1.0], [4.0])
-    rows = [
-        (cell(), ring),
-        (cell(algorithm="butterfly"), butterfly),
-        (cell("int8"), result([1.0], [2.0])),
-    ]
-    assert "2.0 times sooner than a dense sum by butterfly" in verdict(rows, 1.0, 30)
 
 
 def test_the_usual_cells():
@@ -181,32 +155,3 @@ def test_the_page(tmp_path):
     assert "nothing pays: a dense sum by ring" in page
     for number in range(2):
         assert f"var(--series{number})" in page and f"--series{number}:" in page
-
-
-def test_a_page_of_nothing(tmp_path):
-    write_page(matrix({}), tmp_path / "page.html")
-    assert "Nothing was trained yet." in (tmp_path / "page.html").read_text()
-
-
-def test_the_headline_is_what_pays_most(tmp_path):
-    """Not what pays first; a dense run that never comes there has taken all of its time."""
-    pytest.importorskip("matplotlib")
-    found = {}
-    for link, seconds in (("1 Gb/s", 3.0), ("100 Mb/s", 1.0), ("far", 2.0)):
-        found[cell(link=link)] = result([2.0, 1.0], [3.0, 6.0])
-        found[cell("int8", link=link)] = result([2.0, 1.0], [seconds, 1.5 * seconds])
-    head = 'class="answer">On {}, '
-
-    def page():
-        write_page(matrix(found, 2), tmp_path / "page.html")
-        return (tmp_path / "page.html").read_text()
-
-    assert head.format("100 Mb/s") + "int8" in page()
-    found[cell(link="slow")] = result([2.0], [30.0])
-    found[cell("int8", link="slow")] = result([2.0, 1.0], [2.0, 4.0])
-    found[cell(job="gpt")] = result([2.0, 1.0], [30.0, 60.0])  # alone: nothing to compare with
-    assert head.format("slow") + "int8" in page()
-    for one in [one for one in found if one.method != DENSE]:
-        del found[one]
-    assert head.format("1 Gb/s") + "nothing pays" in page()
-    assert gain([(cell("int8"), result([1.0], [1.0]))], 1.0) == 1.0

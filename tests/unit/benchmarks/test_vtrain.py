@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from benchmarks.vtrain import Row, predicted
 
@@ -15,6 +16,7 @@ HEAD = (
 )
 
 
+@pytest.mark.slow
 def test_layouts_that_the_model_made_are_predicted(tmp_path):
     truth = np.array([2e14, 1e12, 5e-4, 1e11, 1e10])
     lines = [HEAD]

@@ -36,6 +36,7 @@ def test_no_deeper_than_the_face():
 
 
 def test_names_of_folders_are_public():
-    for module in FOLDERS & set(imported()):
+    found = imported()
+    for module in FOLDERS & set(found):
         there = import_module(module)
-        assert imported()[module] <= {*there.__all__, *getattr(there, "_WHERE", ())}, module
+        assert found[module] <= {*there.__all__, *getattr(there, "_WHERE", ())}, module

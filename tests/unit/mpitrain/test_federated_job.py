@@ -89,7 +89,8 @@ def test_other_tables_may_say_anything_without_clients(job):
 def test_a_plan_is_of_a_job_without_clients(capsys):
     assert main(["plan", "federated", "-n", "2"]) == 2
     assert "plan needs steps that all ranks take together" in capsys.readouterr().err
-    assert main(["plan", "federated", "-n", "2", "--set", "federated.clients=0"]) == 0
+    words = ["plan", "federated", "-n", "2", "--flops", "1e9", "--set", "federated.clients=0"]
+    assert main(words) == 0
 
 
 def test_rounds_are_read_again_and_said_in_words(tmp_path):

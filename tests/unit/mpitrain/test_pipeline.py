@@ -258,7 +258,7 @@ def test_every_micro_batch_is_somebodys():
 
 @pytest.mark.parametrize(("name", "part"), [("v_half", 1 / 2), ("v_min", 1 / 3)])
 def test_a_v_of_repeated_blocks_holds_a_part_of_what_1f1b_holds(name, part):
-    for p in range(2, 17):
+    for p in (*range(2, 9), 12, 16):
         held = replay(SCHEDULES[name].generate, pipeline(name, p, 4 * p)).held
         assert part * p < max(held.values()) / 2 <= part * p + 1.34
         idle = simulate(SCHEDULES[name].generate, pipeline(name, p, 4 * p)).seconds - 12 * p

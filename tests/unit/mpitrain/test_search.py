@@ -304,6 +304,7 @@ def test_one_replica_has_no_level_of_zero_and_no_limit_refuses_nothing():
     assert not any("GiB" in why for why in search.refused)
 
 
+@pytest.mark.slow
 def test_measured_layers_give_a_layout_that_the_table_of_methods_allows(capsys):
     assert main(["search", "digits_mlp", "-n", "4", "--set", "train.batch_size=64"]) == 0
     assert "data 4 x pipe 1 x tensor 1" in capsys.readouterr().out

@@ -1,0 +1,96 @@
+"""Drawn programs: a model, its data, an optimiser and what a loop does, in a drawn layout."""
+
+from random import Random
+
+from tests.mpi.mpitrain.fits import CUTS, OPTIMIZERS, SEVERAL, Sentences, Waves, Whole, net, regular
+from tests.mpi.mpitrain.test_random import KINDS, around
+from tests.mpi.mpitrain.test_schedulers import CASES
+from tests.mpi.mpitrain.test_streams import Turns
+
+import torch  # isort: skip
+
+BATCH, SEVERAL_DATA = 12, {"train_data": Sentences(50, 1), "test_data": Sentences(30, 2)}
+
+
+class TakesNoEmptyBatch(torch.nn.Module):
+    """As most modules do that call ``view``; with batch norm, or without."""
+
+    def __init__(self, norm):
+        super().__init__()
+        self.enter, self.leave = torch.nn.Linear(6, 16), torch.nn.Linear(16, 1)
+        self.norm = torch.nn.BatchNorm1d(16) if norm else torch.nn.Identity()
+        self.drop = torch.nn.Dropout(0.1)
+
+    def forward(self, x):
+        y = self.drop(self.norm(self.enter(x.view(x.size(0), -1))))
+        return self.leave(y.view(x.size(0), -1))
+
+
+class OfImages(torch.nn.Module):
+    """Batch norm of channels, and a ``view`` of what comes out of it."""
+
+    def __init__(self):
+        super().__init__()
+        # A bias before a norm has a gradient of rounding, which Adam would make large.
+        self.enter, self.leave = torch.nn.Conv2d(1, 4, 2, bias=False), torch.nn.Linear(8, 1)
+        self.norm = torch.nn.BatchNorm2d(4)
+
+    def forward(self, x):
+        y = torch.relu(self.norm(self.enter(x.view(-1, 1, 2, 3))))
+        return self.leave(y.view(x.size(0), -1))
+
+
+def before_others(first):
+    """The module, and parts behind it for other stages."""
+    return lambda: torch.nn.Sequential(first(), *(torch.nn.Linear(1, 1) for _ in range(4)))
+
+
+def model(rng: Random) -> tuple[dict[str, object], int, bool]:
+    """Keys of a model with its data, its parts, and whether it has batch norm."""
+    kinds = [kind for kind in KINDS if rng.random() < 0.4]
+    return rng.choice(
+        [
+            ({"model": net}, 5, False),
+            ({"model": regular}, 6, True),
+            ({"model": Whole, "cuts": CUTS}, 4, False),
+            (SEVERAL | SEVERAL_DATA, 4, False),
+            ({"model": lambda: around(*kinds)}, 2 + len(kinds), False),
+            ({"model": lambda: around(*kinds)}, 2 + len(kinds), False),
+            ({"model": before_others(lambda: TakesNoEmptyBatch(False))}, 5, False),
+            ({"model": before_others(lambda: TakesNoEmptyBatch(True))}, 5, True),
+            ({"model": before_others(OfImages)}, 5, True),
+        ]
+    )
+
+
+def job(rng: Random) -> tuple[dict[str, object], int, bool]:
+    """Keys of a program, its parts, and whether it has batch norm.
+
+    The last batch of an epoch has two samples, or one, and the test has three: ranks have none.
+    """
+    given, parts, has_norm = model(rng)
+    given = given | {"batch_size": BATCH, "epochs": 2}
+    if "train_data" not in given:
+        count = 50 if has_norm else 49
+        data = rng.choice((Waves, Waves, Turns))
+        given |= {"train_data": data(count, 1), "test_data": data(rng.choice((3, 30)), 2)}
+        given["workers"] = rng.choice((0, 1, 2) if data is Waves else (0, 1))
+    how = rng.choice(("adam", "SGD", "AdamW", "LambdaLR", "CyclicLR", "SequentialLR"))
+    if how in CASES:
+        given["optimizer"], given["schedule"] = CASES[how]
+    elif how in OPTIMIZERS:
+        given["optimizer"] = OPTIMIZERS[how]
+    given |= rng.choice(({}, {}, {"clip_value": 0.05}, {"clip_norm": 0.5}))
+    return given, parts, has_norm
+
+
+def layout(rng: Random, parts: int, has_norm: bool, ranks: int) -> dict[str, object]:
+    """Keys of a layout for so many parts; norms see one micro-batch."""
+    pipe = rng.choice([n for n in (1, 2, 3, 4) if ranks % n == 0 and n <= parts])
+    schedules = ["1f1b", "gpipe", "zero_bubble"] + ["zb_v"] * (2 * pipe <= parts)
+    keys = {"pipe": pipe, "schedule": rng.choice(schedules) if pipe > 1 else "1f1b"}
+    keys["zero"] = rng.choice((0, 1, 2, 3))
+    keys["recompute"], keys["overlap"] = rng.random() < 0.3, rng.random() < 0.7
+    keys["node_shared"] = not keys["zero"] and rng.random() < 0.3
+    keys["bucket_bytes"] = rng.choice((256, 2**20))
+    return {"parallel": keys, "micro_batches": 1 if has_norm else rng.choice((1, 2, 3))}

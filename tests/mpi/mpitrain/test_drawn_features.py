@@ -1,0 +1,54 @@
+"""Features of a program crossed with layouts, drawn: as one process trains, also in two runs."""
+
+from random import Random
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
+torch.set_num_threads(1)
+from mpitrain.config import ConfigError  # noqa: E402
+from tests.mpi.mpitrain.drawn_features import job, layout  # noqa: E402
+from tests.mpi.mpitrain.fits import RANKS, assert_as_alone, made  # noqa: E402
+
+pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
+QUICK, ALL = 6, 60
+
+
+def in_a_layout(rng, of, folder, **given):
+    """A trainer in a drawn layout, and its keys; the job's tables refuse some."""
+    for _ in range(20):
+        keys = layout(rng, *of, RANKS)
+        try:
+            return made(folder, **given, **keys), keys
+        except ConfigError as error:
+            refused = error
+    raise refused
+
+
+@pytest.mark.parametrize(
+    "seed", [pytest.param(n, marks=pytest.mark.slow if n >= QUICK else ()) for n in range(ALL)]
+)
+def test_a_drawn_program_trains_and_goes_on_as_in_one_process(folder, alone, seed):
+    """With the same bits in the same layout, up to rounding in another one."""
+    rng = Random(f"{RANKS} {seed}")
+    given, *of = job(rng)
+    right = alone(**given)
+    given["checkpoint"] = {"every": 3}
+    trainer, keys = in_a_layout(rng, of, folder, **given)
+    with trainer:
+        tests = trainer.fit()
+    assert_as_alone(tests, trainer.module, right, rtol=1e-8)
+    given["dir"] = str(folder / "again")
+    with made(folder, **given, **keys, steps=rng.randint(1, 9)) as first:
+        first.fit()
+    if rng.random() < 0.5:
+        with made(folder, **given, **keys) as rest:
+            assert rest.fit(resume=True)[-1] == tests[-1]
+        for name, value in rest.module.state_dict().items():
+            assert torch.equal(value, trainer.module.state_dict()[name]), name
+    else:
+        rest, _ = in_a_layout(rng, of, folder, **given)
+        with rest:
+            assert_as_alone(
+                rest.fit(resume=True)[-1:], rest.module, (right[0][-1:], right[1]), 1e-8
+            )

@@ -1,0 +1,381 @@
+"""Faults in collectives."""
+
+from tests.seeded.fault import Fault
+
+FAULTS = [
+    # The schedules, and their proofs.
+    Fault(
+        "ring: a chunk off by one", "tests/unit/collectives/test_verify.py",
+        "collectives/algorithms/ring.py",
+        "leaving, arriving = (rank - step) % size, (rank - 1 - step) % size",
+        "leaving, arriving = (rank - step) % size, (rank - step) % size",
+    ),
+    Fault(
+        "butterfly: the extra ranks get no result", "tests/unit/collectives/test_verify.py",
+        "collectives/algorithms/butterfly.py",
+        "        yield (Recv(rank - 1, everything),)\n        return\n    if fold.extra:\n"
+        "        yield (RecvReduce(rank + 1, everything, held),)",
+        "        yield ()\n        return\n    if fold.extra:\n"
+        "        yield (RecvReduce(rank + 1, everything, held),)",
+    ),
+    Fault(
+        "double binary tree: the last rank is nobody's child",
+        "tests/unit/collectives/test_verify.py", "collectives/algorithms/double_binary_tree.py",
+        "if child != place)",
+        "if child not in (place, size - 1))",
+    ),
+    Fault(
+        "rooted: blocks turned the wrong way", "tests/unit/collectives/test_verify.py",
+        "collectives/algorithms/rooted.py",
+        "start, stop = chunk.start + root, chunk.stop + root",
+        "start, stop = chunk.start - root, chunk.stop - root",
+    ),
+    Fault(
+        "segments: the second block's lie in the first", "tests/unit/collectives/test_verify.py",
+        "collectives/algorithms/segments.py",
+        "offset = (block * (count - 1) + segment) * n",
+        "offset = segment * n",
+    ),
+    Fault(
+        "verify: a contribution counted twice passes", "tests/unit/collectives/test_verify.py",
+        "collectives/analysis/verify.py",
+        "if left.ranks & right.ranks and not self.contract.idempotent:",
+        "if False and not self.contract.idempotent:",
+    ),
+    Fault(
+        "verify: ranks that reduce in another order pass", "tests/unit/collectives/test_verify.py",
+        "collectives/analysis/verify.py",
+        "if same.tree != got.tree and not self.contract.idempotent:",
+        "if False and not self.contract.idempotent:",
+    ),
+    Fault(
+        "simulate: a port's messages start side by side",
+        "tests/unit/collectives/test_cost_models.py", "collectives/analysis/simulate.py",
+        "latency = latency * most",
+        "latency = np.minimum(latency, latency * most)",
+    ),
+    Fault(
+        "hierarchical: the nodes' first ranks broadcast before they have the sum",
+        "tests/unit/collectives/test_verify.py", "collectives/algorithms/hierarchical.py",
+        "yield from [()] * sum(1 for _ in across.rounds(0))",
+        "yield from ()",
+    ),
+    Fault(
+        "leaders: the broadcast is of another node", "tests/unit/collectives/test_verify.py",
+        "collectives/algorithms/hierarchical.py",
+        "yield from _moved(broadcast.rounds(place), node * local, 1, spread",
+        "yield from _moved(broadcast.rounds(place), 0, 1, spread",
+    ),
+    Fault(
+        "contracts: an exclusive scan with the own part", "tests/unit/collectives/test_verify.py",
+        "collectives/contracts.py",
+        "Value(range(m.rank), i) if m.rank else None",
+        "Value(range(m.rank + 1), i) if m.rank else None",
+    ),
+    Fault(
+        "exact: a tie is rounded without its third part", "tests/unit/collectives/test_exact.py",
+        "collectives/execution/exact.py",
+        "np.where(tie & (np.sign(second) == np.sign(third)), beyond, first)",
+        "first",
+    ),
+    Fault(
+        "tuner: the first rule that fits and not the last", "tests/unit/collectives/test_tuner.py",
+        "collectives/calls/tuner.py",
+        "            rule = rules[-1]\n",
+        "            rule = rules[0]\n",
+    ),
+    Fault(
+        "delayed: messages leave side by side", "tests/unit/collectives/test_delayed.py",
+        "collectives/execution/transport/delayed.py",
+        "left = max(now, self._free_at) + self.link.seconds(nbytes)",
+        "left = now + self.link.seconds(nbytes)",
+    ),
+    # Schedules bound to memory.
+    Fault(
+        "messages: tags counted over all peers", "tests/mpi/collectives/test_drawn.py",
+        "collectives/execution/messages.py",
+        "route = isinstance(step, Send), step.peer",
+        "route = isinstance(step, Send), 0",
+    ),
+    Fault(
+        "messages: a chunk that is still being sent is reduced into", "tests/local/test_orders.py",
+        "collectives/execution/messages.py",
+        "(late if busy else bound.finish).append(reduction)",
+        "bound.finish.append(reduction)",
+    ),
+    Fault(
+        "messages: the operands of a reduction swapped", "tests/local/test_local.py",
+        "collectives/execution/messages.py",
+        "operands = (arrived, own) if step.peer < self.transport.rank else (own, arrived)",
+        "operands = (own, arrived)",
+    ),
+    Fault(
+        "messages: in place, the input is not copied aside", "tests/local/test_local.py",
+        "collectives/execution/messages.py",
+        "aside = aside or not schedule.in_place",
+        "aside = aside or False",
+    ),
+    Fault(
+        "plan: sends are not waited for", "tests/local/test_orders.py",
+        "collectives/execution/messages.py",
+        "bound.finish += [*(request.Wait for request in sends), *late]",
+        "bound.finish += late",
+    ),
+    Fault(
+        "shared memory: what a peer still reads is written to", "tests/local/test_races.py",
+        "collectives/execution/shared_rounds.py",
+        "return not all(map(wait.cells.isdisjoint, by_others))",
+        "return not (wait.reading or all(map(wait.cells.isdisjoint, by_others)))",
+    ),
+    Fault(
+        "shared memory: the last tick is not waited for", "tests/local/test_races.py",
+        "collectives/execution/shared_rounds.py",
+        "ending = self.wait(left, [])",
+        "ending = self.wait([], [])",
+    ),
+    Fault(
+        "shared memory: two meetings use the same words", "tests/mpi/collectives/test_drawn.py",
+        "collectives/execution/transport/shared_memory.py",
+        "for first in (SLOTS * _LINE, SLOTS * _LINE + WORDS):",
+        "for first in (SLOTS * _LINE, SLOTS * _LINE):",
+    ),
+    Fault(
+        "slots: a rank reads the slot that it stores to", "tests/local/test_slots.py",
+        "collectives/execution/slot_rounds.py",
+        "np.copyto(self.own[self.pieces.at], self.slots[1 - self.pair.turn])",
+        "np.copyto(self.own[self.pieces.at], self.slots[self.pair.turn])",
+    ),
+    Fault(
+        "slots: a slot is free before the peer has read it", "tests/local/test_slots.py",
+        "collectives/execution/transport/slots.py",
+        "self.base = self._free_at[turn]",
+        "self.base = 0",
+    ),
+    Fault(
+        "slots: a reduction does not wait for what goes to another node",
+        "tests/local/test_slots.py", "collectives/execution/slot_rounds.py",
+        "reducing = landing if self.is_crossed(steps, pieces) else moving",
+        "reducing = moving",
+    ),
+    Fault(
+        "slots: runs do not stand in line", "tests/mpi/collectives/test_slots.py",
+        "collectives/execution/transport/slots.py",
+        "while (first := self._line[0]) is not self:",
+        "while (first := self._line[0]) is None:",
+    ),
+    Fault(
+        "shared memory: a chunk that is lent is written over", "tests/local/test_races.py",
+        "collectives/execution/shared_rounds.py",
+        "if any(wait.cells & cells for wait in lent):",
+        "if any(wait.until < 0 for wait in lent):",
+    ),
+    Fault(
+        "shared memory: the count of an earlier segment", "tests/local/test_races.py",
+        "collectives/execution/shared_rounds.py",
+        "done = self.passed + moved(other.round)",
+        "done = moved(other.round)",
+    ),
+    Fault(
+        "device plan: messages start without a gate", "tests/local/test_device_memory.py",
+        "collectives/execution/device_plan.py",
+        "rounds += behind(gate, BoundRound(starts=[*copies]))",
+        "rounds.append(BoundRound(starts=[*copies]))",
+    ),
+    Fault(
+        "device plan: the plan does not follow its caller", "tests/local/test_device_memory.py",
+        "collectives/execution/device_plan.py",
+        "self._memory.follow(self.events)",
+        "pass",
+    ),
+    Fault(
+        "device plan: the caller does not follow the plan", "tests/local/test_device_memory.py",
+        "collectives/execution/device_plan.py",
+        "stream.wait_event(self.event)",
+        "pass",
+    ),
+    Fault(
+        "device memory: pinned memory is given back at once", "tests/local/test_device_mutants.py",
+        "collectives/execution/transport/device.py",
+        "            if idle[at].free.done:",
+        "            if True:",
+    ),
+    Fault(
+        "CUDA IPC: a handle is told before its memory is written",
+        "tests/mpi/collectives/test_device.py", "collectives/execution/transport/cuda_ipc.py",
+        "            memory.synchronize()\n            handle",
+        "            handle",
+    ),
+    Fault(
+        "CUDA IPC: memory is unmapped while a stream reads it",
+        "tests/mpi/collectives/test_cuda_ipc.py", "collectives/execution/transport/cuda_ipc.py",
+        "    memory.settle()\n",
+        "",
+    ),
+    Fault(
+        "shared memory: a rank says that its stream has come before it has",
+        "tests/mpi/collectives/test_device.py", "collectives/execution/shared_rounds.py",
+        "        rounds = behind(self.gate, bound)\n",
+        "        rounds = [bound]\n",
+    ),
+    Fault(
+        "device: the current GPU and not the array's", "tests/mpi/collectives/test_device_roads.py",
+        "collectives/calls/bind.py",
+        "memory = self._resources.devices.memory(call.buffer.gpu)",
+        "memory = self._resources.devices.memory(CudaMemory().gpu)",
+    ),
+    Fault(
+        "device: native takes device memory unasked", "tests/mpi/collectives/test_device_roads.py",
+        "collectives/calls/native.py",
+        "    if not is_direct:\n",
+        "    if False:\n",
+    ),
+    Fault(
+        "NCCL: kernels on the null stream", "tests/mpi/collectives/test_nccl.py",
+        "collectives/calls/nccl.py",
+        "    given.append(memory.stream.ptr)\n",
+        "    given.append(0)\n",
+    ),
+    # Calls.
+    Fault(
+        "plan cache: a plan found whatever the length", "tests/mpi/collectives/test_drawn.py",
+        "collectives/calls/plan_cache.py",
+        "return _address(buffer), buffer.nbytes, buffer.dtype\n    if buffer is None",
+        "return _address(buffer), buffer.dtype\n    if buffer is None",
+    ),
+    Fault(
+        "call: a plan found whatever the operation", "tests/mpi/collectives/test_drawn.py",
+        "collectives/calls/call.py",
+        "            _identity(self.op),\n",
+        "",
+    ),
+    Fault(
+        "buffers: the displacement is left out", "tests/mpi/collectives/test_communicator.py",
+        "collectives/calls/buffers.py",
+        "part = items.view(np.uint8)[first * self.extent : (first + length) * self.extent]",
+        "part = items.view(np.uint8)[: length * self.extent]",
+    ),
+    Fault(
+        "bind: results are not unpacked into gaps", "tests/mpi/collectives/test_buffer_kinds.py",
+        "collectives/calls/bind.py",
+        "self.after.insert(0, partial(buffer.gaps.unpack, buffer.items))",
+        "self.after.insert(0, partial(buffer.gaps.pack, buffer.items))",
+    ),
+    Fault(
+        "call: bitwise or for exclusive or", "tests/mpi/collectives/test_drawn.py",
+        "collectives/execution/memory.py",
+        '"bxor": (np.bitwise_xor, INTEGER)',
+        '"bxor": (np.bitwise_or, INTEGER)',
+    ),
+    Fault(
+        "engine: native calls do not end the plans under way",
+        "tests/mpi/collectives/test_communicator.py", "collectives/calls/engine.py",
+        "        self.progress.drain()\n        if self.progress.traffic",
+        "        if self.progress.traffic",
+    ),
+    Fault(
+        "progress: a waiting rank leaves other plans alone",
+        "tests/mpi/collectives/test_life_of_plans.py", "collectives/execution/progress.py",
+        "for plan in tuple(_HERE.plans):\n            plan.Test()",
+        "for plan in tuple(_HERE.plans)[:0]:\n            plan.Test()",
+    ),
+    Fault(
+        "progress: another thread's plan is moved by none", "tests/mpi/collectives/test_threads.py",
+        "collectives/execution/progress.py",
+        "                plan.among.remove(plan)\n                _HERE.plans.append(plan)",
+        "                plan.among.remove(plan)",
+    ),
+    Fault(
+        "native plan: started plans are not ended before a blocking run",
+        "tests/mpi/collectives/test_life_of_plans.py", "collectives/calls/native_plan.py",
+        "        # Another rank may wait for one of these before it comes here.\n"
+        "        self._progress.drain()\n",
+        "",
+    ),
+    Fault(
+        "native plan: a wait does not move other plans",
+        "tests/mpi/collectives/test_life_of_plans.py",
+        "collectives/calls/native_plan.py",
+        "        while self._progress.here:\n            if super().Test(status):",
+        "        while False:\n            if super().Test(status):",
+    ),
+    Fault(
+        "plan cache: a plan under way is found again", "tests/mpi/collectives/test_found_again.py",
+        "collectives/calls/plan_cache.py",
+        "plan = self._plans.pop((parsed, where), None)",
+        "plan = self._plans.get((parsed, where))",
+    ),
+    Fault(
+        "coded: the owner's residual is not kept", "tests/mpi/mpitrain/test_compression.py",
+        "collectives/coded.py",
+        "self._owner_residual.keep(self._sum, self._read(code, self._rank))",
+        "pass",
+    ),
+    Fault(
+        "checksums: an envelope is not compared", "tests/mpi/mpitrain/test_checksums.py",
+        "collectives/execution/transport/checked.py",
+        "if found != self.number[0]:",
+        "if found < 0:",
+    ),
+    # The backend of torch.distributed.
+    Fault(
+        "torch: a call that blocks overtakes those in the background",
+        "tests/launch/test_torch_threads.py", "collectives/torch/order.py",
+        "while self.calls:\n                self._run_first()\n            self._is_running = True",
+        "self._is_running = True",
+    ),
+    Fault(
+        "torch: the last call runs first", "tests/launch/test_torch_threads.py",
+        "collectives/torch/order.py",
+        "self.calls.popleft().run()",
+        "self.calls.pop().run()",
+    ),
+    Fault(
+        "torch: a mean of negative integers is not rounded towards zero",
+        "tests/mpi/collectives/test_torch_backend.py", "collectives/torch/reduce_op.py",
+        "            total += (high < 0) & (rest % ranks != 0)\n",
+        "",
+    ),
+    Fault(
+        "torch: results stay in the joined copy", "tests/mpi/collectives/test_torch_backend.py",
+        "collectives/torch/tensors.py",
+        "    def write_back(self) -> None:\n        if not self.is_view:",
+        "    def write_back(self) -> None:\n        if self.is_view:",
+    ),
+    Fault(
+        "torch: an output may be read while it is written",
+        "tests/mpi/collectives/test_torch_backend.py", "collectives/torch/tensors.py",
+        "return whole.clone() if overlap else whole",
+        "return whole",
+    ),
+    Fault(
+        "torch: a message of another size is taken", "tests/mpi/collectives/test_torch_backend.py",
+        "collectives/torch/messages.py",
+        "if got != expected:",
+        "if got > expected:",
+    ),
+    # Virtual ranks.
+    Fault(
+        "virtual: a message is taken whatever its tag", "tests/launch/test_virtual_programs.py",
+        "collectives/virtual/messages.py",
+        "self.source in (ANY_SOURCE, send.source) and self.tag in (ANY_TAG, send.tag)",
+        "self.source in (ANY_SOURCE, send.source)",
+    ),
+    Fault(
+        "virtual: a small message is changed after its post",
+        "tests/launch/test_virtual_programs.py", "collectives/virtual/messages.py",
+        "            self.data = self.data.copy()\n",
+        "",
+    ),
+    Fault(
+        "virtual: a link has messages side by side", "tests/unit/collectives/test_virtual_ranks.py",
+        "collectives/virtual/links.py",
+        "self._free[link] = begin + nbytes * seconds",
+        "self._free[link] = now",
+    ),
+    Fault(
+        "virtual: a rank goes on before others whose clocks are behind",
+        "tests/unit/collectives/test_virtual_ranks.py", "collectives/virtual/rank.py",
+        "if first is not None and first < (now, self.number):",
+        "if first is None:",
+    ),
+]  # fmt: skip
