@@ -33,7 +33,7 @@ def around(*kinds):
         nn.Sequential(nn.Linear(6, 40), nn.Unflatten(1, (5, 8))),
         *(deepcopy(KINDS[kind]) for kind in kinds),
         nn.Sequential(nn.Flatten(), nn.Linear(40, 1)),
-    )
+    ).double()
 
 
 SLOW = pytest.mark.slow
