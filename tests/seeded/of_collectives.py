@@ -141,7 +141,7 @@ FAULTS = [
     ),
     Fault(
         "slots: a rank reads the slot that it stores to", "tests/local/test_slots.py",
-        "collectives/execution/slot_rounds.py",
+        "collectives/execution/pieces.py",
         "np.copyto(self.own[self.pieces.at], self.slots[1 - self.pair.turn])",
         "np.copyto(self.own[self.pieces.at], self.slots[self.pair.turn])",
     ),

@@ -138,8 +138,8 @@ FAULTS = [
     Fault(
         "delayed: rounds under way are left out of the weights",
         "tests/mpi/mpitrain/test_sync_arithmetic.py", "mpitrain/sync/delayed.py",
-        "            self._base += other.own\n",
-        "            self._base += 0 * other.own\n",
+        "self._base += self._own[self._slot(other)]",
+        "self._base += 0 * self._own[self._slot(other)]",
     ),
     Fault(
         "local: the optimiser's state is not averaged",
