@@ -62,6 +62,6 @@ def test_running_values_of_batch_norm_are_compared(tmp_path, monkeypatch):
         usual(state, mean, squares, count, part / 2)
 
     monkeypatch.setattr(stand_ins, "follow", follow)
-    wrong = found.certify({})
+    wrong = found.certify({}, "of this test")  # beside the same reference
     assert (wrong.verdict, wrong.where) == ("FAIL", "parameters after step 1")
     assert "part1.running_" in wrong.text
