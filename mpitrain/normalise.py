@@ -126,7 +126,8 @@ def normalise(
         if layers and given.loss is user_objects.own_loss and metrics is None:
             last.give_only_loss()
         if job.run.shadow and not comm.rank:
-            shadow = user_objects.shadow(module, layers or {}, given)
+            factory = given.optimizer if given.makes_optimizer else None
+            shadow = extras.Shadow(module, layers or {}, factory, given.schedule)
     objects = UserObjects(data, layers, loss, metrics, optimizer, grouping, schedule, shadow, names)
     return job, objects, module
 

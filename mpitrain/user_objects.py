@@ -132,12 +132,6 @@ def _give_shapes(module: Any, inputs: Array, seed: int) -> None:
         ) from error
 
 
-def shadow(module: Any, layers: Mapping[str, nn.Layer], given: Given) -> Callable[[Any, Any], None]:
-    """The function that compares the first steps of a torch module with plain torch."""
-    factory = given.optimizer if given.makes_optimizer else None
-    return extras.Shadow(module, layers, factory, given.schedule)
-
-
 def kinds(module: Any) -> dict[str, object]:
     """Types of a torch module's parts, by name; for torch's own classes with their options."""
     return {

@@ -77,7 +77,7 @@ def judge(
         if names := _differing(own, other, most):
             text = _told(names, own, other, most, ranks)
             if found.draws and not is_draw:
-                text = f"{found.draws} draws torch's random numbers, others on each rank"
+                text = f"{found.draws} draws random numbers, others on each rank"
             return Judgement("ABSTAIN" if found.draws or is_draw else "FAIL", where, text)
     return Judgement("PASS", "", f"{len(found.steps)} steps")
 

@@ -15,7 +15,7 @@ from mpitrain.checkpoint.saving import checkpoints, resume, save
 from mpitrain.checkpoint.writer import Writer
 from mpitrain.config import Config
 from mpitrain.metrics import records
-from mpitrain.parallel.store import Piece, overlaps
+from mpitrain.parallel.store import Piece
 from mpitrain.step.agreement import Agreed, StepReport
 from mpitrain.training.batches import part
 from mpitrain.training.loop import Batch, Loop, read_batches
@@ -96,7 +96,10 @@ class _LoopWatch:
         samples = self._samples(batch)
         found = self._step(batch)
         (loss,) = [one.loss for one in found if isinstance(one, records.Step)] or [np.nan]
+        state = {name: np.array(parts.device.get(one)) for name, one in parts.state.items()}
         parameters = self._whole(lambda piece: piece.parameters)
+        for one in parts.comm.gather(state) or ():  # running values are of a stage's replicas alike
+            parameters |= one
         session.record.steps.append(Recorded(samples, loss, self._gradients, parameters))
         if session.mutation == "stale":
             for piece, values in zip(parts.store.pieces, self._first, strict=True):
@@ -134,16 +137,6 @@ class _LoopWatch:
 
     def _whole(self, of: Callable[[Piece], Array]) -> dict[str, Array]:
         """Whole tensors by their names in the program, on rank 0."""
-        parts, found = self._parts, dict[str, Array]()
-        own = [
-            (tensor, piece.start + part.start - tensor.start, parts.device.get(of(piece)[part]))
-            for piece in parts.store.pieces
-            if parts.grid.counts(piece.group)
-            for tensor, part in overlaps(parts.arena.tensors, piece, parts.store.counted(piece))
-        ]
-        for tensor, first, values in chain.from_iterable(parts.comm.gather(own) or ()):
-            name = self._names.get(tensor.name, tensor.name)
-            into = found.setdefault(name, np.zeros(tensor.whole, values.dtype))
-            index = tensor.part(np.arange(into.size).reshape(into.shape)).ravel()
-            into.flat[index[first : first + values.size]] = values
-        return found
+        parts = self._parts
+        found = parts.whole(lambda number: of(parts.store.pieces[number]))
+        return {self._names.get(name, name): array for name, array in found.items()}

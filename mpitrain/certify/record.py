@@ -22,8 +22,8 @@ class Abstained(Exception):
 
 @dataclass
 class Recorded:
-    """A step: samples by number or digest, mean loss, gradients before clipping, parameters after
-    it by name; of the last two, rank 0 alone knows all."""
+    """A step: samples by number or digest, mean loss, gradients before clipping, parameters and
+    running values after it by name; of the last two, rank 0 alone knows all."""
 
     samples: list[Any]
     loss: float
@@ -41,7 +41,7 @@ class Record:
         is_ours: whether the trainer gives samples, initial values and random numbers, which have to
             be the same in every layout.
         eps: relative distance of neighbouring numbers in the type that computes.
-        draws: class of a module that draws torch's random numbers; empty: none does.
+        draws: who draws random numbers in a pass, as the class of a module; empty: nobody.
         has_means: whether layers take means over samples, as batch norm does.
     """
 

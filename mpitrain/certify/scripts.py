@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 from collectives.torch import name_ranks, take_over
 from mpitrain.arrays import Array
 from mpitrain.certify.record import Enough, Recorded, Session
+from mpitrain.data.generators import random_states
 
 #: Words that wrappers put into the names of parameters.
 _WRAPPERS = re.compile(r"\b(module|_orig_mod|_checkpoint_wrapped_module)\.")
@@ -72,6 +73,7 @@ class _TorchWatch:
         self._known, self._first = dict[str, torch.Tensor](), dict[str, torch.Tensor]()
         self._depth = self._stepping = 0
         self._is_backward = False
+        self._states = list[object]()
         self._reset()
 
     def _reset(self) -> None:
@@ -84,21 +86,28 @@ class _TorchWatch:
         if is_off or not (module.training and is_part):
             return theirs(module, *args, **named)
         if not self._depth:
+            self._note_draws("the code around modules", self._states)
             self._learn(module)
             self._take_samples((args, named))
-        state = torch.get_rng_state()
-        self._depth += 1
+        before, self._depth = random_states(), self._depth + 1
         try:
             return theirs(module, *args, **named)
         finally:
             self._depth -= 1
-            if not record.draws and not torch.equal(state, torch.get_rng_state()):
-                record.draws = type(module).__name__
+            self._note_draws(type(module).__name__, before)
+            self._states = random_states()
+
+    def _note_draws(self, who: str, before: list[object]) -> None:
+        """Note who has drawn random numbers since the states of ``before``; empty: unknown."""
+        if before and not self._record.draws and before != random_states():
+            self._record.draws = who
 
     def backward(self, theirs: Any, tensors: Any, *args: Any, **named: Any) -> None:
         """A backward pass, which begins with the loss unless it is within another one."""
         if self._is_backward:
             return theirs(tensors, *args, **named)
+        self._note_draws("the loss", self._states)
+        self._states = []
         self._loss += sum(one.item() for one in tree_leaves(tensors) if one.numel() == 1)
         self._is_backward = True
         try:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence, Sized
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from itertools import chain
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +27,7 @@ from mpitrain.optim.schedule_table import Factor, TabulatedSchedule
 from mpitrain.parallel.arena import SPREAD, Arena
 from mpitrain.parallel.grid import ProcessGrid
 from mpitrain.parallel.replicas import ReplicaMismatch, check_replicas
-from mpitrain.parallel.store import Store
+from mpitrain.parallel.store import Store, overlaps
 from mpitrain.parallel.summation import Summation
 from mpitrain.pipeline.runtime import Span
 from mpitrain.ranks.same import expect_same
@@ -244,6 +245,22 @@ class Parts:
         alike = self.grid.groups[SPREAD].size
         sent = (size - 1) / size * (self.arena.size - spread) + (alike - 1) / alike * spread
         return 2 * sent * itemsize * self.updater.per_step
+
+    def whole(self, of: Callable[[int], Array], *, everywhere: bool = False) -> dict[str, Array]:
+        """Whole arrays by tensor, on rank 0 or ``everywhere``; a piece ``n`` here has ``of(n)``."""
+        found: dict[str, Array] = {}
+        own = [
+            (tensor, piece.start + part.start - tensor.start, self.device.get(of(number)[part]))
+            for number, piece in enumerate(self.store.pieces)
+            if self.grid.counts(piece.group)
+            for tensor, part in overlaps(self.arena.tensors, piece, self.store.counted(piece))
+        ]
+        every = self.comm.allgather(own) if everywhere else self.comm.gather(own)
+        for tensor, first, values in chain.from_iterable(every or ()):
+            into = found.setdefault(tensor.name, np.zeros(tensor.whole, values.dtype))
+            index = tensor.part(np.arange(into.size).reshape(into.shape)).ravel()
+            into.flat[index[first : first + values.size]] = values
+        return found
 
     def refresh(self) -> None:
         """Show new values of this rank's pieces to all ranks."""

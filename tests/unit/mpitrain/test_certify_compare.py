@@ -40,7 +40,7 @@ def verdict(found, ranks=4):
         (record(factor=1.001), "FAIL", "a differs by up to 0.003"),
         (record(factor=np.nan), "FAIL", "a differs by up to nan"),
         (record(loss=1.5), "FAIL", "loss of step 1 the loss is 3/2 of one process's"),
-        (record(loss=1.5, draws="Dropout"), "ABSTAIN", "Dropout draws torch's random numbers"),
+        (record(loss=1.5, draws="Dropout"), "ABSTAIN", "Dropout draws random numbers"),
         (record(samples=(0, 0)), "FAIL", "1 of 2 are missing"),
         (record(samples=(0, 7)), "ABSTAIN", "the data differ: 1 of 2"),
         (record(samples=(0, 7), is_ours=True), "FAIL", "samples of step 1"),

@@ -1,6 +1,7 @@
 """The shadow: the first steps in plain torch beside the trainer's layers, on a few samples."""
 
 import logging
+import math
 import random
 import threading
 
@@ -17,7 +18,10 @@ nn, F = torch.nn, torch.nn.functional
 
 from mpitrain.adapters.torch.functions.objective import TorchLoss  # noqa: E402
 from mpitrain.adapters.torch.functions.optimizer import TorchOptimizer  # noqa: E402
+from mpitrain.adapters.torch.modules import stand_ins  # noqa: E402
 from mpitrain.adapters.torch.modules.passes import Pass  # noqa: E402
+from mpitrain.adapters.torch.shadow import shadow  # noqa: E402
+from mpitrain.memory import available  # noqa: E402
 from tests.unit.mpitrain.test_torch_optimizers import Signs  # noqa: E402
 
 X = torch.randn(24, 6, generator=torch.Generator().manual_seed(5))
@@ -27,16 +31,17 @@ Y = X.sin().sum(1, keepdim=True)
 class Between(nn.Module):
     """Computes ``f(module, x)`` between two layers."""
 
-    def __init__(self, f, *buffers):
+    def __init__(self, f, norm):
         super().__init__()
         self.a, self.f, self.b = nn.Linear(6, 6), f, nn.Linear(6, 1)
+        self.norm = norm()
 
     def forward(self, x):
         return self.b(self.f(self, self.a(x).tanh()))
 
 
-def between(f):
-    return lambda: Between(f)
+def between(f, norm=nn.Identity):
+    return lambda: Between(f, norm)
 
 
 def plain():
@@ -57,6 +62,10 @@ def fitted(folder, model=plain, loss=F.mse_loss, optimizer=sgd, **given):
     with trainer:
         trainer.fit()
     return trainer.module
+
+
+def lines(caplog):
+    return [r.getMessage() for r in caplog.records if "run.shadow" in r.getMessage()]
 
 
 class Follows(nn.Module):
@@ -155,6 +164,8 @@ OUTPUTS, GRADIENT, UPDATE = "gives samples other outputs", "the gradient of", "t
 #: What a program can do that makes a layout train other numbers, and the words that tell of it.
 PLANTED = {
     "mixes": (OUTPUTS, {"model": between(lambda m, x: x - x.mean(0))}),
+    "mixes beside batch norm": (OUTPUTS, {
+        "model": between(lambda m, x: m.norm(x) - x.mean(0), lambda: nn.BatchNorm1d(6))}),
     "mixes by draws": (OUTPUTS, {"model": between(lambda m, x: x + x[torch.randperm(len(x))])}),
     "state": (OUTPUTS, {"model": between(counting)}),
     "Python's numbers": ("numbers that are not torch's", {
@@ -190,7 +201,9 @@ def test_what_another_check_finds_is_told_in_its_words(tmp_path):
         (Pass, "backward", 0.5, "the gradient of 0.weight is 1/2 of torch's: a mean was taken"),
         (Pass, "backward", 2, "the gradient of 0.weight is 2 times torch's: a mean was taken"),
         (TorchLoss, "_of", 3, "the loss is 3 times torch's"),
+        (TorchLoss, "_of", float("nan"), "the loss is nan, and .* in torch"),
         (TorchOptimizer, "apply", 0.5, "the update of 0.weight is 1/2 of torch's"),
+        (stand_ins, "follow", 0.5, "the new value of 1.running_mean is 1/2 of torch's"),
     ],
 )
 def test_a_fault_of_the_trainers_own_is_told_by_its_ratio(
@@ -209,14 +222,23 @@ def test_a_fault_of_the_trainers_own_is_told_by_its_ratio(
     def apply(self, p, direction, state, rate):
         usual(self, p, direction, state, rate * times)
 
+    def follow(state, mean, squares, count, part):
+        usual(state, mean, squares, count, part * times)
+
     monkeypatch.setattr(where, name, locals()[name])
     with pytest.raises(ConfigError, match=f"step 1: {words}"):
-        fitted(tmp_path)
+        fitted(tmp_path, normed if name == "follow" else plain)
 
 
 def keeping(module, x):
     module.kept = x
     return x
+
+
+def graphed():
+    module = Between(keeping, nn.Identity)
+    module.kept = module.a(torch.ones(6))
+    return module
 
 
 class Tied(nn.Module):
@@ -270,6 +292,22 @@ def decayed(parameters):
     return torch.optim.AdamW([{"params": rest}, {"params": flat, "weight_decay": 0.0}], lr=3e-3)
 
 
+class Categories(nn.Module):
+    """Takes a number for the number of a row, as in tables of one type."""
+
+    def __init__(self):
+        super().__init__()
+        self.rows, self.leave = nn.Embedding(4, 3), nn.Linear(8, 1)
+
+    def forward(self, x):
+        return self.leave(torch.cat([self.rows(x[:, 0].long()), torch.bernoulli(x[:, 1:])], 1))
+
+
+def categories():
+    x = (torch.arange(24) % 4)[:, None] / torch.tensor([1.0] + 5 * [3.0])
+    return torch.utils.data.TensorDataset(x, Y)
+
+
 def one_cycle(optimizer):
     return torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=40)
 
@@ -283,12 +321,19 @@ RIGHT = {
     "plain": {},
     "holds on to itself": {"model": lambda: Held(nn.Dropout(0.2))},
     "keeps what it made": {"model": between(keeping)},
+    "keeps a graph": {"model": graphed},
     "teacher": {"model": Follows},
     "a penalty in the loss": {"model": penalised, "loss": lambda y, t: penalised.loss(y, t)},
     "dropout": {"model": noisy},
     "batch norm": {"model": normed, "micro_batches": 2},
     "spectral norm": {"model": lambda: nn.Sequential(
         nn.utils.parametrizations.spectral_norm(nn.Linear(6, 8)), nn.Linear(8, 1))},
+    "batch norm in a checkpoint": {"model": between(
+        lambda m, x: torch.utils.checkpoint.checkpoint(m.norm, x, use_reentrant=False),
+        lambda: nn.BatchNorm1d(6))},
+    "old spectral norm": {"model": lambda: nn.Sequential(
+        nn.utils.spectral_norm(nn.Linear(6, 8)), nn.Linear(8, 1)), "micro_batches": 2},
+    "numbers at edges": {"model": Categories, "data": categories()},
     "attention": {"model": attending},
     "checkpoints": {"model": lambda: nn.Sequential(Again(), nn.Linear(6, 1))},
     "tied": {"model": Tied, "cuts": ["one"]},
@@ -299,6 +344,7 @@ RIGHT = {
     "lamb": {"optimizer": None, "optim": {"name": "lamb"}},
     "groups": {"optimizer": decayed},
     "clipped": {"clip_norm": 0.1, "schedule": one_cycle},
+    "another rate": {"schedule": one_cycle, "optim": {"lr": 0.02}},
     "adafactor": {"optimizer": lambda p: torch.optim.Adafactor(p, lr=0.05)},
     "zero": {"optimizer": lambda p: torch.optim.NAdam(p, lr=0.02), "parallel": {"zero": 2}},
     "bfloat16": {"compute": "bfloat16", "dtype": "float32"},
@@ -317,8 +363,8 @@ def test_what_is_right_is_let_be_and_keeps_its_bits(tmp_path, caplog, kind, dtyp
         own = fitted(tmp_path, **given, shadow=steps).state_dict()
         found.append([*own.values(), torch.rand(2), random.random(), np.random.rand()])
     assert all(torch.equal(torch.as_tensor(a), torch.as_tensor(b)) for a, b in zip(*found))
-    told = [r.getMessage() for r in caplog.records if "run.shadow" in r.getMessage()]
-    assert len(told) == 1 and "8 steps are as in plain torch" in told[0]
+    (told,) = lines(caplog)
+    assert "8 steps are as in plain torch" in told
 
 
 class Uncopied(nn.Linear):
@@ -338,8 +384,50 @@ class Uncopied(nn.Linear):
 )
 def test_where_nothing_can_be_compared_a_line_says_so(tmp_path, caplog, given, why):
     fitted(tmp_path, **given)
-    (told,) = [r.getMessage() for r in caplog.records if "run.shadow is off" in r.getMessage()]
-    assert why in told
+    (told,) = lines(caplog)
+    assert told.startswith("run.shadow is off") and why in told
+
+
+def test_steps_whose_samples_do_not_count_are_left_out(tmp_path, caplog):
+    caplog.set_level(logging.INFO, "mpitrain")
+    y = torch.where(torch.arange(24)[:, None] < 4, -1, Y.abs() + 1)  # in each third step
+    data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(X, y), 8)
+    fitted(tmp_path, loss=counted, data=data, epochs=3)
+    (told,) = lines(caplog)
+    assert "5 steps are as in plain torch" in told
+
+
+def test_a_comparison_that_takes_long_ends_with_a_line(tmp_path, caplog, monkeypatch):
+    caplog.set_level(logging.INFO, "mpitrain")
+    monkeypatch.setattr(shadow, "_SECONDS", 0.0)
+    fitted(tmp_path)
+    (told,) = lines(caplog)
+    assert told.startswith("run.shadow: 1 step") and told.endswith("the others are left out")
+
+
+def test_what_torch_cannot_take_either_is_told_with_the_type(tmp_path):
+    loss = nn.CrossEntropyLoss(weight=torch.ones(3))
+    data = torch.utils.data.TensorDataset(X, Y[:, 0].long() % 3)
+    with pytest.raises(ConfigError, match=r"step 1: torch itself .* in float64 .*weight\.to"):
+        fitted(tmp_path, lambda: nn.Linear(6, 3), loss, data=data)
+
+
+@pytest.mark.parametrize(
+    ("files", "free"),
+    [
+        ({}, math.inf),
+        ({"proc/meminfo": "MemTotal: 9 kB\nMemAvailable: 4 kB"}, 4096),
+        ({"proc/self/cgroup": "0::/a/b", "sys/fs/cgroup/a/memory.max": "50",
+          "sys/fs/cgroup/a/b/memory.max": "max", "proc/meminfo": "MemAvailable: 4 kB"}, 50),
+        ({"proc/self/cgroup": "3:cpu:/a\n2:memory:/a",
+          "sys/fs/cgroup/memory/a/memory.limit_in_bytes": "50"}, 50),
+    ],
+)  # fmt: skip
+def test_free_memory_is_that_of_the_machine_and_of_the_job(tmp_path, files, free):
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert available(tmp_path) == free
 
 
 def test_a_module_runs_twice_before_the_first_step_and_a_loss_once(tmp_path):

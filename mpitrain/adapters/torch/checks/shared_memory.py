@@ -1,12 +1,14 @@
 """Check that tensors of a module lie apart: in torch, those in one memory change together."""
 
-from collections.abc import Iterable, Iterator
-from types import SimpleNamespace
+from collections.abc import Iterator
+from ctypes import c_char
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import nn
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.utils._pytree import tree_leaves
 
 from mpitrain.adapters.torch.checks.module_class import ImpureModule, moves
 from mpitrain.arrays import Array
@@ -52,7 +54,7 @@ def expect_apart(module: nn.Module) -> None:
                 break
             if other.owner == one.owner or not (one.changes or other.changes):
                 continue
-            if _share(one.tensor, other.tensor):
+            if _share(one, other):
                 names = " and ".join(sorted((one.name, other.name)))
                 raise ImpureModule(
                     f"{names} are two tensors in one memory, which the trainer would train apart; "
@@ -86,19 +88,13 @@ def _of(part: nn.Module, training: bool) -> Iterator[tuple[str, object, object, 
     runs = moves(part, training)
     for name, buffer in part._buffers.items():
         yield name, buffer, (id(part if runs else buffer), "buffer"), runs
+    # The old spectral_norm begins with an alias, and sets it anew before each pass.
+    hooks = part._forward_pre_hooks.values()
+    anew = {hook.name for hook in hooks if isinstance(hook, SpectralNorm)}
     for name, value in vars(part).items():
-        if name not in ("_parameters", "_buffers", "_modules"):
-            for inner, held in _held(name, value):
-                yield inner, held, id(held), False
-
-
-def _held(name: str, value: object) -> Iterable[tuple[str, object]]:
-    """A plain attribute, or the values in a container."""
-    if isinstance(value, dict):
-        return [(f"{name}[{key!r}]", held) for key, held in value.items()]
-    if isinstance(value, (list, tuple)):
-        return [(f"{name}[{number}]", held) for number, held in enumerate(value)]
-    return [(name, value)]
+        if name not in {"_parameters", "_buffers", "_modules", *anew}:
+            for held in tree_leaves(value):
+                yield name, held, id(held), False
 
 
 def _overlaps_itself(tensor: torch.Tensor) -> bool:
@@ -112,7 +108,7 @@ def _overlaps_itself(tensor: torch.Tensor) -> bool:
     return False
 
 
-def _share(one: torch.Tensor, other: torch.Tensor) -> bool:
+def _share(one: _Piece, other: _Piece) -> bool:
     """Whether they have an element in common, or the question is too hard."""
     work: Any = 100_000  # NumPy 2.4 knows no type of it but -1 and 0
     try:
@@ -121,15 +117,8 @@ def _share(one: torch.Tensor, other: torch.Tensor) -> bool:
         return True
 
 
-def _place(tensor: torch.Tensor) -> Array:
+def _place(piece: _Piece) -> Array:
     """The memory of a tensor of any type as a NumPy array."""
-    size = tensor.element_size()
-    interface = {
-        "data": (tensor.data_ptr(), False),
-        "shape": tuple(tensor.shape),
-        "strides": tuple(step * size for step in tensor.stride()),
-        "typestr": f"|V{size}",
-        "version": 3,
-    }
-    found: Array = np.asarray(SimpleNamespace(__array_interface__=interface))
-    return found
+    size, memory = piece.tensor.element_size(), c_char * (piece.end - piece.start)
+    steps = tuple(step * size for step in piece.tensor.stride())
+    return np.ndarray(piece.tensor.shape, f"V{size}", memory.from_address(piece.start), 0, steps)

@@ -1,16 +1,10 @@
 """The state of training in an optimiser of torch."""
 
-from collections.abc import Mapping
-from math import prod
-
-import numpy as np
 import torch
 
 from mpitrain.adapters.torch.functions.optimizer import TorchOptimizer
 from mpitrain.adapters.torch.modules.whole import trained
-from mpitrain.arrays import Array
 from mpitrain.config import ConfigError
-from mpitrain.parallel.store import overlaps
 from mpitrain.training.parts import Parts
 
 
@@ -36,7 +30,10 @@ def handed_over(parts: Parts, module: torch.nn.Module) -> torch.optim.Optimizer:
             "[sync]), and the optimiser's state belongs to other values; train without them"
         )
     parameters = trained(module, parts.objects.layers or {})
-    whole = _gathered(parts, optimizer.slots)
+    whole = {
+        slot: parts.whole(lambda n, slot=slot: parts.updater.state[n][slot], everywhere=True)
+        for slot in optimizer.slots
+    }
     updates, _ = parts.updater.counts()
     left_out: dict[str, int] = {}
     for _, own in parts.comm.allgather(parts.updater.counts()):
@@ -46,7 +43,7 @@ def handed_over(parts: Parts, module: torch.nn.Module) -> torch.optim.Optimizer:
     for name, parameter in parameters.items():
         taken = updates - left_out.get(name, 0)
         if taken > 0:
-            arrays = {slot: whole[name, slot] for slot in optimizer.slots}
+            arrays = {slot: own[name].reshape(-1) for slot, own in whole.items()}
             made.state[parameter].update(optimizer.state_of(arrays, parameter, taken))
         group = parts.updater.grouping(name)
         now = group.at(step)
@@ -54,24 +51,3 @@ def handed_over(parts: Parts, module: torch.nn.Module) -> torch.optim.Optimizer:
         rate = parts.rates.common(step) * now.rate
         made.param_groups[group.number].update(now.optimizer.options, lr=rate)
     return made
-
-
-def _gathered(parts: Parts, slots: tuple[str, ...]) -> Mapping[tuple[str, str], Array]:
-    """Whole flat arrays of the optimiser's state by (tensor, slot), on all ranks; collective."""
-    own = []
-    for index, piece in enumerate(parts.store.pieces):
-        if not parts.grid.counts(piece.group):
-            continue
-        counted = parts.store.counted(piece)
-        for tensor, part in overlaps(parts.arena.tensors, piece, counted):
-            size, start = prod(tensor.whole), piece.start + part.start - tensor.start
-            every = tensor.part(np.arange(size).reshape(tensor.whole)).ravel()
-            where = every[start : start + part.stop - part.start]
-            for slot in slots:
-                values = parts.device.get(parts.updater.state[index][slot][part])
-                own.append((tensor.name, slot, size, where, values))
-    found: dict[tuple[str, str], Array] = {}
-    for others in parts.comm.allgather(own):
-        for name, slot, size, where, values in others:
-            found.setdefault((name, slot), np.zeros(size, values.dtype))[where] = values
-    return found

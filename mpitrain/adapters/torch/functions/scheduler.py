@@ -91,6 +91,8 @@ class TorchSchedule(TabulatedSchedule):
         try:
             return ScheduleTable(tabulated(self._function, rows)[:, None])
         except ConfigError as error:
+            if isinstance(error.__cause__, (AttributeError, TypeError)):  # it takes no step
+                raise ConfigError(f"schedule: called with the optimiser, it {why}") from error
             raise ConfigError(f"{error} (called with the optimiser, it {why})") from error
 
     def _table(self, every: Sequence[Sequence[Mapping[str, Any]]]) -> ScheduleTable:

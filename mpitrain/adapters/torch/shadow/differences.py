@@ -1,8 +1,10 @@
 """The first difference between plain torch and the trainer's layers, in words."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
+from math import isfinite
 from typing import Any, NamedTuple
 
 import torch
@@ -12,6 +14,25 @@ from mpitrain.adapters.torch.checks.probe import Tensors
 #: How much further apart than torch and torch with inputs moved by one ulp results may be.
 _TIMES = 64
 _TINY = torch.finfo(torch.float64).tiny
+#: Likely causes.
+_IS_NO_MEAN = (
+    "it is no mean over samples with equal weights, or compares samples of a batch; return (sum, "
+    "count)"
+)
+_MIXES = (
+    "the module gives samples other outputs than in one batch: it mixes samples, uses values from "
+    "outside, or keeps something that changes from pass to pass"
+)
+_GRADIENT = (
+    "the loss depends on it by another way than the outputs, as by a tensor that is kept "
+    "elsewhere, or the backward pass mixes samples or rests on a batch's norm"
+)
+_STATE = "the module changes it more than once in a step, or not by this batch alone"
+_UPDATE = (
+    "the optimiser keeps something outside of its state, goes by more than each number by itself, "
+    "mixes parameters or draws random numbers, or the scheduler reads what changes in training; "
+    "leave that out, or try without parallel.zero"
+)
 
 
 @dataclass
@@ -22,13 +43,18 @@ class Passed:
         loss: the loss.
         gradients: gradients by the names of the parameters; None: the loss does not depend on it.
         outputs: the module's outputs.
+        state: buffers and constants that change in training, by name, after the pass.
+        apart: outputs in a test of one sample and the others, and of all together, where samples
+            are kept together in training; else nothing.
         narrow: type with the fewest digits that has had a part in them.
     """
 
     loss: float
     gradients: Mapping[str, torch.Tensor | None]
     outputs: Tensors
-    narrow: torch.dtype = field(default=torch.float64)
+    state: Tensors
+    apart: Sequence[Tensors] = ()
+    narrow: torch.dtype = torch.float64
 
 
 class Difference(NamedTuple):
@@ -50,21 +76,18 @@ class Difference(NamedTuple):
     def told(self, name: str) -> str:
         """The difference in words, with the parameter's ``name`` in the module."""
         square = float((self.wanted * self.wanted).sum())
-        ratio = float((self.found * self.wanted).sum()) / square if square else 0.0
-        rest = float((self.found - ratio * self.wanted).norm()) / max(
-            float(self.found.norm()), _TINY
-        )
-        near, cause = Fraction(ratio).limit_denominator(16), self.cause
+        ratio = float((self.found * self.wanted).sum()) / max(square, _TINY)
+        near = Fraction(ratio if isfinite(ratio) else 1).limit_denominator(16)
+        rest = float((self.found - float(near) * self.wanted).norm())
+        cause = self.cause
         if not self.found.any():
             how = "is 0, and not so in torch"
-        elif rest < 1e-3 and near > 0 and near != 1 and abs(float(near) / ratio - 1) < 1e-5:
+        elif near > 0 and near != 1 and rest < 1e-5 * float(self.found.norm()):
             how = f"is {near} {'times' if near.denominator == 1 else 'of'} torch's"
             if self.name and 1 in (near.numerator, near.denominator):
                 cause = f"a mean was taken twice, or not at all; or {cause}"
         elif self.found.numel() == 1:
             how = f"is {float(self.found):.8g}, and {float(self.wanted):.8g} in torch"
-        elif rest < 1e-3:
-            how = f"is {ratio:.4g} times torch's"
         else:
             far = float((self.found - self.wanted).norm()) / max(square**0.5, _TINY)
             how = f"is not torch's, by {far:.2g} of its norm"
@@ -79,59 +102,56 @@ def first(found: Passed, wanted: Passed, moved: Passed) -> Difference | None:
         wanted: results of plain torch.
         moved: its results with inputs and parameters that are moved by one ulp.
     """
-    eps = torch.finfo(wanted.narrow).eps
-
-    def differs(ours: torch.Tensor, own: torch.Tensor, other: torch.Tensor, most: float) -> bool:
-        noise = float((other - own).abs().max())
-        allowed = _TIMES * (noise + eps * most) + eps**0.5 * float(own.abs().max())
-        return not float((ours - own).abs().max()) <= allowed
-
-    every = [*_pairs(found.outputs, wanted.outputs, moved.outputs)]
-    same_outputs = not any(
-        ours.shape != own.shape or differs(ours, own, other, _most(own))
-        for _, ours, own, other in every
+    differ = partial(_differ, eps=torch.finfo(wanted.narrow).eps)
+    outputs = [*_pairs(found.outputs, wanted.outputs, moved.outputs)]
+    is_mean = outputs and not any(
+        ours.shape != own.shape or differ(ours, own, other, _most(own))
+        for _, ours, own, other in outputs
     )
-    loss, right, near = (
-        torch.tensor(one.loss, dtype=torch.float64) for one in (found, wanted, moved)
-    )
-    if differs(loss, right, near, abs(wanted.loss)):
-        return Difference(
-            "the loss", "", loss, right,
-            "it is no mean over samples with equal weights, or compares samples of a batch; return "
-            "(sum, count)" if same_outputs and every else
-            "the module gives samples other outputs than in one batch: it mixes samples, uses "
-            "values from outside, or keeps something that changes from pass to pass",
-        )  # fmt: skip
+    loss = (torch.tensor(one.loss, dtype=torch.float64) for one in (found, wanted, moved))
     gradients = [*_pairs(found.gradients, wanted.gradients, moved.gradients)]
     most = max((_most(own) for _, _, own, _ in gradients), default=0.0)
-    for name, ours, own, other in gradients:
-        if differs(ours, own, other, most):
-            return Difference(
-                "the gradient", name, ours, own,
-                "the loss depends on it by another way than the outputs, as by a tensor that is "
-                "kept elsewhere, or the backward pass mixes samples or rests on a batch's norm",
-            )  # fmt: skip
+    every: list[tuple[str, Iterable[Any], str]] = [
+        ("the loss", [("", *loss)], _IS_NO_MEAN if is_mean else _MIXES),
+        ("the output of a sample alone", _pairs(*found.apart, *found.apart[1:]), _MIXES),
+        ("the gradient", gradients, _GRADIENT),
+        ("the new value", _pairs(found.state, wanted.state, moved.state), _STATE),
+    ]
+    for what, pairs, cause in every:
+        for name, ours, own, other in pairs:
+            if differ(ours, own, other, most if pairs is gradients else _most(own)):
+                return Difference(what, name, ours, own, cause)
     return None
 
 
 def first_parameter(found: Tensors, wanted: Tensors, before: Tensors) -> Difference | None:
     """The first parameter that an update by the same gradients moves elsewhere."""
     for name, ours, own, old in _pairs(found, wanted, before):
-        eps = torch.finfo(wanted[name].dtype).eps
-        allowed = _TIMES * eps * _most(own) + eps**0.5 * _most(own - old)
-        if not _most(ours - own) <= allowed:
-            return Difference(
-                "the update", name, ours - old, own - old,
-                "the optimiser keeps something outside of its state, goes by more than each number "
-                "by itself, mixes parameters or draws random numbers, or the scheduler reads what "
-                "changes in training; leave that out, or try without parallel.zero",
-            )  # fmt: skip
+        by, right, eps = ours - old, own - old, torch.finfo(wanted[name].dtype).eps
+        if _differ(by, right, right, _most(own), eps):
+            return Difference("the update", name, by, right, _UPDATE)
     return None
+
+
+def _differ(
+    ours: torch.Tensor, own: torch.Tensor, other: torch.Tensor, most: float, eps: float
+) -> bool:
+    """Whether ours are not torch's own, by what its ``other`` ones and ``most`` say of rounding."""
+    noise = _most((other - own).nan_to_num())
+    return not _most(ours - own) <= _TIMES * (noise + eps * most) + eps**0.5 * _most(own)
+
+
+def nudged(values: torch.Tensor) -> torch.Tensor:
+    """Numbers moved by one unit in the last place, but for whole ones, as indices and masks."""
+    if not values.is_floating_point():
+        return values
+    near = torch.nextafter(values, torch.full_like(values, torch.inf))
+    return torch.where(values == values.round(), values, near)
 
 
 def _pairs(*several: Mapping[str, torch.Tensor | None]) -> Iterator[tuple[str, Any, Any, Any]]:
     """Tensors of the same name in float64, where one of them has any; None is 0."""
-    for name in several[1]:
+    for name in several[1] if several else ():
         own = [other.get(name) for other in several]
         like = next((part for part in own if part is not None), None)
         if like is not None and like.numel() and name in several[0]:

@@ -3,20 +3,23 @@
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 import torch
 
+from collectives.errors import words
+from mpitrain.adapters.torch.arrays import named_tensors
 from mpitrain.adapters.torch.checks.probe import MISFITS, one_line
-from mpitrain.adapters.torch.shadow.differences import Difference, first, first_parameter
-from mpitrain.adapters.torch.shadow.sides import Keyed, Ours, Plain
+from mpitrain.adapters.torch.shadow.differences import Difference, Passed, first, first_parameter
+from mpitrain.adapters.torch.shadow.ours import Ours
+from mpitrain.adapters.torch.shadow.plain import Plain
 from mpitrain.arrays import Array
 from mpitrain.config import ConfigError
 from mpitrain.data import Samples
 from mpitrain.data.generators import kept_generators, random_states
+from mpitrain.memory import available
 from mpitrain.nn.context import Context
 from mpitrain.training.batches import part
 from mpitrain.training.loop import Batch
@@ -24,8 +27,9 @@ from mpitrain.training.parts import Parts
 
 log = logging.getLogger("mpitrain")
 
-#: Samples that are taken; parameters, gradients and states of all copies, in sizes of the module.
-_FEW, _COPIES = 4, 12
+#: Samples that are taken; parameters, gradients and states of all copies, in sizes of the module;
+#: seconds after which nothing more is compared.
+_FEW, _COPIES, _SECONDS = 4, 12, 60.0
 
 
 class Shadow:
@@ -50,22 +54,29 @@ class Shadow:
         """Copy nothing yet; the program's ``factory`` makes the optimiser of its ``module``."""
         self._module, self._layers = module, layers
         self._factory, self._schedule = factory, schedule
-        self._looks, self._seconds, self._is_off = 0, 0.0, False
+        self._looks, self._compared, self._seconds, self._is_off = 0, 0, 0.0, False
 
-    def _begin(self, loss: Any, dtype: str) -> None:
+    def _begin(self, parts: Parts) -> None:
         """Make the sides that are compared."""
-        module, layers = self._module, self._layers
-        size = sum(p.numel() for p in module.parameters()) * np.dtype(dtype).itemsize
-        if _COPIES * size > _available() / 2:
-            raise MemoryError(f"copies of the module would take {_COPIES * size >> 20} MiB")
-        self._ours = Ours(module, layers, loss, dtype)
+        module, layers, dtype = self._module, self._layers, parts.config.run.dtype
+        numbers = sum(one.numel() for one in named_tensors(module).values())
+        size = _COPIES * numbers * np.dtype(dtype).itemsize
+        if size > available() / 2:
+            raise MemoryError(f"copies of the module would take {size >> 20} MiB")
+        self._ours = Ours(module, layers, parts.model.loss, dtype)
         self._plain, self._twin = (Plain(module, layers, dtype) for _ in range(2))
-        with self._plain.there():
-            self._plain.optimise(self._factory, self._schedule)
+        self._names = {own: name for name, own in parts.objects.names.items()}
+        table = parts.rates.table
+        is_scheduler = table and table.options is not None and not table.follows
+        if self._factory:
+            with self._plain.there():
+                self._plain.optimise(self._factory, self._schedule if is_scheduler else None)
 
-    def _stop(self, why: object) -> None:
+    def _end(self) -> None:
+        """Compare nothing more, and free the copies."""
         self._is_off = True
-        log.warning("run.shadow is off, as it cannot compare with plain torch: %s", one_line(why))
+        for name in ("_ours", "_plain", "_twin"):
+            vars(self).pop(name, None)
 
     def __call__(self, parts: Parts, batch: Batch) -> None:
         """Compare a step that is to come; ConfigError: the trainer would train something else."""
@@ -76,45 +87,47 @@ class Shadow:
         with kept_generators():
             try:
                 if self._looks == 1:
-                    self._begin(parts.model.loss, parts.config.run.dtype)
-                self._compare(parts, *_few(parts, batch))
+                    self._begin(parts)
+                self._compared += self._compare(parts, *_few(parts, batch))
+                table, step = parts.rates.table, parts.steps_done
+                if self._plain.scheduler and table and table.row(step + 1) > table.row(step):
+                    self._plain.scheduler.step()
             except ConfigError as error:
                 raise type(error)(f"step {self._looks}: {error}") from error
             except Exception as error:  # the program's code may raise anything
-                self._stop(error)
+                told = one_line(words(error))
+                log.warning("run.shadow is off, as it cannot compare with plain torch: %s", told)
+                self._end()
         self._seconds += perf_counter() - begun
-        if self._looks == min(parts.config.run.shadow, parts.total_steps) and not self._is_off:
-            del self._ours, self._plain, self._twin
+        is_last = self._looks == min(parts.config.run.shadow, parts.total_steps)
+        if not self._is_off and (is_last or self._seconds > _SECONDS):
             log.info(
-                "run.shadow: %d steps are as in plain torch, which took %.2g s to compare",
-                self._looks, self._seconds,
+                "run.shadow: %d step%s as in plain torch, which took %.2g s to compare%s",
+                self._compared, " is" if self._compared == 1 else "s are", self._seconds,
+                "" if is_last else "; the others are left out",
             )  # fmt: skip
+            self._end()
 
-    def _compare(self, parts: Parts, samples: Samples, indices: Array) -> None:
-        """Compare losses, gradients and updates."""
+    def _compare(self, parts: Parts, samples: Samples, indices: Array) -> bool:
+        """Compare losses, gradients and updates; False: nothing counts in the samples."""
         step, run, ours, plain = parts.steps_done, parts.config.run, self._ours, self._plain
         context = Context(True, run.seed, step, indices, keyed=run.random == "keyed")
         ours.values, before = plain.values(), random_states()[:3]
         self._twin.become(ours.values, moved=True)
         try:
-            found = ours.take(samples, context)
+            found = ours.compute(samples, context)
+        except ConfigError:
+            raise
         except MISFITS as error:
-            with plain.there():  # where torch cannot take them either, nothing is compared
-                plain.take(samples, ours.loss, Keyed(None, {}))
-            if isinstance(error, ConfigError):
-                raise
-            raise ConfigError(
-                f"the trainer's layers cannot take {ours.told(len(indices))} samples "
-                f"({one_line(error)}); they must take any number, as layouts have micro-batches of "
-                "any size"
-            ) from error
-        if ours.draws and not context.keyed:
-            return self._stop("no copy draws the numbers of run.random = 'local'")
-        drawn = ours.drawn(context)
-        passed = []
+            raise self._misfit(error, samples, run.dtype) from error
+        drawn, passed = ours.drawn(context), []
+        if drawn and not context.keyed:
+            raise TypeError("no copy draws the numbers of run.random = 'local'")
+        names = {n: self._names[n] for n in ours.state if n in self._names}
         for side in (plain, self._twin):
             with side.there():
-                passed.append(side.take(samples, ours.loss, drawn, moved=side is self._twin))
+                moved = side is self._twin
+                passed.append(side.compute(samples, ours.loss, drawn, names, moved=moved))
         wanted, other = passed
         if random_states()[:3] != before:
             raise ConfigError(
@@ -122,37 +135,52 @@ class Shadow:
                 "follow the layout; draw them by torch"
             )
         if not np.isfinite(wanted.loss):
-            return self._stop("the loss is not finite")
+            return False
         wrong = first(found, wanted, other)
         if wrong and wanted.narrow != torch.float64:
             # A number next to a threshold may go either way: both sides at other numbers, too.
             ours.values = self._twin.values()
-            wrong = first(ours.take(samples, context, moved=True), other, wanted) and wrong
+            wrong = first(ours.compute(samples, context, moved=True), other, wanted) and wrong
         self._expect(wrong, indices)
-        at = replace(parts.rates, factor=1.0)
-        rate, grouping = at.common(step), parts.updater.grouping
-        groups = {grouping(n).number: rate * grouping(n).at(step).rate for n in ours.names}
+        self._update(parts, wanted, indices)
+        return True
+
+    def _misfit(self, error: Exception, samples: Samples, kind: str) -> ConfigError:
+        """The error of samples that the trainer's layers cannot take, and perhaps torch neither."""
+        who = f"the trainer's layers cannot take {self._ours.told(len(samples))} samples"
+        cure = "they must take any number, as layouts have micro-batches of any size"
+        try:
+            with self._plain.there():
+                self._plain.compute(samples, self._ours.loss, None, {})
+        except MISFITS as own:
+            who, error = f"torch itself cannot take {len(samples)} samples in {kind}", own
+            cure = "let module and loss keep to the type of what they get, as by weight.to(outputs)"
+        return ConfigError(f"{who} ({one_line(words(error))}); {cure}")
+
+    def _update(self, parts: Parts, wanted: Passed, indices: Array) -> None:
+        """Let both optimisers update the same parameters by torch's gradients, and compare them."""
+        step, ours, plain, updater = parts.steps_done, self._ours, self._plain, parts.updater
+        at, grouping = replace(parts.rates, factor=1.0), updater.grouping
+        rate = at.common(step)
+        rates = {grouping(n).number: rate * grouping(n).at(step).rate for n in ours.values}
         old = plain.values()
-        gradients = plain.step(wanted.gradients, parts.config.optim, groups)
+        gradients = plain.step(wanted.gradients, parts.config.optim, rates, at.scaled)
         ours.values = old
-        if not parts.updater.optimizer.layerwise:
+        if not updater.optimizer.layerwise:
             ours.step(gradients, grouping, step, rate)
         if plain.optimizer is None:
             plain.become(ours.values)
         else:
             self._expect(first_parameter(ours.values, plain.values(), old), indices)
-        by_epoch = parts.config.optim.schedule_by == "epoch"
-        if not by_epoch or not (step + 1) % parts.sampler.steps_per_epoch:
-            plain.end_of_row()
 
     def _expect(self, wrong: Difference | None, indices: Array) -> None:
         """Raise ConfigError if there is a difference."""
         if wrong:
-            name = self._ours.names.get(wrong.name, "")
+            told, count = wrong.told(self._names.get(wrong.name, "")), len(indices)
             raise ConfigError(
-                f"{wrong.told(name)} (the same {len(indices)} samples in plain torch and, as "
-                f"micro-batches of {self._ours.told(len(indices))}, in the trainer's layers; "
-                "run.shadow = 0 compares nothing)"
+                f"{told} (the same {count} samples in plain torch and, as micro-batches of "
+                f"{self._ours.told(count)}, in the trainer's layers; run.shadow = 0 compares "
+                "nothing)"
             )
 
 
@@ -164,13 +192,3 @@ def _few(parts: Parts, batch: Batch) -> tuple[Samples, Array]:
     kind = np.dtype(parts.config.run.dtype)
     x = held.inputs[:_FEW]
     return Samples(x.astype(kind) if x.dtype.kind == "f" else x, held.labels[:_FEW]), indices
-
-
-def _available() -> float:
-    """Bytes of memory that are free here; infinite if the system does not say it."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        found = dict(line.split(":") for line in lines)
-        return float(found["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError, ValueError):
-        return float("inf")

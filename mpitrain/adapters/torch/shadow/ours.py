@@ -1,0 +1,196 @@
+"""The trainer's own layers, on one rank."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import replace
+from itertools import count
+from math import nan
+from typing import Any, cast
+
+import numpy as np
+import torch
+
+from mpitrain.adapters.torch.arrays import as_array, as_tensor, as_tensors
+from mpitrain.adapters.torch.checks.probe import MISFITS, Tensors
+from mpitrain.adapters.torch.modules.drawing import Drawing
+from mpitrain.adapters.torch.modules.draws import DrawPlace, Draws
+from mpitrain.adapters.torch.modules.layer import TorchLayer
+from mpitrain.adapters.torch.shadow.differences import Passed, nudged
+from mpitrain.arrays import Array, Gradients
+from mpitrain.config import ConfigError
+from mpitrain.data import Samples
+from mpitrain.fields import fields, joined
+from mpitrain.nn.context import Context
+from mpitrain.objective import LossFunction, reduction_of
+from mpitrain.optim.groups import Grouping
+from mpitrain.optim.optimizers import State
+from mpitrain.pipeline.stage import Stage
+
+#: Gives a module the random numbers of a pass.
+Source = Callable[[Draws], Drawing]
+
+_WHOLE = [slice(None)]
+
+
+class Ours:
+    """Copies of the trainer's layers, on one rank.
+
+    They call the program's own modules, whose attributes are as before after each pass.
+
+    Attributes:
+        loss: the loss.
+        values: the parameters by name.
+        state: arrays besides them that training changes, by name.
+    """
+
+    def __init__(
+        self, module: torch.nn.Module, layers: Mapping[str, TorchLayer], loss: Any, dtype: str
+    ) -> None:
+        self._parts = list(module.modules())
+        inner = [part for layer in layers.values() for part in layer.module.modules()]
+        shared = [np, *self._parts, *inner, getattr(loss, "function", None)]
+        memo: dict[int, Any] = {id(one): one for one in shared}
+        layers, self.loss = deepcopy((layers, loss), memo)
+        self._layers, self._stage = layers, Stage([*layers.values()], names=[*layers])
+        for verdict in (one for layer in layers.values() for one in layer.verdicts()):
+            verdict.deferred = False
+        self.values: dict[str, torch.Tensor] = {}
+        self.state = {
+            f"{name}.{own}": values
+            for name, layer in layers.items()
+            for own, values in layer.state(dtype).items()
+        }
+        self._begun: Mapping[str, Array] = {}
+        self._mixes = any(layer.mixes for layer in layers.values())
+        self._kept: dict[str, tuple[State, Iterator[int]]] = {}
+
+    def cuts(self, samples: int) -> list[slice]:
+        """Micro-batches of unequal sizes; a single one where batch norm goes by all samples."""
+        return _WHOLE if self._mixes or samples < 2 else [slice(1), slice(1, samples)]
+
+    def take(self, layer: int) -> dict[str, Array]:
+        """The parameters of a layer by its number."""
+        name, own = self._stage.names[layer], self._stage.layers[layer][1]
+        return {n: as_array(self.values[own.tied.get(n) or f"{name}.{n}"]) for n in own.shapes()}
+
+    def release(self, layer: int) -> None:
+        """All parameters stay."""
+
+    def compute(self, samples: Samples, context: Context, *, moved: bool = False) -> Passed:
+        """Loss, gradients, outputs and state; ``moved``: those of the latest step once more."""
+        before = [dict(vars(part)) for part in self._parts]
+        if not moved:
+            self._begun = {name: array.copy() for name, array in self.state.items()}
+        context = replace(context, state=self._begun if moved else self.state)
+        if moved:
+            x = {n: as_array(nudged(p)) for n, p in as_tensors(fields(samples.inputs)).items()}
+            samples = replace(samples, inputs=joined(x))
+        try:
+            return self._compute(samples, context)
+        finally:
+            become(self._parts, before)
+
+    def _compute(self, samples: Samples, context: Context) -> Passed:
+        apart = self._apart(samples.inputs, context) if self._mixes and self.state else ()
+        cuts = self.cuts(len(samples))
+        ys, saved = zip(*self._forward(samples.inputs, context, cuts), strict=True)
+        value, dys, times = judged(self.loss, ys, [samples.labels[rows] for rows in cuts])
+        fault = getattr(self.loss, "fault", None)
+        if fault is not None:
+            raise ConfigError(str(fault))
+        found: dict[str, Any] = dict.fromkeys(self.values)
+
+        def add(layer: int, gradients: Gradients) -> None:
+            tied, prefix = self._stage.layers[layer][1].tied, self._stage.names[layer]
+            for own, one in gradients.items():
+                if one is not None:
+                    name, more = tied.get(own) or f"{prefix}.{own}", as_tensor(one) * times
+                    found[name] = more if found[name] is None else found[name] + more
+
+        for memory, dy in zip(saved, dys, strict=True):
+            self._stage.backward(self, memory, dy, add)
+        state = as_tensors({name: array.copy() for name, array in context.state.items()})
+        return Passed(value, found, _joined(ys), state, apart)
+
+    def _forward(
+        self, x: Array, context: Context, cuts: Sequence[slice]
+    ) -> list[tuple[Array, Any]]:
+        """Outputs of micro-batches, and what is saved for the backward passes."""
+        contexts = [replace(context, samples=context.samples[rows]) for rows in cuts]
+        return [self._stage.forward(self, x[rows], c) for rows, c in zip(cuts, contexts)]
+
+    def _apart(self, x: Array, context: Context) -> Sequence[Tensors]:
+        """Outputs in a test, where batch norm keeps samples apart: of one and others, of all."""
+        resting, several = replace(context, training=False), [slice(1), slice(1, len(x))]
+        try:
+            every = [self._forward(x, resting, cuts) for cuts in (several, _WHOLE)]
+        except MISFITS:  # a step does not do this
+            return ()
+        return [_joined([y for y, _ in one]) for one in every]
+
+    def told(self, samples: int) -> str:
+        """Sizes of the micro-batches."""
+        return " and ".join(str(len(range(samples)[cut])) for cut in self.cuts(samples))
+
+    def drawn(self, context: Context) -> Source | None:
+        """What gives the whole module the numbers that its layers have drawn in the latest pass."""
+        if not any(layer.draws for layer in self._layers.values()):
+            return None
+        where = {}
+        for layer in self._layers.values():
+            for place, own in layer.drawn():
+                name = ".".join(filter(None, (layer.prefix.rstrip("."), place.name)))
+                where[DrawPlace(True, (), name, place.turn)] = own
+
+        def source(draws: Draws) -> Drawing:
+            draws.where = dict(where)
+            return Drawing(draws, context, np, ())
+
+        return source
+
+    def step(
+        self, gradients: Mapping[str, Any], grouping: Grouping, step: int, rate: float
+    ) -> None:
+        """Update copies of the parameters, each as a whole or in two pieces, as ranks have them."""
+        self.values = {name: value.clone() for name, value in self.values.items()}
+        for name, gradient in gradients.items():
+            if gradient is None:
+                continue
+            group = grouping(name).at(step)
+            own = group.optimizer
+            p, g = as_array(self.values[name]), as_array(gradient)
+            new = {slot: np.zeros(p.size, p.dtype) for slot in own.slots}, count(1)
+            slots, steps = self._kept.setdefault(name, new)
+            third, flat, number = p.size // 3, own.whole, next(steps)
+            for piece in (slice(None),) if flat else (slice(third), slice(third, None)):
+                shape = p.shape if flat else (-1,)
+                state = {slot: values[piece] for slot, values in slots.items()}
+                a, b = (one.reshape(-1)[piece].reshape(shape) for one in (p, g))
+                own.take_step(a, b, state, number, rate * group.rate, 1.0)
+
+
+def become(parts: Sequence[torch.nn.Module], attributes: Sequence[Mapping[str, Any]]) -> None:
+    """Give parts of a module these attributes, and no others."""
+    for part, own in zip(parts, attributes, strict=True):
+        vars(part).clear()
+        vars(part).update(own)
+
+
+def judged(
+    loss: LossFunction, outputs: Sequence[Array], labels: Sequence[Array]
+) -> tuple[float, list[Array], float]:
+    """The loss of micro-batches, gradients by their outputs, and a factor on these."""
+    divisor = 1.0 if reduction_of(loss) == "sum" else float(sum(one.size for one in labels))
+    if getattr(loss, "several", 0):
+        every: Any = np.concatenate(labels)
+        cast(Any, loss).shares = np.array(cast(Any, loss).counts(every)) / len(every)
+    parts = [loss(y, t, divisor) for y, t in zip(outputs, labels, strict=True)]
+    times = 1.0
+    if len(parts[0]) > 2:
+        counted = float(sum(rest[0] for _, _, *rest in parts))
+        times = divisor / counted if counted else nan
+    return float(sum(one for one, *_ in parts)) * times, [dy for _, dy, *_ in parts], times
+
+
+def _joined(parts: Sequence[Array]) -> Tensors:
+    return as_tensors(fields(np.concatenate(parts)))
