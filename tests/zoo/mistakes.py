@@ -1,0 +1,361 @@
+"""Mistakes by which layouts train other numbers than plain torch, planted in drawn programs.
+
+Each kind has ways, which change a program.  Each run has a program of its own, so that what a way
+keeps begins anew.
+"""
+
+import random
+from functools import partial
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from tests.zoo.parts import Backward, Of, graded, linear
+from tests.zoo.programs import CLASSES, SAMPLES, Program
+
+
+def between(f, **has):
+    """A way that computes ``f(module, x)`` behind the first part."""
+
+    def way(program: Program) -> None:
+        program.parts.insert(1, lambda: Of(f, **{name: make() for name, make in has.items()}))
+        if "norm" in has:
+            program.given["micro_batches"] = 1
+
+    return way
+
+
+def loss_by(f):
+    """A way whose loss is ``f(mean, outputs, kept)``; ``kept`` counts calls and has the program."""
+
+    def way(program: Program) -> None:
+        usual, kept = program.loss, SimpleNamespace(calls=0, mean=1.0, program=program)
+        program.form = "whole" if program.form == "own loss" else program.form
+
+        def loss(y, t):
+            kept.calls += 1
+            found = usual(y, t)
+            return f(found[0] / found[1] if isinstance(found, tuple) else found, y, kept)
+
+        program.loss = loss
+
+    return way
+
+
+def stepping(kind, schedule=None):
+    """A way whose optimiser is of this kind of SGD."""
+
+    def way(program: Program) -> None:
+        program.optimizer = lambda p: kind(p, lr=0.02, momentum=0.5)
+        program.schedule = schedule
+        if not schedule:
+            program.given.pop("schedule_by", None)
+
+    return way
+
+
+def ticks(module):
+    """Number of this call."""
+    module.calls = getattr(module, "calls", 0) + 1
+    return module.calls
+
+
+def averages(module, x):
+    now = x.detach().mean()
+    module.mean = 0.9 * getattr(module, "mean", now) + 0.1 * now
+    return x - module.mean
+
+
+def before(module, x):
+    last, module.last = getattr(module, "last", 0.0), float(x.detach().mean())
+    return x + last
+
+
+def warms(module, x):
+    module.taken += 1
+    return x * module.taken
+
+
+def closes(module, x):
+    module.norm.train(ticks(module) < 4)
+    return x + module.norm(x.flatten(1)[:, :4]).mean(1).view(-1, *[1] * (x.dim() - 1))
+
+
+def unfreezes(module, x):
+    module.a.weight.requires_grad_(ticks(module) > 3)
+    return x * module.a.weight.sum()
+
+
+def slope(module, x):
+    """A gradient of a mean over the batch."""
+    with torch.enable_grad():
+        own = x if x.requires_grad else x.detach().requires_grad_()
+        (by,) = torch.autograd.grad((own.tanh() * module.w).mean(), own, create_graph=True)
+    return x + 100 * by
+
+
+@torch.no_grad()
+def moved(tensor, value, weight=0.3):
+    tensor.lerp_(torch.as_tensor(value).to(tensor), weight)
+
+
+def skips(module, x):
+    """A teacher that follows in every other pass."""
+    if module.training and ticks(module) % 2:
+        moved(module.slow, module.w)
+    return x * module.w + module.slow
+
+
+def imitates(module, x):
+    """A teacher that follows the batch."""
+    if module.training:
+        moved(module.slow, x.mean())
+    return x * module.w + module.slow
+
+
+def shrinks(module, x):
+    module.w.data.mul_(0.9)
+    return x * module.w
+
+
+def one():
+    return nn.Parameter(torch.ones(()))
+
+
+def still():
+    return one().requires_grad_(False)
+
+
+def hooked(kind, f):
+    """A way that registers a hook on the first trained parameter."""
+
+    def way(program: Program) -> None:
+        usual = program.make
+
+        def make(dtype=torch.float64):
+            net = usual(dtype)
+            getattr(next(p for p in net.parameters() if p.requires_grad), kind)(f)
+            return net
+
+        program.make = make
+
+    return way
+
+
+def scaled(found, y, kept):
+    kept.mean = 0.5 * kept.mean + 0.5 * float(found.detach())
+    return found / kept.mean
+
+
+def beside(found, y, kept):
+    """A penalty goes backward on the way."""
+    if torch.is_grad_enabled():
+        every = [p for p in kept.program.net.parameters() if p.requires_grad]
+        (0.5 * sum(p.square().sum() for p in every)).backward()
+    return found
+
+
+def at_first(found, y, kept):
+    """The loss compares with what the module gave at first."""
+    kept.first = getattr(kept, "first", y.detach().mean())
+    return found + (y.mean() - kept.first).square()
+
+
+def reads(program: Program) -> None:
+    """A penalty of activations that a hook has kept."""
+    seen, make = {}, program.parts[0]
+
+    def part():
+        part = make()
+        part.register_forward_hook(lambda module, x, y: seen.update(y=y))
+        return part
+
+    program.parts[0] = part
+    loss_by(lambda found, y, kept: found + seen["y"].square().mean())(program)
+
+
+def channel(values):
+    """A way in which a part gives a later one ``values(x)`` beside its outputs."""
+
+    def way(program: Program) -> None:
+        kept = {}
+        program.parts.insert(-1, lambda: Of(lambda m, x: x * kept["it"]))
+        between(lambda m, x: (kept.update(it=values(m, x)), x * m.w)[1], w=one)(program)
+
+    return way
+
+
+def broadcasts(loss):
+    """A way in which labels of (B,) meet outputs of (B, 1)."""
+
+    def way(program: Program) -> None:
+        last, program.y = program.parts[-1], torch.arange(SAMPLES).double().sin()
+        program.parts[-1] = lambda: nn.Sequential(last(), Of(lambda m, y: y[:, :1]))
+        program.form, program.loss = "whole", loss
+
+    return way
+
+
+def own_loss(f):
+    """A way in which the module's own loss is ``f`` of two means."""
+
+    def way(program: Program) -> None:
+        program.form, program.y = "own loss", program.x.flatten(1)[:, :1].double().sin()
+        program.given.pop("cuts", None)
+        program.loss = lambda y, t: f(F.mse_loss(y[:, :1], t), F.mse_loss(y[:, -1:], -t))
+
+    return way
+
+
+def sgd(move):
+    """A way whose optimiser is SGD that gives itself and all parameters to ``move`` as well."""
+
+    class Own(torch.optim.SGD):
+        @torch.no_grad()
+        def step(self, closure=None):
+            super().step(closure)
+            move(self, [p for g in self.param_groups for p in g["params"] if p.grad is not None])
+
+    return stepping(Own)
+
+
+def looks_ahead(own, parameters):
+    moves = ticks(own) % 4 == 0
+    for p in parameters:
+        slow = own.state[p].setdefault("slow", p.clone())
+        if moves:
+            p.copy_(slow.lerp_(p, 0.5))
+
+
+def is_late(own, parameters):
+    for p in parameters:
+        kept = own.state[p]
+        kept["step"] = kept.get("step", 0) + 1
+        if kept["step"] > 4:
+            p.sub_(kept.setdefault("late", torch.zeros_like(p)).lerp_(p.grad, 0.1))
+
+
+def falls(own, parameters):
+    for group in own.param_groups:
+        group["lr"] *= 0.7
+
+
+def mixes(own, parameters):
+    norm = sum(p.grad.square().sum() for p in parameters).sqrt()
+    for p in parameters:
+        p.sub_(0.01 * p.grad / (norm + 1e-3))
+
+
+def draws(own, parameters):
+    for p in parameters:
+        p.add_(torch.randn_like(p), alpha=0.01)
+
+
+class Known(torch.optim.SGD):
+    def __init__(self, parameters, **options):
+        super().__init__(parameters, **options)
+        self.decays = {id(p) for p in self.param_groups[0]["params"][::2]}
+
+    def step(self, closure=None):
+        super().step(closure)
+        for p in self.param_groups[0]["params"]:
+            p.data.mul_(0.9 if id(p) in self.decays else 1)
+
+
+class ByNorm(torch.optim.lr_scheduler.LRScheduler):
+    def get_lr(self):
+        norm = float(self.optimizer.param_groups[0]["params"][0].detach().norm())
+        return [rate / (1 + norm) for rate in self.base_lrs]
+
+
+class ByState(torch.optim.lr_scheduler.LRScheduler):
+    def get_lr(self):
+        return [rate / (1 + len(self.optimizer.state)) for rate in self.base_lrs]
+
+
+def embeds(program: Program) -> None:
+    """Rows of a table are shortened in the pass that reads them."""
+    program.x, width = torch.arange(SAMPLES)[:, None] % 9, (*program.y.shape, CLASSES)[1]
+    program.parts[:] = [
+        partial(nn.Embedding, 9, 6, max_norm=0.5), nn.Flatten, partial(nn.Linear, 6, width)
+    ]  # fmt: skip
+
+
+#: Ways of each kind.
+KINDS = {
+    "samples mixed forward": [
+        between(lambda m, x: x - x.mean(0)),
+        between(lambda m, x: x + 0.3 * x.flip(0)),
+        between(lambda m, x: x / (1e-3 + x.norm())),
+        between(lambda m, x: x * x.softmax(0)),
+    ],
+    "samples mixed backward": [
+        between(lambda m, x: graded(m, x, lambda m, g: g / (1e-9 + g.norm()))),
+        between(lambda m, x: graded(m, x, lambda m, g: g / (1e-3 + g.norm()))),
+        between(lambda m, x: Backward.apply(x, lambda g: g - g.mean(0))),
+    ],
+    "module keeps state": [
+        between(lambda m, x: x / ticks(m)), between(averages), between(before),
+    ],
+    "buffer counts": [between(warms, taken=lambda: torch.zeros(()))],
+    "loss keeps state": [
+        loss_by(lambda found, y, kept: found * kept.calls), loss_by(scaled), loss_by(at_first),
+    ],
+    "norm held late": [between(closes, norm=lambda: nn.BatchNorm1d(4))],
+    "frozen for some passes": [between(unfreezes, a=linear)],
+    "gradient of a mean": [between(slope, w=one)],
+    "teacher": [between(skips, w=one, slow=still), between(imitates, w=one, slow=still)],
+    "parameters changed forward": [between(shrinks, w=one), embeds],
+    "branch by the batch": [
+        between(lambda m, x: x.tanh() if float(x.detach().mean()) > 0.05 else x),
+        between(lambda m, x: x if len(x) > 5 else x.tanh()),
+    ],
+    "other random numbers": [
+        between(lambda m, x: x * (1 + random.random())),
+        between(lambda m, x: x * (1 + np.random.rand())),
+    ],
+    "hook counts micro-batches": [
+        between(lambda m, x: graded(m, x, lambda m, g: g * (1 + ticks(m) % 2))),
+        between(lambda m, x: graded(m, x, lambda m, g: g if len(g) > 5 else g * 0)),
+    ],
+    "gradient beside the loss": [
+        loss_by(beside),
+        hooked("register_post_accumulate_grad_hook", lambda p: p.grad.mul_(0.5) and None),
+        hooked("register_hook", lambda g: g / (1e-9 + g.norm())),
+    ],
+    "loss reads activations": [reads],
+    "side channel": [
+        channel(lambda m, x: m.w.exp()), channel(lambda m, x: x.square().mean()),
+        channel(lambda m, x: 2 + x.detach().mean()),
+    ],
+    "loss broadcasts": [
+        broadcasts(lambda y, t: F.poisson_nll_loss(y, t.abs())),
+        broadcasts(lambda y, t: F.kl_div(y, t.abs())),
+        broadcasts(lambda y, t: (y - t).square().mean()),
+        broadcasts(lambda y, t: F.hinge_embedding_loss(y, t.sign())),
+    ],
+    "weights by the batch": [
+        own_loss(lambda a, b: a + b * (a.detach() / b.detach())), own_loss(torch.maximum),
+        own_loss(lambda a, b: a if float(a) > 0.8 else a + b),
+    ],
+    "mean taken twice": [
+        loss_by(lambda found, y, kept: (found, len(y))),
+        loss_by(lambda found, y, kept: found / len(y)),
+    ],
+    "norm of the batch": [
+        loss_by(lambda found, y, kept: found / (1 + y.detach().std())),
+        loss_by(lambda found, y, kept: found + y.square().mean(0).sqrt().sum()),
+        loss_by(lambda found, y, kept: found.sqrt()),
+    ],
+    "optimiser counts": [sgd(looks_ahead), sgd(falls)],
+    "optimiser's late state": [sgd(is_late)],
+    "optimiser knows parameters": [stepping(Known)],
+    "optimiser mixes parameters": [sgd(mixes)],
+    "optimiser draws": [sgd(draws)],
+    "scheduler reads training": [
+        stepping(torch.optim.SGD, ByNorm), stepping(torch.optim.SGD, ByState),
+    ],
+}  # fmt: skip
