@@ -63,20 +63,25 @@ def ticks(module):
     return module.calls
 
 
+def bent(x, by):
+    """What no norm takes back."""
+    return x + 0.1 * by * x.square()
+
+
 def averages(module, x):
     now = x.detach().mean()
     module.mean = 0.9 * getattr(module, "mean", now) + 0.1 * now
-    return x - module.mean
+    return bent(x, module.mean)
 
 
 def before(module, x):
     last, module.last = getattr(module, "last", 0.0), float(x.detach().mean())
-    return x + last
+    return bent(x, last)
 
 
 def warms(module, x):
     module.taken += 1
-    return x * module.taken
+    return bent(x, module.taken)
 
 
 def closes(module, x):
@@ -86,7 +91,7 @@ def closes(module, x):
 
 def unfreezes(module, x):
     module.a.weight.requires_grad_(ticks(module) > 3)
-    return x * module.a.weight.sum()
+    return bent(x, module.a.weight.sum())
 
 
 def slope(module, x):
@@ -106,19 +111,19 @@ def skips(module, x):
     """A teacher that follows in every other pass."""
     if module.training and ticks(module) % 2:
         moved(module.slow, module.w)
-    return x * module.w + module.slow
+    return bent(x, module.w + module.slow)
 
 
 def imitates(module, x):
     """A teacher that follows the batch."""
     if module.training:
         moved(module.slow, x.mean())
-    return x * module.w + module.slow
+    return bent(x, module.w + module.slow)
 
 
 def shrinks(module, x):
     module.w.data.mul_(0.9)
-    return x * module.w
+    return bent(x, module.w)
 
 
 def one():
@@ -182,7 +187,7 @@ def channel(values):
 
     def way(program: Program) -> None:
         kept = {}
-        program.parts.insert(-1, lambda: Of(lambda m, x: x * kept["it"]))
+        program.parts.insert(-1, lambda: Of(lambda m, x: bent(x, kept["it"])))
         between(lambda m, x: (kept.update(it=values(m, x)), x * m.w)[1], w=one)(program)
 
     return way
@@ -298,7 +303,7 @@ KINDS = {
         between(lambda m, x: Backward.apply(x, lambda g: g - g.mean(0))),
     ],
     "module keeps state": [
-        between(lambda m, x: x / ticks(m)), between(averages), between(before),
+        between(lambda m, x: bent(x, ticks(m))), between(averages), between(before),
     ],
     "buffer counts": [between(warms, taken=lambda: torch.zeros(()))],
     "loss keeps state": [
@@ -314,8 +319,8 @@ KINDS = {
         between(lambda m, x: x if len(x) > 5 else x.tanh()),
     ],
     "other random numbers": [
-        between(lambda m, x: x * (1 + random.random())),
-        between(lambda m, x: x * (1 + np.random.rand())),
+        between(lambda m, x: bent(x, random.random())),
+        between(lambda m, x: bent(x, np.random.rand())),
     ],
     "hook counts micro-batches": [
         between(lambda m, x: graded(m, x, lambda m, g: g * (1 + ticks(m) % 2))),
