@@ -62,7 +62,7 @@ def report(name: str, shadow: int) -> None:
         x = torch.randint(256, (samples, 64), generator=draw)
     data = torch.utils.data.TensorDataset(x, torch.randint(16, (samples,), generator=draw))
     module = _model(width, blocks)
-    size, calls = sum(p.numel() for p in module.parameters()), list[int]()
+    calls = list[int]()
     with tempfile.TemporaryDirectory() as folder:
         begun = perf_counter()
         with mpitrain.Trainer(

@@ -68,30 +68,15 @@ def bent(x, by):
     return x + 0.1 * by * x.square()
 
 
-def averages(module, x):
-    now = x.detach().mean()
-    module.mean = 0.9 * getattr(module, "mean", now) + 0.1 * now
-    return bent(x, module.mean)
-
-
-def before(module, x):
-    last, module.last = getattr(module, "last", 0.0), float(x.detach().mean())
-    return bent(x, last)
-
-
-def warms(module, x):
-    module.taken += 1
-    return bent(x, module.taken)
+def before(module, value):
+    """What the last call had."""
+    last, module.last = getattr(module, "last", value), value
+    return last
 
 
 def closes(module, x):
     module.norm.train(ticks(module) < 4)
     return x + module.norm(x.flatten(1)[:, :4]).mean(1).view(-1, *[1] * (x.dim() - 1))
-
-
-def unfreezes(module, x):
-    module.a.weight.requires_grad_(ticks(module) > 3)
-    return bent(x, module.a.weight.sum())
 
 
 def slope(module, x):
@@ -103,51 +88,26 @@ def slope(module, x):
 
 
 @torch.no_grad()
-def moved(tensor, value, weight=0.3):
-    tensor.lerp_(torch.as_tensor(value).to(tensor), weight)
+def moved(tensor, value, follows):
+    """A teacher, which may follow."""
+    return tensor.lerp_(value.detach().to(tensor), 0.3) if follows else tensor
 
 
-def skips(module, x):
-    """A teacher that follows in every other pass."""
-    if module.training and ticks(module) % 2:
-        moved(module.slow, module.w)
-    return bent(x, module.w + module.slow)
+def one(is_trained=True):
+    return nn.Parameter(torch.ones(()), is_trained)
 
 
-def imitates(module, x):
-    """A teacher that follows the batch."""
-    if module.training:
-        moved(module.slow, x.mean())
-    return bent(x, module.w + module.slow)
+def hooked(program: Program) -> None:
+    """A hook on the gradient of the first trained parameter."""
+    usual = program.make
 
+    def make(dtype=torch.float64):
+        net = usual(dtype)
+        first = next(p for p in net.parameters() if p.requires_grad)
+        first.register_hook(lambda g: g / (1e-9 + g.norm()))
+        return net
 
-def shrinks(module, x):
-    module.w.data.mul_(0.9)
-    return bent(x, module.w)
-
-
-def one():
-    return nn.Parameter(torch.ones(()))
-
-
-def still():
-    return one().requires_grad_(False)
-
-
-def hooked(kind, f):
-    """A way that registers a hook on the first trained parameter."""
-
-    def way(program: Program) -> None:
-        usual = program.make
-
-        def make(dtype=torch.float64):
-            net = usual(dtype)
-            getattr(next(p for p in net.parameters() if p.requires_grad), kind)(f)
-            return net
-
-        program.make = make
-
-    return way
+    program.make = make
 
 
 def scaled(found, y, kept):
@@ -163,23 +123,15 @@ def beside(found, y, kept):
     return found
 
 
-def at_first(found, y, kept):
-    """The loss compares with what the module gave at first."""
-    kept.first = getattr(kept, "first", y.detach().mean())
-    return found + (y.mean() - kept.first).square()
-
-
 def reads(program: Program) -> None:
-    """A penalty of activations that a hook has kept."""
-    seen, make = {}, program.parts[0]
+    """A penalty of activations that a part has kept."""
 
-    def part():
-        part = make()
-        part.register_forward_hook(lambda module, x, y: seen.update(y=y))
-        return part
+    def penalised(found, y, kept):
+        (seen,) = (m.seen for m in kept.program.net.modules() if hasattr(m, "seen"))
+        return found + seen.square().mean()
 
-    program.parts[0] = part
-    loss_by(lambda found, y, kept: found + seen["y"].square().mean())(program)
+    between(lambda m, x: (setattr(m, "seen", x), x)[1])(program)
+    loss_by(penalised)(program)
 
 
 def channel(values):
@@ -243,22 +195,6 @@ def is_late(own, parameters):
             p.sub_(kept.setdefault("late", torch.zeros_like(p)).lerp_(p.grad, 0.1))
 
 
-def falls(own, parameters):
-    for group in own.param_groups:
-        group["lr"] *= 0.7
-
-
-def mixes(own, parameters):
-    norm = sum(p.grad.square().sum() for p in parameters).sqrt()
-    for p in parameters:
-        p.sub_(0.01 * p.grad / (norm + 1e-3))
-
-
-def draws(own, parameters):
-    for p in parameters:
-        p.add_(torch.randn_like(p), alpha=0.01)
-
-
 class Known(torch.optim.SGD):
     def __init__(self, parameters, **options):
         super().__init__(parameters, **options)
@@ -274,11 +210,6 @@ class ByNorm(torch.optim.lr_scheduler.LRScheduler):
     def get_lr(self):
         norm = float(self.optimizer.param_groups[0]["params"][0].detach().norm())
         return [rate / (1 + norm) for rate in self.base_lrs]
-
-
-class ByState(torch.optim.lr_scheduler.LRScheduler):
-    def get_lr(self):
-        return [rate / (1 + len(self.optimizer.state)) for rate in self.base_lrs]
 
 
 def embeds(program: Program) -> None:
@@ -303,17 +234,29 @@ KINDS = {
         between(lambda m, x: Backward.apply(x, lambda g: g - g.mean(0))),
     ],
     "module keeps state": [
-        between(lambda m, x: bent(x, ticks(m))), between(averages), between(before),
+        between(lambda m, x: bent(x, ticks(m))),
+        between(lambda m, x: bent(x, before(m, float(x.detach().mean())))),
     ],
-    "buffer counts": [between(warms, taken=lambda: torch.zeros(()))],
+    "buffer counts": [
+        between(lambda m, x: bent(x, m.taken.add_(1).clone()), taken=lambda: torch.zeros(())),
+    ],
     "loss keeps state": [
-        loss_by(lambda found, y, kept: found * kept.calls), loss_by(scaled), loss_by(at_first),
+        loss_by(lambda found, y, kept: found * kept.calls), loss_by(scaled),
     ],
     "norm held late": [between(closes, norm=lambda: nn.BatchNorm1d(4))],
-    "frozen for some passes": [between(unfreezes, a=linear)],
+    "frozen for some passes": [
+        between(lambda m, x: bent(x, m.a.weight.requires_grad_(ticks(m) > 3).sum()), a=linear)
+    ],
     "gradient of a mean": [between(slope, w=one)],
-    "teacher": [between(skips, w=one, slow=still), between(imitates, w=one, slow=still)],
-    "parameters changed forward": [between(shrinks, w=one), embeds],
+    "teacher": [
+        between(lambda m, x: bent(x, m.w + moved(m.slow, m.w, m.training and ticks(m) % 2)),
+                w=one, slow=partial(one, False)),
+        between(lambda m, x: bent(x, m.w + moved(m.slow, x.mean(), m.training)),
+                w=one, slow=partial(one, False)),
+    ],
+    "parameters changed forward": [
+        between(lambda m, x: bent(x, (m.w.data.mul_(0.9), m.w)[1]), w=one), embeds,
+    ],
     "branch by the batch": [
         between(lambda m, x: x.tanh() if float(x.detach().mean()) > 0.05 else x),
         between(lambda m, x: x if len(x) > 5 else x.tanh()),
@@ -328,8 +271,7 @@ KINDS = {
     ],
     "gradient beside the loss": [
         loss_by(beside),
-        hooked("register_post_accumulate_grad_hook", lambda p: p.grad.mul_(0.5) and None),
-        hooked("register_hook", lambda g: g / (1e-9 + g.norm())),
+        hooked,
     ],
     "loss reads activations": [reads],
     "side channel": [
@@ -355,12 +297,15 @@ KINDS = {
         loss_by(lambda found, y, kept: found + y.square().mean(0).sqrt().sum()),
         loss_by(lambda found, y, kept: found.sqrt()),
     ],
-    "optimiser counts": [sgd(looks_ahead), sgd(falls)],
+    "optimiser counts": [
+        sgd(looks_ahead),
+        sgd(lambda own, ps: own.param_groups[0].update(lr=own.param_groups[0]["lr"] * 0.7)),
+    ],
     "optimiser's late state": [sgd(is_late)],
     "optimiser knows parameters": [stepping(Known)],
-    "optimiser mixes parameters": [sgd(mixes)],
-    "optimiser draws": [sgd(draws)],
-    "scheduler reads training": [
-        stepping(torch.optim.SGD, ByNorm), stepping(torch.optim.SGD, ByState),
+    "optimiser mixes parameters": [
+        sgd(lambda own, ps: [p.sub_(0.01 * p.grad / sum(q.grad.norm() for q in ps)) for p in ps]),
     ],
+    "optimiser draws": [sgd(lambda own, ps: [p.add_(0.01 * torch.randn_like(p)) for p in ps])],
+    "scheduler reads training": [stepping(torch.optim.SGD, ByNorm)],
 }  # fmt: skip

@@ -26,43 +26,47 @@ EXPERTS = GROUPED | {"num_local_experts": 4, "num_experts": 4, "num_experts_per_
                      "moe_intermediate_size": 8, "experts_implementation": "eager"}  # fmt: skip
 IMAGE = {"image_size": 8, "patch_size": 4, "num_channels": 3}
 STAGES = {"depths": [1, 1], "hidden_sizes": [8, 16], "embedding_size": 8, "num_stages": 2}
-#: Kind of the model, by its configuration, with the sizes that are not as for most.
-WORDS = {
-    "gpt2": {}, "gptj": {"rotary_dim": 4}, "gpt_neox": {}, "gpt_bigcode": {}, "codegen": {"rotary_dim": 4},
-    "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
-    "openai-gpt": {}, "opt": {"ffn_dim": 24, "word_embed_proj_dim": 16}, "bloom": {}, "falcon": {},
-    "xglm": {"d_model": 16, "ffn_dim": 24, "attention_heads": 2, "num_layers": 2}, "biogpt": {},
-    "llama": GROUPED, "mistral": GROUPED, "qwen2": {"num_key_value_heads": 1}, "qwen3": GROUPED,
-    "gemma": GROUPED, "gemma2": GROUPED, "gemma3_text": GROUPED, "phi": {},
-    "phi3": {"num_key_value_heads": 1}, "stablelm": {"num_key_value_heads": 1},
-    "olmo2": {"num_key_value_heads": 1}, "cohere": {"num_key_value_heads": 1},
-    "starcoder2": {"num_key_value_heads": 1}, "granite": {"num_key_value_heads": 1},
-    "mixtral": EXPERTS, "mamba": {"state_size": 4},
-}  # fmt: skip
-MASKED = {
-    "bert": {}, "roberta": {"max_position_embeddings": 20}, "distilbert": {}, "electra": {"embedding_size": 8},
-    "albert": {"embedding_size": 8}, "deberta-v2": {}, "roformer": {"embedding_size": 16}, "mpnet": {},
-    "fnet": {}, "modernbert": {},
-}  # fmt: skip
-PAIRS = {"t5": T5, "bart": BART, "pegasus": BART, "marian": BART}
-IMAGES = {
-    "vit": IMAGE, "deit": IMAGE, "resnet": STAGES, "convnext": STAGES, "poolformer": {
-        "depths": [1, 1], "hidden_sizes": [8, 16], "num_encoder_blocks": 2,
-        "patch_sizes": [3, 3], "strides": [2, 2], "padding": [1, 1]},
-}  # fmt: skip
-AUTO = [
-    (WORDS, "AutoModelForCausalLM"),
-    (MASKED, "AutoModelForMaskedLM"),
-    (PAIRS, "AutoModelForSeq2SeqLM"),
-    (IMAGES, "AutoModelForImageClassification"),
-]
-ALL = {name: (sizes, auto) for table, auto in AUTO for name, sizes in table.items()}
+POOLS = {"depths": [1, 1], "hidden_sizes": [8, 16], "num_encoder_blocks": 2,
+         "patch_sizes": [3, 3], "strides": [2, 2], "padding": [1, 1]}  # fmt: skip
+HEADS = {"num_key_value_heads": 1}
+#: Kinds of models, by their configurations, with the sizes that are not as for most.
+KINDS = {
+    "CausalLM": [
+        ("gpt2 gpt_neox gpt_bigcode openai-gpt bloom falcon biogpt phi", {}),
+        ("llama mistral qwen3 gemma gemma2 gemma3_text", GROUPED),
+        ("qwen2 phi3 stablelm olmo2 cohere starcoder2 granite", HEADS),
+        ("gptj codegen", {"rotary_dim": 4}),
+        ("gpt_neo", {"attention_types": [[["global", "local"], 1]]}),
+        ("opt", {"ffn_dim": 24, "word_embed_proj_dim": 16}),
+        ("xglm", {"d_model": 16, "ffn_dim": 24, "attention_heads": 2, "num_layers": 2}),
+        ("mixtral", EXPERTS),
+        ("mamba", {"state_size": 4}),
+    ],
+    "MaskedLM": [
+        ("bert distilbert deberta-v2 mpnet fnet modernbert", {}),
+        ("electra albert", {"embedding_size": 8}),
+        ("roberta", {"max_position_embeddings": 20}),
+        ("roformer", {"embedding_size": 16}),
+    ],
+    "Seq2SeqLM": [("t5", T5), ("bart pegasus marian", BART)],
+    "ImageClassification": [
+        ("vit deit", IMAGE),
+        ("resnet convnext", STAGES),
+        ("poolformer", POOLS),
+    ],
+}
+ALL = {
+    name: (kind, sizes)
+    for kind, rows in KINDS.items()
+    for names, sizes in rows
+    for name in names.split()
+}
 
 
 def model(name):
-    sizes, auto = ALL[name]
+    kind, sizes = ALL[name]
     config = transformers.AutoConfig.for_model(name, **SIZES | sizes)
-    return getattr(transformers, auto).from_config(config)
+    return getattr(transformers, f"AutoModelFor{kind}").from_config(config)
 
 
 class Rows(torch.utils.data.Dataset):
@@ -97,9 +101,9 @@ def test_a_model_takes_two_steps_as_in_plain_torch(tmp_path, caplog, name, dtype
     caplog.set_level(logging.INFO, "mpitrain")
     with mpitrain.Trainer(
         MPI.COMM_SELF, model=lambda: model(name).to(getattr(torch, dtype)),
-        train_data=Rows(name in IMAGES), loss="model", batch_size=4, steps=2, epochs=1, shadow=2,
+        train_data=Rows(ALL[name][0] == "ImageClassification"), loss="model", dtype=dtype,
         optimizer=lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), dir=str(tmp_path),
-        dtype=dtype,
+        batch_size=4, steps=2, epochs=1, shadow=2,
     ) as trainer:  # fmt: skip
         trainer.fit()
     told = [r.getMessage() for r in caplog.records if "run.shadow" in r.getMessage()]
