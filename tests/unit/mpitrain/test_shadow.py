@@ -133,19 +133,6 @@ def penalised():
     return module
 
 
-def beside():
-    """A penalty goes backward by itself, within the loss."""
-    module = plain()
-
-    def loss(y, t):
-        if y.requires_grad:
-            module[0].weight.square().sum().backward()
-        return F.mse_loss(y, t)
-
-    beside.loss = loss
-    return module
-
-
 def remembering():
     module = plain()
     seen = module[0].weight.detach()
@@ -165,7 +152,6 @@ PLANTED = {
         "model": between(lambda m, x: x * (np.random.rand() > 1e-9))}),
     "memory of a parameter": ("step 2: .*" + OUTPUTS, {"model": remembering}),
     "backward mixes": (GRADIENT, {"model": between(unit)}),
-    "backward beside": (GRADIENT, {"model": beside, "loss": lambda y, t: beside.loss(y, t)}),
     "optimiser mixes": (UPDATE, {"optimizer": lambda p: Mixing(p, lr=0.1)}),
     "optimiser draws": (UPDATE, {"optimizer": lambda p: Langevin(p, lr=0.1)}),
     "optimiser around": (UPDATE, {"optimizer": lambda p: Around(torch.optim.SGD(p, lr=0.1))}),

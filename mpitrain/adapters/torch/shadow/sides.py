@@ -128,13 +128,13 @@ class Plain:
             x = {name: _moved(part) for name, part in x.items()}
         args, kwargs = arguments(x, options(self.module), self._form)
         drawn = source(self._draws)
-        self.module.zero_grad()
         with drawn, torch.autograd.graph.saved_tensors_hooks(saved, lambda one: one):
             raw = self.module(*args, **kwargs)
             total, value = _loss_of(loss, raw, samples.labels)
+        own = list(self.parameters.values())
         with drawn.again() if isinstance(drawn, Drawing) else nullcontext():
-            total.backward()
-        gradients = {name: p.grad for name, p in self.parameters.items()}
+            by = torch.autograd.grad(total, own, allow_unused=True)
+        gradients = dict(zip(self.parameters, by, strict=True))
         outputs = {n: p.detach() for n, p in outputs_of(raw)[0].items() if p.dim()}
         narrow = max(kinds, key=lambda kind: torch.finfo(kind).eps)
         return Passed(float(value.detach()), gradients, outputs, narrow)
