@@ -119,6 +119,7 @@ def _share(one: _Piece, other: _Piece) -> bool:
 
 def _place(piece: _Piece) -> Array:
     """The memory of a tensor of any type as a NumPy array."""
-    size, memory = piece.tensor.element_size(), c_char * (piece.end - piece.start)
+    size = piece.tensor.element_size()
+    memory: Any = (c_char * (piece.end - piece.start)).from_address(piece.start)
     steps = tuple(step * size for step in piece.tensor.stride())
-    return np.ndarray(piece.tensor.shape, f"V{size}", memory.from_address(piece.start), 0, steps)
+    return np.ndarray(piece.tensor.shape, f"V{size}", memory, 0, steps)

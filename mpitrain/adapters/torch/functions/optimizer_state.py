@@ -31,7 +31,7 @@ def handed_over(parts: Parts, module: torch.nn.Module) -> torch.optim.Optimizer:
         )
     parameters = trained(module, parts.objects.layers or {})
     whole = {
-        slot: parts.whole(lambda n, slot=slot: parts.updater.state[n][slot], everywhere=True)
+        slot: parts.whole([own[slot] for own in parts.updater.state].__getitem__, everywhere=True)
         for slot in optimizer.slots
     }
     updates, _ = parts.updater.counts()
