@@ -223,7 +223,7 @@ def drawn(rng: Random) -> Program:
         given["micro_batches"] = 1
     if rng.random() < 0.3:
         given[rng.choice(("clip_norm", "clip_value"))] = rng.choice((0.05, 1.0))
-    if whole == "whole" and rng.random() < 0.3:
+    if whole == "whole" and rng.random() < 0.3 and "vmap" not in parts:
         given["cuts"] = ["parts.0"]
     if program.schedule and rng.random() < 0.2:
         given["schedule_by"] = "epoch"
