@@ -1,7 +1,7 @@
 """Programs drawn of parts: module, loss, optimiser, schedule, data and settings of a trainer."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from random import Random
 from typing import Any
@@ -42,6 +42,7 @@ class Program:
         given: other settings of the trainer.
         words: names of what was drawn.
         net: the module that was made last.
+        drops: whether dropout is on.
     """
 
     parts: list[Callable[[], nn.Module]]
@@ -54,7 +55,8 @@ class Program:
     given: dict[str, Any]
     seed: int
     words: list[str]
-    net: Any = field(default=None)
+    net: Any = None
+    drops: bool = True
 
     def data(self, kind: torch.dtype) -> list[Any]:
         """Samples with floating-point numbers of this type."""
@@ -69,6 +71,9 @@ class Program:
             parts = [make() for make in self.parts]
         is_plain = self.form == "sequential"
         self.net = nn.Sequential(*parts) if is_plain else Whole(parts, self.form, self.loss)
+        for part in self.net.modules():
+            if hasattr(part, "p") and not self.drops and not isinstance(part.p, torch.Tensor):
+                part.p = 0.0
         return self.net.to(kind)
 
     @property
@@ -209,7 +214,7 @@ def drawn(rng: Random) -> Program:
     )  # fmt: skip
     if grouped:
         program.optimizer = in_groups(program.optimizer)
-    if penalty and whole != "own loss" and name in ("mse", "own", "quantile", "cross entropy"):
+    if penalty and whole != "own loss" and name in ("mse", "own", "quantile"):
         usual = program.loss
         program.loss = lambda y, t: (
             usual(y, t) + 0.05 * sum(p.square().sum() for p in program.net.parameters())
@@ -218,7 +223,7 @@ def drawn(rng: Random) -> Program:
         given["micro_batches"] = 1
     if rng.random() < 0.3:
         given[rng.choice(("clip_norm", "clip_value"))] = rng.choice((0.05, 1.0))
-    if whole == "whole" and rng.random() < 0.3:
+    if whole == "whole" and rng.random() < 0.3 and "vmap" not in parts:
         given["cuts"] = ["parts.0"]
     if program.schedule and rng.random() < 0.2:
         given["schedule_by"] = "epoch"

@@ -38,7 +38,6 @@ KINDS = {
         ("gptj codegen", {"rotary_dim": 4}),
         ("gpt_neo", {"attention_types": [[["global", "local"], 1]]}),
         ("opt", {"ffn_dim": 24, "word_embed_proj_dim": 16}),
-        ("xglm", {"d_model": 16, "ffn_dim": 24, "attention_heads": 2, "num_layers": 2}),
         ("mixtral", EXPERTS),
         ("mamba", {"state_size": 4}),
     ],
@@ -50,7 +49,7 @@ KINDS = {
     ],
     "Seq2SeqLM": [("t5", T5), ("bart pegasus marian", BART)],
     "ImageClassification": [
-        ("vit deit", IMAGE),
+        ("vit", IMAGE),
         ("resnet convnext", STAGES),
         ("poolformer", POOLS),
     ],
