@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collectives.execution.transport.shared_memory import NodeMemory
 
 #: Bytes of a slot: a message is reduced while it is in a level-2 cache.
-SLOT_BYTES = 1 << 19
+SLOT_BYTES = 1 << 18
 
 
 class SlotPair(RunCount):
@@ -99,7 +99,7 @@ class InLine:
 class Slots:
     """The slots of a communicator's ranks on this node.  Making it is collective.
 
-    A pair takes 1 MiB, once a schedule has used it.
+    A pair takes 512 KiB, once a schedule has used it.
 
     Attributes:
         node: the memory, with counters; nothing else counts in it.
