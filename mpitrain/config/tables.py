@@ -446,16 +446,16 @@ class Tables(Struct, frozen=True, forbid_unknown_fields=True):
         """Stages of the pipeline; 1 without one."""
         return len(self.parallel.replicas) or self.parallel.pipe
 
-    def widths(self, ranks: int) -> tuple[int, ...]:
-        """Replicas of each stage on so many ranks; all of them together may need other numbers."""
+    def width(self, ranks: int) -> int:
+        """Replicas of each stage on so many ranks, where all stages have as many."""
         p = self.parallel
-        each = p.pipe * p.context * p.space * p.tensor
-        return p.replicas or (p.data or max(1, ranks // each),) * p.pipe
+        return p.data or max(1, ranks // (p.pipe * p.context * p.space * p.tensor))
 
     def needed(self, ranks: int) -> int:
         """Number of ranks that the layout has on so many ranks, which it must have all of."""
         p = self.parallel
-        return sum(self.widths(ranks)) * p.context * p.space * p.tensor
+        each = sum(p.replicas) or self.width(ranks) * p.pipe
+        return each * p.context * p.space * p.tensor
 
     @property
     def passes(self) -> int:

@@ -28,15 +28,16 @@ def layout_of(config: Config, ranks: int) -> Layout:
     """The grid of a job on this number of ranks; ConfigError names the number that would fit."""
     p = config.parallel
     context, rows = p.context * p.space, p.space > 1  # only one of both is above 1
-    replicas, needed = config.widths(ranks), config.needed(ranks)
+    alike, needed = config.width(ranks), config.needed(ranks)
     if needed != ranks:
-        width = "-".join(map(str, p.replicas)) or replicas[0]
+        width = "-".join(map(str, p.replicas)) or alike
         asked = axes(width, config.stages, p.tensor, context, rows=rows)
         raise ConfigError(
             f"parallel: {asked} needs {counted(needed, 'rank')}, but there "
             f"{'is' if ranks == 1 else 'are'} {ranks}; start {needed}, or change the axes in "
             "[parallel]"
         )
+    replicas = p.replicas or (alike,) * p.pipe
     among = replicas[0] * context
     if among % p.experts:
         raise ConfigError(
