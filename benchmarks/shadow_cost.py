@@ -48,7 +48,7 @@ def _model(width: int, blocks: int) -> Any:
 
 
 def report(name: str, shadow: int) -> None:
-    """Print seconds of the first steps, MiB at mostand forward passes."""
+    """Print seconds of the first steps, MiB at most, and forward passes."""
     import torch
     from mpi4py import MPI
 

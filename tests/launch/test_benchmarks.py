@@ -22,6 +22,14 @@ def test_a_round_is_shown_in_parts(tmp_path):
     assert "a plan in shared memory" in told
 
 
+@needs_torch
+def test_the_shadow_calls_the_module_more_often(tmp_path):
+    words = [sys.executable, "-m", "benchmarks.shadow_cost", "--models", "MLP, 2 k"]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
+    _, _, without, beside = [line.split("|") for line in done.stdout.splitlines() if line[0] == "|"]
+    assert int(without[6]) < int(beside[6]) and int(without[7]) < int(beside[7])
+
+
 def test_schedules_are_rehearsed(tmp_path):
     words = ["-m", "benchmarks.rehearse", "-m4", "--milliseconds=1"]
     rows = [line.split() for line in run(tmp_path, 2, *words).splitlines()[1:]]
