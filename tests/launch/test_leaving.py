@@ -224,8 +224,8 @@ def test_a_program_that_is_told_to_stop_can_go_on(tmp_path, catches):
 
 
 def test_an_error_of_all_ranks_is_written_once(tmp_path):
-    program = STOPPED.replace("batch_size=6", "batch_size=99")
+    program = STOPPED.replace("batch_size=6", "batch_size=0")
     ended = start(tmp_path, program=program)
     assert ended.returncode == 1
-    assert ended.stderr.count("ConfigError: train.batch_size = 99 must be at most 24") == 1
+    assert ended.stderr.count("ConfigError: train.batch_size: Expected `int` >= 1, got 0") == 1
     assert "[all 2 ranks] Traceback" in ended.stderr

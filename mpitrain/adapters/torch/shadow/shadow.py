@@ -109,7 +109,7 @@ class Shadow:
             self._end()
 
     def _compare(self, parts: Parts, samples: Samples, indices: Array) -> bool:
-        """Compare losses, gradients and updates; False: nothing counts in the samples."""
+        """Compare losses, gradients and updates; False: the samples are too few for it."""
         step, run, ours, plain = parts.steps_done, parts.config.run, self._ours, self._plain
         context = Context(True, run.seed, step, indices, keyed=run.random == "keyed")
         ours.values, before = plain.values(), random_states()[:3]
@@ -117,6 +117,8 @@ class Shadow:
         try:
             found = ours.compute(samples, context)
         except ConfigError:
+            if self._refused(samples):  # few samples alone, as batch norm refuses a single value
+                return False
             raise
         except MISFITS as error:
             raise self._misfit(error, samples, run.dtype) from error
@@ -149,13 +151,19 @@ class Shadow:
         """The error of samples that the trainer's layers cannot take, and perhaps torch neither."""
         who = f"the trainer's layers cannot take {self._ours.told(len(samples))} samples"
         cure = "they must take any number, as layouts have micro-batches of any size"
-        try:
-            with self._plain.there():
-                self._plain.compute(samples, self._ours.loss, None, {})
-        except MISFITS as own:
+        if own := self._refused(samples):
             who, error = f"torch itself cannot take {len(samples)} samples in {kind}", own
             cure = "let module and loss keep to the type of what they get, as by weight.to(outputs)"
         return ConfigError(f"{who} ({one_line(words(error))}); {cure}")
+
+    def _refused(self, samples: Samples) -> Exception | None:
+        """The error of plain torch with these samples, if there is one."""
+        try:
+            with self._plain.there():
+                self._plain.compute(samples, self._ours.loss, None, {})
+        except MISFITS as error:
+            return error
+        return None
 
     def _update(self, parts: Parts, wanted: Passed, indices: Array) -> None:
         """Let both optimisers update the same parameters by torch's gradients, and compare them."""
