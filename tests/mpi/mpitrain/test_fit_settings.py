@@ -43,8 +43,8 @@ def test_a_trainer_frees_the_communicator_that_it_made(comm, folder, monkeypatch
         assert not closed
     assert any(one is trainer.comm for one in closed)
     closed.clear()
-    with pytest.raises(ConfigError, match=r"train\.batch_size"):
-        made(folder, **given | {"batch_size": 0})
+    with pytest.raises(ConfigError, match=f"needs {2 * RANKS} ranks"):
+        made(folder, **given, parallel={"pipe": 2 * RANKS})
     assert len(closed) == 1
     closed.clear()
     with made(folder, comm, **given) as trainer:
