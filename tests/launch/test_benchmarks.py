@@ -69,7 +69,7 @@ def test_torch_is_beside_gloo(tmp_path):
     ratios = [line.strip("| ").split(" | ") for line in told.splitlines()[-2:]]
     assert [(row[0], len(row)) for row in ratios] == [("8 B", 6), ("128 KiB", 6)]
     told = run(tmp_path, 2, *words, "--small")
-    assert [len(line.split("|")) for line in told.splitlines()[-7:]] == [8] * 7
+    assert [len(line.split("|")) for line in told.splitlines()[-7:]] == [10] * 7
     told = run(tmp_path, 2, *words, "--steps", "--width=64")  # it stops if the losses differ
     assert [line.split()[1] for line in told.splitlines()[-2:]] == ["DDP", "FSDP2"]
     steps = json.loads((tmp_path / "torch.json").read_text())["rows"]
