@@ -205,7 +205,7 @@ class TorchLoss(Judge):
         return Reduced(sum(one / float(n) for (one, _), n in zip(pairs, self.shares, strict=True)))
 
     def counts(self, labels: Array) -> list[float]:
-        """What counts in some labels, in each of several sums."""
+        """Counts of each of several sums in some labels."""
         before, after = (sizes(*one) for one in (self._shapes[1], (labels.dtype, labels.shape[1:])))
         lengths = dict(zip(before, after, strict=True))  # of axes that padding changes
         kind, shape = self._shapes[0]

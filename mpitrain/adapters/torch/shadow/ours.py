@@ -133,7 +133,7 @@ class Ours:
         return " and ".join(str(len(range(samples)[cut])) for cut in self.cuts(samples))
 
     def drawn(self, context: Context) -> Source | None:
-        """What gives the whole module the numbers that its layers have drawn in the latest pass."""
+        """Source of the numbers of the latest pass of the layers, for the whole module."""
         if not any(layer.draws for layer in self._layers.values()):
             return None
         where = {}
