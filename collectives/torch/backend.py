@@ -22,8 +22,9 @@ from collectives.torch import NAME, GroupOptions
 from collectives.torch.calls import Calls
 from collectives.torch.copies import Copies
 from collectives.torch.devices import device_types
+from collectives.torch.messages import MessageWork
 from collectives.torch.monitored import monitored_barrier
-from collectives.torch.order import Order
+from collectives.torch.order import AnyWork, CollectiveWork, DoneWork, Order
 from collectives.torch.patches import (
     call_directly,
     hide_from_dynamo,
@@ -174,8 +175,7 @@ def _seconds(timeout: timedelta) -> float:
 
 
 _KINDS = (Calls, Reductions, Copies)
-for _kind in _KINDS:
-    hide_from_dynamo(*vars(_kind).values())
+hide_from_dynamo(_Group, *_KINDS, AnyWork, DoneWork, CollectiveWork, MessageWork)
 
 
 class MPIBackend(_Group, _Backend):

@@ -20,12 +20,13 @@ _MODULE = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
 _TAKES = "set_allocate_memory_from_process_group"
 
 
-def hide_from_dynamo(*functions: Any) -> None:
+def hide_from_dynamo(*hidden: Any) -> None:
     """Lets ``torch.compile`` trace neither these functions nor what they call, as it would where a
-    compiled module's hooks call them.
+    compiled module's hooks call them, or torch's C++ waits for a work.
 
-    Arguments that are no functions in Python are passed over.  Unlike ``torch._dynamo.disable`` it
-    costs a call nothing, and has no import of 1.5 s.  Where a torch has it no more, it traces them.
+    A class stands for its own methods.  Other things are passed over.  Unlike
+    ``torch._dynamo.disable`` it costs a call nothing, and has no import of 1.5 s.  Where a torch
+    has it no more, it traces them.
     """
     try:
         from torch._C._dynamo import eval_frame
@@ -35,9 +36,10 @@ def hide_from_dynamo(*functions: Any) -> None:
     except (ImportError, AttributeError):
         log.info("torch.compile of this torch traces the calls of its groups")
         return
-    for function in functions:
-        if isinstance(function, FunctionType):
-            eval_frame.set_code_exec_strategy(function.__code__, strategy)
+    for each in hidden:
+        for function in vars(each).values() if isinstance(each, type) else [each]:
+            if isinstance(function, FunctionType):
+                eval_frame.set_code_exec_strategy(function.__code__, strategy)
 
 
 @functools.cache
@@ -129,6 +131,7 @@ def _change(module: Any) -> None:
         if self.device.type == "cpu" and group is not None and backend_of(group):
             getattr(self, _TAKES)(True)
 
+    hide_from_dynamo(__init__)
     kind.__init__ = __init__
 
 
@@ -158,5 +161,6 @@ def serve_replicas() -> None:
         works[joinable] = work = notify(joinable)
         return work
 
+    hide_from_dynamo(_register_builtin_comm_hook, notify_join_context)
     kind._register_builtin_comm_hook = _register_builtin_comm_hook
     join.notify_join_context = staticmethod(notify_join_context)

@@ -54,6 +54,24 @@ def averaged(module):
     return AveragedModel(module, multi_avg_fn=get_ema_multi_avg_fn(0.9))
 
 
+@pytest.mark.slow
+def test_a_compiled_module_traces_nothing_of_ours():
+    """C++ waits for works and calls hooks within frames that torch.compile would look into."""
+    pytest.importorskip("torch._dynamo")
+    from torch._dynamo.utils import get_compilation_metrics
+
+    net = DistributedDataParallel(layers())
+    compiled, plain = torch.compile(net, backend="eager"), layers()
+    for batch in batches()[:3]:
+        for module, rows in ((compiled, own(batch)), (plain, batch)):
+            module.zero_grad()
+            module(rows).square().mean().backward()
+    for mine, wanted in zip(net.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, wanted.grad, rtol=1e-10, atol=1e-12)
+    traced = [metrics.co_filename for metrics in get_compilation_metrics()]
+    assert traced and not [name for name in traced if "collectives/torch/" in str(name)]
+
+
 @pytest.mark.parametrize("views", [False, True])
 def test_copies_and_averages_of_what_is_wrapped(views):
     """An average follows, and a copy is trained by itself, as in one process."""
