@@ -135,8 +135,6 @@ def _model(job: Tables) -> Faults:
             f"{context} positions cannot be cut into {pieces} pieces; take fewer ranks or a longer "
             "data.context",
         )
-    if p.context == 1 and p.attention != "zigzag":
-        yield "parallel.attention", f"{p.attention} is a way of context ranks; set parallel.context"
     if m.experts and m.top > m.experts:
         yield "model.top", f"a position cannot go through {m.top} of {m.experts} experts"
     if p.experts > 1 and not m.experts and not job.own.experts:
@@ -145,8 +143,6 @@ def _model(job: Tables) -> Faults:
             "the model has none to share; set model.experts, name those of a torch module by "
             "experts=, or leave it out",
         )
-    if p.alltoall != "auto" and p.experts == 1:
-        yield "parallel.alltoall", "sends rows to other ranks' experts; set parallel.experts"
     if p.sequence and context % p.tensor:
         yield (
             "parallel.sequence",
@@ -184,15 +180,12 @@ def _rates(job: Tables) -> Faults:
 
 
 def _compress(job: Tables) -> Faults:
-    c = job.compress
-    if c.codec == "none":
-        if c != Compress():
-            yield "compress.codec", "none, and other keys of the table say how; name a codec"
-    else:
-        yield from extras.faults_of_codec(c)
-        for key in ("start", "least"):
-            if job.server.ranks and getattr(c, key) != getattr(Compress(), key):
-                yield f"compress.{key}", "a push to a server is coded whole; leave it out"
+    if job.compress.codec == "none":
+        return
+    yield from extras.faults_of_codec(job.compress)
+    for key in ("start", "least"):
+        if job.server.ranks and getattr(job.compress, key) != getattr(Compress(), key):
+            yield f"compress.{key}", "a push to a server is coded whole; leave it out"
 
 
 def _sync(job: Tables) -> Faults:

@@ -250,10 +250,12 @@ GPT = ["model.kind=gpt", "data.name=text", "data.path=x", "model.width=8"]
         (["model.heads=2"], "model.heads: model.kind = 'convnet' does not read it, 'gpt' does"),
         (["own.model=m:f", "model.hidden=[8]"], "the model that the program brings (m:f) does not"),
         (["data.path=a"], "data.path: data.name = 'digits' does not read it, 'idx' and"),
+        (["compress.start=3"], "compress.start: compress.codec = 'none' does not read it; set co"),
+        (["parallel.attention=ring"], "parallel.attention: parallel.context = 1 does not read it"),
         (["data.samples=9"], "data.samples: data.name = 'digits' does not read it, 'clicks' does"),
         (["data.rows=9"], "data.rows: data.name = 'digits' does not read it, 'clicks' does"),
         (["data.context=9"], "data.context: data.name = 'digits' does not read it, 'text' and"),
-        (["own.classes=9"], "own.classes: data.name = 'digits' has its own number of classes"),
+        (["own.classes=9"], "own.classes: own.data = '' does not read it; set own.data"),
         (["evaluate.watch=accuracy"], "evaluate.watch: says by which value training ends early"),
     ],
 )
