@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from collectives.commands import above_zero, positive
-from collectives.files import replace
 from mpitrain.config import ConfigError
 from mpitrain.pipeline.actions import loop
 from mpitrain.pipeline.schedules import SCHEDULES, PublishedSchedule
@@ -53,16 +52,12 @@ def add(commands: "Commands") -> None:
     parser.add_argument("-o", "--output", type=Path, help="folder for pictures")
     text = "write the synchronous schedules in torch's CSV format"
     parser.add_argument("--csv", type=Path, metavar="FOLDER", help=text)
-    parser.add_argument(
-        "--html", type=Path, metavar="FILE", help="write a page that steps through them in time"
-    )
     parser.set_defaults(act=schedules)
 
 
 def schedules(options: argparse.Namespace) -> None:
     """Prove, time and draw schedules."""
     from mpitrain.pipeline import draw, schedule_file
-    from mpitrain.pipeline.explore import explorer
     from mpitrain.pipeline.replay import replay
     from mpitrain.pipeline.simulate import PassTimes, balanced, simulate
 
@@ -116,7 +111,3 @@ def schedules(options: argparse.Namespace) -> None:
             options.csv.mkdir(parents=True, exist_ok=True)
             schedule_file.write(report, path := options.csv / f"{schedule.name}.csv")
             print(f"  written to {path}")
-    if options.html:
-        options.html.parent.mkdir(parents=True, exist_ok=True)
-        replace(options.html, explorer(pipelines, times))
-        print(f"wrote {options.html}")
