@@ -317,8 +317,7 @@ class Parallel(Struct, frozen=True, forbid_unknown_fields=True):
         profile: file of ``mpitrain profile``.
         links: bandwidths for ``auto`` in GB/s, between ranks of a node and between nodes, as
             [10, 1.25]; one number: alike.  ``collectives fit`` measures them.
-        schedule: order of work in the pipeline; ``python -m mpitrain schedules`` draws them.  A
-            file that ends with ``.csv`` has one of your own, in torch's format.
+        schedule: order of work in the pipeline; ``python -m mpitrain schedules`` draws them.
         chunks: pieces of the model on each stage, for ``interleaved``; the schedules in a V have 2.
         weights: weights that a micro-batch sees under ``asynchronous``.
         window: steps of ``asynchronous`` after which the pipeline drains; checkpoints, comparisons
@@ -357,7 +356,7 @@ class Parallel(Struct, frozen=True, forbid_unknown_fields=True):
     partition: Literal["even", "auto"] | Counts = "even"
     profile: Annotated[str, ReadBy("partition", "auto")] = ""
     links: Annotated[tuple[Positive, ...], Meta(max_length=2), ReadBy("partition", "auto")] = ()
-    schedule: Looping | InV | str = "1f1b"
+    schedule: Looping | InV = "1f1b"
     chunks: Count = 1
     weights: Annotated[
         Literal["stash", "vertical", "two_buffers", "spectrain", "linear", "latest"],

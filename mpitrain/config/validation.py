@@ -6,7 +6,6 @@ from typing import get_args
 
 import msgspec
 
-from collectives.errors import hint
 from mpitrain import extras
 from mpitrain.config.conflicts import refusals
 from mpitrain.config.federated import Federated
@@ -14,7 +13,7 @@ from mpitrain.config.metric_names import refusal
 from mpitrain.config.numbers import norm_groups
 from mpitrain.config.server import MOST_GROUPS
 from mpitrain.config.sync import Compress, parse_outer
-from mpitrain.config.tables import InV, Looping, Tables
+from mpitrain.config.tables import InV, Tables
 
 #: Why a key is refused, as (key, sentence).
 Faults = Iterator[tuple[str, str]]
@@ -81,14 +80,9 @@ def _layout(job: Tables) -> Faults:
     p, stages = job.parallel, job.stages
     if p.replicas and (p.pipe not in (1, len(p.replicas)) or p.data):
         yield "parallel.replicas", "gives the stages and their replicas; leave out pipe and data"
-    is_file, in_v = p.schedule.endswith(".csv"), p.schedule in get_args(InV)
-    if p.schedule not in (names := get_args(Looping) + get_args(InV)) and not is_file:
-        yield (
-            "parallel.schedule",
-            f"no schedule {p.schedule!r}, and no file (.csv); {hint(p.schedule, names)}",
-        )
+    in_v = p.schedule in get_args(InV)
     chunks = 2 if in_v else p.chunks
-    if isinstance(p.partition, tuple) and len(p.partition) != stages * chunks and not is_file:
+    if isinstance(p.partition, tuple) and len(p.partition) != stages * chunks:
         yield (
             "parallel.partition",
             f"{len(p.partition)} numbers for {stages} stages of {chunks} chunks",
@@ -103,7 +97,7 @@ def _layout(job: Tables) -> Faults:
             f"take at most {most}",
         )
     if p.chunks > 1 and p.schedule != "interleaved" and not (in_v and p.chunks == 2):
-        has = "two chunks" if in_v else "its own chunks" if is_file else "one chunk"
+        has = "two chunks" if in_v else "one chunk"
         yield "parallel.chunks", f"{p.schedule} has {has} a stage; set schedule = 'interleaved'"
 
 

@@ -55,12 +55,6 @@ def test_options_of_an_algorithm_are_allowed(job):
     assert config.parallel.algorithm == "parameter_server:servers=2"
 
 
-def test_a_job_file_names_a_schedule_file(job):
-    assert load(job("[parallel]\nschedule = 'mine.csv'\n")).parallel.schedule == "mine.csv"
-    override = ["parallel.schedule=other.csv"]
-    assert load(job(""), override).parallel.schedule == "other.csv"
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -82,9 +76,8 @@ def test_a_job_file_names_a_schedule_file(job):
         ),
         (
             "[parallel]\nschedule = '1f1'\n",
-            "parallel.schedule: no schedule '1f1', and no file (.csv); did you mean '1f1b'?",
+            "parallel.schedule = '1f1': unknown value; did you mean '1f1b'?",
         ),
-        ("[parallel]\nschedule = 'mine'\n", "and no file (.csv); did you mean"),
         ("[server]\nbound = 'non'\n", "server.bound = 'non': unknown value; did you mean 'none'?"),
         (
             "[train]\nmicro_batches = 1025\n",

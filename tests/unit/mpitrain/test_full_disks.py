@@ -29,7 +29,6 @@ def full(monkeypatch):
 #: Commands, and the file that each writes.
 COMMANDS = [
     (["report", "{folder}"], "report.html"),
-    (["schedules", "gpipe", "-p", "2", "-m", "60", "--csv", "{folder}"], "gpipe.csv"),
 ]
 
 
