@@ -83,7 +83,7 @@ class Alone(Intracomm):
 COMM_WORLD = World()
 #: By the names of mpi4py, whose place they take.
 NAMES = {
-    **{kind.__name__: kind for kind in (Group, Comm, Prequest)},
+    **{kind.__name__: kind for kind in (Group, Comm, Intracomm, Prequest)},
     **{"Request": VirtualRequest, "Message": ProbedMessage, "REQUEST_NULL": VirtualRequest()},
     **{"COMM_NULL": Intracomm(), "COMM_WORLD": COMM_WORLD, "COMM_SELF": Alone()},
     **{"Wtime": lambda: time.perf_counter(), "Init": lambda: None, "Finalize": lambda: None},
