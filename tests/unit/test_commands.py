@@ -103,7 +103,7 @@ def commands(package, monkeypatch):
 def test_help_says_what_each_command_option_and_argument_is(package, monkeypatch):
     """In words, and not by a default in brackets alone."""
     found = commands(package, monkeypatch)
-    assert len(found) > 8
+    assert len(found) > 7
     for name, parser in found.items():
         assert parser.description, name
         for action in parser._actions:
