@@ -2,8 +2,6 @@
 
 import ast
 import re
-import tempfile
-from collections.abc import Iterator
 from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path, PurePosixPath
@@ -13,7 +11,6 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-from collectives.__main__ import main as run_collectives
 from mpitrain.__main__ import main as run_mpitrain
 
 ROOT = Path(__file__).parents[1]
@@ -34,13 +31,6 @@ API = {
     "api/collectives.md": ("collectives", "collectives.schedule"),
     "api/mpitrain.md": ("mpitrain", "mpitrain.adapters.torch", "mpitrain.nn"),
 }
-#: Explorers by their file: a title and the command that writes it, but for the file's name.
-EXPLORERS = {
-    "ring": ("Ring beside Swing", ["explore", "ring", "--with", "swing", "-n", "4,8", "-o"]),
-    "tree": ("Double binary tree", ["explore", "double_binary_tree:segments=4", "-n", "7,8", "-o"]),
-    "bruck": ("Bruck's all-to-all", ["explore", "bruck", "-c", "alltoall", "-n", "5,8", "-o"]),
-    "pipelines": ("Pipeline schedules", ["schedules", "-p", "4", "-m", "8", "--html"]),
-}
 _LINK = re.compile(r"(\]\()(?!\w+:|#)([^)#\s]+)")
 _ROLE = re.compile(r":(?:attr|class|data|exc|func|meth|mod|obj):<code>~?(?:[\w.]+\.)?(\w+)</code>")
 
@@ -54,25 +44,17 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         with redirect_stdout(StringIO()) as printed:
             assert run_mpitrain(command) == 0
         pages[page] = printed.getvalue()
-    pages["explore.md"] = _explorers()
     for path in _linked_files():
         pages[_page_of(path)] = f"# {path}\n\n```python\n{(ROOT / path).read_text()}```\n"
     for name, text in pages.items():
         files.append(File.generated(config, name, content=text))
-    with tempfile.TemporaryDirectory() as folder:
-        for name, (_, command) in EXPLORERS.items():
-            path = Path(folder) / f"{name}.html"
-            run = run_mpitrain if command[0] == "schedules" else run_collectives
-            with redirect_stdout(StringIO()):
-                assert run([*command, str(path)]) == 0
-            files.append(File.generated(config, f"explore/{name}.html", content=path.read_text()))
     return files
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Leads links between files of the repository to their pages."""
     name = page.file.src_uri
-    if "/" in name or name == "explore.md":
+    if "/" in name:
         return markdown
     folder = PurePosixPath(OUTSIDE.get(name, f"docs/{name}")).parent
 
@@ -121,17 +103,3 @@ def _api(module: str) -> str:
     parts = [f"## `{module}`\n", f"{ast.get_docstring(tree)}\n"]
     parts += [f"::: {module}.{name}\n" for name in names if name != "__version__"]
     return "\n".join(parts)
-
-
-def _explorers() -> str:
-    """Page with links to the explorers, and the commands that write them."""
-
-    def rows() -> Iterator[str]:
-        for name, (title, command) in EXPLORERS.items():
-            program = "mpitrain" if command[0] == "schedules" else "collectives"
-            yield f"| [{title}](explore/{name}.html) | `{program} {' '.join(command)} FILE` |"
-
-    return (
-        "# Explorers\n\nPages that step through the rounds of an algorithm or the actions of a "
-        "pipeline schedule.\n\n| page | written by |\n| --- | --- |\n" + "\n".join(rows()) + "\n"
-    )

@@ -11,7 +11,7 @@ from mpitrain.checkpoint.saving import checkpoints
 from mpitrain.config import Config, ConfigError
 from mpitrain.pipeline.partition import Costs, TwoLevelLinks, describe, partition_batch
 from mpitrain.pipeline.profiles import profiled
-from mpitrain.pipeline.schedule_file import find
+from mpitrain.pipeline.schedules import SCHEDULES
 from mpitrain.ranks.together import by_rank_0
 
 
@@ -67,10 +67,7 @@ def auto_stages_on(config: Config, nodes: Sequence[int]) -> tuple[Config, str]:
     """Like :func:`auto_stages`, in one process, and a text; ``nodes``: node of each rank."""
     if not _is_asked(config):
         return config, ""
-    try:
-        synchronous = find(config.parallel.schedule).synchronous
-    except ValueError as error:
-        raise ConfigError(f"parallel.schedule: {error}") from error
+    synchronous = SCHEDULES[config.parallel.schedule].synchronous
     profile, speeds = profiled(config), config.parallel.links
     links = TwoLevelLinks(1e9 * speeds[-1], 1e9 * speeds[0], nodes)
     parts = config.train.micro_batches

@@ -10,6 +10,7 @@ from mpi4py import MPI
 from mpitrain import extras, nn, user_objects
 from mpitrain.config import Brought, Config, ConfigError, Optim, configured, expect_job, expect_read
 from mpitrain.config.conflicts import expect, tables_of
+from mpitrain.config.unread import readers
 from mpitrain.data import DataError, loaders
 from mpitrain.data import program as own_data
 from mpitrain.fields import as_given
@@ -17,12 +18,6 @@ from mpitrain.ranks.same import expect_same_job, name_of
 from mpitrain.ranks.together import together
 from mpitrain.training.parts import UserObjects
 from mpitrain.user_objects import Given
-
-#: Keys of [optim] that count even if the program brings an optimiser of torch.
-_BESIDE_AN_OPTIMIZER = {
-    "lr", "reference_batch", "warmup_epochs", "schedule", "schedule_by", "milestones", "decay",
-    "decay_epochs", "clip_norm", "clip_value", "average",
-}  # fmt: skip
 
 #: Stands for the name of an object until it is known.
 _GIVEN = "given"
@@ -153,7 +148,8 @@ def _asked(
             "layers: this is model.layers, the number of blocks of a gpt; give layers of "
             'your own as model={"name": layer, ...}, or a torch module as model=module'
         )
-    useless = set(_asked_of_optim(config, asked)) - _BESIDE_AN_OPTIMIZER
+    of_rules = {key for table, key, by in readers() if (table, by.key) == ("optim", "name")}
+    useless = (of_rules | {"name", "groups"}) & set(_asked_of_optim(config, asked))
     if given.makes_optimizer and useless:
         raise ConfigError(
             f"optim: {', '.join(sorted(useless))} would have no effect on the optimiser that "

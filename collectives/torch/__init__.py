@@ -8,21 +8,10 @@ Importing this package imports neither torch nor MPI.
 """
 
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import Any
 
 #: Name of the backend in ``init_process_group``.
 NAME = "collectives"
-
-
-class GroupOptions(NamedTuple):
-    """Options of a group, as in ``init_process_group(..., pg_options=GroupOptions(True))``.
-
-    Attributes:
-        reproducible: whether sums of floating-point numbers are exact and rounded once, as those of
-            ``Communicator(comm, reproducible=True)``.
-    """
-
-    reproducible: bool = False
 
 
 #: Modules of the names that need torch.
@@ -35,4 +24,4 @@ def __getattr__(name: str) -> Any:
     return getattr(import_module(f"{__name__}.{_WHERE[name]}"), name)
 
 
-__all__ = ["NAME", "GroupOptions"]
+__all__ = ["NAME"]

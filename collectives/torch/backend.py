@@ -15,10 +15,9 @@ import torch.distributed as dist
 from mpi4py import MPI
 
 from collectives.communicator import Communicator
-from collectives.environment import switch
 from collectives.errors import CollectiveError
 from collectives.execution.progress import FORKED
-from collectives.torch import NAME, GroupOptions
+from collectives.torch import NAME
 from collectives.torch.calls import Calls
 from collectives.torch.copies import Copies
 from collectives.torch.devices import device_types
@@ -37,8 +36,6 @@ from collectives.torch.register import version
 #: torch's own classes, whose stubs know no subclasses.
 _Backend: Any = torch._C._distributed_c10d.Backend
 _ProcessGroup: Any = dist.ProcessGroup
-#: Environment variable by which groups are reproducible that nobody gives options.
-_REPRODUCIBLE = "COLLECTIVES_TORCH_REPRODUCIBLE"
 #: Seconds between two looks of a group that ends at the others, and at messages.
 _LOOK_SECONDS = 1e-4
 #: Tags of the messages by which MPI makes a communicator are below this.
@@ -241,13 +238,10 @@ def create(options: Any, chosen: Any = None) -> Any:
 
     Raises:
         RuntimeError: torch and MPI do not count the same ranks.
-        TypeError: ``pg_options`` are no :class:`~collectives.torch.GroupOptions`.
-        ValueError: on all ranks: they ask for different options.
+        TypeError: there are ``pg_options``.
     """
-    if not isinstance(chosen, GroupOptions | None):
-        raise TypeError(
-            f"pg_options={chosen!r}: a group of {NAME!r} takes collectives.torch.GroupOptions"
-        )
+    if chosen is not None:
+        raise TypeError(f"pg_options={chosen!r}: a group of {NAME!r} takes none; leave them out")
     world, ranks = MPI.COMM_WORLD, list(options.global_ranks_in_group)
     given = options.group_rank, options.group_size
     if ranks:
@@ -260,12 +254,10 @@ def create(options: Any, chosen: Any = None) -> Any:
             f"{ranks or 'all'}; MPI calls it rank {world.rank} of {world.size}; start the program "
             "with mpirun or srun, not torchrun, and let mpi:// number the ranks"
         )
-    return create_group(ranks, options.timeout, options.store, chosen)
+    return create_group(ranks, options.timeout, options.store)
 
 
-def create_group(
-    ranks: list[int], timeout: timedelta, store: Any, options: GroupOptions | None = None
-) -> Any:
+def create_group(ranks: list[int], timeout: timedelta, store: Any) -> Any:
     """A group of these ranks of ``MPI.COMM_WORLD``, of all if there are none; on its ranks only."""
     world, first = MPI.COMM_WORLD, _world()
     with first.watchdog.waiting("new_group", numbered=False) if first else nullcontext():
@@ -276,7 +268,7 @@ def create_group(
             group.Free()
         else:
             made = world.Dup()
-        comm = Communicator(made, reproducible=_is_reproducible(made, options))
+        comm = Communicator(made)
         comm.prepare()  # else first calls of two groups, in another order on each rank, would hang
     take_buffers_from_groups()
     serve_replicas()
@@ -284,28 +276,6 @@ def create_group(
         return MPIProcessGroup(comm, timeout, store)
     call_directly(MPIBackend, _KINDS)
     return MPIBackend(comm, timeout, store)
-
-
-def _is_reproducible(comm: MPI.Intracomm, options: GroupOptions | None) -> bool:
-    """Whether sums are exact: by a group's options, else by the world's, else by the environment.
-
-    Raises:
-        ValueError: on all ranks: they ask for different ones.
-    """
-    world = _world()
-    if options is not None:
-        own = options.reproducible
-    elif world is not None:
-        own = world.comm.is_reproducible
-    else:
-        own = switch(_REPRODUCIBLE)
-    if len(set(every := comm.allgather(own))) > 1:
-        raise ValueError(
-            f"ranks {[rank for rank, one in enumerate(every) if one]} of the group ask for "
-            f"reproducible sums, and the others do not; give all ranks the same pg_options and "
-            f"the same {_REPRODUCIBLE}"
-        )
-    return bool(own)
 
 
 def _in_child() -> None:

@@ -46,7 +46,7 @@ class GroupMemory:
     def __init__(self, comm: Communicator, order: Order, record: Callable[..., None]) -> None:
         self._comm, self._order, self._record = comm, order, record
         self._near: Communicator | None = None
-        is_far = comm.ranks_per_node == 1 < comm.size and not comm.is_reproducible
+        is_far = comm.ranks_per_node == 1 < comm.size
         self._ring_from = comm.size * _FAR_BYTES if is_far else sys.maxsize
         self._pool: SharedPool | None = None
         self._taken: set[int] = set()

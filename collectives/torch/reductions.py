@@ -63,12 +63,6 @@ class Reductions(Calls):
         how = [reduction(options, tensor.dtype) for tensor in tensors]
         if any(one.op != MPI.SUM or one.factor is not None for one in how):
             raise ValueError("sparse tensors can be summed and averaged, and nothing else")
-        if self.comm.is_reproducible:
-            raise ValueError(
-                "sparse tensors are summed rank by rank, which a reproducible group excludes; make "
-                "them dense, or sum them in a group with GroupOptions(reproducible=False)"
-            )
-
         made = partial(torch.sparse_coo_tensor, check_invariants=False)
         streams = {where: torch.accelerator.current_stream(where) for where in devices_of(tensors)}
 

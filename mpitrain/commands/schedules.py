@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from collectives.commands import above_zero, positive
-from collectives.files import replace
 from mpitrain.config import ConfigError
 from mpitrain.pipeline.actions import loop
-from mpitrain.pipeline.schedules import SCHEDULES, PublishedSchedule
+from mpitrain.pipeline.schedules import SCHEDULES
 
 if TYPE_CHECKING:
     from collectives.commands import Commands
@@ -24,13 +23,6 @@ def add(commands: "Commands") -> None:
     """Adds the command."""
     parser = commands.add_parser("schedules", help="prove, time and draw pipeline schedules")
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(SCHEDULES))
-    parser.add_argument(
-        "--from",
-        dest="file",
-        type=Path,
-        metavar="FILE",
-        help="a schedule in torch's CSV format, which has its own stages, micro-batches and chunks",
-    )
     parser.add_argument("-p", "--stages", type=positive, default=4, help="stages (4)")
     parser.add_argument(
         "--replicas",
@@ -51,18 +43,12 @@ def add(commands: "Commands") -> None:
         help="times of a forward pass and of the two halves of a backward pass (1 1 1)",
     )
     parser.add_argument("-o", "--output", type=Path, help="folder for pictures")
-    text = "write the synchronous schedules in torch's CSV format"
-    parser.add_argument("--csv", type=Path, metavar="FOLDER", help=text)
-    parser.add_argument(
-        "--html", type=Path, metavar="FILE", help="write a page that steps through them in time"
-    )
     parser.set_defaults(act=schedules)
 
 
 def schedules(options: argparse.Namespace) -> None:
     """Prove, time and draw schedules."""
-    from mpitrain.pipeline import draw, schedule_file
-    from mpitrain.pipeline.explore import explorer
+    from mpitrain.pipeline import draw
     from mpitrain.pipeline.replay import replay
     from mpitrain.pipeline.simulate import PassTimes, balanced, simulate
 
@@ -75,25 +61,21 @@ def schedules(options: argparse.Namespace) -> None:
             f"--times: a line has a column for the shortest pass, and the longest may have "
             f"{_WIDEST}; give times that are less unequal"
         )
-    own = [schedule_file.read(options.file)] if options.file else []
     replicas = tuple(options.replicas or (1,) * options.stages)
     p, m = len(replicas), options.micro_batches * lcm(*replicas)
-    for _, pipeline in own:
-        p, m = pipeline.stages, pipeline.micro_batches
     if p * m * options.chunks > _MOST:
         raise ConfigError(
             f"{p} stages with {m} micro-batches and {options.chunks} chunks are too many to draw; "
             f"their product may be {_MOST}"
         )
-    named = map(SCHEDULES.__getitem__, options.names or ([] if own else SCHEDULES))
-    pipelines = [(one, one.pipeline(replicas, m, options.chunks)) for one in named] + own
-    for schedule, pipeline in pipelines:
+    for schedule in map(SCHEDULES.__getitem__, options.names or SCHEDULES):
+        pipeline = schedule.pipeline(replicas, m, options.chunks)
         report = replay(schedule.generate, pipeline)
         found = simulate(schedule.generate, pipeline, balanced(pipeline, times))
         formula = ""
         # In a V, the formula is of equal passes, and of enough micro-batches.
         is_claimed = schedule.placement is loop or (m >= 2 * p and len(set(options.times)) == 1)
-        if is_claimed and isinstance(schedule, PublishedSchedule) and max(pipeline.replicas) == 1:
+        if is_claimed and max(pipeline.replicas) == 1:
             formula = f" (formula {schedule.bubble(p, m, pipeline.chunks, *options.times):.1%})"
         print(f"{schedule.name}: {schedule.description}")
         print(
@@ -112,11 +94,3 @@ def schedules(options: argparse.Namespace) -> None:
             shape = "-".join(map(str, replicas)) if max(replicas) > 1 else f"{p} stages"
             draw.picture(rows, path, f"{schedule.name}, {shape}, {m} micro-batches")
             print(f"  drawn in {path}")
-        if options.csv and schedule.synchronous:
-            options.csv.mkdir(parents=True, exist_ok=True)
-            schedule_file.write(report, path := options.csv / f"{schedule.name}.csv")
-            print(f"  written to {path}")
-    if options.html:
-        options.html.parent.mkdir(parents=True, exist_ok=True)
-        replace(options.html, explorer(pipelines, times))
-        print(f"wrote {options.html}")

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from inspect import cleandoc
 from types import UnionType
-from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
 
 import msgspec
 from msgspec import Struct, inspect
@@ -100,6 +100,8 @@ def _values(kind: Any) -> str:
 
 def _alternatives(kind: Any) -> list[str]:
     """Words for the values of a type, in the order of the type."""
+    if get_origin(kind) is Annotated and get_origin(get_args(kind)[0]):  # a note on a choice
+        kind = get_args(kind)[0]
     if get_origin(kind) is Literal:
         return [toml(value) for value in get_args(kind)]
     if get_origin(kind) in (Union, UnionType):

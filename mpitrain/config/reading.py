@@ -34,6 +34,7 @@ _GONE = {
     "server.correct = 'rate'": _BOUND,
     "server.correct = 'delay'": _BOUND,
     "server.compensation": _BOUND,
+    "run.tensorboard": "mpitrain report draws the curves; a program may write its own by on_record",
     "compress.exchange": "codes go in two phases; leave it out",
 }
 
@@ -169,8 +170,8 @@ def _plain(value: Any) -> Any:
 
 
 def _with_data_beside(path: Path, job: Config) -> Config:
-    """The job, with ``data.path``, a file of a schedule and one's own files beside the job file
-    where they are only there."""
+    """The job, with ``data.path`` and one's own files beside the job file where they are only
+    there."""
 
     def found(named: str) -> str:
         beside = os.path.join(path.parent, named)
@@ -182,10 +183,8 @@ def _with_data_beside(path: Path, job: Config) -> Config:
         if isinstance(value, str) and ".py:" in value:
             file, _, name = value.rpartition(":")
             own[key] = f"{found(file)}:{name}"
-    data, parallel = replace(job.data, path=found(job.data.path)), job.parallel
-    if parallel.schedule.endswith(".csv"):
-        parallel = replace(parallel, schedule=found(parallel.schedule))
-    return replace(job, data=data, parallel=parallel, own=replace(job.own, **own))
+    data = replace(job.data, path=found(job.data.path))
+    return replace(job, data=data, own=replace(job.own, **own))
 
 
 def apply(tables: dict[str, Any], override: str) -> None:

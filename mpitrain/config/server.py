@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from mpitrain.config.numbers import Count
+from mpitrain.config.numbers import Count, ReadBy
 
 #: Most workers or groups that push by themselves; more train worse (Mitliagkas et al. 2016).
 MOST_GROUPS = 8
@@ -40,12 +40,14 @@ class Server(Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     ranks: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
-    bound: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | Literal["none"] = 3
-    quorum: Annotated[float, Meta(gt=0, le=1)] = 1.0
-    groups: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
-    fetch: Count = 1
-    push: Count = 1
-    correct: Literal["none", "predict"] = "none"
+    bound: Annotated[
+        Annotated[int, Meta(ge=-1, le=2**31 - 1)] | Literal["none"], ReadBy("hogwild", False)
+    ] = 3
+    quorum: Annotated[float, Meta(gt=0, le=1), ReadBy("hogwild", False)] = 1.0
+    groups: Annotated[int, Meta(ge=0, le=2**31 - 1), ReadBy("hogwild", False)] = 0
+    fetch: Annotated[Count, ReadBy("hogwild", False)] = 1
+    push: Annotated[Count, ReadBy("hogwild", False)] = 1
+    correct: Annotated[Literal["none", "predict"], ReadBy("hogwild", False)] = "none"
     window: Count = 64
     hogwild: bool | Literal["tables"] = False
 

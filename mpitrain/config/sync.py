@@ -1,11 +1,11 @@
 """The tables that say how workers exchange: when, with whom, and by which codec."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Struct
 
-from mpitrain.config.numbers import Count, Part, Positive, Whole
+from mpitrain.config.numbers import Count, Part, Positive, ReadBy, Whole
 
 
 class Compress(Struct, frozen=True, forbid_unknown_fields=True):
@@ -21,9 +21,9 @@ class Compress(Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     codec: str = "none"
-    feedback: Literal["auto", "on", "off"] = "auto"
-    start: Whole = 0
-    least: Whole = 1024
+    feedback: Annotated[Literal["auto", "on", "off"], ReadBy("codec")] = "auto"
+    start: Annotated[Whole, ReadBy("codec")] = 0
+    least: Annotated[Whole, ReadBy("codec")] = 1024
 
 
 class Outer(Struct, frozen=True, forbid_unknown_fields=True):
@@ -96,13 +96,13 @@ class Sync(Struct, frozen=True, forbid_unknown_fields=True):
 
     kind: Literal["every_step", "local", "delayed"] = "every_step"
     combine: Literal["mean", "adasum"] = "mean"
-    period: Count = 50
-    start: Whole = 0
-    delay: Whole = 0
-    outer: str = "plain"
-    fragments: Count = 1
-    state: Literal["own", "averaged"] = "own"
-    agree: Count = 1
+    period: Annotated[Count, ReadBy("kind", "local", "delayed")] = 50
+    start: Annotated[Whole, ReadBy("kind", "local", "delayed")] = 0
+    delay: Annotated[Whole, ReadBy("kind", "delayed")] = 0
+    outer: Annotated[str, ReadBy("kind", "local")] = "plain"
+    fragments: Annotated[Count, ReadBy("kind", "local")] = 1
+    state: Annotated[Literal["own", "averaged"], ReadBy("kind", "local")] = "own"
+    agree: Annotated[Count, ReadBy("kind", "local", "delayed")] = 1
 
     @property
     def drifts(self) -> bool:

@@ -7,7 +7,16 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from mpitrain.config.federated import Federated
-from mpitrain.config.numbers import Count, Fraction, NonNegative, Part, Positive, Seed
+from mpitrain.config.numbers import (
+    Count,
+    Counts,
+    Fraction,
+    NonNegative,
+    Part,
+    Positive,
+    ReadBy,
+    Seed,
+)
 from mpitrain.config.server import Server
 from mpitrain.config.sync import Compress, Sync
 
@@ -42,7 +51,6 @@ class Run(Struct, frozen=True, forbid_unknown_fields=True):
             plain torch, on rank 0; another loss, gradient or update is an error; 0: none.
         log_every: steps from one console line to the next.
         check_every: steps from one comparison of the replicas to the next; 0: after epochs only.
-        tensorboard: write curves to ``tensorboard/``, too; needs tensorboardX.
         trace: write ``trace.json``, the work of each rank over time, for Perfetto or
             chrome://tracing.
     """
@@ -52,14 +60,13 @@ class Run(Struct, frozen=True, forbid_unknown_fields=True):
     dtype: Literal["float32", "float64"] = "float32"
     compute: Literal["same", "float16", "bfloat16"] = "same"
     device: Literal["cpu", "cuda", "auto"] = "cpu"
-    loss_scale: Positive = 65536.0
-    loss_scale_window: Count = 2000
+    loss_scale: Annotated[Positive, ReadBy("compute", "float16")] = 65536.0
+    loss_scale_window: Annotated[Count, ReadBy("compute", "float16")] = 2000
     on_nonfinite: Literal["stop", "skip"] = "stop"
     dir: str = "runs/unnamed"
     shadow: Annotated[int, Meta(ge=0)] = 8
     log_every: Count = 10
     check_every: Annotated[int, Meta(ge=0)] = 0
-    tensorboard: bool = False
     trace: bool = False
 
 
@@ -87,14 +94,14 @@ class Data(Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     name: Literal["digits", "idx", "arrays", "text", "tokens", "clicks"] = "digits"
-    path: str = ""
-    units: Literal["characters", "bytes"] = "characters"
-    context: Count = 64
-    vocabulary: Annotated[int, Meta(ge=0)] = 0
-    samples: Count = 4096
-    tables: Count = 8
-    rows: Count = 1000
-    test_fraction: Fraction = 0.2
+    path: Annotated[str, ReadBy("name", "idx", "arrays", "text", "tokens")] = ""
+    units: Annotated[Literal["characters", "bytes"], ReadBy("name", "text")] = "characters"
+    context: Annotated[Count, ReadBy("name", "text", "tokens")] = 64
+    vocabulary: Annotated[int, Meta(ge=0), ReadBy("name", "tokens")] = 0
+    samples: Annotated[Count, ReadBy("name", "clicks")] = 4096
+    tables: Annotated[Count, ReadBy("name", "clicks")] = 8
+    rows: Annotated[Count, ReadBy("name", "clicks")] = 1000
+    test_fraction: Annotated[Fraction, ReadBy("name", "digits", "arrays", "text", "clicks")] = 0.2
     workers: Annotated[int, Meta(ge=0, le=256)] = 0
 
 
@@ -128,17 +135,17 @@ class Model(Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     kind: Literal["mlp", "convnet", "vgg", "resnet", "gpt", "recommender"] = "convnet"
-    hidden: tuple[Count, ...] = (64,)
-    channels: tuple[Count, ...] = (16, 32)
-    layers: Count = 4
-    heads: Count = 4
-    width: Count = 64
-    dropout: Part = 0.0
-    experts: Annotated[int, Meta(ge=0)] = 0
-    top: Count = 2
-    capacity: NonNegative = 1.25
-    balance: NonNegative = 0.01
-    router_z: NonNegative = 0.001
+    hidden: Annotated[Counts, ReadBy("kind", "mlp", "convnet", "vgg", "recommender")] = (64,)
+    channels: Annotated[Counts, ReadBy("kind", "convnet", "vgg", "resnet")] = (16, 32)
+    layers: Annotated[Count, ReadBy("kind", "gpt")] = 4
+    heads: Annotated[Count, ReadBy("kind", "gpt")] = 4
+    width: Annotated[Count, ReadBy("kind", "gpt", "recommender")] = 64
+    dropout: Annotated[Part, ReadBy("kind", "gpt")] = 0.0
+    experts: Annotated[int, Meta(ge=0), ReadBy("kind", "gpt")] = 0
+    top: Annotated[Count, ReadBy("experts")] = 2
+    capacity: Annotated[NonNegative, ReadBy("experts")] = 1.25
+    balance: Annotated[NonNegative, ReadBy("experts")] = 0.01
+    router_z: Annotated[NonNegative, ReadBy("experts")] = 0.001
 
 
 class Loss(Struct, frozen=True, forbid_unknown_fields=True):
@@ -153,8 +160,8 @@ class Loss(Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     name: Literal["cross_entropy", "mean_squared_error", "binary_cross_entropy"] = "cross_entropy"
-    smoothing: Part = 0.0
-    ignore_index: int | Literal["none"] = "none"
+    smoothing: Annotated[Part, ReadBy("name", "cross_entropy")] = 0.0
+    ignore_index: Annotated[int | Literal["none"], ReadBy("name", "cross_entropy")] = "none"
 
     @property
     def ignored(self) -> int | None:
@@ -241,16 +248,18 @@ class Optim(Struct, frozen=True, forbid_unknown_fields=True):
     warmup_epochs: NonNegative = 0.0
     schedule: Literal["constant", "cosine", "step", "wsd", "one_cycle"] = "constant"
     schedule_by: Literal["step", "epoch"] = "step"
-    milestones: tuple[Count, ...] = ()
-    decay: Fraction = 0.1
-    decay_epochs: NonNegative = 0.0
-    momentum: Part = 0.9
-    nesterov: bool = False
-    beta1: Part = 0.9
-    beta2: Part = 0.999
-    epsilon: Positive = 1e-8
-    trust: Positive = 0.001
-    weight_decay: NonNegative = 0.0
+    milestones: Annotated[Counts, ReadBy("schedule", "step")] = ()
+    decay: Annotated[Fraction, ReadBy("schedule", "step")] = 0.1
+    decay_epochs: Annotated[NonNegative, ReadBy("schedule", "wsd")] = 0.0
+    momentum: Annotated[Part, ReadBy("name", "sgd", "lars")] = 0.9
+    nesterov: Annotated[bool, ReadBy("name", "sgd")] = False
+    beta1: Annotated[Part, ReadBy("name", "adam", "adamw", "lamb")] = 0.9
+    beta2: Annotated[Part, ReadBy("name", "adam", "adamw", "lamb")] = 0.999
+    epsilon: Annotated[Positive, ReadBy("name", "adam", "adamw", "lamb")] = 1e-8
+    trust: Annotated[Positive, ReadBy("name", "lars")] = 0.001
+    weight_decay: Annotated[NonNegative, ReadBy("name", "sgd", "adam", "adamw", "lars", "lamb")] = (
+        0.0
+    )
     clip_norm: NonNegative = 0.0
     clip_value: NonNegative = 0.0
     groups: tuple[Group, ...] = ()
@@ -308,8 +317,7 @@ class Parallel(Struct, frozen=True, forbid_unknown_fields=True):
         profile: file of ``mpitrain profile``.
         links: bandwidths for ``auto`` in GB/s, between ranks of a node and between nodes, as
             [10, 1.25]; one number: alike.  ``collectives fit`` measures them.
-        schedule: order of work in the pipeline; ``python -m mpitrain schedules`` draws them.  A
-            file that ends with ``.csv`` has one of your own, in torch's format.
+        schedule: order of work in the pipeline; ``python -m mpitrain schedules`` draws them.
         chunks: pieces of the model on each stage, for ``interleaved``; the schedules in a V have 2.
         weights: weights that a micro-batch sees under ``asynchronous``.
         window: steps of ``asynchronous`` after which the pipeline drains; checkpoints, comparisons
@@ -342,19 +350,22 @@ class Parallel(Struct, frozen=True, forbid_unknown_fields=True):
     pipe: Count = 1
     tensor: Count = 1
     experts: Count = 1
-    alltoall: str = "auto"
+    alltoall: Annotated[str, ReadBy("experts")] = "auto"
     data: Annotated[int, Meta(ge=0)] = 0
-    replicas: tuple[Count, ...] = ()
-    partition: Literal["even", "auto"] | tuple[Count, ...] = "even"
-    profile: str = ""
-    links: Annotated[tuple[Positive, ...], Meta(max_length=2)] = ()
-    schedule: Looping | InV | str = "1f1b"
+    replicas: Counts = ()
+    partition: Literal["even", "auto"] | Counts = "even"
+    profile: Annotated[str, ReadBy("partition", "auto")] = ""
+    links: Annotated[tuple[Positive, ...], Meta(max_length=2), ReadBy("partition", "auto")] = ()
+    schedule: Looping | InV = "1f1b"
     chunks: Count = 1
-    weights: Literal["stash", "vertical", "two_buffers", "spectrain", "linear", "latest"] = "stash"
-    window: Count = 64
+    weights: Annotated[
+        Literal["stash", "vertical", "two_buffers", "spectrain", "linear", "latest"],
+        ReadBy("schedule", "asynchronous"),
+    ] = "stash"
+    window: Annotated[Count, ReadBy("schedule", "asynchronous")] = 64
     context: Count = 1
     space: Count = 1
-    attention: Literal["zigzag", "ring", "ulysses"] = "zigzag"
+    attention: Annotated[Literal["zigzag", "ring", "ulysses"], ReadBy("context")] = "zigzag"
     sequence: bool = False
     zero: Annotated[int, Meta(ge=0, le=3)] = 0
     node_shared: bool = False
@@ -420,7 +431,7 @@ class Own(Struct, frozen=True, forbid_unknown_fields=True):
     cuts: str | tuple[str, ...] = ()
     splits: dict[str, str] = {}
     experts: str | tuple[str, ...] = ()
-    classes: Annotated[int, Meta(ge=0)] = 0
+    classes: Annotated[int, Meta(ge=0), ReadBy("data")] = 0
 
 
 class Tables(Struct, frozen=True, forbid_unknown_fields=True):

@@ -6,7 +6,6 @@ from typing import get_args
 
 import msgspec
 
-from collectives.errors import hint
 from mpitrain import extras
 from mpitrain.config.conflicts import refusals
 from mpitrain.config.federated import Federated
@@ -14,7 +13,7 @@ from mpitrain.config.metric_names import refusal
 from mpitrain.config.numbers import norm_groups
 from mpitrain.config.server import MOST_GROUPS
 from mpitrain.config.sync import Compress, parse_outer
-from mpitrain.config.tables import InV, Looping, Tables
+from mpitrain.config.tables import InV, Tables
 
 #: Why a key is refused, as (key, sentence).
 Faults = Iterator[tuple[str, str]]
@@ -81,14 +80,9 @@ def _layout(job: Tables) -> Faults:
     p, stages = job.parallel, job.stages
     if p.replicas and (p.pipe not in (1, len(p.replicas)) or p.data):
         yield "parallel.replicas", "gives the stages and their replicas; leave out pipe and data"
-    is_file, in_v = p.schedule.endswith(".csv"), p.schedule in get_args(InV)
-    if p.schedule not in (names := get_args(Looping) + get_args(InV)) and not is_file:
-        yield (
-            "parallel.schedule",
-            f"no schedule {p.schedule!r}, and no file (.csv); {hint(p.schedule, names)}",
-        )
+    in_v = p.schedule in get_args(InV)
     chunks = 2 if in_v else p.chunks
-    if isinstance(p.partition, tuple) and len(p.partition) != stages * chunks and not is_file:
+    if isinstance(p.partition, tuple) and len(p.partition) != stages * chunks:
         yield (
             "parallel.partition",
             f"{len(p.partition)} numbers for {stages} stages of {chunks} chunks",
@@ -103,7 +97,7 @@ def _layout(job: Tables) -> Faults:
             f"take at most {most}",
         )
     if p.chunks > 1 and p.schedule != "interleaved" and not (in_v and p.chunks == 2):
-        has = "two chunks" if in_v else "its own chunks" if is_file else "one chunk"
+        has = "two chunks" if in_v else "one chunk"
         yield "parallel.chunks", f"{p.schedule} has {has} a stage; set schedule = 'interleaved'"
 
 
@@ -135,8 +129,6 @@ def _model(job: Tables) -> Faults:
             f"{context} positions cannot be cut into {pieces} pieces; take fewer ranks or a longer "
             "data.context",
         )
-    if p.context == 1 and p.attention != "zigzag":
-        yield "parallel.attention", f"{p.attention} is a way of context ranks; set parallel.context"
     if m.experts and m.top > m.experts:
         yield "model.top", f"a position cannot go through {m.top} of {m.experts} experts"
     if p.experts > 1 and not m.experts and not job.own.experts:
@@ -145,8 +137,6 @@ def _model(job: Tables) -> Faults:
             "the model has none to share; set model.experts, name those of a torch module by "
             "experts=, or leave it out",
         )
-    if p.alltoall != "auto" and p.experts == 1:
-        yield "parallel.alltoall", "sends rows to other ranks' experts; set parallel.experts"
     if p.sequence and context % p.tensor:
         yield (
             "parallel.sequence",
@@ -184,15 +174,12 @@ def _rates(job: Tables) -> Faults:
 
 
 def _compress(job: Tables) -> Faults:
-    c = job.compress
-    if c.codec == "none":
-        if c != Compress():
-            yield "compress.codec", "none, and other keys of the table say how; name a codec"
-    else:
-        yield from extras.faults_of_codec(c)
-        for key in ("start", "least"):
-            if job.server.ranks and getattr(c, key) != getattr(Compress(), key):
-                yield f"compress.{key}", "a push to a server is coded whole; leave it out"
+    if job.compress.codec == "none":
+        return
+    yield from extras.faults_of_codec(job.compress)
+    for key in ("start", "least"):
+        if job.server.ranks and getattr(job.compress, key) != getattr(Compress(), key):
+            yield f"compress.{key}", "a push to a server is coded whole; leave it out"
 
 
 def _sync(job: Tables) -> Faults:

@@ -8,7 +8,7 @@ backward pass.
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from mpitrain.pipeline.actions import (
     Action,
@@ -39,13 +39,17 @@ class PipelineSchedule:
         chunks: pieces of the model on each stage; None: as many as the job says.
         placement: stage of each piece.
         synchronous: whether the only update is at the end of a run.
+        held: most activations of chunks that a stage holds.
+        bubble: idle share of the ranks; in a V, where F = B = W and m is at least 2p.
     """
 
     name: str
     generate: Generator
-    chunks: int | None = 1
-    placement: Placement = loop
-    synchronous: bool = True
+    chunks: int | None
+    placement: Placement
+    synchronous: bool
+    held: Held
+    bubble: Bubble
 
     @property
     def description(self) -> str:
@@ -60,21 +64,8 @@ class PipelineSchedule:
         return Pipeline(replicas, micro_batches, self.chunks or chunks, accumulate, self.placement)
 
 
-@dataclass(frozen=True)
-class PublishedSchedule(PipelineSchedule):
-    """A schedule with its published properties.
-
-    Attributes:
-        held: most activations of chunks that a stage holds.
-        bubble: idle share of the ranks; in a V, where F = B = W and m is at least 2p.
-    """
-
-    held: Held = field(kw_only=True)
-    bubble: Bubble = field(kw_only=True)
-
-
 #: The schedules by name.
-SCHEDULES: dict[str, PublishedSchedule] = {}
+SCHEDULES: dict[str, PipelineSchedule] = {}
 
 
 def _idle_share(idle: float, m: int, passes: float) -> float:
@@ -101,8 +92,8 @@ def _published(
     """Enter a generator into the table."""
 
     def enter(generate: Generator) -> Generator:
-        SCHEDULES[name] = PublishedSchedule(
-            name, generate, chunks, placement, synchronous, held=held, bubble=bubble
+        SCHEDULES[name] = PipelineSchedule(
+            name, generate, chunks, placement, synchronous, held, bubble
         )
         return generate
 

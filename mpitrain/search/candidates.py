@@ -8,7 +8,7 @@ from mpitrain.metrics.words import counted
 from mpitrain.nn.positions import Way
 from mpitrain.parallel.grid import Layout, axes
 from mpitrain.pipeline.actions import Pipeline
-from mpitrain.pipeline.schedules import SCHEDULES, PublishedSchedule
+from mpitrain.pipeline.schedules import SCHEDULES, PipelineSchedule
 
 #: Keys of [parallel] that a job may have, and that no layout of the search reads.
 _UNREAD = ("links", "profile", "weights", "window")
@@ -63,7 +63,7 @@ class Candidate:
         return self.experts or self.summing
 
     @property
-    def published(self) -> PublishedSchedule:
+    def published(self) -> PipelineSchedule:
         """The pipeline's schedule."""
         return SCHEDULES[self.schedule]
 

@@ -43,7 +43,7 @@ class Planned:
 
     def __str__(self) -> str:
         own = self.config.parallel
-        extras = [own.schedule] * (self.layout.stages > 1)
+        extras: list[str] = [own.schedule] * (self.layout.stages > 1)
         extras += [key for key in ("sequence", "recompute", "node_shared") if getattr(own, key)]
         extras += [f"ZeRO-{own.zero}"] * (own.zero > 0)
         parts = self.config.train.micro_batches

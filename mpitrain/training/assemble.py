@@ -46,7 +46,6 @@ from mpitrain.training.partition import (
     Partition,
     layout_of,
     partition_of,
-    schedule_of,
     shared_stages,
 )
 from mpitrain.training.parts import NO_OBJECTS, Parts, UserObjects
@@ -192,9 +191,7 @@ def _add_model(parts: Parts) -> None:
     if layers is not None and config.parallel.context > 1:
         expect(config, "own-model")
 
-    is_file = config.parallel.schedule.endswith(".csv")
-
-    def cut() -> tuple[Shape, Partition, dict[str, frozenset[int]], list[str]]:
+    def cut() -> tuple[Shape, Partition, dict[str, frozenset[int]]]:
         outline = models.build(config, data, layers=layers, loss=loss)
         if outline.holds:
             expect(config, "torch")
@@ -204,17 +201,11 @@ def _add_model(parts: Parts) -> None:
         outline = models.build(config, data, layers=layers, loss=loss)  # a loss may tie layers
         expect_labels_in_memory(outline.loss, data)
         partition = partition_of(config, outline, layout)
-        rows = []
-        if is_file:
-            _, report = schedule_of(config, partition.schedule, layout)
-            rows = [" ".join(map(str, own)) for own in report.actions.values()]
-        return outputs, partition, shared_stages(outline, partition, layout), rows
+        return outputs, partition, shared_stages(outline, partition, layout)
 
-    outputs, partition, shared, rows = together(comm, cut, ConfigError, DataError)
+    outputs, partition, shared = together(comm, cut, ConfigError, DataError)
     if config.parallel.partition == "auto":  # each rank reads a profile of its own
         expect_same(comm, {"the partition by parallel.profile": partition.layers})
-    if is_file:  # and a schedule
-        expect_same(comm, {"the passes in parallel.schedule": rows})
     grid = ProcessGrid(comm, layout, shared.values(), device.xp)
     parts.opened.callback(grid.close)
     # With one copy for all ranks, each rank sees all tables.

@@ -16,8 +16,7 @@ from mpitrain.models import SequentialModel
 from mpitrain.parallel.grid import Layout, axes
 from mpitrain.pipeline.actions import Pipeline
 from mpitrain.pipeline.replay import PipelineError, Report, replay
-from mpitrain.pipeline.schedule_file import find
-from mpitrain.pipeline.schedules import PipelineSchedule, sent_ahead
+from mpitrain.pipeline.schedules import SCHEDULES, PipelineSchedule, sent_ahead
 
 if TYPE_CHECKING:
     from mpitrain.nn.positions import Positions
@@ -115,10 +114,7 @@ def partition_of(config: Config, model: SequentialModel, grid: Layout) -> Partit
     fit them.
     """
     names, stages = list(model.layers), grid.stages
-    try:
-        found = find(config.parallel.schedule)
-    except ValueError as error:
-        raise ConfigError(f"parallel.schedule: {error}") from error
+    found = SCHEDULES[config.parallel.schedule]
     parts = stages * (found.chunks or config.parallel.chunks)
     if len(names) < parts:
         own = ", or name the blocks of a torch module by cuts=" if config.own.model else ""

@@ -24,7 +24,6 @@ def job(codec, sync=None, optim=None, parallel=None, **how):
 @pytest.mark.parametrize(
     ("codec", "more", "why"),
     [
-        ("none", {"start": 3}, "name a codec"),
         ("nosuch", {}, "there is no codec 'nosuch'"),
         ("auto", {}, "there is no codec 'auto'"),
         ("terngrad", {"feedback": "on"}, "what terngrad leaves out would grow"),

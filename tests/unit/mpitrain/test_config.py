@@ -55,12 +55,6 @@ def test_options_of_an_algorithm_are_allowed(job):
     assert config.parallel.algorithm == "parameter_server:servers=2"
 
 
-def test_a_job_file_names_a_schedule_file(job):
-    assert load(job("[parallel]\nschedule = 'mine.csv'\n")).parallel.schedule == "mine.csv"
-    override = ["parallel.schedule=other.csv"]
-    assert load(job(""), override).parallel.schedule == "other.csv"
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -82,9 +76,8 @@ def test_a_job_file_names_a_schedule_file(job):
         ),
         (
             "[parallel]\nschedule = '1f1'\n",
-            "parallel.schedule: no schedule '1f1', and no file (.csv); did you mean '1f1b'?",
+            "parallel.schedule = '1f1': unknown value; did you mean '1f1b'?",
         ),
-        ("[parallel]\nschedule = 'mine'\n", "and no file (.csv); did you mean"),
         ("[server]\nbound = 'non'\n", "server.bound = 'non': unknown value; did you mean 'none'?"),
         (
             "[train]\nmicro_batches = 1025\n",
@@ -250,10 +243,12 @@ GPT = ["model.kind=gpt", "data.name=text", "data.path=x", "model.width=8"]
         (["model.heads=2"], "model.heads: model.kind = 'convnet' does not read it, 'gpt' does"),
         (["own.model=m:f", "model.hidden=[8]"], "the model that the program brings (m:f) does not"),
         (["data.path=a"], "data.path: data.name = 'digits' does not read it, 'idx' and"),
+        (["compress.start=3"], "compress.start: compress.codec = 'none' does not read it; set co"),
+        (["parallel.attention=ring"], "parallel.attention: parallel.context = 1 does not read it"),
         (["data.samples=9"], "data.samples: data.name = 'digits' does not read it, 'clicks' does"),
         (["data.rows=9"], "data.rows: data.name = 'digits' does not read it, 'clicks' does"),
         (["data.context=9"], "data.context: data.name = 'digits' does not read it, 'text' and"),
-        (["own.classes=9"], "own.classes: data.name = 'digits' has its own number of classes"),
+        (["own.classes=9"], "own.classes: own.data = '' does not read it; set own.data"),
         (["evaluate.watch=accuracy"], "evaluate.watch: says by which value training ends early"),
     ],
 )

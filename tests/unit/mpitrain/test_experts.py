@@ -193,9 +193,9 @@ GPT = ["model.kind=gpt", "data.name=text", "data.path=x"]
     ("keys", "message"),
     [
         (["model.experts=1"], "model.top: a position cannot go through 2 of 1 experts"),
-        (["model.top=1"], "model.top: experts = 0 has no router"),
+        (["model.top=1"], "model.top: model.experts = 0 does not read it; set model.experts"),
         (["parallel.experts=2"], "parallel.experts: the model has none to share"),
-        (["model.experts=2", "parallel.alltoall=ring"], "parallel.alltoall: sends rows to other"),
+        (["model.experts=2", "parallel.alltoall=ring"], "alltoall: parallel.experts = 1 does not"),
         (
             ["model.experts=2", "parallel.experts=2", "parallel.alltoall=bruck"],
             "parallel.alltoall: bruck needs blocks of equal length",

@@ -29,8 +29,6 @@ def full(monkeypatch):
 #: Commands, and the file that each writes.
 COMMANDS = [
     (["report", "{folder}"], "report.html"),
-    (["schedules", "-p", "2", "--html", "{folder}/page.html"], "page.html"),
-    (["schedules", "gpipe", "-p", "2", "-m", "60", "--csv", "{folder}"], "gpipe.csv"),
 ]
 
 

@@ -59,7 +59,7 @@ def test_every_key_is_described_and_nothing_else():
         ("optim.groups.weight_decay", "", "number from 0 on"),
         ("data.workers", "0", "whole number from 0 to 256"),
         ("model.hidden", "[64]", "list of whole numbers from 1 on"),
-        ("parallel.links", "[]", "list of lists of numbers above 0"),
+        ("parallel.links", "[]", "list of numbers above 0"),
         ("parallel.overlap", "true", "true or false"),
         ("parallel.partition", '"even"', '"even", "auto" or list of whole numbers from 1 on'),
         ("server.bound", "3", 'whole number from -1 on or "none"'),

@@ -29,18 +29,6 @@ def test_the_text_of_an_example_is_beside_it_unless_there_is_one_here(tmp_path, 
     assert load(Path("gpt_data")).data.path == "license.txt"
 
 
-def test_a_file_of_a_schedule_is_beside_its_job_as_other_files_are(tmp_path, monkeypatch):
-    (tmp_path / "jobs").mkdir()
-    job = tmp_path / "jobs" / "job.toml"
-    job.write_text('[parallel]\npipe = 2\nschedule = "own.csv"\n')
-    monkeypatch.chdir(tmp_path)
-    beside = job.with_name("own.csv")
-    beside.write_text("0F0\n")
-    assert load(job).parallel.schedule == str(beside)
-    Path("own.csv").write_text("0F0\n")
-    assert load(job).parallel.schedule == "own.csv"
-
-
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
