@@ -8,9 +8,49 @@
 #                          go on from what it has saved)
 #   COLLECTIVES_TIMEOUT    seconds after which a rank that waits says who is missing (default 600)
 
+#: Seconds before the end of the walltime at which ranks of a PBS job are told; sbatch has --signal.
+notice=120
+
+# Seconds of a PBS job's walltime; nothing where qstat does not say.
+walltime() {
+    local hours minutes seconds
+    IFS=: read -r hours minutes seconds < <(
+        qstat -f "$PBS_JOBID" 2>/dev/null | sed -n 's/^ *Resource_List\.walltime = //p'
+    ) || return 0
+    echo $((10#$hours * 3600 + 10#$minutes * 60 + 10#$seconds))
+}
+
+# Sends this shell SIGUSR1 in time before the walltime ends, as SLURM does by itself.
+watch_walltime() {
+    local limit left
+    limit=$(walltime)
+    if [ -z "$limit" ]; then
+        echo "jobs: qstat does not say the walltime; the ranks are not told before it ends"
+        return
+    fi
+    left=$((limit > 2 * notice ? limit - notice : limit / 2))
+    (
+        trap 'kill "$sleeper"; exit' TERM
+        sleep "$((left > SECONDS ? left - SECONDS : 0))" &
+        sleeper=$!
+        wait "$sleeper"
+        kill -USR1 $$
+    ) &
+    clock=$!
+}
+
 queue_again() {
+    local names
     echo "jobs: queueing $job again"
-    scontrol requeue "$job"
+    if [ -z "${PBS_JOBID:-}" ]; then
+        scontrol requeue "$job"
+        return
+    fi
+    # qrerun is for operators: a new job of this very script, which waits for the end of this one.
+    export MPITRAIN_RESTART=$((restarts + 1))
+    names=$(compgen -e | grep -E '^(MPITRAIN|COLLECTIVES)_' | paste -sd,)
+    qsub -W "depend=afterany:$PBS_JOBID" -v "$names" "$0" ||
+        echo "jobs: qsub refuses; submit the same again, and it goes on from where it was"
 }
 
 # shellcheck disable=SC2317  # traps call it
@@ -23,10 +63,16 @@ tell() {
 come_back() {
     local status=0 how=died ended='' limit=${MPITRAIN_MAX_RESTARTS:-20}
     told=''
-    restarts=${SLURM_RESTART_COUNT:-0}
-    job=$SLURM_JOB_ID
-    [ -z "${SLURM_ARRAY_JOB_ID:-}" ] || job=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID
-    echo "jobs: job $job on $SLURM_JOB_NODELIST, restart $restarts"
+    clock=''
+    restarts=${SLURM_RESTART_COUNT:-${MPITRAIN_RESTART:-0}}
+    if [ -n "${PBS_JOBID:-}" ]; then
+        job=${PBS_JOBID%%.*}
+        echo "jobs: job $job on $(sort -u "$PBS_NODEFILE" | paste -sd,), restart $restarts"
+    else
+        job=$SLURM_JOB_ID
+        [ -z "${SLURM_ARRAY_JOB_ID:-}" ] || job=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID
+        echo "jobs: job $job on $SLURM_JOB_NODELIST, restart $restarts"
+    fi
     if [[ ! $limit =~ ^[0-9]{1,9}$ ]]; then
         echo "jobs: MPITRAIN_MAX_RESTARTS=$MPITRAIN_MAX_RESTARTS: a number of at most 9 digits is needed" >&2
         exit 2
@@ -45,6 +91,7 @@ come_back() {
     ranks=$!
     trap 'tell USR1' USR1
     trap 'tell TERM' TERM
+    [ -z "${PBS_JOBID:-}" ] || watch_walltime
 
     wait "$ranks" || status=$?
     # A wait that a signal ended is no end of the ranks.
@@ -52,6 +99,7 @@ come_back() {
         status=0
         wait "$ranks" || status=$?
     done
+    [ -z "$clock" ] || kill "$clock" 2>/dev/null || true
 
     if [ "$status" -eq 0 ] && [ -n "$ended" ] && [ ! -e "$ended" ]; then
         echo "jobs: the launcher returned 0, but training has not ended"
@@ -72,6 +120,11 @@ come_back() {
             echo "jobs: the ranks $how with status $status${ended:+; going on from the newest checkpoint}"
             ;;
     esac
+    if [ -n "${PBS_JOBID:-}" ] && [ "$told" = TERM ]; then
+        # qdel, or a preemption after which PBS itself runs the job again (-r y).
+        echo "jobs: PBS ends the job, and it is not queued again from here"
+        exit "$status"
+    fi
     if [ "$restarts" -ge "$limit" ]; then
         echo "jobs: restarted $restarts times, which is the limit (MPITRAIN_MAX_RESTARTS); submit it again to go on"
         exit "$status"

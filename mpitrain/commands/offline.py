@@ -45,7 +45,7 @@ def add(commands: "Commands") -> None:
     schedules.add(commands)
     search.add(commands)
     _add_partition(commands)
-    parser = commands.add_parser("submit", help="submit a job to SLURM, or print its script")
+    parser = commands.add_parser("submit", help="submit a job to SLURM or PBS, or print its script")
     add_job(parser, needed=False)
     submitting.add(parser)
     parser.set_defaults(act=submit)

@@ -1,4 +1,4 @@
-"""Job scripts for SLURM that need no other file: from those in jobs/ and a request."""
+"""Job scripts for SLURM and PBS that need no other file: from those in jobs/ and a request."""
 
 import os
 import re
@@ -10,17 +10,25 @@ from pathlib import Path
 
 from mpitrain.config import ConfigError, examples
 
-#: The script that is the pattern.
-_PATTERN = "train.sbatch"
-LAUNCHERS = ("mpirun", "pmix", "pmi2", "srun")
+#: The script that is the pattern, and the command that takes it, by scheduler.
+SCHEDULERS = {"slurm": ("train.sbatch", "sbatch"), "pbs": ("train.pbs", "qsub")}
+LAUNCHERS = ("mpirun", "pmix", "pmi2", "srun", "pals")
 _TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d{1,2}))?(?::(\d{1,2}))?", re.ASCII)
 _NAME = re.compile(r"[\w.,@%+=:/\[\]-]+", re.ASCII)
 _CONSTRAINT = re.compile(r"[\w.,@%+=:/\[\]&|()*!-]+", re.ASCII)
-_MEMORY = re.compile(r"0|[1-9]\d*[KMGT]B?", re.IGNORECASE | re.ASCII)
+_CHUNK = re.compile(r"\w+=[\w.,-]+(:\w+=[\w.,-]+)*", re.ASCII)
+_MEMORY = re.compile(r"0|([1-9]\d*)([KMGT])B?", re.IGNORECASE | re.ASCII)
 #: Largest number: MPI counts ranks in 32 bits, as schedulers count cores and seconds.
 _MOST = 2**31 - 1
 #: The output's file has it in its name.
-_JOB_NAME = re.compile(r"[\w.,@+=:-]+", re.ASCII)
+_SLURM_NAME = re.compile(r"[\w.,@+=:-]+", re.ASCII)
+#: OpenPBS takes 236 characters, its older versions 230.
+_PBS_NAME = re.compile(r"[A-Za-z][\w.+-]{0,229}", re.ASCII)
+_WANTED = {
+    _NAME: "a name without spaces or quotes is needed",
+    _PBS_NAME: "PBS wants a letter, then letters, digits and . _ + -, at most 230",
+    _CHUNK: "PBS wants resources of a chunk, as system=polaris, with : between them",
+}
 #: Lines of the scripts that read another file; the text of that file takes their place.
 _SOURCE = re.compile(r'^\. .*/([\w-]+\.sh)"?$', re.MULTILINE)
 _SITE = re.compile(r"^\[ -z .*/sites/\$MPITRAIN_SITE\.sh\"$", re.MULTILINE)
@@ -35,19 +43,22 @@ class JobRequest:
     """The request of a job to its scheduler; checked.
 
     Attributes:
+        scheduler: ``slurm`` or ``pbs``.
         time: limit of the run, as SLURM reads it: minutes, ``hours:minutes:seconds`` or
             ``days-hours``.
-        qos: quality of service.
+        partition: SLURM's partition, PBS's queue.
+        qos: SLURM's quality of service.
         mem: memory of each node, as ``64G``.
-        cpus_per_task: cores of each rank; ``None``: the scheduler's default.
-        constraint: features of nodes.
+        cpus_per_task: cores of each rank; ``None``: the scheduler's default, under PBS 1.
+        constraint: SLURM's features; under PBS more of each chunk, as ``system=polaris``.
         exclusive: nodes without other jobs.
-        directive: further lines of ``#SBATCH``, each without dashes or with them.
+        directive: further lines of ``#SBATCH`` or ``#PBS``, each without dashes or with them.
 
     Raises:
-        ConfigError: a number, a time or a word is not valid.
+        ConfigError: a number, a time or a word is not valid for the scheduler.
     """
 
+    scheduler: str = "slurm"
     nodes: int = 2
     ranks_per_node: int = 2
     time: str = "01:00:00"
@@ -79,17 +90,22 @@ class JobRequest:
                 f"most {_MOST} ranks, and schedulers as many cores; ask for fewer"
             )
         seconds(self.time)
+        pbs = self.scheduler == "pbs"
         for key, word, pattern in (
-            ("--name", self.name, _JOB_NAME),
+            ("--name", self.name, _PBS_NAME if pbs else _SLURM_NAME),
             ("--partition", self.partition, _NAME),
             ("--account", self.account, _NAME),
             ("--qos", self.qos, _NAME),
-            ("--constraint", self.constraint, _CONSTRAINT),
+            ("--constraint", self.constraint, _CHUNK if pbs else _CONSTRAINT),
         ):
             if word is not None and not pattern.fullmatch(word):
-                raise ConfigError(f"{key} {word!r}: a name without spaces or quotes is needed")
+                raise ConfigError(f"{key} {word!r}: {_WANTED.get(pattern, _WANTED[_NAME])}")
         if self.mem is not None and not _MEMORY.fullmatch(self.mem):
             raise ConfigError(f"--mem {self.mem!r}: expected memory of a node, as 500M or 64G")
+        if pbs and self.mem == "0":
+            raise ConfigError("--mem 0: PBS has no word for all of a node; take --exclusive")
+        if pbs and self.qos is not None:
+            raise ConfigError("--qos: PBS has queues instead; name one with --partition")
 
 
 def seconds(time: str) -> int:
@@ -115,17 +131,23 @@ def seconds(time: str) -> int:
 
 
 def directives(asked: JobRequest) -> dict[str, str]:
-    """The lines of ``#SBATCH``: what stands before the value, and the value."""
-    lines = _slurm(asked)
+    """The lines of ``#SBATCH`` or ``#PBS``: what stands before the value, and the value."""
+    lines = _pbs(asked) if asked.scheduler == "pbs" else _slurm(asked)
     for given in asked.directive:
         if not given.strip("- ") or not given.isprintable():
             raise ConfigError(f"--directive {given!r}: one option in one line is needed")
-        dashed = given.strip() if given.strip().startswith("-") else f"--{given.strip()}"
-        start, equals, value = dashed.partition("=")
+        start, equals, value = _spelt(asked.scheduler, given.strip()).partition("=")
         if start + equals in lines:
             raise ConfigError(f"--directive {given!r}: another option of submit says that already")
         lines[start + equals] = value
     return lines
+
+
+def _spelt(scheduler: str, given: str) -> str:
+    """With its dashes: under PBS, what has none is a resource of ``-l``."""
+    if given.startswith("-"):
+        return given
+    return f"-l {given}" if scheduler == "pbs" else f"--{given}"
 
 
 def _slurm(asked: JobRequest) -> dict[str, str]:
@@ -145,6 +167,29 @@ def _slurm(asked: JobRequest) -> dict[str, str]:
     }
     lines = {f"--{key}=": str(value) for key, value in values.items() if value is not None}
     return lines | ({"--exclusive": ""} if asked.exclusive else {})
+
+
+def _pbs(asked: JobRequest) -> dict[str, str]:
+    cores = asked.cpus_per_task or 1
+    # Without ompthreads, PBS sets OMP_NUM_THREADS to the cores of all ranks of a node.
+    chunk = f"{asked.nodes}:ncpus={asked.ranks_per_node * cores}"
+    chunk += f":mpiprocs={asked.ranks_per_node}:ompthreads={cores}"
+    if asked.gpus_per_node:
+        chunk += f":ngpus={asked.gpus_per_node}"
+    if memory := asked.mem and _MEMORY.fullmatch(asked.mem):
+        chunk += f":mem={memory[1]}{memory[2].lower()}b"
+    if asked.constraint:
+        chunk += f":{asked.constraint}"
+    minutes, rest = divmod(seconds(asked.time), 60)
+    lines = {
+        "-N ": asked.name,
+        "-l select=": chunk,
+        "-l place=": "scatter:excl" if asked.exclusive else "scatter",
+        "-l walltime=": f"{minutes // 60:02}:{minutes % 60:02}:{rest:02}",
+        "-q ": asked.partition,
+        "-A ": asked.account,
+    }
+    return {key: value for key, value in lines.items() if value is not None}
 
 
 def render(
@@ -170,18 +215,20 @@ def render(
     Raises:
         ConfigError: there is no such site, or a word of the command is not valid.
     """
+    pattern = SCHEDULERS[asked.scheduler][0]
     site = _site(files, settings)
-    text = _SOURCE.sub(lambda found: files.get(found[1], found[0]), files[_PATTERN])
+    text = _SOURCE.sub(lambda found: files.get(found[1], found[0]), files[pattern])
     text = _HINT.sub("", _SITE.sub(lambda _: site, text))
     if settings.get("MPITRAIN_MAX_RESTARTS") == "0":  # the scheduler itself brings it back no more
         text = text.replace("#SBATCH --requeue", "#SBATCH --no-requeue")
-    sign = "#SBATCH "
+        text = text.replace("#PBS -r y", "#PBS -r n")
+    sign = "#PBS " if asked.scheduler == "pbs" else "#SBATCH "
     left = dict(directives(asked))
     done = ["#!/bin/bash", "# Written by mpitrain submit; what it needs of jobs/ is in it."]
     shown = text.splitlines()
     begins = next((i for i, line in enumerate(shown) if line.startswith(sign)), None)
     if begins is None:
-        raise ConfigError(f"{_PATTERN} has no line {sign.strip()}: --jobs names another folder")
+        raise ConfigError(f"{pattern} has no line {sign.strip()}: --jobs names another folder")
     for line in shown[begins:]:
         start = next((key for key in left if line.startswith(sign + key)), None)
         done.append(line if start is None else f"{sign}{start}{left.pop(start)}")
@@ -191,6 +238,8 @@ def render(
     for name in ("MPITRAIN_WRAP", "MPITRAIN_LAUNCH_OPTIONS"):
         if re.search(r"[\"'\\$`\n]", exports.get(name, "")):
             raise ConfigError(f"{name} {exports[name]!r}: quotes are not read in these words")
+    if asked.scheduler == "pbs":
+        exports["MPITRAIN_RANKS_PER_NODE"] = str(asked.ranks_per_node)
     exports.pop("MPITRAIN_SITE", None)
     given = [f"export {name}={shlex.quote(value)}" for name, value in sorted(exports.items())]
     first = [*_loads(modules), *before, *given, f"set -- {shlex.join(arguments)}"]
@@ -218,19 +267,23 @@ def _loads(modules: Sequence[str]) -> list[str]:
     return ["command -v module >/dev/null || . /etc/profile", *loads] if loads else []
 
 
-def submit(script: str) -> str:
-    """Give a script to SLURM; returns its answer.
+def submit(script: str, scheduler: str) -> str:
+    """Give a script to the scheduler; returns its answer.
 
     Raises:
-        ConfigError: ``sbatch`` is not installed, or SLURM refuses.
+        ConfigError: the scheduler's command is not installed, or the scheduler refuses.
     """
+    command = SCHEDULERS[scheduler][1]
     try:
         # Names of files are bytes, and need not be text.
-        done = subprocess.run(["sbatch"], input=os.fsencode(script), capture_output=True)
+        done = subprocess.run([command], input=os.fsencode(script), capture_output=True)
     except FileNotFoundError as error:
-        raise ConfigError("there is no sbatch here; --dry-run prints the script") from error
+        raise ConfigError(
+            f"there is no {command} here; --dry-run prints the script, and --scheduler names "
+            "another scheduler"
+        ) from error
     if done.returncode:
-        raise ConfigError(f"sbatch refuses: {os.fsdecode(done.stderr).strip()}")
+        raise ConfigError(f"{command} refuses: {os.fsdecode(done.stderr).strip()}")
     return os.fsdecode(done.stdout).strip()
 
 
@@ -244,8 +297,8 @@ def read_scripts(folder: Path | None) -> dict[str, str]:
         ConfigError: a script that every job needs is missing.
     """
     here = Path("jobs")
-    jobs = folder or (here if (here / _PATTERN).exists() else examples.folder())
-    needed = (_PATTERN, "launch.sh", "again.sh")
+    jobs = folder or (here if (here / "train.sbatch").exists() else examples.folder())
+    needed = ("train.sbatch", "train.pbs", "launch.sh", "again.sh")
     try:
         found = {name: (jobs / name).read_text() for name in needed}
         sites = sorted((jobs / "sites").glob("*.sh"))

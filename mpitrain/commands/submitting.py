@@ -10,35 +10,40 @@ from collectives.commands import count
 from mpitrain.commands import submit as scripts
 from mpitrain.config import ConfigError, load
 
+#: Variables of the job that this shell is in, if it is in one.
+_OF_A_JOB = ("MPITRAIN_RESTART", "MPITRAIN_ARGUMENTS")
+
 
 def add(submit: argparse.ArgumentParser) -> None:
     """The options; those for the scheduler have the names of its ``Request``."""
     submit.description = (
-        "Write a job script that needs no other file and give it to SLURM.  CONFIG is a "
+        "Write a job script that needs no other file and give it to SLURM or PBS.  CONFIG is a "
         "job file, an example or a program (train.py), whose arguments stand behind --; without "
         "it, Python gets what stands there, as -m collectives tune.  Variables MPITRAIN_... and "
         "COLLECTIVES_... of this shell are written into the script, too."
     )
     submit.epilog = (
         "examples: %(prog)s digits --nodes 4 --ranks-per-node 4 --time 2:00:00 --dry-run; "
-        "%(prog)s train.py --site slingshot_mpich -- --epochs 3"
+        "%(prog)s train.py --scheduler pbs --site aurora -- --epochs 3"
     )
     add = submit.add_argument
+    add("--scheduler", choices=tuple(scripts.SCHEDULERS), help="who runs it (slurm)")
     add("--nodes", type=int, help="nodes (2)")
     add("--ranks-per-node", type=int, help="ranks on each node (2)")
     add("--cpus-per-task", type=int, help="cores of each rank")
     add("--gpus-per-node", type=int, help="GPUs on each node (0)")
     add("--mem", help="memory of each node, as 64G")
     add("--time", help="time limit in SLURM's form (01:00:00)")
-    add("--partition", "--queue", help="the partition")
+    add("--partition", "--queue", help="SLURM's partition, PBS's queue")
     add("--account", help="the account or project that pays")
-    add("--qos", help="the quality of service")
-    add("--constraint", help="features of nodes")
+    add("--qos", help="SLURM's quality of service")
+    add("--constraint", help="SLURM's features of nodes; PBS: more of a chunk, as system=polaris")
     add("--exclusive", action="store_true", help="no other job on these nodes")
     add("--name", help="name of the job")
     add(
         "--directive", action="append", metavar="OPTION",
-        help="one more option of #SBATCH (reservation=x); may be given several times",
+        help="one more option of #SBATCH (reservation=x) or #PBS (filesystems=home, '-W x=y'); "
+        "may be given several times",
     )  # fmt: skip
     add("--site", help="settings of a network: a file of jobs/sites/, as slingshot_mpich")
     add(
@@ -79,7 +84,7 @@ def run(options: argparse.Namespace) -> str:
         scripts.read_scripts(options.jobs), asked, _words(options), settings=_settings(options),
         modules=options.module, before=options.before,
     )  # fmt: skip
-    return script if options.dry_run else scripts.submit(script)
+    return script if options.dry_run else scripts.submit(script, asked.scheduler)
 
 
 def _words(options: argparse.Namespace) -> list[str]:
@@ -116,7 +121,10 @@ def _settings(options: argparse.Namespace) -> dict[str, str]:
     found = {
         name: value
         for name, value in os.environ.items()
-        if name.startswith(("MPITRAIN_", "COLLECTIVES_")) and name.isidentifier() and name.isascii()
+        if name.startswith(("MPITRAIN_", "COLLECTIVES_"))
+        and name.isidentifier()
+        and name.isascii()
+        and name not in _OF_A_JOB
     }
     given = {
         "MPITRAIN_PYTHON": options.python,

@@ -16,6 +16,7 @@ from mpitrain.commands.submit import directives as directives_of
 from mpitrain.config import ConfigError
 from mpitrain.config.examples import copy
 from tests.documents import commands as commands_of
+from tests.pbs import check, directives
 
 ROOT = Path(__file__).parents[3]
 FILES = {
@@ -37,6 +38,7 @@ launch() { printf '%s\\n' "$@"; }
 """,
     "sites/here.sh": "# shellcheck shell=bash\nexport FAST=${FAST:-yes}\n",
 }
+PBS = {**FILES, "train.pbs": (ROOT / "jobs/train.pbs").read_text(), "again.sh": ""}
 
 
 def test_the_script_that_is_submitted():
@@ -76,6 +78,28 @@ def test_the_script_that_is_submitted():
         "launch() { printf '%s\\n' \"$@\"; }\n\n"
         'launch "$@"\n'
     )
+
+
+def test_the_lines_for_pbs_are_those_of_its_manual():
+    asked = JobRequest(
+        scheduler="pbs", nodes=4, ranks_per_node=8, time="1-2", partition="prod", account="P",
+        gpus_per_node=4, mem="64G", cpus_per_task=2, constraint="system=polaris", name="run1",
+        directive=["filesystems=home:eagle", "-W group_list=x"], exclusive=True,
+    )  # fmt: skip
+    lines = [line for line in render(PBS, asked, [], settings={}).splitlines() if "#PBS" in line]
+    assert lines == [
+        "#PBS -N run1",
+        "#PBS -l select=4:ncpus=16:mpiprocs=8:ompthreads=2:ngpus=4:mem=64gb:system=polaris",
+        "#PBS -l place=scatter:excl",
+        "#PBS -l walltime=26:00:00",
+        "#PBS -j oe",
+        "#PBS -r y",
+        "#PBS -q prod",
+        "#PBS -A P",
+        "#PBS -l filesystems=home:eagle",
+        "#PBS -W group_list=x",
+    ]
+    assert check(directives("\n".join(lines).replace("-W group_list=x", "-V")))["mpiprocs"] == 8
 
 
 @pytest.mark.parametrize(
@@ -120,6 +144,11 @@ def test_arguments_arrive_as_they_were(tmp_path):
         ({"directive": ["a=b\n#SBATCH --uid=0"]}, "one option in one line"),
         ({"directive": ["--"]}, "one option in one line"),
         ({"directive": ["nodes=3"]}, "another option of submit says that already"),
+        ({"scheduler": "pbs", "directive": ["select=3"]}, "another option of submit says that"),
+        ({"scheduler": "pbs", "qos": "high"}, "PBS has queues instead"),
+        ({"scheduler": "pbs", "mem": "0"}, "PBS has no word for all of a node"),
+        ({"scheduler": "pbs", "constraint": "a&b"}, "PBS wants resources of a chunk"),
+        ({"scheduler": "pbs", "name": "1x"}, "PBS wants a letter"),
     ],
 )
 def test_requests_that_are_none(options, message):
@@ -152,13 +181,14 @@ def shown(capsys, *words):
 def test_a_dry_run_prints_the_real_script(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MPITRAIN_LAUNCHER", "pmix")
+    monkeypatch.setenv("MPITRAIN_RESTART", "3")
     job = str(ROOT / "jobs" / "examples" / "digits.toml")
     argv = ["--nodes", "3", "--ranks-per-node", "2", "--time", "30", "--set", "train.epochs=3"]
     out = shown(capsys, job, *argv)
     assert "#SBATCH --nodes=3\n#SBATCH --ntasks-per-node=2\n#SBATCH --time=30\n" in out
     assert f"set -- {job} --set train.epochs=3\n" in out
     assert f"export MPITRAIN_PYTHON={sys.executable}\n" in out
-    assert "export MPITRAIN_LAUNCHER=pmix\n" in out
+    assert "export MPITRAIN_LAUNCHER=pmix\n" in out and "RESTART=3" not in out
     assert str(ROOT / "jobs/launch.sh") not in out and "\n. " not in out
 
 
@@ -183,10 +213,11 @@ def test_a_program_and_its_arguments(capsys, tmp_path, monkeypatch):
         assert message in capsys.readouterr().err
 
 
-def test_only_what_is_said_to_resume_comes_back(capsys, tmp_path, monkeypatch):
+@pytest.mark.parametrize("scheduler", ["slurm", "pbs"])
+def test_only_what_is_said_to_resume_comes_back(capsys, tmp_path, monkeypatch, scheduler):
     monkeypatch.chdir(tmp_path)
     Path("train.py").write_text("")
-    never, again = "--no-requeue", "--requeue"
+    never, again = {"slurm": ("--no-requeue", "--requeue"), "pbs": ("-r n", "-r y")}[scheduler]
     for words, line in (
         (["digits"], again),
         (["digits", "--restarts", "0"], never),
@@ -194,7 +225,7 @@ def test_only_what_is_said_to_resume_comes_back(capsys, tmp_path, monkeypatch):
         (["train.py", "--restarts", "3"], again),
         (["--", "-m", "collectives", "tune"], never),
     ):
-        found = shown(capsys, *words).splitlines()
+        found = shown(capsys, "--scheduler", scheduler, *words).splitlines()
         lines = [one for one in found if one.endswith((f" {never}", f" {again}"))]
         assert len(lines) == 1 and lines[0].endswith(f" {line}")
         assert ("export MPITRAIN_MAX_RESTARTS=0" in found) == (line == never)
@@ -235,11 +266,15 @@ LINES = [words for words in commands_of(ROOT / "docs/sites.md") if "submit" in w
 
 @pytest.mark.parametrize("words", LINES, ids=lambda words: " ".join(words)[:60])
 def test_the_lines_of_sites_make_scripts(words, capsys, tmp_path, monkeypatch):
+    """Scripts for PBS are such as qsub takes."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MPITRAIN_NETWORK", "10.0.0.0/16")
     Path("job.toml").write_text("")
     out = shown(capsys, *words[words.index("submit") + 1 :])
-    assert "\n#SBATCH --nodes=" in out
+    if "pbs" in words:
+        assert check(directives(out))["mpiprocs"] in (4, 12)
+    else:
+        assert "\n#SBATCH --nodes=" in out
 
 
 needs_shellcheck = pytest.mark.skipif(
@@ -250,9 +285,11 @@ needs_shellcheck = pytest.mark.skipif(
 @needs_shellcheck
 def test_generated_scripts_pass_shellcheck(tmp_path):
     files = read_scripts(ROOT / "jobs")
-    settings = {"MPITRAIN_SITE": "slingshot_mpich", "MPITRAIN_IMAGE": "'"}
-    text = render(files, JobRequest(), ["a b"], settings=settings, modules=["a"])
-    (tmp_path / "script").write_text(text)
+    for scheduler in ("slurm", "pbs"):
+        settings = {"MPITRAIN_SITE": "slingshot_mpich", "MPITRAIN_IMAGE": "'"}
+        asked = JobRequest(scheduler=scheduler, directive=["-V"])
+        text = render(files, asked, ["a b"], settings=settings, modules=["a"])
+        (tmp_path / scheduler).write_text(text)
     words = ["shellcheck", "-e", "SC1091", *map(str, tmp_path.iterdir())]
     told = subprocess.run(words, capture_output=True, text=True)
     assert told.returncode == 0, told.stdout
@@ -262,7 +299,7 @@ def test_scripts_elsewhere(tmp_path):
     with pytest.raises(ConfigError, match=r"train\.sbatch: No such file or directory; --jobs"):
         read_scripts(tmp_path)
     (tmp_path / "train.sbatch").write_text("")
-    with pytest.raises(ConfigError, match=r"launch\.sh: No such file or directory; --jobs"):
+    with pytest.raises(ConfigError, match=r"train\.pbs: No such file or directory; --jobs"):
         read_scripts(tmp_path)
 
 
@@ -276,7 +313,7 @@ def test_scripts_of_this_folder_come_before_the_packages(tmp_path, monkeypatch):
 
 def commands(folder, python="exec env"):
     """Launchers, and a python, that say how they are called; their folder."""
-    for name in ("mpiexec", "srun", "python"):
+    for name in ("mpiexec", "srun", "python", "qstat"):
         text = python if name == "python" else f'echo {name} "$@"'
         (folder / name).write_text(f"#!/bin/sh\n{text}\n")
         (folder / name).chmod(0o755)
@@ -284,38 +321,54 @@ def commands(folder, python="exec env"):
 
 
 SLURM = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4", "SLURM_SUBMIT_DIR": "/"}
+NODES = "a\na\nb\nb\n"
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"),
+    ("scheduler", "given", "expected"),
     [
-        ({"MPITRAIN_LAUNCHER": "srun"}, "srun --kill-on-bad-exit=1 python -m x y"),
-        ({"MPITRAIN_SITE": "slingshot_mpich", "MPITRAIN_WRAP": "shifter --image=a"},
+        ("slurm", {"MPITRAIN_LAUNCHER": "srun"}, "srun --kill-on-bad-exit=1 python -m x y"),
+        ("slurm", {"MPITRAIN_SITE": "slingshot_mpich", "MPITRAIN_WRAP": "shifter --image=a"},
          "srun --kill-on-bad-exit=1 shifter --image=a python -m x y"),
-        ({"MPITRAIN_SITE": "slingshot_openmpi"},
+        ("slurm", {"MPITRAIN_SITE": "slingshot_openmpi"},
          "srun --mpi=pmix --kill-on-bad-exit=1 --network=disable_rdzv_get python -m x y"),
-        ({"MPITRAIN_SITE": "infiniband_mpich", "MPITRAIN_LAUNCH_OPTIONS": "--a  b"},
+        ("slurm", {"MPITRAIN_SITE": "infiniband_mpich", "MPITRAIN_LAUNCH_OPTIONS": "--a  b"},
          "srun --mpi=pmi2 --kill-on-bad-exit=1 --a b python -m x y"),
-        ({}, "mpiexec -n 4 python -m x y"),
-        ({"MPITRAIN_LAUNCHER": "x"}, "expected mpirun, pmix, pmi2 or srun"),
+        ("slurm", {}, "mpiexec -n 4 python -m x y"),
+        ("slurm", {"MPITRAIN_LAUNCHER": "pals"}, "needs a job of PBS; under SLURM take srun"),
+        ("slurm", {"MPITRAIN_LAUNCHER": "x"}, "expected mpirun, pmix, pmi2, srun or pals"),
+        ("pbs", {"MPITRAIN_SITE": "aurora"},
+         "mpiexec -n 4 --ppn 2 --cpu-bind depth --depth 1 python -m x y"),
+        ("pbs", {"MPITRAIN_SITE": "slingshot_mpich", "MPITRAIN_LAUNCH_OPTIONS": "--cpu-bind none"},
+         "mpiexec -n 4 --ppn 2 --cpu-bind none python -m x y"),
+        ("pbs", {"MPITRAIN_SITE": "aurora", "MPITRAIN_RANKS_PER_NODE": "12"},
+         "mpiexec -n 24 --ppn 12 --cpu-bind depth --depth 1 python -m x y"),
+        ("pbs", {}, "mpiexec -n 4 -machinefile {folder}/nodes python -m x y"),
     ],
 )  # fmt: skip
-def test_how_ranks_are_started(given, expected, tmp_path):
+def test_how_ranks_are_started(scheduler, given, expected, tmp_path):
     """The line of each launcher, from any folder, with the options of the site and the user."""
+    (tmp_path / "nodes").write_text(NODES)
+    pbs = {"PBS_JOBID": "7.x", "PBS_O_WORKDIR": "/", "PBS_NODEFILE": f"{tmp_path}/nodes"}
     told = subprocess.run(
         ["bash", "-euc", f". {ROOT}/jobs/launch.sh; launch -m x y"],
         capture_output=True, text=True, cwd=tmp_path,
-        env={"PATH": f"{commands(tmp_path)}:/usr/bin:/bin"} | given | SLURM,
+        env={"PATH": f"{commands(tmp_path)}:/usr/bin:/bin"} | given
+        | (pbs if scheduler == "pbs" else SLURM),
     )  # fmt: skip
     last = (told.stdout + told.stderr).strip().splitlines()[-1]
-    found = last.replace(f"{tmp_path}/mpiexec", "mpiexec")
-    assert found.endswith(expected), told.stdout + told.stderr
+    assert last.replace(f"{tmp_path}/mpiexec", "mpiexec").endswith(
+        expected.format(folder=tmp_path)
+    ), told.stdout + told.stderr
 
 
 def test_a_launcher_that_is_not_there_is_a_sentence(tmp_path):
-    (tmp_path / "bash").symlink_to(shutil.which("bash"))
-    given = {"PATH": str(tmp_path), "MPITRAIN_LAUNCHER": "srun", **SLURM}
-    for env, message in ((given, "there is no srun"), ({}, "no job of SLURM")):
+    for name in ("bash", "sort", "wc"):
+        (tmp_path / name).symlink_to(shutil.which(name))
+    given = {"PATH": str(tmp_path), "MPITRAIN_LAUNCHER": "pals", "PBS_JOBID": "7.x"}
+    (tmp_path / "nodes").write_text(NODES)
+    given |= {"PBS_O_WORKDIR": "/", "PBS_NODEFILE": f"{tmp_path}/nodes"}
+    for env, message in ((given, "there is no mpiexec"), ({}, "no job of SLURM or PBS")):
         told = subprocess.run(
             ["bash", "-euc", f". {ROOT}/jobs/launch.sh; launch -m x y"],
             capture_output=True, text=True, env=env,
@@ -326,8 +379,8 @@ def test_a_launcher_that_is_not_there_is_a_sentence(tmp_path):
 @needs_shellcheck
 def test_the_scripts_pass_shellcheck():
     jobs = ROOT / "jobs"
-    found = [path for end in ("sh", "sbatch") for path in jobs.rglob(f"*.{end}")]
-    assert len(found) >= 12
+    found = [path for end in ("sh", "sbatch", "pbs") for path in jobs.rglob(f"*.{end}")]
+    assert len(found) >= 14
     subprocess.run(["shellcheck", "-x", "-P", str(jobs), *map(str, found)], check=True)
 
 
