@@ -50,7 +50,7 @@ class Group(Handled):
 class Comm(VirtualMessages):
     """A communicator; its handle is a :class:`Context`."""
 
-    is_topo, is_intra, is_inter = False, True, False
+    is_topo, is_intra, is_inter, topology = False, True, False, library.UNDEFINED
 
     @property
     def size(self) -> int:
@@ -70,7 +70,7 @@ class Comm(VirtualMessages):
         return self.group
 
     def Get_topology(self) -> int:
-        return UNDEFINED
+        return self.topology
 
     def Get_attr(self, key: int) -> Any:
         return 1 << 30 if key == library.TAG_UB else None
@@ -114,7 +114,7 @@ class Comm(VirtualMessages):
             made.handle = context
 
         return made, VirtualRequest.of(
-            own.meet("idup", b"", finish, lambda _: Context(own.members))
+            own.meet("idup", b"", finish, lambda _: Context(own.members, own.topology))
         )
 
     Idup_with_info = Idup

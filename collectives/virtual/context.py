@@ -20,15 +20,17 @@ class Context:
         sends, receives: ends without the other end, by the rank that receives, oldest first.
         groups: contexts of members that make a communicator of their own, and by a name those of
             all of them whose messages are apart.
+        topology: by rank, its place in a grid or graph, in the words of its class.
         ours: the communicators whose algorithms serve these ranks.
     """
 
-    def __init__(self, members: Sequence[int]) -> None:
+    def __init__(self, members: Sequence[int], topology: dict[int, Any] | None = None) -> None:
         self.members = tuple(members)
         self.numbers = {rank: number for number, rank in enumerate(members)}
         self.sends: list[deque[MessageEnd]] = [deque() for _ in members]
         self.receives: list[deque[MessageEnd]] = [deque() for _ in members]
         self.groups: dict[Any, Context] = {}
+        self.topology: dict[int, Any] = dict(topology or {})
         self.ours: dict[int, Any] = {}
         self._met = [0] * len(self.members)
         #: By turn: the name, and by member the part and the operation.

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 from mpi4py import MPI as library
 
+from collectives.virtual import topologies
 from collectives.virtual.communicator import Comm, Group, Intracomm
 from collectives.virtual.rank import here
 from collectives.virtual.requests import Begun, Handled, Prequest, ProbedMessage, VirtualRequest
@@ -53,14 +54,13 @@ for _name in (
     for _method in (_name, f"I{_name.lower()}", f"{_name}_init"):
         if _method not in vars(Comm):
             setattr(Intracomm, _method, _delegated(_method))
+for _name, _found in vars(topologies).items():
+    if _name.startswith("create_"):
+        setattr(Intracomm, _name.capitalize(), _found)
 
 #: Classes of MPI's whose objects a virtual cluster has none of.
 _ABSENT: dict[str, Any] = {
-    name: new_class(name, (Handled,))
-    for name in (
-        *("Win", "File", "Intercomm", "Session"),
-        *("Topocomm", "Cartcomm", "Graphcomm", "Distgraphcomm"),
-    )
+    name: new_class(name, (Handled,)) for name in ("Win", "File", "Intercomm", "Session")
 }
 for _name in _ABSENT:
     _ABSENT[_name].theirs = getattr(library, _name)
@@ -83,7 +83,8 @@ class Alone(Intracomm):
 COMM_WORLD = World()
 #: By the names of mpi4py, whose place they take.
 NAMES = {
-    **{kind.__name__: kind for kind in (Group, Comm, Intracomm, Prequest)},
+    **{kind.__name__: kind for kind in (Group, Comm, Prequest)},
+    **{name: kind for name, kind in vars(topologies).items() if name.endswith("comm")},
     **{"Request": VirtualRequest, "Message": ProbedMessage, "REQUEST_NULL": VirtualRequest()},
     **{"COMM_NULL": Intracomm(), "COMM_WORLD": COMM_WORLD, "COMM_SELF": Alone()},
     **{"Wtime": lambda: time.perf_counter(), "Init": lambda: None, "Finalize": lambda: None},

@@ -99,12 +99,16 @@ class VirtualMessages(Handled):
         data = memory(buf, True)
         return Prequest.of(lambda: self._receive(data, source, tag).post())
 
-    def _exchange(self, sent: Any, targets: Any, into: Any, sources: Any) -> Begun:
+    def _exchange(self, sent: Any, targets: Any, into: Any, sources: Any, twist: int = 0) -> Begun:
         """Sends parts to ``targets``, and receives others from ``sources``, apart from the caller's
-        messages."""
+        messages.
+
+        ``twist`` is 1 in a grid, where both sides of a dimension may be the same rank: what it
+        sends to one side comes from the other.
+        """
         apart = VirtualMessages.of(self.handle.apart("exchange"))
-        pairs = zip(into, sources, strict=True)
-        receives = [apart._receive(*pair, 0).post() for pair in pairs]
+        order = [number ^ twist for number in range(len(sources))]
+        receives = [apart._receive(into[number], sources[number], 0).post() for number in order]
         sends = [apart._send(*pair, 0).post() for pair in zip(sent, targets, strict=True)]
         return Begun(Together(VirtualRequest.of(one) for one in [*receives, *sends]))
 

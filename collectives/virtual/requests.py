@@ -22,7 +22,7 @@ _WHY = {
 
 def lacks(kind: str, name: str) -> Callable[..., NoReturn]:
     """A method that a virtual cluster does not have."""
-    why = _WHY.get(kind, "it has messages and collectives of one job; use these, or")
+    why = _WHY.get(kind, "it has messages, collectives, grids and graphs of one job; use these, or")
 
     def method(*_: Any, **__: Any) -> NoReturn:
         raise NotImplementedError(

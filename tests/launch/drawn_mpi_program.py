@@ -28,7 +28,10 @@ WAYS = [
     *("Waitany", "waitany", "Testany", "testany", "Waitsome", "waitsome", "Testsome", "testsome"),
 ]
 #: Communicators, calls and ways of messages.
-MADE = ["world", "self", "dup", "idup", "split", "create", "group"]
+MADE = [
+    *("world", "self", "dup", "idup", "split", "create", "group"),
+    *("cart", "cart", "cart", "sub", "graph", "dist", "dist"),
+]
 SUMS = ["Reduce", "Allreduce", "Reduce_scatter_block", "Reduce_scatter", "Scan", "Exscan"]
 MESSAGES = [
     *("Isend", "Issend", "Sendrecv", "Sendrecv_replace", "init", "Probe", "Mprobe", "Improbe"),
@@ -52,6 +55,16 @@ class Drawn:
         world, size, pick = MPI.COMM_WORLD, MPI.COMM_WORLD.size, self.choose
         keys = [pick.randrange(9) for _ in range(size)]
         some = sorted(pick.sample(range(size), pick.randint(1, size)))
+        dims = MPI.Compute_dims(size - pick.randrange(2) * (size > 2), pick.randint(1, 3))
+        rings = [pick.random() < 0.5 for _ in dims]
+        edges = [[pick.randrange(size) for _ in range(pick.randrange(4))] for _ in range(size)]
+        both = [
+            sorted({*edges[own], *(rank for rank in range(size) if own in edges[rank])})
+            for own in range(size)
+        ]
+        targets = edges[world.rank]
+        sources = [rank for rank, ends in enumerate(edges) for end in ends if end == world.rank]
+        index = np.cumsum([len(ends) for ends in both]).tolist()
         own, group = world.rank, world.Get_group()
         kind = pick.choice(MADE)
         match kind:
@@ -68,6 +81,16 @@ class Drawn:
                 made = world.Create(group.Incl(some))
             case "group":
                 made = world.Create_group(group.Incl(some)) if own in some else MPI.COMM_NULL
+            case "cart" | "sub":
+                made = world.Create_cart(dims, rings)
+                if kind == "sub" and made:
+                    made = made.Sub(rings[::-1])
+            case "dist":
+                made = world.Create_dist_graph_adjacent(sources, targets)
+                if pick.random() < 0.5:
+                    made = made.Dup()
+            case "graph":
+                made = world.Create_graph([0, *index], [end for ends in both for end in ends])
             case _:
                 made = world
         self.found.append((kind, made != MPI.COMM_NULL))
@@ -411,12 +434,55 @@ class Drawn:
         self.found += [told(status), MPI.Request.Waitany([]), MPI.Request.Waitsome([])]
 
     def place(self):
-        """Where a rank is."""
-        comm = self.comm
+        """Where a rank is in a grid or graph, and what its neighbours give it."""
+        comm, pick = self.comm, self.choose
         self.found += [comm.rank, comm.size, comm.is_topo]
         self.found.append(
             comm.Get_group().Translate_ranks(range(comm.size), MPI.COMM_WORLD.Get_group())
         )
+        if not comm.is_topo:
+            return
+        if isinstance(comm, MPI.Cartcomm):
+            self.found += [comm.topo, comm.dim, comm.dims, comm.periods, comm.coords]
+            self.found += [comm.Get_coords(rank) for rank in range(comm.size)]
+            for along in range(comm.ndim):
+                step = pick.randrange(-3, 4)
+                self.found.append(comm.Shift(along, step))
+                at = [*comm.coords]
+                at[along] += step * comm.dims[along] if comm.periods[along] else 0
+                self.found.append(comm.Get_cart_rank(at))
+        elif isinstance(comm, MPI.Graphcomm):
+            self.found += [comm.topo, comm.dims, comm.neighbors, comm.nneighbors]
+            self.found += [comm.index, comm.edges, comm.nnodes, comm.nedges]
+        else:
+            self.found += [comm.Get_dist_neighbors_count(), comm.Get_dist_neighbors()]
+        sources, targets = comm.inoutedges
+        self.found += [sources, targets, comm.degrees]
+        dtype, count = pick.choice(DTYPES), pick.randint(1, 3)
+        datatype = MPI._typedict[np.dtype(dtype).char]
+        some = min(min(each) for each in comm.allgather(comm.degrees))
+        equal = ("allgather", "alltoall") if some else ()  # mpi4py knows no length of nothing
+        name = pick.choice([*equal, "allgatherv", "alltoallv", "alltoallw"])
+        own = self.array(count * (1 if name.startswith("allgather") else len(targets)), dtype)
+        into = self.array(count * len(sources), dtype)
+        sent, received = own, into
+        if name.endswith("v"):
+            received = [into, [count] * len(sources), datatype]
+            if name == "alltoallv":
+                sent = [own, [count] * len(targets), datatype]
+        if name.endswith("w"):
+            width = count * np.dtype(dtype).itemsize
+            sent, received = (
+                [data, [count] * n, [width * at for at in range(n)], [datatype] * n]
+                for data, n in ((own, len(targets)), (into, len(sources)))
+            )
+        rings = zip(comm.dims, comm.periods, strict=True) if isinstance(comm, MPI.Cartcomm) else ()
+        # Open MPI's nonblocking ones take one side of a short ring for the other.
+        form = "" if any(ring and length < 3 for length, ring in rings) else None
+        self.call(f"Neighbor_{name}", sent, received, form=form)
+        self.found.append(into.tolist())
+        self.found.append(comm.neighbor_allgather(comm.rank))
+        self.found.append(comm.neighbor_alltoall([(comm.rank, to) for to in targets]))
 
     def run(self):
         for _ in range(4):

@@ -18,7 +18,7 @@ DRAWS = [
 @pytest.mark.parametrize(("ranks", "first", "last"), DRAWS)
 def test_drawn_programs_of_mpi4py_do_the_same_on_virtual_ranks(tmp_path, ranks, first, last):
     """Each draw has a communicator and four calls: collectives in all forms, messages, requests
-    that end in all ways."""
+    that end in all ways, grids and graphs."""
     found = {}
     for kind, words, size in (
         ("real", (), ranks),
