@@ -11,6 +11,7 @@ from collectives.calls.nccl import Nccl, all_or_none
 from collectives.errors import INSTALL_CUPY
 from collectives.execution.memory import Items
 from collectives.execution.transport.cuda_memory import CudaMemory
+from collectives.execution.transport.cuda_probe import probe
 
 
 def use_own_gpu(comm: MPI.Intracomm) -> str:
@@ -36,6 +37,17 @@ def use_own_gpu(comm: MPI.Intracomm) -> str:
         trouble = f"no CuPy ({error}): {INSTALL_CUPY}"
     all_or_none(comm, trouble)
     return name
+
+
+def check_device_messages(comm: MPI.Intracomm) -> None:
+    """Tries messages of device memory in child processes, as a failing MPI ends them.  Collective.
+
+    Raises:
+        CollectiveError: on all ranks, if they fail.
+    """
+    gpus = comm.gather(CudaMemory().gpu)
+    works, seen = probe(*gpus[:2]) if gpus else (True, "")
+    all_or_none(comm, "" if works else f"this MPI cannot send device memory: {seen}")
 
 
 class ByTheHost:
@@ -74,6 +86,12 @@ class ByTheHost:
             self._memory.download(*self._sent)
             self._memory.synchronize()
         self._native.Start()
+
+    def Test(self) -> bool:
+        if not self._native.Test():
+            return False
+        self._up()
+        return True
 
     def Wait(self) -> None:
         self._native.Wait()

@@ -13,11 +13,12 @@ from mpi4py import MPI
 
 from collectives.bench import inputs
 from collectives.bench.device import ByTheHost, Row
+from collectives.bench.overlap import overlap
 from collectives.calls.arguments import Arguments
 from collectives.calls.call import named
 from collectives.calls.mpi4py_spec import TYPES
 from collectives.communicator import Communicator
-from collectives.contracts import Member, contract
+from collectives.contracts import CONTRACTS, Member, contract
 from collectives.execution.transport.cuda_memory import CudaMemory
 
 #: Seconds of one repeat of one algorithm, without ``--iters``.
@@ -42,6 +43,7 @@ class Case:
             or ``"ipc"`` for arrays of ``Communicator.empty`` there.
         rewritten: whether a rank writes to its buffers before each call, as a program does.
         rotating: bytes of all sets of buffers, which take turns so that none stays in the caches.
+        tests: number of calls of ``Test`` in the measured overlap with computation.
         floor: whether to measure the time of the least memory traffic.
         average: combination of the ranks' times: 0 rank 0, 1 mean, 2 least, 3 largest.
     """
@@ -61,6 +63,7 @@ class Case:
     rewritten: bool = True
     rotating: int = 0
     floor: bool = False
+    tests: int | None = None
 
     @property
     def on_device(self) -> bool:
@@ -90,6 +93,8 @@ class Result:
     iters: int
     sets: int = 1
     floor_us: float | None = None
+    overlap: float | None = None
+    streams: int = 1
     times_us: list[float] = field(default_factory=list)
     wrong: int | None = None
 
@@ -108,12 +113,14 @@ class Result:
 
     @property
     def algbw(self) -> float:
-        """Bytes over time in GB/s."""
-        return self.bytes / self.time_us / 1e3
+        """Bytes over time in GB/s, of all simultaneous messages."""
+        return self.streams * self.bytes / self.time_us / 1e3
 
     @property
     def busbw(self) -> float:
         """Bandwidth in GB/s of an ideal algorithm's busiest link; comparable across ranks."""
+        if self.collective not in CONTRACTS:  # messages between pairs
+            return self.algbw
         return self.algbw * contract(self.collective).traffic(self.ranks)
 
 
@@ -215,6 +222,9 @@ def measure(comm: Communicator, case: Case) -> list[Result]:
             times = comm.allgather(seconds)
             combined = times[0], sum(times) / len(times), min(times), max(times)
             result.times_us.append(1e6 * combined[case.average])
+    for result in results:
+        if case.tests is not None:
+            result.overlap = overlap(comm, plans[result.algorithm][0], case.tests)
     for rotated in plans.values():
         for plan in rotated:
             plan.Free()

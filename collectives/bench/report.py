@@ -1,5 +1,7 @@
-"""A benchmark's results as a table, JSON and a plot."""
+"""A benchmark's results as a table, OSU's columns, JSON, CSV and a plot."""
 
+import csv
+import io
 import json
 import os
 import platform
@@ -86,7 +88,7 @@ def columns(width: int = 26) -> str:
     return (
         f"{'size(B)':>11} {'count':>10} {'type':>9} {'redop':>6} {'memory':>8} {'place':>5}  "
         f"{'algorithm':<{width}}{'time(us)':>11} {'+-%':>5} {'algbw':>8} {'busbw':>8} {'ratio':>7} "
-        f"{'floor%':>7} {'#wrong':>7}"
+        f"{'floor%':>7} {'overlap%':>8} {'#wrong':>7}"
     )
 
 
@@ -94,12 +96,13 @@ def row(result: Result, native: Result | None, width: int = 26) -> str:
     """One line of the table."""
     ratio = f"{native.time_us / result.time_us:.2f}" if native else "-"
     floor = f"{100 * result.floor_us / result.time_us:.0f}" if result.floor_us else "-"
+    overlap = "-" if result.overlap is None else f"{result.overlap:.0f}"
     wrong = "N/A" if result.wrong is None else str(result.wrong)
     return (
         f"{result.bytes:>11} {result.count:>10} {result.dtype:>9} {result.op:>6} "
         f"{result.memory:>8} {'in' if result.in_place else 'out':>5}  {result.algorithm:<{width}}"
         f"{result.time_us:>11.2f} {_spread(result)} {result.algbw:>8.2f} {result.busbw:>8.2f} "
-        f"{ratio:>7} {floor:>7} {wrong:>7}"
+        f"{ratio:>7} {floor:>7} {overlap:>8} {wrong:>7}"
     )
 
 
@@ -174,6 +177,26 @@ def average_busbw(results: list[Result]) -> float:
     return average([r for r in results if r.algorithm != "native"] or results)
 
 
+def osu(results: list[Result]) -> str:
+    """OSU's columns and the buffers, one block for each algorithm."""
+    lines = []
+    for algorithm in dict.fromkeys(r.algorithm for r in results):
+        mine = [r for r in results if r.algorithm == algorithm]
+        lines.append(f"# {mine[0].collective} {algorithm}")
+        lines.append(
+            "# Size    Avg Latency(us)   Min Latency(us)   Max Latency(us)  Iterations  Validation"
+            "  Memory   Place"
+        )
+        lines += [
+            f"{r.bytes:<10}{np.mean(r.times_us):>15.2f}{min(r.times_us):>18.2f}"
+            f"{max(r.times_us):>18.2f}{r.iters * len(r.times_us):>12}"
+            f"{'-' if r.wrong is None else 'Fail' if r.wrong else 'Pass':>12}"
+            f"  {r.memory:<9}{'in' if r.in_place else 'out'}"
+            for r in mine
+        ]
+    return "\n".join(lines)
+
+
 def as_record(result: Result) -> dict[str, Any]:
     """A result with its derived numbers."""
     quartiles = np.percentile(result.times_us, [25, 75]).tolist()
@@ -204,6 +227,21 @@ def write_json(
     records = [as_record(result) for result in results]
     content = {"version": 1, "config": config, "environment": about, "results": records}
     replace(path, json.dumps(content, indent=1) + "\n")
+
+
+def write_csv(path: Path, results: list[Result]) -> None:
+    """Writes a line a result, without the single times.
+
+    Raises:
+        CollectiveError: there are no results.
+    """
+    expect_some(results)
+    records = [{k: v for k, v in as_record(r).items() if k != "times_us"} for r in results]
+    text = io.StringIO()
+    writer = csv.DictWriter(text, records[0])
+    writer.writeheader()
+    writer.writerows(records)
+    replace(path, text.getvalue())
 
 
 def plot(path: Path, results: list[Result], about: dict[str, Any]) -> None:

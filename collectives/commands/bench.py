@@ -45,7 +45,9 @@ def add(commands: Commands) -> None:
 
 
 def _add_flags(add: Callable[..., object]) -> None:
-    add("collective", choices=CONTRACTS, metavar="collective", help=", ".join(CONTRACTS))
+    tests = ("latency", "bandwidth", "bibandwidth", "multipair")
+    told = f"{', '.join(CONTRACTS)}; between pairs of ranks {', '.join(tests)}"
+    add("collective", choices=[*CONTRACTS, *tests], metavar="collective", help=told)
     listed = "names with options, mine.py:name, auto, native, nccl (on a GPU); default: all of ours"
     add("--algorithm", default="all", metavar="A,B", help=listed)
     add("-b", "--minbytes", type=size, default=8, help="smallest buffer, as 8, 4K, 1M (8)")
@@ -78,10 +80,14 @@ def _add_flags(add: Callable[..., object]) -> None:
     add("--buffers", choices=("rewritten", "cached", "rotating"), default="rewritten", help=kinds)
     floor = "print the least time that the memory's bandwidth (STREAM) allows, as a share of each"
     add("--floor", action="store_true", help=floor)
+    hidden = "print how much of a nonblocking call's time computation hides that calls Test K times"
+    add("--overlap", type=positive, metavar="K", help=hidden)
     level = "thread level to ask MPI for (multiple)"
     add("--thread-level", choices=("single", "multiple"), help=level)
     add("-T", "--timeout", type=above_zero, help="abort the job after this many seconds")
+    add("--format", choices=("table", "osu"), default="table", help="columns (table)")
     add("-J", "--output_file", type=Path, help="write JSON")
+    add("--csv", type=Path, help="write CSV")
     add("--plot", type=Path, help="write a PNG")
     judged = (
         "exit with 1 if the mean bus bandwidth over all rows of ours (of native, where there are "
@@ -122,15 +128,17 @@ def run(options: argparse.Namespace) -> int:
 
 def _measure(comm: "Communicator", options: argparse.Namespace) -> int:
     from collectives.bench import report
-    from collectives.bench.device import check_nccl, use_own_gpu
+    from collectives.bench.device import check_device_messages, check_nccl, use_own_gpu
     from collectives.bench.measure import FLOORS, Case, measure
+    from collectives.bench.point_to_point import measure_pairs
 
     try:
-        wanted = algorithms(options.collective, options.algorithm)
+        pairs = options.collective not in CONTRACTS
+        wanted = ["native"] if pairs else algorithms(options.collective, options.algorithm)
         on_device = options.memory in ("cupy", "ipc")
         if "nccl" in wanted and not on_device:
             raise ValueError("nccl needs --memory cupy or ipc")
-        if options.place == "in" and CONTRACTS[options.collective].in_place is None:
+        if options.place == "in" and not pairs and CONTRACTS[options.collective].in_place is None:
             raise ValueError(
                 f"{options.collective} is measured out of place only, as its input does not fit "
                 "where its result goes; use --place out"
@@ -144,11 +152,13 @@ def _measure(comm: "Communicator", options: argparse.Namespace) -> int:
             about["gpu"] = use_own_gpu(comm)
             if "nccl" in wanted:
                 check_nccl(comm)
+            if pairs:
+                check_device_messages(comm)
     except (CollectiveError, ValueError) as error:  # raised on all ranks
         return refuse(comm.rank, error)
 
     def say(text: str) -> None:
-        if comm.rank == 0:
+        if comm.rank == 0 and options.format == "table":
             print(text, flush=True)
 
     say(report.header(about, report.command_line()))
@@ -173,10 +183,11 @@ def _measure(comm: "Communicator", options: argparse.Namespace) -> int:
                 average=options.average,
                 rewritten=options.buffers == "rewritten",
                 rotating=report.beyond_caches() if options.buffers == "rotating" else 0,
+                tests=options.overlap,
                 floor=options.floor and not on_device and options.collective in FLOORS,
             )
             try:
-                measured = measure(comm, case)
+                measured = measure_pairs(comm, case) if pairs else measure(comm, case)
             except UnknownAlgorithm as error:  # not for this number of ranks, on all ranks
                 return refuse(comm.rank, error)
             native = next((r for r in measured if r.algorithm == "native"), None)
@@ -203,11 +214,11 @@ def _check_outputs(comm: "Communicator", options: argparse.Namespace) -> None:
     from collectives.bench import report
 
     def check() -> None:
-        path = options.output_file
-        if path and (path.is_dir() or not path.parent.is_dir()):
-            raise CollectiveError(
-                f"cannot write {path}: it is a folder, or its folder does not exist"
-            )
+        for path in (options.output_file, options.csv):
+            if path and (path.is_dir() or not path.parent.is_dir()):
+                raise CollectiveError(
+                    f"cannot write {path}: it is a folder, or its folder does not exist"
+                )
         if options.plot:
             pyplot()
             expect_picture(options.plot)
@@ -219,6 +230,8 @@ def _check_outputs(comm: "Communicator", options: argparse.Namespace) -> None:
 def _write(options: argparse.Namespace, results: "list[Result]", about: dict) -> None:
     from collectives.bench import report
 
+    if options.format == "osu":
+        print(report.osu(results))
     _write_files(options, results, about, streams=True)
     if options.plot:
         report.plot(options.plot, results, about)
@@ -227,7 +240,7 @@ def _write(options: argparse.Namespace, results: "list[Result]", about: dict) ->
 def _write_files(
     options: argparse.Namespace, results: "list[Result]", about: dict, streams: bool
 ) -> None:
-    """Writes the results to a file, which is replaced, and with ``streams`` to a stream."""
+    """Writes the results to files, which are replaced, and with ``streams`` to streams."""
     from collectives.bench import report
 
     config = {
@@ -237,6 +250,8 @@ def _write_files(
     }
     if options.output_file and (streams or not is_stream(options.output_file)):
         report.write_json(options.output_file, results, about, config)
+    if results and options.csv and (streams or not is_stream(options.csv)):
+        report.write_csv(options.csv, results)
 
 
 @contextmanager

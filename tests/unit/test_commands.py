@@ -209,7 +209,7 @@ def test_the_log_and_the_record_of_a_benchmark(tmp_path):
     ("flags", "sentence"),
     [
         (["-J", "nowhere/a.json"], "cannot write nowhere/a.json: it is a folder, or its folder"),
-        (["-J", "."], "cannot write .: it is a folder, or its folder does not exist"),
+        (["--csv", "."], "cannot write .: it is a folder, or its folder does not exist"),
         (["--plot", "a.nope"], "cannot draw into a.nope: name a file that ends with .png"),
         (["-b", "64", "-e", "8"], "the largest buffer, 8 bytes, is below the smallest, 64 bytes"),
     ],

@@ -1,5 +1,6 @@
 """The benchmark: its columns, its files, and that it notices wrong results."""
 
+import csv
 import json
 
 import pytest
@@ -17,7 +18,7 @@ QUICK = ["-b", "8", "-e", "2K", "-f", "16", "-n", "2", "--repeats", "3"]
 def bench(comm, folder, *arguments):
     """Exit status and, on every rank, what rank 0 wrote."""
     folder = comm.bcast(str(folder))
-    status = main(["bench", *arguments, "-J", f"{folder}/b.json"])
+    status = main(["bench", *arguments, "-J", f"{folder}/b.json", "--csv", f"{folder}/b.csv"])
     comm.Barrier()
     with open(f"{folder}/b.json") as file:
         return status, json.load(file), folder
@@ -26,7 +27,7 @@ def bench(comm, folder, *arguments):
 @pytest.mark.quick_on(2)
 @pytest.mark.parametrize("collective", CONTRACTS)
 def test_every_algorithm_is_measured_and_right(comm, tmp_path, capsys, collective):
-    status, told, _ = bench(comm, tmp_path, collective, *QUICK, "--place", "both")
+    status, told, folder = bench(comm, tmp_path, collective, *QUICK, "--place", "both")
     assert status == 0
     results = told["results"]
     assert {r["algorithm"] for r in results} >= {"native", names(collective)[0]}
@@ -35,6 +36,8 @@ def test_every_algorithm_is_measured_and_right(comm, tmp_path, capsys, collectiv
     assert all(r["p50_us"] > 0 for r in results)
     assert told["environment"]["ranks"] == comm.size
     assert (comm.size == 1) == (told["environment"]["store_ns"] is None)
+    with open(f"{folder}/b.csv") as file:
+        assert len(list(csv.DictReader(file))) == len(results)
     lines = capsys.readouterr().out.splitlines()
     if comm.rank == 0:
         rows = [line.split() for line in lines if not line.startswith("#")]
@@ -63,15 +66,17 @@ def test_types_operations_and_memory(comm, tmp_path):
         assert all(r["wrong"] == 0 for r in told["results"])
 
 
-def test_a_plot_and_too_little_bandwidth(comm, tmp_path):
-    more = ["--plot", f"{tmp_path}/b.png", "--min-busbw", "1e9"]
+def test_osus_columns_a_plot_and_too_little_bandwidth(comm, tmp_path, capsys):
+    more = ["--format", "osu", "--plot", f"{tmp_path}/b.png", "--min-busbw", "1e9"]
     more += ["--memory", "both", "--place", "both"]
-    status, told, folder = bench(comm, tmp_path, "allreduce", *QUICK, "--algorithm", "ring", *more)
+    status, _, folder = bench(comm, tmp_path, "allreduce", *QUICK, "--algorithm", "ring", *more)
     assert status == 1
-    assert {(r["memory"], r["in_place"]) for r in told["results"]} == {
-        (memory, place) for memory in ("numpy", "shared") for place in (False, True)
-    }
     if comm.rank == 0:
+        told = capsys.readouterr().out
+        assert "# Size    Avg Latency(us)" in told
+        rows = [line.split() for line in told.splitlines() if line[:1].isdigit()]
+        buffers = [("numpy", "out"), ("numpy", "in"), ("shared", "out"), ("shared", "in")]
+        assert len(rows) % 4 == 0 and {(*row[-2:],) for row in rows} == {*buffers}
         with open(f"{folder}/b.png", "rb") as file:
             assert file.read(4) == b"\x89PNG"
 

@@ -112,11 +112,11 @@ def test_the_benchmark(comm, cupy, tmp_path, collective, memory):
 
 
 @pytest.mark.quick_on(2)
-def test_the_benchmark_in_place(comm, cupy, tmp_path):
+def test_the_benchmark_in_place_and_overlapping(comm, cupy, tmp_path):
     arguments = [*QUICK, "--memory", "cupy", "--algorithm", "ring", "--place", "both"]
-    status, told, _ = bench(comm, tmp_path, "allreduce", *arguments, "-o", "max")
+    status, told, _ = bench(comm, tmp_path, "allreduce", *arguments, "-o", "max", "--overlap", "4")
     assert status == 0
-    assert all(r["wrong"] == 0 for r in told["results"])
+    assert all(r["wrong"] == 0 and r["overlap"] is not None for r in told["results"])
     assert {r["in_place"] for r in told["results"]} == {False, True}
 
 
@@ -139,8 +139,11 @@ def test_what_the_benchmark_refuses(comm, cupy, capsys, monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(cupy.cuda.runtime, "getDeviceCount", lambda: 0)
             assert main(["bench", "allreduce", "--memory", "cupy"]) == 2
+        # The child that tries it has no CuPy.
+        assert main(["bench", "latency", "--memory", "cupy"]) == 2
     told = capsys.readouterr().err
     if comm.rank == 0:
         assert "nccl needs --memory cupy or ipc" in told
         if stands_in(cupy):
             assert "rank 0: no GPU" in told
+            assert "this MPI cannot send device memory" in told

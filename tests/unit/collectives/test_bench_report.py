@@ -75,6 +75,7 @@ def test_nothing_that_was_measured_is_refused(tmp_path):
     about = report.environment(MPI.COMM_SELF)
     for write in (
         lambda: report.footer([]),
+        lambda: report.write_csv(tmp_path / "b.csv", []),
         lambda: report.plot(tmp_path / "b.png", [], about),
     ):
         with pytest.raises(CollectiveError, match="nothing was measured"):

@@ -132,6 +132,7 @@ def test_mistakes_are_one_sentence(capsys, arguments, sentence):
         ("bench allreduce -n 0", "'0' is no whole number above 0"),
         ("bench allreduce -n -3", "'-3' is no whole number above 0"),
         ("bench allreduce -w -1", "'-1' is no whole number from 0 on"),
+        ("bench allreduce --overlap 0", "'0' is no whole number above 0"),
         ("bench allreduce -T 0", "'0' is no number above 0"),
         ("bench allreduce -T nan", "'nan' is no number above 0"),
         ("verify ring", "'ring' is an algorithm; write --algorithm ring"),
