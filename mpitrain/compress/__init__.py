@@ -17,7 +17,7 @@ from mpitrain.compress.dgc import DGC
 from mpitrain.compress.integers import Int4, Int8
 from mpitrain.compress.powersgd import PowerSGD
 from mpitrain.compress.qsgd import QSGD, TernGrad
-from mpitrain.compress.randomk import RandomK
+from mpitrain.compress.randomk import Blocks, RandomK
 from mpitrain.compress.rotate import Rotated
 from mpitrain.compress.signs import OneBit, Sign, Signum
 from mpitrain.compress.threshold import Threshold
@@ -29,7 +29,7 @@ CODECS: dict[str, type[Any]] = {
     kind.name: kind
     for kind in (
         BF16, FP16, Int8, Int4, Sign, OneBit, Signum, TernGrad, QSGD, Threshold, TopK, DGC,
-        RandomK, PowerSGD, Atomo, Rotated,
+        RandomK, Blocks, PowerSGD, Atomo, Rotated,
     )
 }  # fmt: skip
 

@@ -13,6 +13,8 @@ SHAPES = {"w": (12, 20), "conv": (8, 3, 3, 3), "b": (20,), "odd": (1, 7), "x": (
 LINEAR = (
     "randomk:keep=0.1",
     "randomk:keep=1",
+    "blocks:keep=0.2,block=16",
+    "blocks:keep=1,block=1000",
     "powersgd",
     "powersgd:rank=20,min_rate=0",
     "powersgd:warm=false",
@@ -43,9 +45,10 @@ def test_sums_have_the_bytes_of_the_closed_form(text, dtype):
     assert code.nbytes([]) == 0 and code.sketch({}, 1).sums[0].size == 0
 
 
-@every_code
+@pytest.mark.parametrize("text", [t for t in LINEAR if not t.startswith("blocks:keep=0")])
 @pytest.mark.parametrize("size", [2, 3, 5])
 def test_the_sum_of_codes_is_the_code_of_the_sum(text, size):
+    """Not of blocks: ranks choose by sums of sizes, one alone by sizes of sums."""
     code = parse(text)
     ranks, alone = drawn(size), drawn(1)
     sketches = [code.sketch(tensors, 3) for tensors in ranks]
@@ -153,6 +156,28 @@ def test_scaled_random_elements_are_right_on_average():
         drawn_values.append(tensors["w"].copy())
     sigma = np.abs(x) * np.sqrt(40 / 10 - 1)
     assert (np.abs(np.mean(drawn_values, 0) - x) <= 5 * sigma / np.sqrt(draws)).all()
+
+
+# coarse blocks
+
+
+def test_the_blocks_that_are_largest_over_all_ranks_are_sent():
+    ranks = drawn(3, shapes={"w": (10, 10), "b": (30,)})
+    expected = {name: sum(t[name] for t in ranks) for name in ranks[0]}
+    scores = {}
+    for name, size in {"w": 100, "b": 30}.items():
+        for start in range(0, size, 16):
+            part = [t[name].reshape(-1)[start : start + 16] for t in ranks]
+            scores[name, start] = sum(np.abs(x).sum() for x in part)
+    kept = sorted(scores, key=scores.get)[-4:]
+    code = parse("blocks:keep=0.4444,block=16")
+    assert code.nbytes([(10, 10), (30,)], 4) == 4 * (9 + 4 * 16)
+    linear_sum([code.sketch(tensors, 0) for tensors in ranks], 0, ranks)
+    for name, start in scores:
+        block = slice(start, start + 16)
+        found = ranks[0][name].reshape(-1)[block]
+        wanted = expected[name].reshape(-1)[block] * ((name, start) in kept)
+        np.testing.assert_array_equal(found, wanted)
 
 
 # PowerSGD
