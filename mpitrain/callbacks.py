@@ -14,6 +14,7 @@ from mpi4py import MPI
 
 from collectives import provenance
 from collectives.failure import aborts
+from mpitrain import extras
 from mpitrain.checkpoint.changes import origin_of
 from mpitrain.checkpoint.manifest import CheckpointError
 from mpitrain.checkpoint.saving import checkpoints, resume, save
@@ -227,6 +228,8 @@ def running(
     parts.expect_open()
     parts.ending = ""
     comm, config = parts.comm, parts.config
+    if config.run.tensorboard:
+        extras.check_tensorboard()
     folder = Path(config.run.dir)
     with locked(comm, folder):
         origin_of(parts)  # before any step: those that follow from parameters move in them

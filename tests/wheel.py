@@ -46,7 +46,7 @@ COMMANDS = {
 #: Imports every module; those that need one of these, which EXTRAS does not install, are named.
 IMPORTS = """
 import importlib, pkgutil, sys
-absent = {"cupy", "matplotlib", "torch"}
+absent = {"cupy", "matplotlib", "tensorboardX", "torch"}
 count, left_out = 0, []
 for package in sys.argv[1:]:
     found = pkgutil.walk_packages(importlib.import_module(package).__path__, package + ".")

@@ -34,7 +34,6 @@ _GONE = {
     "server.correct = 'rate'": _BOUND,
     "server.correct = 'delay'": _BOUND,
     "server.compensation": _BOUND,
-    "run.tensorboard": "mpitrain report draws the curves; a program may write its own by on_record",
     "compress.exchange": "codes go in two phases; leave it out",
 }
 

@@ -51,6 +51,7 @@ class Run(Struct, frozen=True, forbid_unknown_fields=True):
             plain torch, on rank 0; another loss, gradient or update is an error; 0: none.
         log_every: steps from one console line to the next.
         check_every: steps from one comparison of the replicas to the next; 0: after epochs only.
+        tensorboard: write curves to ``tensorboard/``, too; needs tensorboardX.
         trace: write ``trace.json``, the work of each rank over time, for Perfetto or
             chrome://tracing.
     """
@@ -67,6 +68,7 @@ class Run(Struct, frozen=True, forbid_unknown_fields=True):
     shadow: Annotated[int, Meta(ge=0)] = 8
     log_every: Count = 10
     check_every: Annotated[int, Meta(ge=0)] = 0
+    tensorboard: bool = False
     trace: bool = False
 
 

@@ -73,7 +73,7 @@ class Client:
         job = whole.config
         alone = replace(
             job,
-            run=replace(job.run, trace=False, check_every=0),
+            run=replace(job.run, tensorboard=False, trace=False, check_every=0),
             optim=job.optim.constant,
             parallel=Parallel(recompute=job.parallel.recompute),
             evaluate=Evaluate(),

@@ -1,9 +1,10 @@
-"""Reports of a run: to a file and to the console."""
+"""Reports of a run: to a file, to the console and to TensorBoard."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from mpitrain import extras
 from mpitrain.config import Config
 from mpitrain.metrics.console import console
 from mpitrain.metrics.records import Record, Write
@@ -29,6 +30,8 @@ def recorder(
     with ExitStack() as stack:
         sinks = [stack.enter_context(json_lines(folder / "metrics.jsonl", done, tests_again))]
         sinks.append(stack.enter_context(console(steps, config.run.log_every)))
+        if config.run.tensorboard:
+            sinks.append(stack.enter_context(extras.curves(folder / "tensorboard", done)))
 
         def write(record: Record) -> None:
             for sink in sinks:

@@ -40,7 +40,7 @@ def test_what_errors_say_to_install_is_published_and_in_the_extra_that_they_name
     assert "pip install 'mpitrain[" not in text, "which is not published"
     named = set(re.findall(r"""\b(?:install|needed)\(["'](\S+)["'], ["'](\w+)["'][,)]""", text))
     assert {extra for _, extra in named} == {
-        "bfloat16", "data", "gloo", "plot", "secure", "torch"
+        "bfloat16", "data", "gloo", "plot", "secure", "tensorboard", "torch"
     }  # fmt: skip
     assert all(package in extras[extra] for package, extra in named)
     found = re.findall(r"cupy-cuda\d+x", INSTALL_CUPY)

@@ -114,6 +114,19 @@ def test_a_new_run_folder_is_the_users_own(tmp_path):
     assert shared.stat().st_mode & 0o777 == 0o770
 
 
+def test_curves_for_tensorboard(tmp_path):
+    job = Config(run=Run(dir=str(tmp_path), tensorboard=True))
+    for done in (0, 1):
+        with recorder(job, steps=3, done=done) as write:
+            for step in (done + 1, done + 2):
+                write(Step(step, 0, 8, 1.0 / step, 0.5, 0.1, 0.25, 32.0, 0.2))
+            write(Epoch(0, 0.5, {"accuracy": 0.75}))
+    files = list((tmp_path / "tensorboard").glob("events.*"))
+    content = b"".join(file.read_bytes() for file in files)
+    for name in (b"loss", b"grad_norm", b"test_accuracy"):
+        assert name in content
+
+
 @contextmanager
 def full_disk(size):
     """No file of this process can grow past size bytes, and pytest's own report is one of them."""
