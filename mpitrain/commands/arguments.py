@@ -139,6 +139,11 @@ def _add_train(commands: "Commands") -> None:
         "exit 0 for a job that died"
     )
     add("--ended", type=Path, metavar="FILE", help=ended)
+    left = (
+        "experimental: when ranks die, continue from the newest checkpoint on the remaining ranks, "
+        "if the job's layout fits them; needs Open MPI's mpirun --with-ft ulfm"
+    )
+    add("--shrink", action="store_true", help=left)
     virtual = (
         "run N ranks as threads of this process, without a launcher, on the clock of a modelled "
         "network: the records have its times"

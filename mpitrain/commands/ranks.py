@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from collectives import Communicator, LaunchError, UnknownAlgorithm, abort_on_exception
 from collectives.commands import show_log
+from collectives.extras import CheckedTransport
 from collectives.files import check_regular
 from mpitrain import data, extras
 from mpitrain.checkpoint.manifest import CheckpointError
@@ -24,6 +25,7 @@ from mpitrain.metrics.words import measured
 from mpitrain.metrics.writer import ReportError
 from mpitrain.optim.schedule_table import Factor
 from mpitrain.parallel.replicas import ReplicaMismatch
+from mpitrain.ranks import shrink
 from mpitrain.ranks.same import expect_same
 from mpitrain.ranks.stop import GO_ON, Stopped, stop_flag
 from mpitrain.ranks.threads import limit_blas_threads
@@ -82,18 +84,49 @@ def train(comm: Communicator, options: argparse.Namespace) -> int:
     """Train a job."""
     config = load_once(comm, options)
     by_rank_0(comm, lambda: mark_ended(options.ended, ended=False), ConfigError)
-    traced = Path(config.run.dir) / TRACE_FILE
-    with stop_flag(options.grace, comm) as stop:
-        trace = Trace(comm.rank, enabled=config.run.trace)
-        loop = _loop(comm, config, span=trace.span, stop=stop, go_on=options.resume)
-        with loop, trace.to_file(loop.parts.comm, traced, Stopped):
-            run_training(
-                loop,
-                go_on=options.resume,
-                allow_changes=options.allow_changes,
-                resume_hint="train --resume",
+    if options.shrink:
+        shrink.check(config)
+        if comm.delays_messages:
+            raise ConfigError(
+                "--shrink has messages with checksums, which do not arrive late: leave it or "
+                "COLLECTIVES_LINK out"
             )
+        # Collectives in a node's shared memory would not notice that a rank died.
+        comm = Communicator(comm, transport=CheckedTransport.load())
+    ranks, go_on = comm.size, options.resume
+    traced = Path(config.run.dir) / TRACE_FILE
+    while True:
+        with stop_flag(options.grace, comm) as stop:
+            trace = Trace(comm.rank, enabled=config.run.trace)
+            try:
+                loop = _loop(comm, config, span=trace.span, stop=stop, go_on=go_on)
+                parts = loop.parts
+                try:
+                    with loop, trace.to_file(parts.comm, traced, Stopped):
+                        run_training(
+                            loop,
+                            go_on=go_on,
+                            allow_changes=options.allow_changes,
+                            resume_hint="train --resume",
+                        )
+                    break
+                except MPI.Exception as error:
+                    if not (options.shrink and shrink.is_death(error)):
+                        raise
+                    # A loop that was never made is not freed: its communicators are unknown.
+                    comm = shrink.survivors(comm, parts.grid.comms)
+            except (ConfigError, Stopped) as error:
+                if comm.size == ranks:
+                    raise
+                why = Stopped(f"{ranks - comm.size} of {ranks} ranks died; {error}")
+                shrink.leave(comm, complain(comm, why, GO_ON))
+        if comm.rank == 0:
+            text = f"{ranks - comm.size} of {ranks} ranks died; {comm.size} go on"
+            print(f"mpitrain: {text} from the newest checkpoint", file=sys.stderr, flush=True)
+        go_on = True
     by_rank_0(comm, lambda: mark_ended(options.ended, ended=True), ConfigError)
+    if comm.size < ranks:
+        shrink.leave(comm, 0)
     return 0
 
 

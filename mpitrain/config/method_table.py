@@ -64,6 +64,7 @@ BATCH_GRADIENT = "the gradient of a whole batch in each update"
 CHECKED = "messages that can carry checksums"
 CLOCK = "to say when parameters are exchanged"
 CODED = "sums of gradients that can be coded"
+DEATHS = "ranks that see one another die"
 DELAYED = "messages that can be delayed"
 ELEMENTWISE = "a codec of single numbers"
 EXCHANGE = "exchanges of all workers together"
@@ -149,7 +150,8 @@ _LAYOUT = (
              _is("parallel", "zero", level)) for level in (2, 3)),
     Method("node-shared", "a node-shared copy of the parameters", {"parallel.node_shared": True},
            (STATE_PLACE, HOST, *_SHARD_SUMS),
-           _SHARDS | {DELAYED: "passes parameters through shared memory",
+           _SHARDS | {DEATHS: "makes them wait in shared memory",
+                      DELAYED: "passes parameters through shared memory",
                       RANK_GRADIENTS: "sums those of a node first",
                       ONE_SUM: "sums shards over the nodes"}),
     Method("offload", "optimiser state in files", {"parallel.offload": "state"}, (HOST,),
@@ -222,7 +224,7 @@ _SERVERS = (
            (ONE_RANK, REPLICA_STATE, CLOCK, HOST, REPLICATED, RULES, *_SHARD_SUMS),
            {BATCH_GRADIENT: "may take each worker's by itself",
             CHECKED: "has messages without", CLOCK: "serves each worker when it asks",
-            DELAYED: "has messages that are not",
+            DEATHS: "waits for workers one by one", DELAYED: "has messages that are not",
             EXCHANGE: "takes each gradient by itself", FORWARD: "lets workers be ahead of others",
             GRADIENT: "has a part of each tensor", REPLICAS: "lets workers be ahead of others",
             SKIPPING: "never skips one", STEPS: "lets workers be ahead of others"}),
@@ -233,7 +235,7 @@ _SERVERS = (
            (*_WHOLE_WORKERS, FEW_ROWS, SOME_ROWS, CODED),
            {BATCH_GRADIENT: "takes each rank's by itself",
             CLOCK: "updates one copy at any time", CODED: "sends none",
-            DELAYED: "sends none",
+            DEATHS: "has ranks in one memory", DELAYED: "sends none",
             EXCHANGE: "exchanges nothing", FORWARD: "lets each rank train by itself",
             REPLICAS: "has one copy", SKIPPING: "never skips one",
             STEPS: "lets each rank train by itself"}, beside=_CLICKS),
@@ -320,6 +322,7 @@ _SITUATIONS = (
     Method("recomputed", "a Recomputed layer", needs=(FORWARD_WEIGHTS,), instead="leave it out"),
     Method("link", "a link of COLLECTIVES_LINK or delayed()", needs=(DELAYED,),
            instead="leave COLLECTIVES_LINK and delayed() out"),
+    Method("shrink", "--shrink", needs=(DEATHS,), instead="leave --shrink out"),
     Method("drill", "this command", needs=(REPLICAS,), instead="train"),
     Method("steps", "this command", needs=(STEPS,), instead="train"),
     Method("described", "this command", needs=(STEPS, JOB_MODEL), instead="train"),

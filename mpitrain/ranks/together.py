@@ -13,6 +13,7 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives.failure import aborts, end_job, note_shared
+from mpitrain.ranks.shrink import is_death
 
 
 class SharedError(RuntimeError):
@@ -102,6 +103,8 @@ def all_or_nobody(
     except BaseException as error:
         if os.getpid() != own:
             raise  # a forked child is no rank
+        if isinstance(error, MPI.Exception) and is_death(error):
+            raise  # the others get it when they wait for the dead
         if alone and isinstance(error, alone):
             end_job(comm, SystemExit(f"mpitrain: {error}"))
         if not all_here(words, wait_s):

@@ -31,7 +31,7 @@ def main() -> int:
     injectors: list[Injector] = []
 
     def with_fault(comm: Communicator, config: Config, **given: Any) -> Loop:
-        if not injectors:  # one for all trainers of a run
+        if not injectors:  # one for all trainers of a run that shrinks
             injectors.append(Injector(own.fault, comm))
         if config.parallel.checksums:
             comm = Communicator(comm, transport=injectors[0].transport())

@@ -108,7 +108,7 @@ def test_a_pipeline_of_a_gpt_does_not_vote(empty):
 
 def test_what_only_a_caller_knows_is_refused_by_the_same_table(empty):
     served = load(empty, ["server.ranks=1"])
-    expect(load(empty), "batch-norm", "torch", "link", "described")
-    for situation in ("batch-norm", "link", "described", "steps", "drill"):
+    expect(load(empty), "batch-norm", "torch", "link", "shrink", "described")
+    for situation in ("batch-norm", "link", "shrink", "described", "steps", "drill"):
         with pytest.raises(ConfigError, match=r"; set server\.ranks = 0"):
             expect(served, situation, command="mpitrain x")
