@@ -4,7 +4,7 @@ import argparse
 import sys
 
 from collectives.about import program
-from collectives.commands import bench, models, schedules, tune
+from collectives.commands import bench, explore, models, schedules, tune
 from collectives.commands.program import add_commands, add_verbose, add_version, parsed, while_read
 from collectives.errors import CollectiveError
 
@@ -21,6 +21,7 @@ def main(arguments: list[str] | None = None) -> int:
     add_verbose(parser)
     commands = add_commands(parser)
     schedules.add(commands)
+    explore.add(commands)
     bench.add(commands)
     models.add(commands)
     tune.add(commands)

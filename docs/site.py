@@ -2,6 +2,8 @@
 
 import ast
 import re
+import tempfile
+from collections.abc import Iterator
 from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path, PurePosixPath
@@ -11,6 +13,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
+from collectives.__main__ import main as run_collectives
 from mpitrain.__main__ import main as run_mpitrain
 
 ROOT = Path(__file__).parents[1]
@@ -31,6 +34,12 @@ API = {
     "api/collectives.md": ("collectives", "collectives.schedule"),
     "api/mpitrain.md": ("mpitrain", "mpitrain.adapters.torch", "mpitrain.nn"),
 }
+#: Explorers by their file: a title and the command that writes it, but for the file's name.
+EXPLORERS = {
+    "ring": ("Ring beside Swing", ["explore", "ring", "--with", "swing", "-n", "4,8", "-o"]),
+    "tree": ("Double binary tree", ["explore", "double_binary_tree:segments=4", "-n", "7,8", "-o"]),
+    "bruck": ("Bruck's all-to-all", ["explore", "bruck", "-c", "alltoall", "-n", "5,8", "-o"]),
+}
 _LINK = re.compile(r"(\]\()(?!\w+:|#)([^)#\s]+)")
 _ROLE = re.compile(r":(?:attr|class|data|exc|func|meth|mod|obj):<code>~?(?:[\w.]+\.)?(\w+)</code>")
 
@@ -44,17 +53,24 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         with redirect_stdout(StringIO()) as printed:
             assert run_mpitrain(command) == 0
         pages[page] = printed.getvalue()
+    pages["explore.md"] = _explorers()
     for path in _linked_files():
         pages[_page_of(path)] = f"# {path}\n\n```python\n{(ROOT / path).read_text()}```\n"
     for name, text in pages.items():
         files.append(File.generated(config, name, content=text))
+    with tempfile.TemporaryDirectory() as folder:
+        for name, (_, command) in EXPLORERS.items():
+            path = Path(folder) / f"{name}.html"
+            with redirect_stdout(StringIO()):
+                assert run_collectives([*command, str(path)]) == 0
+            files.append(File.generated(config, f"explore/{name}.html", content=path.read_text()))
     return files
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Leads links between files of the repository to their pages."""
     name = page.file.src_uri
-    if "/" in name:
+    if "/" in name or name == "explore.md":
         return markdown
     folder = PurePosixPath(OUTSIDE.get(name, f"docs/{name}")).parent
 
@@ -103,3 +119,16 @@ def _api(module: str) -> str:
     parts = [f"## `{module}`\n", f"{ast.get_docstring(tree)}\n"]
     parts += [f"::: {module}.{name}\n" for name in names if name != "__version__"]
     return "\n".join(parts)
+
+
+def _explorers() -> str:
+    """Page with links to the explorers, and the commands that write them."""
+
+    def rows() -> Iterator[str]:
+        for name, (title, command) in EXPLORERS.items():
+            yield f"| [{title}](explore/{name}.html) | `collectives {' '.join(command)} FILE` |"
+
+    return (
+        "# Explorers\n\nPages that step through the rounds of an algorithm."
+        "\n\n| page | written by |\n| --- | --- |\n" + "\n".join(rows()) + "\n"
+    )

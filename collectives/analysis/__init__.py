@@ -1,7 +1,8 @@
 """Proofs, costs, simulations and pictures of schedules; nothing here needs MPI."""
 
+from collectives.analysis.page import fill
 from collectives.analysis.pictures import expect_picture
 from collectives.analysis.topology import NETWORK, NODE, LinkCost
 from collectives.analysis.user_code import executed, resolve
 
-__all__ = ["NETWORK", "NODE", "LinkCost", "executed", "expect_picture", "resolve"]
+__all__ = ["NETWORK", "NODE", "LinkCost", "executed", "expect_picture", "fill", "resolve"]

@@ -52,7 +52,7 @@ CONSOLE_COMMANDS = (
 every_command = pytest.mark.parametrize("words", COMMANDS, ids=COMMANDS.values())
 #: Of a second or two, without ranks and without files that other commands write.
 CHEAP = {
-    "collectives": ("list", "cost", "draw", "fit"),
+    "collectives": ("list", "cost", "draw", "fit", "explore"),
     "mpitrain": ("schedules", "submit", "examples", "keys"),
 }
 
@@ -128,6 +128,14 @@ def test_the_objects_of_the_map_are_classes():
 @pytest.mark.parametrize("program", [objects, experts, space], ids=lambda one: one.__name__)
 def test_a_picture_is_what_its_program_draws(program):
     assert program.FILE.read_text() == program.svg()
+
+
+@pytest.mark.parametrize(
+    "picture", sorted(ROOT.glob("docs/figures/explore_*.png")), ids=lambda p: p.stem
+)
+def test_a_picture_of_a_page_has_its_command(picture):
+    asked = f"--screenshot={picture.relative_to(ROOT)}"
+    assert any(words[0] == "chromium" and asked in words for words in COMMANDS)
 
 
 @pytest.mark.parametrize("name", shares.FIGURES)
@@ -243,7 +251,7 @@ def check(words):
         assert path.with_suffix(".py").exists() or (path / "__main__.py").exists(), f"no {name}"
     else:
         known = "pytest sbatch bash git cd source export cat tail apt pip srun kill munge scontrol"
-        more = "venv ucx_info ibstat dmesg sacct module conda qsub apt-get mkdir ln"
+        more = "venv ucx_info ibstat dmesg sacct module conda qsub apt-get mkdir ln chromium"
         assert name in f"{known} {more} nvidia-cuda-mps-control".split(), f"what is {name}?"
 
 
@@ -273,7 +281,7 @@ def check_make(words):
 def is_cheap(words):
     name, rest = program(words)
     reads = [ROOT / word for word in rest if word.endswith((".csv", ".json", ".toml"))]
-    named = rest in (["draw"], ["fit"], ["submit"])  # in a sentence
+    named = rest in (["draw"], ["explore"], ["fit"], ["submit"])  # in a sentence
     known = rest[:1] and rest[0] in CHEAP.get(name, ())
     if rest[:1] == ["submit"] and "--dry-run" not in rest:
         return False

@@ -120,7 +120,7 @@ def test_mistakes_are_one_sentence(capsys, arguments, sentence):
         ("simulate --ranks 8..1000000000000", "is more than 1048576 ranks"),
         ("list -n 1000000000000", "is more than 1048576 ranks"),
         ("cost -n 1000000000000", "is more than 1048576 ranks"),
-        ("verify --ranks 5-3", "5-3 is empty; write 3-5"),
+        ("explore ring -n 5-3", "5-3 is empty; write 3-5"),
         ("simulate --ranks 8-4", "8-4 is empty; write 4-8"),
         ("simulate --ranks 16..8", "16..8 is empty; write 8..16"),
         ("list -n 0", "'0' is no whole number above 0"),

@@ -324,6 +324,7 @@ def test_the_commands_take_files(tmp_path, capsys):
         (["verify", file, "--ranks", "1-5,12"], "both_ways                   6 sizes"),
         (["list", file, "-n", "4"], "allreduce      both_ways                 6   1.50"),
         (["draw", file, "-n", "3", "-o", str(picture)], "round 3"),
+        (["explore", file, "-n", "3", "-o", str(tmp_path / "own.html")], "wrote"),
         (["simulate", "--algorithm", f"{file},ring", "--ranks", "8"], "  both_ways      ring"),
         (["cost", "--algorithm", file, "-n", "4"], "no closed form"),
     ]:
@@ -413,6 +414,7 @@ def dividing_by_zero(rank, size):
         ["verify", "--ranks", "12", "--algorithm", "wrong_on_12"],
         ["list", "allreduce", "-n", "12"],
         ["draw", "wrong_on_12", "-n", "12", "--text"],
+        ["explore", "wrong_on_12", "-n", "12"],
         ["simulate", "--ranks", "12", "--algorithm", "wrong_on_12"],
         ["cost", "-n", "12", "--algorithm", "wrong_on_12"],
     ],
@@ -457,7 +459,7 @@ def test_commands_leave_out_sizes_that_an_algorithm_is_not_for(capsys):
     assert main(["verify", "--algorithm", "of_powers", "--ranks", "3,5"]) == 2
 
 
-def test_numpys_integers_are_numbers(capsys):
+def test_numpys_integers_are_numbers(tmp_path, capsys):
     def rounds(rank, size):
         yield from ring.allreduce(np.int64(rank), size)
 

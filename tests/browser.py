@@ -1,0 +1,139 @@
+"""A headless browser, driven over the WebDriver protocol with the standard library alone."""
+
+import json
+import shutil
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+FLAGS += ["--disable-component-update", "--disable-sync", "--no-first-run", "--hide-scrollbars"]
+#: Keys by the names that pages know them by, as WebDriver spells them.
+KEYS = {"ArrowLeft": "\ue012", "ArrowUp": "\ue013", "ArrowRight": "\ue014", "ArrowDown": "\ue015"}
+KEYS |= {
+    "Home": "\ue011",
+    "End": "\ue010",
+    "Escape": "\ue00c",
+    "Shift": "\ue008",
+    "PageUp": "\ue00e",
+}
+_SECONDS = 60.0
+
+
+class Browser:
+    """One window; ``script`` is JavaScript that ends with ``return``."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+
+    def ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
+        """What the browser answers to one command."""
+        data = json.dumps(body or {}).encode() if method == "POST" else None
+        request = urllib.request.Request(self._address + path, data, method=method)
+        try:
+            with urllib.request.urlopen(request, timeout=_SECONDS) as answer:
+                return json.load(answer)["value"]
+        except urllib.error.HTTPError as error:
+            raise AssertionError(json.load(error)["value"]["message"]) from None
+
+    def open(self, url: str) -> None:
+        """Loads a page."""
+        self.ask("POST", "/url", {"url": url})
+
+    def script(self, code: str) -> Any:
+        """What a piece of JavaScript returns."""
+        return self.ask("POST", "/execute/sync", {"script": code, "args": []})
+
+    def press(self, *keys: str) -> None:
+        """Presses keys together, as ``press("Shift", "ArrowRight")``."""
+        typed = [KEYS.get(key, key) for key in keys]
+        events = [{"type": "keyDown", "value": key} for key in typed]
+        events += [{"type": "keyUp", "value": key} for key in reversed(typed)]
+        self.ask("POST", "/actions", {"actions": [{"type": "key", "id": "k", "actions": events}]})
+
+    def point(self, selector: str) -> None:
+        """Moves the mouse to the middle of the first element of a CSS selector."""
+        move = {"type": "pointerMove", "duration": 0, "x": 0, "y": 0}
+        mouse = {"type": "pointer", "id": "m", "actions": [move | {"origin": self._seen(selector)}]}
+        self.ask("POST", "/actions", {"actions": [mouse]})
+
+    def tap(self, selector: str) -> None:
+        """Clicks on the first element of a CSS selector."""
+        (number,) = self._seen(selector).values()
+        self.ask("POST", f"/element/{number}/click")
+
+    def _seen(self, selector: str) -> dict[str, str]:
+        """The element, scrolled to the middle of the window."""
+        self.script(f"document.querySelector({selector!r}).scrollIntoView({{block: 'center'}})")
+        return self.ask("POST", "/element", {"using": "css selector", "value": selector})
+
+    def resize(self, width: int, height: int, mobile: bool = False) -> None:
+        """A window of ``width`` CSS pixels, narrower than a desktop's if ``mobile``."""
+        metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": mobile}
+        self.devtools("Emulation.setDeviceMetricsOverride", metrics)
+
+    def devtools(self, command: str, parameters: dict[str, Any]) -> Any:
+        """One command of Chromium's own protocol."""
+        return self.ask("POST", "/goog/cdp/execute", {"cmd": command, "params": parameters})
+
+    def log(self, kind: str) -> list[dict[str, Any]]:
+        """What was logged since the last call: ``"browser"`` or ``"performance"``."""
+        return self.ask("POST", "/se/log", {"type": kind})
+
+    def requests(self) -> list[str]:
+        """Addresses that pages have asked for since the last call."""
+        events = [json.loads(entry["message"])["message"] for entry in self.log("performance")]
+        sent = [event for event in events if event["method"] == "Network.requestWillBeSent"]
+        return [event["params"]["request"]["url"] for event in sent]
+
+
+@contextmanager
+def browser(folder: Path) -> Iterator[Browser]:
+    """A browser whose profile is in ``folder``; skips the test where there is none."""
+    chromium = shutil.which("chromium") or shutil.which("google-chrome")
+    driver = shutil.which("chromedriver")
+    if not (chromium and driver):
+        pytest.skip("needs chromium and chromedriver: apt-get install chromium chromium-driver")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    process = subprocess.Popen(
+        [driver, f"--port={port}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        root = Browser(f"http://127.0.0.1:{port}")
+        _wait_until_ready(root)
+        options = {"binary": chromium, "args": [*FLAGS, f"--user-data-dir={folder}"]}
+        wanted = {
+            "browserName": "chrome",
+            "goog:chromeOptions": options,
+            "goog:loggingPrefs": {"browser": "ALL", "performance": "ALL"},
+        }
+        session = root.ask("POST", "/session", {"capabilities": {"alwaysMatch": wanted}})
+        found = Browser(f"http://127.0.0.1:{port}/session/{session['sessionId']}")
+        try:
+            yield found
+        finally:
+            found.ask("DELETE", "")
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def _wait_until_ready(root: Browser) -> None:
+    deadline = time.monotonic() + _SECONDS
+    while True:
+        try:
+            if root.ask("GET", "/status")["ready"]:
+                return
+        except (urllib.error.URLError, ConnectionError):
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(0.05)

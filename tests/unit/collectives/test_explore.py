@@ -1,0 +1,157 @@
+"""What the explorer's page is told, against real runs and a replay in strings."""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from collectives.__main__ import main
+from collectives.algorithms import ALGORITHMS, build
+from collectives.analysis.explore import COPY, record
+from collectives.commands.explore import explorer
+from collectives.errors import CollectiveError
+from collectives.execution.local import run
+from collectives.schedule import Copy, Recv, Schedule, Send, recvbuf, sendbuf
+
+every_algorithm = pytest.mark.parametrize(
+    "algorithm", ALGORITHMS, ids=lambda a: f"{a.collective}-{a.name}"
+)
+
+
+def states(told):
+    """What ``(rank, buffer, cell)`` holds, as a node, at first and after each round."""
+    held = {(rank, buffer, i): node for rank, buffer, i, node, _ in told["start"]}
+    yield dict(held)
+    for steps in told["rounds"]:
+        for rank, buffer, i, node, _, _ in steps["writes"]:
+            held[rank, buffer, i] = node
+        yield dict(held)
+
+
+def spelled(nodes, node):
+    """The text on the page, ``((r2+r3)+r0)``."""
+    left, right = nodes[node]
+    return f"r{-1 - left}" if left < 0 else f"({spelled(nodes, left)}+{spelled(nodes, right)})"
+
+
+@every_algorithm
+@pytest.mark.parametrize("in_place", [False, True], ids=["", "in_place"])
+def test_its_sums_have_the_bits_of_a_real_run(algorithm, in_place):
+    """In floating point another order of the additions gives another sum."""
+    contract = algorithm.schedule(2).contract
+    if in_place and (contract.in_place is None or not algorithm.in_place):
+        pytest.skip("has no room for its input in place")
+    combine = np.maximum if contract.idempotent else np.add
+    rng = np.random.default_rng(1)
+    for size in (1, 2, 3, 5, 8):
+        schedule = algorithm.schedule(size)
+        lengths = [schedule.limits(rank)["sendbuf"] for rank in range(size)]
+        inputs = [rng.standard_normal(n).astype("f4") * 10 ** rng.uniform(0, 4) for n in lengths]
+        told = record(schedule, in_place)
+        sums = []
+        for left, right in told["nodes"]:
+            if left < 0:
+                sums.append(inputs[-1 - left][right])
+            else:
+                sums.append(combine(sums[left], sums[right]))
+        *_, last = states(told)
+        outputs = run(schedule, [items.copy() for items in inputs], combine, in_place=in_place)
+        for rank, output in enumerate(outputs):
+            for i in range(schedule.limits(rank)["recvbuf"]):
+                if contract.result(schedule.member(rank), i) is not None:
+                    assert sums[last[rank, 1, i]] == output[i]
+
+
+def test_a_move_names_both_ends():
+    told = record(build("allreduce", "ring", 3))
+    kind, *places = told["rounds"][1]["moves"][0]
+    # Rank 0 gets recvbuf[0] of rank 2 and adds its own sendbuf[0]; rank 2 sent it in its round 1.
+    assert (kind, places) == (1, [2, 0, 1, 0, 1, 0, 1, 0, 0, 1])
+    assert [write[-1] for write in told["rounds"][1]["writes"]] == [0, 1, 2]
+
+
+def test_the_ends_of_a_message_may_be_in_rounds_of_other_numbers():
+    rounds = ([(Send(1, sendbuf[0]), Copy(recvbuf[0], sendbuf[0]))], [(), (Recv(0, recvbuf[0]),)])
+    schedule = Schedule("broadcast", "late", 2, 1, 0, False, lambda rank: iter(rounds[rank]))
+    found = [
+        (number, move[10])
+        for number, steps in enumerate(record(schedule)["rounds"])
+        for move in steps["moves"]
+        if move[0] != COPY
+    ]
+    assert found == [(1, 0)]
+
+
+def test_results_are_marked():
+    for size in (2, 3, 8):
+        told = record(build("allreduce", "ring", size))
+        done = {tuple(w[:3]) for steps in told["rounds"] for w in steps["writes"] if w[4]}
+        assert done == {(rank, 1, i) for rank in range(size) for i in range(size)}
+
+
+def test_more_ranks_than_bits_of_a_number():
+    told = record(build("allreduce", "butterfly", 64))
+    *_, last = states(told)
+    text = spelled(told["nodes"], last[63, 1, 0])
+    assert sorted(map(int, re.findall(r"\d+", text))) == list(range(64))
+
+
+def test_the_page_is_one_file_that_loads_nothing(tmp_path, capsys):
+    path = tmp_path / "new" / "ring.html"
+    assert main(["explore", "ring", "--with", "swing", "-n", "4,8", "-o", str(path)]) == 0
+    assert capsys.readouterr().out == f"wrote {path}\n"
+    page = path.read_text()
+    assert "{{" not in page
+    assert not re.search(r"https?://|\bsrc=|@import|url\(", page)
+    told = json.loads(re.search(r'id="data">(.*?)</script>', page, re.DOTALL)[1])
+    assert told["sizes"] == [4, 8]
+    assert [a["name"] for a in told["algorithms"]] == ["ring", "swing"]
+    assert told["algorithms"][0]["runs"]["8"] == json.loads(
+        json.dumps(record(build("allreduce", "ring", 8)))
+    )
+
+
+def test_too_many_messages_are_refused(monkeypatch):
+    monkeypatch.setattr("collectives.analysis.explore.MOST_MOVES", 47)
+    record(build("allreduce", "ring", 5))  # 40
+    with pytest.raises(CollectiveError, match="more than 47 messages, the most that a page"):
+        record(build("allreduce", "ring", 6))
+
+
+def test_a_page_of_16_ranks_is_small():
+    assert len(explorer("allreduce", ["ring"], [16])) < 100_000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["rign"], "did you mean 'ring'?"),
+        (["ring", "-n", "65"], "at most 64 ranks, not 65"),
+        (["chain", "-c", "broadcast", "--root", "8"], "root 8 must lie in 0..7"),
+        (["ring", "--root", "1"], "allreduce has no root"),
+        (["pairwise", "-c", "alltoall", "--in-place"], "copied aside first"),
+    ],
+)
+def test_what_cannot_be_shown_is_refused_in_a_sentence(capsys, tmp_path, arguments, sentence):
+    assert main(["explore", *arguments, "-o", str(tmp_path / "a.html")]) == 2
+    told = capsys.readouterr().err
+    assert sentence in told
+    assert told.count("\n") == 1
+    assert not (tmp_path / "a.html").exists()
+
+
+def test_a_folder_is_no_page(capsys, tmp_path):
+    assert main(["explore", "ring", "-o", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == (
+        f"error: cannot write {tmp_path}: Is a directory; name a file with -o\n"
+    )
+
+
+def test_an_algorithm_of_ones_own(tmp_path):
+    own = Path(__file__).parents[3] / "examples" / "own_algorithm.py"
+    path = tmp_path / "own.html"
+    wanted = [f"{own}:both_ways", "--with", "ring", "-n", "4", "-o", str(path)]
+    assert main(["explore", *wanted]) == 0
+    assert "both_ways beside ring" in path.read_text()
