@@ -198,6 +198,11 @@ class ProcessGrid(ClosedTogether):
         """Whether this rank counts its tensors of a group in a norm over the model."""
         return not group.endswith(COPIES) or self.place.tensor == 0
 
+    @property
+    def comms(self) -> list[Communicator]:
+        """All communicators that were split off."""
+        return list(self._comms)
+
     def close(self) -> None:
         """Free the communicators; collective."""
         while self._comms:

@@ -6,12 +6,15 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from collectives.analysis import LinkCost
 from mpitrain.pipeline.simulate import PassTimes
 from mpitrain.search.candidates import Candidate
 from mpitrain.search.machine import Machine
 from mpitrain.search.sums import LayerSums, Span
+
+Numbers = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
