@@ -57,15 +57,6 @@ def test_the_least_memory_traffic(comm, tmp_path, collective):
         assert not known or result["floor_us"] > 0
 
 
-@pytest.mark.quick_on(2)
-def test_types_operations_and_memory(comm, tmp_path):
-    ring = [*QUICK, "--algorithm", "ring"]
-    for how in ("-d half -o max", "-d int8 -o prod --memory both"):
-        status, told, _ = bench(comm, tmp_path, "allreduce", *ring, *how.split())
-        assert status == 0
-        assert all(r["wrong"] == 0 for r in told["results"])
-
-
 def test_osus_columns_a_plot_and_too_little_bandwidth(comm, tmp_path, capsys):
     more = ["--format", "osu", "--plot", f"{tmp_path}/b.png", "--min-busbw", "1e9"]
     more += ["--memory", "both", "--place", "both"]

@@ -25,16 +25,6 @@ pytestmark = pytest.mark.mpi
 two_or_more = pytest.mark.mpi(min_size=2)
 
 
-def test_counts_and_displacements(comm):
-    sendbuf, recvbuf = np.full(10, comm.rank, "f4"), np.full(10, -1.0, "f4")
-    comm.Allreduce([sendbuf, 4, MPI.FLOAT], [recvbuf, (4, 3), MPI.FLOAT], algorithm="ring")
-    assert recvbuf.tolist() == [-1] * 3 + [total(comm)] * 4 + [-1] * 3
-    blocks = np.zeros(5 * comm.size, "f4")
-    comm.Allgather([sendbuf, 2, MPI.FLOAT], [blocks, 2, MPI.FLOAT], algorithm="ring")
-    assert blocks[: 2 * comm.size].tolist() == np.repeat(np.arange(comm.size), 2).tolist()
-    assert not blocks[2 * comm.size :].any()
-
-
 def test_share_warns_and_returns_the_array(comm):
     array = np.zeros(3)
     with pytest.warns(DeprecationWarning, match=r"comm\.empty"):
@@ -301,16 +291,6 @@ def test_an_algorithm_that_there_is_not_is_refused_in_a_call(comm, asked, senten
             comm.Allreduce(np.ones(3), np.ones(3), algorithm=asked)
 
 
-def test_native_has_several_spellings(comm):
-    for spelled in ("native ", "native:"):
-        expect_well(comm, spelled)
-
-
-def test_settings_may_be_numpys():
-    with Communicator(MPI.COMM_WORLD, check=np.True_, timeout=np.float32(60)) as comm:
-        expect_well(comm, None)
-
-
 def test_a_communicator_is_made_of_a_handle_and_pickled_with_its_settings():
     with Communicator(MPI.COMM_WORLD, algorithm="ring", reproducible=False) as comm:
         for made in (Communicator.fromhandle(comm.handle), Communicator.f2py(comm.py2f())):
@@ -332,15 +312,6 @@ def test_a_communicator_is_made_of_a_handle_and_pickled_with_its_settings():
         for _ in range(2):
             twin.free()  # mpi4py's safe one
             assert not twin
-
-
-@pytest.mark.parametrize("ends", [([3, None],), ([3, None, None],), ([(3, None), None],)])
-def test_a_type_that_is_none_is_inferred(ends):
-    with Communicator(MPI.COMM_SELF) as comm:
-        (end,) = ends
-        found = np.zeros(5)
-        comm.Alltoallv([np.arange(5.0), *end], [found, *end])
-        np.testing.assert_array_equal(found, [0, 1, 2, 0, 0])
 
 
 @pytest.mark.parametrize(

@@ -94,13 +94,6 @@ def test_sparse_tensors_that_are_not_alike_are_refused_on_all_ranks(ranks, rank,
     assert MPI.COMM_WORLD.allreduce(1) == len(ranks)
 
 
-def test_sparse_sums_of_sixteen_bits_are_rounded_once(ranks, rank):
-    values = [1.0] + [2.0**-9] * (len(ranks) - 1)
-    tensor = torch.sparse_coo_tensor([[0, 0]], [values[rank]] * 2, (1,), dtype=torch.bfloat16)
-    dist.all_reduce(tensor)
-    assert tensor.to_dense().item() == torch.tensor(2 * sum(values)).bfloat16().item()
-
-
 def test_a_callback_communicates(ranks):
     tensor, second = torch.ones(4), torch.ones(4)
 
@@ -111,19 +104,6 @@ def test_a_callback_communicates(ranks):
 
     future = dist.all_reduce(tensor, async_op=True).get_future().then(again)
     assert future.wait().tolist() == [float(len(ranks) ** 2)] * 4
-
-
-def test_groups_are_called_in_another_order_on_each_rank(ranks, rank):
-    groups = [dist.new_group() for _ in range(2)]
-    tensors = [torch.full((1000,), 1.0), torch.full((1000,), 2.0)]
-    order = [0, 1] if rank % 2 else [1, 0]
-    works = [dist.all_reduce(tensors[i], group=groups[i], async_op=True) for i in order]
-    for work in works:
-        work.wait()
-        assert work.is_completed()
-    assert [t[0].item() for t in tensors] == [len(ranks), 2 * len(ranks)]
-    for group in groups:
-        dist.destroy_process_group(group)
 
 
 @pytest.mark.parametrize("earlier", [0, 1])
@@ -237,22 +217,6 @@ def test_a_storage_can_be_resized_afterwards():
     tensor = torch.ones(10)
     dist.all_reduce(tensor)
     tensor.untyped_storage().resize_(0)
-
-
-@pytest.mark.parametrize("kind", ["ALLREDUCE", "FP16_COMPRESS"])
-def test_built_in_hooks_of_ddp(ranks, rank, kind):
-    torch.manual_seed(0)
-    module, alone = torch.nn.Linear(20, 30), torch.nn.Linear(20, 30)
-    alone.load_state_dict(module.state_dict())
-    net = torch.nn.parallel.DistributedDataParallel(module, bucket_cap_mb=0.001)
-    net._register_builtin_comm_hook(getattr(dist.BuiltinCommHookType, kind))
-    inputs = torch.randn(4 * len(ranks), 20)
-    alone(inputs).square().mean().backward()
-    for _ in range(3):
-        net.zero_grad()
-        net(inputs[4 * rank : 4 * rank + 4]).square().mean().backward()
-        for own, other in zip(module.parameters(), alone.parameters(), strict=True):
-            torch.testing.assert_close(own.grad, other.grad, rtol=2.0**-8, atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -56,16 +56,6 @@ def test_ddp_raises_the_error_of_a_sum():
     ended(group)
 
 
-def test_a_module_in_join_divides_by_the_ranks_that_are_left():
-    net = DistributedDataParallel(torch.nn.Linear(2, 1, bias=False))
-    with net.join(divide_by_initial_world_size=False):
-        for step in range(1 + RANK):
-            net.zero_grad()
-            net(torch.full((1, 2), RANK + 1.0)).sum().backward()
-            left = range(step, P)
-            assert net.module.weight.grad[0, 0] == sum(r + 1 for r in left) / len(left)
-
-
 @pytest.mark.parametrize("items", SIZES)
 @pytest.mark.parametrize("waits_first", [False, True])
 def test_wait_tensor_waits_for_calls_in_flight(items, waits_first):

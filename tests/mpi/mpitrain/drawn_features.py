@@ -2,6 +2,7 @@
 
 from random import Random
 
+from tests.mpi.mpitrain import test_collate, test_counted, test_unused
 from tests.mpi.mpitrain.fits import CUTS, OPTIMIZERS, SEVERAL, Sentences, Waves, Whole, net, regular
 from tests.mpi.mpitrain.test_random import KINDS, around
 from tests.mpi.mpitrain.test_schedulers import CASES
@@ -45,6 +46,19 @@ def before_others(first):
     return lambda: torch.nn.Sequential(first(), *(torch.nn.Linear(1, 1) for _ in range(4)))
 
 
+def counted(loss) -> dict[str, object]:
+    """A mean over what counts, which some ranks may not have."""
+    data = [test_counted.Drawn(seed, masked=loss is test_counted.masked) for seed in (1, 9)]
+    given = {"model": lambda: net(4).double(), "loss": loss, "metrics": None}
+    return given | {"train_data": data[0], "test_data": data[1]}
+
+
+def unused() -> dict[str, object]:
+    """Parameters that the loss does not follow from."""
+    data = {"train_data": test_unused.Turns(50), "test_data": test_unused.Turns(30, 2)}
+    return test_unused.given(**test_unused.CUT, **data)
+
+
 def model(rng: Random) -> tuple[dict[str, object], int, bool]:
     """Keys of a model with its data, its parts, and whether it has batch norm."""
     kinds = [kind for kind in KINDS if rng.random() < 0.4]
@@ -59,6 +73,9 @@ def model(rng: Random) -> tuple[dict[str, object], int, bool]:
             ({"model": before_others(lambda: TakesNoEmptyBatch(False))}, 5, False),
             ({"model": before_others(lambda: TakesNoEmptyBatch(True))}, 5, True),
             ({"model": before_others(OfImages)}, 5, True),
+            (counted(rng.choice([*test_counted.LOSSES.values()])), 5, False),
+            (test_collate.given(), 3, False),
+            (unused(), 4, False),
         ]
     )
 
@@ -70,12 +87,14 @@ def job(rng: Random) -> tuple[dict[str, object], int, bool]:
     """
     given, parts, has_norm = model(rng)
     given = given | {"batch_size": BATCH, "epochs": 2}
+    if hasattr(given.get("train_data"), "batch_sampler"):
+        del given["batch_size"]  # a loader has its own
     if "train_data" not in given:
         count = 50 if has_norm else 49
         data = rng.choice((Waves, Waves, Turns))
         given |= {"train_data": data(count, 1), "test_data": data(rng.choice((3, 30)), 2)}
         given["workers"] = rng.choice((0, 1, 2) if data is Waves else (0, 1))
-    how = rng.choice(("adam", "SGD", "AdamW", "LambdaLR", "CyclicLR", "SequentialLR"))
+    how = rng.choice(["adam", *OPTIMIZERS, *CASES])
     if how in CASES:
         given["optimizer"], given["schedule"] = CASES[how]
     elif how in OPTIMIZERS:

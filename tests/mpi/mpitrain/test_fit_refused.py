@@ -6,7 +6,7 @@ from mpi4py import MPI
 from mpitrain import train
 from mpitrain.config import ConfigError
 from mpitrain.data import DataError
-from tests.mpi.mpitrain.fits import RANKS, Quadrants, Waves, made, net
+from tests.mpi.mpitrain.fits import OPTIMIZERS, RANKS, Quadrants, Waves, made, net
 
 torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
 torch.set_num_threads(1)
@@ -123,6 +123,11 @@ CLASSES = ALONE | {"train_data": Classes(48, 1), "loss": torch.nn.CrossEntropyLo
             {"schedule": abs, "optim": {"schedule": "cosine"}},
             ConfigError,
             r"optim\.schedule: a schedule of one's own takes the place of schedule = 'cosine'",
+        ),
+        (
+            {"optimizer": OPTIMIZERS["Adafactor"], "parallel": {"zero": 2}},
+            ConfigError,
+            r"whole parameters, and parallel\.zero cuts them",
         ),
         ({"schedule": "cosine"}, TypeError, "schedule is a key of several tables"),
         ({"batchsize": 4}, TypeError, "batchsize is no setting of a job; did you mean batch_size?"),

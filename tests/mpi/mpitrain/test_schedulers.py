@@ -1,15 +1,9 @@
-"""Schedulers of torch in the trainer: the numbers of torch's own loop, in every layout."""
+"""Schedulers of torch: some that drawn programs have, and what is refused."""
 
-import numpy as np
 import pytest
 
 from mpitrain.config import ConfigError
-from tests.mpi.mpitrain.fits import (
-    assert_alike,
-    layouts,
-    made,
-    torchs_own,
-)
+from tests.mpi.mpitrain.fits import made
 
 torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
 lr_scheduler = pytest.importorskip("torch.optim.lr_scheduler")
@@ -50,46 +44,9 @@ CASES = {
     "momentum": (sgd, lambda o: lr_scheduler.OneCycleLR(o, 0.05, total_steps=STEPS)),
     "CyclicLR": (sgd, lambda o: lr_scheduler.CyclicLR(o, 0.01, 0.05, step_size_up=2)),
     "SequentialLR": (adamw, sequential),
+    "plateau": (adamw, lambda o: lr_scheduler.ReduceLROnPlateau(o, factor=0.3, patience=0)),
     "warm restarts": (adamw, lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, 3, 2)),
 }
-
-
-def trained(folder, factory, schedule, **changed):
-    rates = []
-    with made(folder, optimizer=factory, schedule=schedule, **changed) as trainer:
-        steps = trainer.loop.steps
-
-        def watched(epoch):
-            for records in steps(epoch):
-                rates.extend(record.lr for record in records)
-                yield records
-
-        trainer.loop.steps = watched
-        trainer.fit()
-    return trainer, rates
-
-
-ASYNCHRONOUS = pytest.param({"schedule": "asynchronous"}, id="asynchronous", marks=pytest.mark.slow)
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=() if n == "OneCycleLR" else pytest.mark.slow) for n in CASES]
-)
-@pytest.mark.parametrize("parallel", [*layouts(), ASYNCHRONOUS])
-def test_every_scheduler_is_torchs(folder, name, parallel):
-    trainer, rates = trained(folder, *CASES[name], parallel=parallel)
-    module, expected = torchs_own(trainer, *CASES[name])
-    np.testing.assert_allclose(rates, expected, rtol=1e-12)
-    assert_alike(trainer.module, module)
-
-
-def test_once_an_epoch(folder):
-    schedule = CASES["StepLR"][0], lambda o: lr_scheduler.StepLR(o, 1, 0.1)
-    trainer, rates = trained(folder, *schedule, schedule_by="epoch")
-    module, expected = torchs_own(trainer, *schedule, by="epoch")
-    np.testing.assert_allclose(rates, expected, rtol=1e-12)
-    assert len(set(rates)) == 2
-    assert_alike(trainer.module, module)
 
 
 class ByNorm(lr_scheduler.LRScheduler):
@@ -119,10 +76,3 @@ def test_what_cannot_be_is_refused_on_all_ranks(folder, number):
     optimizer, schedule, why = REFUSED[number]
     with pytest.raises(ConfigError, match=why):
         made(folder, optimizer=optimizer, schedule=schedule)
-
-
-def test_a_function_of_the_step_is_none_of_the_optimiser(folder):
-    _, rates = trained(folder, adamw, lambda step: 1 / (1 + step))
-    np.testing.assert_allclose(rates, [3e-3 / (1 + step) for step in range(STEPS)])
-    with pytest.raises(ConfigError, match="schedule_by = 'epoch' is of a schedule of one's own"):
-        made(folder, optimizer=adamw, schedule_by="epoch")
