@@ -1,7 +1,6 @@
 """Floating-point numbers of 16 and 8 bits, most of which neither NumPy nor MPI has."""
 
 import sys
-from importlib.util import find_spec
 
 import ml_dtypes
 import numpy as np
@@ -27,7 +26,6 @@ all_kinds = pytest.mark.parametrize(
 all_ways = pytest.mark.parametrize(
     "way", [FORMS[0], *(pytest.param(form, marks=pytest.mark.slow) for form in FORMS[1:])]
 )
-HAS_TORCH = find_spec("torch") is not None
 
 
 def bits(items):

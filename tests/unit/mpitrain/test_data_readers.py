@@ -44,13 +44,6 @@ def test_idx_round_trip(tmp_path, dtype, packed):
     np.testing.assert_array_equal(found, array)
 
 
-def test_idx_of_no_samples_of_no_axes_and_of_two_gzip_members():
-    assert parse_idx(idx(8, 0, 28, 28), "f").shape == (0, 28, 28)
-    assert parse_idx(idx(8, content=b"\7"), "f") == 7
-    whole = idx(8, 3, content=b"abc")
-    assert parse_idx(zipped(whole[:5]) + zipped(whole[5:]), "f").tobytes() == b"abc"
-
-
 GOOD = idx(8, 2, 3, content=b"abcdef")
 
 
@@ -125,15 +118,6 @@ def test_arrays_of_a_file_and_of_a_folder(tmp_path):
     found = load_arrays(tmp_path, 0.2, np.float64)
     assert (len(found.train), len(found.test)) == (10, 3)
     assert isinstance(found.train.inputs, np.memmap)
-
-
-def test_labels_that_are_numbers(tmp_path):
-    labels = np.linspace(0, 1, 12).reshape(6, 2)
-    np.savez(tmp_path / "all.npz", inputs=np.zeros((6, 3)), labels=labels)
-    found = load_arrays(tmp_path / "all.npz", 0.5, np.float32)
-    assert (found.classes, found.outputs, found.label_shape) == (0, 2, (2,))
-    assert found.label_dtype == np.float32
-    np.testing.assert_array_equal(found.train.labels, labels[:3].astype(np.float32))
 
 
 X, Y, TEXTS = np.zeros((4, 2)), np.arange(4), np.array(["a"] * 4)

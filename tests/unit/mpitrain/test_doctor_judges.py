@@ -78,14 +78,6 @@ def test_a_finding_has_its_status_and_a_fix_unless_all_is_well(judge, found, exp
     assert bool(finding.fix) == (expected is not OK)
 
 
-def test_fixes_name_what_to_set():
-    places = [Place(0, "a", 0), Place(0, "a", 0), Place(2, "b", 0)]
-    assert "--ntasks-per-node" in judge_ranks(places).fix
-    assert "OMP_NUM_THREADS" in judge_cores([cores_of(range(4), 4)] * 2).fix
-    assert judge_ranks([Place(0, "a", 1)] * 2).text == "a: ranks 0-1, 1 GPU"
-    assert judge_ranks([Place(0, "a", 4, True)] * 2).text == "a: ranks 0-1, 4 GPUs"
-
-
 def test_numbers_in_short_and_the_libraries_of_a_process():
     assert runs_of([0, 1, 2, 5, 7, 8]) == "0-2, 5, 7-8"
     maps = [

@@ -29,29 +29,10 @@ def test_each_sample_is_one_clients(kind, clients):
     assert clients == 1 or any(not np.array_equal(a, b) for a, b in zip(parts, other, strict=True))
 
 
-def test_even_parts_differ_by_one():
-    sizes = {len(part) for part in split(Federated(clients=77), 0, 1000, None)}
-    assert sizes <= {12, 13}
-
-
 @pytest.mark.parametrize("labels", [1, 2, 3])
 def test_clients_have_so_many_classes(labels):
     for part in split(Federated(clients=40, split="labels", labels=labels), 1, 1000, LABELS):
         assert len(np.unique(LABELS[part])) == labels
-
-
-def test_a_smaller_alpha_makes_clients_differ_more():
-    def spread(alpha):
-        parts = split(Federated(clients=20, split="dirichlet", alpha=alpha), 1, 1000, LABELS)
-        shares = [np.bincount(LABELS[part], minlength=10) / len(part) for part in parts]
-        return np.mean([np.abs(share - 0.1).sum() for share in shares])
-
-    assert spread(0.1) > spread(1.0) > spread(100.0)
-
-
-def test_thousands_of_clients_all_have_a_sample():
-    parts = split(Federated(clients=900, split="dirichlet", alpha=0.05), 1, 1000, LABELS)
-    assert min(map(len, parts)) == 1
 
 
 @pytest.mark.parametrize(
@@ -155,11 +136,6 @@ def test_the_most_done_are_taken_at_the_deadline():
     own = Federated(clients=3, take=2, deadline=4.0)
     cohort = choice(own, work=(100, 9, 4)).cohort(0)
     assert [(p.client, p.steps) for p in cohort.parts] == [(1, 4), (2, 4)]
-
-
-def test_who_has_not_done_a_step_sends_nothing():
-    cohort = choice(Federated(clients=3, deadline=0.5)).cohort(0)
-    assert cohort.parts == () and cohort.asked == (0, 1, 2)
 
 
 def test_a_client_drawn_twice_counts_twice_and_no_more_than_taken():
@@ -268,28 +244,6 @@ def test_numbers_of_the_grid_are_themselves_and_others_are_cut():
         steps = codes.CodeGrid(24, least)
         found = steps.mean(steps.encode(np.array([0.0, least, -least]), rng), 1)
         assert (np.abs(found) <= least).all()
-
-
-def error_of(own, x):
-    return np.mean([np.sum((coded(own, x, n) - x) ** 2) for n in range(60)])
-
-
-def test_rotation_helps_one_large_element_and_does_no_harm_to_normal_ones():
-    rng = np.random.default_rng(6)
-    one = np.zeros(1024)
-    one[77] = 1.0
-    one += rng.normal(size=1024) * 1e-3
-    plain, turned = (Federated(clients=1, rotate=r, bits=2) for r in (False, True))
-    assert error_of(turned, one) < error_of(plain, one) / 20
-    normal = rng.normal(size=1024)
-    assert error_of(turned, normal) < 1.2 * error_of(plain, normal)
-
-
-@pytest.mark.parametrize("rotate", [False, True])
-def test_24_bits_of_everything_are_the_change_itself(rotate):
-    own = Federated(clients=1, rotate=rotate, bits=24)
-    x = np.random.default_rng(7).normal(size=1000)
-    np.testing.assert_allclose(coded(own, x, 0), x, atol=1e-6 * np.abs(x).max())
 
 
 def test_codes_are_linear():

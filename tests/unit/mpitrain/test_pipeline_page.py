@@ -48,11 +48,6 @@ def test_a_stage_does_one_thing_at_a_time():
     assert told["bubble"] == pytest.approx(1 - busy / (4 * told["seconds"]))
 
 
-def test_replicas_of_a_stage_have_names():
-    told = record(SCHEDULES["1f1b"], Pipeline((2, 1), 4), PassTimes(1.0, 1.0, 1.0))
-    assert told["stages"] == ["stage 0.0", "stage 0.1", "stage 1.0"]
-
-
 def test_the_command_writes_one_file_that_loads_nothing(tmp_path, capsys):
     path = tmp_path / "new" / "page.html"
     assert main(["schedules", "gpipe", "1f1b", "-m", "4", "--html", str(path)]) == 0

@@ -1,9 +1,8 @@
 """Profiles, digests of data, and files of all kinds that were spoilt at random."""
 
-import os
-
 import numpy as np
 import pytest
+from tests.fuzz import seeds
 
 from mpitrain import data
 from mpitrain.config import Data
@@ -12,7 +11,6 @@ from mpitrain.data.dataset import Dataset, Samples
 from mpitrain.data.map_style import OwnSamples
 from mpitrain.data.text import load_text
 from mpitrain.pipeline.profiles import ProfileError, parse_profile, read_profile, write_profile
-from tests.fuzz import fuzz, seeds
 
 
 def test_profiles_round_trip(tmp_path):
@@ -129,18 +127,3 @@ def test_a_digest_reads_little_of_much(tmp_path, monkeypatch):
     with (tmp_path / "train.bin").open("r+b") as file:
         file.write(b"x")
     assert data.digest(load_text(tmp_path / "train.bin", "bytes", 100, 0.2)) != first
-
-
-def test_a_device_or_a_fifo_is_no_data(tmp_path):
-    os.mkfifo(tmp_path / "fifo")
-    for path, kind in ((tmp_path / "fifo", "FIFO"), ("/dev/zero", "device")):
-        for name in ("text", "arrays"):
-            with pytest.raises(data.DataError, match=f"it is a {kind}, not an ordinary file"):
-                data.load(Data(name, path=str(path)), np.float32)
-
-
-@pytest.mark.parametrize("name", seeds())
-def test_nothing_that_is_read_ends_in_a_crash(name):
-    outcomes = fuzz(name, 1000)
-    assert outcomes["read"] > 30
-    assert outcomes.total() - outcomes["read"] > 30

@@ -2,7 +2,6 @@
 
 import pytest
 
-from mpitrain.__main__ import main
 from mpitrain.pipeline.actions import Pipeline
 from mpitrain.pipeline.replay import PipelineError, replay
 from mpitrain.pipeline.schedule_file import find, read, write
@@ -77,13 +76,3 @@ def test_a_file_is_proved_and_is_for_its_own_pipeline(tmp_path):
         find("other")
     with pytest.raises(ValueError, match="cannot be read"):
         find(str(tmp_path / "missing.csv"))
-
-
-def test_the_command_writes_and_reads_files(tmp_path, capsys):
-    assert main(["schedules", "v_half", "-p", "3", "--csv", str(tmp_path)]) == 0
-    first = capsys.readouterr().out.splitlines()
-    assert main(["schedules", "--from", str(tmp_path / "v_half.csv")]) == 0
-    again = capsys.readouterr().out.splitlines()
-    assert again[2:] == first[2:-1]  # the same picture
-    assert main(["schedules", "--from", str(tmp_path / "none.csv")]) == 2
-    assert "cannot be read" in capsys.readouterr().err

@@ -157,21 +157,6 @@ def test_requests_that_are_none(options, message):
     assert message in str(caught.value)
 
 
-def test_words_that_are_none():
-    for wrong, message in (
-        ({"settings": {"MPITRAIN_SITE": "there"}}, "--site 'there': there are here"),
-        ({"settings": {}, "modules": ["a;b"]}, "--module 'a;b'"),
-        ({"settings": {"MPITRAIN_WRAP": "env A='b c'"}}, "quotes are not read"),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            render(FILES, JobRequest(), [], **wrong)
-    with pytest.raises(ConfigError, match=r"train\.sbatch has no line #SBATCH"):
-        render({"train.sbatch": "mine"}, JobRequest(), [], settings={})
-    ethernet = read_scripts(ROOT / "jobs")
-    with pytest.raises(ConfigError, match="--site ethernet: set MPITRAIN_NETWORK"):
-        render(ethernet, JobRequest(), [], settings={"MPITRAIN_SITE": "ethernet"})
-
-
 def shown(capsys, *words):
     """Output of ``submit --dry-run``."""
     assert run(parse(["submit", "--dry-run", *words])) == 0
@@ -293,14 +278,6 @@ def test_generated_scripts_pass_shellcheck(tmp_path):
     words = ["shellcheck", "-e", "SC1091", *map(str, tmp_path.iterdir())]
     told = subprocess.run(words, capture_output=True, text=True)
     assert told.returncode == 0, told.stdout
-
-
-def test_scripts_elsewhere(tmp_path):
-    with pytest.raises(ConfigError, match=r"train\.sbatch: No such file or directory; --jobs"):
-        read_scripts(tmp_path)
-    (tmp_path / "train.sbatch").write_text("")
-    with pytest.raises(ConfigError, match=r"train\.pbs: No such file or directory; --jobs"):
-        read_scripts(tmp_path)
 
 
 def test_scripts_of_this_folder_come_before_the_packages(tmp_path, monkeypatch):

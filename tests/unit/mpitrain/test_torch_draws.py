@@ -111,21 +111,6 @@ def test_a_sample_has_its_own_numbers_wherever_it_is(kind):
     assert torch.equal(torch.get_rng_state(), state)
 
 
-@pytest.mark.filterwarnings("ignore:Dynamo")
-def test_what_is_compiled_draws_what_it_was_made_of_draws():
-    linear, drop = nn.Linear(8, 8).double(), nn.Dropout(0.3)
-
-    def both(x, part, other):
-        return functional.dropout(other(part(x)), 0.2)
-
-    found = []
-    for f in (both, torch.compile(both, backend="eager")):
-        layer = TorchLayer(Calls(f, linear, drop))
-        values = layer.parameters(np.random.default_rng(0), np, np.float64)
-        found.append(passed(layer, values, np.ones((5, 5, 8))))
-    np.testing.assert_array_equal(*found)
-
-
 def test_padding_changes_no_number():
     """Of queries, keys and heads, along any axis."""
     long, short = (CONTEXT.uniform(shape) for shape in ((3, 7, 9), (3, 5, 6)))
