@@ -122,3 +122,33 @@ def test_both_sides_of_a_short_ring_are_told_apart():
 
     sides = [[1, 0, 3, 2]] * 2
     assert run(2, program) == [([11, 10, 3, 2], sides[0]), ([1, 0, 13, 12], sides[1])]
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_message_is_taken_by_its_tag(is_late):
+    """Whether its receive or the message is posted first."""
+
+    def program():
+        here().compute(1.0 * (COMM_WORLD.rank == is_late))
+        if COMM_WORLD.rank == 0:
+            for tag in (1, 2):
+                COMM_WORLD.send(10 * tag, 1, tag=tag)
+            return None
+        requests = [COMM_WORLD.irecv(source=0, tag=tag) for tag in (2, 1)]
+        return VirtualRequest.waitall(requests)
+
+    assert run(2, program)[1] == [20, 10]
+
+
+def test_a_small_message_has_what_was_in_its_buffer_when_it_left():
+    def program():
+        items = np.ones(3)
+        if COMM_WORLD.rank == 0:
+            COMM_WORLD.Send(items, 1)
+            items[:] = 7
+        else:
+            here().compute(1.0)
+            COMM_WORLD.Recv(found := np.zeros(3), 0)
+            return found.tolist()
+
+    assert run(2, program)[1] == [1.0] * 3

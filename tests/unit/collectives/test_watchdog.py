@@ -75,6 +75,16 @@ def test_a_false_alarm(watchdog):
     assert question(watchdog._peers, watchdog._peers.token)
 
 
+def test_a_rank_waits_when_half_of_the_time_is_over(watchdog):
+    """One that has just come is not the one that asks and reports."""
+    watchdog._look, watchdog.timeout = (lambda *given: None), 100
+    call = watchdog.calls.enter("allreduce")
+    assert not watchdog._status()["waits"]
+    call.begun -= 51
+    assert watchdog._status()["waits"]
+    watchdog.leave(call)
+
+
 def test_it_ends_the_job_where_no_thread_can_be_started(watchdog, monkeypatch):
     def refuse(thread):
         raise RuntimeError("can't create new thread at interpreter shutdown")
