@@ -5,12 +5,50 @@ from random import Random
 from tests.mpi.mpitrain import test_collate, test_counted, test_unused
 from tests.mpi.mpitrain.fits import CUTS, OPTIMIZERS, SEVERAL, Sentences, Waves, Whole, net, regular
 from tests.mpi.mpitrain.test_random import KINDS, around
-from tests.mpi.mpitrain.test_schedulers import CASES
 from tests.mpi.mpitrain.test_streams import Turns
 
 import torch  # isort: skip
+from torch.optim import lr_scheduler  # isort: skip
 
 BATCH, SEVERAL_DATA = 12, {"train_data": Sentences(50, 1), "test_data": Sentences(30, 2)}
+STEPS = 10  # of two epochs
+
+
+def adamw(parameters):
+    """Two groups with rates, decays and betas of their own."""
+    wide = [p for p in parameters if p.ndim > 1]
+    flat = [p for p in parameters if p.ndim < 2]
+    return torch.optim.AdamW(
+        [{"params": wide}, {"params": flat, "lr": 1e-3, "weight_decay": 0.0, "betas": (0.8, 0.9)}],
+        lr=3e-3,
+        weight_decay=0.1,
+    )
+
+
+def sgd(parameters):
+    return torch.optim.SGD(parameters, lr=0.02, momentum=0.9)
+
+
+def sequential(optimizer):
+    up = lr_scheduler.LinearLR(optimizer, 0.1, total_iters=3)
+    down = lr_scheduler.CosineAnnealingLR(optimizer, 7)
+    return lr_scheduler.SequentialLR(optimizer, [up, down], milestones=[3])
+
+
+CASES = {
+    "LambdaLR": (
+        adamw,
+        lambda o: lr_scheduler.LambdaLR(o, [lambda s: s / 10, lambda s: 0.9**s]),  # from 0
+    ),
+    "StepLR": (adamw, lambda o: lr_scheduler.StepLR(o, 3, 0.5)),
+    "CosineAnnealingLR": (adamw, lambda o: lr_scheduler.CosineAnnealingLR(o, 7, 1e-4)),
+    "OneCycleLR": (adamw, lambda o: lr_scheduler.OneCycleLR(o, [6e-3, 2e-3], total_steps=STEPS)),
+    "momentum": (sgd, lambda o: lr_scheduler.OneCycleLR(o, 0.05, total_steps=STEPS)),
+    "CyclicLR": (sgd, lambda o: lr_scheduler.CyclicLR(o, 0.01, 0.05, step_size_up=2)),
+    "SequentialLR": (adamw, sequential),
+    "plateau": (adamw, lambda o: lr_scheduler.ReduceLROnPlateau(o, factor=0.3, patience=0)),
+    "warm restarts": (adamw, lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, 3, 2)),
+}
 
 
 class TakesNoEmptyBatch(torch.nn.Module):

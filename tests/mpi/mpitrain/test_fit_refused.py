@@ -6,6 +6,7 @@ from mpi4py import MPI
 from mpitrain import train
 from mpitrain.config import ConfigError
 from mpitrain.data import DataError
+from tests.mpi.mpitrain.drawn_features import adamw, sgd
 from tests.mpi.mpitrain.fits import OPTIMIZERS, RANKS, Quadrants, Waves, made, net
 
 torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
@@ -56,6 +57,18 @@ class Added(torch.nn.Module):
         return {"y": y, "more": y.sum()}
 
 
+lr_scheduler = torch.optim.lr_scheduler
+
+
+class ByNorm(lr_scheduler.LRScheduler):
+    """Reads a parameter, of which only training knows the values."""
+
+    def get_lr(self):
+        first = self.optimizer.param_groups[0]["params"][0]
+        return [rate / float(first.norm()) for rate in self.base_lrs]
+
+
+ONE = [torch.nn.Parameter(torch.ones(1))]
 ALONE = {"test_data": None, "metrics": None}
 CLASSES = ALONE | {"train_data": Classes(48, 1), "loss": torch.nn.CrossEntropyLoss()}
 
@@ -154,6 +167,26 @@ CLASSES = ALONE | {"train_data": Classes(48, 1), "loss": torch.nn.CrossEntropyLo
 def test_bad_input_is_one_sentence_on_all_ranks(comm, folder, changed, error, message):
     with pytest.raises(error, match=message), made(folder, **changed) as trainer:
         trainer.fit()
+
+
+SCHEDULES = [
+    (adamw, ByNorm, "^schedule: called with the optimiser, it fails: .*parameters have no values"),
+    (adamw, lambda o: lr_scheduler.OneCycleLR(o, 0.1, total_steps=5), "has no value for step 6"),
+    (adamw, lambda o: lr_scheduler.StepLR(sgd(ONE), 2), "another"),
+    (adamw, lambda o: [lr_scheduler.StepLR(o, 2)], "it gives a list"),
+    (adamw, lambda o: lr_scheduler.StepLR(o, "two"), "schedule: "),
+    (adamw, lambda o: lr_scheduler.LambdaLR(o, lambda s: 5 - s), "group 0 is -0.003 at step 6"),
+    ("adam", lambda o: lr_scheduler.StepLR(o, 2), "with optimizer= of torch"),
+    (adamw, lr_scheduler.StepLR(sgd(ONE), 2), "give a function"),
+    (sgd(ONE), None, "give a function that makes it"),
+    (lambda p: [sgd(p[:1]), sgd(p[1:])], None, r"gives a list.*examples/pytorch/gan\.py"),
+]
+
+
+@pytest.mark.parametrize(("optimizer", "schedule", "why"), SCHEDULES)
+def test_schedules_that_cannot_be_are_refused(folder, optimizer, schedule, why):
+    with pytest.raises(ConfigError, match=why):
+        made(folder, optimizer=optimizer, schedule=schedule)
 
 
 @pytest.mark.parametrize(

@@ -245,22 +245,6 @@ def test_servers_wait_at_their_links():
     assert replace(served, coded=0.5).seconds(4) == pytest.approx(0.7 / 4 + 1.5 * 0.1)
 
 
-@pytest.mark.parametrize("flags", ["", "--stream 20", "--call 2000"])
-def test_servers_and_the_sum_of_gradients_compute_alike(capsys, flags):
-    """Where links take no time, one server more makes the others' batch as much larger."""
-    free = ["--flops", "1e9", "--inside", "0,1e9", "--set", "parallel.bucket_bytes=9999999"]
-    assert main(["plan", "digits", "-n", "4", *free, *flags.split()]) == 0
-    told = capsys.readouterr().out
-    ours = float(re.search(r"predicted.*: ([\d.]+) ms a step", told)[1])
-    passes = re.search(r"([\d.]+) ms forward and ([\d.]+) ms backward", told)
-    forward, backward = map(float, passes.groups())
-    theirs = float(re.search(r"1 server of 4 ranks would take ([\d.]+) ms", told)[1])
-    fixed, called = 4 * 3 * 0.5, 2.0 if "call" in flags else 0.0
-    assert ours == pytest.approx(forward + backward + called, abs=0.1)  # one sum of gradients
-    computing = forward + backward - fixed - 2 * called
-    assert theirs == pytest.approx(computing * 4 / 3 + fixed + 4 * called, abs=0.1)
-
-
 def test_what_does_not_fit_in_memory_is_said(capsys):
     words = ["plan", "digits_mlp", "-n", "4", "--flops", "1e9", "--set", "train.batch_size=64"]
     assert main([*words, "--against", "pipe=2,data=2"]) == 0

@@ -214,23 +214,6 @@ def test_losses_that_are_not_finite(folder, event):
     assert folder.name in compare(folder.parent)
 
 
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        ("partition p -n 0", "'0' is no whole number above 0"),
-        ("partition p -n 2 --bandwidth 0", "'0' is no number above 0"),
-        ("partition p -n 2 --bandwidth -5", "'-5' is no number above 0"),
-        ("partition p -n 2 --memory nan", "'nan' is no number above 0"),
-        ("plan digits -n -1", "'-1' is no whole number above 0"),
-        ("train digits --grace nan", "'nan' is no finite number from 0 on"),
-    ],
-)
-def test_numbers_that_a_command_cannot_do_with(words, sentence, capsys):
-    with pytest.raises(SystemExit):
-        parse(words.split())
-    assert sentence in capsys.readouterr().err
-
-
 def test_a_run_that_wrote_nothing_does_not_hide_the_others(folder, capsys):
     runs = folder / "runs"
     for name in ("empty", "good"):

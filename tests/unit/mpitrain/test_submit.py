@@ -232,12 +232,6 @@ def test_names_of_files_arrive_as_they_are(capsys, tmp_path, monkeypatch):
     assert os.fsencode(shlex.quote(f"./{name}")) in Path("script").read_bytes()
 
 
-def test_words_behind_a_job_file_are_those_of_train(capsys):
-    with pytest.raises(SystemExit):
-        parse(["submit", "digits", "--", "--epochs", "3"])
-    assert "unrecognized arguments: --epochs 3" in capsys.readouterr().err
-
-
 def test_a_layout_that_the_nodes_do_not_fit_is_refused_before_it_waits(capsys):
     words = ["submit", "gpt_3d", "--nodes", "2", "--dry-run", "--ranks-per-node"]
     assert run(parse([*words, "3"])) == 2
@@ -359,15 +353,6 @@ def test_the_scripts_pass_shellcheck():
     found = [path for end in ("sh", "sbatch", "pbs") for path in jobs.rglob(f"*.{end}")]
     assert len(found) >= 14
     subprocess.run(["shellcheck", "-x", "-P", str(jobs), *map(str, found)], check=True)
-
-
-@pytest.mark.parametrize(
-    "module", ["mpitrain", "mpitrain.commands.offline", "mpitrain.commands.submit"]
-)
-def test_what_needs_no_ranks_starts_no_mpi(module):
-    code = f"import {module}, sys; print('mpi4py.MPI' in sys.modules)"
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
-    assert told.stdout == "False\n", told.stderr
 
 
 FAKES = {
