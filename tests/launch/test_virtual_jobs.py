@@ -42,8 +42,7 @@ def numbers(run):
 #: Layouts, and whether the MPI ranks' own sums must be ours, too, as those of three ranks are not.
 LAYOUTS = [
     pytest.param(
-        *(2, "gpt_pipe", ("parallel.pipe=2", "parallel.schedule=1f1b"), {}),
-        marks=pytest.mark.slow,
+        *(2, "gpt_pipe", ("parallel.pipe=2", "parallel.schedule=1f1b"), {}), marks=pytest.mark.slow
     ),
     pytest.param(
         *(3, "digits_mlp", ("parallel.zero=3",), {"COLLECTIVES_LINK": "cluster"}),

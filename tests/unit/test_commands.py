@@ -199,11 +199,7 @@ def test_what_a_benchmark_could_not_write_or_measure_is_refused_first(flags, sen
 
 @pytest.mark.parametrize(
     "command",
-    [
-        "draw ring -n 4",
-        "simulate --ranks 8 --plot a.png",
-        "bench allreduce -b 8 -e 8 --plot a.png",
-    ],
+    ["draw ring -n 4", "simulate --ranks 8 --plot a.png", "bench allreduce -b 8 -e 8 --plot a.png"],
 )
 def test_a_picture_without_matplotlib_is_refused_in_one_sentence(
     command, capsys, monkeypatch, tmp_path

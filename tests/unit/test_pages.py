@@ -105,18 +105,6 @@ def test_a_cell_tells_its_sum_and_who_wrote_it(window, tmp_path):
     is_clean(window, address)
 
 
-def test_play_reaches_the_end(window, tmp_path):
-    window.resize(390, 844, mobile=True)
-    page = explorer("broadcast", ["binomial_tree"], [4]).replace("period: 1100", "period: 20")
-    address = opened(window, tmp_path / "page.html", page)
-    window.press(" ")
-    for _ in range(100):
-        if "▶" in window.script("return document.querySelector('#play').textContent"):
-            break
-    assert labels(window) == told("broadcast", "binomial_tree", 4)[-1]
-    is_clean(window, address)
-
-
 @pytest.mark.parametrize("width", WIDTHS)
 def test_pipelines_are_stepped_through_in_time(window, tmp_path, width):
     window.resize(width, WIDTHS[width], mobile=width < 600)
@@ -143,41 +131,3 @@ def test_pipelines_are_stepped_through_in_time(window, tmp_path, width):
     window.script("const s = document.querySelector('#second'); s.value = 'gpipe'; s.onchange()")
     assert window.script("return document.querySelectorAll('.view').length") == 2
     is_clean(window, address)
-
-
-def test_an_address_that_means_nothing_opens_the_start(window, tmp_path):
-    window.resize(1600, 1000)
-    page = explorer("alltoall", ["bruck"], [3])
-    address = opened(window, tmp_path / "page.html", page, "#ranks=99&round=x&cell=99.1.99&a=<b>")
-    assert labels(window) == told("alltoall", "bruck", 3)[0]
-    for key in ("ArrowDown", "b", "b", "Escape", "ArrowLeft"):
-        window.press(key)
-    assert "round=0" in window.script("return location.hash")
-    is_clean(window, address)
-
-
-def test_a_crowded_round_shows_one_ranks_messages(window, tmp_path):
-    page = explorer("allreduce", ["direct"], [24])
-    address = opened(window, tmp_path / "page.html", page, "#round=1")
-    only = "return document.querySelector('.only').textContent"
-    assert window.script(only) == "rank 0's messages of 552"
-    window.tap('td[data-at="7.1.7"]')
-    assert window.script(only) == "rank 7's messages of 552"
-    assert window.script("return document.querySelectorAll('.move').length") == 2 * 23
-    is_clean(window, address)
-
-
-def test_who_wants_no_motion_gets_none(window, tmp_path):
-    wish = {"features": [{"name": "prefers-reduced-motion", "value": "reduce"}]}
-    window.devtools("Emulation.setEmulatedMedia", wish)
-    try:
-        opened(window, tmp_path / "page.html", explorer("allreduce", ["ring"], [4]))
-        code = """const frames = [], asked = window.requestAnimationFrame;
-            window.requestAnimationFrame = f => { frames.push(f); return asked(f); };
-            document.querySelector("#next").click();
-            return [frames.length, document.querySelectorAll(".token").length]"""
-        assert window.script(code) == [0, 4]
-    finally:
-        window.devtools("Emulation.setEmulatedMedia", {"features": []})
-    opened(window, tmp_path / "page.html", explorer("allreduce", ["ring"], [4]))
-    assert window.script(code) == [1, 4]

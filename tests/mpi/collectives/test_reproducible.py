@@ -4,12 +4,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from collectives import (
-    Communicator,
-    InvalidBuffer,
-    MismatchError,
-    UnknownAlgorithm,
-)
+from collectives import Communicator, InvalidBuffer, MismatchError, UnknownAlgorithm
 from collectives.execution.exact import exact_sum
 
 pytestmark = pytest.mark.mpi

@@ -12,11 +12,7 @@ from collectives.errors import MismatchError  # noqa: E402
 from collectives.torch.devices import device_types  # noqa: E402
 from collectives.torch.register import version  # noqa: E402
 
-pytestmark = [
-    pytest.mark.mpi,
-    pytest.mark.quick_on(2, 3),
-    pytest.mark.usefixtures("world"),
-]
+pytestmark = [pytest.mark.mpi, pytest.mark.quick_on(2, 3), pytest.mark.usefixtures("world")]
 INTEGERS = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
 WHOLE = [*INTEGERS, torch.uint16, torch.uint32, torch.uint64]
 
@@ -83,8 +79,7 @@ def test_blocks_that_mpi_cannot_count_go_in_rows(ranks, rank, monkeypatch):
 
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize(
-    ("shape", "dtype"),
-    [((9,), torch.float), ((3, 1), torch.float), ((3,), torch.double)],
+    ("shape", "dtype"), [((9,), torch.float), ((3, 1), torch.float), ((3,), torch.double)]
 )
 def test_sparse_tensors_that_are_not_alike_are_refused_on_all_ranks(ranks, rank, shape, dtype):
     made = (shape, dtype) if rank == 1 else ((3,), torch.float)
@@ -247,10 +242,7 @@ def test_a_storage_can_be_resized_afterwards():
             lambda n: torch.func.vmap(lambda row: dist.all_reduce(row))(torch.ones(3, 2)),
             r"leave torch\.func",
         ),
-        (
-            lambda n: dist.all_reduce(sharded(torch.ones(2))),
-            r"got a DTensor .* DTensor\.to_local",
-        ),
+        (lambda n: dist.all_reduce(sharded(torch.ones(2))), r"got a DTensor .* DTensor\.to_local"),
         (
             lambda n: dist.all_to_all_single(torch.empty(2), torch.ones(2), [2] * n, [3] * n),
             "sizes",

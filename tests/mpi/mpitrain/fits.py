@@ -103,10 +103,7 @@ def made(folder, comm=None, **changed):
         "train_data": Waves(100, 1),
         "test_data": Waves(30, 2),
         "loss": torch.nn.functional.mse_loss,
-        "metrics": {
-            "mae": lambda y, t: (y - t).abs().mean(),
-            "n": lambda y, t: (t.sum(), len(t)),
-        },
+        "metrics": {"mae": lambda y, t: (y - t).abs().mean(), "n": lambda y, t: (t.sum(), len(t))},
         "optim": {"name": "adam", "lr": 0.01, "reference_batch": 0},
         "batch_size": 24,
         "epochs": 2,

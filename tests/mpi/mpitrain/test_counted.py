@@ -275,10 +275,7 @@ def test_tests_and_metrics_are_over_what_counts(comm, folder):
         counts = labels >= 0
         return (outputs.argmax(1) == labels)[counts].sum(), counts.sum()
 
-    kinds = (
-        ["accuracy", "perplexity", "top2", "f1"],
-        {"hits": hits, "its mean": F.cross_entropy},
-    )
+    kinds = (["accuracy", "perplexity", "top2", "f1"], {"hits": hits, "its mean": F.cross_entropy})
     for number, metrics in enumerate(kinds):
         changed = dict(metrics=metrics, test_data=test, dir=str(folder / str(number)))
         with made(folder, LOSSES["ignored"], **changed) as trainer:

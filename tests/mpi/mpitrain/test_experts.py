@@ -11,15 +11,7 @@ from mpitrain.group import TensorGroup
 from mpitrain.start import start
 from tests import queued_cupy
 from tests.gpu.jobs import trained
-from tests.mpi.mpitrain.layouts import (
-    INTERLEAVED,
-    ZB_V,
-    ZERO_BUBBLE,
-    alone,
-    curve,
-    equal,
-    job,
-)
+from tests.mpi.mpitrain.layouts import INTERLEAVED, ZB_V, ZERO_BUBBLE, alone, curve, equal, job
 from tests.mpi.mpitrain.test_layouts import same
 
 pytestmark = pytest.mark.mpi

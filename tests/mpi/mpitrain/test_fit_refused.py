@@ -95,11 +95,7 @@ CLASSES = ALONE | {"train_data": Classes(48, 1), "loss": torch.nn.CrossEntropyLo
         ),
         ({"loss": lambda y, t: 1.0}, ConfigError, "loss: <lambda> gives a float"),
         ({"loss": lambda y, t: t.mean()}, ConfigError, "a number without a gradient"),
-        (
-            {"loss": lambda y, t: y.sub_(t).square().mean()},
-            ConfigError,
-            r"work on outputs\.clone",
-        ),
+        ({"loss": lambda y, t: y.sub_(t).square().mean()}, ConfigError, r"work on outputs\.clone"),
         (
             {"metrics": {"rmse": lambda y, t: (y - t).square().mean().sqrt()}},
             ConfigError,
@@ -265,10 +261,7 @@ def below(x, y):
 def test_a_sample_that_cannot_be_ends_all(comm, folder, part, at, other, message, given):
     """Whoever has it."""
     given = given | {f"{part}_data": Other(other, at), "epochs": 1}
-    with (
-        pytest.raises(DataError, match=message.format(at, part)),
-        made(folder, **given) as trainer,
-    ):
+    with pytest.raises(DataError, match=message.format(at, part)), made(folder, **given) as trainer:
         trainer.fit()
 
 

@@ -11,17 +11,7 @@ from msgspec.structs import replace
 from collectives import Communicator
 from collectives.codec import Dice
 from mpitrain.compress import parse
-from mpitrain.config import (
-    Compress,
-    Config,
-    Data,
-    Model,
-    Optim,
-    Parallel,
-    Run,
-    Server,
-    Train,
-)
+from mpitrain.config import Compress, Config, Data, Model, Optim, Parallel, Run, Server, Train
 from mpitrain.data import DataError
 from mpitrain.data.sampler import Sampler
 from mpitrain.group import share

@@ -206,10 +206,7 @@ MIXTURES = {
     "qwen2 moe": (qwen2_moe, Texts, "model.layers"),
     "switch": (switch, Texts, ()),
 }
-OTHERS = {
-    "t5": (t5, Texts, ()),
-    "adapted llama": (adapted_llama, Texts, "model.layers"),
-}
+OTHERS = {"t5": (t5, Texts, ()), "adapted llama": (adapted_llama, Texts, "model.layers")}
 ALL = MODELS | MIXTURES | OTHERS
 LAYOUTS = {
     "data": {},

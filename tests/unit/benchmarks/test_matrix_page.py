@@ -86,8 +86,7 @@ def test_each_method_is_a_job_of_replicas(method):
 
 
 @pytest.mark.parametrize(
-    "override",
-    ["parallel.checksums=true", "parallel.node_shared=true", "server.ranks=1"],
+    "override", ["parallel.checksums=true", "parallel.node_shared=true", "server.ranks=1"]
 )
 def test_what_would_arrive_at_once_is_refused_on_a_link(override):
     expect(load(Path("digits_mlp")), "link")

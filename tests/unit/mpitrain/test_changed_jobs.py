@@ -186,10 +186,3 @@ def test_a_change_is_refused_by_its_name_and_taken_where_it_is_allowed(tmp_path,
         assert torch.equal(found, one)
     _, records, _ = fitted(tmp_path, resume=True, epochs=3, **job | change)
     assert said in notes(records)[0]
-
-
-def test_a_parameter_of_another_name_is_noticed(tmp_path):
-    fitted(tmp_path, steps=3)
-    renamed = nn.Sequential(nn.Tanh(), *model())
-    with pytest.raises(CheckpointError, match="which the model does not train"):
-        fitted(tmp_path, resume=True, model=lambda: renamed)

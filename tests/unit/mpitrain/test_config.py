@@ -72,20 +72,14 @@ def test_a_job_file_names_a_schedule_file(job):
         ("[data]\nname = 3\n", "data.name: Expected `str`, got 3"),
         ("train = 3\n", "train: Expected `object`, got 3"),
         ("[optim]\nwarmup_epochs = 10\n", "optim.warmup_epochs: 10 must be less than train"),
-        (
-            "[parallel]\npartition = 'evn'\n",
-            "= 'evn': unknown value; did you mean 'even'",
-        ),
+        ("[parallel]\npartition = 'evn'\n", "= 'evn': unknown value; did you mean 'even'"),
         (
             "[parallel]\nschedule = '1f1'\n",
             "parallel.schedule: no schedule '1f1', and no file (.csv); did you mean '1f1b'?",
         ),
         ("[parallel]\nschedule = 'mine'\n", "and no file (.csv); did you mean"),
         ("[server]\nbound = 'non'\n", "server.bound = 'non': unknown value; did you mean 'none'?"),
-        (
-            "[train]\nmicro_batches = 1025\n",
-            "a batch of 64 samples has no 1025 parts; take",
-        ),
+        ("[train]\nmicro_batches = 1025\n", "a batch of 64 samples has no 1025 parts; take"),
         ("[parallel]\nalgorithm = 'rign'\n", "parallel.algorithm: no allreduce algorithm 'rign'"),
         ("[optim\n", "cannot read the job file"),
         ("[optim]\nclip_norm = inf\n", "optim.clip_norm: must be a finite number, not inf"),

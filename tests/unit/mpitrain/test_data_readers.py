@@ -175,18 +175,6 @@ def test_arrays_that_promise_more_than_the_file_holds(tmp_path, count):
             load_arrays(path, 0.25, np.float32)
 
 
-def test_an_epoch_of_text_predicts_every_token_once():
-    tokens = Tokens(np.arange(101, dtype=np.uint16), 10)
-    assert len(tokens) == 10
-    everything = tokens[np.arange(10)]
-    np.testing.assert_array_equal(everything.inputs.ravel(), np.arange(100))
-    np.testing.assert_array_equal(everything.labels.ravel(), np.arange(1, 101))
-    assert tokens[np.array([7, 2])].inputs[:, 0].tolist() == [70, 20]
-    assert len(tokens[:0]) == 0 and tokens[:0].inputs.shape == (0, 10)
-    assert everything.labels.dtype == np.int64
-    assert [len(Tokens(np.arange(count), 10)) for count in (0, 1, 10)] == [0, 0, 0]
-
-
 def test_only_the_asked_tokens_are_read():
     class Watched(np.ndarray):
         read = 0
@@ -199,21 +187,6 @@ def test_only_the_asked_tokens_are_read():
     tokens = Tokens(np.arange(10_001, dtype=np.uint16).view(Watched), 10)
     tokens[np.array([3, 900])]
     assert Watched.read == 2 * 11
-
-
-def test_text_as_characters_and_as_bytes(tmp_path):
-    path = tmp_path / "text"
-    path.write_text("äöü abc äöü abc" * 20, encoding="utf-8")
-    found = load_text(path, "characters", 5, 0.2)
-    assert (found.classes, found.input_shape, found.labels_per_sample) == (7, (5,), 5)
-    found = load_text(path, "bytes", 4, 0.3)
-    assert found.classes == 256 and isinstance(found.train.tokens, np.memmap)
-    assert found.train[:1].inputs.tolist() == [list("äö".encode())]
-    path.write_bytes(b"abc\xff")
-    with pytest.raises(DataError, match="is not UTF-8 at byte 3"):
-        load_text(path, "characters", 1, 0.5)
-    with pytest.raises(DataError, match="cannot be read: No such file"):
-        load_text(tmp_path / "none", "bytes", 5, 0.2)
 
 
 @pytest.mark.parametrize("units", ["bytes", "characters"])

@@ -10,7 +10,7 @@ from collectives import Communicator
 from mpitrain.config import Config, ConfigError, Parallel, Run, load, needs_host
 from mpitrain.data import Samples
 from mpitrain.device import HOST, choose
-from mpitrain.device.choice import RankGPUs, lacking, look
+from mpitrain.device.choice import RankGPUs, look
 from mpitrain.device.cuda import Cuda
 from mpitrain.device.host import Device
 from mpitrain.doctor.devices import judge_devices
@@ -88,12 +88,6 @@ def test_what_is_wrong_with_a_gpu_is_said(cupy, monkeypatch):
     assert "cudaErrorInsufficientDriver" in look(0).why
     monkeypatch.setattr(cupy, "__version__", "13.4.0")
     assert "bfloat16 needs CuPy 14" in look(0, "bfloat16").why
-
-
-def test_ranks_are_told_apart():
-    assert lacking([RankGPUs(""), RankGPUs("")]) == ""
-    told = lacking([RankGPUs("no"), RankGPUs(""), RankGPUs("bad"), RankGPUs("x"), RankGPUs("y")])
-    assert told == "rank 0: no; rank 2: bad; rank 3: x; 1 more ranks cannot, either"
 
 
 def test_the_doctor_says_who_shares():

@@ -77,15 +77,6 @@ def test_the_sampled_mean_is_unbiased_over_all_samples():
     assert expected == FEDERATED_MEAN
 
 
-def test_the_weighted_mean_of_even_samples_is_a_ratio_and_biased():
-    own = Federated(clients=3, sample=2)
-    pairs = [(0, 1), (0, 2), (1, 2)]
-    expected = sum(estimate(own, pair) for pair in pairs) / len(pairs)
-    assert expected == (2 + Fraction(23, 6) + Fraction(13, 7)) / 3
-    assert abs(expected - FEDERATED_MEAN) > Fraction(1, 20)
-    assert estimate(Federated(clients=3), (0, 1, 2)) == FEDERATED_MEAN
-
-
 def test_clients_are_drawn_by_their_samples():
     made = choice(Federated(clients=3, sample=4, scheme="sampled"))
     found = np.bincount(np.concatenate([made.ask(n) for n in range(2000)]), minlength=3)
@@ -244,23 +235,3 @@ def test_numbers_of_the_grid_are_themselves_and_others_are_cut():
         steps = codes.CodeGrid(24, least)
         found = steps.mean(steps.encode(np.array([0.0, least, -least]), rng), 1)
         assert (np.abs(found) <= least).all()
-
-
-def test_codes_are_linear():
-    """The sum of codes, decoded, is the weighted mean of what each would be decoded to."""
-    own = Federated(clients=3, rotate=True, kept=0.5, bits=6)
-    rng = np.random.default_rng(8)
-    changes, weights = rng.normal(size=(3, 50)), [2, 5, 1]
-    drawn = codes.Drawn.of(own, 1, 0, 50)
-    steps = codes.CodeGrid(6, 4.0)
-    places = [steps.encode(drawn.sent(x), codes.dice(1, 0, k)) for k, x in enumerate(changes)]
-    each = [drawn.back(steps.mean(p, 1)) for p in places]
-    total = sum(w * p for w, p in zip(weights, places, strict=True))
-    expected = np.average(each, axis=0, weights=weights)
-    np.testing.assert_allclose(drawn.back(steps.mean(total, 8)), expected, atol=1e-12)
-
-
-def test_bits_that_fit():
-    for weight in (1, 3, 256, 25600, 2**31):
-        bits = codes.most_bits(weight, 32)
-        assert weight * (2**bits - 1) < 2**32 <= weight * (2 ** (bits + 1) - 1)

@@ -113,9 +113,7 @@ def test_backward_is_the_derivative_of_forward(case):
 
 
 @pytest.mark.parametrize(
-    "layer",
-    [*(layer for layer, _ in LAYERS.values()), *TABLES.values()],
-    ids=[*LAYERS, *TABLES],
+    "layer", [*(layer for layer, _ in LAYERS.values()), *TABLES.values()], ids=[*LAYERS, *TABLES]
 )
 def test_shapes_are_those_of_the_parameters(layer):
     drawn = layer.parameters(np.random.default_rng(0), np, np.float32)

@@ -9,12 +9,7 @@ import pytest
 from mpitrain.commands.plan import explain, predicted
 from mpitrain.config import Config, ConfigError, Data, Model, Parallel, Train
 from mpitrain.parallel.grid import Coordinates, Layout
-from mpitrain.pipeline.partition import (
-    Costs,
-    NoPartition,
-    TwoLevelLinks,
-    partition,
-)
+from mpitrain.pipeline.partition import Costs, NoPartition, TwoLevelLinks, partition
 from mpitrain.pipeline.profiles import LayerProfile, write_profile
 from mpitrain.search.machine import Machine
 from mpitrain.search.step import PredictedStep

@@ -9,14 +9,7 @@ from hypothesis import strategies as st
 from mpitrain.config import Config, ConfigError, Parallel, Train
 from mpitrain.parallel.grid import Layout
 from mpitrain.pipeline import draw
-from mpitrain.pipeline.actions import (
-    Backward,
-    BackwardWeight,
-    Forward,
-    Pipeline,
-    Update,
-    vee,
-)
+from mpitrain.pipeline.actions import Backward, BackwardWeight, Forward, Pipeline, Update, vee
 from mpitrain.pipeline.replay import PipelineError, replay
 from mpitrain.pipeline.schedules import SCHEDULES
 from mpitrain.pipeline.simulate import PassTimes, balanced, simulate

@@ -290,15 +290,6 @@ def test_an_exchange_of_nodes_that_are_not_full_goes_over_all_of_them():
     assert costs.update(costs.sums.whole) > 4 * 400
 
 
-def test_one_replica_has_no_level_of_zero_and_no_limit_refuses_nothing():
-    search = Search(alike(3), Machine(4, 4, 1.0), 1, Numerics(4, 4, 2), Axes(shareable=4))
-    found = search.fastest(30)
-    assert found
-    assert not [own for own in found if own.layout.zero]
-    assert any("all ranks and samples" in why for why in search.refused)
-    assert not any("GiB" in why for why in search.refused)
-
-
 def zeroed(level, *, slow, buckets=1, copying=False, per_node=4):
     """Seconds of the update of 4 replicas of 1600 bytes of parameters, where a byte takes one."""
     link = LinkCost(0.0, 1.0)
@@ -410,13 +401,6 @@ def test_a_link_is_two_numbers(link, capsys):
     with pytest.raises(SystemExit):
         main(["search", "digits", "-n", "2", "--network", link])
     assert f"expected microseconds and GB/s, as 1.5,25, got '{link}'" in capsys.readouterr().err
-
-
-def test_replicas_divide_the_batch_and_tensor_ranks_the_heads():
-    search = Search(alike(2), Machine(8, 8, 1.0), 4, Numerics(4, 4, 1), Axes(shareable=4))
-    shapes = {(own.pipe, own.data, own.tensor) for own in search.candidates() if not own.deals}
-    assert shapes == {(1, 2, 4), (1, 4, 2), (2, 1, 4), (2, 2, 2), (2, 4, 1)}
-    assert search.refused["replicas that do not divide the batch of 4"] == 1
 
 
 def passes(way, context, **machine):

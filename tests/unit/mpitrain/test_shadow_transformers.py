@@ -48,11 +48,7 @@ KINDS = {
         ("roformer", {"embedding_size": 16}),
     ],
     "Seq2SeqLM": [("t5", T5), ("bart pegasus marian", BART)],
-    "ImageClassification": [
-        ("vit", IMAGE),
-        ("resnet convnext", STAGES),
-        ("poolformer", POOLS),
-    ],
+    "ImageClassification": [("vit", IMAGE), ("resnet convnext", STAGES), ("poolformer", POOLS)],
 }
 ALL = {
     name: (kind, sizes)

@@ -169,13 +169,6 @@ def test_mean_and_deviation(kind):
     assert found.std().item() == pytest.approx(deviation, rel=0.05)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-def test_uniform_numbers_of_few_digits_are_below_one(dtype):
-    with Drawing(Draws(nn.Identity()), CONTEXT, np, ()):
-        found = torch.rand(20_000, dtype=dtype)
-    assert found.dtype == dtype and found.min() >= 0 and found.max() < 1
-
-
 def test_a_kernel_that_draws_inside_has_its_plain_form_instead():
     """Flash attention and cuDNN's LSTM, of which only the names are known without a GPU."""
 
@@ -347,19 +340,6 @@ def test_a_checkpoint_that_does_not_keep_torchs_generator_is_refused():
     match = "state of torch's generator; leave out preserve_rng_stat"
     with pytest.raises(ValueError, match=match):
         gradients(Calls(checkpointed(preserve_rng_state=False), *encoders()))
-
-
-def packs(x, lengths, part):
-    packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
-    return nn.utils.rnn.pad_packed_sequence(part(packed)[0], True, total_length=x.shape[1])[0]
-
-
-def test_packed_sequences_have_no_axis_of_samples():
-    module = Calls(lambda x, part: packs(x, [5] * len(x), part), lstm(batch_first=True)).double()
-    layer = TorchLayer(module)
-    values = layer.parameters(np.random.default_rng(0), np, np.float64)
-    with pytest.raises(ValueError, match=r"parts\.0 drops out of packed sequences; do without, or"):
-        layer.forward(values, np.ones((5, 5, 8)), CONTEXT)
 
 
 @pytest.mark.parametrize("old", [False, True])

@@ -152,12 +152,6 @@ def test_a_train_that_changes_parameters_is_refused():
         layers(Frozen("train", merges=True))
 
 
-def test_batch_norm_of_one_sample_is_refused_as_in_torch():
-    layer, x = TorchLayer(nn.BatchNorm1d(6)), np.ones((1, 6))
-    with pytest.raises(ValueError, match=r"has a single value a channel, .* and no variance"):
-        layer.forward(values_of(layer), x, Context(True, samples=np.arange(1)))
-
-
 Pair = namedtuple("Pair", "a b")
 
 
@@ -292,14 +286,6 @@ def test_functions_are_layers_and_nothing_is_disturbed(module):
     assert all(torch.equal(v, own[name]) for name, v in whole.state_dict().items())
 
 
-def test_dropout_in_place_changes_what_others_see():
-    torch.manual_seed(0)
-    layer = layers(nn.Sequential(Residual(nn.Dropout(1.0, inplace=True)).double()))["part0"]
-    values, x = values_of(layer), np.ones((2, 6))
-    y, _ = layer.forward(values, x, Context(True, samples=np.arange(2)))
-    assert np.array_equal(y, x)
-
-
 @pytest.mark.parametrize("momentum", [0.3, None])
 def test_batch_norm_is_torchs(momentum):
     """Also that over all ranks; running values are their mean over all passes without momentum."""
@@ -312,16 +298,6 @@ def test_batch_norm_is_torchs(momentum):
         np.testing.assert_allclose(y, own(torch.from_numpy(x)).detach())
     for name, found in state.items():
         np.testing.assert_allclose(found, own.get_buffer(name))
-
-
-def test_hooks_of_batch_norm_are_called():
-    own, seen = nn.BatchNorm1d(6).double(), []
-    own.register_forward_pre_hook(lambda part, args: (args[0] * 2,))
-    own.register_forward_hook(lambda part, args, y: seen.append(y) or y + args[0])
-    layer, x = layers(own)["part0"], np.random.default_rng(0).normal(size=(4, 6))
-    y, _ = layer.forward(values_of(layer), x, Context(True, samples=np.arange(4)))
-    np.testing.assert_allclose(y, own(torch.from_numpy(x)).detach(), rtol=1e-12)
-    assert seen
 
 
 def test_batch_norm_in_torchs_checkpoint_counts_a_batch_once():
