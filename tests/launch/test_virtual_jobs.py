@@ -67,8 +67,8 @@ COSTED = [
     # Four micro-batches, of which each replica has the half, and one more to fill two stages.
     (4, "pipe=2", (4 + 1) * 2 / 2),
     # Eight halves of micro-batches meet at the stage of one replica, and one fills the pipeline.
-    (3, "replicas=[2,1]", (8 + 1) * 2 / 2),
-    (2, "context=2", 4 * 4 / 2),
+    pytest.param(3, "replicas=[2,1]", (8 + 1) * 2 / 2, marks=pytest.mark.slow),
+    pytest.param(2, "context=2", 4 * 4 / 2, marks=pytest.mark.slow),
 ]
 
 

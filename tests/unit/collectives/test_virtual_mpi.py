@@ -16,9 +16,6 @@ def run(size, program, **options):
     return VirtualCluster(size, network, measures=False, **options).run(program)
 
 
-COLUMN = MPI.DOUBLE.Create_vector(3, 1, 2).Commit()
-
-
 def test_statuses_say_where_messages_came_from():
     ways = {
         "all": lambda requests, statuses: VirtualRequest.Waitall(requests, statuses),

@@ -8,8 +8,6 @@ from mpitrain.compress import parse
 from mpitrain.compress.codec import Remembering, feedback_of
 from mpitrain.compress.topk import largest
 
-SPARSE = ("topk:keep=0.1", "topk:keep=1", "dgc:keep=0.1")
-
 
 @pytest.mark.parametrize("n", [1, 2, 5, 100, 5000, 100_000])
 def test_the_largest_are_those_of_a_sort_and_of_equal_ones_the_first(n):
