@@ -140,7 +140,7 @@ def of_tokens(scores, labels):
 
 
 @pytest.mark.parametrize("parallel", [{}, {"zero": 3}], ids=str)
-def test_a_folder_of_hugging_face_takes_the_weights_and_gives_them(folder, comm):
+def test_a_folder_of_hugging_face_takes_the_weights_and_gives_them(folder, comm, parallel):
     """Stopped, resumed, exported, loaded: the same scores to the last bit."""
     transformers = pytest.importorskip("transformers")
 
@@ -153,7 +153,7 @@ def test_a_folder_of_hugging_face_takes_the_weights_and_gives_them(folder, comm)
         resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
     )  # fmt: skip
     data = {"train_data": Sentences(), "test_data": Sentences(), "loss": of_tokens, "metrics": {}}
-    asked = {"optimizer": adamw, "batch_size": 8, "dtype": "float32", "parallel": PARALLEL} | data
+    asked = {"optimizer": adamw, "batch_size": 8, "dtype": "float32", "parallel": parallel} | data
     for steps in (4, 6):
         with made(folder, model=lambda: Scores(config), steps=steps, **asked) as trainer:
             last = trainer.fit(resume=True)[-1]
