@@ -176,7 +176,6 @@ OPTIMIZERS = {
     "RMSprop": lambda p: torch.optim.RMSprop(p, lr=1e-3, centered=True),
     "Rprop": lambda p: torch.optim.Rprop(p, lr=1e-3),
     "Adagrad": lambda p: torch.optim.Adagrad(p, lr=0.01, initial_accumulator_value=0.3),
-    "Adafactor": lambda p: torch.optim.Adafactor(p, lr=0.05),
     "groups": in_groups,
 }
 

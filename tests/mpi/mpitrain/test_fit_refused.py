@@ -6,8 +6,8 @@ from mpi4py import MPI
 from mpitrain import train
 from mpitrain.config import ConfigError
 from mpitrain.data import DataError
-from tests.mpi.mpitrain.drawn_features import adamw, sgd
-from tests.mpi.mpitrain.fits import OPTIMIZERS, RANKS, Quadrants, Waves, made, net
+from tests.mpi.mpitrain.drawn_features import CASES, adamw, sgd
+from tests.mpi.mpitrain.fits import RANKS, Quadrants, Waves, made, net
 
 torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
 torch.set_num_threads(1)
@@ -134,7 +134,7 @@ CLASSES = ALONE | {"train_data": Classes(48, 1), "loss": torch.nn.CrossEntropyLo
             r"optim\.schedule: a schedule of one's own takes the place of schedule = 'cosine'",
         ),
         (
-            {"optimizer": OPTIMIZERS["Adafactor"], "parallel": {"zero": 2}},
+            {"optimizer": CASES["Adafactor"][0], "parallel": {"zero": 2}},
             ConfigError,
             r"whole parameters, and parallel\.zero cuts them",
         ),
