@@ -108,7 +108,7 @@ def everywhere(*quick):
         if algorithm.collective == "barrier":
             continue
         for size in (2, 3, 4, 5):
-            marks = pytest.mark.slow if size not in (quick or (3, 5)) else ()
+            marks = pytest.mark.slow if size not in (quick or (3,)) else ()
             name = f"{algorithm.collective}-{algorithm.name}-{size}"
             yield pytest.param(algorithm.schedule(size), marks=marks, id=name)
 

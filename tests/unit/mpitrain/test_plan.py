@@ -35,8 +35,8 @@ def job(micro_batches=1, heads=4, mixture=0, tables=None, **parallel):
 _ALL = {"schedule": set(SCHEDULES) - {"gpipe", "asynchronous"}, "attention": {"zigzag", "ulysses"}}
 _ALL |= {axis: {1, 2, 4} for axis in ("pipe", "tensor", "context")} | {"zero": {0, 1, 2, 3}}
 TRIED = [
-    (0, 8, 0.05, _ALL | {"sequence": {False, True}, "recompute": {False, True}}),
-    (4, 8, 0.05, _ALL | {"experts": {1, 2, 4}}),
+    (0, 8, 0.03, _ALL | {"sequence": {False, True}, "recompute": {False, True}}),
+    pytest.param(4, 8, 0.05, _ALL | {"experts": {1, 2, 4}}, marks=pytest.mark.slow),
     (0, 3, 1.0, {"replicas": {(), (2, 1), (1, 2)}}),
 ]
 
@@ -74,7 +74,15 @@ JOBS = [
 ]
 
 
-@pytest.mark.parametrize(("name", "sets", "why"), JOBS)
+@pytest.mark.parametrize(
+    ("name", "sets", "why"),
+    [
+        pytest.param(
+            *job, marks=() if job[0] in ("digits_mlp", "gpt_experts") else pytest.mark.slow
+        )
+        for job in JOBS
+    ],
+)
 def test_a_job_can_be_loaded_in_each_layout_that_the_search_proposes(name, sets, why):
     config = load(Path(name), sets)
     own = load_job(config, "mpitrain search")

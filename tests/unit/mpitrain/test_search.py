@@ -133,7 +133,9 @@ def drawn(rng):
     return Search(layers, machine, int(rng.choice([2, 4, 6, 8])), numerics, axes)
 
 
-@pytest.mark.parametrize("seed", range(200))
+@pytest.mark.parametrize(
+    "seed", [pytest.param(n, marks=pytest.mark.slow if n >= 60 else ()) for n in range(200)]
+)
 def test_the_search_finds_the_cheapest_layout_of_all(seed):
     search = drawn(np.random.default_rng(seed))
     best, count, batch = np.inf, len(search.layers), search.batch

@@ -58,6 +58,9 @@ ALL = {
 }
 
 
+QUICK = ("llama", "float32"), ("bert", "float64")
+
+
 def model(name):
     kind, sizes = ALL[name]
     config = transformers.AutoConfig.for_model(name, **SIZES | sizes)
@@ -84,12 +87,12 @@ class Rows(torch.utils.data.Dataset):
         return {"input_ids": self.words[i], "attention_mask": self.mask[i], "labels": labels}
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize(
-    "name",
+    ("name", "dtype"),
     [
-        name if name in ("llama", "bert") else pytest.param(name, marks=pytest.mark.slow)
+        pytest.param(name, dtype, marks=() if (name, dtype) in QUICK else pytest.mark.slow)
         for name in ALL
+        for dtype in ("float32", "float64")
     ],
 )
 def test_a_model_takes_two_steps_as_in_plain_torch(tmp_path, caplog, name, dtype):
