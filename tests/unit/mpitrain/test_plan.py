@@ -74,14 +74,12 @@ JOBS = [
 ]
 
 
+QUICK = ("digits_mlp", "gpt_experts")
+
+
 @pytest.mark.parametrize(
     ("name", "sets", "why"),
-    [
-        pytest.param(
-            *job, marks=() if job[0] in ("digits_mlp", "gpt_experts") else pytest.mark.slow
-        )
-        for job in JOBS
-    ],
+    [pytest.param(*job, marks=() if job[0] in QUICK else pytest.mark.slow) for job in JOBS],
 )
 def test_a_job_can_be_loaded_in_each_layout_that_the_search_proposes(name, sets, why):
     config = load(Path(name), sets)
