@@ -1,8 +1,7 @@
-"""Profiles, digests of data, and files of all kinds that were spoilt at random."""
+"""Profiles, and digests of data."""
 
 import numpy as np
 import pytest
-from tests.fuzz import seeds
 
 from mpitrain import data
 from mpitrain.config import Data
@@ -14,7 +13,12 @@ from mpitrain.pipeline.profiles import ProfileError, parse_profile, read_profile
 
 
 def test_profiles_round_trip(tmp_path):
-    _, (text, _), _ = seeds()["profile"]
+    text = (
+        b"node1 -- Input -- forward_compute_time=0.000, backward_compute_time=0.000, "
+        b"activation_size=0.0, parameter_size=0.000\nnode2 -- Linear(in=3) -- "
+        b"forward_compute_time=1.5, backward_compute_time=2.5, activation_size=64.0, "
+        b"parameter_size=128.0\n\tnode1 -- node2\n"
+    )
     found = parse_profile(text, "p")
     assert [layer.forward_s for layer in found] == [0.0, 0.0015]
     assert found[1].parameter_bytes == 128
