@@ -139,6 +139,7 @@ def job(rng: Random) -> tuple[dict[str, object], int, bool]:
     elif how in OPTIMIZERS:
         given["optimizer"] = OPTIMIZERS[how]
     given |= rng.choice(({}, {}, {"clip_value": 0.05}, {"clip_norm": 0.5}))
+    given["shadow"] = rng.choice((0, 8))
     return given, parts, has_norm
 
 

@@ -109,6 +109,7 @@ def made(folder, comm=None, **changed):
         "epochs": 2,
         "seed": 7,
         "dtype": "float64",
+        "shadow": 0,
         "dir": str(folder / "run"),
     }
     if "optimizer" in changed:

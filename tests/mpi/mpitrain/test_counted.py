@@ -83,6 +83,7 @@ def made(folder, loss, comm=None, data=None, **changed):
         epochs=2,
         seed=7,
         dtype="float64",
+        shadow=0,
         dir=str(folder / "run"),
     )
     return mpitrain.Trainer(comm, **given | changed)

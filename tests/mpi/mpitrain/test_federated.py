@@ -200,8 +200,13 @@ def _curvature(trainer):
 @pytest.mark.parametrize(
     ("own", "rule", "rate"),
     [
-        (dict(server_momentum=0.9, server_lr=0.7), SGD(0.9), 0.7),
-        (dict(server="adam", server_lr=0.1), Adam(0.9, 0.99, 1e-3), 0.1),
+        pytest.param(
+            *(dict(server_momentum=0.9, server_lr=0.7), SGD(0.9), 0.7), marks=pytest.mark.slow
+        ),
+        pytest.param(
+            *(dict(server="adam", server_lr=0.1), Adam(0.9, 0.99, 1e-3), 0.1),
+            marks=pytest.mark.slow,
+        ),
         (dict(server="lamb", server_lr=0.1), LAMB(0.9, 0.99, 1e-3), 0.1),
     ],
 )

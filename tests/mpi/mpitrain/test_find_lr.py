@@ -11,7 +11,7 @@ from mpitrain.config import Config
 from mpitrain.start import start
 from mpitrain.training import find_lr
 from mpitrain.training.parts import UserObjects
-from tests.mpi.mpitrain.layouts import few, job, layouts, mlp
+from tests.mpi.mpitrain.layouts import job, layouts, mlp
 
 pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
 
@@ -25,7 +25,13 @@ def find(comm, config, **limits):
     return find_lr.find(comm, config, make, **limits)
 
 
-@pytest.mark.parametrize("layout", few("gpt", RANKS))
+QUICK = {2: "sequence, zero 3", 4: "context x pipe, zero 3"}.get(RANKS, "data")
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [pytest.param(n, marks=() if n == QUICK else pytest.mark.slow) for n in layouts("gpt", RANKS)],
+)
 def test_every_layout_finds_what_one_process_does(comm, layout):
     config = job("gpt", **layouts("gpt", RANKS)[layout])
     limits = dict(least=1e-4, most=0.1, steps=6)

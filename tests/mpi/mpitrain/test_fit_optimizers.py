@@ -37,7 +37,7 @@ def test_groups_of_a_job(comm, folder):
 
 
 @pytest.mark.quick_on(2)
-@pytest.mark.parametrize("zero", [0, 3])
+@pytest.mark.parametrize("zero", [pytest.param(0, marks=pytest.mark.slow), 3])
 def test_the_module_has_the_averages_that_were_tested(comm, folder, zero):
     changed = {"optimizer": OPTIMIZERS["AdamW"], "average": 0.8, "parallel": {"zero": zero}}
     with made(folder, **changed) as trainer:

@@ -339,7 +339,7 @@ def test_no_pure_function_is_an_error_of_all_ranks(comm, folder, how, message):
         return torch.nn.Sequential(*layers, Impure(how), torch.nn.Linear(16, 1))
 
     with pytest.raises(ConfigError, match=message) as raised:
-        made(folder, model=model, parallel={"pipe": RANKS}).fit()
+        made(folder, model=model, parallel={"pipe": RANKS}, shadow=8).fit()
     assert len(set(comm.allgather(str(raised.value)))) == 1
 
 
