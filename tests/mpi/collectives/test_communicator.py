@@ -25,6 +25,16 @@ pytestmark = pytest.mark.mpi
 two_or_more = pytest.mark.mpi(min_size=2)
 
 
+def test_counts_and_displacements(comm):
+    sendbuf, recvbuf = np.full(10, comm.rank, "f4"), np.full(10, -1.0, "f4")
+    comm.Allreduce([sendbuf, 4, MPI.FLOAT], [recvbuf, (4, 3), MPI.FLOAT], algorithm="ring")
+    assert recvbuf.tolist() == [-1] * 3 + [total(comm)] * 4 + [-1] * 3
+    blocks = np.zeros(5 * comm.size, "f4")
+    comm.Allgather([sendbuf, 2, MPI.FLOAT], [blocks, 2, MPI.FLOAT], algorithm="ring")
+    assert blocks[: 2 * comm.size].tolist() == np.repeat(np.arange(comm.size), 2).tolist()
+    assert not blocks[2 * comm.size :].any()
+
+
 def test_share_warns_and_returns_the_array(comm):
     array = np.zeros(3)
     with pytest.warns(DeprecationWarning, match=r"comm\.empty"):

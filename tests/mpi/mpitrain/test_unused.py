@@ -5,7 +5,7 @@ import pytest
 from mpi4py import MPI
 
 from mpitrain.config import ConfigError
-from tests.mpi.mpitrain.fits import RANKS, assert_interrupted_alike, made
+from tests.mpi.mpitrain.fits import PARALLEL, RANKS, assert_interrupted_alike, made
 
 torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
 torch.set_num_threads(1)
@@ -143,6 +143,10 @@ def check(comm, folder, **changed):
 def test_what_is_used_now_and_then_is_torchs(comm, folder):
     """Used on one rank is used; the others' counts of steps go on without it."""
     check(comm, folder, parallel={"zero": 1})
+
+
+def test_what_crosses_a_cut_and_is_not_used(comm, folder):
+    check(comm, folder, **CUT, parallel=PARALLEL | {"checksums": RANKS == 3})
 
 
 @pytest.mark.parametrize(
