@@ -342,7 +342,7 @@ FAULTS = [
         "",
     ),
     Fault(
-        "torch: results stay in the joined copy", "tests/mpi/collectives/test_torch_backend.py",
+        "torch: results stay in the joined copy", "tests/mpi/collectives/test_torch_drawn.py",
         "collectives/torch/tensors.py",
         "    def write_back(self) -> None:\n        if not self.is_view:",
         "    def write_back(self) -> None:\n        if self.is_view:",
